@@ -1,0 +1,32 @@
+"""Where in a transformer does position live, and which neurons carry it?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from probing.commands.fit import ProbeOptions as ProbeOptions
+    from probing.commands.fit import fit as fit
+    from probing.runs import Run as Run
+    from probing.runs import load_run as load_run
+    from probing.tracking import WandbOptions as WandbOptions
+
+__version__ = "0.1.0"
+
+# What `from probing import ...` finds, imported only when asked for.
+_HOMES = {
+    "fit": "probing.commands.fit",
+    "ProbeOptions": "probing.commands.fit",
+    "WandbOptions": "probing.tracking",
+    "Run": "probing.runs",
+    "load_run": "probing.runs",
+}
+__all__ = ["ProbeOptions", "Run", "WandbOptions", "__version__", "fit", "load_run"]
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'probing' has no attribute {name!r}")

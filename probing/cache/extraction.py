@@ -1,0 +1,114 @@
+"""The encoder over the corpus, once: a LightningModule whose unit of work is the shard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from probing.cache.plan import batches
+from probing.cache.store import ActivationStore
+from probing.errors import RunError
+from probing.models import hidden_states
+
+
+class Extraction(pl.LightningModule):
+    """Fills the missing shards of a store under `Trainer.predict`, which divides them among ranks.
+
+    Args:
+        encoder: The model, in evaluation mode and in the store's dtype.
+        store: Where the activations go.
+        work: For each shard that needs work, the layers to be written.
+        pad_token_id: What fills a batch; masked, so it never changes a result.
+    """
+
+    def __init__(
+        self, encoder: nn.Module, store: ActivationStore, work: Mapping[int, Sequence[int]], pad_token_id: int
+    ) -> None:
+        super().__init__()
+        self.encoder, self.store, self.work, self.pad_token_id = encoder, store, work, pad_token_id
+
+    def predict_dataloader(self) -> DataLoader[int]:
+        """Return the indices of the shards that need work."""
+        return DataLoader(list(self.work), batch_size=None)  # type: ignore[arg-type]
+
+    def predict_step(self, shard: int) -> None:
+        """Extract and store one shard, all its missing layers in one pass."""
+        layers = self.work[shard]
+        for layer, states in extract_shard(self.encoder, self.store, shard, layers, self.pad_token_id).items():
+            self.store.write(layer, shard, states)
+
+
+@torch.inference_mode()
+def extract_shard(
+    encoder: nn.Module, store: ActivationStore, shard: int, layers: Sequence[int], pad_token_id: int
+) -> dict[int, Tensor]:
+    """Return the hidden states of one shard, for each layer of shape (n_tokens_in_shard, d_model), without padding.
+
+    Raises:
+        RunError: If a hidden state is not finite; the message quotes the sentence's tokens.
+    """
+    plan = store.plan
+    rows = store.shard_tokens(plan.shards[shard])
+    input_ids = torch.from_numpy(store.tokens.input_ids[rows].astype(np.int64))
+    here = plan.shards[shard]
+    lengths = store.tokens.lengths[here.first_sentence : here.first_sentence + here.n_sentences]
+    dtype = getattr(torch, plan.dtype)
+    states = {layer: torch.empty(len(input_ids), plan.d_model, dtype=dtype) for layer in layers}
+    for sentences in batches(lengths, plan.batch_tokens):
+        index, mask = _padded_index(lengths, sentences)
+        padded = torch.where(mask, input_ids[index], pad_token_id)
+        device = next(encoder.parameters()).device
+        output = hidden_states(encoder, layers, input_ids=padded.to(device), attention_mask=mask.long().to(device))
+        for layer, values in output.items():
+            flat = values[mask.to(device)].cpu()
+            if not torch.isfinite(flat).all():
+                bad = int(sentences[~torch.isfinite(values).all(-1).all(-1).cpu().numpy()][0])
+                raise RunError(
+                    f"layer {layer} has activations that are not finite in sentence {here.first_sentence + bad} "
+                    f"of the corpus (counted from 0) with --dtype {plan.dtype}; extract in float32 or bfloat16"
+                )
+            states[layer][index[mask]] = flat
+    return states
+
+
+def _padded_index(lengths: NDArray[np.int32], sentences: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    """Return for a batch the row of each token in the shard and where tokens are, both of shape (batch, sequence)."""
+    offsets = np.concatenate([[0], np.cumsum(lengths)])[sentences]
+    columns = np.arange(lengths[sentences].max())
+    mask = columns < lengths[sentences][:, None]
+    index = np.where(mask, offsets[:, None] + columns, 0)
+    return torch.from_numpy(index), torch.from_numpy(mask)
+
+
+def run_extraction(
+    encoder: nn.Module,
+    store: ActivationStore,
+    work: Mapping[int, Sequence[int]],
+    pad_token_id: int,
+    trainer: pl.Trainer,
+) -> None:
+    """Extract what is missing under a Trainer, whatever its devices and strategy.
+
+    Raises:
+        RunError: If activations are not finite or cannot be stored.
+    """
+    try:
+        trainer.predict(Extraction(encoder, store, work, pad_token_id), return_predictions=False)
+    except OSError as error:
+        raise RunError(
+            f"the activations could not be written to {store.folder} ({error.strerror or error}); finished shards are "
+            "kept: make room, or name another folder with --cache, and run the same command again"
+        ) from error
+
+
+def trainer_keywords(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of the Trainer's options that concerns a forward pass: devices and strategy, not epochs."""
+    concerned = ("accelerator", "devices", "num_nodes", "strategy", "plugins", "enable_progress_bar")
+    return {name: value for name, value in options.items() if name in concerned}

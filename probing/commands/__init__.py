@@ -1,0 +1,1 @@
+"""One file a command: it reads options, calls the rooms below, and prints."""

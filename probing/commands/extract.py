@@ -1,0 +1,71 @@
+"""`extract`: only fill the activation cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from probing.commands.shared import Dtype, Layers, cache_folder, extract_all
+
+
+def extract(
+    model: str = "minilm",
+    layer: Layers = "all",
+    revision: str | None = None,
+    random_weights: bool = False,
+    dtype: Dtype = "float32",
+    corpus: str = "builtin",
+    max_length: int | None = None,
+    batch_tokens: int | None = None,
+    seed: int = 0,
+    runs: str = "runs",
+    cache: str | None = None,
+    quiet: bool = False,
+    trainer: dict[str, Any] | None = None,
+) -> Path:
+    """Cache the hidden states of a corpus; `fit` reads them from there.
+
+    Args:
+        model: Alias (minilm, bert, roberta, distilbert, ...), hub id, or local folder.
+        layer: One layer (6), several (0,3,6) or all; 0 is the embedding output.
+        revision: Branch, tag or commit of the model on the hub.
+        random_weights: Take the untrained twin: the same architecture, weights drawn with --seed.
+        dtype: Of the forward pass and of what is stored.
+        corpus: builtin, a .txt file with a sentence a line, or - for standard input.
+        max_length: Longest tokenised sentence, special tokens included; the model's own limit by default.
+        batch_tokens: Padded tokens in one forward pass, fixed when the cache entry is made.
+        seed: Of the untrained twin's weights.
+        runs: Folder of runs; the cache is in it by default.
+        cache: Folder of cached activations; $PROBING_CACHE or RUNS/cache by default.
+        quiet: Result line only.
+        trainer: Arguments of Lightning's Trainer that concern a forward pass, such as --trainer.devices 2.
+
+    Returns:
+        The folder of the cache entry.
+    """
+    from probing import terminal
+    from probing.corpus import load_corpus
+    from probing.distributed import is_main_process
+    from probing.models import load_config, parse_layers, resolve_model
+    from probing.training import check_trainer_options
+
+    with terminal.quiet_libraries():
+        check_trainer_options(trainer or {}, "lbfgs")
+        source = resolve_model(model, revision)
+        layers = parse_layers(layer, load_config(source).num_hidden_layers, model)
+        (store,) = extract_all(
+            source,
+            [load_corpus(corpus)],
+            layers,
+            cache_folder(cache, runs),
+            trainer or {},
+            terminal.silence if quiet else terminal.say,
+            terminal.show_progress(quiet),
+            dtype=dtype,
+            max_length=max_length,
+            batch_tokens=batch_tokens,
+            random_weights_seed=seed if random_weights else None,
+        )
+    if is_main_process():
+        print(f"{store.plan.n_tokens} tokens of {store.tokens.n_sentences} sentences, layers {layers}: {store.folder}")
+    return store.folder

@@ -1,0 +1,243 @@
+"""`fit`: text in, ranked neurons and an accuracy curve out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from probing.commands.shared import Dtype, Layers, cache_folder, extract_all
+from probing.corpus import Corpus, Split, assign_splits, hold_out, load_corpus
+from probing.errors import UserError
+from probing.runs import Run, RunFolder, check_name, load_run
+from probing.tracking import Tracker, WandbOptions, resolve_mode
+
+
+@dataclass(frozen=True)
+class ProbeOptions:
+    """How the probe is trained.
+
+    Args:
+        l1: Strength of the l1 penalty on the scaled weights.
+        l2: Strength of the squared l2 penalty on the scaled weights; above 0.
+        penalty_space: What neurons are divided by where their weights are penalised.
+        solver: lbfgs trains to a bound on the distance to the optimum, adam as published probes were.
+        tolerance: Bound on the distance to the optimum at which lbfgs stops, in nats.
+        learning_rate: Of adam.
+        batch_size: Of adam, in tokens.
+        patience: Of adam, epochs without a lower validation cross-entropy before a layer stops.
+    """
+
+    l1: float = 0.0
+    l2: float = 1e-4
+    penalty_space: Literal["sd", "rms", "raw"] = "sd"
+    solver: Literal["lbfgs", "adam"] = "lbfgs"
+    # At 1e-5 all pairs of neurons whose contributions differ by 1% stood in the order of the optimum;
+    # the bound is 4 to 50 times the true distance by then.
+    tolerance: float = 1e-5
+    learning_rate: float = 1e-3
+    batch_size: int = 512
+    patience: int = 3
+
+    def check(self) -> None:
+        """Raise UserError if a value is out of range."""
+        for name, low in (("l1", 0.0), ("batch_size", 1), ("patience", 1)):
+            if not getattr(self, name) >= low:
+                raise UserError(f"`--probe.{name} {getattr(self, name)}` is out of range: expected at least {low}.")
+        for name in ("l2", "tolerance", "learning_rate"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise UserError(
+                    f"`--probe.{name} {getattr(self, name)}` is out of range: expected a number above 0"
+                    + (", without which the distance to the optimum has no bound." if name == "l2" else ".")
+                )
+
+
+def fit(
+    model: str = "minilm",
+    layer: Layers = "all",
+    revision: str | None = None,
+    random_weights: bool = False,
+    dtype: Dtype = "float32",
+    corpus: str = "builtin",
+    test_corpus: str | None = None,
+    max_length: int | None = None,
+    batch_tokens: int | None = None,
+    task: str = "position",
+    task_args: dict[str, Any] | None = None,
+    seed: int = 0,
+    runs: str = "runs",
+    name: str | None = None,
+    cache: str | None = None,
+    quiet: bool = False,
+    trainer: dict[str, Any] | None = None,
+    probe: ProbeOptions = ProbeOptions(),
+    wandb: WandbOptions = WandbOptions(),  # noqa: B008
+) -> Run | None:
+    """Fit a probe per layer on cached activations, split its logits by neuron, rank the neurons.
+
+    Args:
+        model: Alias (minilm, bert, roberta, distilbert, ...), hub id, or local folder.
+        layer: One layer (6), several (0,3,6) or all; 0 is the embedding output.
+        revision: Branch, tag or commit of the model on the hub.
+        random_weights: Take the untrained twin: the same architecture, weights drawn with --seed.
+        dtype: Of the forward pass and of what is cached.
+        corpus: builtin, a .txt file with a sentence a line, or - for standard input.
+        test_corpus: Test on this corpus; the test part of --corpus then joins the training part.
+        max_length: Longest tokenised sentence, special tokens included; the model's own limit by default.
+        batch_tokens: Padded tokens in one forward pass, fixed when the cache entry is made.
+        task: What is predicted, such as position.
+        task_args: Options of the task, such as --task_args.special_tokens include.
+        seed: Of the split, of permuted labels and bootstraps, of adam's batches and of untrained weights.
+        runs: Folder of runs.
+        name: Name of this run; MODEL-TASK-YYYYMMDD-HHMMSS by default.
+        cache: Folder of cached activations; $PROBING_CACHE or RUNS/cache by default.
+        quiet: Result lines only, no tables and no progress.
+        trainer: Arguments of Lightning's Trainer, such as --trainer.max_epochs 50.
+        probe: How the probe is trained.
+        wandb: Where and how to track the run in Weights & Biases.
+
+    Returns:
+        The finished run; None on ranks other than the first.
+    """
+    config = _plain(locals())
+    from probing import terminal
+
+    say = terminal.silence if quiet else terminal.say
+    progress = terminal.show_progress(quiet)
+    with terminal.quiet_libraries():
+        from probing.distributed import is_main_process
+        from probing.examples import choose_classes, label
+        from probing.models import load_config, parse_layers, resolve_model
+        from probing.ranking import collect_evidence
+        from probing.results import Measured, write, write_summary
+        from probing.solvers import Penalty
+        from probing.tasks import load_task
+        from probing.training import Training, check_trainer_options, train_probes
+
+        # Everything that can be refused is refused before any work.
+        start = time.perf_counter()
+        probe.check()
+        resolve_mode(wandb.mode)
+        if name is not None:
+            check_name(Path(runs), name)
+        token_task = load_task(task, task_args or {})
+        check_trainer_options(trainer or {}, probe.solver)
+        source = resolve_model(model, revision)
+        layers = parse_layers(layer, load_config(source).num_hidden_layers, model)
+        corpora, splits = _read_corpora(corpus, test_corpus, seed, say)
+
+        stores = extract_all(
+            source, corpora, layers, cache_folder(cache, runs), trainer or {}, say, progress, dtype=dtype,
+            max_length=max_length, batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None,
+        )  # fmt: skip
+        extracted = time.perf_counter()
+        classes = choose_classes(stores[0], token_task, splits[0])
+        train, validation = (label(stores[0], token_task, splits[0], classes, side) for side in ("train", "validation"))
+        test = label(stores[-1], token_task, splits[-1], classes, "test")
+        sides = {"train": train, "validation": validation, "test": test}
+        _check_sides(sides, probe.solver, say)
+
+        folder = RunFolder(Path(runs), name, f"{source.short_name}-{task}") if is_main_process() else None
+        with _tracking(folder, wandb, config) as tracker:
+            training = Training(
+                Penalty(probe.l1, probe.l2), probe.penalty_space, probe.solver, probe.tolerance, probe.learning_rate,
+                probe.batch_size, probe.patience, seed,
+            )  # fmt: skip
+            fits = train_probes(
+                train, validation, test, layers, classes, token_task.ordinal, training, trainer or {},
+                logger=tracker and tracker.logger, callbacks=[terminal.training_progress()] if progress else (),
+                folder=folder and str(folder.path),
+            )  # fmt: skip
+            if folder is None or tracker is None:
+                return None
+            trained = time.perf_counter()
+            evidence = collect_evidence(train, test, layers, [fit.moments for fit in fits], len(classes), seed)
+            measured = Measured(sides, classes, fits, evidence)
+            written = write(folder.path, config, measured, source.short_name)
+            done = time.perf_counter()
+            timings = {
+                "extract_s": extracted - start,
+                "probe_s": trained - extracted,
+                "rank_s": done - trained,
+                "total_s": done - start,
+            }
+            summary = write_summary(folder.path, measured, written, timings)
+            tracker.log_results(written.accuracy, written.neurons, written.figures, [*written.files, summary])
+        run = load_run(folder.finish())
+    _report(run, tracker.where(run.folder), quiet)
+    return run
+
+
+def _read_corpora(
+    corpus: str, test_corpus: str | None, seed: int, say: Callable[[str], None]
+) -> tuple[list[Corpus], list[list[Split]]]:
+    """Read the corpus, and the test corpus if there is one, and put each sentence on a side.
+
+    With a test corpus of its own, the main corpus's test part joins its training part.
+    """
+    main = load_corpus(corpus)
+    if test_corpus is None:
+        return [main], [assign_splits(main.sentences, seed)]
+    if test_corpus == corpus == "-":
+        raise UserError("`--test_corpus -`: standard input is read once; give one of the two as a file.")
+    test = load_corpus(test_corpus, "--test_corpus")
+    kept = hold_out(main, test)
+    if n_shared := len(main.sentences) - len(kept.sentences):
+        say(f"{corpus}: {n_shared} sentences that are also in {test_corpus} were left out of training")
+    joined: list[Split] = ["train" if side == "test" else side for side in assign_splits(kept.sentences, seed)]
+    return [kept, test], [joined, ["test"] * len(test.sentences)]
+
+
+def _check_sides(sides: Mapping[str, Any], solver: str, say: Callable[[str], None]) -> None:
+    """Refuse a side without examples, and say how many tokens are of no class."""
+    for side, examples in sides.items():
+        if not examples.n_tokens and (solver == "adam" or side != "validation"):
+            way_out = "give more sentences" + (" or another --test_corpus" if side == "test" else "")
+            raise UserError(f"`--corpus`: no sentence of the {side} part has a token of any class; {way_out}.")
+        if n := examples.n_dropped:
+            say(f"{side}: {n} of {n + examples.n_tokens} tokens are at positions (or of labels) too rare to be a class")
+
+
+@contextmanager
+def _tracking(folder: RunFolder | None, options: WandbOptions, config: Mapping[str, Any]) -> Iterator[Tracker | None]:
+    """Track the run on the first rank; a request refused meanwhile leaves no folder, a failed run a partial one."""
+    if folder is None:
+        yield None
+        return
+    from probing.terminal import say
+
+    tracker = Tracker(options, folder.path, folder.final.name, config, say)
+    try:
+        yield tracker
+    except BaseException as error:
+        tracker.finish(exit_code=1)
+        if isinstance(error, UserError):
+            folder.discard()
+        raise
+    tracker.finish()
+
+
+def _report(run: Run, where: str | None, quiet: bool) -> None:
+    """Print the tables, what may be concluded of each layer's top neuron, and where everything is."""
+    from probing import terminal
+    from probing.ranking import conclusion
+
+    layers = [row["layer"] for row in run.accuracy]
+    if quiet:
+        for row in run.accuracy:
+            print(terminal.result_line(row, run.top(row["layer"], 5)))
+    else:
+        # A screen shows the last layer's ranking, and of the others what is to be said of the top; all are on disk.
+        terminal.show(terminal.neurons_table(run.top(layers[-1])), terminal.accuracy_table(run.results["layers"]))
+        for layer in layers:
+            print(conclusion(run.top(layer, 1), run.config["task"]))
+    print(f"Results: {run.folder}" + (f"   W&B: {where}" if where else ""))
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options as plain values, for YAML and W&B, without the run's name."""
+    plain = {k: asdict(v) if is_dataclass(v) and not isinstance(v, type) else v for k, v in options.items()}
+    return {k: v for k, v in plain.items() if k != "name"} | {k: dict(plain[k] or {}) for k in ("trainer", "task_args")}

@@ -1,0 +1,152 @@
+"""Labelled tokens: which side of the split, which class, and how they are read shard by shard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from probing.cache.store import ActivationStore
+from probing.corpus import Split
+from probing.errors import UserError
+from probing.tasks import TokenTask
+
+# Above this share of examples in a shard, passing over the others costs less than copying the rows.
+DENSE = 0.5
+
+
+class Batch(NamedTuple):
+    """The rows of one shard.
+
+    Args:
+        hidden_states: For each layer asked for, shape (n, d_model).
+        labels: Class of each row, -1 where it is no example, shape (n,).
+        sentences: Sentence of each row, shape (n,).
+    """
+
+    hidden_states: tuple[Tensor, ...]
+    labels: Tensor
+    sentences: Tensor
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The tokens of a store that belong to one side of the split, with their classes.
+
+    Args:
+        store: Where the activations are.
+        labels: Class of each token, -1 for tokens of another side or of no class, shape (n_tokens,).
+        n_dropped: Tokens of this side whose label is no class.
+    """
+
+    store: ActivationStore
+    labels: NDArray[np.int64]
+    n_dropped: int = 0
+
+    @property
+    def n_tokens(self) -> int:
+        """Number of examples."""
+        return int((self.labels >= 0).sum())
+
+    def counts(self, n_classes: int) -> NDArray[np.int64]:
+        """Return the examples of each class, shape (n_classes,)."""
+        return np.bincount(self.labels[self.labels >= 0], minlength=n_classes)
+
+    def sentences(self) -> NDArray[np.int32]:
+        """Return the sentences with at least one example, ascending."""
+        return np.unique(self.store.tokens.sentences[self.labels >= 0])
+
+
+class ShardBatches(Dataset[Batch]):
+    """Reads examples a shard at a time, in order; items beyond the last shard are empty batches.
+
+    Under several ranks each reads every `world_size`-th shard, and all read equally many items,
+    since some strategies wait for one another at every step.
+
+    Args:
+        examples: What is read.
+        layers: Which layers, in the order of `Batch.hidden_states`.
+        rank: Of this process.
+        world_size: Number of processes.
+    """
+
+    def __init__(self, examples: Examples, layers: Sequence[int], rank: int = 0, world_size: int = 1) -> None:
+        self.examples, self.layers = examples, layers
+        n_shards = len(examples.store.plan.shards)
+        self.shards = range(rank, n_shards, world_size)
+        self.length = -(-n_shards // world_size)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Batch:
+        if not 0 <= index < self.length:
+            raise IndexError(index)
+        if index >= len(self.shards):
+            none = torch.empty(0, dtype=torch.int64)
+            return Batch(tuple(torch.empty(0, self.examples.store.plan.d_model) for _ in self.layers), none, none)
+        return read_shard(self.examples, self.layers, self.shards[index])
+
+
+def read_shard(examples: Examples, layers: Sequence[int], shard: int) -> Batch:
+    """Read the examples of one shard; rows that are no examples stay, labelled -1, where they are few."""
+    store = examples.store
+    rows = store.shard_tokens(store.plan.shards[shard])
+    labels = torch.from_numpy(examples.labels[rows])
+    sentences = torch.from_numpy(store.tokens.sentences[rows].astype(np.int64))
+    states = tuple(store.read(layer, shard) for layer in layers)
+    is_example = labels >= 0
+    if is_example.float().mean() < DENSE:
+        kept = is_example.nonzero().squeeze(1)
+        return Batch(tuple(h[kept].float() for h in states), labels[kept], sentences[kept])
+    return Batch(tuple(h.float() for h in states), labels, sentences)
+
+
+def read(examples: Examples, layers: Sequence[int]) -> Iterator[Batch]:
+    """Yield all batches of examples once, in order."""
+    return (read_shard(examples, layers, shard.index) for shard in examples.store.plan.shards)
+
+
+def label(
+    store: ActivationStore, task: TokenTask, splits: Sequence[Split], classes: NDArray[np.int64], side: Split
+) -> Examples:
+    """Return one side's tokens with their classes.
+
+    Args:
+        store: Where the activations are.
+        task: Gives the labels.
+        splits: Side of each sentence.
+        classes: The labels that are classes, ascending.
+        side: Which side.
+    """
+    labels = task.labels(store.tokens)
+    here = np.array([split == side for split in splits])[store.tokens.sentences] & (labels >= 0)
+    # Position of each label among the classes, -1 where it is none of them.
+    index = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
+    known = here & (classes[index] == labels)
+    return Examples(store, np.where(known, index, -1), int(here.sum() - known.sum()))
+
+
+def choose_classes(store: ActivationStore, task: TokenTask, splits: Sequence[Split]) -> NDArray[np.int64]:
+    """Return the labels with enough training examples, ascending.
+
+    Raises:
+        UserError: If fewer than two are left.
+    """
+    in_train = np.array([split == "train" for split in splits])
+    labels = task.labels(store.tokens)
+    classes = task.classes(labels[in_train[store.tokens.sentences]], int(in_train.sum()))
+    if not (labels >= 0).any():
+        raise UserError("`--corpus`: no sentence is longer than one token once special tokens are set aside.")
+    if len(classes) < 2:
+        raise UserError(
+            f"`--corpus`: {int(in_train.sum())} training sentences leave {len(classes)} classes with enough examples, "
+            "and a probe needs two; give more sentences, or lower the bar with `--task_args.min_count`."
+        )
+    return classes

@@ -1,0 +1,128 @@
+"""Figures of a run, as one would put them in a paper: readable in greyscale, units on every axis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Row = Mapping[str, Any]
+
+BLUE, GREY = "#0b5394", "#6b6b6b"
+TOP = 15  # neurons in the bar chart
+STYLE = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "figure.dpi": 150,
+    "savefig.bbox": "tight",
+    "legend.frameon": False,
+}
+
+
+def write_figures(folder: Path, accuracy: Sequence[Row], neurons: Sequence[Row], task: str, model: str) -> list[Path]:
+    """Draw a run's figures as PNG files and return their paths.
+
+    Args:
+        folder: Where they go.
+        accuracy: A row per layer.
+        neurons: A row per layer and neuron, in ranked order.
+        task: What the probe predicts.
+        model: For the titles.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    by_layer = {row["layer"]: [n for n in neurons if n["layer"] == row["layer"]] for row in accuracy}
+    paths = []
+    with matplotlib.rc_context(STYLE):
+        for name, draw in (
+            ("accuracy", lambda figure: accuracy_by_layer(figure, accuracy, task, model)),
+            ("top_neurons", lambda figure: top_neurons(figure, by_layer, model)),
+            ("neuron_map", lambda figure: neuron_map(figure, by_layer, model)),
+        ):
+            figure = Figure(layout="constrained")
+            draw(figure)
+            paths.append(folder / f"{name}.png")
+            figure.savefig(paths[-1])
+    return paths
+
+
+def accuracy_by_layer(figure: Figure, accuracy: Sequence[Row], task: str, model: str) -> None:
+    """Draw accuracy over layers with its interval, and the majority baseline."""
+    figure.set_size_inches(5.5, 3.4)
+    axes = figure.add_subplot()
+    layers = [row["layer"] for row in accuracy]
+    values = np.array([row["accuracy"] for row in accuracy])
+    low, high = (np.array([row[f"accuracy_{end}"] for row in accuracy]) for end in ("low", "high"))
+    axes.errorbar(
+        layers, values, yerr=np.clip([values - low, high - values], 0, None), color=BLUE, marker="o", ms=4, capsize=3,
+        label="probe, 95% interval over test sentences",
+    )  # fmt: skip
+    majority = [row["majority_accuracy"] for row in accuracy]
+    if len(layers) > 1:
+        axes.plot(layers, majority, color=GREY, ls="--", label="majority class")
+    else:
+        axes.axhline(majority[0], color=GREY, ls="--", label="majority class")
+    axes.set_xticks(layers)
+    axes.set_ylim(0, 1.03)
+    axes.set_xlabel("layer (0 = embeddings)")
+    axes.set_ylabel("test accuracy")
+    axes.set_title(f"{model}: linear probe of {task}")
+    axes.legend(loc="best")
+
+
+def top_neurons(figure: Figure, by_layer: Mapping[int, Sequence[Row]], model: str) -> None:
+    """Draw the first neurons of each layer's ranking, contribution over its centred part."""
+    columns = min(4, len(by_layer))
+    rows = -(-len(by_layer) // columns)
+    figure.set_size_inches(max(4.6, 2.5 * columns), 0.6 + 3.0 * rows)
+    grid = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel()
+    for axes, (layer, table) in zip(grid, by_layer.items(), strict=False):
+        top = table[:TOP]
+        y = np.arange(len(top))
+        axes.barh(y, [n["contribution"] for n in top], color="#9fc0de", label="|weight x activation|")
+        axes.barh(
+            y, [n["contribution_centred"] for n in top], height=0.35, color=BLUE, label="without the neuron's mean"
+        )
+        axes.set_yticks(y, [f"{n['neuron']}{_marks(n['flag'])}" for n in top], fontsize=7)
+        axes.invert_yaxis()
+        axes.set_title(f"layer {layer}")
+        axes.set_xlabel("contribution (logit units)")
+    for axes in grid[len(by_layer) :]:
+        axes.set_visible(False)
+    grid[0].set_ylabel("neuron (* offset, ° no-signal)")
+    figure.suptitle(f"{model}: neurons that contribute most to the true class's logit", x=0.01, ha="left", fontsize=10)
+    handles, labels = grid[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+
+
+def neuron_map(figure: Figure, by_layer: Mapping[int, Sequence[Row]], model: str) -> None:
+    """Draw every neuron of every layer: its contribution in multiples of the layer's mean."""
+    from matplotlib.colors import LogNorm
+
+    ratio = np.array([[n["ratio"] for n in sorted(table, key=lambda n: n["neuron"])] for table in by_layer.values()])
+    figure.set_size_inches(7.0, 1.4 + 0.28 * len(by_layer))
+    axes = figure.add_subplot()
+    # Greys that darken with size read the same in print; one decade either side of the mean.
+    image = axes.imshow(
+        np.clip(ratio, 0.1, None), aspect="auto", cmap="magma_r", norm=LogNorm(0.1, 10), interpolation="nearest"
+    )
+    axes.set_yticks(range(len(by_layer)), [str(layer) for layer in by_layer])
+    axes.set_ylabel("layer")
+    axes.set_xlabel("neuron")
+    axes.set_title(f"{model}: contribution of each neuron")
+    bar = figure.colorbar(image, ax=axes, extend="max")
+    bar.set_label("x layer mean")
+    bar.set_ticks([0.1, 1, 10], labels=["0.1", "1", "10"])
+
+
+def _marks(flag: str) -> str:
+    return ("*" if "offset" in flag else "") + ("°" if "no-signal" in flag else "")

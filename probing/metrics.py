@@ -1,0 +1,74 @@
+"""What a probe gets right on the test tokens."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import MeanAbsoluteError, MeanMetric, Metric
+from torchmetrics.classification import MulticlassAccuracy
+
+
+class CorrectBySentence(Metric):
+    """Counts for each sentence of the corpus the tokens that are rightly predicted.
+
+    Args:
+        n_sentences: Of the corpus.
+    """
+
+    correct: Tensor
+    higher_is_better = True
+    full_state_update = False
+
+    def __init__(self, n_sentences: int) -> None:
+        super().__init__()
+        self.add_state("correct", torch.zeros(n_sentences, dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, right: Tensor, sentences: Tensor) -> None:
+        """Add tokens: whether each is right, and its sentence, both of shape (n,)."""
+        self.correct.index_add_(0, sentences, right.to(torch.int64))
+
+    def compute(self) -> Tensor:
+        """Return the counts, shape (n_sentences,)."""
+        return self.correct
+
+
+class ProbeMetrics(nn.Module):
+    """The metrics of one probe.
+
+    Args:
+        classes: The label of each class.
+        ordinal: Whether labels are numbers, so that distances between them mean something.
+        n_sentences: Of the corpus that is tested on.
+    """
+
+    def __init__(self, classes: Tensor, ordinal: bool, n_sentences: int) -> None:
+        super().__init__()
+        self.register_buffer("classes", classes, persistent=False)
+        n_classes = len(classes)
+        self.accuracy = MulticlassAccuracy(n_classes, average="micro")
+        self.macro_accuracy = MulticlassAccuracy(n_classes, average="macro")
+        self.cross_entropy = MeanMetric()
+        self.correct_by_sentence = CorrectBySentence(n_sentences)
+        if ordinal:
+            self.within_one = MeanMetric()
+            self.mean_absolute_error = MeanAbsoluteError()
+
+    def update(self, logits: Tensor, labels: Tensor, sentences: Tensor) -> None:
+        """Add tokens: logits of shape (n, n_classes), labels and sentences of shape (n,)."""
+        predicted = logits.argmax(-1)
+        self.accuracy.update(predicted, labels)
+        self.macro_accuracy.update(predicted, labels)
+        self.cross_entropy.update(nn.functional.cross_entropy(logits, labels, reduction="none"))
+        self.correct_by_sentence.update(predicted == labels, sentences)
+        if hasattr(self, "within_one"):
+            values = cast(Tensor, self.classes).float()
+            distance = (values[predicted] - values[labels]).abs()
+            self.within_one.update((distance <= 1).float())
+            self.mean_absolute_error.update(values[predicted], values[labels])
+
+    def compute(self) -> dict[str, float]:
+        """Return each metric by name: accuracies as fractions, cross-entropy in nats."""
+        names = ("accuracy", "macro_accuracy", "within_one", "mean_absolute_error", "cross_entropy")
+        return {name: float(getattr(self, name).compute()) for name in names if hasattr(self, name)}

@@ -1,0 +1,89 @@
+"""Moments of a layer's neurons, streamed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+PenaltySpace = Literal["sd", "rms", "raw"]
+
+# A neuron whose sd is below this fraction of the median is dead: divided by its sd it would stand in for the intercept.
+DEAD = 1e-3
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Moments of the neurons of one layer over its training tokens.
+
+    Args:
+        n_tokens: Tokens seen.
+        mean: Shape (d_model,), float64.
+        sd: Population standard deviation, shape (d_model,), float64.
+        second_moment: Uncentred, mean over tokens of h h', shape (d_model, d_model), float64.
+    """
+
+    n_tokens: int
+    mean: Tensor
+    sd: Tensor
+    second_moment: Tensor
+
+    @property
+    def dead(self) -> Tensor:
+        """Which neurons hardly vary, shape (d_model,), bool."""
+        return self.sd < DEAD * self.sd.median()
+
+    def inverse_scale(self, space: PenaltySpace) -> Tensor:
+        """Return what takes neurons to the space where weights are penalised: 1 / scale, and 0 for dead neurons.
+
+        Args:
+            space: `sd` divides by the standard deviation, `rms` by the root mean square, `raw` by nothing.
+        """
+        scale = {"sd": self.sd, "rms": self.second_moment.diagonal().sqrt(), "raw": torch.ones_like(self.sd)}[space]
+        return torch.where(self.dead, 0.0, 1 / scale)
+
+
+class MomentsAccumulator:
+    """Takes batches of hidden states and returns their moments.
+
+    Mean and variance are merged by the pairwise update of Chan, Golub & LeVeque (1979), so that
+    a neuron that hardly varies around a large mean keeps its digits.
+
+    Args:
+        d_model: Number of neurons.
+    """
+
+    def __init__(self, d_model: int) -> None:
+        self.n_tokens = 0
+        self.mean = torch.zeros(d_model, dtype=torch.float64)
+        self.squares = torch.zeros(d_model, dtype=torch.float64)
+        self.products = torch.zeros(d_model, d_model, dtype=torch.float64)
+
+    def update(self, hidden_states: Tensor) -> None:
+        """Add tokens, shape (n, d_model); none is fine."""
+        n = len(hidden_states)
+        if n == 0:
+            return
+        mean = hidden_states.mean(0, dtype=torch.float64)
+        # Around a float32 mean: exact differences, so squares lose nothing to the mean's size.
+        centred = hidden_states - mean.to(hidden_states.dtype)
+        offset = mean - mean.to(hidden_states.dtype).double()
+        squares = centred.square().sum(0, dtype=torch.float64) - n * offset.square()
+        difference, total = mean - self.mean, self.n_tokens + n
+        self.squares += squares + difference.square() * (self.n_tokens * n / total)
+        self.mean += difference * (n / total)
+        self.products += (hidden_states.T @ hidden_states).double()
+        self.n_tokens = total
+
+    def result(self) -> Moments:
+        """Return the moments of what was added.
+
+        Raises:
+            ValueError: If nothing was.
+        """
+        if not self.n_tokens:
+            raise ValueError("no tokens to take moments of")
+        sd = (self.squares / self.n_tokens).clamp(min=0).sqrt()
+        return Moments(self.n_tokens, self.mean, sd, self.products / self.n_tokens)

@@ -1,0 +1,44 @@
+"""The data term of a bias-free softmax probe: cross-entropy, gradient and curvature, summed over tokens."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Sums(NamedTuple):
+    """Sums over the examples of a batch, for each stacked problem.
+
+    Args:
+        cross_entropy: In nats, shape (n_problems,), float64.
+        gradient: With respect to the weight, shape (n_problems, n_classes, d_model).
+        class_covariance: diag(p) - p p', shape (n_problems, n_classes, n_classes).
+    """
+
+    cross_entropy: Tensor
+    gradient: Tensor
+    class_covariance: Tensor
+
+
+def cross_entropy_sums(weight: Tensor, hidden_states: Tensor, labels: Tensor) -> Sums:
+    """Return value and derivatives of the summed cross-entropy of probes that read the same layer.
+
+    Args:
+        weight: Shape (n_problems, n_classes, d_model).
+        hidden_states: Shape (n_tokens, d_model).
+        labels: Class of each token, -1 for tokens that do not count, shape (n_tokens,).
+    """
+    n_problems, n_classes, d_model = weight.shape
+    is_example = (labels >= 0).to(weight.dtype)[:, None, None]
+    target = labels.clamp(min=0)[:, None, None].expand(-1, n_problems, 1)
+    logits = (hidden_states @ weight.reshape(-1, d_model).T).view(-1, n_problems, n_classes)
+    log_p = logits.log_softmax(-1)
+    cross_entropy = -(log_p.gather(-1, target) * is_example).sum((0, 2), dtype=torch.float64)
+    p = log_p.exp_().mul_(is_example)
+    by_problem = p.transpose(0, 1)
+    class_covariance = torch.diag_embed(p.sum(0)) - by_problem.transpose(1, 2) @ by_problem
+    residual = p.scatter_add_(-1, target, -is_example.expand_as(target))
+    gradient = residual.reshape(-1, n_problems * n_classes).T @ hidden_states
+    return Sums(cross_entropy, gradient.view_as(weight), class_covariance)

@@ -1,0 +1,253 @@
+"""The bias-free linear probe: all layers and penalties stacked in one parameter, trained under Lightning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+
+from probing.examples import Batch
+from probing.metrics import ProbeMetrics
+from probing.moments import Moments, PenaltySpace
+from probing.objective import cross_entropy_sums
+from probing.solvers import Evaluation, Penalty, Preconditioner, Solution, Solver, lbfgs
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One probe of the stack.
+
+    Args:
+        name: For training curves, such as `layer_06`.
+        layer: Index into `Batch.hidden_states`.
+        penalty: On its scaled weights.
+    """
+
+    name: str
+    layer: int
+    penalty: Penalty
+
+
+class LinearProbe(pl.LightningModule):
+    """Bias-free softmax probes on cached activations; logits = hidden_states @ weight.T.
+
+    The parameter holds the weights U of the space where the penalty lives; `weight` is what they
+    are on raw hidden states.
+
+    Args:
+        problems: The stack.
+        moments: Of the training tokens, for each layer.
+        classes: The label of each class, shape (n_classes,).
+        ordinal: Whether labels are numbers.
+        penalty_space: By what neurons are divided where their weights are penalised.
+        n_test_sentences: Sentences of the corpus that is tested on.
+    """
+
+    def __init__(
+        self,
+        problems: Sequence[Problem],
+        moments: Sequence[Moments],
+        classes: Tensor,
+        ordinal: bool = False,
+        penalty_space: PenaltySpace = "sd",
+        n_test_sentences: int = 0,
+    ) -> None:
+        super().__init__()
+        self.problems, self.moments, self.n_classes = list(problems), list(moments), len(classes)
+        inverse_scale = torch.stack([moments[p.layer].inverse_scale(penalty_space) for p in problems])
+        self.register_buffer("inverse_scale", inverse_scale.float())
+        d_model = inverse_scale.shape[1]
+        self.scaled_weight = nn.Parameter(torch.zeros(len(problems), self.n_classes, d_model))
+        self.metrics = nn.ModuleList(ProbeMetrics(classes, ordinal, n_test_sentences) for _ in problems)
+
+    @property
+    def weight(self) -> Tensor:
+        """Weights on raw hidden states, shape (n_problems, n_classes, d_model)."""
+        return (self.scaled_weight * cast(Tensor, self.inverse_scale)[:, None]).detach()
+
+    def by_layer(self, active: Iterable[int] | None = None) -> dict[int, list[int]]:
+        """Return for each layer in use its problems, or those among `active`."""
+        groups: dict[int, list[int]] = {}
+        for i in range(len(self.problems)) if active is None else active:
+            groups.setdefault(self.problems[i].layer, []).append(i)
+        return groups
+
+    def forward(self, hidden_states: Sequence[Tensor]) -> list[Tensor]:
+        """Return the logits of each problem, shape (n, n_classes)."""
+        weight = self.scaled_weight * cast(Tensor, self.inverse_scale)[:, None]
+        return [hidden_states[p.layer] @ w.T for p, w in zip(self.problems, weight, strict=True)]
+
+    def log_curves(self, values: dict[str, float]) -> None:
+        """Send training curves to the logger, an epoch being a step."""
+        if self.logger is not None:
+            self.logger.log_metrics(values, step=self.current_epoch)
+
+    def test_step(self, batch: Batch) -> None:
+        """Update the metrics of every problem."""
+        kept = batch.labels >= 0
+        if not kept.any():
+            return
+        for metrics, logits in zip(self.metrics, self(batch.hidden_states), strict=True):
+            cast(ProbeMetrics, metrics).update(logits[kept].float(), batch.labels[kept], batch.sentences[kept])
+
+
+class FullPassProbe(LinearProbe):
+    """Trains the stack by solvers that see all training tokens at every step.
+
+    One Lightning epoch is one pass over the data: one value and gradient for every problem that
+    is not solved yet. Solved problems cost nothing more.
+
+    Args:
+        n_train_tokens: Training examples over all ranks.
+        tolerance: Optimality gap in nats at which a problem is solved.
+        start: Scaled weights to begin from, zero if None, shape (n_problems, n_classes, d_model).
+        args: As for `LinearProbe`.
+        options: As for `LinearProbe`.
+    """
+
+    def __init__(
+        self, *args: Any, n_train_tokens: int, tolerance: float, start: Tensor | None = None, **options: Any
+    ) -> None:
+        super().__init__(*args, **options)
+        self.automatic_optimization = False  # the solvers move the weights
+        self.n_train_tokens, self.tolerance = n_train_tokens, tolerance
+        if start is not None:
+            self.scaled_weight.data.copy_(start)
+        self.solvers: dict[int, Solver] = {}
+        self.solutions: dict[int, Solution] = {}
+        self.gaps = [math.inf] * len(self.problems)
+        self.first_objectives: dict[int, float] = {}
+
+    def configure_optimizers(self) -> None:
+        """Return no optimiser: a solver of its own belongs to each problem."""
+
+    def on_fit_start(self) -> None:
+        """Set up a solver for each problem, preconditioned by its layer's second moment."""
+        for group in self.by_layer().values():
+            inverse_scale = cast(Tensor, self.inverse_scale)[group[0]].double()
+            moment = self.moments[self.problems[group[0]].layer].second_moment.to(inverse_scale)
+            preconditioner = Preconditioner(inverse_scale[:, None] * moment * inverse_scale)
+            for i in group:
+                start = self.scaled_weight.data[i].clone()
+                self.solvers[i] = lbfgs(start, self.problems[i].penalty, preconditioner, self.tolerance)
+                next(self.solvers[i])
+
+    def on_train_epoch_start(self) -> None:
+        """Begin a pass."""
+        P, C, d = self.scaled_weight.shape
+        self.cross_entropy = torch.zeros(P, dtype=torch.float64, device=self.device)
+        self.gradient = torch.zeros(P, C, d, dtype=torch.float64, device=self.device)
+        self.class_covariance = torch.zeros(P, C, C, dtype=torch.float64, device=self.device)
+
+    @torch.no_grad()
+    def training_step(self, batch: Batch) -> None:
+        """Add a batch's share of value, gradient and curvature."""
+        weight = self.weight
+        for layer, group in self.by_layer(self.solvers).items():
+            sums = cross_entropy_sums(weight[group], batch.hidden_states[layer], batch.labels)
+            self.cross_entropy[group] += sums.cross_entropy
+            self.gradient[group] += sums.gradient
+            self.class_covariance[group] += sums.class_covariance
+
+    @torch.no_grad()
+    def on_train_epoch_end(self) -> None:
+        """Send each solver its answer and take the point it asks for next."""
+        for total in (self.cross_entropy, self.gradient, self.class_covariance):
+            total.copy_(self.trainer.strategy.reduce(total, reduce_op="sum")).div_(self.n_train_tokens)
+        self.gradient *= cast(Tensor, self.inverse_scale)[:, None]
+        curves: dict[str, float] = {}
+        for i in list(self.solvers):
+            here = Evaluation(float(self.cross_entropy[i]), self.gradient[i].float(), self.class_covariance[i].float())
+            point, penalty = self.scaled_weight.data[i], self.problems[i].penalty
+            self.gaps[i] = penalty.optimality_gap(point, here.gradient)
+            objective = here.value + penalty(point)
+            self.first_objectives.setdefault(i, objective)
+            curves[f"train/{self.problems[i].name}/objective"] = objective
+            curves[f"train/{self.problems[i].name}/optimality_gap"] = self.gaps[i]
+            self._send(i, here)
+        self.log_curves(curves)
+        if not self.solvers:
+            self.trainer.should_stop = True
+
+    def on_train_end(self) -> None:
+        """Take what the solvers have where the passes ran out."""
+        for i in list(self.solvers):
+            self._send(i, None)
+
+    def _send(self, problem: int, evaluation: Evaluation | None) -> None:
+        try:
+            point = self.solvers[problem].send(evaluation)
+        except StopIteration as stop:
+            del self.solvers[problem]
+            self.solutions[problem] = stop.value
+            point = stop.value.point
+        self.scaled_weight.data[problem] = point
+
+
+class AdamProbe(LinearProbe):
+    """Trains the stack by Adam on mini-batches, as published probes were, each problem stopping on its own.
+
+    Adam treats every weight by itself and the loss is a sum over problems, so training together
+    is training alone. Each problem keeps its weights of the epoch with the lowest validation
+    cross-entropy, until that has not fallen for `patience` epochs.
+
+    Args:
+        learning_rate: Of Adam, on the scaled weights.
+        patience: Epochs without a lower validation cross-entropy before a problem stops.
+        args: As for `LinearProbe`.
+        options: As for `LinearProbe`.
+    """
+
+    def __init__(self, *args: Any, learning_rate: float, patience: int, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.learning_rate, self.patience = learning_rate, patience
+        n = len(self.problems)
+        self.best_cross_entropy, self.waited = [math.inf] * n, [0] * n
+        self.register_buffer("best_weight", torch.zeros_like(self.scaled_weight.data))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Return Adam over the stacked parameter."""
+        return torch.optim.Adam([self.scaled_weight], lr=self.learning_rate)
+
+    def training_step(self, batch: Batch) -> Tensor:
+        """Return the sum over problems of mean cross-entropy and penalty."""
+        losses = [nn.functional.cross_entropy(logits, batch.labels) for logits in self(batch.hidden_states)]
+        for problem, weight in zip(self.problems, self.scaled_weight, strict=True):
+            losses.append(problem.penalty.l1 * weight.abs().sum() + problem.penalty.l2 * weight.square().sum())
+        return torch.stack(losses).sum()
+
+    def on_validation_epoch_start(self) -> None:
+        """Begin a pass over the validation tokens."""
+        self.validation = torch.zeros(2, len(self.problems), dtype=torch.float64, device=self.device)
+
+    def validation_step(self, batch: Batch) -> None:
+        """Add a batch's cross-entropy."""
+        kept = batch.labels >= 0
+        for i, logits in enumerate(self(batch.hidden_states)):
+            total = nn.functional.cross_entropy(logits[kept], batch.labels[kept], reduction="sum")
+            self.validation[:, i] += torch.stack([total.double(), kept.sum().double()])
+
+    def on_validation_epoch_end(self) -> None:
+        """Keep what is better; stop once nothing has been for `patience` epochs."""
+        total, n_tokens = self.trainer.strategy.reduce(self.validation, reduce_op="sum")
+        values = (total / n_tokens).tolist()
+        self.log_curves({f"val/{p.name}/cross_entropy": v for p, v in zip(self.problems, values, strict=True)})
+        for i, value in enumerate(values):
+            if self.waited[i] >= self.patience:
+                continue
+            if value < self.best_cross_entropy[i]:
+                self.best_cross_entropy[i], self.waited[i] = value, 0
+                cast(Tensor, self.best_weight)[i] = self.scaled_weight.data[i]
+            else:
+                self.waited[i] += 1
+        if min(self.waited) >= self.patience:
+            self.trainer.should_stop = True
+
+    def on_train_end(self) -> None:
+        """Return to each problem's best weights."""
+        self.scaled_weight.data.copy_(cast(Tensor, self.best_weight))

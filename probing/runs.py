@@ -1,0 +1,183 @@
+"""A run on disk: a folder that is either whole or visibly partial."""
+
+from __future__ import annotations
+
+import csv
+import html
+import json
+import re
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from probing.errors import UserError
+
+PARTIAL = ".partial"
+
+# Columns of the tables in their order; what was not measured is absent.
+ACCURACY_COLUMNS = (
+    "layer", "accuracy", "accuracy_low", "accuracy_high", "macro_accuracy", "within_one", "mean_absolute_error",
+    "cross_entropy", "optimality_gap", "majority_accuracy", "n_train_tokens", "n_test_tokens", "n_classes",
+)  # fmt: skip
+NEURON_COLUMNS = (
+    "layer", "rank", "neuron", "contribution", "ratio", "share", "contribution_centred", "eta_squared",
+    "eta_squared_z", "mean", "sd", "flag",
+)  # fmt: skip
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Args:
+        folder: Where it is.
+        config: The resolved configuration, without the name.
+        results: Everything measured, as in `results.json`.
+        accuracy: A dict per layer, as in `accuracy.csv`.
+        neurons: A dict per layer and neuron in ranked order, as in `neurons.csv`.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    results: dict[str, Any]
+    accuracy: list[dict[str, Any]]
+    neurons: list[dict[str, Any]]
+
+    def top(self, layer: int, n: int = 10) -> list[dict[str, Any]]:
+        """Return the first `n` neurons of a layer's ranking."""
+        return [row for row in self.neurons if row["layer"] == layer][:n]
+
+    def __repr__(self) -> str:
+        from probing.terminal import accuracy_table, neurons_table, render
+
+        last = self.accuracy[-1]["layer"]
+        return render(accuracy_table(self.accuracy), neurons_table(self.top(last))) + f"{self.folder}"
+
+    def _repr_html_(self) -> str:
+        last = self.accuracy[-1]["layer"]
+        return _html_table(self.accuracy) + _html_table(self.top(last)) + f"<p>{html.escape(str(self.folder))}</p>"
+
+
+def load_run(folder: str | Path) -> Run:
+    """Read a finished run.
+
+    Raises:
+        UserError: If there is no finished run in the folder.
+    """
+    folder = Path(folder)
+    if not (folder / "results.json").is_file() or folder.name.endswith(PARTIAL):
+        partial = folder.with_name(folder.name + PARTIAL)
+        hint = f"; {partial} is one that did not finish" if partial.is_dir() else ""
+        raise UserError(f"`{folder}` is no finished run: expected a folder that `fit` wrote{hint}.")
+    import yaml
+
+    return Run(
+        folder,
+        yaml.safe_load((folder / "config.yaml").read_text()),
+        json.loads((folder / "results.json").read_text()),
+        read_csv(folder / "accuracy.csv"),
+        read_csv(folder / "neurons.csv"),
+    )
+
+
+class RunFolder:
+    """A run being written: `NAME.partial` until `finish` renames it.
+
+    Args:
+        runs: The folder of runs.
+        name: Explicit name, refused where it exists or would leave the folder of runs.
+        default: Start of the name where none is given; the time is added.
+
+    Raises:
+        UserError: If the name cannot be used or the folder cannot be made.
+    """
+
+    def __init__(self, runs: Path, name: str | None, default: str) -> None:
+        self.final = check_name(runs, name) if name is not None else _free_name(runs, default)
+        self.path = self.final.with_name(self.final.name + PARTIAL)
+        try:
+            runs.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir()
+        except FileExistsError:
+            raise UserError(
+                f"`--name {self.final.name}`: {self.path} is there, of a run that is under way or was interrupted; "
+                "remove it or choose another name."
+            ) from None
+        except OSError as error:
+            raise UserError(f"`--runs {runs}` cannot be written ({error.strerror}); name a folder of yours.") from None
+        (self.path / "figures").mkdir()
+
+    def finish(self) -> Path:
+        """Rename the folder to its final name and return that."""
+        self.path.rename(self.final)
+        return self.final
+
+    def discard(self) -> None:
+        """Remove what was written: nothing was worth keeping."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def check_name(runs: Path, name: str) -> Path:
+    """Return the folder of a run of this name.
+
+    Raises:
+        UserError: If the name is taken, is not a plain one, or would leave the folder of runs.
+    """
+    if not re.fullmatch(r"[\w][\w.+=@-]{0,199}", name) or name.endswith(PARTIAL):
+        raise UserError(
+            f"`--name {name}` is not a plain name inside {runs}: use letters, digits and - _ . + = @, "
+            f"beginning with a letter or digit and not ending in {PARTIAL}."
+        )
+    if (runs / name).exists():
+        raise UserError(f"`--name {name}`: {runs / name} exists and runs are never changed; choose another name.")
+    return runs / name
+
+
+def _free_name(runs: Path, default: str) -> Path:
+    stem = f"{default}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for suffix in ["", *(f"-{i}" for i in range(2, 1000))]:
+        path = runs / (stem + suffix)
+        if not path.exists() and not path.with_name(path.name + PARTIAL).exists():
+            return path
+    raise UserError(f"`--runs {runs}` holds a thousand runs named {stem}; give one with --name.")
+
+
+def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str]) -> None:
+    """Write rows in full precision, leaving out columns that no row has."""
+    present = [column for column in columns if any(column in row for row in rows)]
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, present, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def read_csv(path: Path) -> list[dict[str, Any]]:
+    """Read rows, numbers as numbers."""
+    with path.open(newline="") as file:
+        return [{name: _number(value) for name, value in row.items()} for row in csv.DictReader(file)]
+
+
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _html_table(rows: Sequence[Row]) -> str:
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in rows[0])
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(_short(value))}</td>" for value in row.values()) + "</tr>" for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,176 @@
+"""What a person sees while and after a command runs."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+Row = Mapping[str, Any]
+
+# Width of tables where the output is no terminal.
+PLAIN_WIDTH = 110
+
+
+def say(message: str) -> None:
+    """Print a one-line message beside the results, on standard error."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def silence(message: str) -> None:
+    """Print nothing."""
+
+
+def result_line(row: Row, top: Sequence[Row]) -> str:
+    """Return a layer's result in one line, for --quiet."""
+    return (
+        f"layer {row['layer']}: accuracy {row['accuracy']:.3f} ({row['accuracy_low']:.3f} to {row['accuracy_high']:.3f}), "
+        f"majority {row['majority_accuracy']:.3f}, top neurons {', '.join(str(n['neuron']) for n in top)}"
+    )
+
+
+def accuracy_table(rows: Sequence[Row]) -> Any:
+    """Return the accuracies by layer as a rich table."""
+    table = _table("Test accuracy by layer")
+    for heading in ("layer", "accuracy", "95% interval", "majority", "within 1", "mean error", "nats", "gap (nats)"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(
+            str(row["layer"]),
+            f"{row['accuracy']:.3f}",
+            f"{row['accuracy_low']:.3f} to {row['accuracy_high']:.3f}",
+            f"{row['majority_accuracy']:.3f}",
+            f"{row['within_one']:.3f}" if "within_one" in row else "",
+            f"{row['mean_absolute_error']:.2f}" if "mean_absolute_error" in row else "",
+            f"{row['cross_entropy']:.3f}",
+            f"{row['optimality_gap']:.1e}" + ("" if row.get("converged", True) in (True, None) else " stopped short"),
+        )
+    return table
+
+
+def neurons_table(rows: Sequence[Row]) -> Any:
+    """Return the first neurons of one layer's ranking as a rich table."""
+    table = _table(f"Layer {rows[0]['layer']}: neurons by contribution to the true class's logit")
+    for heading in ("rank", "neuron", "contribution", "x mean", "share", "centred", "eta squared", "z", "flag"):
+        table.add_column(heading, justify="left" if heading == "flag" else "right")
+    for row in rows:
+        table.add_row(
+            str(row["rank"]),
+            str(row["neuron"]),
+            f"{row['contribution']:.4f}",
+            f"{row['ratio']:.1f}",
+            f"{row['share']:.1%}",
+            f"{row['contribution_centred']:.4f}",
+            f"{row['eta_squared']:.3f}",
+            f"{row['eta_squared_z']:.0f}",
+            row["flag"],
+        )
+    return table
+
+
+def render(*tables: Any) -> str:
+    """Return tables as plain text."""
+    from rich.console import Console
+
+    console = Console(width=PLAIN_WIDTH, color_system=None)
+    with console.capture() as capture:
+        for table in tables:
+            console.print(table)
+    return capture.get()
+
+
+def show(*tables: Any) -> None:
+    """Print tables, in colour and to the window's width where there is a terminal."""
+    from rich.console import Console
+
+    console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH, color_system=None)
+    for table in tables:
+        console.print(table)
+
+
+def _table(title: str) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+
+
+def show_progress(quiet: bool) -> bool:
+    """Whether progress bars help anyone: standard error is a terminal and nobody asked for quiet."""
+    return not quiet and sys.stderr.isatty()
+
+
+def extraction_progress() -> Any:
+    """Return a Lightning callback that shows how many shards are extracted."""
+    import pytorch_lightning as pl
+
+    class ExtractionProgress(pl.Callback):
+        def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            self.progress = _bar()
+            self.progress.start()
+            total = sum(int(n) for n in trainer.num_predict_batches)
+            self.task = self.progress.add_task("hidden states", total=total)
+
+        def on_predict_batch_end(self, *args: Any, **kwargs: Any) -> None:
+            self.progress.advance(self.task)
+
+        def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+            if hasattr(self, "progress"):
+                self.progress.stop()
+
+    return ExtractionProgress()
+
+
+def training_progress() -> Any:
+    """Return a Lightning callback that shows the pass and how many layers are solved."""
+    import pytorch_lightning as pl
+
+    class TrainingProgress(pl.Callback):
+        def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            self.progress = _bar()
+            self.progress.start()
+            self.task = self.progress.add_task("probes", total=len(pl_module.problems))  # type: ignore[arg-type]
+
+        def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            solved = len(getattr(pl_module, "solutions", ()))
+            self.progress.update(self.task, completed=solved, description=f"probes, pass {trainer.current_epoch + 1}")
+
+        def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+            if hasattr(self, "progress"):
+                self.progress.stop()
+
+    return TrainingProgress()
+
+
+def _bar() -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description:24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True)
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Keep Lightning's and transformers' chatter off the screen; their errors still raise."""
+    import pytorch_lightning  # noqa: F401  its import sets the levels that are changed here
+    from transformers.utils import logging as transformers_logging
+
+    names = ("pytorch_lightning", "pytorch_lightning.utilities.rank_zero", "lightning.pytorch", "lightning.fabric")
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            for module in ("pytorch_lightning", "lightning_fabric", "torch", "torchmetrics"):
+                warnings.filterwarnings("ignore", module=rf"{module}(\..*)?$")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,585 @@
+"""Log a run to Weights & Biases without ever depending on it.
+
+The only file that imports wandb. The files of a run are complete before anything here is told
+about them, so whatever W&B does (no network, a dead server, a full quota) ends in one warning.
+Measured with wandb 0.31; comments say which habit of the client each precaution is for.
+"""
+
+from __future__ import annotations
+
+import netrc
+import os
+import re
+import shlex
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from configparser import ConfigParser
+from configparser import Error as ConfigParserError
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from numbers import Real
+from operator import attrgetter
+from pathlib import Path
+from subprocess import Popen, TimeoutExpired
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from urllib.parse import urlsplit
+
+from probing.errors import UserError
+
+if TYPE_CHECKING:
+    from pytorch_lightning.loggers import WandbLogger
+    from wandb import Artifact, Run, Table
+
+Mode = Literal["online", "offline", "disabled"]
+
+# What takes the place of a mode that fails.
+_FALLBACK: dict[Mode, Mode] = {"online": "offline", "offline": "disabled"}
+
+# What a server that is absent, slow or dying may cost: connecting and the last upload have limits
+# of their own, logging the results has what they leave.
+_LOSS_S = 30.0
+_INIT_S = 8.0
+_FINISH_S = 11.0
+_REQUEST_S = 4
+
+# The media copy of a table, which offline runs show, is cut here without a word.
+_MAX_TABLE_ROWS = 10_000
+
+# A run is written as NAME.partial and renamed when whole.
+_PARTIAL = ".partial"
+
+
+@dataclass(frozen=True)
+class WandbOptions:
+    """Where and how a run is logged to Weights & Biases.
+
+    Args:
+        mode: `online`, `offline`, `disabled`; `auto` is `$WANDB_MODE`, else online with an API key.
+        project: Project the run belongs to.
+        entity: User or team that owns the project; without it, your default one.
+        group: Name under which runs are shown together, such as the sweep they came from.
+        tags: Labels of the run.
+    """
+
+    mode: Literal["auto", "online", "offline", "disabled"] = "auto"
+    project: str = "probing"
+    entity: str | None = None
+    group: str | None = None
+    tags: list[str] = field(default_factory=list)
+
+
+def resolve_mode(mode: str) -> Mode:
+    """Decide where the run is logged, without network and without a prompt.
+
+    The client's own rules are avoided: with no key it prompts for ever in a terminal, fails
+    without one, and takes an empty `WANDB_MODE` for an error.
+
+    Args:
+        mode: What the user asked for; `auto` defers to a non-empty `WANDB_MODE`, then to whether
+            an API key is configured.
+
+    Raises:
+        UserError: If the option or `WANDB_MODE` is none of the modes.
+    """
+    if mode != "auto":
+        return _checked_mode("--wandb.mode", mode)
+    if from_environment := os.environ.get("WANDB_MODE"):
+        return _checked_mode("WANDB_MODE", from_environment)
+    return "online" if _credentials() else "offline"
+
+
+def _checked_mode(source: str, mode: str) -> Mode:
+    if mode in get_args(Mode):
+        return cast(Mode, mode)
+    raise UserError(
+        f"{source} is {mode!r}: expected online, offline or disabled"
+        + (" (or auto)." if source.startswith("--") else "; correct it or unset it.")
+    )
+
+
+def _credentials() -> dict[str, str]:
+    """Find the user's W&B credentials, as the environment variable that carries them.
+
+    Returns:
+        One variable and its value, or nothing. Given to the client in this form, credentials
+        from netrc cannot be read differently there and end in its prompt.
+    """
+    for variable in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"):
+        if value := os.environ.get(variable):
+            return {variable: value}
+    key = _netrc_password(_api_hosts())
+    return {"WANDB_API_KEY": key} if key else {}
+
+
+def _api_hosts() -> tuple[str, ...]:
+    """Name the hosts whose netrc entry counts: the configured server, else W&B's own."""
+    url = os.environ.get("WANDB_BASE_URL") or _base_url_from_settings_file()
+    # Both names of W&B's own service; the client accepts an entry for either.
+    return (urlsplit(url).netloc,) if url else ("api.wandb.ai", "api.forge.coreweave.com")
+
+
+def _base_url_from_settings_file() -> str | None:
+    """Read the server that `wandb login --host` stored for the user, if it did."""
+    folder = Path(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb").expanduser()
+    parser = ConfigParser(interpolation=None)
+    try:
+        parser.read(folder / "settings", encoding="utf-8")
+    except (ConfigParserError, OSError, UnicodeDecodeError):
+        return None  # the client, too, treats a settings file that it cannot read as empty
+    return parser.get("default", "base_url", fallback=None)
+
+
+def _netrc_password(hosts: Iterable[str]) -> str | None:
+    candidates = [os.environ.get("NETRC"), "~/.netrc", "~/_netrc"]
+    paths = [Path(candidate).expanduser() for candidate in candidates if candidate]
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        return None
+    try:
+        entries = netrc.netrc(path)
+    except (netrc.NetrcParseError, OSError, UnicodeDecodeError):
+        return None  # as the client does
+    found = (entries.authenticators(host) for host in hosts)
+    return next((entry[2] for entry in found if entry and entry[2]), None)
+
+
+class Tracker:
+    """One W&B run, from its start to `finish`; no method ever raises because of W&B.
+
+    Args:
+        options: Where and how to log.
+        folder: The run's folder, which exists; W&B writes beneath `folder/wandb` alone.
+        name: Name of the run and of its artifact.
+        config: The run's resolved configuration, shown on W&B as it stands: no secrets.
+        warn: Called at most once, with one sentence, when W&B fails.
+
+    Raises:
+        UserError: If the mode asked for is none of the modes.
+    """
+
+    def __init__(
+        self,
+        options: WandbOptions,
+        folder: Path,
+        name: str,
+        config: Mapping[str, Any],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._options = options
+        self._folder = folder.absolute()
+        self._name = name
+        self._config = dict(config)
+        self._warn = warn
+        self._warned = False
+        self._mode = resolve_mode(options.mode)
+        self._run: Run | None = None
+        self._url: str | None = None
+        self._run_folder = ""
+        self._failure: Exception | None = None  # what ended the logging to the present run
+        self._results: Callable[[Run], None] | None = None
+        # The service outlives runs and keeps the environment it was started with; one that was
+        # there before belongs to somebody else and is left alone.
+        self._owns_service = "WANDB_SERVICE" not in os.environ
+        self._service: Popen[bytes] | None = None
+        start = time.monotonic()
+        failure = self._start()
+        self._log_s = _LOSS_S - _FINISH_S - (time.monotonic() - start)
+        if failure:
+            self._report(failure)
+
+    @property
+    def mode(self) -> Mode:
+        """What is in force now: the mode asked for, or the one W&B's failure left."""
+        return self._mode
+
+    @cached_property
+    def logger(self) -> WandbLogger | None:
+        """Lightning's logger on this run, for `Trainer(logger=...)`; None when disabled."""
+        if self._run is None:
+            return None
+        return _guarded_logger(self._run, self._options.project, self._folder, self._attempt)
+
+    def log_results(
+        self,
+        accuracy: Sequence[Mapping[str, Any]],
+        neurons: Sequence[Mapping[str, Any]],
+        figures: Sequence[Path],
+        files: Sequence[Path],
+    ) -> None:
+        """Log what the run found.
+
+        Args:
+            accuracy: One row per layer: the table `accuracy`, and `by_layer/COLUMN` as curves
+                over the layers.
+            neurons: Rows with `layer` and `rank`: one table per layer, `neurons/layer_06`, with
+                the first 10,000 ranks.
+            figures: Images, logged as `figures/STEM`.
+            files: Files of the run's folder, kept as one artifact of type `probe`. They must not
+                change afterwards: they are uploaded from where they are.
+        """
+
+        def log(run: Run) -> None:
+            _log_results(run, self._name, accuracy, neurons, figures, files)
+
+        self._results = log
+        self._log_results()
+
+    def finish(self, exit_code: int = 0) -> None:
+        """Close the run and everything that W&B holds open; a second call does nothing.
+
+        A run that did not reach the server whole is written again as an offline run, with all
+        results, since the log that an online run keeps for later leaves artifacts out.
+
+        Args:
+            exit_code: 0 marks the run as finished on W&B, anything else as failed.
+        """
+        self._close(exit_code)
+        if (failure := self._failure) is None:
+            return
+        self._mode = _FALLBACK[self._mode]
+        self._start()
+        self._log_results()
+        self._close(exit_code)
+        if self._failure:
+            self._mode = "disabled"
+        self._report(failure)
+        self._failure = None
+
+    def where(self, folder: Path) -> str | None:
+        """Say where the run is to be seen, in one line.
+
+        Args:
+            folder: The run's folder under its final name.
+
+        Returns:
+            The address when all of it was sent, the command that sends it when not, None when
+            W&B is disabled.
+        """
+        if self._mode == "online":
+            return self._url
+        if self._mode == "offline":
+            return f"wandb sync {shlex.quote(str(folder / 'wandb' / self._run_folder))}"
+        return None
+
+    def _start(self) -> Exception | None:
+        """Start a run in the present mode, or in the next that works.
+
+        Returns:
+            Why the present mode failed, if it did.
+        """
+        self._failure, first_error = None, None
+        while self._mode != "disabled":
+            try:
+                self._run = self._init(self._mode)
+            except Exception as error:
+                first_error = first_error or error
+                self._clear_failed_start()
+                self._mode = _FALLBACK[self._mode]
+            else:
+                self._url = self._run.url
+                self._run_folder = Path(self._run.dir).parent.name
+                break
+        return first_error
+
+    def _init(self, mode: Mode) -> Run:
+        if mode == "online" and not _credentials():
+            raise RuntimeError("no API key is configured; `wandb login` stores one")
+        # Without this folder the client writes to another one.
+        (self._folder / "wandb").mkdir(parents=True, exist_ok=True)
+        with self._environment():
+            import wandb
+
+            run = wandb.init(
+                dir=self._folder,
+                mode=mode,
+                project=self._options.project,
+                entity=self._options.entity,
+                group=self._options.group,
+                tags=self._options.tags or None,
+                name=self._name,
+                config=self._config,
+                # A run that is open elsewhere in the process would be returned instead.
+                reinit="create_new",
+                settings=wandb.Settings(
+                    console="off",  # progress bars are not worth keeping
+                    silent=True,  # no greeting, which costs a request; `where` says what matters
+                    symlink=False,  # absolute links, dead once the folder is renamed
+                    init_timeout=_INIT_S,
+                    finish_timeout=_FINISH_S - 2,
+                    finish_timeout_raises=True,
+                    x_graphql_timeout_seconds=_REQUEST_S,
+                    # By default a run that is killed loses its last 15 s.
+                    x_transaction_log_flush_interval=1,
+                ),
+            )
+        if mode == "offline":
+            _record_final_paths(run, self._folder)
+        self._service = _service_process() if mode == "online" and self._owns_service else None
+        # What Lightning does for runs of its own making: its metrics over its own step count.
+        run.define_metric("trainer/global_step")
+        run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
+        return run
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        """Log something; the first failure ends the logging to this run."""
+        if self._run is None or self._failure:
+            return
+        try:
+            action()
+        except Exception as error:
+            self._failure = error
+
+    def _log_results(self) -> None:
+        run, log = self._run, self._results
+        if run is None or log is None:
+            return
+        with self._environment():
+            self._attempt(lambda: self._within(self._log_s, lambda: log(run)))
+
+    def _close(self, exit_code: int) -> None:
+        run, self._run = self._run, None
+        if run is None:
+            return
+
+        def close() -> None:
+            try:
+                run.finish(exit_code)
+            finally:
+                self._close_service()
+
+        with self._environment():
+            try:
+                self._within(_FINISH_S, close)
+            except Exception as error:
+                self._failure = self._failure or error
+        self._remove("cache")
+        if self._mode == "online":
+            self._remove("data")  # an offline run's tables are sent from there
+
+    def _report(self, failure: Exception) -> None:
+        """Tell the user, once, what is in force and what to do."""
+        if self._warned:
+            return
+        self._warned = True
+        if self._mode == "offline":
+            self._warn(
+                f"W&B is logged offline ({_reason(failure)}): the results on disk are complete,"
+                f" and `wandb sync wandb/{self._run_folder}` in the run's folder uploads them."
+            )
+        else:
+            self._warn(
+                f"W&B is off for this run ({_reason(failure)}): the results on disk are complete"
+                " without it, and `--wandb.mode disabled` leaves it out."
+            )
+
+    def _clear_failed_start(self) -> None:
+        """Leave nothing behind of a run that never started."""
+        with suppress(Exception):
+            self._close_service()
+        prefix = "run-" if self._mode == "online" else "offline-run-"
+        self._remove(f"{prefix}*")
+
+    def _remove(self, pattern: str) -> None:
+        for path in (self._folder / "wandb").glob(pattern):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _close_service(self) -> None:
+        """End the client's background process, which closes every file and clears its variable."""
+        if not self._owns_service:
+            return
+        import wandb
+
+        try:
+            wandb.teardown()
+        except SystemExit as stopped:  # how the client says that the process ended badly
+            raise RuntimeError("its background process failed") from stopped
+
+    def _within(self, seconds: float, action: Callable[[], None]) -> None:
+        """Do something; if it takes longer, stop an online run's background process.
+
+        That ends the wait with an error. The client's own limits do not hold everywhere: when a
+        server falls silent during the upload of an artifact, `finish` with a limit of 9 s takes
+        minutes.
+        """
+        if (service := self._service) is None:
+            return action()
+        expired = threading.Event()
+
+        def stop() -> None:
+            expired.set()
+            service.terminate()
+            try:
+                service.wait(2)
+            except TimeoutExpired:
+                service.kill()
+
+        timer = threading.Timer(seconds, stop)
+        timer.daemon = True
+        timer.start()
+        try:
+            action()
+        except Exception as error:
+            if expired.is_set():
+                raise TimeoutError("the server answers too slowly") from error
+            raise
+        finally:
+            timer.cancel()
+
+    @contextmanager
+    def _environment(self) -> Iterator[None]:
+        """Set what the client can be told by variables alone, and put them back afterwards."""
+        wandb_folder = self._folder / "wandb"
+        ours = {
+            "WANDB_DIR": str(self._folder),
+            "WANDB_DATA_DIR": str(wandb_folder / "data"),  # copies of what goes into artifacts
+            "WANDB_CACHE_DIR": str(wandb_folder / "cache"),
+            "WANDB_ERROR_REPORTING": "false",  # else even an offline run looks up its server
+            "WANDB_HTTP_TIMEOUT": str(_REQUEST_S),
+            "WANDB_SILENT": "true",
+            **_credentials(),
+        }
+        before = {variable: os.environ.get(variable) for variable in ours}
+        os.environ.update(ours)
+        try:
+            yield
+        finally:
+            for variable, value in before.items():
+                if value is None:
+                    os.environ.pop(variable, None)
+                else:
+                    os.environ[variable] = value
+
+
+def _log_results(
+    run: Run,
+    name: str,
+    accuracy: Sequence[Mapping[str, Any]],
+    neurons: Sequence[Mapping[str, Any]],
+    figures: Sequence[Path],
+    files: Sequence[Path],
+) -> None:
+    import wandb
+
+    # First, because it is the largest and is uploaded while the rest is logged.
+    if files:
+        run.log_artifact(_artifact(name, files))
+    run.summary.update(_best(accuracy))
+    for point in _curve(run, accuracy):
+        run.log(point)
+    for key, rows in {"accuracy": accuracy, **_by_layer(neurons)}.items():
+        if rows:
+            run.log({key: _table(rows)})
+    for figure in figures:
+        run.log({f"figures/{figure.stem}": wandb.Image(str(figure))})
+
+
+def _curve(run: Run, accuracy: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Declare the numeric columns as curves over the layer; return one point of all per layer."""
+    numeric = [{column: value for column, value in row.items() if _is_number(value)} for row in accuracy]
+    run.define_metric("layer")
+    # Exact names: a pattern would lose to the `*` of Lightning's metrics.
+    for column in dict.fromkeys(column for row in numeric for column in row if column != "layer"):
+        run.define_metric(f"by_layer/{column}", step_metric="layer")
+    for row in numeric:
+        yield {key if key == "layer" else f"by_layer/{key}": value for key, value in row.items()}
+
+
+def _best(accuracy: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Find the best layer, the lowest of equals.
+
+    Set by hand because `define_metric(summary="max")` means something else before and after a
+    sync.
+    """
+    measured = [row for row in accuracy if _is_number(row.get("accuracy"))]
+    if not measured:
+        return {}
+    best = max(measured, key=lambda row: (row["accuracy"], -row["layer"]))
+    return {"best_accuracy": best["accuracy"], "best_layer": best["layer"]}
+
+
+def _by_layer(neurons: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Split the ranking into one table per layer, in order of rank and as long as W&B shows."""
+    layers = sorted({row["layer"] for row in neurons})
+    tables: dict[str, list[Mapping[str, Any]]] = {f"neurons/layer_{n:02d}": [] for n in layers}
+    for row in sorted(neurons, key=lambda row: row["rank"]):
+        tables[f"neurons/layer_{row['layer']:02d}"].append(row)
+    return {key: rows[:_MAX_TABLE_ROWS] for key, rows in tables.items()}
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    import wandb
+
+    columns: list[str | int] = list(dict.fromkeys(column for row in rows for column in row))
+    data = [[row.get(str(column)) for column in columns] for row in rows]
+    # A column may hold 0 and 0.5, or a number and "below resolution".
+    return wandb.Table(columns=columns, data=data, allow_mixed_types=True)
+
+
+def _artifact(name: str, files: Sequence[Path]) -> Artifact:
+    import wandb
+
+    artifact = wandb.Artifact(re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)[:128], type="probe")
+    for file in files:
+        # Immutable: read where it is, instead of a second copy of every tensor.
+        artifact.add_file(str(file.absolute()), policy="immutable", skip_cache=True)
+    return artifact
+
+
+def _record_final_paths(run: Run, folder: Path) -> None:
+    """Make an offline run remember its artifacts' files where they will be at `wandb sync`.
+
+    The client records absolute paths when something is logged, and a sync that does not find a
+    file leaves its artifact (every table is one) pending, with exit status 0.
+    """
+    if not folder.name.endswith(_PARTIAL):
+        return
+    final = folder.with_name(folder.name.removesuffix(_PARTIAL))
+    log_artifact = run.log_artifact
+
+    def log_artifact_at_final_path(artifact: Artifact, *args: Any, **kwargs: Any) -> Artifact:
+        for entry in artifact.manifest.entries.values():
+            path = Path(entry.local_path) if entry.local_path else folder.parent
+            if path.is_relative_to(folder):
+                entry.local_path = str(final / path.relative_to(folder))
+        return log_artifact(artifact, *args, **kwargs)
+
+    # Tables, too, reach the run through this method.
+    run.log_artifact = log_artifact_at_final_path  # type: ignore[assignment,method-assign]
+
+
+def _guarded_logger(run: Run, project: str, folder: Path, attempt: Callable[[Callable[[], None]], None]) -> WandbLogger:
+    """Return Lightning's logger on a run, with errors of W&B kept out of the training loop."""
+    from pytorch_lightning.loggers import WandbLogger
+
+    class GuardedLogger(WandbLogger):
+        def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+            attempt(lambda: super(GuardedLogger, self).log_metrics(metrics, step))
+
+        def log_hyperparams(self, params: Any) -> None:
+            attempt(lambda: super(GuardedLogger, self).log_hyperparams(params))
+
+    return GuardedLogger(experiment=run, project=project, save_dir=folder, id=run.id)
+
+
+def _service_process() -> Popen[bytes] | None:
+    """Find the client's background process, which it has no public name for."""
+    from wandb.sdk import wandb_setup
+
+    try:
+        process = attrgetter("_connection._proc._process")(wandb_setup.singleton())
+    except AttributeError:
+        return None  # another version of the client: its own limits must do
+    return cast("Popen[bytes]", process)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _reason(error: Exception) -> str:
+    """Put an error into half a line: its first line, or its name where it has none."""
+    first_line = (str(error) or type(error).__name__).splitlines()[0]
+    return first_line.rstrip(" .")[:200]

@@ -1,0 +1,290 @@
+"""Probes of many layers trained and tested together: data, Trainer, and what came out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from probing.errors import UserError
+from probing.examples import Batch, Examples, ShardBatches, read
+from probing.metrics import ProbeMetrics
+from probing.moments import Moments, MomentsAccumulator, PenaltySpace
+from probing.probe import AdamProbe, FullPassProbe, LinearProbe, Problem
+from probing.solvers import Penalty
+
+SolverName = Literal["lbfgs", "adam"]
+
+# Passes after which a problem that is not solved is left as it is, and says so.
+MAX_PASSES = 1000
+
+# Arguments of Lightning's Trainer that mean something here: for both solvers, and for mini-batches alone.
+_HONOURED = {
+    "accelerator", "strategy", "devices", "num_nodes", "max_epochs", "max_time", "deterministic", "benchmark",
+    "enable_progress_bar", "enable_checkpointing", "detect_anomaly",
+}  # fmt: skip
+_HONOURED_BY_ADAM = _HONOURED | {
+    "precision", "min_epochs", "gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches",
+    "limit_train_batches", "limit_val_batches", "check_val_every_n_epoch",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Training:
+    """How probes are trained.
+
+    Args:
+        penalty: On the scaled weights.
+        penalty_space: By what neurons are divided where their weights are penalised.
+        solver: `lbfgs` to a bound on the distance to the optimum, `adam` on mini-batches.
+        tolerance: That bound, in nats.
+        learning_rate: Of Adam.
+        batch_size: Of Adam, in tokens.
+        patience: Of Adam, in epochs.
+        seed: Of Adam's batches.
+    """
+
+    penalty: Penalty
+    penalty_space: PenaltySpace
+    solver: SolverName
+    tolerance: float
+    learning_rate: float
+    batch_size: int
+    patience: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class LayerFit:
+    """The probe of one layer.
+
+    Args:
+        layer: Layer number.
+        weight: On raw hidden states, shape (n_classes, d_model), float32.
+        moments: Of the layer's training tokens.
+        objective: On the training tokens, in nats.
+        optimality_gap: Upper bound on the objective's distance to its minimum, in nats.
+        converged: Whether the solver reached its tolerance; None for Adam, which has none.
+        n_passes: Passes over the training tokens.
+        metrics: On the test tokens.
+        correct_by_sentence: Test tokens rightly predicted, for each sentence of the corpus tested on.
+    """
+
+    layer: int
+    weight: Tensor
+    moments: Moments
+    objective: float
+    optimality_gap: float
+    converged: bool | None
+    n_passes: int
+    metrics: Mapping[str, float]
+    correct_by_sentence: NDArray[np.int64]
+
+
+class ProbeData(pl.LightningDataModule):
+    """Examples as Lightning wants them, divided among ranks by shard.
+
+    Args:
+        train: Training examples.
+        validation: Validation examples.
+        test: Test examples.
+        layers: Layers that are read.
+        mini_batches: Batch size in tokens and seed, or None for whole shards.
+    """
+
+    def __init__(
+        self,
+        train: Examples,
+        validation: Examples,
+        test: Examples,
+        layers: Sequence[int],
+        mini_batches: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__()
+        self.sides = {"train": train, "validation": validation, "test": test}
+        self.layers, self.mini_batches = layers, mini_batches
+
+    def _shards(self, side: str) -> ShardBatches:
+        trainer = cast(pl.Trainer, self.trainer)
+        return ShardBatches(self.sides[side], self.layers, trainer.global_rank, trainer.world_size)
+
+    def train_dataloader(self) -> DataLoader[Batch]:
+        """Return whole shards in order, or shuffled mini-batches."""
+        shards = self._shards("train")
+        return DataLoader(MiniBatches(shards, *self.mini_batches) if self.mini_batches else shards, batch_size=None)
+
+    def val_dataloader(self) -> DataLoader[Batch] | list[Any]:
+        """Return whole shards; nothing where there are no mini-batches to choose between."""
+        return DataLoader(self._shards("validation"), batch_size=None) if self.mini_batches else []
+
+    def test_dataloader(self) -> DataLoader[Batch]:
+        """Return whole shards."""
+        return DataLoader(self._shards("test"), batch_size=None)
+
+
+class MiniBatches(IterableDataset[Batch]):
+    """Shuffled batches of examples: shards in random order, tokens of a shard in random order, anew each epoch.
+
+    Args:
+        shards: Where they are read.
+        size: Tokens in a batch.
+        seed: Of the order; the epoch is mixed in.
+    """
+
+    def __init__(self, shards: ShardBatches, size: int, seed: int) -> None:
+        self.shards, self.size, self.seed, self.epoch = shards, size, seed, 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        generator = np.random.default_rng([self.seed, self.epoch])
+        self.epoch += 1
+        for shard in generator.permutation(len(self.shards)):
+            batch = self.shards[int(shard)]
+            rows = generator.permutation((batch.labels >= 0).nonzero().squeeze(1).numpy())
+            for start in range(0, len(rows), self.size):
+                kept = torch.from_numpy(rows[start : start + self.size])
+                states = tuple(h[kept] for h in batch.hidden_states)
+                yield Batch(states, batch.labels[kept], batch.sentences[kept])
+
+
+def layer_moments(train: Examples, layers: Sequence[int]) -> list[Moments]:
+    """Return the moments of each layer's training tokens, in one streamed pass."""
+    accumulators = [MomentsAccumulator(train.store.plan.d_model) for _ in layers]
+    for batch in read(train, layers):
+        kept = batch.labels >= 0
+        for accumulator, states in zip(accumulators, batch.hidden_states, strict=True):
+            accumulator.update(states[kept])
+    return [accumulator.result() for accumulator in accumulators]
+
+
+def train_probes(
+    train: Examples,
+    validation: Examples,
+    test: Examples,
+    layers: Sequence[int],
+    classes: NDArray[np.int64],
+    ordinal: bool,
+    training: Training,
+    trainer_options: Mapping[str, Any],
+    logger: Any = None,
+    callbacks: Sequence[pl.Callback] = (),
+    folder: str | None = None,
+) -> list[LayerFit]:
+    """Train one probe per layer, all in one stack, and test them.
+
+    Args:
+        train: Training examples.
+        validation: Validation examples; Adam stops by them.
+        test: Test examples, possibly of another store.
+        layers: Layer numbers.
+        classes: The label of each class.
+        ordinal: Whether labels are numbers.
+        training: How to train.
+        trainer_options: Arguments of Lightning's Trainer, checked by `check_trainer_options`.
+        logger: Lightning logger for the training curves.
+        callbacks: Lightning callbacks.
+        folder: Where Lightning writes what it writes (checkpoints, if asked for).
+    """
+    moments = layer_moments(train, layers)
+    problems = [Problem(f"layer_{layer:02d}", i, training.penalty) for i, layer in enumerate(layers)]
+    stack: dict[str, Any] = {
+        "problems": problems,
+        "moments": moments,
+        "classes": torch.from_numpy(classes),
+        "ordinal": ordinal,
+        "penalty_space": training.penalty_space,
+        "n_test_sentences": test.store.tokens.n_sentences,
+    }
+    full_pass = {"n_train_tokens": train.n_tokens, "tolerance": training.tolerance}
+    sides = (train, validation, test, layers)
+
+    def trainer(max_epochs: int, logger: Any = False, **options: Any) -> pl.Trainer:
+        return build_trainer({"max_epochs": max_epochs, **trainer_options, **options}, logger, callbacks, folder)
+
+    probe: LinearProbe
+    if training.solver == "lbfgs":
+        probe = solved = FullPassProbe(**stack, **full_pass)
+        fitting = trainer(MAX_PASSES, logger)
+        fitting.fit(probe, datamodule=ProbeData(*sides))
+    else:
+        probe = AdamProbe(**stack, learning_rate=training.learning_rate, patience=training.patience)
+        fitting = trainer(100, logger)
+        fitting.fit(probe, datamodule=ProbeData(*sides, mini_batches=(training.batch_size, training.seed)))
+        # How far Adam stayed from the optimum is measured by going there from where it stopped.
+        solved = FullPassProbe(**stack, **full_pass, start=probe.scaled_weight.data.cpu())
+        trainer(MAX_PASSES, max_epochs=MAX_PASSES, precision="32-true").fit(solved, datamodule=ProbeData(*sides))
+    fitting.test(probe, datamodule=ProbeData(*sides), verbose=False)
+    return [_layer_fit(layer, i, probe, solved, moments[i], fitting.current_epoch) for i, layer in enumerate(layers)]
+
+
+def _layer_fit(
+    layer: int, i: int, probe: LinearProbe, solved: FullPassProbe, moments: Moments, n_epochs: int
+) -> LayerFit:
+    solution = solved.solutions[i]
+    metrics = cast(ProbeMetrics, probe.metrics[i])
+    is_adam = probe is not solved
+    objective = solved.first_objectives[i] if is_adam else solution.objective
+    return LayerFit(
+        layer=layer,
+        weight=probe.weight[i].float().cpu(),
+        moments=moments,
+        objective=objective,
+        optimality_gap=objective - solution.objective + solution.optimality_gap,
+        converged=None if is_adam else solution.converged,
+        n_passes=n_epochs if is_adam else solution.n_passes,
+        metrics=metrics.compute(),
+        correct_by_sentence=metrics.correct_by_sentence.compute().cpu().numpy(),
+    )
+
+
+def check_trainer_options(options: Mapping[str, Any], solver: SolverName) -> None:
+    """Check the Trainer's arguments before any work.
+
+    Raises:
+        UserError: If one is unknown, cannot be honoured by the solver, or has a value that Lightning refuses.
+    """
+    known = set(inspect.signature(pl.Trainer).parameters)
+    honoured = _HONOURED_BY_ADAM if solver == "adam" else _HONOURED
+    problems = [
+        f"`--trainer.{name}` is no argument of Lightning's Trainer"
+        if name not in known
+        else f"`--trainer.{name}` cannot be honoured by the solver {solver}"
+        for name in options
+        if name not in honoured
+    ]
+    if problems:
+        raise UserError(f"{'; '.join(problems)}; what can be set is {', '.join(sorted(honoured))}.")
+    try:
+        build_trainer(options, logger=False, callbacks=(), folder=None)
+    except Exception as error:  # Lightning raises many kinds
+        reason = str(error).strip().split("\n")[0]
+        raise UserError(f"`--trainer.*` ({', '.join(options)}): Lightning refuses it: {reason}") from None
+
+
+def build_trainer(
+    options: Mapping[str, Any], logger: Any, callbacks: Sequence[pl.Callback], folder: str | None
+) -> pl.Trainer:
+    """Return a Trainer with this project's defaults under the user's options."""
+    defaults = {
+        "accelerator": "gpu" if torch.cuda.is_available() else "cpu",
+        "devices": 1,
+        "enable_progress_bar": False,
+        "enable_checkpointing": False,
+    }
+    return pl.Trainer(
+        **{**defaults, **options},
+        logger=logger or False,
+        callbacks=list(callbacks),
+        default_root_dir=folder,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        log_every_n_steps=1,
+        use_distributed_sampler=False,  # shards are divided by `ShardBatches`, without repetition
+    )

@@ -1,0 +1,317 @@
+"""A stand-in for the W&B service on the loopback interface.
+
+It answers what the pinned client sends for init, log, tables, images, artifacts, finish and
+`wandb sync`, and keeps what it received. It proves what is sent, not what the real service
+accepts or draws.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any
+
+JSON = dict[str, Any]
+
+_ENTITY = "researcher"
+_KEY = "0" * 40  # the client refuses shorter ones before it asks the server
+
+
+@dataclass
+class ServedRun:
+    """What the server knows of one run."""
+
+    name: str
+    display_name: str | None = None
+    config: JSON = field(default_factory=dict)
+    history: list[JSON] = field(default_factory=list)
+    summary: JSON = field(default_factory=dict)
+    exit_code: int | None = None
+
+
+@dataclass
+class ServedArtifact:
+    """What the server knows of one artifact."""
+
+    name: str
+    type: str
+    committed: bool = False
+    files: list[str] = field(default_factory=list)
+
+
+class WandbServer:
+    """Serve until the `with` block ends.
+
+    Args:
+        delay_s: Wait before each answer.
+        dies_after: Number of requests answered; then every connection is cut and the port closed.
+        hangs_after: Number of requests answered; then connections are accepted and left waiting.
+
+    Attributes:
+        connections: How often anything connected, whether or not it then asked something.
+        requests: GraphQL operations and paths, in the order of arrival.
+        unknown: Those that the server has no answer to. They get a 4xx: the client retries a
+            5xx for ever.
+        runs: By run id.
+        artifacts: By the server's own id.
+        uploads: File contents by run id (or artifact id) and name, as in `RUN/files.json`.
+    """
+
+    def __init__(
+        self,
+        delay_s: float = 0.0,
+        dies_after: int | None = None,
+        hangs_after: int | None = None,
+    ) -> None:
+        self.connections = 0
+        self.requests: list[str] = []
+        self.unknown: list[str] = []
+        self.runs: dict[str, ServedRun] = {}
+        self.artifacts: dict[str, ServedArtifact] = {}
+        self.uploads: dict[str, bytes] = {}
+        self._delay_s = delay_s
+        self._dies_after = dies_after
+        self._hangs_after = hangs_after
+        self._dead = False
+        self._closed = threading.Event()
+        self._ids = itertools.count(1)
+        self._lock = threading.Lock()
+        self._http = _Listener(self)
+        self.url = f"http://127.0.0.1:{self._http.server_port}"
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
+
+    def __enter__(self) -> WandbServer:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that point a client here, with a key it accepts."""
+        return {"WANDB_BASE_URL": self.url, "WANDB_API_KEY": _KEY}
+
+    def close(self) -> None:
+        """Cut every connection and close the port."""
+        self._dead = True
+        self._closed.set()
+        self._http.shutdown()
+        self._http.server_close()
+
+    def artifact(self, type: str) -> ServedArtifact:
+        """Return the only artifact of a type."""
+        (found,) = [artifact for artifact in self.artifacts.values() if artifact.type == type]
+        return found
+
+    def answer(self, method: str, path: str, body: bytes) -> tuple[int, JSON] | None:
+        """Answer one request with a status and a body, or with None: cut the connection."""
+        self._closed.wait(self._delay_s)
+        if self._hangs_after is not None and len(self.requests) >= self._hangs_after:
+            self._closed.wait()
+        with self._lock:
+            if self._dies_after is not None and len(self.requests) >= self._dies_after:
+                self._dead = True
+                self._http.socket.close()
+            if self._dead:
+                return None
+            return self._route(method, path.partition("?")[0], body)
+
+    def _route(self, method: str, path: str, body: bytes) -> tuple[int, JSON]:
+        if path == "/graphql":
+            return self._graphql(json.loads(body))
+        self.requests.append(f"{method} {path}")
+        if stream := re.fullmatch(r"/files/[^/]*/[^/]*/([^/]*)/file_stream", path):
+            self._receive_stream(self.runs[stream[1]], json.loads(body))
+        elif path.startswith("/upload/"):
+            self.uploads[path.removeprefix("/upload/")] = body
+        elif not path.startswith("/sdk/otel/"):  # usage statistics, sent by `wandb sync`
+            self.unknown.append(f"{method} {path}")
+            return 404, {}
+        return 200, {}
+
+    def _graphql(self, request: JSON) -> tuple[int, JSON]:
+        found = re.search(r"(?:query|mutation)\s+(\w+)", request["query"])
+        operation = found[1] if found else "anonymous"
+        self.requests.append(operation)
+        if (resolve := _RESOLVERS.get(operation)) is None:
+            self.unknown.append(operation)
+            return 400, {"errors": [{"message": f"no answer to {operation}"}]}
+        return 200, {"data": resolve(self, request.get("variables") or {})}
+
+    def _receive_stream(self, run: ServedRun, body: JSON) -> None:
+        for name, chunk in (body.get("files") or {}).items():
+            if name == "wandb-history.jsonl":
+                rows = [json.loads(line) for line in chunk["content"]]
+                run.history[chunk["offset"] :] = rows
+            elif name == "wandb-summary.json":
+                run.summary = json.loads(chunk["content"][-1])
+        if body.get("complete"):
+            run.exit_code = body["exitcode"]
+
+    def new_id(self, letter: str) -> str:
+        return f"{letter}{next(self._ids)}"
+
+    def upload_slot(self, owner: str, name: str) -> JSON:
+        """Describe where a file is to be sent, in the form all three uploads share."""
+        return {"uploadUrl": f"{self.url}/upload/{owner}/{name}", "uploadHeaders": []}
+
+
+class _Listener(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, server: WandbServer) -> None:
+        super().__init__(("127.0.0.1", 0), _handler_for(server))
+        self._server = server
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        self._server.connections += 1
+        return True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: the client resets idle connections as a matter of course."""
+
+
+def _handler_for(server: WandbServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def handle_request(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length") or 0))
+            if self.headers.get("content-encoding") == "gzip":
+                body = gzip.decompress(body)
+            answer = server.answer(self.command, self.path, body)
+            if answer is None:
+                self.close_connection = True
+                return
+            status, content = answer
+            encoded = json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(encoded)))
+            self.end_headers()
+            self.wfile.write(encoded)
+
+        do_GET = do_POST = do_PUT = handle_request
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Keep the requests out of the test's output."""
+
+    return Handler
+
+
+def _viewer(server: WandbServer, variables: JSON) -> JSON:
+    teams = {"edges": [{"node": {"name": _ENTITY}}]}
+    viewer = {"id": "U1", "entity": _ENTITY, "username": _ENTITY, "flags": "{}", "teams": teams}
+    return {"viewer": {**viewer, "email": "researcher@localhost"}}
+
+
+def _upsert_bucket(server: WandbServer, variables: JSON) -> JSON:
+    name = variables["name"]
+    inserted = name not in server.runs
+    run = server.runs.setdefault(name, ServedRun(name))
+    run.display_name = variables.get("displayName") or run.display_name
+    if variables.get("config"):
+        run.config = json.loads(variables["config"])
+    if variables.get("summaryMetrics"):
+        run.summary.update(json.loads(variables["summaryMetrics"]))
+    project = variables.get("project") or "uncategorized"
+    entity = {"id": "E1", "name": variables.get("entity") or _ENTITY}
+    bucket = {
+        "id": f"bucket-{name}",
+        "name": name,
+        "displayName": run.display_name,
+        "description": None,
+        "config": json.dumps(run.config),
+        "sweepName": None,
+        "historyLineCount": len(run.history),
+        "project": {"id": "P1", "name": project, "entity": entity},
+    }
+    return {"upsertBucket": {"inserted": inserted, "bucket": bucket}}
+
+
+def _run_resume_status(server: WandbServer, variables: JSON) -> JSON:
+    entity = {"id": "E1", "name": _ENTITY}
+    project = variables.get("project")
+    return {"model": {"id": "P1", "name": project, "entity": entity, "bucket": None}}
+
+
+def _create_run_files(server: WandbServer, variables: JSON) -> JSON:
+    run = variables["run"]
+    files = [{"name": name, **server.upload_slot(run, name)} for name in variables["files"]]
+    return {"createRunFiles": {"runID": run, "uploadHeaders": [], "files": files}}
+
+
+def _create_artifact(server: WandbServer, variables: JSON) -> JSON:
+    identity = server.new_id("A")
+    wanted = variables["input"]
+    server.artifacts[identity] = ServedArtifact(wanted["artifactCollectionName"], wanted["artifactTypeName"])
+    sequence = {"latestArtifact": None}
+    artifact = {"id": identity, "state": "PENDING", "artifactSequence": sequence}
+    return {"createArtifact": {"artifact": artifact}}
+
+
+def _create_artifact_manifest(server: WandbServer, variables: JSON) -> JSON:
+    identity = server.new_id("M")
+    file = {"id": identity, **server.upload_slot(variables["artifactID"], variables["name"])}
+    return {"createArtifactManifest": {"artifactManifest": {"id": identity, "file": file}}}
+
+
+def _update_artifact_manifest(server: WandbServer, variables: JSON) -> JSON:
+    identity = variables["artifactManifestID"]
+    file = {"id": identity, **server.upload_slot(identity, "manifest.json")}
+    return {"updateArtifactManifest": {"artifactManifest": {"id": identity, "file": file}}}
+
+
+def _create_artifact_files(server: WandbServer, variables: JSON) -> JSON:
+    edges = []
+    for wanted in (variables.get("input") or variables)["artifactFiles"]:
+        identity, name = wanted["artifactID"], wanted["name"]
+        server.artifacts[identity].files.append(name)
+        slot = server.upload_slot(identity, name)
+        node = {**slot, "storagePath": name, "uploadMultipartUrls": None}
+        edges.append({"node": {**node, "artifact": {"id": identity}}})
+    return {"createArtifactFiles": {"files": {"edges": edges}}}
+
+
+def _commit_artifact(server: WandbServer, variables: JSON) -> JSON:
+    identity = variables["artifactID"]
+    server.artifacts[identity].committed = True
+    return {"commitArtifact": {"artifact": {"id": identity, "digest": ""}}}
+
+
+def _always(answer: JSON) -> Callable[[WandbServer, JSON], JSON]:
+    return lambda server, variables: answer
+
+
+_VERSIONS = {"max_cli_version": "99.0.0", "min_cli_version": "0.0.1"}
+
+_RESOLVERS: dict[str, Callable[[WandbServer, JSON], JSON]] = {
+    "Viewer": _viewer,
+    "UpsertBucket": _upsert_bucket,
+    "RunResumeStatus": _run_resume_status,
+    "CreateRunFiles": _create_run_files,
+    "CreateArtifact": _create_artifact,
+    "CreateArtifactManifest": _create_artifact_manifest,
+    "UpdateArtifactManifest": _update_artifact_manifest,
+    "CreateArtifactFiles": _create_artifact_files,
+    "CommitArtifact": _commit_artifact,
+    "ArtifactType": _always({"project": {"artifact": None}}),
+    "RunStoppedStatus": _always({"project": {"run": {"stopped": False}}}),
+    "ServerFeaturesQuery": _always({"serverInfo": {"features": []}}),
+    "ServerInfo": _always({"serverInfo": {"cliVersionInfo": _VERSIONS, "latestLocalVersionInfo": None}}),
+    "OrganizationCoreWeaveOrganizationID": _always({"entity": {"organization": {"coreWeaveOrganizationId": ""}}}),
+    "OrgFeatureFlags": _always({"organization": {"featureFlags": []}}),
+}
