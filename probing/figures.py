@@ -15,7 +15,7 @@ Row = Mapping[str, Any]
 
 BLUE, GREY = "#0b5394", "#6b6b6b"
 TOP = 15  # neurons in the bar chart
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -43,13 +43,14 @@ def write_figures(folder: Path, accuracy: Sequence[Row], neurons: Sequence[Row],
     by_layer = {row["layer"]: [n for n in neurons if n["layer"] == row["layer"]] for row in accuracy}
     paths = []
     with matplotlib.rc_context(STYLE):
-        for name, draw in (
-            ("accuracy", lambda figure: accuracy_by_layer(figure, accuracy, task, model)),
-            ("top_neurons", lambda figure: top_neurons(figure, by_layer, model)),
-            ("neuron_map", lambda figure: neuron_map(figure, by_layer, model)),
-        ):
+        for name in ("accuracy", "top_neurons", "neuron_map"):
             figure = Figure(layout="constrained")
-            draw(figure)
+            if name == "accuracy":
+                accuracy_by_layer(figure, accuracy, task, model)
+            elif name == "top_neurons":
+                top_neurons(figure, by_layer, model)
+            else:
+                neuron_map(figure, by_layer, model)
             paths.append(folder / f"{name}.png")
             figure.savefig(paths[-1])
     return paths

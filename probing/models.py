@@ -184,10 +184,7 @@ def load_encoder(source: ModelSource, dtype: torch.dtype, random_weights_seed: i
     """
     import torch
     from transformers import AutoModel
-    from transformers.utils import logging
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     config = load_config(source)
     if random_weights_seed is not None:
         with torch.random.fork_rng(devices=[]):
@@ -261,7 +258,7 @@ def hidden_states(encoder: nn.Module, layers: Sequence[int], **inputs: Tensor) -
     Returns:
         For each layer, shape (batch, sequence, d_model), in the encoder's dtype.
     """
-    n_layers, highest = encoder.config.num_hidden_layers, max(layers)  # type: ignore[union-attr]
+    n_layers, highest = _n_layers(encoder), max(layers)
     blocks = find_blocks(encoder)
     if blocks is None:
         states = encoder(**inputs, output_hidden_states=True).hidden_states
@@ -295,9 +292,13 @@ def find_blocks(encoder: nn.Module) -> nn.ModuleList | None:
     """Return the outermost list of `num_hidden_layers` blocks, or None where a family has no such list."""
     from torch import nn
 
-    n_layers = encoder.config.num_hidden_layers  # type: ignore[union-attr]
+    n_layers = _n_layers(encoder)
     lists = (module for module in encoder.modules() if isinstance(module, nn.ModuleList) and len(module) == n_layers)
     return next(lists, None)
+
+
+def _n_layers(encoder: nn.Module) -> int:
+    return int(encoder.config.num_hidden_layers)  # type: ignore[union-attr, arg-type]
 
 
 def _first_line(error: Exception) -> str:

@@ -122,15 +122,19 @@ def conclusion(rows: Sequence[Mapping[str, Any]], task: str) -> str:
         task: What the probe predicts, such as `position`.
     """
     top = rows[0]
-    who = f"Layer {top['layer']}: neuron {top['neuron']} contributes most ({top['ratio']:.1f} times the mean)"
+    who = f"Layer {top['layer']}: neuron {top['neuron']} contributes most, {top['ratio']:.1f} times the mean"
+    left = f"{top['contribution_centred'] / (top['contribution'] or 1):.0%}"
+    explained = f"{max(top['eta_squared'], 0):.1%} of its variance goes with {task} (z = {top['eta_squared_z']:.0f})"
     if top["flag"] == "offset no-signal":
-        return f"{who}, but it is large and nearly constant and tells classes apart no better than chance: an intercept, not {task}."
+        return (
+            f"{who}, but it is large and nearly constant, and it tells classes apart no better than chance: "
+            f"it serves as the intercept and says nothing of {task}."
+        )
     if "offset" in top["flag"]:
-        share = top["contribution_centred"] / top["contribution"]
-        return f"{who}, which overstates it: only {share:.0%} is left without its mean; it does vary with {task} (z = {top['eta_squared_z']:.0f})."
+        return f"{who}, which overstates it: only {left} is left without its mean; {explained}, so it does carry some."
     if "no-signal" in top["flag"]:
-        return f"{who} and alone tells classes apart no better than chance: it is useful to the probe only together with others."
+        return f"{who}, yet alone it tells classes apart no better than chance: it is useful only together with others."
     return (
-        f"{who}, and {top['eta_squared']:.1%} of its variance goes with {task} (z = {top['eta_squared_z']:.0f}): "
-        f"it carries {task}, one of many that do, since it makes up {top['share']:.1%} of the sum."
+        f"{who}; {left} is left without its mean and {explained}: it carries {task}, "
+        f"as one of many, for it makes up {top['share']:.1%} of the sum."
     )

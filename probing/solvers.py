@@ -1,9 +1,9 @@
 """What one full pass over the training tokens does to each stacked problem.
 
 A solver is a generator: it yields the point where it wants the data term evaluated, is sent an
-`Evaluation`, or None once there are no passes left, and returns a `Solution`. Whoever drives it decides how the pass is made and how
-many problems share it, so step lengths, history and stopping belong to each problem and training
-together gives the same weights as training alone.
+`Evaluation` (or None once there are no passes left), and returns a `Solution`. Whoever drives it
+decides how the pass is made and how many problems share it, so step lengths, history and stopping
+belong to each problem, and training together gives the same weights as training alone.
 """
 
 from __future__ import annotations

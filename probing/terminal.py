@@ -26,8 +26,9 @@ def silence(message: str) -> None:
 
 def result_line(row: Row, top: Sequence[Row]) -> str:
     """Return a layer's result in one line, for --quiet."""
+    interval = f"{row['accuracy_low']:.3f} to {row['accuracy_high']:.3f}"
     return (
-        f"layer {row['layer']}: accuracy {row['accuracy']:.3f} ({row['accuracy_low']:.3f} to {row['accuracy_high']:.3f}), "
+        f"layer {row['layer']}: accuracy {row['accuracy']:.3f} ({interval}), "
         f"majority {row['majority_accuracy']:.3f}, top neurons {', '.join(str(n['neuron']) for n in top)}"
     )
 

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 from urllib.parse import urlsplit
 
 from probing.errors import UserError
+from probing.runs import PARTIAL
 
 if TYPE_CHECKING:
     from pytorch_lightning.loggers import WandbLogger
@@ -47,9 +48,6 @@ _REQUEST_S = 4
 
 # The media copy of a table, which offline runs show, is cut here without a word.
 _MAX_TABLE_ROWS = 10_000
-
-# A run is written as NAME.partial and renamed when whole.
-_PARTIAL = ".partial"
 
 
 @dataclass(frozen=True)
@@ -433,6 +431,7 @@ class Tracker:
         """Set what the client can be told by variables alone, and put them back afterwards."""
         wandb_folder = self._folder / "wandb"
         ours = {
+            "WANDB_MODE": self._mode,  # an empty one is an error even where another is given
             "WANDB_DIR": str(self._folder),
             "WANDB_DATA_DIR": str(wandb_folder / "data"),  # copies of what goes into artifacts
             "WANDB_CACHE_DIR": str(wandb_folder / "cache"),
@@ -534,9 +533,9 @@ def _record_final_paths(run: Run, folder: Path) -> None:
     The client records absolute paths when something is logged, and a sync that does not find a
     file leaves its artifact (every table is one) pending, with exit status 0.
     """
-    if not folder.name.endswith(_PARTIAL):
+    if not folder.name.endswith(PARTIAL):
         return
-    final = folder.with_name(folder.name.removesuffix(_PARTIAL))
+    final = folder.with_name(folder.name.removesuffix(PARTIAL))
     log_artifact = run.log_artifact
 
     def log_artifact_at_final_path(artifact: Artifact, *args: Any, **kwargs: Any) -> Artifact:

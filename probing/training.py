@@ -25,6 +25,8 @@ SolverName = Literal["lbfgs", "adam"]
 
 # Passes after which a problem that is not solved is left as it is, and says so.
 MAX_PASSES = 1000
+# Epochs of Adam where no problem stops by itself.
+MAX_EPOCHS = 100
 
 # Arguments of Lightning's Trainer that mean something here: for both solvers, and for mini-batches alone.
 _HONOURED = {
@@ -202,24 +204,22 @@ def train_probes(
         "penalty_space": training.penalty_space,
         "n_test_sentences": test.store.tokens.n_sentences,
     }
-    full_pass = {"n_train_tokens": train.n_tokens, "tolerance": training.tolerance}
+    full_pass: dict[str, Any] = {"n_train_tokens": train.n_tokens, "tolerance": training.tolerance}
     sides = (train, validation, test, layers)
-
-    def trainer(max_epochs: int, logger: Any = False, **options: Any) -> pl.Trainer:
-        return build_trainer({"max_epochs": max_epochs, **trainer_options, **options}, logger, callbacks, folder)
 
     probe: LinearProbe
     if training.solver == "lbfgs":
         probe = solved = FullPassProbe(**stack, **full_pass)
-        fitting = trainer(MAX_PASSES, logger)
+        fitting = build_trainer({"max_epochs": MAX_PASSES, **trainer_options}, logger, callbacks, folder)
         fitting.fit(probe, datamodule=ProbeData(*sides))
     else:
         probe = AdamProbe(**stack, learning_rate=training.learning_rate, patience=training.patience)
-        fitting = trainer(100, logger)
+        fitting = build_trainer({"max_epochs": MAX_EPOCHS, **trainer_options}, logger, callbacks, folder)
         fitting.fit(probe, datamodule=ProbeData(*sides, mini_batches=(training.batch_size, training.seed)))
         # How far Adam stayed from the optimum is measured by going there from where it stopped.
         solved = FullPassProbe(**stack, **full_pass, start=probe.scaled_weight.data.cpu())
-        trainer(MAX_PASSES, max_epochs=MAX_PASSES, precision="32-true").fit(solved, datamodule=ProbeData(*sides))
+        full = {k: v for k, v in trainer_options.items() if k in _HONOURED} | {"max_epochs": MAX_PASSES}
+        build_trainer(full, None, callbacks, folder).fit(solved, datamodule=ProbeData(*sides))
     fitting.test(probe, datamodule=ProbeData(*sides), verbose=False)
     return [_layer_fit(layer, i, probe, solved, moments[i], fitting.current_epoch) for i, layer in enumerate(layers)]
 

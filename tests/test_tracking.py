@@ -308,6 +308,15 @@ def test_the_environment_is_as_it_was(folder: Path) -> None:
     assert dict(os.environ) == before
 
 
+@pytest.mark.parametrize("mode", ["", "disabled", "online"])
+def test_the_mode_asked_for_wins_inside_the_client_too(
+    mode: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", mode)
+    assert offline_run(folder).table("accuracy") == ACCURACY
+    assert os.environ["WANDB_MODE"] == mode
+
+
 def test_finishing_twice_is_finishing_once(folder: Path) -> None:
     tracker = track(folder, mode="offline")
     tracker.finish()

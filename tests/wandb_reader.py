@@ -6,6 +6,7 @@ kind (whole, first, middle, last), each holding one protobuf message. Tested wit
 
 from __future__ import annotations
 
+import importlib
 import json
 import struct
 import zlib
@@ -59,12 +60,11 @@ def read_offline_runs(folder: Path) -> list[OfflineRun]:
 
 def read_offline_run(folder: Path) -> OfflineRun:
     """Read one offline run from its own folder."""
-    from wandb.proto import wandb_internal_pb2
-
+    messages: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")
     (log,) = folder.glob("run-*.wandb")
     found = OfflineRun(folder)
     for message in _messages(log):
-        record = wandb_internal_pb2.Record()
+        record = messages.Record()
         record.ParseFromString(message)
         _add(found, record)
     return found
@@ -109,7 +109,8 @@ def _messages(log: Path) -> Iterator[bytes]:
     content = log.read_bytes()
     if content[:4] != b":W&B":
         raise ValueError(f"{log} is not the log of a W&B run")
-    position, parts = _FILE_HEADER, []
+    position = _FILE_HEADER
+    parts: list[bytes] = []
     while True:
         if (left := _BLOCK - position % _BLOCK) < _RECORD_HEADER.size:
             position += left  # a header never crosses blocks

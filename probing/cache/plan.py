@@ -77,7 +77,7 @@ def divide(lengths: NDArray[np.int32], max_tokens: int) -> tuple[Shard, ...]:
 
 
 def batches(lengths: NDArray[np.int32], batch_tokens: int) -> Iterator[NDArray[np.int64]]:
-    """Yield sentences of one shard, longest first, in batches of at most `batch_tokens` padded tokens (or one sentence)."""
+    """Yield a shard's sentences, longest first, in batches of at most `batch_tokens` padded tokens (or one)."""
     order = np.argsort(-lengths, kind="stable")
     while len(order):
         size = max(1, batch_tokens // int(lengths[order[0]]))

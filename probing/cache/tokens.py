@@ -22,7 +22,8 @@ class Tokens:
     Args:
         lengths: Tokens of each sentence, shape (n_sentences,), int32.
         input_ids: Shape (n_tokens,), int32.
-        words: Index of the token's word in its sentence by `word_ids()`, -1 for special tokens, shape (n_tokens,), int16.
+        words: Index of each token's word in its sentence by `word_ids()`, -1 for special tokens, shape (n_tokens,),
+            int16.
         n_truncated: Sentences that were longer than the model allows and were cut.
     """
 
@@ -65,7 +66,7 @@ class Tokens:
         """Write the table as safetensors."""
         from safetensors.numpy import save_file
 
-        arrays = {"lengths": self.lengths, "input_ids": self.input_ids, "words": self.words}
+        arrays: dict[str, NDArray[Any]] = {"lengths": self.lengths, "input_ids": self.input_ids, "words": self.words}
         save_file(arrays, path, metadata={"n_truncated": str(self.n_truncated)})
 
     @classmethod
@@ -74,8 +75,8 @@ class Tokens:
         from safetensors import safe_open
 
         with safe_open(path, framework="numpy") as file:
-            columns = {name: file.get_tensor(name) for name in ("lengths", "input_ids", "words")}
-            return cls(**columns, n_truncated=int(file.metadata()["n_truncated"]))
+            columns = [file.get_tensor(name) for name in ("lengths", "input_ids", "words")]
+            return cls(*columns, n_truncated=int(file.metadata()["n_truncated"]))
 
 
 def tokenize(tokenizer: Any, sentences: Sequence[str], max_length: int) -> Tokens:
