@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from importlib import import_module
-from typing import Any
 
-
-def _from(module: str, function: str) -> Callable[[], tuple[Callable[..., Any], Sequence[str]]]:
-    return lambda: (getattr(import_module(f"probing.commands.{module}"), function), ())
-
-
+# Each name with the function that does it; the module is imported when the command is asked for.
 COMMANDS = {
-    "fit": _from("fit", "fit"),
-    "extract": _from("extract", "extract"),
-    "cache ls": _from("cache", "ls"),
-    "cache verify": _from("cache", "verify"),
-    "cache prune": _from("cache", "prune"),
+    "fit": "probing.commands.fit:fit",
+    "extract": "probing.commands.extract:extract",
+    "cache ls": "probing.commands.cache:ls",
+    "cache verify": "probing.commands.cache:verify",
+    "cache prune": "probing.commands.cache:prune",
 }
 
 

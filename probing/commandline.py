@@ -5,23 +5,18 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, NoReturn
 
 from jsonargparse import ActionConfigFile, ArgumentParser
 
 from probing.errors import RunError, UserError
 
-Command = Callable[..., Any]
-
-USER_ERROR, RUN_ERROR, INTERRUPTED = 2, 1, 130
+RUN_ERROR, USER_ERROR, INTERRUPTED = 1, 2, 130
 
 
 class Parser(ArgumentParser):
-    """Accepts hyphens for underscores and bare yes/no options, and reports every unknown option at once."""
-
-    def parse_args(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
-        """Parse arguments as the shell gives them."""
-        return super().parse_args([self._spelled(arg) for arg in args or ()], *rest, **options)
+    """Lets yes/no options stand alone and turns what is wrong with the arguments into a UserError."""
 
     def add_argument(self, *args: Any, **options: Any) -> Any:
         """Add an option; one that is yes or no may stand alone."""
@@ -30,80 +25,76 @@ class Parser(ArgumentParser):
         return super().add_argument(*args, **options)
 
     def error(self, message: str, error: Exception | None = None) -> NoReturn:
-        """Raise the message as a UserError in one sentence."""
-        raise UserError(_one_line(message))
-
-    @staticmethod
-    def _spelled(arg: str) -> str:
-        """Return an option with underscores: `--test-corpus=a-b` is `--test_corpus=a-b`."""
-        name, equals, value = arg.partition("=")
-        return name[:2] + name[2:].replace("-", "_") + equals + value if re.match(r"--[a-z]", name) else arg
+        """Raise the message as a UserError in one line."""
+        raise UserError(" ".join(message.split()))
 
 
-def run(commands: Mapping[str, Callable[[], tuple[Command, Sequence[str]]]], args: Sequence[str]) -> int:
-    """Run the command that `args` name and return the exit status.
+def run(commands: Mapping[str, str], args: Sequence[str]) -> int:
+    """Run the command that the arguments name and return the exit status.
 
     Args:
-        commands: For each name (one or two words) what loads the function and names its positional arguments.
+        commands: For each name, of one or two words, its function as `module:function`.
         args: As the shell gives them.
     """
     name, rest = _command(commands, args)
     if name is None:
         return _usage(commands, args)
     try:
-        function, positional = commands[name]()
-        parser = build_parser(name, function, positional)
-        function(**_keywords(parser, rest))
+        function = _load(commands[name])
+        function(**parse(name, function, rest))
         return 0
     except UserError as error:
-        print(f"probing {name}: {error}", file=sys.stderr)
-        return USER_ERROR
+        status, message = USER_ERROR, str(error)
     except RunError as error:
-        print(f"probing {name}: {error}", file=sys.stderr)
-        return RUN_ERROR
+        status, message = RUN_ERROR, str(error)
     except KeyboardInterrupt:
-        print(
-            f"\nprobing {name}: interrupted; what was cached is kept, and a run that had begun is *.partial",
-            file=sys.stderr,
-        )
-        return INTERRUPTED
+        status = INTERRUPTED
+        message = "interrupted; what was cached is kept, and a run that had begun is left as *.partial"
+    print(f"probing {name}: {message}", file=sys.stderr)
+    return status
 
 
-def build_parser(name: str, function: Command, positional: Sequence[str] = ()) -> Parser:
-    """Return the parser of a command, from the function's signature and docstring."""
-    parser = Parser(prog=f"probing {name}", exit_on_error=False)
+def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[str, Any]:
+    """Return a command's keyword arguments, from its signature, `--config` files and the command line.
+
+    Raises:
+        UserError: If an option or key is unknown or a value is of the wrong type.
+    """
+    parser = Parser(prog=f"probing {name}")
     parser.add_argument(
         "--config", action=ActionConfigFile, help="YAML file of options; the command line overrides it."
     )
-    parser.add_function_arguments(function, skip=set(positional))
-    return parser
+    parser.add_function_arguments(function)
+    keywords = vars(parser.instantiate(parser.parse_args([with_underscores(arg) for arg in args])))
+    return {key: value for key, value in keywords.items() if key != "config"}
 
 
-def _keywords(parser: Parser, args: Sequence[str]) -> dict[str, Any]:
-    namespace = parser.parse_args(args)
-    keywords = vars(parser.instantiate(namespace))
-    keywords.pop("config", None)
-    return keywords
+def with_underscores(arg: str) -> str:
+    """Return an option spelled with underscores: `--test-corpus=a-b` is `--test_corpus=a-b`."""
+    name, equals, value = arg.partition("=")
+    return f"--{name[2:].replace('-', '_')}{equals}{value}" if re.match(r"--[a-z]", name) else arg
 
 
-def _command(commands: Mapping[str, Any], args: Sequence[str]) -> tuple[str | None, list[str]]:
+def _command(commands: Mapping[str, str], args: Sequence[str]) -> tuple[str | None, Sequence[str]]:
+    """Return the command's name and its own arguments, or None where the arguments name no command."""
     for words in (2, 1):
-        if (name := " ".join(args[:words])) in commands and len(args) >= words:
-            return name, list(args[words:])
-    return None, list(args)
+        if (name := " ".join(args[:words])) in commands:
+            return name, args[words:]
+    return None, args
 
 
-def _usage(commands: Mapping[str, Callable[[], tuple[Command, Sequence[str]]]], args: Sequence[str]) -> int:
-    asked_for_help = not args or args[0] in ("-h", "--help") or any(name.startswith(f"{args[0]} ") for name in commands)
-    if not asked_for_help:
-        print(f"probing: there is no command {args[0]!r}; commands are {', '.join(commands)}.", file=sys.stderr)
+def _usage(commands: Mapping[str, str], args: Sequence[str]) -> int:
+    if args and args[0] not in ("-h", "--help"):
+        print(
+            f"probing: there is no command `{' '.join(args[:2])}`; commands are {', '.join(commands)}", file=sys.stderr
+        )
         return USER_ERROR
-    print("usage: python -m probing COMMAND [--help] [--config FILE.yaml] [OPTIONS]\n")
-    for name, load in commands.items():
-        function, _ = load()
-        print(f"  {name:14} {(function.__doc__ or '').splitlines()[0]}")
-    return 0 if args[:1] in ([], ["-h"], ["--help"]) else USER_ERROR
+    print("usage: python -m probing COMMAND [OPTIONS]   (python -m probing COMMAND --help lists a command's options)\n")
+    for name, function in commands.items():
+        print(f"  {name:14} {(_load(function).__doc__ or '').splitlines()[0]}")
+    return 0
 
 
-def _one_line(message: str) -> str:
-    return " ".join(message.split())
+def _load(function: str) -> Callable[..., Any]:
+    module, name = function.split(":")
+    return getattr(import_module(module), name)

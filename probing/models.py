@@ -273,11 +273,7 @@ def hidden_states(encoder: nn.Module, layers: Sequence[int], **inputs: Tensor) -
 
         return hook
 
-    handles = [
-        blocks[k].register_forward_pre_hook(capture(k), with_kwargs=True)  # type: ignore[arg-type]
-        for k in layers
-        if k < n_layers
-    ]
+    handles = [blocks[k].register_forward_pre_hook(capture(k), with_kwargs=True) for k in layers if k < n_layers]
     try:
         captured[n_layers] = encoder(**inputs).last_hidden_state
     except _Enough:

@@ -75,8 +75,8 @@ class Tokens:
         from safetensors import safe_open
 
         with safe_open(path, framework="numpy") as file:
-            columns = [file.get_tensor(name) for name in ("lengths", "input_ids", "words")]
-            return cls(*columns, n_truncated=int(file.metadata()["n_truncated"]))
+            lengths, input_ids, words = (file.get_tensor(name) for name in ("lengths", "input_ids", "words"))
+            return cls(lengths, input_ids, words, int(file.metadata()["n_truncated"]))
 
 
 def tokenize(tokenizer: Any, sentences: Sequence[str], max_length: int) -> Tokens:

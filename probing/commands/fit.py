@@ -149,7 +149,7 @@ def fit(
             fits = train_probes(
                 train, validation, test, layers, classes, token_task.ordinal, training, trainer or {},
                 logger=tracker and tracker.logger, callbacks=[terminal.training_progress()] if progress else (),
-                folder=folder and str(folder.path),
+                folder=str(folder.path) if folder else None,
             )  # fmt: skip
             if folder is None or tracker is None:
                 return None
