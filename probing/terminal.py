@@ -160,7 +160,12 @@ def quiet_libraries() -> Iterator[None]:
     import pytorch_lightning  # noqa: F401  its import sets the levels that are changed here
     from transformers.utils import logging as transformers_logging
 
-    names = ("pytorch_lightning", "pytorch_lightning.utilities.rank_zero", "lightning.pytorch", "lightning.fabric")
+    names = (
+        "pytorch_lightning",
+        "pytorch_lightning.utilities.rank_zero",
+        "lightning_fabric",
+        "lightning_fabric.utilities.distributed",
+    )
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     transformers_logging.set_verbosity_error()

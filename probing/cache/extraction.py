@@ -101,6 +101,7 @@ def run_extraction(
     """
     try:
         trainer.predict(Extraction(encoder, store, work, pad_token_id), return_predictions=False)
+        trainer.strategy.barrier("every rank has stored its shards")
     except OSError as error:
         raise RunError(
             f"the activations could not be written to {store.folder} ({error.strerror or error}); finished shards are "
