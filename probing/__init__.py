@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from probing.commands.fit import ProbeOptions as ProbeOptions
     from probing.commands.fit import fit as fit
+    from probing.options import ProbeOptions as ProbeOptions
+    from probing.options import WandbOptions as WandbOptions
     from probing.runs import Run as Run
     from probing.runs import load_run as load_run
-    from probing.tracking import WandbOptions as WandbOptions
 
 __version__ = "0.1.0"
 
 # What `from probing import ...` finds, imported only when asked for.
 _HOMES = {
     "fit": "probing.commands.fit",
-    "ProbeOptions": "probing.commands.fit",
-    "WandbOptions": "probing.tracking",
+    "ProbeOptions": "probing.options",
+    "WandbOptions": "probing.options",
     "Run": "probing.runs",
     "load_run": "probing.runs",
 }

@@ -33,7 +33,7 @@ class Moments:
     @property
     def dead(self) -> Tensor:
         """Which neurons hardly vary, shape (d_model,), bool."""
-        return self.sd < DEAD * self.sd.median()
+        return self.sd <= DEAD * self.sd.median()
 
     def inverse_scale(self, space: PenaltySpace) -> Tensor:
         """Return what takes neurons to the space where weights are penalised: 1 / scale, and 0 for dead neurons.

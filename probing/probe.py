@@ -143,11 +143,13 @@ class FullPassProbe(LinearProbe):
         self.cross_entropy = torch.zeros(P, dtype=torch.float64, device=self.device)
         self.gradient = torch.zeros(P, C, d, dtype=torch.float64, device=self.device)
         self.class_covariance = torch.zeros(P, C, C, dtype=torch.float64, device=self.device)
+        self.n_seen = torch.zeros((), dtype=torch.int64, device=self.device)
 
     @torch.no_grad()
     def training_step(self, batch: Batch) -> None:
         """Add a batch's share of value, gradient and curvature."""
         weight = self.weight
+        self.n_seen += (batch.labels >= 0).sum()
         for layer, group in self.by_layer(self.solvers).items():
             sums = cross_entropy_sums(weight[group], batch.hidden_states[layer], batch.labels)
             self.cross_entropy[group] += sums.cross_entropy
@@ -157,6 +159,8 @@ class FullPassProbe(LinearProbe):
     @torch.no_grad()
     def on_train_epoch_end(self) -> None:
         """Send each solver its answer and take the point it asks for next."""
+        if int(self.trainer.strategy.reduce(self.n_seen, reduce_op="sum")) < self.n_train_tokens:
+            return  # `max_time` ended the pass early, and part of the tokens is no answer
         for total in (self.cross_entropy, self.gradient, self.class_covariance):
             total.copy_(self.trainer.strategy.reduce(total, reduce_op="sum")).div_(self.n_train_tokens)
         self.gradient *= cast(Tensor, self.inverse_scale)[:, None]
@@ -174,7 +178,7 @@ class FullPassProbe(LinearProbe):
         if not self.solvers:
             self.trainer.should_stop = True
 
-    def on_train_end(self) -> None:
+    def on_fit_end(self) -> None:
         """Take what the solvers have where the passes ran out."""
         for i in list(self.solvers):
             self._send(i, None)
@@ -248,6 +252,23 @@ class AdamProbe(LinearProbe):
         if min(self.waited) >= self.patience:
             self.trainer.should_stop = True
 
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip the gradient of each problem by itself."""
+        if not gradient_clip_val:
+            return
+        for gradient in cast(Tensor, self.scaled_weight.grad):
+            if gradient_clip_algorithm == "value":
+                gradient.clamp_(-gradient_clip_val, gradient_clip_val)
+            else:
+                gradient.mul_((gradient_clip_val / gradient.norm()).clamp(max=1))
+
     def on_train_end(self) -> None:
-        """Return to each problem's best weights."""
-        self.scaled_weight.data.copy_(cast(Tensor, self.best_weight))
+        """Return to each problem's best weights, if any were ever compared."""
+        for i, value in enumerate(self.best_cross_entropy):
+            if math.isfinite(value):
+                self.scaled_weight.data[i] = cast(Tensor, self.best_weight)[i]

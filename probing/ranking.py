@@ -48,7 +48,8 @@ def collect_evidence(
         n_classes: Number of classes.
         seed: Of the permuted labels.
     """
-    permuted = permute_within_sentences(train.labels, train.store.tokens.sentences, DRAWS, seed)
+    tokens = train.store.tokens
+    permuted = permute_within_sentences(train.labels, tokens.sentences, tokens.input_ids, DRAWS, seed)
     separations = [SeparationAccumulator(m.mean, m.sd, n_classes) for m in moments]
     for shard, batch in zip(train.store.plan.shards, read(train, layers), strict=True):
         draws = permuted[:, train.store.shard_tokens(shard)]
@@ -122,8 +123,10 @@ def conclusion(rows: Sequence[Mapping[str, Any]], task: str) -> str:
         task: What the probe predicts, such as `position`.
     """
     top = rows[0]
+    if not top["contribution"]:
+        return f"Layer {top['layer']}: no neuron contributes, for every weight of the probe is 0."
     who = f"Layer {top['layer']}: neuron {top['neuron']} contributes most, {top['ratio']:.1f} times the mean"
-    left = f"{top['contribution_centred'] / (top['contribution'] or 1):.0%}"
+    left = f"{top['contribution_centred'] / top['contribution']:.0%}"
     explained = f"{max(top['eta_squared'], 0):.1%} of its variance goes with {task} (z = {top['eta_squared_z']:.0f})"
     if top["flag"] == "offset no-signal":
         return (

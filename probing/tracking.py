@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from configparser import ConfigParser
 from configparser import Error as ConfigParserError
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Real
 from operator import attrgetter
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 from urllib.parse import urlsplit
 
 from probing.errors import UserError
+from probing.options import WandbOptions
 from probing.runs import PARTIAL
 
 if TYPE_CHECKING:
@@ -48,25 +48,6 @@ _REQUEST_S = 4
 
 # The media copy of a table, which offline runs show, is cut here without a word.
 _MAX_TABLE_ROWS = 10_000
-
-
-@dataclass(frozen=True)
-class WandbOptions:
-    """Where and how a run is logged to Weights & Biases.
-
-    Args:
-        mode: `online`, `offline`, `disabled`; `auto` is `$WANDB_MODE`, else online with an API key.
-        project: Project the run belongs to.
-        entity: User or team that owns the project; without it, your default one.
-        group: Name under which runs are shown together, such as the sweep they came from.
-        tags: Labels of the run.
-    """
-
-    mode: Literal["auto", "online", "offline", "disabled"] = "auto"
-    project: str = "probing"
-    entity: str | None = None
-    group: str | None = None
-    tags: list[str] = field(default_factory=list)
 
 
 def resolve_mode(mode: str) -> Mode:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -28,7 +29,8 @@ MAX_PASSES = 1000
 # Epochs of Adam where no problem stops by itself.
 MAX_EPOCHS = 100
 
-# Arguments of Lightning's Trainer that mean something here: for both solvers, and for mini-batches alone.
+# Arguments of Lightning's Trainer that mean something here: for both solvers, for mini-batches alone, and for
+# measuring how far these stayed from the optimum.
 _HONOURED = {
     "accelerator", "strategy", "devices", "num_nodes", "max_epochs", "max_time", "deterministic", "benchmark",
     "enable_progress_bar", "enable_checkpointing", "detect_anomaly",
@@ -37,6 +39,7 @@ _HONOURED_BY_ADAM = _HONOURED | {
     "precision", "min_epochs", "gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches",
     "limit_train_batches", "limit_val_batches", "check_val_every_n_epoch",
 }  # fmt: skip
+_FOR_MEASURING = _HONOURED - {"max_epochs", "max_time", "enable_checkpointing"}
 
 
 @dataclass(frozen=True)
@@ -120,8 +123,11 @@ class ProbeData(pl.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Return whole shards in order, or shuffled mini-batches."""
-        shards = self._shards("train")
-        return DataLoader(MiniBatches(shards, *self.mini_batches) if self.mini_batches else shards, batch_size=None)
+        if self.mini_batches is None:
+            return DataLoader(self._shards("train"), batch_size=None)
+        trainer, shards = cast(pl.Trainer, self.trainer), ShardBatches(self.sides["train"], self.layers)
+        mini_batches = MiniBatches(shards, *self.mini_batches, trainer.global_rank, trainer.world_size)
+        return DataLoader(mini_batches, batch_size=None)
 
     def val_dataloader(self) -> DataLoader[Batch] | list[Any]:
         """Return whole shards; nothing where there are no mini-batches to choose between."""
@@ -135,14 +141,20 @@ class ProbeData(pl.LightningDataModule):
 class MiniBatches(IterableDataset[Batch]):
     """Shuffled batches of examples: shards in random order, tokens of a shard in random order, anew each epoch.
 
+    Ranks take equal shares of each batch, so that they train as one process would and none waits
+    for another; the `world_size` - 1 tokens at most that leave a remainder are passed over.
+
     Args:
-        shards: Where they are read.
-        size: Tokens in a batch.
+        shards: Where they are read, all of them by every rank.
+        size: Tokens in a batch, over all ranks.
         seed: Of the order; the epoch is mixed in.
+        rank: Of this process.
+        world_size: Number of processes.
     """
 
-    def __init__(self, shards: ShardBatches, size: int, seed: int) -> None:
+    def __init__(self, shards: ShardBatches, size: int, seed: int, rank: int = 0, world_size: int = 1) -> None:
         self.shards, self.size, self.seed, self.epoch = shards, size, seed, 0
+        self.rank, self.world_size = rank, world_size
 
     def __iter__(self) -> Iterator[Batch]:
         generator = np.random.default_rng([self.seed, self.epoch])
@@ -151,7 +163,10 @@ class MiniBatches(IterableDataset[Batch]):
             batch = self.shards[int(shard)]
             rows = generator.permutation((batch.labels >= 0).nonzero().squeeze(1).numpy())
             for start in range(0, len(rows), self.size):
-                kept = torch.from_numpy(rows[start : start + self.size])
+                share = len(rows[start : start + self.size]) // self.world_size
+                if not share:
+                    continue
+                kept = torch.from_numpy(rows[start + self.rank * share :][:share])
                 states = tuple(h[kept] for h in batch.hidden_states)
                 yield Batch(states, batch.labels[kept], batch.sentences[kept])
 
@@ -218,8 +233,15 @@ def train_probes(
         fitting.fit(probe, datamodule=ProbeData(*sides, mini_batches=(training.batch_size, training.seed)))
         # How far Adam stayed from the optimum is measured by going there from where it stopped.
         solved = FullPassProbe(**stack, **full_pass, start=probe.scaled_weight.data.cpu())
-        full = {k: v for k, v in trainer_options.items() if k in _HONOURED} | {"max_epochs": MAX_PASSES}
+        full = {k: v for k, v in trainer_options.items() if k in _FOR_MEASURING} | {"max_epochs": MAX_PASSES}
         build_trainer(full, None, callbacks, folder).fit(solved, datamodule=ProbeData(*sides))
+    if not all(solution.n_passes for solution in solved.solutions.values()):
+        raise UserError(
+            "`--trainer.max_epochs` or `--trainer.max_time` ended the training before its first pass over the tokens; "
+            "allow more."
+        )
+    if fitting.checkpoint_callback is not None:  # which knows neither the solvers' last point nor Adam's best
+        fitting.save_checkpoint(Path(fitting.default_root_dir) / "checkpoints" / "probe.ckpt")
     fitting.test(probe, datamodule=ProbeData(*sides), verbose=False)
     return [_layer_fit(layer, i, probe, solved, moments[i], fitting.current_epoch) for i, layer in enumerate(layers)]
 
@@ -260,7 +282,14 @@ def check_trainer_options(options: Mapping[str, Any], solver: SolverName) -> Non
         if name not in honoured
     ]
     if problems:
-        raise UserError(f"{'; '.join(problems)}; what can be set is {', '.join(sorted(honoured))}.")
+        problems.append(f"what can be set is {', '.join(sorted(honoured))}")
+    # What Lightning would refuse or stumble over only once it trains.
+    for name in ("max_epochs", "min_epochs", "limit_train_batches"):
+        value = options.get(name)
+        if not (value is None or (isinstance(value, int | float) and float(value).is_integer())):
+            problems.append(f"`--trainer.{name} {value}`: expected a whole number")
+    if problems:
+        raise UserError(f"{'; '.join(problems)}.")
     try:
         build_trainer(options, logger=False, callbacks=(), folder=None)
     except Exception as error:  # Lightning raises many kinds

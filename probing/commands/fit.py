@@ -5,54 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from probing.commands.shared import Dtype, Layers, cache_folder, extract_all
 from probing.corpus import Corpus, Split, assign_splits, hold_out, load_corpus
 from probing.errors import UserError
+from probing.options import ProbeOptions, WandbOptions
 from probing.runs import Run, RunFolder, check_name, load_run
-from probing.tracking import Tracker, WandbOptions, resolve_mode
-
-
-@dataclass(frozen=True)
-class ProbeOptions:
-    """How the probe is trained.
-
-    Args:
-        l1: Strength of the l1 penalty on the scaled weights.
-        l2: Strength of the squared l2 penalty on the scaled weights; above 0.
-        penalty_space: What neurons are divided by where their weights are penalised.
-        solver: lbfgs trains to a bound on the distance to the optimum, adam as published probes were.
-        tolerance: Bound on the distance to the optimum at which lbfgs stops, in nats.
-        learning_rate: Of adam.
-        batch_size: Of adam, in tokens.
-        patience: Of adam, epochs without a lower validation cross-entropy before a layer stops.
-    """
-
-    l1: float = 0.0
-    l2: float = 1e-4
-    penalty_space: Literal["sd", "rms", "raw"] = "sd"
-    solver: Literal["lbfgs", "adam"] = "lbfgs"
-    # At 1e-5 all pairs of neurons whose contributions differ by 1% stood in the order of the optimum;
-    # the bound is 4 to 50 times the true distance by then.
-    tolerance: float = 1e-5
-    learning_rate: float = 1e-3
-    batch_size: int = 512
-    patience: int = 3
-
-    def check(self) -> None:
-        """Raise UserError if a value is out of range."""
-        for name, low in (("l1", 0.0), ("batch_size", 1), ("patience", 1)):
-            if not getattr(self, name) >= low:
-                raise UserError(f"`--probe.{name} {getattr(self, name)}` is out of range: expected at least {low}.")
-        for name in ("l2", "tolerance", "learning_rate"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise UserError(
-                    f"`--probe.{name} {getattr(self, name)}` is out of range: expected a number above 0"
-                    + (", without which the distance to the optimum has no bound." if name == "l2" else ".")
-                )
+from probing.tracking import Tracker, resolve_mode
 
 
 def fit(
@@ -74,7 +36,7 @@ def fit(
     quiet: bool = False,
     trainer: dict[str, Any] | None = None,
     probe: ProbeOptions = ProbeOptions(),
-    wandb: WandbOptions = WandbOptions(),  # noqa: B008
+    wandb: WandbOptions = WandbOptions(),
 ) -> Run | None:
     """Fit a probe per layer on cached activations, split its logits by neuron, rank the neurons.
 

@@ -1,0 +1,149 @@
+"""Planted data without a model: activation stores built from arrays, and optima found by other means in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from probing_tasks.position import Position
+from scipy.optimize import minimize
+
+from probing.cache.plan import Plan, divide
+from probing.cache.store import ActivationStore
+from probing.cache.tokens import Tokens
+from probing.corpus import Split
+from probing.examples import Examples, choose_classes, label
+from probing.solvers import Penalty
+from probing.training import LayerFit, Training, train_probes
+
+Array = NDArray[np.float64]
+
+# What Lightning says of full passes that come from memory and need no optimiser; a run silences the same.
+LIGHTNING_WARNINGS = (
+    "ignore:.*does not have many workers:UserWarning",
+    "ignore:.*returned `None`, this fit will run with no optimizer:UserWarning",
+)
+
+
+def make_tokens(lengths: Sequence[int], special: bool = True, seed: int = 0) -> Tokens:
+    """Return a token table with random ids; the first and last token of a sentence are special ones, or none is."""
+    n = sum(lengths)
+    words = np.concatenate([np.arange(length) for length in lengths]).astype(np.int16) - special
+    if special:
+        words[np.cumsum(lengths) - 1] = -1
+    ids = np.random.default_rng(seed).integers(1000, size=n).astype(np.int32)
+    return Tokens(np.array(lengths, dtype=np.int32), ids, words)
+
+
+def make_store(
+    folder: Path, hidden_states: Sequence[Any], tokens: Tokens, shard_tokens: int = 200, dtype: str = "float32"
+) -> ActivationStore:
+    """Write one array of shape (n_tokens, d_model) for each of the layers 0, 1, ... into a new store."""
+    arrays = [torch.as_tensor(states).to(getattr(torch, dtype)) for states in hidden_states]
+    shards = divide(tokens.lengths, shard_tokens)
+    plan = Plan({"planted": str(folder)}, len(arrays) - 1, arrays[0].shape[1], dtype, 1024, shards)
+    store = ActivationStore.create(folder, plan, tokens, {})
+    for layer, states in enumerate(arrays):
+        for shard in plan.shards:
+            store.write(layer, shard.index, states[store.shard_tokens(shard)].contiguous())
+    return store
+
+
+def make_splits(n_sentences: int) -> list[Split]:
+    """Return sides in turn: of ten sentences seven for training, one for validation, two for the test."""
+    return [("test" if i % 10 > 7 else "validation" if i % 10 == 7 else "train") for i in range(n_sentences)]
+
+
+@dataclass(frozen=True)
+class Data:
+    """The three sides of one store and their classes."""
+
+    train: Examples
+    validation: Examples
+    test: Examples
+    classes: NDArray[np.int64]
+
+    def fit(self, layers: Sequence[int] = (0,), trainer: Mapping[str, Any] | None = None, **how: Any) -> list[LayerFit]:
+        """Train probes; `l1`, `l2`, `folder` and the fields of `Training` can be set."""
+        penalty = Penalty(how.pop("l1", 0.0), how.pop("l2", 1e-3))
+        folder = how.pop("folder", None)
+        defaults: dict[str, Any] = {
+            "penalty_space": "sd", "solver": "lbfgs", "tolerance": 1e-5, "learning_rate": 0.01, "batch_size": 64,
+            "patience": 3, "seed": 0,
+        }  # fmt: skip
+        training = Training(penalty, **{**defaults, **how})
+        return train_probes(
+            self.train, self.validation, self.test, layers, self.classes, True, training, trainer or {}, folder=folder
+        )
+
+
+def sides(store: ActivationStore, task: Position | None = None, splits: Sequence[Split] | None = None) -> Data:
+    """Label a store by position and divide it."""
+    task, splits = task or Position(), splits or make_splits(store.tokens.n_sentences)
+    classes = choose_classes(store, task, splits)
+    return Data(*(label(store, task, splits, classes, side) for side in ("train", "validation", "test")), classes)
+
+
+def positional(tokens: Tokens, d_model: int, strength: float, seed: int = 0) -> Array:
+    """Return noise plus, for each position, a fixed random vector `strength` times as large."""
+    generator = np.random.default_rng(seed)
+    vectors = strength * generator.standard_normal((int(tokens.lengths.max()), d_model))
+    return vectors[tokens.positions] + generator.standard_normal((tokens.n_tokens, d_model))
+
+
+def scaled_features(examples: Examples, layer: int = 0) -> tuple[Array, NDArray[np.int64]]:
+    """Return the examples' activations divided by their sd, and their labels: what the penalty sees, by numpy."""
+    store = examples.store
+    states = np.concatenate([store.read(layer, s.index).double().numpy() for s in store.plan.shards])
+    kept = examples.labels >= 0
+    return states[kept] / states[kept].std(0), examples.labels[kept]
+
+
+def objective(weight: Array, x: Array, y: NDArray[np.int64], l1: float, l2: float) -> tuple[float, Array]:
+    """Return mean cross-entropy plus penalty, and the gradient of all but the l1 part, written out in float64."""
+    logits = x @ weight.T
+    shifted = logits - logits.max(1, keepdims=True)
+    log_p = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    value = -log_p[np.arange(len(y)), y].mean() + l1 * np.abs(weight).sum() + l2 * np.square(weight).sum()
+    residual = np.exp(log_p)
+    residual[np.arange(len(y)), y] -= 1
+    return float(value), residual.T @ x / len(y) + 2 * l2 * weight
+
+
+def optimum(x: Array, y: NDArray[np.int64], n_classes: int, l1: float, l2: float) -> Array:
+    """Return the weights of the minimum in float64: scipy's L-BFGS, or proximal gradients where l1 > 0."""
+    if l1:
+        return _proximal_gradients(x, y, n_classes, l1, l2)
+
+    def flat(weight: Array) -> tuple[float, Array]:
+        value, gradient = objective(weight.reshape(n_classes, -1), x, y, 0, l2)
+        return value, gradient.ravel()
+
+    # Stops at a gradient of 1e-10; with l2 = 1e-4 the value is then within 1e-14 of the minimum.
+    options = {"maxiter": 20_000, "maxfun": 50_000, "gtol": 1e-10, "ftol": 0, "maxcor": 50}
+    found = minimize(flat, np.zeros(n_classes * x.shape[1]), jac=True, method="L-BFGS-B", options=options)
+    return found.x.reshape(n_classes, -1)
+
+
+def _proximal_gradients(x: Array, y: NDArray[np.int64], n_classes: int, l1: float, l2: float) -> Array:
+    """FISTA with restarts (Beck & Teboulle 2009; O'Donoghue & Candes 2015)."""
+    # The Hessian of softmax cross-entropy in the logits is at most 1/2.
+    step = 1 / (np.linalg.norm(x, 2) ** 2 / (2 * len(y)) + 2 * l2)
+    weight = ahead = np.zeros((n_classes, x.shape[1]))
+    momentum = 1.0
+    for _ in range(100_000):
+        _, gradient = objective(ahead, x, y, 0, l2)
+        moved = ahead - step * gradient
+        new = np.sign(moved) * np.maximum(np.abs(moved) - step * l1, 0)
+        if np.abs(new - ahead).max() < 1e-13:
+            return new
+        if ((ahead - new) * (new - weight)).sum() > 0:
+            momentum = 1.0
+        following = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
+        ahead, weight, momentum = new + (momentum - 1) / following * (new - weight), new, following
+    raise RuntimeError("the reference did not converge")
