@@ -138,12 +138,12 @@ def load_config(source: ModelSource) -> Any:
     """Load the model's configuration (`num_hidden_layers`, `hidden_size`, ...).
 
     Raises:
-        UserError: If it is unreadable, of an unknown family, or needs code from outside.
+        UserError: If it is unreadable, of an unknown family, not of one stack of blocks, or needs code from outside.
     """
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(source.folder, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(source.folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         if "trust_remote_code" in str(error):
             raise UserError(
@@ -154,6 +154,13 @@ def load_config(source: ModelSource) -> Any:
             f"`--model {source.name}`: its config.json is not one that transformers reads ({_first_line(error)}); "
             "check the folder or upgrade transformers."
         ) from None
+    if config.is_encoder_decoder or not hasattr(config, "num_hidden_layers"):
+        kind = "an encoder with a decoder" if config.is_encoder_decoder else "not one stack of blocks"
+        raise UserError(
+            f"`--model {source.name}` ({config.model_type}) is {kind}, whose layers are not numbered; "
+            "choose a text model of one stack, such as BERT."
+        )
+    return config
 
 
 def load_tokenizer(source: ModelSource) -> Any:
@@ -166,11 +173,17 @@ def load_tokenizer(source: ModelSource) -> Any:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.folder, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # tokenizers raises plain Exception for a file that it cannot read
         raise UserError(
             f"`--model {source.name}`: its tokenizer cannot be loaded ({_first_line(error)}); "
             "the folder needs the files that `tokenizer.save_pretrained` writes."
         ) from None
+    # Without any file transformers 5 makes an empty tokenizer, to which every word is unknown.
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        raise UserError(
+            f"`--model {source.name}` has no tokenizer in {source.folder}; "
+            "the folder needs the files that `tokenizer.save_pretrained` writes."
+        )
     if not tokenizer.is_fast:
         raise UserError(f"`--model {source.name}` has no fast tokenizer; save one as tokenizer.json in its folder.")
     return tokenizer
@@ -180,7 +193,7 @@ def load_encoder(source: ModelSource, dtype: torch.dtype, random_weights_seed: i
     """Load the model in evaluation mode, or with `random_weights_seed` its untrained twin built from the configuration.
 
     Raises:
-        UserError: If the weights are missing or are not safetensors or plain tensors.
+        UserError: If weights are missing, in whole or in part, or are not safetensors or plain tensors.
     """
     import torch
     from transformers import AutoModel
@@ -196,12 +209,21 @@ def load_encoder(source: ModelSource, dtype: torch.dtype, random_weights_seed: i
             "or take the untrained twin with `--random_weights`."
         )
     try:
-        return AutoModel.from_pretrained(source.folder, config=config, dtype=dtype, trust_remote_code=False).eval()
+        encoder, report = AutoModel.from_pretrained(
+            source.folder, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True
+        )
     except Exception as error:  # safetensors, pickle and transformers each raise their own kinds
         raise UserError(
             f"`--model {source.name}`: its weights cannot be loaded as safetensors or with weights_only "
             f"({_first_line(error)}); save them again with `save_pretrained`."
         ) from None
+    # transformers fills what is missing with random numbers; the pooler alone comes after every hidden state.
+    if missing := sorted(name for name in report["missing_keys"] if "pooler" not in name):
+        raise UserError(
+            f"`--model {source.name}`: its weights lack {len(missing)} of the model's tensors ({missing[0]}, ...); "
+            "save them again with `save_pretrained`, or take the untrained twin with `--random_weights`."
+        )
+    return encoder.eval()
 
 
 def parse_layers(layer: int | str | Sequence[int], n_layers: int, model: str) -> list[int]:

@@ -40,10 +40,11 @@ Mode = Literal["online", "offline", "disabled"]
 _FALLBACK: dict[Mode, Mode] = {"online": "offline", "offline": "disabled"}
 
 # What a server that is absent, slow or dying may cost: connecting and the last upload have limits
-# of their own, logging the results has what they leave.
+# of their own, logging the results has what they and a second copy, offline, leave of the whole.
 _LOSS_S = 30.0
 _INIT_S = 8.0
-_FINISH_S = 11.0
+_FINISH_S = 10.0
+_COPY_S = 3.0
 _REQUEST_S = 4
 
 # The media copy of a table, which offline runs show, is cut here without a word.
@@ -165,7 +166,7 @@ class Tracker:
         self._service: Popen[bytes] | None = None
         start = time.monotonic()
         failure = self._start()
-        self._log_s = _LOSS_S - _FINISH_S - (time.monotonic() - start)
+        self._log_s = _LOSS_S - _FINISH_S - _COPY_S - (time.monotonic() - start)
         if failure:
             self._report(failure)
 
@@ -294,8 +295,7 @@ class Tracker:
                     x_transaction_log_flush_interval=1,
                 ),
             )
-        if mode == "offline":
-            _record_final_paths(run, self._folder)
+        _mind_artifacts(run, self._folder, offline=mode == "offline")
         self._service = _service_process() if mode == "online" and self._owns_service else None
         # What Lightning does for runs of its own making: its metrics over its own step count.
         run.define_metric("trainer/global_step")
@@ -508,26 +508,29 @@ def _artifact(name: str, files: Sequence[Path]) -> Artifact:
     return artifact
 
 
-def _record_final_paths(run: Run, folder: Path) -> None:
-    """Make an offline run remember its artifacts' files where they will be at `wandb sync`.
+def _mind_artifacts(run: Run, folder: Path, offline: bool) -> None:
+    """Mend two habits of the client with every artifact of a run, and every table is one.
 
-    The client records absolute paths when something is logged, and a sync that does not find a
-    file leaves its artifact (every table is one) pending, with exit status 0.
+    An offline run records the absolute paths of an artifact's files, and a sync that does not find
+    one leaves the artifact pending, with exit status 0: they have to be the paths that the files
+    will have when the folder has its final name. And the folder a table was written to first is
+    left to the garbage collector, which warns of it much later.
     """
-    if not folder.name.endswith(PARTIAL):
-        return
     final = folder.with_name(folder.name.removesuffix(PARTIAL))
     log_artifact = run.log_artifact
 
-    def log_artifact_at_final_path(artifact: Artifact, *args: Any, **kwargs: Any) -> Artifact:
+    def log_with_care(artifact: Artifact, *args: Any, **kwargs: Any) -> Artifact:
         for entry in artifact.manifest.entries.values():
-            path = Path(entry.local_path) if entry.local_path else folder.parent
-            if path.is_relative_to(folder):
+            path = Path(entry.local_path or "")
+            if offline and path.is_relative_to(folder):
                 entry.local_path = str(final / path.relative_to(folder))
-        return log_artifact(artifact, *args, **kwargs)
+        logged = log_artifact(artifact, *args, **kwargs)
+        if temporary := getattr(artifact, "_tmp_dir", None):
+            temporary.cleanup()
+        return logged
 
     # Tables, too, reach the run through this method.
-    run.log_artifact = log_artifact_at_final_path  # type: ignore[assignment,method-assign]
+    run.log_artifact = log_with_care  # type: ignore[assignment,method-assign]
 
 
 def _guarded_logger(run: Run, project: str, folder: Path, attempt: Callable[[Callable[[], None]], None]) -> WandbLogger:

@@ -241,7 +241,7 @@ def train_probes(
             "allow more."
         )
     if fitting.checkpoint_callback is not None:  # which knows neither the solvers' last point nor Adam's best
-        fitting.save_checkpoint(Path(fitting.default_root_dir) / "checkpoints" / "probe.ckpt")
+        fitting.save_checkpoint(Path(fitting.default_root_dir) / "checkpoints" / "probe.ckpt", weights_only=True)
     fitting.test(probe, datamodule=ProbeData(*sides), verbose=False)
     return [_layer_fit(layer, i, probe, solved, moments[i], fitting.current_epoch) for i, layer in enumerate(layers)]
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,8 @@ import pytest
 from PIL import Image
 
 from probing.errors import UserError
-from probing.tracking import Tracker, WandbOptions, resolve_mode
+from probing.options import WandbOptions
+from probing.tracking import Tracker, resolve_mode
 from wandb_reader import OfflineRun, read_offline_run, read_offline_runs
 from wandb_server import WandbServer
 
@@ -212,6 +214,18 @@ def test_a_table_holds_the_first_ten_thousand_ranks(folder: Path) -> None:
     # Not the media copy, which the client itself cuts at this length.
     table = json.loads(files["neurons/layer_00.table.json"].read_text(encoding="utf-8"))
     assert table["data"] == [[0, rank] for rank in range(1, 10_001)]
+
+
+def test_nothing_is_left_to_the_garbage_collector(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    offline_run(folder)
+    # Two folders of the client's belong to the process and go with it.
+    of_process = ("wandb-media", "wandb-artifacts")
+    assert not [path for path in temporary.iterdir() if not path.name.endswith(of_process)]
 
 
 def test_the_summary_names_the_best_layer_and_the_lowest_of_equals(folder: Path) -> None:

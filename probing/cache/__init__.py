@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from probing.cache.plan import FORMAT, Plan, divide, fingerprint, shard_tokens
-from probing.cache.store import ActivationStore, DamagedCache
+from probing.cache.store import ActivationStore, DamagedCache, not_written
 from probing.cache.tokens import tokenize
 from probing.corpus import Corpus
 from probing.distributed import is_main_process, wait_for
@@ -110,15 +110,20 @@ def _open_or_create(
 
     config, tokenizer = load_config(request.source), load_tokenizer(request.source)
     limit = max_length_of(config, tokenizer)
-    if request.max_length is not None and not 0 < request.max_length <= limit:
-        raise UserError(f"`--max_length {request.max_length}`: {request.source.name} takes 1 to {limit} tokens.")
+    # Told to leave no room for a word, tokenizers do not truncate at all.
+    least = tokenizer.num_special_tokens_to_add() + 1
+    if request.max_length is not None and not least <= request.max_length <= limit:
+        raise UserError(f"`--max_length {request.max_length}`: {request.source.name} takes {least} to {limit} tokens.")
     tokens = tokenize(tokenizer, request.corpus.sentences, request.max_length or limit)
     itemsize = getattr(torch, request.dtype).itemsize
     n_layers, d_model = config.num_hidden_layers, config.hidden_size
     batch_tokens = request.batch_tokens or (BATCH_TOKENS_GPU if torch.cuda.is_available() else BATCH_TOKENS_CPU)
     shards = divide(tokens.lengths, shard_tokens(n_layers, d_model, itemsize))
     plan = Plan(key, n_layers, d_model, request.dtype, batch_tokens, shards)
-    return ActivationStore.create(folder, plan, tokens, _description(request))
+    try:
+        return ActivationStore.create(folder, plan, tokens, _description(request))
+    except OSError as error:
+        raise not_written(folder, error) from error
 
 
 def _description(request: Request) -> dict[str, Any]:
@@ -165,6 +170,7 @@ def _extract(
         **{"enable_progress_bar": False, **trainer_keywords(trainer_options)},
         enable_model_summary=False,
         enable_checkpointing=False,
+        use_distributed_sampler=False,
         inference_mode=True,
     )
     run_extraction(encoder, store, work, pad_token_id, trainer)

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from probing.cache.plan import batches
-from probing.cache.store import ActivationStore
+from probing.cache.store import ActivationStore, not_written
 from probing.errors import RunError
 from probing.models import hidden_states
 
 
 class Extraction(pl.LightningModule):
-    """Fills the missing shards of a store under `Trainer.predict`, which divides them among ranks.
+    """Fills the missing shards of a store under `Trainer.predict`, divided among its ranks.
 
     Args:
         encoder: The model, in evaluation mode and in the store's dtype.
@@ -32,17 +32,24 @@ class Extraction(pl.LightningModule):
         self, encoder: nn.Module, store: ActivationStore, work: Mapping[int, Sequence[int]], pad_token_id: int
     ) -> None:
         super().__init__()
+        # A rank may be left without work: a few shards are missing and there are many ranks.
+        self.allow_zero_length_dataloader_with_multiple_devices = True
         self.encoder, self.store, self.work, self.pad_token_id = encoder, store, work, pad_token_id
 
     def predict_dataloader(self) -> DataLoader[int]:
-        """Return the indices of the shards that need work."""
-        return DataLoader(list(self.work), batch_size=None)  # type: ignore[arg-type]
+        """Return the indices of the shards that need work, this rank's share of them.
 
-    def predict_step(self, shard: int) -> None:
-        """Extract and store one shard, all its missing layers in one pass."""
+        Lightning's own sampler for prediction refuses to leave a rank without work.
+        """
+        share = list(self.work)[self.trainer.global_rank :: self.trainer.world_size]
+        return DataLoader(share, batch_size=None)  # type: ignore[arg-type]
+
+    def predict_step(self, shard: int) -> int:
+        """Extract and store one shard, all its missing layers in one pass, and return it: Lightning warns of None."""
         layers = self.work[shard]
         for layer, states in extract_shard(self.encoder, self.store, shard, layers, self.pad_token_id).items():
             self.store.write(layer, shard, states)
+        return shard
 
 
 @torch.inference_mode()
@@ -52,7 +59,7 @@ def extract_shard(
     """Return the hidden states of one shard, for each layer of shape (n_tokens_in_shard, d_model), without padding.
 
     Raises:
-        RunError: If a hidden state is not finite; the message quotes the sentence's tokens.
+        RunError: If a hidden state is not finite; the message names the layer and the sentence.
     """
     plan = store.plan
     rows = store.shard_tokens(plan.shards[shard])
@@ -96,17 +103,29 @@ def run_extraction(
 ) -> None:
     """Extract what is missing under a Trainer, whatever its devices and strategy.
 
+    Args:
+        encoder: The model, in evaluation mode and in the store's dtype.
+        store: Where the activations go.
+        work: For each shard that needs work, the layers to be written.
+        pad_token_id: What fills a batch.
+        trainer: Made with `use_distributed_sampler=False`; the shards are divided here.
+
     Raises:
         RunError: If activations are not finite or cannot be stored.
+        KeyboardInterrupt: If the user interrupted it.
     """
     try:
         trainer.predict(Extraction(encoder, store, work, pad_token_id), return_predictions=False)
+        # Ranks finish at different times; nobody looks before all have written.
+        trainer.strategy.barrier()
+    except SystemExit:
+        # Lightning ends the process on Ctrl+C; the command line has a message and an exit status for it.
+        if trainer.interrupted:
+            raise KeyboardInterrupt from None
+        raise
         trainer.strategy.barrier("every rank has stored its shards")
     except OSError as error:
-        raise RunError(
-            f"the activations could not be written to {store.folder} ({error.strerror or error}); finished shards are "
-            "kept: make room, or name another folder with --cache, and run the same command again"
-        ) from error
+        raise not_written(store.folder, error) from error
 
 
 def trainer_keywords(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probing.cache.plan import FORMAT, Plan, Shard
-from probing.cache.tokens import Tokens
+from probing.cache.tokens import Tokens, disk_errors
 from probing.errors import RunError
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ class ActivationStore:
             header = _parse(self._manifest_lines()[0])
         except (OSError, IndexError, ValueError) as error:
             raise DamagedCache(f"{folder / MANIFEST}: {error}") from None
+        if "format" not in header:
+            raise DamagedCache(f"{folder / MANIFEST}: its first line is gone")
         if header["format"] > FORMAT:
             raise RunError(
                 f"the cache entry {folder} was written by a newer version of probing "
@@ -172,7 +174,8 @@ class ActivationStore:
         path.parent.mkdir(exist_ok=True)
         partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
         try:
-            save_file({"hidden_states": hidden_states}, partial)
+            with disk_errors():
+                save_file({"hidden_states": hidden_states}, partial)
             _sync(partial)
             sha256 = _checksum(partial)
             partial.replace(path)
@@ -203,6 +206,14 @@ class ActivationStore:
 
     def _manifest_lines(self) -> list[str]:
         return (self.folder / MANIFEST).read_text(errors="replace").splitlines()
+
+
+def not_written(folder: Path, error: OSError) -> RunError:
+    """Return what to tell the user where an entry could not be written, such as on a full disk."""
+    return RunError(
+        f"the activations could not be written to {folder} ({error.strerror or error}); finished shards are kept: "
+        "make room, or name another folder with --cache, and run the same command again"
+    )
 
 
 def entries(cache: Path) -> list[ActivationStore | Path]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -63,11 +64,12 @@ class Tokens:
         return self.words < 0
 
     def save(self, path: Path) -> None:
-        """Write the table as safetensors."""
+        """Write the table as safetensors, or raise OSError where it cannot be written."""
         from safetensors.numpy import save_file
 
         arrays: dict[str, NDArray[Any]] = {"lengths": self.lengths, "input_ids": self.input_ids, "words": self.words}
-        save_file(arrays, path, metadata={"n_truncated": str(self.n_truncated)})
+        with disk_errors():
+            save_file(arrays, path, metadata={"n_truncated": str(self.n_truncated)})
 
     @classmethod
     def load(cls, path: Path) -> Tokens:
@@ -77,6 +79,17 @@ class Tokens:
         with safe_open(path, framework="numpy") as file:
             lengths, input_ids, words = (file.get_tensor(name) for name in ("lengths", "input_ids", "words"))
             return cls(lengths, input_ids, words, int(file.metadata()["n_truncated"]))
+
+
+@contextmanager
+def disk_errors() -> Iterator[None]:
+    """Turn what safetensors raises where a file cannot be written, which is no OSError, into one."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
 
 
 def tokenize(tokenizer: Any, sentences: Sequence[str], max_length: int) -> Tokens:

@@ -96,30 +96,36 @@ def prune(cache: str | None = None, unused_days: float = 30.0, yes: bool = False
     found = entries(folder)
     doomed = [e.folder for e in found if isinstance(e, ActivationStore) and e.last_used <= then]
     doomed += [e for e in found if isinstance(e, Path)]
-    doomed += leftovers(folder)
+    doomed += [path for path in leftovers(folder) if path.parent not in doomed and path.parent.parent not in doomed]
+    gone: list[Path] = []
     freed = 0
     for path in doomed:
-        freed += _size(path)
-        print(f"{'removed' if yes else 'would remove'} {path} ({_bytes(_size(path))})")
-        if yes:
-            _remove(folder, path)
+        size = _size(path)
+        if yes and not _remove(folder, path):
+            print(f"kept {path}: a job is using it")
+            continue
+        print(f"{'removed' if yes else 'would remove'} {path} ({_bytes(size)})")
+        freed += size
+        gone.append(path)
     print(
         f"{_bytes(freed)} {'freed' if yes else 'would be freed; run again with --yes'}"
         if doomed
         else "nothing to remove"
     )
-    return doomed
+    return gone
 
 
-def _remove(cache: Path, path: Path) -> None:
+def _remove(cache: Path, path: Path) -> bool:
+    """Remove a file or folder, unless the job that extracts its entry is alive; return whether it is gone."""
     from filelock import FileLock, Timeout
 
-    lock = FileLock(cache / f"{path.name}.lock")
+    entry = path.relative_to(cache).parts[0].split(".partial-")[0]
     try:
-        with lock.acquire(timeout=0):
+        with FileLock(cache / f"{entry}.lock").acquire(timeout=0):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     except Timeout:
-        print(f"kept {path}: a job is using it")
+        return False
+    return True
 
 
 def _size(path: Path) -> int:

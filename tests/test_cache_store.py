@@ -1,0 +1,325 @@
+"""An entry of the cache on disk: what it holds, and what becomes of damage."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from probing.cache import store as store_module
+from probing.cache.plan import FORMAT, Plan, divide
+from probing.cache.store import MANIFEST, TOKENS, ActivationStore, DamagedCache, entries, leftovers
+from probing.cache.tokens import Tokens
+from probing.errors import RunError
+
+N_LAYERS = 2
+
+
+def make_store(folder: Path, d_model: int = 8, dtype: str = "float32", n: int = 12, size: int = 40) -> ActivationStore:
+    """Make an entry for sentences of 3 to 14 tokens, without activations."""
+    lengths = np.array([3 + 7 * k % 12 for k in range(n)], dtype=np.int32)
+    total = int(lengths.sum())
+    tokens = Tokens(lengths, np.arange(total, dtype=np.int32), np.zeros(total, dtype=np.int16), n_truncated=1)
+    plan = Plan({"model": "abc", "dtype": dtype}, N_LAYERS, d_model, dtype, 64, divide(lengths, size))
+    return ActivationStore.create(folder, plan, tokens, {"model": "tiny", "corpus": "made up"})
+
+
+def states_of(store: ActivationStore, layer: int, shard: int) -> Tensor:
+    generator = torch.Generator().manual_seed(100 * layer + shard)
+    shape = (store.plan.shards[shard].n_tokens, store.plan.d_model)
+    return torch.randn(shape, generator=generator).to(getattr(torch, store.plan.dtype))
+
+
+def fill(store: ActivationStore, layers: tuple[int, ...] = (0, 1, 2)) -> ActivationStore:
+    for shard in store.plan.shards:
+        for layer in layers:
+            store.write(layer, shard.index, states_of(store, layer, shard.index))
+    return store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ActivationStore:
+    return fill(make_store(tmp_path / "entry"))
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+# --- what it holds ---
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_what_is_read_is_what_was_written(tmp_path: Path, dtype: str) -> None:
+    fill(make_store(tmp_path / "entry", dtype=dtype))
+    again = ActivationStore(tmp_path / "entry")
+    assert len(again.plan.shards) > 2
+    for shard in again.plan.shards:
+        for layer in range(N_LAYERS + 1):
+            assert torch.equal(again.read(layer, shard.index), states_of(again, layer, shard.index))
+    assert again.layers() == [0, 1, 2]
+    assert again.missing([0, 1, 2]) == {}
+    assert again.damaged([0, 1, 2]) == []
+
+
+def test_plan_tokens_and_description_survive(store: ActivationStore) -> None:
+    again = ActivationStore(store.folder)
+    assert again.plan == store.plan
+    assert again.plan.key == {"model": "abc", "dtype": "float32"}
+    assert again.header["corpus"] == "made up"
+    assert again.tokens.n_truncated == 1
+    assert again.tokens.lengths.sum() == again.plan.n_tokens
+    rows = [again.shard_tokens(shard) for shard in again.plan.shards]
+    assert [row for rows_of in rows for row in range(rows_of.start, rows_of.stop)] == list(range(again.plan.n_tokens))
+
+
+@pytest.mark.parametrize(("dtype", "itemsize"), [("float32", 4), ("bfloat16", 2)])
+def test_a_token_takes_its_width_and_at_most_two_percent(tmp_path: Path, dtype: str, itemsize: int) -> None:
+    store = fill(make_store(tmp_path / "entry", d_model=384, dtype=dtype, n=400, size=1024))
+    floor = 384 * itemsize * store.plan.n_tokens
+    for layer in range(N_LAYERS + 1):
+        on_disk = sum(path.stat().st_size for path in (store.folder / f"layer_{layer:02d}").iterdir())
+        assert floor < on_disk <= 1.02 * floor
+    # With the table of tokens and the manifest, though there are few layers to share them.
+    assert store.size_bytes() <= 1.02 * floor * (N_LAYERS + 1)
+    assert store.size_bytes() == sum((store.folder / name).stat().st_size for name in files(store.folder))
+
+
+def test_only_what_is_not_recorded_is_missing(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "entry")
+    everything = {shard.index: [0, 2] for shard in store.plan.shards}
+    assert store.missing([0, 2]) == everything
+    fill(store, layers=(0,))
+    assert store.layers() == [0]
+    assert store.missing([0, 2]) == {shard: [2] for shard in everything}
+    assert store.missing([0]) == {}
+    assert store.missing([0], damaged=[(0, 1)]) == {1: [0]}
+
+
+def test_nothing_but_the_entry_is_left(store: ActivationStore) -> None:
+    layers = [f"layer_{layer:02d}/{shard.index:06d}.safetensors" for layer in range(3) for shard in store.plan.shards]
+    assert set(files(store.folder)) - {"manifest.lock"} == {MANIFEST, TOKENS, *layers}
+    assert [path.name for path in store.folder.parent.iterdir()] == ["entry"]
+
+
+def test_using_an_entry_is_noted(store: ActivationStore) -> None:
+    for path in (store.folder, store.folder / MANIFEST):
+        os.utime(path, (1000, 1000))
+    assert store.last_used == 1000
+    store.touch()
+    assert store.last_used > 1e9
+
+
+# --- the manifest ---
+
+
+def change_line(folder: Path, index: int, change: Callable[[bytes], bytes]) -> None:
+    lines = (folder / MANIFEST).read_bytes().splitlines(keepends=True)
+    lines[index] = change(lines[index])
+    (folder / MANIFEST).write_bytes(b"".join(lines))
+
+
+# Ways in which a line of the manifest is no longer what was written.
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "a digit changed": lambda line: line.replace(b'"sha256": "', b'"sha256": "0', 1),
+    "other record": lambda line: line.replace(b'"shard": ', b'"shard": 1', 1),
+    "zeros": lambda line: b"\0" * (len(line) - 1) + b"\n",
+    "no JSON": lambda line: b"garbage\n",
+    "JSON of another kind": lambda line: b"[1, 2]\n",
+    "a number": lambda line: b"17\n",
+    "no UTF-8": lambda line: b"\xff\xfe" + line,
+    "no record": lambda line: b'{"check": "0"}\n',
+    "empty": lambda line: b"\n",
+    "torn": lambda line: line[: len(line) // 2],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_last_line_is_the_same_as_no_line(store: ActivationStore, damage: str) -> None:
+    last = (N_LAYERS, len(store.plan.shards) - 1)
+    assert last in store.records()
+    change_line(store.folder, -1, DAMAGE[damage])
+    again = ActivationStore(store.folder)
+    assert again.missing([0, 1, 2]) == {last[1]: [last[0]]}
+    again.write(*last, states_of(again, *last))
+    # The new line does not run on from what was torn.
+    assert ActivationStore(store.folder).missing([0, 1, 2]) == {}
+    assert ActivationStore(store.folder).damaged([0, 1, 2]) == []
+
+
+@pytest.mark.parametrize("damage", [name for name in DAMAGE if name != "torn"])
+def test_a_damaged_line_costs_its_own_shard_only(store: ActivationStore, damage: str) -> None:
+    change_line(store.folder, 2, DAMAGE[damage])  # the header, layer 0 of the first shard, layer 1
+    assert ActivationStore(store.folder).missing([0, 1, 2]) == {0: [1]}
+
+
+@pytest.mark.parametrize("damage", [name for name in DAMAGE if name not in ("a digit changed", "other record")])
+def test_a_damaged_header_is_never_trusted(store: ActivationStore, damage: str) -> None:
+    change_line(store.folder, 0, DAMAGE[damage])
+    with pytest.raises(DamagedCache, match=MANIFEST):
+        ActivationStore(store.folder)
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [
+        lambda path: path.unlink(),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[1:])),
+        lambda path: path.write_bytes(path.read_bytes().replace(b'"n_layers": 2', b'"n_layers": 3')),
+    ],
+    ids=["no manifest", "empty manifest", "no first line", "another plan"],
+)
+def test_an_entry_that_lost_its_plan_is_damaged(store: ActivationStore, lose: Callable[[Path], Any]) -> None:
+    lose(store.folder / MANIFEST)
+    with pytest.raises(DamagedCache, match=MANIFEST):
+        ActivationStore(store.folder)
+
+
+def rewrite_header(folder: Path, **changes: Any) -> None:
+    def change(line: bytes) -> bytes:
+        return store_module._line({**json.loads(line)["record"], **changes}).encode()
+
+    change_line(folder, 0, change)
+
+
+def test_an_entry_of_a_newer_version_is_refused_and_kept(store: ActivationStore) -> None:
+    rewrite_header(store.folder, format=FORMAT + 1)
+    with pytest.raises(RunError, match=rf"newer version .*format {FORMAT + 1}, this one reads {FORMAT}.*upgrade"):
+        ActivationStore(store.folder)
+
+
+def test_an_entry_of_an_older_version_is_made_anew(store: ActivationStore) -> None:
+    rewrite_header(store.folder, format=FORMAT - 1)
+    with pytest.raises(DamagedCache):
+        ActivationStore(store.folder)
+
+
+def flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_changed_table_of_tokens_is_found(store: ActivationStore) -> None:
+    flip(store.folder / TOKENS, -1)
+    with pytest.raises(DamagedCache, match=TOKENS):
+        ActivationStore(store.folder)
+
+
+# --- shards ---
+
+
+@pytest.mark.parametrize("at", [0, 60, -1], ids=["length of the header", "header", "last number"])
+def test_one_flipped_bit_is_found(store: ActivationStore, at: int) -> None:
+    flip(store.path(1, 2), at)
+    assert store.damaged([0, 1, 2]) == [(1, 2)]
+    assert store.damaged([0, 2]) == []
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b""), lambda path: flip(path, -1)])
+def test_damage_is_mended_by_writing_the_shard_again(store: ActivationStore, damage: Callable[[Path], Any]) -> None:
+    path = store.path(2, 0)
+    before = path.read_bytes()
+    damage(path)
+    assert store.damaged(range(3)) == [(2, 0)]
+    assert store.missing(range(3), store.damaged(range(3))) == {0: [2]}
+    store.write(2, 0, states_of(store, 2, 0))
+    assert path.read_bytes() == before
+    assert ActivationStore(store.folder).damaged(range(3)) == []
+
+
+def test_a_shard_exchanged_for_another_is_found(store: ActivationStore) -> None:
+    store.path(0, 1).write_bytes(store.path(1, 1).read_bytes())
+    assert store.damaged(range(3)) == [(0, 1)]
+
+
+# --- a disk that does not take it ---
+
+
+def no_space(*args: Any, **keywords: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def torn_write(tensors: dict[str, Tensor], path: Path) -> None:
+    """Leave half of the file and fail, as safetensors does on a full disk."""
+    path.write_bytes(safetensors.torch.save(tensors)[:50])
+    raise safetensors.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "fails"),
+    [
+        (safetensors.torch, "save_file", torn_write),
+        (safetensors.torch, "save_file", no_space),
+        (store_module, "_sync", no_space),
+        (Path, "replace", no_space),
+    ],
+    ids=["half a file", "no file", "sync", "rename"],
+)
+def test_a_write_that_fails_leaves_nothing_and_records_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, fails: Callable[..., Any]
+) -> None:
+    store = make_store(tmp_path / "entry")
+    store.write(0, 0, states_of(store, 0, 0))
+    before = files(store.folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, fails)
+        with pytest.raises(OSError, match="No space left"):
+            store.write(0, 1, states_of(store, 0, 1))
+    assert files(store.folder) == before
+    assert list(store.records()) == [(0, 0)]
+    store.write(0, 1, states_of(store, 0, 1))
+    assert ActivationStore(store.folder).damaged([0]) == []
+
+
+def test_a_failed_rewrite_keeps_the_shard_that_was_there(store: ActivationStore, monkeypatch: Any) -> None:
+    before = store.path(0, 1).read_bytes()
+    monkeypatch.setattr(safetensors.torch, "save_file", torn_write)
+    with pytest.raises(OSError, match="No space left"):
+        store.write(0, 1, states_of(store, 1, 1))
+    assert store.path(0, 1).read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["_sync", "_checksum"])
+def test_an_entry_is_made_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(store_module, name, no_space)
+    with pytest.raises(OSError, match="No space left"):
+        make_store(tmp_path / "entry")
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- entries of a cache ---
+
+
+def test_entries_are_listed_by_name_with_the_damaged_ones_as_folders(tmp_path: Path) -> None:
+    for name in ("b", "a", "c"):
+        make_store(tmp_path / name)
+    make_store(tmp_path / "d.partial-1")
+    (tmp_path / "e").mkdir()
+    (tmp_path / "c" / MANIFEST).write_text("damaged")
+    found = entries(tmp_path)
+    assert [entry.folder.name if isinstance(entry, ActivationStore) else entry for entry in found] == [
+        "a", "b", tmp_path / "c",
+    ]  # fmt: skip
+    assert entries(tmp_path / "nowhere") == []
+
+
+def test_leftovers_are_old_and_half_written(store: ActivationStore) -> None:
+    cache = store.folder.parent
+    half = store.folder / "layer_00" / "000000.safetensors.partial-77"
+    whole = cache / "other.partial-78"
+    half.write_bytes(b"x")
+    whole.mkdir()
+    assert leftovers(cache) == []
+    for path in (half, whole):
+        os.utime(path, (1000, 1000))
+    assert leftovers(cache) == [half, whole]

@@ -1,0 +1,267 @@
+"""The whole path, from text to ranked neurons, as a user runs it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors import safe_open
+from transformers import AutoModel, AutoTokenizer
+
+from probing import ProbeOptions, Run, WandbOptions, fit, load_run
+from probing.errors import UserError
+from probing.runs import ACCURACY_COLUMNS, NEURON_COLUMNS
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+NO_WANDB = WandbOptions(mode="disabled")
+
+
+@pytest.fixture(scope="module")
+def corpus(sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("corpus") / "sentences.txt"
+    path.write_text("\n".join(sentences))
+    return path
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of runs that the tests of this file share, so that they share the cache."""
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def run(checkpoints: dict[str, Path], corpus: Path, place: Path) -> Run:
+    made = fit(
+        model=str(checkpoints["bert"]), corpus=str(corpus), runs=str(place), name="main", quiet=True, wandb=NO_WANDB,
+        task_args={"min_count": 5},
+    )  # fmt: skip
+    assert made is not None
+    return made
+
+
+def again(run: Run, **options: Any) -> Run:
+    """Fit as `run` did, but for some options."""
+    config = {**run.config, **options}
+    probe = config["probe"] if isinstance(config["probe"], ProbeOptions) else ProbeOptions(**config["probe"])
+    made = fit(**{**config, "probe": probe, "wandb": NO_WANDB, "quiet": True})
+    assert made is not None
+    return made
+
+
+def test_the_folder_holds_what_the_design_promises(run: Run) -> None:
+    names = {str(path.relative_to(run.folder)) for path in run.folder.rglob("*") if path.is_file()}
+    assert names == {
+        "config.yaml", "results.json", "accuracy.csv", "neurons.csv", "probe.safetensors",
+        "contributions.safetensors", "figures/accuracy.png", "figures/top_neurons.png", "figures/neuron_map.png",
+    }  # fmt: skip
+    with (run.folder / "accuracy.csv").open() as file:
+        assert tuple(next(csv.reader(file))) == ACCURACY_COLUMNS
+    with (run.folder / "neurons.csv").open() as file:
+        assert tuple(next(csv.reader(file))) == NEURON_COLUMNS
+    assert set(run.results["timings"]) == {"extract_s", "probe_s", "rank_s", "total_s"}
+    assert run.results["versions"]["torch"] == torch.__version__
+
+
+def test_tables_have_a_row_for_every_layer_and_neuron(run: Run) -> None:
+    assert [row["layer"] for row in run.accuracy] == [0, 1, 2, 3]
+    for layer in (0, 1, 2, 3):
+        rows = run.top(layer, 1000)
+        assert [row["rank"] for row in rows] == list(range(1, 17))
+        assert sorted(row["neuron"] for row in rows) == list(range(16))
+        contributions = [row["contribution"] for row in rows]
+        assert contributions == sorted(contributions, reverse=True)
+        assert sum(row["share"] for row in rows) == pytest.approx(1)
+        assert sum(row["ratio"] for row in rows) == pytest.approx(16)
+
+
+def test_stored_probe_and_ranking_agree_with_the_plain_forward_pass(run: Run) -> None:
+    """The table is recomputed sentence by sentence from the untouched model and `probe.safetensors` alone."""
+    from probing.corpus import assign_splits, load_corpus
+
+    encoder = AutoModel.from_pretrained(run.config["model"]).eval()
+    tokenizer = AutoTokenizer.from_pretrained(run.config["model"])
+    with safe_open(run.folder / "probe.safetensors", "pt") as file:
+        weight, metadata = file.get_tensor("weight"), file.metadata()
+    layers, classes = json.loads(metadata["layers"]), json.loads(metadata["classes"])
+    with safe_open(run.folder / "contributions.safetensors", "pt") as file:
+        stored = file.get_tensor("contribution")
+    right, n = torch.zeros(len(layers)), torch.zeros(len(classes))
+    by_class = torch.zeros(stored.shape, dtype=torch.float64)
+    sentences = load_corpus(run.config["corpus"]).sentences
+    for sentence, side in zip(sentences, assign_splits(sentences, run.config["seed"]), strict=True):
+        if side != "test":
+            continue
+        inputs = tokenizer(sentence, return_tensors="pt")
+        with torch.inference_mode():
+            states = encoder(**inputs, output_hidden_states=True).hidden_states
+        for position in range(1, inputs["input_ids"].shape[1] - 1):
+            if position not in classes:
+                continue
+            y = classes.index(position)
+            n[y] += 1
+            for i, layer in enumerate(layers):
+                v = states[layer][0, position]
+                right[i] += (weight[i] @ v).argmax() == y
+                by_class[i, y] += (v * (weight[i, y] - weight[i].mean(0))).abs().double()
+    for i, row in enumerate(run.accuracy):
+        # A tie broken by the last bit may fall the other way in a padded batch: one token at most.
+        assert abs(row["accuracy"] - right[i] / n.sum()) <= 1 / n.sum() + 1e-6
+        table = {neuron["neuron"]: neuron["contribution"] for neuron in run.top(layers[i], 1000)}
+        expected = by_class[i].sum(0) / n.sum()
+        assert [table[k] for k in range(16)] == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-7)
+    torch.testing.assert_close(
+        stored.double(), by_class / n.clamp(min=1).double()[:, None], rtol=1e-3, atol=1e-6
+    )  # fmt: skip
+
+
+def test_the_stored_configuration_repeats_the_run(run: Run, place: Path) -> None:
+    repeated = subprocess.run(
+        [sys.executable, "-m", "probing", "fit", "--config", str(run.folder / "config.yaml"), "--name", "repeated"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert str(place / "repeated") in repeated.stdout
+    for name in ("accuracy.csv", "neurons.csv", "config.yaml"):
+        assert (place / "repeated" / name).read_bytes() == (run.folder / name).read_bytes()
+
+
+def test_a_second_run_takes_its_activations_from_the_cache(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> None:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr("probing.cache.load_encoder", refuse)
+    assert again(run, layer=[1], name="cached").neurons == run.top(1, 1000)
+
+
+def test_a_layer_alone_gives_what_it_gives_among_others(run: Run) -> None:
+    alone = again(run, layer=2, name="alone")
+    assert alone.accuracy == [row for row in run.accuracy if row["layer"] == 2]
+
+
+def test_another_seed_is_another_split(run: Run) -> None:
+    other = again(run, seed=1, name="seed-1")
+    assert other.accuracy != run.accuracy
+    assert other.results["n_sentences"] != run.results["n_sentences"] or other.neurons != run.neurons
+
+
+def test_every_family_goes_from_text_to_a_ranked_table(checkpoints: dict[str, Path], run: Run) -> None:
+    for family, checkpoint in checkpoints.items():
+        made = again(run, model=str(checkpoint), name=f"family-{family}")
+        assert made.accuracy[0]["accuracy"] > 2 * made.accuracy[0]["majority_accuracy"]
+
+
+def test_the_untrained_twin_has_a_cache_of_its_own(run: Run) -> None:
+    twin = again(run, random_weights=True, name="twin")
+    assert twin.neurons != run.neurons
+    assert twin.results["cache"]["train"]["key"]["random_weights_seed"] == 0
+
+
+def test_a_test_corpus_replaces_the_test_part(run: Run, sentences: list[str], tmp_path: Path) -> None:
+    test_corpus = tmp_path / "test.txt"
+    test_corpus.write_text("\n".join([sentences[0], *(s.upper() + " indeed" for s in sentences[:40])]))
+    made = again(run, test_corpus=str(test_corpus), name="test-corpus")
+    assert made.results["n_sentences"]["test"] == len(set(test_corpus.read_text().splitlines()))
+    assert made.results["n_sentences"]["train"] > run.results["n_sentences"]["train"]
+
+
+def test_special_tokens_are_examples_only_when_asked_for(run: Run) -> None:
+    made = again(run, task_args={"min_count": 5, "special_tokens": "include"}, name="special")
+    assert 0 in made.results["classes"]
+    assert 0 not in run.results["classes"]
+    assert made.accuracy[0]["n_train_tokens"] > run.accuracy[0]["n_train_tokens"]
+
+
+def test_adam_says_how_far_it_stayed_from_the_optimum(run: Run) -> None:
+    probe = ProbeOptions(solver="adam", batch_size=64)
+    made = again(run, probe=probe, layer=0, trainer={"max_epochs": 2}, name="adam")
+    assert made.accuracy[0]["optimality_gap"] > 10 * run.accuracy[0]["optimality_gap"]
+
+
+def test_a_probe_that_stopped_short_says_so(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {**run.config, "trainer": {"max_epochs": 3}, "layer": 0, "quiet": False, "name": "short"}
+    made = fit(**{**config, "probe": ProbeOptions(), "wandb": NO_WANDB})
+    assert made is not None
+    assert made.results["layers"][0]["converged"] is False
+    assert "stopped short" in capsys.readouterr().out
+
+
+def test_loaded_runs_are_lists_of_dicts_and_look_like_tables(run: Run) -> None:
+    loaded = load_run(run.folder)
+    assert loaded.accuracy == run.accuracy
+    assert isinstance(loaded.neurons[0]["contribution"], float)
+    assert "Test accuracy by layer" in repr(loaded)
+    assert loaded._repr_html_().count("<table>") == 2
+
+
+def test_quiet_prints_result_lines_only(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    again(run, name="quiet")
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert [line.split(":")[0] for line in printed.out.splitlines()] == [*(f"layer {k}" for k in range(4)), "Results"]
+
+
+def test_the_table_does_not_depend_on_the_hash_seed(run: Run, place: Path) -> None:
+    tables = []
+    for seed in ("1", "2"):
+        subprocess.run(
+            [sys.executable, "-m", "probing", "fit", "--config", str(run.folder / "config.yaml"),
+             "--name", f"hash-{seed}", "--layer", "1"],
+            env={**os.environ, "PYTHONHASHSEED": seed}, check=True, capture_output=True,
+        )  # fmt: skip
+        tables.append((place / f"hash-{seed}" / "neurons.csv").read_bytes())
+    assert tables[0] == tables[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"model": "no-such-model"}, "aliases are minilm"),
+        ({"layer": 9}, r"has layers 0 \(embeddings\) to 3"),
+        ({"layer": "first"}, "expected a number"),
+        ({"corpus": "missing.txt"}, "cannot be read"),
+        ({"task": "colour"}, "tasks are position"),
+        ({"task_args": {"min_cuont": 3}}, "min_cuont"),
+        ({"task_args": {"min_count": 10_000}}, "lower the bar with `--task_args.min_count`"),
+        ({"trainer": {"gradient_clip_val": 1}}, "cannot be honoured by the solver lbfgs"),
+        ({"trainer": {"max_epoch": 1}}, "no argument of Lightning's Trainer"),
+        ({"name": "main"}, "runs are never changed"),
+        ({"name": "../x"}, "not a plain name"),
+        ({"max_length": 100_000}, "takes 1 to"),
+        ({"probe": ProbeOptions(l2=0.0)}, "above 0"),
+        ({"probe": ProbeOptions(l1=-1.0)}, "at least 0"),
+    ],
+)
+def test_impossible_requests_are_refused_and_leave_nothing(run: Run, options: dict[str, Any], words: str) -> None:
+    runs = run.folder.parent
+    before = {path.name for path in runs.iterdir()}
+    with pytest.raises(UserError, match=words):
+        again(run, **{"name": "refused", **options})
+    assert {path.name for path in runs.iterdir()} == before
+
+
+@pytest.mark.slow
+def test_the_builtin_model_knows_position_in_low_layers_and_loses_it_with_depth(tmp_path: Path) -> None:
+    """The README's first figure, at a twentieth of the work: layers 0 and 6 of the real trained weights."""
+    command = [sys.executable, "-m", "probing", "fit", "--layer", "0,6", "--runs", str(tmp_path), "--name", "real"]
+    done = subprocess.run([*command, "--wandb.mode", "disabled"], capture_output=True, text=True, check=True)
+    assert "Traceback" not in done.stderr
+    run = load_run(tmp_path / "real")
+    low, high = run.accuracy
+    assert low["accuracy"] > 0.99
+    assert 0.3 < high["accuracy"] < 0.45
+    assert high["majority_accuracy"] < 0.05
+    assert max(low["optimality_gap"], high["optimality_gap"]) <= 1e-3
+    # The last layer's three LayerNorm gains near 0 make three dead neurons.
+    dead = [row for row in run.top(6, 1000) if row["flag"] == "dead"]
+    assert len(dead) == 3
+    assert {row["contribution"] for row in dead} == {0.0}
+    assert yaml.safe_load((run.folder / "config.yaml").read_text())["model"] == "minilm"

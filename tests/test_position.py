@@ -1,0 +1,53 @@
+import numpy as np
+import pytest
+from probing_tasks.position import Position
+
+from probing.tasks import load_task
+from synthetic import make_tokens
+
+
+def test_positions_count_from_zero_with_special_tokens_counted_but_left_out():
+    tokens = make_tokens([4, 3, 5])
+    assert Position().labels(tokens).tolist() == [-1, 1, 2, -1, -1, 1, -1, -1, 1, 2, 3, -1]
+
+
+def test_special_tokens_are_examples_where_included():
+    tokens = make_tokens([4, 3])
+    assert Position(special_tokens="include").labels(tokens).tolist() == [0, 1, 2, 3, 0, 1, 2]
+
+
+def test_without_special_tokens_the_first_word_is_at_zero():
+    assert Position().labels(make_tokens([3, 2], special=False)).tolist() == [0, 1, 2, 0, 1]
+
+
+def test_asking_for_labels_leaves_the_table_as_it_was():
+    tokens = make_tokens([4, 3])
+    Position().labels(tokens)[:] = 99
+    Position(special_tokens="include").labels(tokens)[:] = 99
+    assert tokens.positions.tolist() == [0, 1, 2, 3, 0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("n_sentences", "expected"), [(0, 5), (100, 5), (119, 5), (120, 6), (500, 25), (1000, 50), (1_000_000, 50)]
+)
+def test_a_class_needs_50_examples_or_a_twentieth_of_the_sentences_but_never_under_5(n_sentences, expected):
+    assert Position().threshold(n_sentences) == expected
+
+
+def test_a_bar_that_is_set_is_the_bar():
+    assert Position(min_count=3).threshold(1_000_000) == 3
+
+
+def test_positions_with_enough_examples_are_classes_in_ascending_order():
+    labels = np.repeat([7, 2, 4, -1], [6, 5, 4, 90])
+    assert Position().classes(labels, 100).tolist() == [2, 7]
+    assert Position(min_count=4).classes(labels, 100).tolist() == [2, 4, 7]
+    assert Position(min_count=4, max_position=4).classes(labels, 100).tolist() == [2, 4]
+
+
+def test_no_examples_give_no_classes():
+    assert Position().classes(np.array([-1, -1]), 10).tolist() == []
+
+
+def test_the_task_is_installed_under_its_name():
+    assert load_task("position", {"max_position": 9}) == Position(max_position=9)
