@@ -47,7 +47,10 @@ def run(commands: Mapping[str, str], args: Sequence[str]) -> int:
         status, message = USER_ERROR, str(error)
     except RunError as error:
         status, message = RUN_ERROR, str(error)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as stop:
+        # Lightning turns Ctrl-C during training into an exit of its own.
+        if isinstance(stop, SystemExit) and not isinstance(stop.__context__, KeyboardInterrupt):
+            raise
         status = INTERRUPTED
         message = "interrupted; what was cached is kept, and a run that had begun is left as *.partial"
     print(f"probing {name}: {message}", file=sys.stderr)

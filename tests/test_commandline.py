@@ -90,8 +90,8 @@ def test_unknown_keys_of_a_file_are_refused(tmp_path: Path) -> None:
 
 def test_exit_status_tells_mistakes_from_failures(capsys: pytest.CaptureFixture[str]) -> None:
     here = __name__
-    commands = {name: f"{here}:{name}" for name in ("mistaken", "failing", "stopped", "fine")}
-    assert [run(commands, [name]) for name in commands] == [2, 1, 130, 0]
+    commands = {name: f"{here}:{name}" for name in ("mistaken", "failing", "stopped", "stopped_in_training", "fine")}
+    assert [run(commands, [name]) for name in commands] == [2, 1, 130, 130, 0]
     assert run(commands, ["nothing"]) == 2
     error = capsys.readouterr().err
     assert "probing mistaken: `--x 3` is too much" in error
@@ -114,6 +114,14 @@ def failing() -> None:
 def stopped() -> None:
     """Be interrupted."""
     raise KeyboardInterrupt
+
+
+def stopped_in_training() -> None:
+    """Be interrupted as Lightning passes it on."""
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        sys.exit(1)
 
 
 def fine() -> None:

@@ -17,7 +17,8 @@ from PIL import Image
 
 from probing.errors import UserError
 from probing.options import WandbOptions
-from probing.tracking import Tracker, resolve_mode
+from probing.tracking import Tracker
+from probing.wandb_mode import resolve_mode
 from wandb_reader import OfflineRun, read_offline_run, read_offline_runs
 from wandb_server import WandbServer
 

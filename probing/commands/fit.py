@@ -14,7 +14,8 @@ from probing.corpus import Corpus, Split, assign_splits, hold_out, load_corpus
 from probing.errors import UserError
 from probing.options import ProbeOptions, WandbOptions
 from probing.runs import Run, RunFolder, check_name, load_run
-from probing.tracking import Tracker, resolve_mode
+from probing.tracking import Tracker
+from probing.wandb_mode import resolve_mode
 
 
 def fit(

@@ -1,0 +1,80 @@
+"""The README's commands and code run, at toy size."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import probing
+from probing.__main__ import COMMANDS
+from probing.commandline import run
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
+LINES = [line.split("#")[0].strip() for language, block in BLOCKS if language == "bash" for line in block.splitlines()]
+PROBING = [line for line in LINES if line.startswith("python -m probing ")]
+
+
+@pytest.fixture
+def toy(tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder in which the README's names stand for small things."""
+    (tmp_path / "sentences.txt").write_text("\n".join(sentences))
+    (tmp_path / "conf").symlink_to(ROOT / "conf")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    # The tiny model has three layers, so the README's layer 6 becomes layer 2.
+    monkeypatch.setattr("probing.models.ALIASES", {})
+    return checkpoints["bert"]
+
+
+def test_the_readme_shows_commands() -> None:
+    assert len(PROBING) >= 8
+    assert [line for line in LINES if line.startswith("make")] == ["make fit", "make test"]
+
+
+@pytest.mark.parametrize("target", ["fit", "test"])
+def test_the_two_commands_are_targets_of_the_makefile(target: str) -> None:
+    planned = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert {"fit": "-m probing fit --layer 6", "test": "-m pytest"}[target] in planned
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("line", PROBING, ids=lambda line: line.removeprefix("python -m probing "))
+def test_every_command_of_the_readme_runs(line: str, toy: Path) -> None:
+    args = [{"6": "2", "0,3,6": "0,2"}.get(arg, arg) for arg in shlex.split(line)[3:]]
+    if args[0] in ("fit", "extract"):
+        args += ["--model", str(toy)] + ([] if "--corpus" in args else ["--corpus", "sentences.txt"])
+    assert run(COMMANDS, args) == 0
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_python_of_the_readme_runs(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = [block for language, block in BLOCKS if language == "python"]
+    real = probing.fit
+
+    def small(layer: int, **options: Any) -> Any:
+        return real(model=str(toy), corpus="sentences.txt", layer=2, **options)
+
+    monkeypatch.setattr(probing, "fit", small, raising=False)
+    names: dict[str, Any] = {}
+    exec(code.replace("top(6", "top(2"), names)
+    assert names["run"].accuracy[0]["layer"] == 2
+
+
+def test_every_option_that_the_readme_names_exists() -> None:
+    import contextlib
+    import io
+
+    help_text = io.StringIO()
+    with contextlib.redirect_stdout(help_text), pytest.raises(SystemExit):
+        run(COMMANDS, ["fit", "--help"])
+    named = set(re.findall(r"`(--[a-z_]+(?:\.[a-z0-9_]+)?)", README)) - {"--help", "--yes"}
+    missing = {name for name in named if name.split(" ")[0] not in help_text.getvalue()}
+    # Options of Lightning's Trainer and of a task are checked by their owners.
+    assert {name for name in missing if not name.startswith(("--trainer.", "--task_args."))} == set()
