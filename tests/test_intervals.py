@@ -21,6 +21,20 @@ def test_the_interval_covers_the_truth_as_often_as_it_says():
     assert 0.90 <= covered / 300 <= 0.985
 
 
+def test_it_is_an_interval_of_95_percent():
+    right = np.repeat([1, 0], [1200, 800])
+    low, high = accuracy_interval(right, np.ones_like(right), seed=0, n_draws=4000)
+    # Sentences of one token: a binomial share. A 2.5% quantile of 4000 draws is known to 4% of the width.
+    width = 2 * 1.96 * np.sqrt(0.6 * 0.4 / 2000)
+    assert high - low == pytest.approx(width, rel=0.08)
+
+
+def test_long_sentences_weigh_as_much_as_their_tokens():
+    n_tokens = np.repeat([1, 19], 100)
+    low, high = accuracy_interval(n_tokens * (n_tokens > 1), n_tokens, seed=0)
+    assert 0.9 < low < 0.95 < high < 1.0  # of 2000 tokens 1900 are right, though half of the sentences are wrong
+
+
 def test_sentences_are_drawn_and_not_tokens():
     correct, n_tokens = clustered(np.random.default_rng(1), 100, 1.0)
     by_sentence = accuracy_interval(correct, n_tokens, seed=0)

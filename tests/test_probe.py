@@ -6,8 +6,9 @@ import torch
 
 from probing.examples import Batch
 from probing.moments import MomentsAccumulator
-from probing.probe import AdamProbe, LinearProbe, Problem
+from probing.probe import AdamProbe, FullPassProbe, LinearProbe, Problem
 from probing.solvers import Penalty
+from probing.training import ProbeData, build_trainer, layer_moments
 from synthetic import (
     LIGHTNING_WARNINGS,
     make_store,
@@ -190,24 +191,44 @@ def test_part_of_a_pass_is_never_taken_for_the_whole(tmp_path, epoch):
     assert fit.optimality_gap >= value - best > 0
 
 
-def test_a_start_at_the_solution_needs_one_pass(tmp_path):
-    from probing.probe import FullPassProbe
-    from probing.training import ProbeData, build_trainer, layer_moments
+def solve(data, layers, problems, start=None):
+    """Train a stack of problems by full passes."""
+    probe = FullPassProbe(
+        problems,
+        layer_moments(data.train, layers),
+        torch.from_numpy(data.classes),
+        n_train_tokens=data.train.n_tokens,
+        tolerance=1e-5,
+        start=start,
+    )
+    trainer = build_trainer({"max_epochs": 200, "accelerator": "cpu"}, None, (), None)
+    trainer.fit(probe, datamodule=ProbeData(data.train, data.validation, data.test, layers))
+    return probe
 
+
+def test_penalties_stacked_on_one_layer_equal_each_alone(tmp_path):
+    tokens = make_tokens([8] * 60)
+    data = sides(
+        make_store(tmp_path / "s", [positional(tokens, 6, s, seed) for seed, s in enumerate((0.5, 1))], tokens)
+    )
+    penalties = [(0, Penalty(0.0, 1e-2)), (1, Penalty(0.0, 1e-3)), (0, Penalty(0.0, 1e-3)), (1, Penalty(1e-2, 1e-3))]
+    stack = [Problem(f"p{i}", layer, penalty) for i, (layer, penalty) in enumerate(penalties)]
+    together = solve(data, [0, 1], stack)
+    for i, problem in enumerate(stack):
+        alone = solve(data, [0, 1], [problem]).solutions[0]
+        solution = together.solutions[i]
+        assert solution.converged
+        assert solution.n_passes == alone.n_passes
+        # The same float32 products in batches of another shape.
+        torch.testing.assert_close(solution.point, alone.point, rtol=1e-3, atol=1e-4)
+
+
+def test_a_start_at_the_solution_needs_one_pass(tmp_path):
     tokens = make_tokens([8] * 60)
     data = sides(make_store(tmp_path / "s", [positional(tokens, 6, 0.5)], tokens))
     start, passes = None, []
     for _ in range(2):
-        probe = FullPassProbe(
-            [Problem("p", 0, Penalty(0.0, 1e-2))],
-            layer_moments(data.train, [0]),
-            torch.from_numpy(data.classes),
-            n_train_tokens=data.train.n_tokens,
-            tolerance=1e-5,
-            start=start,
-        )
-        trainer = build_trainer({"max_epochs": 100, "accelerator": "cpu"}, None, (), str(tmp_path))
-        trainer.fit(probe, datamodule=ProbeData(data.train, data.validation, data.test, [0]))
+        probe = solve(data, [0], [Problem("p", 0, Penalty(0.0, 1e-2))], start)
         start = probe.scaled_weight.data.clone()
         passes.append(probe.solutions[0].n_passes)
         assert torch.equal(probe.solutions[0].point, start[0])
