@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -30,7 +32,7 @@ def test_shards_are_consecutive_and_cover_every_sentence_once(lengths: NDArray[n
 @given(LENGTHS, st.integers(1, 120))
 def test_shards_are_as_full_as_they_can_be(lengths: NDArray[np.int32], size: int) -> None:
     shards = divide(lengths, size)
-    for shard, following in zip(shards, shards[1:], strict=False):
+    for shard, following in pairwise(shards):
         assert shard.n_tokens + lengths[following.first_sentence] > size
 
 

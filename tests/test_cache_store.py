@@ -123,7 +123,8 @@ def test_using_an_entry_is_noted(store: ActivationStore) -> None:
 
 def change_line(folder: Path, index: int, change: Callable[[bytes], bytes]) -> None:
     lines = (folder / MANIFEST).read_bytes().splitlines(keepends=True)
-    lines[index] = change(lines[index])
+    before, lines[index] = lines[index], change(lines[index])
+    assert lines[index] != before
     (folder / MANIFEST).write_bytes(b"".join(lines))
 
 

@@ -126,8 +126,12 @@ def test_stored_probe_and_ranking_agree_with_the_plain_forward_pass(run: Run) ->
 def test_the_stored_configuration_repeats_the_run(run: Run, place: Path) -> None:
     repeated = subprocess.run(
         [sys.executable, "-m", "probing", "fit", "--config", str(run.folder / "config.yaml"), "--name", "repeated"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        # As many threads as here: sums in another order differ in their last bits.
+        env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert str(place / "repeated") in repeated.stdout
     for name in ("accuracy.csv", "neurons.csv", "config.yaml"):
         assert (place / "repeated" / name).read_bytes() == (run.folder / name).read_bytes()
@@ -209,6 +213,7 @@ def test_quiet_prints_result_lines_only(run: Run, capsys: pytest.CaptureFixture[
     assert [line.split(":")[0] for line in printed.out.splitlines()] == [*(f"layer {k}" for k in range(4)), "Results"]
 
 
+@pytest.mark.slow
 def test_the_table_does_not_depend_on_the_hash_seed(run: Run, place: Path) -> None:
     tables = []
     for seed in ("1", "2"):
@@ -235,7 +240,7 @@ def test_the_table_does_not_depend_on_the_hash_seed(run: Run, place: Path) -> No
         ({"trainer": {"max_epoch": 1}}, "no argument of Lightning's Trainer"),
         ({"name": "main"}, "runs are never changed"),
         ({"name": "../x"}, "not a plain name"),
-        ({"max_length": 100_000}, "takes 1 to"),
+        ({"max_length": 100_000}, "takes . to 128 tokens"),
         ({"probe": ProbeOptions(l2=0.0)}, "above 0"),
         ({"probe": ProbeOptions(l1=-1.0)}, "at least 0"),
     ],
