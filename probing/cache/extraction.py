@@ -123,7 +123,6 @@ def run_extraction(
         if trainer.interrupted:
             raise KeyboardInterrupt from None
         raise
-        trainer.strategy.barrier("every rank has stored its shards")
     except OSError as error:
         raise not_written(store.folder, error) from error
 
