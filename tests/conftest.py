@@ -12,6 +12,9 @@ import pytest
 
 # Read by huggingface_hub when it is first imported: no test reaches the network, whatever is asked.
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Read by torch when it is first imported. Tensors of a few kilobytes gain nothing from threads, which on a busy machine
+# wait for each other: with two, these tests took eight times as long.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 FAMILIES = ("bert", "roberta", "distilbert")
 # Blocks of each tiny model.

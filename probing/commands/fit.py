@@ -161,7 +161,7 @@ def _check_sides(sides: Mapping[str, Any], solver: str, say: Callable[[str], Non
             way_out = "give more sentences" + (" or another --test_corpus" if side == "test" else "")
             raise UserError(f"`--corpus`: no sentence of the {side} part has a token of any class; {way_out}.")
         if n := examples.n_dropped:
-            say(f"{side}: {n} of {n + examples.n_tokens} tokens are at positions (or of labels) too rare to be a class")
+            say(f"{side}: {n} of {n + examples.n_tokens} tokens are left out: their label is too rare to be a class")
 
 
 @contextmanager
@@ -197,7 +197,7 @@ def _report(run: Run, where: str | None, quiet: bool) -> None:
         terminal.show(terminal.neurons_table(run.top(layers[-1])), terminal.accuracy_table(run.results["layers"]))
         for layer in layers:
             print(conclusion(run.top(layer, 1), run.config["task"]))
-    print(f"Results: {run.folder}" + (f"   W&B: {where}" if where else ""))
+    print(f"Results: {run.folder}" + (f"; on Weights & Biases: {where}" if where else ""))
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
