@@ -198,6 +198,8 @@ def test_two_ranks_give_the_bytes_of_one(
     shards = [name for name in uninterrupted if "layer_" in name]
     assert {name: found[name] for name in shards} == {name: uninterrupted[name] for name in shards}
     assert records(found) == records(uninterrupted)
+    (manifest,) = (tmp_path / "cache").glob(f"*/{kill_loop.MANIFEST}")
+    assert len(manifest.read_text().splitlines()) == 1 + len(shards)  # no rank repeated the work of the other
 
 
 def records(found: dict[str, bytes]) -> list[bytes]:

@@ -88,7 +88,7 @@ def activations(
     with _job_lock(cache, name, say):
         store = _open_or_create(folder, request, key, say) if is_main_process() else _join(folder)
         damaged = store.damaged(request.layers)
-        for layer, shard in damaged:
+        for layer, shard in damaged if is_main_process() else ():
             say(f"{store.path(layer, shard)} is damaged or gone: extracting it again")
         if work := store.missing(request.layers, damaged):
             _extract(request, store, work, trainer_options, callbacks)
