@@ -19,6 +19,8 @@ from transformers import AutoModel, AutoTokenizer
 from probing import ProbeOptions, Run, WandbOptions, fit, load_run
 from probing.errors import UserError
 from probing.runs import ACCURACY_COLUMNS, NEURON_COLUMNS
+from wandb_reader import read_offline_runs
+from wandb_server import WandbServer
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -224,6 +226,42 @@ def test_the_table_does_not_depend_on_the_hash_seed(run: Run, place: Path) -> No
         )  # fmt: skip
         tables.append((place / f"hash-{seed}" / "neurons.csv").read_bytes())
     assert tables[0] == tables[1]
+
+
+def test_the_offline_run_holds_curves_tables_and_the_artifact(run: Run) -> None:
+    made = fit(**{**run.config, "probe": ProbeOptions(), "wandb": WandbOptions(mode="offline"), "name": "tracked"})
+    assert made is not None
+    (tracked,) = read_offline_runs(made.folder)
+    assert tracked.run["name"] == "tracked"
+    assert tracked.config["task_args"] == {"min_count": 5}
+    passes = [row["train/layer_01/objective"] for row in tracked.rows("train/layer_01/objective")]
+    # The solver only ever accepts descents, though a trial point may lie higher.
+    assert len(passes) == made.results["layers"][1]["n_passes"]
+    assert passes[-1] < passes[0]
+    assert [row["by_layer/accuracy"] for row in tracked.rows("by_layer/accuracy")] == [
+        row["accuracy"] for row in made.accuracy
+    ]
+    assert tracked.step_metrics["by_layer/accuracy"] == "layer"
+    assert [row["neuron"] for row in tracked.table("neurons/layer_02")] == [n["neuron"] for n in made.top(2, 1000)]
+    (files,) = [files for _, kind, files in tracked.artifacts if kind == "probe"]
+    assert set(files) == {
+        "config.yaml", "results.json", "accuracy.csv", "neurons.csv", "probe.safetensors", "contributions.safetensors",
+    }  # fmt: skip
+    assert all(path.is_file() for path in files.values())
+
+
+def test_an_online_run_arrives_at_the_server(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with WandbServer() as server:
+        for variable, value in server.environment.items():
+            monkeypatch.setenv(variable, value)
+        made = fit(**{**run.config, "probe": ProbeOptions(), "layer": 1, "wandb": WandbOptions(), "name": "online"})
+    assert made is not None
+    (served,) = server.runs.values()
+    assert served.exit_code == 0
+    assert [row["by_layer/accuracy"] for row in served.history if "by_layer/accuracy" in row] == [
+        made.accuracy[0]["accuracy"]
+    ]
+    assert any("train/layer_01/objective" in row for row in served.history)
 
 
 @pytest.mark.parametrize(
