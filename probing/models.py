@@ -57,7 +57,7 @@ class ModelSource:
     @property
     def short_name(self) -> str:
         """The last part of the name in plain characters, for files and titles."""
-        last = self.folder.resolve().name if Path(self.name).is_dir() else self.name.rsplit("/", 1)[-1]
+        last = self.folder.resolve().name if Path(self.name) == self.folder else self.name.rsplit("/", 1)[-1]
         return "".join(c if c.isalnum() or c in "-_." else "-" for c in last).lstrip(".-") or "model"
 
     def fingerprint(self, weights: bool = True) -> str:
@@ -78,7 +78,7 @@ def resolve_model(name: str, revision: str | None = None) -> ModelSource:
     Raises:
         UserError: If there is no such model here and the hub does not give it either.
     """
-    if Path(name).is_dir():
+    if name and name not in ALIASES and Path(name).is_dir():
         if not (Path(name) / "config.json").is_file():
             raise UserError(
                 f"`--model {name}`: the folder has no config.json; give a folder written by `save_pretrained`."

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from probing.distributed import is_main_process
+
 Row = Mapping[str, Any]
 
 # Width of tables where the output is no terminal.
@@ -16,8 +18,9 @@ PLAIN_WIDTH = 110
 
 
 def say(message: str) -> None:
-    """Print a one-line message beside the results, on standard error."""
-    print(message, file=sys.stderr, flush=True)
+    """Print a one-line message beside the results, on standard error; of several ranks the first speaks."""
+    if is_main_process():
+        print(message, file=sys.stderr, flush=True)
 
 
 def silence(message: str) -> None:

@@ -487,3 +487,14 @@ def test_a_layer_out_of_range_is_refused_with_the_range(typed: Any) -> None:
 def test_what_is_no_layer_is_refused_with_the_spellings(typed: str) -> None:
     with pytest.raises(UserError, match="expected a number, a list such as 0,3,3, or all"):
         parse_layers(typed, 3, "tiny")
+
+
+def test_an_alias_is_not_shadowed_by_a_folder_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoints: dict[str, Path]
+) -> None:
+    (tmp_path / "minilm").symlink_to(checkpoints["bert"])
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model("minilm").folder.name == "model"
+    assert resolve_model("./minilm").folder == Path("./minilm")
+    with pytest.raises(UserError, match="is neither an alias, a folder, nor a hub id"):
+        resolve_model("")
