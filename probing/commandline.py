@@ -26,7 +26,7 @@ class Parser(ArgumentParser):
 
     def error(self, message: str, error: Exception | None = None) -> NoReturn:
         """Raise the message as a UserError in one line."""
-        raise UserError(" ".join(message.split()))
+        raise UserError(plain_words(message))
 
 
 def run(commands: Mapping[str, str], args: Sequence[str]) -> int:
@@ -70,6 +70,14 @@ def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[
     parser.add_function_arguments(function)
     keywords = vars(parser.instantiate(parser.parse_args([with_underscores(arg) for arg in args])))
     return {key: value for key, value in keywords.items() if key != "config"}
+
+
+def plain_words(message: str) -> str:
+    """Return jsonargparse's message in one line and without Python's names for things."""
+    text = " ".join(message.split())
+    text = re.sub(r'Parser key "([^"]+)":', r"`--\1`:", text)
+    text = re.sub(r"Does not validate against any of the Union subtypes Subtypes: .*? Errors: - ", "", text)
+    return re.sub(r"<class '(\w+)'>", r"\1", text).replace("typing.", "")
 
 
 def with_underscores(arg: str) -> str:

@@ -97,14 +97,16 @@ def neuron_table(layer: int, weight: Tensor, evidence: Evidence) -> list[dict[st
     contribution = mean_contribution(weight, evidence.magnitudes)
     centred = mean_contribution(weight, evidence.magnitudes, centred=True)
     mean, total = float(contribution.mean()), float(contribution.sum())
-    flag = flags(contribution, centred, evidence.separation, evidence.moments.dead)
+    dead = evidence.moments.dead
+    flag = flags(contribution, centred, evidence.separation, dead)
     columns: Mapping[str, Any] = {
         "contribution": contribution.tolist(),
         "ratio": (contribution / mean if mean else contribution).tolist(),
         "share": (contribution / total if total else contribution).tolist(),
         "contribution_centred": centred.tolist(),
-        "eta_squared": evidence.separation.eta_squared.tolist(),
-        "eta_squared_z": evidence.separation.z.tolist(),
+        # Shares of a dead neuron's variance would be shares of rounding errors.
+        "eta_squared": torch.where(dead, 0.0, evidence.separation.eta_squared).tolist(),
+        "eta_squared_z": torch.where(dead, 0.0, evidence.separation.z).tolist(),
         "mean": evidence.moments.mean.tolist(),
         "sd": evidence.moments.sd.tolist(),
         "flag": flag,

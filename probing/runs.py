@@ -49,7 +49,14 @@ class Run:
     neurons: list[dict[str, Any]]
 
     def top(self, layer: int, n: int = 10) -> list[dict[str, Any]]:
-        """Return the first `n` neurons of a layer's ranking."""
+        """Return the first `n` neurons of a layer's ranking.
+
+        Raises:
+            ValueError: If the run does not have that layer.
+        """
+        layers = [row["layer"] for row in self.accuracy]
+        if layer not in layers:
+            raise ValueError(f"layer {layer} is not in {self.folder}, which has {', '.join(map(str, layers))}")
         return [row for row in self.neurons if row["layer"] == layer][:n]
 
     def __repr__(self) -> str:

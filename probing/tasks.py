@@ -47,12 +47,13 @@ def load_task(name: str, options: Mapping[str, Any]) -> TokenTask:
         )
     from jsonargparse import ArgumentParser
 
+    from probing.commandline import plain_words
+
     # The command line's own type checks, so that a task's options behave like any other option.
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(task, "task_args")
     try:
         checked = parser.parse_object({"task_args": dict(options)})
     except Exception as error:  # jsonargparse raises its own and argparse's errors
-        reason = " ".join(str(error).split())
-        raise UserError(f"`--task_args`: {reason}") from None
+        raise UserError(plain_words(str(error))) from None
     return task(**checked.task_args)

@@ -31,26 +31,26 @@ def result_line(row: Row, top: Sequence[Row]) -> str:
     """Return a layer's result in one line, for --quiet."""
     interval = f"{row['accuracy_low']:.3f} to {row['accuracy_high']:.3f}"
     return (
-        f"layer {row['layer']}: accuracy {row['accuracy']:.3f} ({interval}), "
-        f"majority {row['majority_accuracy']:.3f}, top neurons {', '.join(str(n['neuron']) for n in top)}"
+        f"layer {row['layer']}: accuracy {row['accuracy']:.3f} ({interval}), majority {row['majority_accuracy']:.3f}, "
+        f"gap {row['optimality_gap']:.1e} nats, top neurons {', '.join(str(n['neuron']) for n in top)}"
     )
 
 
 def accuracy_table(rows: Sequence[Row]) -> Any:
     """Return the accuracies by layer as a rich table."""
     table = _table("Test accuracy by layer")
-    for heading in ("layer", "accuracy", "95% interval", "majority", "within 1", "mean error", "nats", "gap (nats)"):
+    for heading in ("layer", "accuracy", "95% range", "majority", "within 1", "error", "nats", "gap"):
         table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(
             str(row["layer"]),
             f"{row['accuracy']:.3f}",
-            f"{row['accuracy_low']:.3f} to {row['accuracy_high']:.3f}",
+            f"{row['accuracy_low']:.3f}-{row['accuracy_high']:.3f}",
             f"{row['majority_accuracy']:.3f}",
             f"{row['within_one']:.3f}" if "within_one" in row else "",
             f"{row['mean_absolute_error']:.2f}" if "mean_absolute_error" in row else "",
             f"{row['cross_entropy']:.3f}",
-            f"{row['optimality_gap']:.1e}" + ("" if row.get("converged", True) in (True, None) else " stopped short"),
+            f"{row['optimality_gap']:.1e}" + ("" if row.get("converged", True) else " stopped short"),
         )
     return table
 
@@ -58,7 +58,7 @@ def accuracy_table(rows: Sequence[Row]) -> Any:
 def neurons_table(rows: Sequence[Row]) -> Any:
     """Return the first neurons of one layer's ranking as a rich table."""
     table = _table(f"Layer {rows[0]['layer']}: neurons by contribution to the true class's logit")
-    for heading in ("rank", "neuron", "contribution", "x mean", "share", "centred", "eta squared", "z", "flag"):
+    for heading in ("rank", "neuron", "contribution", "ratio", "share", "centred", "eta sq.", "z", "flag"):
         table.add_column(heading, justify="left" if heading == "flag" else "right")
     for row in rows:
         table.add_row(

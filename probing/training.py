@@ -77,7 +77,7 @@ class LayerFit:
         moments: Of the layer's training tokens.
         objective: On the training tokens, in nats.
         optimality_gap: Upper bound on the objective's distance to its minimum, in nats.
-        converged: Whether the solver reached its tolerance; None for Adam, which has none.
+        converged: Whether the gap is within the tolerance asked for; Adam's seldom is.
         n_passes: Passes over the training tokens.
         metrics: On the test tokens.
         correct_by_sentence: Test tokens rightly predicted, for each sentence of the corpus tested on.
@@ -88,7 +88,7 @@ class LayerFit:
     moments: Moments
     objective: float
     optimality_gap: float
-    converged: bool | None
+    converged: bool
     n_passes: int
     metrics: Mapping[str, float]
     correct_by_sentence: NDArray[np.int64]
@@ -253,13 +253,14 @@ def _layer_fit(
     metrics = cast(ProbeMetrics, probe.metrics[i])
     is_adam = probe is not solved
     objective = solved.first_objectives[i] if is_adam else solution.objective
+    gap = objective - solution.objective + solution.optimality_gap
     return LayerFit(
         layer=layer,
         weight=probe.weight[i].float().cpu(),
         moments=moments,
         objective=objective,
-        optimality_gap=objective - solution.objective + solution.optimality_gap,
-        converged=None if is_adam else solution.converged,
+        optimality_gap=gap,
+        converged=gap <= solved.tolerance,
         n_passes=n_epochs if is_adam else solution.n_passes,
         metrics=metrics.compute(),
         correct_by_sentence=metrics.correct_by_sentence.compute().cpu().numpy(),

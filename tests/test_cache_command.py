@@ -16,7 +16,9 @@ from probing.__main__ import COMMANDS
 from probing.cache import ActivationStore, Request, activations, plan
 from probing.cache.store import MANIFEST
 from probing.commandline import run
+from probing.commands.cache import prune, verify
 from probing.corpus import from_sentences
+from probing.errors import UserError
 from probing.models import resolve_model
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
@@ -103,7 +105,7 @@ def test_an_empty_cache_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_verify_finds_an_intact_cache_intact(cache: Path, probing: Callable[..., tuple[int, str, str]]) -> None:
-    n_files = len(list(cache.glob("*/layer_*/*.safetensors")))
+    n_files = len(list(cache.glob("*/**/*.safetensors")))  # the table of tokens too
     assert n_files > 10
     assert probing("cache", "verify") == (0, f"{n_files} cached files in {cache} match their checksums\n", "")
 
@@ -211,3 +213,13 @@ def test_pruned_activations_are_extracted_again_when_needed(
     request = Request(resolve_model(str(checkpoints["bert"])), from_sentences("made-up", sentences[:40]), [0])
     assert activations(request, cache, {"accelerator": "cpu"}).layers() == [0]
     assert probing("cache", "verify")[0] == 0
+
+
+def test_a_folder_that_is_not_there_is_not_intact(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is no folder"):
+        verify(cache=str(tmp_path / "missing"))
+
+
+def test_days_cannot_be_negative(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="expected at least 0"):
+        prune(cache=str(tmp_path), unused_days=-1)

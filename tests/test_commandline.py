@@ -68,7 +68,7 @@ def test_layers_are_taken_as_sweeps_pass_them(typed: str) -> None:
     ("args", "words"),
     [
         (["--layr", "6", "--probe.l3", "1"], ["--layr", "--probe.l3"]),
-        (["--seed", "x"], ["seed", "x"]),
+        (["--seed", "x"], ["`--seed`: Expected a int. Got value: x"]),
         (["--dtype", "float8"], ["dtype", "float8", "bfloat16"]),
         (["--probe.solver", "sgd"], ["solver", "lbfgs"]),
         (["--config", "missing.yaml"], ["missing.yaml"]),

@@ -189,6 +189,7 @@ def test_adam_says_how_far_it_stayed_from_the_optimum(run: Run) -> None:
     probe = ProbeOptions(solver="adam", batch_size=64)
     made = again(run, probe=probe, layer=0, trainer={"max_epochs": 2}, name="adam")
     assert made.accuracy[0]["optimality_gap"] > 10 * run.accuracy[0]["optimality_gap"]
+    assert made.results["layers"][0]["converged"] is False
 
 
 def test_a_probe_that_stopped_short_says_so(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,7 +197,9 @@ def test_a_probe_that_stopped_short_says_so(run: Run, capsys: pytest.CaptureFixt
     made = fit(**{**config, "probe": ProbeOptions(), "wandb": NO_WANDB})
     assert made is not None
     assert made.results["layers"][0]["converged"] is False
-    assert "stopped short" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "stopped short" in printed
+    assert "may be the optimiser's rather than the data's" in printed
 
 
 def test_loaded_runs_are_lists_of_dicts_and_look_like_tables(run: Run) -> None:
@@ -205,6 +208,8 @@ def test_loaded_runs_are_lists_of_dicts_and_look_like_tables(run: Run) -> None:
     assert isinstance(loaded.neurons[0]["contribution"], float)
     assert "Test accuracy by layer" in repr(loaded)
     assert loaded._repr_html_().count("<table>") == 2
+    with pytest.raises(ValueError, match=r"layer 9 is not in .*, which has 0, 1, 2, 3"):
+        loaded.top(9)
 
 
 def test_quiet_prints_result_lines_only(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -306,5 +311,5 @@ def test_the_builtin_model_knows_position_in_low_layers_and_loses_it_with_depth(
     # The last layer's three LayerNorm gains near 0 make three dead neurons.
     dead = [row for row in run.top(6, 1000) if row["flag"] == "dead"]
     assert len(dead) == 3
-    assert {row["contribution"] for row in dead} == {0.0}
+    assert {(row["contribution"], row["eta_squared"], row["eta_squared_z"]) for row in dead} == {(0.0, 0.0, 0.0)}
     assert yaml.safe_load((run.folder / "config.yaml").read_text())["model"] == "minilm"

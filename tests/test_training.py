@@ -167,7 +167,7 @@ def test_other_penalty_spaces_have_their_own_minimum(data, fits, space):
 
 def test_adam_comes_near_the_minimum_of_an_easy_problem_and_says_how_near(data):
     fit = data.fit(trainer={"max_epochs": 60}, solver="adam", l2=1e-2, learning_rate=0.02, patience=60)[0]
-    assert fit.converged is None
+    assert fit.converged is False
     distance = distance_to_optimum(data, fit, l2=1e-2)
     # Not at the minimum: mini-batches are noisy and the best epoch is chosen by validation.
     assert 0 < distance < 0.05

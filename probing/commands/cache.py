@@ -8,7 +8,7 @@ from pathlib import Path
 
 from probing.cache.store import ActivationStore, entries, leftovers
 from probing.commands.shared import cache_folder
-from probing.errors import RunError
+from probing.errors import RunError, UserError
 
 DAY_S = 86_400
 
@@ -61,9 +61,12 @@ def verify(cache: str | None = None) -> None:
         cache: Folder of cached activations; $PROBING_CACHE or runs/cache by default.
     """
     folder = cache_folder(cache)
+    if not folder.is_dir():
+        raise UserError(f"`--cache {folder}` is no folder; name the one where activations are cached.")
     bad: list[Path] = []
     n_files = 0
     for entry in entries(folder):
+        n_files += 1  # the plan and the table of tokens
         if isinstance(entry, ActivationStore):
             n_files += len(entry.records())
             bad += [entry.path(*at) for at in entry.damaged(range(entry.plan.n_layers + 1))]
@@ -79,7 +82,7 @@ def verify(cache: str | None = None) -> None:
 
 
 def prune(cache: str | None = None, unused_days: float = 30.0, yes: bool = False) -> list[Path]:
-    """Remove entries that were not used lately, damaged ones, and what interrupted writers left.
+    """Remove entries that were not used lately or have lost their plan, and what interrupted writers left.
 
     Without --yes it only says what would go.
 
@@ -91,6 +94,8 @@ def prune(cache: str | None = None, unused_days: float = 30.0, yes: bool = False
     Returns:
         The folders and files that were or would be removed.
     """
+    if unused_days < 0:
+        raise UserError(f"`--unused_days {unused_days}` is out of range: expected at least 0, which removes all.")
     folder = cache_folder(cache)
     then = time.time() - unused_days * DAY_S
     found = entries(folder)

@@ -195,8 +195,15 @@ def _report(run: Run, where: str | None, quiet: bool) -> None:
     else:
         # A screen shows the last layer's ranking, and of the others what is to be said of the top; all are on disk.
         terminal.show(terminal.neurons_table(run.top(layers[-1])), terminal.accuracy_table(run.results["layers"]))
-        for layer in layers:
+        if len(layers) > 1:
+            print(f"The other layers' rankings are in {run.folder / 'neurons.csv'}.")
+        for layer, fitted in zip(layers, run.results["layers"], strict=True):
             print(conclusion(run.top(layer, 1), run.config["task"]))
+            if not fitted["converged"]:
+                print(
+                    f"Layer {layer}: the probe stopped up to {fitted['optimality_gap']:.1g} nats short of its optimum, "
+                    "so this ranking may be the optimiser's rather than the data's."
+                )
     print(f"Results: {run.folder}" + (f"; on Weights & Biases: {where}" if where else ""))
 
 
