@@ -61,7 +61,7 @@ def verify(cache: str | None = None) -> None:
         cache: Folder of cached activations; $PROBING_CACHE or runs/cache by default.
     """
     folder = cache_folder(cache)
-    if not folder.is_dir():
+    if cache and not folder.is_dir():
         raise UserError(f"`--cache {folder}` is no folder; name the one where activations are cached.")
     bad: list[Path] = []
     n_files = 0
