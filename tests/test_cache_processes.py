@@ -41,7 +41,12 @@ def uninterrupted(
 
 def watched(events: Any, results: Any, disturb: Callable[..., None], *arguments: Any) -> None:
     """Extract in this process; send what was said, how many shards were extracted, and how it ended."""
+    import signal
+
     import pytorch_lightning as pl
+
+    # A shell that starts the tests in the background makes its children deaf to Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
     said: list[str] = []
     extracted: list[int] = []

@@ -423,7 +423,7 @@ def test_when_not_even_offline_works_the_run_goes_on_without(folder: Path) -> No
     assert warning.startswith("W&B is off for this run")
 
 
-@pytest.mark.slow
+@pytest.mark.patient
 def test_an_absent_server_costs_seconds_and_leaves_an_offline_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -432,7 +432,7 @@ def test_an_absent_server_costs_seconds_and_leaves_an_offline_run(
     assert_falls_back(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.patient
 def test_a_slow_server_costs_seconds_and_leaves_an_offline_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with WandbServer(delay_s=4.0) as server:
         point_to(server, monkeypatch)
@@ -441,7 +441,7 @@ def test_a_slow_server_costs_seconds_and_leaves_an_offline_run(folder: Path, mon
 
 # A run of this size is some 50 requests: after the first it has begun, after the fifth its results
 # are being logged, after the 40th they are being uploaded.
-@pytest.mark.slow
+@pytest.mark.patient
 @pytest.mark.parametrize("requests", [1, 5, 40])
 @pytest.mark.parametrize("how", ["dies", "hangs"])
 def test_a_server_that_fails_midway_costs_seconds_and_leaves_an_offline_run(

@@ -295,6 +295,11 @@ if __name__ == "__main__":
         Path(out).write_text(json.dumps([
             {"metrics": f.metrics, "correct": f.correct_by_sentence.tolist(), "objective": f.objective,
              "gap": f.optimality_gap, "weight": f.weight.tolist(), "passes": f.n_passes} for f in fits]))
+    if devices != "1":  # gloo's threads may outlive the interpreter, and then abort it
+        from torch import distributed
+
+        distributed.barrier()
+        distributed.destroy_process_group()
 """
 
 
