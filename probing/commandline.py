@@ -11,8 +11,9 @@ from typing import Any, NoReturn
 from jsonargparse import ActionConfigFile, ArgumentParser
 
 from probing.errors import RunError, UserError
+from probing.interrupts import Terminated, sigterm_interrupts
 
-RUN_ERROR, USER_ERROR, INTERRUPTED = 1, 2, 130
+RUN_ERROR, USER_ERROR, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
 
 class Parser(ArgumentParser):
@@ -40,19 +41,17 @@ def run(commands: Mapping[str, str], args: Sequence[str]) -> int:
     if name is None:
         return _usage(commands, args)
     try:
-        function = _load(commands[name])
-        function(**parse(name, function, rest))
+        with sigterm_interrupts():
+            function = _load(commands[name])
+            function(**parse(name, function, rest))
         return 0
     except UserError as error:
         status, message = USER_ERROR, str(error)
     except RunError as error:
         status, message = RUN_ERROR, str(error)
-    except (KeyboardInterrupt, SystemExit) as stop:
-        # Lightning turns Ctrl-C during training into an exit of its own.
-        if isinstance(stop, SystemExit) and not isinstance(stop.__context__, KeyboardInterrupt):
-            raise
-        status = INTERRUPTED
-        message = "interrupted; what was cached is kept, and a run that had begun is left as *.partial"
+    except KeyboardInterrupt as stop:
+        status, how = (TERMINATED, "terminated") if isinstance(stop, Terminated) else (INTERRUPTED, "interrupted")
+        message = "; ".join([how, "what was cached is kept", *map(str, stop.args)])
     print(f"probing {name}: {message}", file=sys.stderr)
     return status
 

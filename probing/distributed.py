@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
-
-from probing.errors import RunError
 
 # Set by torchrun, by Lightning's launcher and by SLURM, in the order in which Lightning reads them.
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
@@ -16,16 +12,3 @@ def is_main_process() -> bool:
     """Whether this process writes results and speaks: true for rank 0 and where there are no ranks."""
     rank = next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), "0")
     return rank == "0" and os.environ.get("NODE_RANK", "0") == "0"
-
-
-def wait_for(ready: Callable[[], bool], what: str, timeout_s: float = 1800.0) -> None:
-    """Wait until another rank has done its part.
-
-    Raises:
-        RunError: If it has not after `timeout_s` seconds.
-    """
-    end = time.monotonic() + timeout_s
-    while not ready():
-        if time.monotonic() > end:
-            raise RunError(f"waited {timeout_s:.0f} s in vain for {what}")
-        time.sleep(0.1)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from probing.cache.store import ActivationStore
+from probing.cache.tokens import Tokens
 from probing.corpus import Split
 from probing.errors import UserError
 from probing.tasks import TokenTask
@@ -125,25 +126,40 @@ def label(
         classes: The labels that are classes, ascending.
         side: Which side.
     """
-    labels = task.labels(store.tokens)
-    here = np.array([split == side for split in splits])[store.tokens.sentences] & (labels >= 0)
+    return Examples(store, *class_of_tokens(store.tokens, task, splits, classes, side))
+
+
+def class_of_tokens(
+    tokens: Tokens, task: TokenTask, splits: Sequence[Split], classes: NDArray[np.int64], side: Split
+) -> tuple[NDArray[np.int64], int]:
+    """Return the class of each token, -1 for those of another side or of no class, and how many are of no class.
+
+    Args:
+        tokens: The table of tokens.
+        task: Gives the labels.
+        splits: Side of each sentence.
+        classes: The labels that are classes, ascending.
+        side: Which side.
+    """
+    labels = task.labels(tokens)
+    here = np.array([split == side for split in splits])[tokens.sentences] & (labels >= 0)
     # Position of each label among the classes, -1 where it is none of them.
     index = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
     known = here & (classes[index] == labels)
-    return Examples(store, np.where(known, index, -1), int(here.sum() - known.sum()))
+    return np.where(known, index, -1), int(here.sum() - known.sum())
 
 
-def choose_classes(store: ActivationStore, task: TokenTask, splits: Sequence[Split]) -> NDArray[np.int64]:
+def choose_classes(tokens: Tokens, task: TokenTask, splits: Sequence[Split]) -> NDArray[np.int64]:
     """Return the labels with enough training examples, ascending.
 
     Raises:
         UserError: If fewer than two are left.
     """
     in_train = np.array([split == "train" for split in splits])
-    labels = task.labels(store.tokens)
-    classes = task.classes(labels[in_train[store.tokens.sentences]], int(in_train.sum()))
+    labels = task.labels(tokens)
     if not (labels >= 0).any():
         raise UserError("`--corpus`: no sentence is longer than one token once special tokens are set aside.")
+    classes = task.classes(labels[in_train[tokens.sentences]], int(in_train.sum()))
     if len(classes) < 2:
         raise UserError(
             f"`--corpus`: {int(in_train.sum())} training sentences leave {len(classes)} classes with enough examples, "

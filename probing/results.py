@@ -15,6 +15,7 @@ import torch
 import yaml
 from numpy.typing import NDArray
 
+from probing.cache.tokens import disk_errors
 from probing.contributions import class_contributions
 from probing.examples import Examples
 from probing.figures import write_figures
@@ -146,5 +147,6 @@ def _write_tensors(folder: Path, measured: Measured, task: str, model: str) -> N
     weight = torch.stack([fit.weight for fit in measured.fits])
     pairs = zip(measured.fits, measured.evidence, strict=True)
     contribution = torch.stack([class_contributions(fit.weight, e.magnitudes).float() for fit, e in pairs])
-    save_file({"weight": weight}, folder / "probe.safetensors", metadata)
-    save_file({"contribution": contribution}, folder / "contributions.safetensors", metadata)
+    with disk_errors():
+        save_file({"weight": weight}, folder / "probe.safetensors", metadata)
+        save_file({"contribution": contribution}, folder / "contributions.safetensors", metadata)

@@ -9,11 +9,12 @@ import re
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from probing.errors import UserError
+from probing.errors import RunError, UserError
 
 PARTIAL = ".partial"
 
@@ -105,23 +106,54 @@ class RunFolder:
     """
 
     def __init__(self, runs: Path, name: str | None, default: str) -> None:
-        self.final = check_name(runs, name) if name is not None else _free_name(runs, default)
-        self.path = self.final.with_name(self.final.name + PARTIAL)
         try:
             runs.mkdir(parents=True, exist_ok=True)
-            self.path.mkdir()
-        except FileExistsError:
-            raise UserError(
-                f"`--name {self.final.name}`: {self.path} is there, of a run that is under way or was interrupted; "
-                "remove it or choose another name."
-            ) from None
+            self.final = self._claim(check_name(runs, name)) if name is not None else self._claim_free(runs, default)
+            (self.path / "figures").mkdir()
         except OSError as error:
             raise UserError(f"`--runs {runs}` cannot be written ({error.strerror}); name a folder of yours.") from None
-        (self.path / "figures").mkdir()
+
+    @property
+    def path(self) -> Path:
+        """Where the run is being written."""
+        return self.final.with_name(self.final.name + PARTIAL)
+
+    @staticmethod
+    def _claim(final: Path) -> Path:
+        """Make the partial folder, which one process alone can."""
+        partial = final.with_name(final.name + PARTIAL)
+        try:
+            partial.mkdir()
+        except FileExistsError:
+            raise UserError(
+                f"`--name {final.name}`: {partial} is there, of a run that is under way or was interrupted; "
+                "remove it or choose another name."
+            ) from None
+        return final
+
+    @classmethod
+    def _claim_free(cls, runs: Path, default: str) -> Path:
+        """Claim the first of the default names that nobody else has, nor is about to have."""
+        stem = f"{default}-{time.strftime('%Y%m%d-%H%M%S')}"
+        for suffix in ["", *(f"-{i}" for i in range(2, 1000))]:
+            if not (runs / (stem + suffix)).exists():
+                with suppress(UserError):
+                    return cls._claim(runs / (stem + suffix))
+        raise UserError(f"`--runs {runs}` holds a thousand runs named {stem}; give one with --name.")
 
     def finish(self) -> Path:
-        """Rename the folder to its final name and return that."""
-        self.path.rename(self.final)
+        """Rename the folder to its final name and return that.
+
+        Raises:
+            RunError: If something of that name came up meanwhile.
+        """
+        try:
+            self.path.rename(self.final)
+        except OSError as error:
+            raise RunError(
+                f"the run is whole but stays in {self.path}: it could not be renamed to {self.final.name} "
+                f"({error.strerror})"
+            ) from None
         return self.final
 
     def discard(self) -> None:
@@ -143,15 +175,6 @@ def check_name(runs: Path, name: str) -> Path:
     if (runs / name).exists():
         raise UserError(f"`--name {name}`: {runs / name} exists and runs are never changed; choose another name.")
     return runs / name
-
-
-def _free_name(runs: Path, default: str) -> Path:
-    stem = f"{default}-{time.strftime('%Y%m%d-%H%M%S')}"
-    for suffix in ["", *(f"-{i}" for i in range(2, 1000))]:
-        path = runs / (stem + suffix)
-        if not path.exists() and not path.with_name(path.name + PARTIAL).exists():
-            return path
-    raise UserError(f"`--runs {runs}` holds a thousand runs named {stem}; give one with --name.")
 
 
 def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str]) -> None:

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from probing.errors import UserError
 from probing.examples import Batch, Examples, ShardBatches, read
+from probing.interrupts import interrupts_pass
 from probing.metrics import ProbeMetrics
 from probing.moments import Moments, MomentsAccumulator, PenaltySpace
 from probing.probe import AdamProbe, FullPassProbe, LinearProbe, Problem
@@ -226,15 +227,18 @@ def train_probes(
     if training.solver == "lbfgs":
         probe = solved = FullPassProbe(**stack, **full_pass)
         fitting = build_trainer({"max_epochs": MAX_PASSES, **trainer_options}, logger, callbacks, folder)
-        fitting.fit(probe, datamodule=ProbeData(*sides))
+        with interrupts_pass():
+            fitting.fit(probe, datamodule=ProbeData(*sides))
     else:
         probe = AdamProbe(**stack, learning_rate=training.learning_rate, patience=training.patience)
         fitting = build_trainer({"max_epochs": MAX_EPOCHS, **trainer_options}, logger, callbacks, folder)
-        fitting.fit(probe, datamodule=ProbeData(*sides, mini_batches=(training.batch_size, training.seed)))
+        with interrupts_pass():
+            fitting.fit(probe, datamodule=ProbeData(*sides, mini_batches=(training.batch_size, training.seed)))
         # How far Adam stayed from the optimum is measured by going there from where it stopped.
         solved = FullPassProbe(**stack, **full_pass, start=probe.scaled_weight.data.cpu())
         full = {k: v for k, v in trainer_options.items() if k in _FOR_MEASURING} | {"max_epochs": MAX_PASSES}
-        build_trainer(full, None, callbacks, folder).fit(solved, datamodule=ProbeData(*sides))
+        with interrupts_pass():
+            build_trainer(full, None, callbacks, folder).fit(solved, datamodule=ProbeData(*sides))
     if not all(solution.n_passes for solution in solved.solutions.values()):
         raise UserError(
             "`--trainer.max_epochs` or `--trainer.max_time` ended the training before its first pass over the tokens; "
@@ -242,7 +246,8 @@ def train_probes(
         )
     if fitting.checkpoint_callback is not None:  # which knows neither the solvers' last point nor Adam's best
         fitting.save_checkpoint(Path(fitting.default_root_dir) / "checkpoints" / "probe.ckpt", weights_only=True)
-    fitting.test(probe, datamodule=ProbeData(*sides), verbose=False)
+    with interrupts_pass():
+        fitting.test(probe, datamodule=ProbeData(*sides), verbose=False)
     return [_layer_fit(layer, i, probe, solved, moments[i], fitting.current_epoch) for i, layer in enumerate(layers)]
 
 

@@ -89,7 +89,7 @@ class Data:
 def sides(store: ActivationStore, task: Position | None = None, splits: Sequence[Split] | None = None) -> Data:
     """Label a store by position and divide it."""
     task, splits = task or Position(), splits or make_splits(store.tokens.n_sentences)
-    classes = choose_classes(store, task, splits)
+    classes = choose_classes(store.tokens, task, splits)
     return Data(*(label(store, task, splits, classes, side) for side in ("train", "validation", "test")), classes)
 
 

@@ -13,7 +13,7 @@ from filelock import FileLock
 
 from conftest import N_LAYERS
 from probing.__main__ import COMMANDS
-from probing.cache import ActivationStore, Request, activations, plan
+from probing.cache import ActivationStore, Request, activations, plan, store
 from probing.cache.store import MANIFEST
 from probing.commandline import run
 from probing.commands.cache import prune, verify
@@ -92,7 +92,7 @@ def test_ls_does_not_call_a_layer_cached_that_lacks_a_shard(
 def test_ls_shows_a_damaged_entry_as_such(cache: Path, probing: Callable[..., tuple[int, str, str]]) -> None:
     (entry(cache, "bert") / MANIFEST).write_text("damaged")
     (line,) = (line for line in probing("cache", "ls")[1].splitlines() if "tiny-bert" in line)
-    assert line.split()[1:] == ["damaged"]
+    assert line.split()[1] == "(damaged)"
 
 
 def test_an_empty_cache_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,6 +123,17 @@ def test_verify_names_the_file_with_a_flipped_bit(
     assert output == f"damaged: {path}\n"
     assert "probing cache verify: 1 of " in messages
     assert "extracts them again" in messages
+
+
+def test_an_entry_of_a_newer_version_stops_nothing(
+    cache: Path, probing: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "FORMAT", plan.FORMAT - 1)
+    status, output, _ = probing("cache", "ls")
+    assert (status, output.count("(of a newer version)")) == (0, 2)
+    status, output, _ = probing("cache", "verify")
+    assert (status, output.count("not checked, for it is of a newer version")) == (0, 2)
+    assert probing("cache", "prune", "--yes")[:2] == (0, "nothing to remove\n")
 
 
 def test_verify_names_files_that_are_gone_and_entries_without_a_plan(
@@ -187,23 +198,32 @@ def test_prune_keeps_what_a_live_job_holds(cache: Path, probing: Callable[..., t
     assert not old.exists()
 
 
-def test_prune_removes_damaged_entries_and_what_dead_writers_left(
+def test_prune_removes_what_dead_writers_left_and_keeps_what_can_be_mended(
     cache: Path, probing: Callable[..., tuple[int, str, str]]
 ) -> None:
     damaged, sound = entry(cache, "bert"), entry(cache, "roberta")
     (damaged / MANIFEST).write_text("damaged")
-    shard = sound / "layer_00" / "000000.safetensors.partial-99999"
-    folder = cache / "tiny-other-0.partial-99999"
-    in_use = sound / "layer_00" / "000001.safetensors.partial-99998"
-    for path in (shard, in_use):
+    half = [sound / "layer_00" / "000000.safetensors.partial-99999", sound / f"{MANIFEST}.partial-1"]
+    for path in half:
         path.write_bytes(b"half")
-    folder.mkdir()
-    for path in (shard, folder):
-        os.utime(path, (1000, 1000))
+    with FileLock(cache / f"{sound.name}.lock"):
+        assert "kept" in probing("cache", "prune", "--yes")[1]
+    assert all(path.exists() for path in half)
     probing("cache", "prune", "--yes")
-    assert not any(path.exists() for path in (damaged, shard, folder))
-    assert in_use.exists()
+    assert not any(path.exists() for path in half)
+    assert damaged.exists()
     assert ActivationStore(sound).damaged([0, 2]) == []
+
+
+def test_prune_minds_neither_a_clock_that_went_back_nor_what_is_not_an_entry(
+    cache: Path, probing: Callable[..., tuple[int, str, str]]
+) -> None:
+    age(entry(cache, "bert"), days=-400)  # last used in the future
+    (cache / "notes").mkdir()
+    (cache / "notes" / "mine.partial-1").write_text("mine")
+    assert probing("cache", "prune", "--yes")[1] == "nothing to remove\n"
+    probing("cache", "prune", "--unused_days", "0", "--yes")
+    assert everything(cache) == {cache / "notes", cache / "notes" / "mine.partial-1"}
 
 
 def test_pruned_activations_are_extracted_again_when_needed(

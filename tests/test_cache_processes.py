@@ -14,8 +14,7 @@ import pytest
 
 import kill_loop
 from kill_loop import contents, extract_with_small_shards, processes
-from probing.distributed import is_main_process, wait_for
-from probing.errors import RunError
+from probing.distributed import is_main_process
 
 LAYERS = [0, 1, 2, 3]
 SHARD_TOKENS = 300
@@ -247,11 +246,3 @@ def test_one_process_of_a_job_is_the_main_one(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert is_main_process() is main
-
-
-def test_waiting_ends_when_the_other_is_ready_or_with_its_name(tmp_path: Path) -> None:
-    answers = iter([False, True])
-    wait_for(lambda: next(answers), "the other")
-    assert next(answers, None) is None
-    with pytest.raises(RunError, match="in vain for the other"):
-        wait_for(lambda: False, "the other", timeout_s=0.0)

@@ -16,19 +16,21 @@ from torch import Tensor
 
 from probing.cache import store as store_module
 from probing.cache.plan import FORMAT, Plan, divide
-from probing.cache.store import MANIFEST, TOKENS, ActivationStore, DamagedCache, entries, leftovers
+from probing.cache.store import MANIFEST, TOKENS, ActivationStore, DamagedCache, Entry, entries, leftovers
 from probing.cache.tokens import Tokens
 from probing.errors import RunError
 
 N_LAYERS = 2
 
 
-def make_store(folder: Path, d_model: int = 8, dtype: str = "float32", n: int = 12, size: int = 40) -> ActivationStore:
+def make_store(
+    folder: Path, d_model: int = 8, dtype: str = "float32", n: int = 12, size: int = 40, batch_tokens: int = 64
+) -> ActivationStore:
     """Make an entry for sentences of 3 to 14 tokens, without activations."""
     lengths = np.array([3 + 7 * k % 12 for k in range(n)], dtype=np.int32)
     total = int(lengths.sum())
     tokens = Tokens(lengths, np.arange(total, dtype=np.int32), np.zeros(total, dtype=np.int16), n_truncated=1)
-    plan = Plan({"model": "abc", "dtype": dtype}, N_LAYERS, d_model, dtype, 64, divide(lengths, size))
+    plan = Plan({"model": "abc", "dtype": dtype}, N_LAYERS, d_model, dtype, batch_tokens, divide(lengths, size))
     return ActivationStore.create(folder, plan, tokens, {"model": "tiny", "corpus": "made up"})
 
 
@@ -89,8 +91,7 @@ def test_a_token_takes_its_width_and_at_most_two_percent(tmp_path: Path, dtype: 
         on_disk = sum(path.stat().st_size for path in (store.folder / f"layer_{layer:02d}").iterdir())
         assert floor < on_disk <= 1.02 * floor
     # With the table of tokens and the manifest, though there are few layers to share them.
-    assert store.size_bytes() <= 1.02 * floor * (N_LAYERS + 1)
-    assert store.size_bytes() == sum((store.folder / name).stat().st_size for name in files(store.folder))
+    assert sum((store.folder / name).stat().st_size for name in files(store.folder)) <= 1.02 * floor * (N_LAYERS + 1)
 
 
 def test_only_what_is_not_recorded_is_missing(tmp_path: Path) -> None:
@@ -111,11 +112,11 @@ def test_nothing_but_the_entry_is_left(store: ActivationStore) -> None:
 
 
 def test_using_an_entry_is_noted(store: ActivationStore) -> None:
-    for path in (store.folder, store.folder / MANIFEST):
+    for path in (*store.folder.glob("*"), store.folder):
         os.utime(path, (1000, 1000))
-    assert store.last_used == 1000
+    assert Entry(store.folder, store).last_used == 1000
     store.touch()
-    assert store.last_used > 1e9
+    assert Entry(store.folder, store).last_used > 1e9
 
 
 # --- the manifest ---
@@ -301,26 +302,87 @@ def test_an_entry_is_made_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytes
 # --- entries of a cache ---
 
 
-def test_entries_are_listed_by_name_with_the_damaged_ones_as_folders(tmp_path: Path) -> None:
-    for name in ("b", "a", "c"):
-        make_store(tmp_path / name)
-    make_store(tmp_path / "d.partial-1")
-    (tmp_path / "e").mkdir()
-    (tmp_path / "c" / MANIFEST).write_text("damaged")
-    found = entries(tmp_path)
-    assert [entry.folder.name if isinstance(entry, ActivationStore) else entry for entry in found] == [
-        "a", "b", tmp_path / "c",
-    ]  # fmt: skip
+def test_entries_are_listed_by_name_and_nothing_else_is(tmp_path: Path) -> None:
+    a, b, c, d = (tmp_path / f"{letter}-{letter * 16}" for letter in "abcd")
+    for folder in (b, a, c, d):
+        make_store(folder)
+    make_store(tmp_path / "somebody's own folder")
+    (tmp_path / f"e-{'e' * 16}").mkdir()
+    (c / MANIFEST).write_text("damaged")
+    rewrite_header(d, format=FORMAT + 1)
+    found = [(entry.folder, entry.store is not None, entry.trouble) for entry in entries(tmp_path)]
+    assert found == [(a, True, ""), (b, True, ""), (c, False, "damaged"), (d, False, "of a newer version")]
     assert entries(tmp_path / "nowhere") == []
 
 
-def test_leftovers_are_old_and_half_written(store: ActivationStore) -> None:
-    cache = store.folder.parent
+def test_leftovers_are_what_is_half_written(store: ActivationStore) -> None:
     half = store.folder / "layer_00" / "000000.safetensors.partial-77"
-    whole = cache / "other.partial-78"
     half.write_bytes(b"x")
-    whole.mkdir()
-    assert leftovers(cache) == []
-    for path in (half, whole):
-        os.utime(path, (1000, 1000))
-    assert leftovers(cache) == [half, whole]
+    assert leftovers(store.folder) == [half]
+
+
+# --- a plan made anew ---
+
+
+@pytest.mark.parametrize("lose", ["header", "tokens", "tokens gone"])
+def test_shards_outlive_the_loss_of_their_plan(store: ActivationStore, lose: str) -> None:
+    inodes = {path: path.stat().st_ino for path in store.folder.glob("layer_*/*")}
+    if lose == "header":
+        change_line(store.folder, 0, DAMAGE["zeros"])
+    elif lose == "tokens":
+        flip(store.folder / TOKENS, -1)
+    else:
+        (store.folder / TOKENS).unlink()
+    with pytest.raises(DamagedCache):
+        ActivationStore(store.folder)
+    again = make_store(store.folder)
+    assert again.missing([0, 1, 2]) == {}
+    assert again.damaged([0, 1, 2]) == []
+    assert {path: path.stat().st_ino for path in store.folder.glob("layer_*/*")} == inodes
+
+
+def test_shards_of_another_plan_do_not(store: ActivationStore) -> None:
+    (store.folder / TOKENS).unlink()
+    again = make_store(store.folder, batch_tokens=999)
+    assert again.records() == {}
+
+
+# --- a manifest that means harm ---
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"layer": 0, "shard": 10**9},
+        {"layer": -1, "shard": 0},
+        {"layer": "../../..", "shard": 0},
+        {"layer": 0, "shard": "../../../etc/passwd"},
+        {"layer": [0], "shard": {"a": 1}},
+        {"layer": None, "shard": None},
+    ],
+)
+def test_a_record_cannot_point_outside_the_entry(store: ActivationStore, record: dict[str, Any]) -> None:
+    plan_id = store_module._plan_id(store.header)
+    with (store.folder / MANIFEST).open("a") as file:
+        file.write(store_module._line({**record, "sha256": "0" * 64, "plan": plan_id}))
+    again = ActivationStore(store.folder)
+    assert again.records() == store.records()
+    assert again.damaged([0, 1, 2]) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dtype": "__class__"},
+        {"shards": "../../.."},
+        {"shards": [["a", 1, 2]]},
+        {"shards": [[1, 2]]},
+        {"n_layers": None},
+        {"format": "1"},
+        {"format": None},
+    ],
+)
+def test_a_header_of_another_shape_is_damage(store: ActivationStore, changes: dict[str, Any]) -> None:
+    rewrite_header(store.folder, **changes)
+    with pytest.raises(DamagedCache):
+        ActivationStore(store.folder)

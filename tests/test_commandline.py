@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from probing.commandline import parse, run, with_underscores
 from probing.commands.cache import prune
 from probing.commands.fit import fit
 from probing.errors import UserError
+from probing.interrupts import interrupts_pass
 from probing.options import ProbeOptions
 
 EXPERIMENTS = sorted((Path(__file__).parent.parent / "conf").rglob("*.yaml"))
@@ -90,8 +92,9 @@ def test_unknown_keys_of_a_file_are_refused(tmp_path: Path) -> None:
 
 def test_exit_status_tells_mistakes_from_failures(capsys: pytest.CaptureFixture[str]) -> None:
     here = __name__
-    commands = {name: f"{here}:{name}" for name in ("mistaken", "failing", "stopped", "stopped_in_training", "fine")}
-    assert [run(commands, [name]) for name in commands] == [2, 1, 130, 130, 0]
+    names = ("mistaken", "failing", "stopped", "stopped_in_training", "terminated", "fine")
+    commands = {name: f"{here}:{name}" for name in names}
+    assert [run(commands, [name]) for name in commands] == [2, 1, 130, 130, 143, 0]
     assert run(commands, ["nothing"]) == 2
     error = capsys.readouterr().err
     assert "probing mistaken: `--x 3` is too much" in error
@@ -118,10 +121,16 @@ def stopped() -> None:
 
 def stopped_in_training() -> None:
     """Be interrupted as Lightning passes it on."""
-    try:
-        raise KeyboardInterrupt
-    except KeyboardInterrupt:
-        sys.exit(1)
+    with interrupts_pass():
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            sys.exit(1)
+
+
+def terminated() -> None:
+    """Be told to end."""
+    signal.raise_signal(signal.SIGTERM)
 
 
 def fine() -> None:

@@ -89,21 +89,21 @@ def test_counts_are_by_class(store):
 
 def test_classes_are_chosen_on_training_sentences_alone(store):
     splits = ["train" if length <= 8 else "test" for length in LENGTHS]
-    classes = choose_classes(store, Position(min_count=1), splits)
+    classes = choose_classes(store.tokens, Position(min_count=1), splits)
     assert classes.max() == 6  # of 8 tokens the last is special
     assert Position().labels(store.tokens).max() > 6
 
 
 def test_too_few_examples_name_the_option_that_lowers_the_bar(store):
     with pytest.raises(UserError, match=r"`--corpus`: 42 training sentences leave 0 classes.*--task_args.min_count"):
-        choose_classes(store, Position(min_count=1000), make_splits(60))
+        choose_classes(store.tokens, Position(min_count=1000), make_splits(60))
 
 
 def test_sentences_of_special_tokens_alone_are_refused(tmp_path):
     tokens = make_tokens([2] * 30)
     empty = make_store(tmp_path / "empty", [np.zeros((60, 3))], tokens)
     with pytest.raises(UserError, match=r"`--corpus`: no sentence is longer than one token"):
-        choose_classes(empty, Position(min_count=1), make_splits(30))
+        choose_classes(empty.tokens, Position(min_count=1), make_splits(30))
 
 
 # --- ranks ---

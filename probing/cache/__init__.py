@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from probing.cache.plan import FORMAT, Plan, divide, fingerprint, shard_tokens
-from probing.cache.store import ActivationStore, DamagedCache, not_written
-from probing.cache.tokens import tokenize
+from probing.cache.store import ActivationStore, DamagedCache, leftovers, not_written, remove
+from probing.cache.tokens import Tokens, tokenize
 from probing.corpus import Corpus
-from probing.distributed import is_main_process, wait_for
+from probing.distributed import is_main_process
 from probing.errors import RunError, UserError
 from probing.models import ModelSource, load_config, load_encoder, load_tokenizer, max_length_of
 
@@ -65,11 +64,14 @@ def activations(
     trainer_options: Mapping[str, Any],
     say: Callable[[str], None] = lambda message: None,
     callbacks: Sequence[Any] = (),
+    check: Callable[[Tokens], None] = lambda tokens: None,
 ) -> ActivationStore:
     """Return the stored activations, extracting what is missing or damaged.
 
     Many processes may ask for the same activations: one extracts, the others wait and read. The
-    lock belongs to the job, and is taken before Lightning launches further ranks.
+    lock belongs to the job, and is taken before Lightning launches further ranks; these take
+    their share of the work from the first rank. A cache that cannot be written serves what is
+    whole in it.
 
     Args:
         request: What is asked for.
@@ -77,35 +79,64 @@ def activations(
         trainer_options: Lightning's `Trainer` arguments; only those that concern a forward pass are used.
         say: Takes one-line messages.
         callbacks: Lightning callbacks for the extraction, such as a progress bar.
+        check: Takes the table of tokens before any work and raises where they are of no use.
 
     Raises:
         UserError: If the cache cannot be written, or the model or its tokenizer cannot be loaded.
         RunError: If the extraction failed; finished shards are kept.
     """
     key = request.key()
-    name = f"{request.source.short_name}-{fingerprint(key)[:16]}"
-    folder = cache / name
-    with _job_lock(cache, name, say):
-        store = _open_or_create(folder, request, key, say) if is_main_process() else _join(folder)
+    folder = cache / f"{request.source.short_name}-{fingerprint(key)[:16]}"
+    if not is_main_process():
+        _extract(request, folder, None, trainer_options, callbacks)
+        return ActivationStore(folder)
+    try:
+        lock = _job_lock(cache, folder.name, say)
+    except OSError as error:
+        if store := _whole(folder, request.layers):
+            check(store.tokens)
+            return store
+        raise UserError(
+            f"`--cache {cache}` cannot be written ({error.strerror or error}); name a folder of yours with --cache."
+        ) from None
+    with lock:
+        for path in leftovers(folder):
+            remove(path)  # whoever was writing it held the lock, and is dead
+        store = _open_or_create(folder, request, key, say, check)
         damaged = store.damaged(request.layers)
-        for layer, shard in damaged if is_main_process() else ():
+        for layer, shard in damaged:
             say(f"{store.path(layer, shard)} is damaged or gone: extracting it again")
-        if work := store.missing(request.layers, damaged):
-            _extract(request, store, work, trainer_options, callbacks)
-        if is_main_process():
-            store.touch()
+        _extract(request, folder, store.missing(request.layers, damaged), trainer_options, callbacks)
+        if left := store.missing(request.layers):
+            raise RunError(f"{len(left)} shards of {folder} were not extracted; run the same command again")
+        store.touch()
     return store
 
 
+def _whole(folder: Path, layers: Sequence[int]) -> ActivationStore | None:
+    """Return the entry if nothing of these layers is missing or damaged."""
+    try:
+        store = ActivationStore(folder)
+    except DamagedCache:
+        return None
+    return None if store.missing(layers, store.damaged(layers)) else store
+
+
 def _open_or_create(
-    folder: Path, request: Request, key: Mapping[str, Any], say: Callable[[str], None]
+    folder: Path,
+    request: Request,
+    key: Mapping[str, Any],
+    say: Callable[[str], None],
+    check: Callable[[Tokens], None],
 ) -> ActivationStore:
-    if folder.exists():
-        try:
-            return ActivationStore(folder)
-        except DamagedCache as error:
-            say(f"the cache entry is damaged and made anew ({error})")
-            shutil.rmtree(folder)
+    try:
+        store = ActivationStore(folder)
+    except DamagedCache as error:
+        if folder.exists():
+            say(f"the plan of the cache entry is damaged and made anew ({error})")
+    else:
+        check(store.tokens)
+        return store
     import torch
 
     config, tokenizer = load_config(request.source), load_tokenizer(request.source)
@@ -115,6 +146,7 @@ def _open_or_create(
     if request.max_length is not None and not least <= request.max_length <= limit:
         raise UserError(f"`--max_length {request.max_length}`: {request.source.name} takes {least} to {limit} tokens.")
     tokens = tokenize(tokenizer, request.corpus.sentences, request.max_length or limit)
+    check(tokens)
     itemsize = getattr(torch, request.dtype).itemsize
     n_layers, d_model = config.num_hidden_layers, config.hidden_size
     batch_tokens = request.batch_tokens or (BATCH_TOKENS_GPU if torch.cuda.is_available() else BATCH_TOKENS_CPU)
@@ -144,26 +176,19 @@ def _description(request: Request) -> dict[str, Any]:
     }
 
 
-def _join(folder: Path) -> ActivationStore:
-    """Return the entry that the main process sets up for this job's other ranks."""
-    wait_for(lambda: (folder / "manifest.jsonl").exists(), f"the main process to set up {folder}")
-    return ActivationStore(folder)
-
-
 def _extract(
     request: Request,
-    store: ActivationStore,
-    work: Mapping[int, Sequence[int]],
+    folder: Path,
+    work: Mapping[int, Sequence[int]] | None,
     trainer_options: Mapping[str, Any],
     callbacks: Sequence[Any],
 ) -> None:
+    """Extract this job's work, which the first rank knows and the others pass as None."""
     import pytorch_lightning as pl
     import torch
 
     from probing.cache.extraction import run_extraction, trainer_keywords
 
-    encoder = load_encoder(request.source, getattr(torch, request.dtype), request.random_weights_seed)
-    pad_token_id = load_tokenizer(request.source).pad_token_id or 0
     trainer = pl.Trainer(
         logger=False,
         callbacks=list(callbacks),
@@ -173,25 +198,23 @@ def _extract(
         use_distributed_sampler=False,
         inference_mode=True,
     )
-    run_extraction(encoder, store, work, pad_token_id, trainer)
-    if left := store.missing(request.layers):
-        raise RunError(f"{len(left)} shards of {store.folder} were not extracted; run the same command again")
+    if not work and trainer.world_size == 1:
+        return
+
+    def load() -> tuple[torch.nn.Module, int]:
+        encoder = load_encoder(request.source, getattr(torch, request.dtype), request.random_weights_seed)
+        return encoder, load_tokenizer(request.source).pad_token_id or 0
+
+    run_extraction(load, folder, work, trainer)
 
 
 def _job_lock(cache: Path, name: str, say: Callable[[str], None]) -> AbstractContextManager[Any]:
     from filelock import FileLock, Timeout
 
-    if not is_main_process():
-        return nullcontext()
+    cache.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(cache / f"{name}.lock")
     try:
-        cache.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(cache / f"{name}.lock")
-        try:
-            return lock.acquire(timeout=0)
-        except Timeout:
-            say(f"waiting for another process that extracts the same activations ({cache / name})")
-            return lock.acquire()
-    except OSError as error:
-        raise UserError(
-            f"`--cache {cache}` cannot be written ({error.strerror or error}); name a folder of yours with --cache."
-        ) from None
+        return lock.acquire(timeout=0)
+    except Timeout:
+        say(f"waiting for another process that extracts the same activations ({cache / name})")
+        return lock.acquire()

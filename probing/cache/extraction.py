@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,49 +13,59 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from probing.anatomy import Anatomy, examine, hidden_states
 from probing.cache.plan import batches
 from probing.cache.store import ActivationStore, not_written
 from probing.errors import RunError
-from probing.models import hidden_states
+from probing.interrupts import interrupts_pass
 
 
 class Extraction(pl.LightningModule):
     """Fills the missing shards of a store under `Trainer.predict`, divided among its ranks.
 
     Args:
-        encoder: The model, in evaluation mode and in the store's dtype.
-        store: Where the activations go.
-        work: For each shard that needs work, the layers to be written.
-        pad_token_id: What fills a batch; masked, so it never changes a result.
+        load: Returns the model, in evaluation mode and in the store's dtype, and the token that fills a batch; it is
+            masked.
+        folder: Of the store; the first rank has made it.
+        work: For each shard that needs work, the layers to be written; None on the other ranks.
     """
 
     def __init__(
-        self, encoder: nn.Module, store: ActivationStore, work: Mapping[int, Sequence[int]], pad_token_id: int
+        self, load: Callable[[], tuple[nn.Module, int]], folder: Path, work: Mapping[int, Sequence[int]] | None
     ) -> None:
         super().__init__()
         # A rank may be left without work: a few shards are missing and there are many ranks.
         self.allow_zero_length_dataloader_with_multiple_devices = True
-        self.encoder, self.store, self.work, self.pad_token_id = encoder, store, work, pad_token_id
+        self.load, self.folder, self.work = load, folder, work
+
+    def setup(self, stage: str) -> None:
+        """Take the first rank's word for what is to be done, and load the model where that is anything."""
+        self.work = self.trainer.strategy.broadcast(self.work)
+        if self.work:
+            self.store = ActivationStore(self.folder)
+            self.encoder, self.pad_token_id = self.load()
+            self.anatomy = examine(self.encoder, self.pad_token_id, str(self.store.header["model"]))
 
     def predict_dataloader(self) -> DataLoader[int]:
         """Return the indices of the shards that need work, this rank's share of them.
 
         Lightning's own sampler for prediction refuses to leave a rank without work.
         """
-        share = list(self.work)[self.trainer.global_rank :: self.trainer.world_size]
+        share = list(self.work or ())[self.trainer.global_rank :: self.trainer.world_size]
         return DataLoader(share, batch_size=None)  # type: ignore[arg-type]
 
     def predict_step(self, shard: int) -> int:
         """Extract and store one shard, all its missing layers in one pass, and return it: Lightning warns of None."""
-        layers = self.work[shard]
-        for layer, states in extract_shard(self.encoder, self.store, shard, layers, self.pad_token_id).items():
+        layers = (self.work or {})[shard]
+        states_of = extract_shard(self.encoder, self.anatomy, self.store, shard, layers, self.pad_token_id)
+        for layer, states in states_of.items():
             self.store.write(layer, shard, states)
         return shard
 
 
 @torch.inference_mode()
 def extract_shard(
-    encoder: nn.Module, store: ActivationStore, shard: int, layers: Sequence[int], pad_token_id: int
+    encoder: nn.Module, anatomy: Anatomy, store: ActivationStore, shard: int, layers: Sequence[int], pad_token_id: int
 ) -> dict[int, Tensor]:
     """Return the hidden states of one shard, for each layer of shape (n_tokens_in_shard, d_model), without padding.
 
@@ -68,11 +79,12 @@ def extract_shard(
     lengths = store.tokens.lengths[here.first_sentence : here.first_sentence + here.n_sentences]
     dtype = getattr(torch, plan.dtype)
     states = {layer: torch.empty(len(input_ids), plan.d_model, dtype=dtype) for layer in layers}
-    for sentences in batches(lengths, plan.batch_tokens):
+    for sentences in batches(lengths, plan.batch_tokens, with_padding=anatomy.padding_is_neutral):
         index, mask = _padded_index(lengths, sentences)
         padded = torch.where(mask, input_ids[index], pad_token_id)
         device = next(encoder.parameters()).device
-        output = hidden_states(encoder, layers, input_ids=padded.to(device), attention_mask=mask.long().to(device))
+        inputs = {"input_ids": padded.to(device), "attention_mask": mask.long().to(device)}
+        output = hidden_states(encoder, anatomy, layers, **inputs)
         for layer, values in output.items():
             flat = values[mask.to(device)].cpu()
             if not torch.isfinite(flat).all():
@@ -95,36 +107,31 @@ def _padded_index(lengths: NDArray[np.int32], sentences: NDArray[np.int64]) -> t
 
 
 def run_extraction(
-    encoder: nn.Module,
-    store: ActivationStore,
-    work: Mapping[int, Sequence[int]],
-    pad_token_id: int,
+    load: Callable[[], tuple[nn.Module, int]],
+    folder: Path,
+    work: Mapping[int, Sequence[int]] | None,
     trainer: pl.Trainer,
 ) -> None:
     """Extract what is missing under a Trainer, whatever its devices and strategy.
 
     Args:
-        encoder: The model, in evaluation mode and in the store's dtype.
-        store: Where the activations go.
-        work: For each shard that needs work, the layers to be written.
-        pad_token_id: What fills a batch.
+        load: Returns the model, in evaluation mode and in the store's dtype, and the token that fills a batch.
+        folder: Of the store.
+        work: For each shard that needs work, the layers to be written; None on all ranks but the first.
         trainer: Made with `use_distributed_sampler=False`; the shards are divided here.
 
     Raises:
-        RunError: If activations are not finite or cannot be stored.
+        UserError: If the model cannot be loaded or run, or the disk is full.
+        RunError: If activations are not finite.
         KeyboardInterrupt: If the user interrupted it.
     """
     try:
-        trainer.predict(Extraction(encoder, store, work, pad_token_id), return_predictions=False)
+        with interrupts_pass():
+            trainer.predict(Extraction(load, folder, work), return_predictions=False)
         # Ranks finish at different times; nobody looks before all have written.
         trainer.strategy.barrier()
-    except SystemExit:
-        # Lightning ends the process on Ctrl+C; the command line has a message and an exit status for it.
-        if trainer.interrupted:
-            raise KeyboardInterrupt from None
-        raise
     except OSError as error:
-        raise not_written(store.folder, error) from error
+        raise not_written(folder, error) from error
 
 
 def trainer_keywords(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 # Bumped whenever the layout on disk or the meaning of the values changes.
 FORMAT = 1
+DTYPES = ("float32", "bfloat16", "float16")
 # Activations of all layers of one shard: what extraction holds in memory at a time.
 SHARD_BYTES = 128 * 2**20
 MIN_SHARD_TOKENS = 1024
@@ -76,10 +77,20 @@ def divide(lengths: NDArray[np.int32], max_tokens: int) -> tuple[Shard, ...]:
     return (*shards, Shard(len(shards), first, len(lengths) - first, filled))
 
 
-def batches(lengths: NDArray[np.int32], batch_tokens: int) -> Iterator[NDArray[np.int64]]:
-    """Yield a shard's sentences, longest first, in batches of at most `batch_tokens` padded tokens (or one)."""
+def batches(lengths: NDArray[np.int32], batch_tokens: int, with_padding: bool = True) -> Iterator[NDArray[np.int64]]:
+    """Yield a shard's sentences, longest first, in batches of at most `batch_tokens` padded tokens (or one sentence).
+
+    Args:
+        lengths: Tokens of each sentence, shape (n_sentences,); one without tokens is in no batch.
+        batch_tokens: Padded tokens in a batch.
+        with_padding: Whether sentences of different lengths may share a batch.
+    """
     order = np.argsort(-lengths, kind="stable")
+    order = order[lengths[order] > 0]
     while len(order):
-        size = max(1, batch_tokens // int(lengths[order[0]]))
+        longest = int(lengths[order[0]])
+        size = max(1, batch_tokens // longest)
+        if not with_padding:
+            size = min(size, int((lengths[order] == longest).sum()))
         yield order[:size]
         order = order[size:]

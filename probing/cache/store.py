@@ -5,18 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probing.cache.plan import FORMAT, Plan, Shard
+from probing.cache.plan import DTYPES, FORMAT, Plan, Shard, fingerprint
 from probing.cache.tokens import Tokens, disk_errors
-from probing.errors import RunError
+from probing.errors import RunError, UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,8 +25,16 @@ if TYPE_CHECKING:
 MANIFEST, TOKENS = "manifest.jsonl", "tokens.safetensors"
 
 
+# Of an entry: the model's name and what its key begins with.
+_ENTRY_NAME = re.compile(r".+-[0-9a-f]{16}")
+
+
 class DamagedCache(Exception):
-    """An entry whose plan or token table cannot be trusted: it is set up anew."""
+    """An entry whose plan or token table cannot be trusted: these are made anew."""
+
+
+class NewerCache(RunError):
+    """An entry that a newer version wrote: it is left alone."""
 
 
 class ActivationStore:
@@ -39,62 +48,63 @@ class ActivationStore:
         folder: The entry's folder, made by `create`.
 
     Raises:
-        DamagedCache: If plan or token table are damaged.
-        RunError: If a newer version of probing wrote the entry.
+        DamagedCache: If plan or token table are gone or damaged.
+        NewerCache: If a newer version of probing wrote the entry.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
             header = _parse(self._manifest_lines()[0])
-        except (OSError, IndexError, ValueError) as error:
-            raise DamagedCache(f"{folder / MANIFEST}: {error}") from None
-        if "format" not in header:
-            raise DamagedCache(f"{folder / MANIFEST}: its first line is gone")
-        if header["format"] > FORMAT:
-            raise RunError(
-                f"the cache entry {folder} was written by a newer version of probing "
-                f"(format {header['format']}, this one reads {FORMAT}); upgrade, or name another folder with --cache"
-            )
-        if header["format"] < FORMAT or _checksum(folder / TOKENS) != header["tokens_sha256"]:
+            if header["format"] > FORMAT:
+                raise NewerCache(
+                    f"the cache entry {folder} was written by a newer version of probing (format {header['format']}, "
+                    f"this one reads {FORMAT}); upgrade, or name another folder with --cache"
+                )
+            self.plan, self.header = _plan(header), header
+        except (OSError, LookupError, TypeError, ValueError) as error:
+            raise DamagedCache(f"{folder / MANIFEST}: {error or type(error).__name__}") from None
+        if _checksum(folder / TOKENS) != header["tokens_sha256"]:
             raise DamagedCache(f"{folder / TOKENS} does not match its checksum")
-        shards = tuple(Shard(i, *row) for i, row in enumerate(header.pop("shards")))
-        self.header: dict[str, Any] = header
-        self.plan = Plan(
-            shards=shards, **{k: header[k] for k in ("key", "n_layers", "d_model", "dtype", "batch_tokens")}
-        )
 
     @classmethod
     def create(cls, folder: Path, plan: Plan, tokens: Tokens, description: Mapping[str, Any]) -> ActivationStore:
-        """Make the entry's folder with its plan and token table, whole or not at all.
+        """Set up an entry: its table of tokens and then its plan, without which it is none.
+
+        Where a damaged plan is replaced, the shards that were recorded under the same plan stay.
 
         Args:
-            folder: Where the entry goes; nothing may be there.
+            folder: Where the entry goes.
             plan: How the corpus is divided.
             tokens: The table of tokens.
             description: What to show a person: names of model and corpus, versions.
         """
-        partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
-        shutil.rmtree(partial, ignore_errors=True)
+        is_new = not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
         try:
-            partial.mkdir(parents=True)
-            tokens.save(partial / TOKENS)
-            header = {
-                "format": FORMAT,
-                **{k: v for k, v in asdict(plan).items() if k != "shards"},
-                "shards": [[s.first_sentence, s.n_sentences, s.n_tokens] for s in plan.shards],
-                "tokens_sha256": _checksum(partial / TOKENS),
-                **description,
-            }
-            (partial / MANIFEST).write_text(_line(header))
-            for name in (TOKENS, MANIFEST):
-                _sync(partial / name)
-            partial.rename(folder)
-            _sync(folder.parent)
+            cls._set_up(folder, plan, tokens, description)
         except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
+            if is_new:
+                shutil.rmtree(folder, ignore_errors=True)
             raise
         return cls(folder)
+
+    @staticmethod
+    def _set_up(folder: Path, plan: Plan, tokens: Tokens, description: Mapping[str, Any]) -> None:
+        with _put(folder / TOKENS) as partial:
+            tokens.save(partial)
+        header = {
+            "format": FORMAT,
+            **{k: v for k, v in asdict(plan).items() if k != "shards"},
+            "shards": [[s.first_sentence, s.n_sentences, s.n_tokens] for s in plan.shards],
+            "tokens_sha256": _checksum(folder / TOKENS),
+            **description,
+        }
+        old = folder / MANIFEST
+        kept = [line for line in _lines(old) if _is_shard_of(line, _plan_id(header))] if old.exists() else []
+        with _put(folder / MANIFEST) as partial:
+            partial.write_text(_line(header) + "".join(f"{line}\n" for line in kept))
+        _sync(folder.parent)
 
     @cached_property
     def tokens(self) -> Tokens:
@@ -114,14 +124,11 @@ class ActivationStore:
 
     def records(self) -> dict[tuple[int, int], str]:
         """Return the checksum recorded for each finished (layer, shard)."""
-        found = {}
-        for line in self._manifest_lines()[1:]:
-            try:
-                record = _parse(line)
-            except ValueError:
-                continue
-            found[record["layer"], record["shard"]] = record["sha256"]
-        return found
+        plan_id = _plan_id(self.header)
+        records = [_parse(line) for line in self._manifest_lines()[1:] if _is_shard_of(line, plan_id)]
+        found = {(record["layer"], record["shard"]): str(record["sha256"]) for record in records}
+        layers, shards = range(self.plan.n_layers + 1), range(len(self.plan.shards))
+        return {at: sha256 for at, sha256 in found.items() if at[0] in layers and at[1] in shards}
 
     def layers(self) -> list[int]:
         """Return the layers that are recorded for every shard."""
@@ -144,18 +151,24 @@ class ActivationStore:
         work = {shard.index: [k for k in layers if (k, shard.index) not in have] for shard in self.plan.shards}
         return {shard: lacking for shard, lacking in work.items() if lacking}
 
-    def size_bytes(self) -> int:
-        """Return the space the entry takes on disk."""
-        return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
-
     # --- reading and writing ---
 
     def read(self, layer: int, shard: int) -> Tensor:
-        """Return the activations of one layer and shard, memory-mapped, shape (n_tokens_in_shard, d_model)."""
+        """Return the activations of one layer and shard, memory-mapped, shape (n_tokens_in_shard, d_model).
+
+        Raises:
+            RunError: If the file is gone.
+        """
         from safetensors import safe_open
 
-        with safe_open(self.path(layer, shard), framework="pt") as file:
-            return file.get_tensor("hidden_states")
+        try:
+            with safe_open(self.path(layer, shard), framework="pt") as file:
+                return file.get_tensor("hidden_states")
+        except FileNotFoundError:
+            raise RunError(
+                f"{self.path(layer, shard)} was removed while it was in use, as `cache prune` does; "
+                "run the same command again"
+            ) from None
 
     def write(self, layer: int, shard: int, hidden_states: Tensor) -> None:
         """Store the activations of one layer and shard: written aside, synced, renamed, then recorded.
@@ -172,25 +185,16 @@ class ActivationStore:
 
         path = self.path(layer, shard)
         path.parent.mkdir(exist_ok=True)
-        partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
-        try:
+        with _put(path) as partial:
             with disk_errors():
                 save_file({"hidden_states": hidden_states}, partial)
-            _sync(partial)
             sha256 = _checksum(partial)
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
-        self._append({"layer": layer, "shard": shard, "sha256": sha256})
+        self._append({"layer": layer, "shard": shard, "sha256": sha256, "plan": _plan_id(self.header)})
 
     def touch(self) -> None:
         """Note that the entry was used now; `cache prune` goes by it."""
-        os.utime(self.folder)
-
-    @property
-    def last_used(self) -> float:
-        """When the entry was last used, in seconds since the epoch."""
-        return max(self.folder.stat().st_mtime, (self.folder / MANIFEST).stat().st_mtime)
+        with suppress(PermissionError):  # somebody else's, in a cache that several people share
+            os.utime(self.folder)
 
     def _append(self, record: Mapping[str, Any]) -> None:
         from filelock import FileLock
@@ -205,34 +209,101 @@ class ActivationStore:
             os.fsync(file.fileno())
 
     def _manifest_lines(self) -> list[str]:
-        return (self.folder / MANIFEST).read_text(errors="replace").splitlines()
+        return _lines(self.folder / MANIFEST)
 
 
-def not_written(folder: Path, error: OSError) -> RunError:
+def not_written(folder: Path, error: OSError) -> UserError:
     """Return what to tell the user where an entry could not be written, such as on a full disk."""
-    return RunError(
+    return UserError(
         f"the activations could not be written to {folder} ({error.strerror or error}); finished shards are kept: "
-        "make room, or name another folder with --cache, and run the same command again"
+        "make room, or name another folder with `--cache`, and run the same command again."
     )
 
 
-def entries(cache: Path) -> list[ActivationStore | Path]:
-    """Return the entries under a cache folder, by name; the folder alone where an entry is damaged."""
-    found: list[ActivationStore | Path] = []
-    for manifest in sorted(cache.glob(f"*/{MANIFEST}")):
-        if ".partial-" in manifest.parent.name:
+@dataclass(frozen=True)
+class Entry:
+    """A folder of the cache.
+
+    Args:
+        folder: Where it is.
+        store: The entry, None where it cannot be opened.
+        trouble: Why not: `damaged`, or `of a newer version`.
+    """
+
+    folder: Path
+    store: ActivationStore | None
+    trouble: str = ""
+
+    @property
+    def last_used(self) -> float:
+        """When the entry was last used, in seconds since the epoch."""
+        return max(path.stat().st_mtime for path in (self.folder, *self.folder.glob(MANIFEST)))
+
+
+def entries(cache: Path) -> list[Entry]:
+    """Return the entries under a cache folder, by name; whatever else is in it is passed over."""
+    found = []
+    for folder in sorted(cache.glob("*/")):
+        if not _ENTRY_NAME.fullmatch(folder.name) or not any((folder / name).exists() for name in (MANIFEST, TOKENS)):
             continue
         try:
-            found.append(ActivationStore(manifest.parent))
+            found.append(Entry(folder, ActivationStore(folder)))
         except DamagedCache:
-            found.append(manifest.parent)
+            found.append(Entry(folder, None, "damaged"))
+        except NewerCache:
+            found.append(Entry(folder, None, "of a newer version"))
     return found
 
 
-def leftovers(cache: Path, older_than_s: float = 3600.0) -> list[Path]:
-    """Return half-written files and folders that no live process can still be writing."""
-    then = time.time() - older_than_s
-    return [path for path in sorted(cache.rglob("*.partial-*")) if path.exists() and path.stat().st_mtime < then]
+def leftovers(folder: Path) -> list[Path]:
+    """Return what writers of an entry left half-written; with the job's lock in hand, all of them are dead."""
+    return sorted(folder.rglob("*.partial-*"))
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it."""
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _put(path: Path) -> Iterator[Path]:
+    """Yield a file to be written aside; then sync it and rename it to its place, or leave nothing of it."""
+    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
+    try:
+        yield partial
+        _sync(partial)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    _sync(path.parent)
+
+
+def _plan(header: Mapping[str, Any]) -> Plan:
+    """Return the plan in a header, or raise what a header of another shape leads to."""
+    shards = tuple(Shard(i, *map(int, row)) for i, row in enumerate(header["shards"]))
+    if header["format"] < FORMAT or header["dtype"] not in DTYPES:
+        raise ValueError(f"format {header['format']}, dtype {header['dtype']}")
+    sizes = {name: int(header[name]) for name in ("n_layers", "d_model", "batch_tokens")}
+    return Plan(key=header["key"], dtype=header["dtype"], shards=shards, **sizes)
+
+
+def _plan_id(header: Mapping[str, Any]) -> str:
+    """Return what tells one plan, and so the rows of each shard, from another."""
+    return fingerprint({name: header[name] for name in ("key", "shards", "batch_tokens", "tokens_sha256")})[:16]
+
+
+def _is_shard_of(line: str, plan_id: str) -> bool:
+    """Whether a line of a manifest is whole and records a shard of this plan."""
+    try:
+        record = _parse(line)
+    except ValueError:
+        return False
+    named = all(type(record.get(name)) is int for name in ("layer", "shard"))
+    return named and record.get("plan") == plan_id and "sha256" in record
+
+
+def _lines(manifest: Path) -> list[str]:
+    return manifest.read_text(errors="replace").splitlines()
 
 
 def _line(record: Mapping[str, Any]) -> str:

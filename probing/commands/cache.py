@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
+import math
 import time
 from pathlib import Path
 
-from probing.cache.store import ActivationStore, entries, leftovers
+from probing.cache.store import entries, leftovers, remove
 from probing.commands.shared import cache_folder
 from probing.errors import RunError, UserError
 
@@ -38,18 +38,15 @@ def ls(cache: str | None = None) -> list[Path]:
     for heading in ("layers", "sentences", "tokens", "size", "last used"):
         table.add_column(heading, justify="right")
     for entry in found:
-        if isinstance(entry, ActivationStore):
-            plan, header = entry.plan, entry.header
-            used = time.strftime("%Y-%m-%d", time.localtime(entry.last_used))
-            layers, n = entry.layers(), sum(shard.n_sentences for shard in plan.shards)
-            table.add_row(
-                entry.folder.name, header["corpus"], plan.dtype, _ranges(layers), str(n), str(plan.n_tokens),
-                _bytes(entry.size_bytes()), used,
-            )  # fmt: skip
+        used = time.strftime("%Y-%m-%d", time.localtime(entry.last_used))
+        if store := entry.store:
+            plan, n = store.plan, sum(shard.n_sentences for shard in store.plan.shards)
+            columns = (store.header["corpus"], plan.dtype, _ranges(store.layers()), str(n), str(plan.n_tokens))
         else:
-            table.add_row(entry.name, "damaged", *[""] * 6)
+            columns = (f"({entry.trouble})", "", "", "", "")
+        table.add_row(entry.folder.name, *columns, _bytes(_size(entry.folder)), used)
     show(table)
-    return [entry.folder if isinstance(entry, ActivationStore) else entry for entry in found]
+    return [entry.folder for entry in found]
 
 
 def verify(cache: str | None = None) -> None:
@@ -66,12 +63,14 @@ def verify(cache: str | None = None) -> None:
     bad: list[Path] = []
     n_files = 0
     for entry in entries(folder):
-        n_files += 1  # the plan and the table of tokens
-        if isinstance(entry, ActivationStore):
-            n_files += len(entry.records())
-            bad += [entry.path(*at) for at in entry.damaged(range(entry.plan.n_layers + 1))]
+        if store := entry.store:
+            n_files += 1 + len(store.records())  # the plan and the table of tokens count as one
+            bad += [store.path(*at) for at in store.damaged(range(store.plan.n_layers + 1))]
+        elif entry.trouble == "damaged":
+            n_files += 1
+            bad.append(entry.folder)
         else:
-            bad.append(entry)
+            print(f"not checked, for it is {entry.trouble}: {entry.folder}")
     for path in bad:
         print(f"damaged: {path}")
     if bad:
@@ -82,7 +81,7 @@ def verify(cache: str | None = None) -> None:
 
 
 def prune(cache: str | None = None, unused_days: float = 30.0, yes: bool = False) -> list[Path]:
-    """Remove entries that were not used lately or have lost their plan, and what interrupted writers left.
+    """Remove entries that were not used lately, and what interrupted writers left.
 
     Without --yes it only says what would go.
 
@@ -97,11 +96,11 @@ def prune(cache: str | None = None, unused_days: float = 30.0, yes: bool = False
     if unused_days < 0:
         raise UserError(f"`--unused_days {unused_days}` is out of range: expected at least 0, which removes all.")
     folder = cache_folder(cache)
-    then = time.time() - unused_days * DAY_S
+    # Whatever the clock says: an entry may have been used, or a clock set, in what is now the future.
+    then = time.time() - unused_days * DAY_S if unused_days else math.inf
     found = entries(folder)
-    doomed = [e.folder for e in found if isinstance(e, ActivationStore) and e.last_used <= then]
-    doomed += [e for e in found if isinstance(e, Path)]
-    doomed += [path for path in leftovers(folder) if path.parent not in doomed and path.parent.parent not in doomed]
+    doomed = [entry.folder for entry in found if entry.last_used <= then]
+    doomed += [path for entry in found if entry.folder not in doomed for path in leftovers(entry.folder)]
     gone: list[Path] = []
     freed = 0
     for path in doomed:
@@ -124,12 +123,13 @@ def _remove(cache: Path, path: Path) -> bool:
     """Remove a file or folder, unless the job that extracts its entry is alive; return whether it is gone."""
     from filelock import FileLock, Timeout
 
-    entry = path.relative_to(cache).parts[0].split(".partial-")[0]
     try:
-        with FileLock(cache / f"{entry}.lock").acquire(timeout=0):
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        with FileLock(cache / f"{path.relative_to(cache).parts[0]}.lock").acquire(timeout=0):
+            remove(path)
     except Timeout:
         return False
+    except OSError as error:
+        raise UserError(f"`--cache {cache}`: {path} cannot be removed ({error.strerror or error}).") from None
     return True
 
 

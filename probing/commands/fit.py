@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from probing.cache.tokens import Tokens
 from probing.commands.shared import Dtype, Layers, cache_folder, extract_all
 from probing.corpus import Corpus, Split, assign_splits, hold_out, load_corpus
 from probing.errors import UserError
 from probing.options import ProbeOptions, WandbOptions
 from probing.runs import Run, RunFolder, check_name, load_run
+from probing.tasks import TokenTask, load_task
 from probing.tracking import Tracker
 from probing.wandb_mode import resolve_mode
 
@@ -70,6 +76,13 @@ def fit(
 
     say = terminal.silence if quiet else terminal.say
     progress = terminal.show_progress(quiet)
+    # Everything that can be refused is refused before any work, what is quick to check first.
+    probe.check()
+    resolve_mode(wandb.mode)
+    if name is not None:
+        check_name(Path(runs), name)
+    token_task = load_task(task, task_args or {})
+    corpora, splits = _read_corpora(corpus, test_corpus, seed, say)
     with terminal.quiet_libraries():
         from probing.distributed import is_main_process
         from probing.examples import choose_classes, label
@@ -77,31 +90,23 @@ def fit(
         from probing.ranking import collect_evidence
         from probing.results import Measured, write, write_summary
         from probing.solvers import Penalty
-        from probing.tasks import load_task
         from probing.training import Training, check_trainer_options, train_probes
 
-        # Everything that can be refused is refused before any work.
         start = time.perf_counter()
-        probe.check()
-        resolve_mode(wandb.mode)
-        if name is not None:
-            check_name(Path(runs), name)
-        token_task = load_task(task, task_args or {})
         check_trainer_options(trainer or {}, probe.solver)
         source = resolve_model(model, revision)
         layers = parse_layers(layer, load_config(source).num_hidden_layers, model)
-        corpora, splits = _read_corpora(corpus, test_corpus, seed, say)
 
         stores = extract_all(
-            source, corpora, layers, cache_folder(cache, runs), trainer or {}, say, progress, dtype=dtype,
-            max_length=max_length, batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None,
+            source, corpora, layers, cache_folder(cache, runs), trainer or {}, say, progress,
+            _example_checks(token_task, splits, probe.solver, say), dtype=dtype, max_length=max_length,
+            batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None,
         )  # fmt: skip
         extracted = time.perf_counter()
-        classes = choose_classes(stores[0], token_task, splits[0])
+        classes = choose_classes(stores[0].tokens, token_task, splits[0])
         train, validation = (label(stores[0], token_task, splits[0], classes, side) for side in ("train", "validation"))
         test = label(stores[-1], token_task, splits[-1], classes, "test")
         sides = {"train": train, "validation": validation, "test": test}
-        _check_sides(sides, probe.solver, say)
 
         folder = RunFolder(Path(runs), name, f"{source.short_name}-{task}") if is_main_process() else None
         with _tracking(folder, wandb, config) as tracker:
@@ -154,14 +159,40 @@ def _read_corpora(
     return [kept, test], [joined, ["test"] * len(test.sentences)]
 
 
-def _check_sides(sides: Mapping[str, Any], solver: str, say: Callable[[str], None]) -> None:
-    """Refuse a side without examples, and say how many tokens are of no class."""
-    for side, examples in sides.items():
-        if not examples.n_tokens and (solver == "adam" or side != "validation"):
-            way_out = "give more sentences" + (" or another --test_corpus" if side == "test" else "")
-            raise UserError(f"`--corpus`: no sentence of the {side} part has a token of any class; {way_out}.")
-        if n := examples.n_dropped:
-            say(f"{side}: {n} of {n + examples.n_tokens} tokens are left out: their label is too rare to be a class")
+def _example_checks(
+    task: TokenTask, splits: Sequence[Sequence[Split]], solver: str, say: Callable[[str], None]
+) -> list[Callable[[Tokens], None]]:
+    """Return for each corpus what refuses its tokens where a side has no examples, and says how many are of no class.
+
+    Known from the tokens alone, this is said before a model has read the corpus, which may take hours.
+    """
+    from probing.examples import choose_classes, class_of_tokens
+
+    classes: NDArray[np.int64]  # of the first corpus, which is checked first
+
+    def check(tokens: Tokens, part: int) -> None:
+        nonlocal classes
+        if part == 0:
+            classes = choose_classes(tokens, task, splits[0])
+        for side in _sides_of(part, len(splits)):
+            labels, n_dropped = class_of_tokens(tokens, task, splits[part], classes, side)
+            n = int((labels >= 0).sum())
+            if not n and (solver == "adam" or side != "validation"):
+                way_out = "give more sentences" + (" or another --test_corpus" if side == "test" else "")
+                raise UserError(f"`--corpus`: no sentence of the {side} part has a token of any class; {way_out}.")
+            if n_dropped:
+                say(
+                    f"{side}: {n_dropped} of {n + n_dropped} tokens are left out: their label is too rare to be a class"
+                )
+
+    return [partial(check, part=part) for part in range(len(splits))]
+
+
+def _sides_of(part: int, n_corpora: int) -> tuple[Split, ...]:
+    """Return the sides that are read from a corpus: with two, the second is the test side."""
+    if n_corpora == 1:
+        return ("train", "validation", "test")
+    return ("train", "validation") if part == 0 else ("test",)
 
 
 @contextmanager
@@ -177,8 +208,15 @@ def _tracking(folder: RunFolder | None, options: WandbOptions, config: Mapping[s
         yield tracker
     except BaseException as error:
         tracker.finish(exit_code=1)
-        if isinstance(error, UserError):
+        if isinstance(error, KeyboardInterrupt):
+            raise type(error)(f"the unfinished run is {folder.path}") from None
+        if isinstance(error, UserError | OSError):
             folder.discard()
+        if isinstance(error, OSError):
+            raise UserError(
+                f"`--runs {folder.final.parent}`: the results could not be written ({error.strerror or error}); "
+                "make room, or name another folder, and run the same command again: the activations are cached."
+            ) from error
         raise
     tracker.finish()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from probing.cache import ActivationStore, Request, activations
+from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.models import ModelSource
 
@@ -28,6 +29,7 @@ def extract_all(
     trainer: Mapping[str, Any],
     say: Callable[[str], None],
     progress: bool,
+    checks: Sequence[Callable[[Tokens], None]] = (),
     **options: Any,
 ) -> list[ActivationStore]:
     """Return the activations of each corpus, and say what was truncated or repeated.
@@ -40,14 +42,15 @@ def extract_all(
         trainer: Lightning's Trainer arguments.
         say: Takes one-line messages.
         progress: Whether to show a bar.
+        checks: For each corpus, what refuses its tokens before the model reads them.
         options: Further fields of `probing.cache.Request`.
     """
     from probing.terminal import extraction_progress
 
     stores = []
-    for corpus in corpora:
+    for corpus, check in zip(corpora, checks or [lambda tokens: None] * len(corpora), strict=True):
         request = Request(source, corpus, layers, **options)
-        store = activations(request, cache, trainer, say, [extraction_progress()] if progress else [])
+        store = activations(request, cache, trainer, say, [extraction_progress()] if progress else [], check)
         if corpus.n_repeated:
             say(f"{corpus.name}: {corpus.n_repeated} repeated sentences were left out")
         if n_truncated := store.tokens.n_truncated:

@@ -1,0 +1,187 @@
+"""Where in an encoder its layers are, found by running it, and a forward pass that ends at the highest asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from probing.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+# Tokens of the sequences that an encoder is examined with, and how many of them are padding in the second one. Odd, so
+# that a family that lengthens its input to a multiple of something shows it.
+_LENGTH, _PADDING = 11, 4
+# How much of its mean size a hidden state may change for having padding beside it: rounding, and no more.
+_ROUNDING = {"float32": 1e-5, "bfloat16": 0.03, "float16": 0.005}
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """What an encoder is made of, as far as its hidden states go.
+
+    Args:
+        blocks: Modules whose k-th call, counted over all of them, receives layer k: a list of
+            blocks, or the one block that a family calls again and again. None where no such list
+            is in the model; a forward pass then runs to the end.
+        n_layers: Number of blocks; layers are 0..n_layers.
+        padding_is_neutral: Whether a sentence has the same hidden states alone and beside padding.
+            Families that mix neighbouring tokens by a convolution or a Fourier transform do not.
+    """
+
+    blocks: tuple[nn.Module, ...] | None
+    n_layers: int
+    padding_is_neutral: bool
+
+
+def examine(encoder: nn.Module, pad_token_id: int = 0, name: str = "the model") -> Anatomy:
+    """Run an encoder on a few tokens and find out where its layers are.
+
+    A list of modules counts as its blocks when what they receive, call by call, equals the hidden
+    states that the model itself hands out. Nothing is taken from names or families.
+
+    Args:
+        encoder: A model in evaluation mode, on any device.
+        pad_token_id: What fills a batch.
+        name: What the user typed, for messages.
+
+    Raises:
+        UserError: If the model does not run on tokens alone, or hands out no hidden states, not one for each block and
+            one more, or of several widths.
+    """
+    import torch
+
+    with torch.inference_mode():
+        inputs = _inputs(encoder, pad_token_id)
+        received, handles = _record_calls(encoder)
+        try:
+            output = encoder(**inputs, output_hidden_states=True)
+        except Exception as error:  # whatever a family raises that wants images, or knows no hidden states
+            raise UserError(
+                f"`--model {name}` ({encoder.config.model_type}) does not run on `input_ids` and `attention_mask` "  # type: ignore[union-attr]
+                f"({type(error).__name__}: {error}); choose a model of text."
+            ) from None
+        finally:
+            for handle in handles:
+                handle.remove()
+        states = getattr(output, "hidden_states", None)
+        config: Any = encoder.config
+        n_layers = int(config.num_hidden_layers)
+        if not states or len(states) != n_layers + 1 or len({state.shape for state in states}) > 1:
+            shapes = sorted({tuple(state.shape[2:]) for state in states or ()})
+            raise UserError(
+                f"`--model {name}` ({config.model_type}) has {n_layers} blocks and hands out {len(states or ())} "
+                f"hidden states of widths {shapes}, where {n_layers + 1} of one width are expected; choose another."
+            )
+        last = torch.equal(output.last_hidden_state, states[-1])
+        found = (calls for calls in received if last and _receives(calls, states))
+        blocks = next((tuple(module for module, _ in calls) for calls in found), None)
+        return Anatomy(blocks, n_layers, _padding_is_neutral(encoder, inputs, states))
+
+
+def hidden_states(encoder: nn.Module, anatomy: Anatomy, layers: Sequence[int], **inputs: Tensor) -> dict[int, Tensor]:
+    """Run the blocks below the highest layer and return the hidden states asked for.
+
+    Layer 0 is the embedding output, layer k < n_layers the residual stream that enters block
+    k + 1, and layer n_layers the model's `last_hidden_state` (after a final norm where the family
+    has one).
+
+    Args:
+        encoder: The encoder.
+        anatomy: What `examine` found in it.
+        layers: Layer numbers.
+        inputs: `input_ids` and `attention_mask`, shape (batch, sequence).
+
+    Returns:
+        For each layer, shape (batch, sequence, d_model), in the encoder's dtype.
+    """
+    if anatomy.blocks is None:
+        states = encoder(**inputs, output_hidden_states=True).hidden_states
+        return {k: states[k] for k in layers}
+    highest, n_calls = max(layers), 0
+    captured: dict[int, Tensor] = {}
+
+    def capture(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        nonlocal n_calls
+        if n_calls in layers:
+            captured[n_calls] = _first_input(args, kwargs)
+        if n_calls == highest:
+            raise _Enough
+        n_calls += 1
+
+    handles = [block.register_forward_pre_hook(capture, with_kwargs=True) for block in dict.fromkeys(anatomy.blocks)]
+    try:
+        captured[anatomy.n_layers] = encoder(**inputs).last_hidden_state
+    except _Enough:
+        pass
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {k: captured[k] for k in layers}
+
+
+class _Enough(Exception):
+    """Ends a forward pass once the highest layer asked for is known."""
+
+
+_Call = tuple["nn.Module", Any]
+
+
+def _inputs(encoder: nn.Module, pad_token_id: int) -> dict[str, Tensor]:
+    """Return two sequences of ordinary tokens, the second one padded."""
+    import torch
+
+    config: Any = encoder.config
+    device = next(encoder.parameters()).device
+    # Most families put their special tokens first; any other id will do.
+    input_ids = (pad_token_id + 5 + torch.arange(2 * _LENGTH, device=device).view(2, _LENGTH)) % config.vocab_size
+    attention_mask = torch.ones_like(input_ids)
+    input_ids[1, -_PADDING:], attention_mask[1, -_PADDING:] = pad_token_id, 0
+    return {"input_ids": input_ids, "attention_mask": attention_mask}
+
+
+def _record_calls(encoder: nn.Module) -> tuple[list[list[_Call]], list[Any]]:
+    """Note what the members of every list of modules receive; return the calls of each list, outermost first."""
+    from torch import nn
+
+    received: list[list[_Call]] = []
+    handles = []
+    for modules in encoder.modules():
+        if isinstance(modules, nn.ModuleList):
+            calls: list[_Call] = []
+
+            def note(module: nn.Module, args: Any, kwargs: Any, calls: list[_Call] = calls) -> None:
+                calls.append((module, _first_input(args, kwargs)))
+
+            handles += [module.register_forward_pre_hook(note, with_kwargs=True) for module in modules]
+            received.append(calls)
+    return received, handles
+
+
+def _first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0] if args else kwargs.get("hidden_states")
+
+
+def _receives(calls: Sequence[_Call], states: Sequence[Tensor]) -> bool:
+    """Whether what a list of modules received is, call by call, all hidden states but the last."""
+    import torch
+
+    return len(calls) == len(states) - 1 and all(
+        isinstance(value, torch.Tensor) and value.shape == state.shape and torch.equal(value, state)
+        for (_, value), state in zip(calls, states, strict=False)
+    )
+
+
+def _padding_is_neutral(encoder: nn.Module, inputs: dict[str, Tensor], states: Sequence[Tensor]) -> bool:
+    """Whether the padded sequence has the hidden states that it has alone, in every layer."""
+    alone = {name: values[1:, :-_PADDING] for name, values in inputs.items()}
+    by_itself = encoder(**alone, output_hidden_states=True).hidden_states
+    changes = (_change(state[1:, :-_PADDING], own) for state, own in zip(states, by_itself, strict=True))
+    return max(changes) <= _ROUNDING[str(states[0].dtype).removeprefix("torch.")]
+
+
+def _change(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).abs().float().mean() / expected.abs().float().mean().clamp_min(1e-30))
