@@ -206,7 +206,7 @@ def run(options: argparse.Namespace, folder: Path) -> int:
 
 def tiny_model(folder: Path, sentences: list[str]) -> str:
     """Build a tiny BERT."""
-    from conftest import make_checkpoint
+    from families import make_checkpoint
 
     return str(make_checkpoint(folder, "bert", sentences))
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import FAMILIES, MAX_LENGTH
+from conftest import FAMILIES
+from families import MAX_LENGTH
 from probing.cache import tokens as tokens_module
 from probing.cache.tokens import Tokens, tokenize
 from probing.models import load_tokenizer, resolve_model

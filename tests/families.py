@@ -1,0 +1,273 @@
+"""The families of models that are tested: a tiny random checkpoint of each, built from its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+D_MODEL, N_HEADS, MAX_LENGTH = 16, 2, 128
+
+
+@dataclass(frozen=True)
+class Family:
+    """One row of the README's table of families.
+
+    Args:
+        title: As people write it.
+        published: Aliases and well-known models.
+        tokenizer: Which of `TOKENIZERS` it has.
+        config: Returns a tiny configuration for a size of the vocabulary.
+        n_layers: Blocks of that.
+    """
+
+    title: str
+    published: str
+    tokenizer: str
+    config: Callable[[int], Any]
+    n_layers: int = 3
+
+
+def _config(model_type: str, **own: Any) -> Callable[[int], Any]:
+    """Return a maker of tiny configurations, with dropout as published models have it."""
+
+    def make(vocab_size: int) -> Any:
+        from transformers import CONFIG_MAPPING
+
+        sizes = {
+            "hidden_size": D_MODEL,
+            "num_hidden_layers": 3,
+            "num_attention_heads": N_HEADS,
+            "intermediate_size": 32,
+            "max_position_embeddings": MAX_LENGTH,
+        }
+        return CONFIG_MAPPING[model_type](vocab_size=vocab_size, **{**sizes, **own})
+
+    return make
+
+
+def _config_alone(model_type: str, **own: Any) -> Callable[[int], Any]:
+    """Return a maker of configurations whose sizes have names of their own."""
+
+    def make(vocab_size: int) -> Any:
+        from transformers import CONFIG_MAPPING
+
+        return CONFIG_MAPPING[model_type](vocab_size=vocab_size, **own)
+
+    return make
+
+
+_ROBERTA_IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
+# RoBERTa's positions start behind the padding index: two rows of the table are never a position.
+_ROBERTA = {"max_position_embeddings": MAX_LENGTH + 2, **_ROBERTA_IDS}
+_DISENTANGLED = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False}
+_ENCODER_DECODER = {
+    "d_model": D_MODEL, "encoder_layers": 3, "decoder_layers": 2, "encoder_attention_heads": N_HEADS,
+    "decoder_attention_heads": N_HEADS, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32,
+    "max_position_embeddings": MAX_LENGTH,
+}  # fmt: skip
+
+FAMILIES: dict[str, Family] = {
+    "bert": Family("BERT", "`bert`, `bert-large`, `minilm`", "wordpiece", _config("bert")),
+    "roberta": Family(
+        "RoBERTa", "`roberta`, `distilroberta`", "byte-level", _config("roberta", num_hidden_layers=2, **_ROBERTA), 2
+    ),
+    "distilbert": Family(
+        "DistilBERT",
+        "`distilbert`, `distilbert-multilingual`",
+        "lower-case wordpiece",
+        _config_alone(
+            "distilbert",
+            dim=D_MODEL,
+            n_layers=3,
+            n_heads=N_HEADS,
+            hidden_dim=32,
+            max_position_embeddings=MAX_LENGTH,
+        ),
+    ),
+    "albert": Family("ALBERT", "`albert`", "unigram", _config("albert", embedding_size=8)),
+    "electra": Family("ELECTRA", "`electra`", "lower-case wordpiece", _config("electra", embedding_size=8)),
+    "deberta": Family(
+        "DeBERTa",
+        "microsoft/deberta-base",
+        "byte-level",
+        _config("deberta", max_relative_positions=-1, **_DISENTANGLED),
+    ),
+    "deberta-v2": Family(
+        "DeBERTa-v2, -v3",
+        "`deberta`, `deberta-large`",
+        "unigram",
+        _config("deberta-v2", position_buckets=8, share_att_key=True, norm_rel_ebd="layer_norm", **_DISENTANGLED),
+    ),
+    "xlm-roberta": Family("XLM-R", "`xlm-roberta`", "unigram <s>", _config("xlm-roberta", **_ROBERTA)),
+    "mpnet": Family("MPNet", "`mpnet`", "lower-case wordpiece <s>", _config("mpnet", **_ROBERTA)),
+    "modernbert": Family(
+        "ModernBERT",
+        "`modernbert`, `modernbert-large`",
+        "byte-level",
+        _config("modernbert", cls_token_id=0, sep_token_id=2, **_ROBERTA_IDS),
+    ),
+    "convbert": Family("ConvBERT", "YituTech/conv-bert-base", "wordpiece", _config("convbert", embedding_size=8)),
+    "xlnet": Family(
+        "XLNet",
+        "xlnet/xlnet-base-cased",
+        "unigram",
+        _config_alone("xlnet", d_model=D_MODEL, n_layer=3, n_head=N_HEADS, d_inner=32),
+    ),
+    "t5": Family(
+        "T5 (encoder)",
+        "`t5`",
+        "unigram",
+        _config_alone("t5", d_model=D_MODEL, d_kv=8, d_ff=32, num_layers=3, num_heads=N_HEADS),
+    ),
+    "bart": Family("BART (encoder)", "`bart`", "byte-level", _config_alone("bart", **_ENCODER_DECODER)),
+    "gpt2": Family(
+        "GPT-2",
+        "`gpt2`, `gpt2-medium`, `distilgpt2`",
+        "byte-level alone",
+        _config_alone("gpt2", n_embd=D_MODEL, n_layer=3, n_head=N_HEADS, n_positions=MAX_LENGTH),
+    ),
+    "gpt_neox": Family(
+        "GPT-NeoX", "`pythia` with `--revision step1000`", "byte-level alone", _config("gpt_neox", rotary_pct=0.5)
+    ),
+    "llama": Family("Llama", "meta-llama/Llama-3.2-1B", "byte-level <s> first", _config("llama")),
+}
+
+
+# --- tokenizers ---
+
+
+def make_tokenizer(kind: str, sentences: list[str]) -> Any:
+    """Train a fast tokenizer of a kind, with a vocabulary too small for the long words, which have many pieces."""
+    from transformers import PreTrainedTokenizerFast
+
+    kind, _, variant = kind.partition(" ") if not kind.startswith("lower-case") else (kind, "", "")
+    if kind.startswith("byte-level"):
+        return PreTrainedTokenizerFast(**_byte_level(sentences, variant))
+    if kind.startswith("unigram"):
+        return PreTrainedTokenizerFast(**_unigram(sentences, with_start=variant == "<s>"))
+    return PreTrainedTokenizerFast(**_wordpiece(sentences, lowercase="lower-case" in kind, roberta="<s>" in kind))
+
+
+def _wordpiece(sentences: list[str], lowercase: bool, roberta: bool) -> dict[str, Any]:
+    """Return WordPiece with [CLS] and [SEP], or as in MPNet with <s> and </s>."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+    start, pad, end, unknown, mask = ("<s>", "<pad>", "</s>", "[UNK]", "<mask>") if roberta else (
+        "[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"
+    )  # fmt: skip
+    # RoBERTa's order gives <s> 0, <pad> 1, </s> 2, as in the published model; BERT's padding is 0.
+    special = [start, pad, end, unknown, mask] if roberta else [pad, unknown, start, end, mask]
+    tokenizer = Tokenizer(models.WordPiece(unk_token=unknown))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(vocab_size=220, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(sentences, trainer)
+    ids = {token: tokenizer.token_to_id(token) for token in (start, end)}
+    tokenizer.post_processor = processors.BertProcessing((end, ids[end]), (start, ids[start]))
+    # Byte-level tokenizers here keep transformers' very large number, so that only the model limits its length.
+    return {
+        "tokenizer_object": tokenizer, "cls_token": start, "sep_token": end, "pad_token": pad, "unk_token": unknown,
+        "mask_token": mask, "model_max_length": MAX_LENGTH,
+    }  # fmt: skip
+
+
+def _byte_level(sentences: list[str], variant: str) -> dict[str, Any]:
+    """Return byte-level BPE with <s> and </s>, with <s> first, or as in GPT-2 with neither and without padding."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    # The order gives <s> 0, <pad> 1, </s> 2, <unk> 3, as in the published RoBERTa.
+    special = ["<|endoftext|>"] if variant == "alone" else ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    tokenizer = Tokenizer(models.BPE(unk_token=None))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=420, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(sentences, trainer)
+    if variant == "alone":
+        return {"tokenizer_object": tokenizer, "bos_token": special[0], "eos_token": special[0]}
+    names = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    if variant:
+        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+        return {"tokenizer_object": tokenizer, **names}
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    return {"tokenizer_object": tokenizer, **names, "cls_token": "<s>", "sep_token": "</s>", "mask_token": "<mask>"}
+
+
+def _unigram(sentences: list[str], with_start: bool) -> dict[str, Any]:
+    """Return what SentencePiece makes: words marked where they begin, </s> at the end, in XLM-R <s> at the start."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+    special = ["<s>", "<pad>", "</s>", "<unk>"] if with_start else ["<pad>", "</s>", "<unk>"]
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(vocab_size=220, special_tokens=special, unk_token="<unk>", show_progress=False)
+    tokenizer.train_from_iterator(sentences, trainer)
+    names = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    ids = [(token, tokenizer.token_to_id(token)) for token in ("<s>", "</s>") if token in special]
+    single = "<s> $A </s>" if with_start else "$A </s>"
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=ids)
+    if with_start:
+        names |= {"bos_token": "<s>", "cls_token": "<s>", "sep_token": "</s>"}
+    return {"tokenizer_object": tokenizer, **names, "model_max_length": MAX_LENGTH}
+
+
+# --- checkpoints ---
+
+
+def make_checkpoint(folder: Path, family: str, sentences: list[str], seed: int = 0) -> Path:
+    """Save a tiny model whose every parameter is random, gains and biases too, with its tokenizer."""
+    import torch
+    from transformers import AutoModel
+
+    tokenizer = make_tokenizer(FAMILIES[family].tokenizer, sentences)
+    model = AutoModel.from_config(FAMILIES[family].config(len(tokenizer)))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            gain = 1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0
+            parameter.copy_(gain + 0.3 * torch.randn(parameter.shape, generator=generator))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def untouched(folder: Path, **options: Any) -> Any:
+    """Load the encoder as anyone does."""
+    from transformers import AutoModel
+
+    model = AutoModel.from_pretrained(folder, **options).eval()
+    return model.get_encoder() if model.config.is_encoder_decoder else model
+
+
+def readme_row(family: str, folder: Path) -> str:
+    """Return a family's row in the README's table, from what its checkpoint does."""
+    import torch
+
+    from probing.anatomy import examine
+    from probing.models import load_encoder, resolve_model
+
+    encoder = load_encoder(resolve_model(str(folder)), torch.float32)
+    anatomy = examine(encoder)
+    last = "the last block's output"
+    if anatomy.blocks is None:
+        last = "as handed out"
+    else:
+        outputs: list[Any] = []
+        handle = anatomy.blocks[-1].register_forward_hook(lambda module, args, output: outputs.append(output))
+        ids = torch.arange(5, 15)[None]
+        with torch.inference_mode():
+            states = encoder(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state
+        handle.remove()
+        output = outputs[-1][0] if isinstance(outputs[-1], tuple) else outputs[-1]
+        if not torch.equal(output.view_as(states), states):
+            last = "after a final norm"
+    runs = "k blocks" if anatomy.blocks else "all blocks"
+    padding = "padded" if anatomy.padding_is_neutral else "of equal length"
+    return f"| {FAMILIES[family].title} | {FAMILIES[family].published} | {runs} | {last} | {padding} |"
