@@ -179,7 +179,7 @@ def in_a_process(args: list[str], when: Callable[[], bool], number: int) -> tupl
         time.sleep(0.002)
     process.send_signal(number)
     _, messages = process.communicate(timeout=PATIENCE_S)
-    # Interrupted inside `exec` of a string, as when a dataclass is made, CPython 3.11 ends itself with the signal though
+    # Interrupted while it runs a string, as when a dataclass is made, CPython 3.11 ends itself with the signal though
     # the exception was caught. To a shell both are 128 + number.
     status = process.returncode if process.returncode >= 0 else 128 - process.returncode
     return status, messages.strip().splitlines()
