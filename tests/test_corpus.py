@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import io
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from probing.corpus import Corpus, assign_splits, builtin_sentences, from_sentences, hold_out, load_corpus, split_key
+from probing.corpus import Corpus, assign_splits, from_sentences, hold_out, load_corpus, split_key
+from probing.corpus.builtin import builtin_sentences
 from probing.errors import UserError
 
 
@@ -25,27 +29,76 @@ def test_the_builtin_corpus_is_the_same_in_every_process() -> None:
     assert builtin_sentences() == builtin_sentences()
 
 
-def test_blank_lines_marks_and_repetitions_are_cleaned_away(tmp_path: Path) -> None:
+PLAIN = "One two.\nThree four.\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "n_repeated"),
+    [
+        ("One two.\r\nThree four.\r\n", 0),
+        ("One two.\rThree four.", 0),
+        ("One two.\n\rThree four.\r\r\n", 0),
+        ("\ufeffOne two.\nThree four.", 0),
+        ("\ufeffOne two.\n\ufeffThree four.\n\ufeff", 0),
+        ("\n  \t\n\xa0One  two. \n\n\x0cThree\tfour.\u3000\n", 0),
+        ("One two.\nOne  two.\r\nThree four.\n\tOne two.\r", 2),
+        ("One\u2028two.\nThree\x85four.\n", 0),
+        ("One\x0ctwo.\nThree\x1efour.\n", 0),
+    ],
+)
+def test_line_ends_marks_blanks_and_repetitions_do_not_matter(tmp_path: Path, text: str, n_repeated: int) -> None:
+    paths = [tmp_path / "plain.txt", tmp_path / "text.txt", tmp_path / "text.txt.gz", tmp_path / "text"]
+    paths[0].write_bytes(PLAIN.encode())
+    paths[2].write_bytes(gzip.compress(text.encode()))
+    for path in (paths[1], paths[3]):
+        path.write_bytes(text.encode())
+    plain, *others = (load_corpus(str(path)) for path in paths)
+    assert plain.sentences == ("One two.", "Three four.")
+    for corpus in others:
+        assert corpus.sentences == plain.sentences
+        assert corpus.fingerprint == plain.fingerprint
+        assert corpus.n_repeated == n_repeated
+
+
+def test_control_characters_stay_in_the_text(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
-    path.write_bytes("\ufeffOne  two.\r\n\r\n  \tThree\tfour. \r\nOne two.\r\n".encode())
-    corpus = load_corpus(str(path))
-    assert corpus.sentences == ("One two.", "Three four.")
-    assert corpus.n_repeated == 1
+    path.write_bytes(b"a\0b\x01 \x7f\n\0\n")
+    assert load_corpus(str(path)).sentences == ("a\0b\x01 \x7f", "\0")
 
 
-def test_standard_input_is_a_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"One.\nTwo.\n")))
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_standard_input_is_a_corpus_packed_or_not(
+    monkeypatch: pytest.MonkeyPatch, pack: Callable[[bytes], bytes]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(pack(b"One.\nTwo.\n"))))
     assert load_corpus("-").sentences == ("One.", "Two.")
 
 
-def test_text_that_is_not_utf8_is_refused_with_its_line(tmp_path: Path) -> None:
+PACKED = gzip.compress("".join(f"Sentence {i} of many.\n" for i in range(100)).encode())
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [PACKED[:-1], PACKED[:30], PACKED[:3], PACKED[:40] + b"\xff" * 8 + PACKED[48:], b"plain text\n", PACKED + b"more"],
+)
+def test_a_damaged_archive_is_refused(tmp_path: Path, damaged: bytes) -> None:
+    path = tmp_path / "text.txt.gz"
+    path.write_bytes(damaged)
+    with pytest.raises(
+        UserError, match=r"--test_corpus .*text\.txt\.gz` is no whole gzip archive \(.+\); fetch it again"
+    ):
+        load_corpus(str(path), "--test_corpus")
+
+
+@pytest.mark.parametrize("line_end", [b"\n", b"\r", b"\r\n"])
+def test_text_that_is_not_utf8_is_refused_with_its_line(tmp_path: Path, line_end: bytes) -> None:
     path = tmp_path / "latin.txt"
-    path.write_bytes(b"plain\ncaf\xe9 au lait\n")
+    path.write_bytes(line_end.join([b"plain", b"caf\xe9 au lait", b""]))
     with pytest.raises(UserError, match=r"latin\.txt` is not UTF-8 \(line 2"):
         load_corpus(str(path))
 
 
-@pytest.mark.parametrize("content", [b"", b"\n \n\t\n"])
+@pytest.mark.parametrize("content", [b"", b"\n \n\t\n", b"\xef\xbb\xbf\r\n", gzip.compress(b"")])
 def test_an_empty_corpus_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "empty.txt"
     path.write_bytes(content)
@@ -58,13 +111,17 @@ def test_missing_files_folders_and_unknown_types_are_refused(tmp_path: Path) -> 
         load_corpus(str(tmp_path / "missing.txt"), "--test_corpus")
     with pytest.raises(UserError, match="cannot be read"):
         load_corpus(str(tmp_path))
-    with pytest.raises(UserError, match=r"a file of type \.pdf is not read"):
-        load_corpus("paper.pdf")
+    for name in ("paper.pdf", "paper.pdf.gz", "paper.tar.gz", "paper.txt.bz2"):
+        with pytest.raises(UserError, match=r"a file of type \.(pdf|pdf\.gz|tar\.gz|bz2) is not read; give `builtin`"):
+            load_corpus(name)
+    with pytest.raises(UserError, match="cannot be read"):
+        load_corpus("nul\0.txt")
 
 
 def test_the_fingerprint_depends_on_sentences_and_order() -> None:
     ab, ba = from_sentences("x", ["a b", "c d"]), from_sentences("x", ["c d", "a b"])
     assert ab.fingerprint == from_sentences("another name", ["a b", "c d"]).fingerprint
+    assert ab.fingerprint == hashlib.sha256(b"a b\nc d\n").hexdigest()  # caches made by earlier versions go by it
     assert ab.fingerprint != ba.fingerprint
     assert ab.fingerprint != from_sentences("x", ["a b c d"]).fingerprint
 

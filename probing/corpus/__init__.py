@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
+from probing.corpus.builtin import builtin_sentences
+from probing.corpus.files import read_lines
 from probing.errors import UserError
 
 Split = Literal["train", "validation", "test"]
@@ -50,14 +50,9 @@ def load_corpus(name: str, option: str = "--corpus") -> Corpus:
         option: Where the user typed it, for messages.
 
     Raises:
-        UserError: If the source is unknown, unreadable, not UTF-8, or holds no sentence.
+        UserError: If the source is unknown, unreadable, a damaged archive, not UTF-8, or holds no sentence.
     """
-    if name == "builtin":
-        lines: Iterable[str] = builtin_sentences()
-    elif name == "-":
-        lines = _decode(sys.stdin.buffer.read(), f"{option} -")
-    else:
-        lines = _decode(_read(Path(name), option), f"{option} {name}")
+    lines = builtin_sentences() if name == "builtin" else read_lines(name, option)
     return from_sentences(name, lines, option)
 
 
@@ -74,7 +69,7 @@ def from_sentences(name: str, lines: Iterable[str], option: str = "--corpus") ->
             n_seen += 1
             distinct.setdefault(sentence)
     if not distinct:
-        raise UserError(f"`{option} {name}` holds no sentence: expected text with one sentence a line.")
+        raise UserError(f"`{option} {name}` holds no sentence: it is empty or blank throughout; give one with text.")
     return Corpus(name, tuple(distinct), n_seen - len(distinct))
 
 
@@ -113,72 +108,3 @@ def _side(key: str, seed: int) -> Split:
     if uniform < TRAIN_BELOW:
         return "train"
     return "validation" if uniform < VALIDATION_BELOW else "test"
-
-
-def _read(path: Path, option: str) -> bytes:
-    if path.suffix not in (".txt", ""):
-        raise UserError(
-            f"`{option} {path}`: a file of type {path.suffix} is not read; "
-            "give `builtin`, a .txt file with a sentence a line, or `-` for standard input."
-        )
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        reason = (error.strerror or type(error).__name__).lower()
-        raise UserError(
-            f"`{option} {path}` cannot be read ({reason}); "
-            "give `builtin`, the path of a .txt file with a sentence a line, or `-` for standard input."
-        ) from None
-
-
-def _decode(data: bytes, typed: str) -> Iterator[str]:
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise UserError(
-            f"`{typed}` is not UTF-8 (line {line}, byte {error.start}); convert it, "
-            "for example with `iconv -f latin1 -t utf-8`."
-        ) from None
-    return iter(text.splitlines())
-
-
-# --- the built-in corpus ---------------------------------------------------------------------------------------------
-
-_SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=[\"'(\[]*[A-Z])")
-_ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|etc|cf|vs|[A-Z])\.)$")
-
-
-def builtin_sentences() -> list[str]:
-    """English prose of the Python language reference, from the standard library's `pydoc_data.topics`.
-
-    Code, grammar, headings, tables and signatures are left out: what stays starts like a sentence
-    and ends like one. The text varies with the Python version, so the version belongs beside
-    every figure made from it.
-    """
-    from pydoc_data.topics import topics
-
-    return [
-        sentence
-        for name in sorted(topics)
-        for paragraph in re.split(r"\n\s*\n", topics[name])
-        if _is_prose(paragraph)
-        for sentence in _sentences(" ".join(paragraph.split()))
-    ]
-
-
-def _is_prose(paragraph: str) -> bool:
-    heading_or_table = re.search(r"^\s*(?:[+|]|([*=\-~^\"])\1{2})", paragraph, re.MULTILINE)
-    return not heading_or_table and "::=" not in paragraph and ">>>" not in paragraph
-
-
-def _sentences(paragraph: str) -> Iterator[str]:
-    """Cut a paragraph at sentence ends, mend cuts after abbreviations, keep what reads like a sentence."""
-    paragraph = re.sub(r"^(?:[*\-]|\d+\.|\[\d+\])\s+", "", paragraph)  # bullets and footnote marks
-    parts: list[str] = []
-    for part in _SENTENCE_END.split(paragraph):
-        if parts and _ABBREVIATION.search(parts[-1]):
-            parts[-1] += " " + part
-        else:
-            parts.append(part)
-    return (part for part in parts if re.match(r"[\"'(]*[A-Z].*[.!?:][\"')]*$", part) and part.count(" ") >= 2)
