@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from probing.corpus import Corpus, assign_splits, from_sentences, hold_out, load_corpus, split_key
+from probing.corpus import Corpus, assign_splits, from_sentences, from_words, hold_out, load_corpus, split_key
 from probing.corpus.builtin import builtin_sentences
 from probing.errors import UserError
 
@@ -155,3 +155,37 @@ def test_what_is_tested_on_leaves_the_training_corpus() -> None:
     assert hold_out(main, test).sentences == ("A b.", "E f.")
     with pytest.raises(UserError, match="nothing is left to train on"):
         hold_out(Corpus("main", ("C d.",)), test)
+
+
+LISTS = [
+    ["New York", "is", "big"],
+    ["", " \t"],
+    ["New", "York", "is", "big"],
+    ["", "yes", " no\n"],
+    ["New  York", "is", "big"],
+]
+TAGS = [("a", "b", "c"), ("d", "e"), ("f", "g", "h", "i"), ("j", "k", "l"), ("m", "n", "o")]
+
+
+def test_words_keep_their_places_and_their_columns() -> None:
+    corpus = from_words("x", LISTS, {"tag": TAGS})
+    assert corpus.words == (("New York", "is", "big"), ("New", "York", "is", "big"), ("", "yes", "no"))
+    assert corpus.sentences == ("New York is big", "New York is big", "yes no")
+    assert corpus.columns == {"tag": (TAGS[0], TAGS[2], TAGS[3])}  # of equal sentences, the first one's
+    assert corpus.n_repeated == 1
+    with pytest.raises(UserError, match=r"`--test_corpus x` holds no sentence"):
+        from_words("x", [["", " "], []], option="--test_corpus")
+
+
+def test_the_fingerprint_depends_on_the_division_into_words() -> None:
+    divisions = [[["a b", "c"]], [["a", "b c"]], [["a", "b", "c"]], [["a"], ["b", "c"]], [["a b c"]], [["", "a b c"]]]
+    fingerprints = [from_words("x", division).fingerprint for division in divisions]
+    fingerprints.append(from_sentences("x", ["a b c"]).fingerprint)
+    assert len(set(fingerprints)) == 7
+    assert from_words("y", divisions[0], {"tag": [("d", "e")]}).fingerprint == fingerprints[0]
+
+
+def test_words_and_columns_stay_in_step_when_sentences_are_held_out() -> None:
+    main = from_words("main", LISTS, {"tag": TAGS})
+    kept = hold_out(main, from_sentences("test", ["new york: is BIG!"]))
+    assert kept == Corpus("main", ("yes no",), 1, (("", "yes", "no"),), {"tag": (TAGS[3],)})

@@ -114,7 +114,7 @@ def _open_or_create(
     least = tokenizer.num_special_tokens_to_add() + 1
     if request.max_length is not None and not least <= request.max_length <= limit:
         raise UserError(f"`--max_length {request.max_length}`: {request.source.name} takes {least} to {limit} tokens.")
-    tokens = tokenize(tokenizer, request.corpus.sentences, request.max_length or limit)
+    tokens = tokenize(tokenizer, request.corpus.sentences, request.max_length or limit, request.corpus.words)
     itemsize = getattr(torch, request.dtype).itemsize
     n_layers, d_model = config.num_hidden_layers, config.hidden_size
     batch_tokens = request.batch_tokens or (BATCH_TOKENS_GPU if torch.cuda.is_available() else BATCH_TOKENS_CPU)
