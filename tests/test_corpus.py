@@ -157,6 +157,94 @@ def test_what_is_tested_on_leaves_the_training_corpus() -> None:
         hold_out(Corpus("main", ("C d.",)), test)
 
 
+TREEBANK = """\
+# newdoc id = x
+# sent_id = 1
+# text = Vámonos al mar 10 000 #1
+1-2\tVámonos\t_\t_\t_\t_\t_\t_\t_\t_
+1\tVamos\tir\tVERB\tV\tMood=Imp|Number=Plur\t0\troot\t0:root\tSpaceAfter=No
+2\tnos\tnosotros\tPRON\t_\t_\t1\tobj\t1:obj|8.1:nsubj\t_
+3-4\tal\t_\t_\t_\t_\t_\t_\t_\t_
+3\ta\ta\tADP\t_\t_\t5\tcase\t_\t_
+4\tel\tel\tDET\t_\tDefinite=Def\t5\tdet\t_\t_
+5\tmar\tmar\tNOUN\t_\t_\t1\tobl\t_\t_
+5.1\tvamos\tir\tVERB\t_\t_\t_\t_\t1:conj\t_
+6\t10 000\t10 000\tNUM\t_\t_\t5\tnummod\t_\t_
+7\t#1\t_\tNOUN\t_\t_\t5\tflat\t_\tGloss=a=b|Note=c d
+
+# text = ¡Oh!
+0.1\te\te\t_\t_\t_\t_\t_\t0:root\t_
+1\t¡\t¡\tPUNCT\t_\t_\t2\tpunct\t_\t_
+2\tOh\toh\tINTJ\t_\t_\t0\troot\t_\t_
+3\t!\t!\tPUNCT\t_\t_\t2\tpunct\t_\t_
+
+# another reading of the same words
+1\t¡\t¡\tX\t_\t_\t0\troot\t_\t_
+2\tOh\toh\tX\t_\t_\t1\tflat\t_\t_
+3\t!\t!\tX\t_\t_\t1\tflat\t_\t_
+
+# a comment without words
+"""
+
+
+@pytest.mark.parametrize(
+    ("suffix", "encode", "n_repeated"),
+    [
+        (".conllu", str.encode, 1),
+        (".conllu", lambda text: ("\ufeff" + text.replace("\n", "\r\n")).encode(), 1),
+        (".conllu", lambda text: text.replace("\n", "\r").encode(), 1),
+        (".conllu", lambda text: ("\n\n" + text.replace("\n\n", "\n \n\n") + "\n" + text).rstrip().encode(), 4),
+        (".conllu.gz", lambda text: gzip.compress(text.encode()), 1),
+    ],
+)
+def test_a_treebank_gives_syntactic_words_and_their_columns(
+    tmp_path: Path, suffix: str, encode: Callable[[str], bytes], n_repeated: int
+) -> None:
+    path = tmp_path / f"bank{suffix}"
+    path.write_bytes(encode(TREEBANK))
+    corpus = load_corpus(str(path))
+    assert corpus.words == (("Vamos", "nos", "a", "el", "mar", "10 000", "#1"), ("¡", "Oh", "!"))
+    assert corpus.sentences == ("Vamos nos a el mar 10 000 #1", "¡ Oh !")
+    assert corpus.n_repeated == n_repeated
+    assert list(corpus.columns) == ["form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc"]
+    assert corpus.columns["form"] == corpus.words
+    assert corpus.columns["upos"] == (("VERB", "PRON", "ADP", "DET", "NOUN", "NUM", "NOUN"), ("PUNCT", "INTJ", "PUNCT"))
+    assert corpus.columns["head"] == (("0", "1", "5", "5", "1", "5", "5"), ("2", "0", "2"))
+    assert corpus.columns["feats"][0][:2] == ("Mood=Imp|Number=Plur", "_")
+    assert corpus.columns["deps"][0][1] == "1:obj|8.1:nsubj"
+    assert corpus.columns["misc"][0][-1] == "Gloss=a=b|Note=c d"
+
+
+WORD = "1\tOh\toh\tINTJ\t_\t_\t0\troot\t_\t_\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (WORD + "\n# x\nOh well\n", r"in line 4 \(Invalid line format"),
+        ("1\tOh\toh\tINTJ\n", r"in line 1 \(expected 10 columns with a tab between them"),
+        (WORD.replace("\n", "\t_\n"), "in line 1 .*expected 10 columns"),
+        (WORD.replace("oh", "o  h"), "in line 1 .*and no double spaces"),
+        (WORD.replace("\t", "  "), "in line 1 .*expected 10 columns"),
+        (WORD + WORD.replace("1", "x", 1), r"in line 2 \('x' is not a valid ID"),
+        (WORD + WORD, "in line 2 .*expected word 2 of the sentence, found '1'"),
+        (WORD.replace("1", "_", 1), "in line 1 .*expected word 1 of the sentence, found '_'"),
+        (WORD.replace("1", "2-1", 1), "in line 1 .*not a valid ID"),
+        (WORD.replace("1", "9" * 5000, 1), "in line 1 "),
+        (WORD.replace("Oh", "_") + "\n" + WORD.replace("Oh", "_"), "every form is `_`"),
+        ("# only comments\n", "holds no sentence"),
+        ("", "holds no sentence"),
+    ],
+)
+def test_a_malformed_treebank_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "bank.conllu"
+    path.write_text(text)
+    with pytest.raises(UserError, match=rf"`--corpus .*bank\.conllu`.*{message}") as caught:
+        load_corpus(str(path))
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
 LISTS = [
     ["New York", "is", "big"],
     ["", " \t"],

@@ -10,6 +10,7 @@ from typing import Literal, TypeVar
 
 from probing.corpus.builtin import builtin_sentences
 from probing.corpus.files import read_lines
+from probing.corpus.treebank import read_treebank
 from probing.errors import UserError
 
 Split = Literal["train", "validation", "test"]
@@ -30,7 +31,7 @@ class Corpus:
         n_repeated: How many further occurrences were dropped.
         words: The words of each sentence, which is these joined by single spaces, but for empty
             words; None for running text.
-        columns: What the source says of each word (`upos`, `head`, ...): under the name of each
+        columns: What the source says of each word (CoNLL-U: `upos`, `head`, ...): under the name of each
             column, for each sentence, a value a word, as it was written.
     """
 
@@ -72,16 +73,21 @@ class Corpus:
 
 
 def load_corpus(name: str, option: str = "--corpus") -> Corpus:
-    """Read the distinct sentences of `builtin`, a text file with a sentence a line, or `-` (standard input).
+    """Read the distinct sentences of `builtin`, a text or CoNLL-U file, or `-` (standard input).
 
     Args:
         name: What the user typed.
         option: Where the user typed it, for messages.
 
     Raises:
-        UserError: If the source is unknown, unreadable, a damaged archive, not UTF-8, or holds no sentence.
+        UserError: If the source is unknown, unreadable, damaged, not UTF-8, or holds no sentence.
     """
-    lines = builtin_sentences() if name == "builtin" else read_lines(name, option)
+    if name == "builtin":
+        return from_sentences(name, builtin_sentences(), option)
+    lines = read_lines(name, option)
+    if name.removesuffix(".gz").endswith(".conllu"):
+        columns = read_treebank(lines, f"{option} {name}")
+        return from_words(name, columns["form"], columns, option)
     return from_sentences(name, lines, option)
 
 

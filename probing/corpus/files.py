@@ -10,7 +10,7 @@ from pathlib import Path
 
 from probing.errors import UserError
 
-READABLE = "`builtin`, a .txt file with a sentence a line, the same as .txt.gz, or `-` for standard input"
+READABLE = "`builtin`, a .txt file with a sentence a line, a .conllu file, either with .gz, or `-` for standard input"
 
 _GZIP_MAGIC = b"\x1f\x8b"
 # Not `str.splitlines`, to which U+2028, U+0085, form feeds and more end a line.
@@ -30,7 +30,7 @@ def read_lines(name: str, option: str) -> list[str]:
     path = Path(name)
     packed = name != "-" and path.suffix == ".gz"
     kind = Path(path.stem).suffix if packed else path.suffix
-    if name != "-" and kind not in (".txt", ""):
+    if name != "-" and kind not in (".txt", ".conllu", ""):
         raise UserError(f"`{typed}`: a file of type {kind}{'.gz' * packed} is not read; give {READABLE}.")
     data = sys.stdin.buffer.read() if name == "-" else _read(path, typed)
     if packed or data.startswith(_GZIP_MAGIC):  # no UTF-8 text starts with these bytes
