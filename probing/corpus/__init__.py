@@ -10,6 +10,7 @@ from typing import Literal, TypeVar
 
 from probing.corpus.builtin import builtin_sentences
 from probing.corpus.files import read_lines
+from probing.corpus.hub import read_dataset
 from probing.corpus.treebank import read_treebank
 from probing.errors import UserError
 
@@ -73,7 +74,7 @@ class Corpus:
 
 
 def load_corpus(name: str, option: str = "--corpus") -> Corpus:
-    """Read the distinct sentences of `builtin`, a text or CoNLL-U file, or `-` (standard input).
+    """Read the distinct sentences of `builtin`, a text or CoNLL-U file, a data set (`hf:`), or standard input (`-`).
 
     Args:
         name: What the user typed.
@@ -84,6 +85,13 @@ def load_corpus(name: str, option: str = "--corpus") -> Corpus:
     """
     if name == "builtin":
         return from_sentences(name, builtin_sentences(), option)
+    if name.startswith("hf:"):
+        rows = read_dataset(name, option)
+        return (
+            from_words(name, rows, None, option)
+            if rows and isinstance(rows[0], list)
+            else from_sentences(name, rows, option)
+        )
     lines = read_lines(name, option)
     if name.removesuffix(".gz").endswith(".conllu"):
         columns = read_treebank(lines, f"{option} {name}")

@@ -10,7 +10,10 @@ from pathlib import Path
 
 from probing.errors import UserError
 
-READABLE = "`builtin`, a .txt file with a sentence a line, a .conllu file, either with .gz, or `-` for standard input"
+READABLE = (
+    "`builtin`, a .txt file with a sentence a line, a .conllu file, either with .gz, "
+    "hf:NAME for a data set, or `-` for standard input"
+)
 
 _GZIP_MAGIC = b"\x1f\x8b"
 # Not `str.splitlines`, to which U+2028, U+0085, form feeds and more end a line.
