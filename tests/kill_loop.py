@@ -145,7 +145,7 @@ def main() -> int:
 def run(options: argparse.Namespace, folder: Path) -> int:
     """Kill `options.kills` extractions below `folder`; return 0 if no byte differs."""
     from probing.cache.store import ActivationStore
-    from probing.corpus import builtin_sentences
+    from probing.corpus.builtin import builtin_sentences
     from probing.models import BUILTIN_PACKAGE
 
     generator, context = random.Random(options.seed), processes()

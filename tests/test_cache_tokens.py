@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from conftest import FAMILIES
 from families import MAX_LENGTH
 from probing.cache import tokens as tokens_module
-from probing.cache.tokens import Tokens, tokenize
+from probing.cache.tokens import LONGEST, Tokens, tokenize
+from probing.corpus import from_words
 from probing.models import load_tokenizer, resolve_model
 
 
@@ -76,6 +78,97 @@ def test_a_special_token_spelled_in_the_text_is_told_from_those_added(checkpoint
     assert len(spelled) == 1
     assert not table.special[spelled[0]]
     assert table.special[-1]
+
+
+# Words with blanks inside, of several pieces, of several scripts, spelled like special tokens, removed by normalisers.
+HARD = [
+    "New York", "10 000 000", "don't", "a-b", "''", "(", "...", "naïve", "e\u0301", "北京", "😀", "½", "ﬁ", "[SEP]",
+    "<s>", "\u200b", "\u200b\u200b", "\x00", "\ufeff", "",
+]  # fmt: skip
+
+
+def word_lists(sentences: list[str], n: int = 400) -> list[list[str]]:
+    """Make lists of 2 to 13 words, every other one hard."""
+    generator = random.Random(0)
+    plain = sorted({word for sentence in sentences for word in sentence.split()})
+    lists = [
+        [generator.choice(generator.choice((HARD, plain))) for _ in range(generator.randint(1, 12))] for _ in range(n)
+    ]
+    return [["the", *words] for words in lists]
+
+
+def unigram_tokenizer(sentences: list[str]) -> Any:
+    """Train a tokenizer as T5 and XLM-R have it."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    names = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    trainer = trainers.UnigramTrainer(
+        vocab_size=150, special_tokens=list(names.values()), unk_token="<unk>", show_progress=False
+    )
+    tokenizer.train_from_iterator([*sentences, *HARD * 3], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "unigram"])
+def test_pieces_belong_to_the_words_that_the_tokenizer_itself_would_give_them(
+    checkpoints: dict[str, Path], sentences: list[str], family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens_module, "CHUNK", 64)
+    tokenizer = unigram_tokenizer(sentences) if family == "unigram" else tokenizer_of(checkpoints[family])
+    corpus = from_words("lists", word_lists(sentences))
+    assert corpus.words is not None
+    table = tokenize(tokenizer, corpus.sentences, MAX_LENGTH, corpus.words)
+    as_text = tokenize(tokenizer, corpus.sentences, MAX_LENGTH)
+    assert table.input_ids.tolist() == as_text.input_ids.tolist()
+    assert table.special.tolist() == as_text.special.tolist()
+    for sentence, words in enumerate(corpus.words):
+        given = list(words)
+        if family == "roberta":  # byte-level: only with its space is a word inside a sentence what it is in text
+            given = [words[0], *(f" {word}" if word else "" for word in words[1:])]
+        expected = tokenizer(given, is_split_into_words=True)
+        rows = slice(table.offsets[sentence], table.offsets[sentence + 1])
+        assert table.input_ids[rows].tolist() == expected["input_ids"]
+        assert table.words[rows].tolist() == [-1 if word is None else word for word in expected.word_ids()], words
+
+
+@pytest.mark.parametrize("odd", ["\u200b", "\x00", "", "New York", "..." * 20])
+@pytest.mark.parametrize("family", [*FAMILIES, "unigram"])
+def test_an_odd_word_does_not_shift_those_behind_it(
+    checkpoints: dict[str, Path], sentences: list[str], family: str, odd: str
+) -> None:
+    tokenizer = unigram_tokenizer(sentences) if family == "unigram" else tokenizer_of(checkpoints[family])
+    corpus = from_words("lists", [["the", odd, "layer", odd, odd, "untranslatable"]])
+    table = tokenize(tokenizer, corpus.sentences, 500, corpus.words)
+    for word, text in ((0, "the"), (2, "layer"), (5, "untranslatable")):
+        assert tokenizer.decode(table.input_ids[table.words == word]).replace(" ", "") == text
+
+
+def test_a_piece_that_ends_with_the_space_behind_its_word_belongs_to_it() -> None:
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.WordLevel({"a ": 0, "b ": 1, "c": 2, " ": 3}, unk_token="c"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\S+ ?"), "isolated")
+    words = [["a", "b", "c"]]
+    table = tokenize(PreTrainedTokenizerFast(tokenizer_object=tokenizer), ["a b c"], 8, words)
+    assert table.input_ids.tolist() == [0, 1, 2]
+    assert table.words.tolist() == [0, 1, 2]
+
+
+def test_the_number_of_a_word_never_overflows(checkpoints: dict[str, Path]) -> None:
+    tokenizer = tokenizer_of(checkpoints["bert"])
+    lists = [["the"] * 40_000, ["\u200b"] * 40_000 + ["the"], ["the"] * (LONGEST - 2)]
+    corpus = from_words("long", lists)
+    for words in (corpus.words, None):
+        table = tokenize(tokenizer, corpus.sentences, 10**30, words)
+        assert table.words.min() == -1
+        assert table.words.max() == LONGEST - 3  # all but [CLS] and [SEP]
+        assert table.lengths.tolist() == [LONGEST, 2 if words else 3, LONGEST]
+        assert table.n_truncated == (2 if words else 1)
 
 
 def test_a_saved_table_is_read_as_it_was(tmp_path: Path) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import io
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from probing.corpus import Corpus, assign_splits, builtin_sentences, from_sentences, hold_out, load_corpus, split_key
+from probing.corpus import Corpus, assign_splits, from_sentences, from_words, hold_out, load_corpus, split_key
+from probing.corpus.builtin import builtin_sentences
 from probing.errors import UserError
 
 
@@ -25,27 +29,76 @@ def test_the_builtin_corpus_is_the_same_in_every_process() -> None:
     assert builtin_sentences() == builtin_sentences()
 
 
-def test_blank_lines_marks_and_repetitions_are_cleaned_away(tmp_path: Path) -> None:
+PLAIN = "One two.\nThree four.\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "n_repeated"),
+    [
+        ("One two.\r\nThree four.\r\n", 0),
+        ("One two.\rThree four.", 0),
+        ("One two.\n\rThree four.\r\r\n", 0),
+        ("\ufeffOne two.\nThree four.", 0),
+        ("\ufeffOne two.\n\ufeffThree four.\n\ufeff", 0),
+        ("\n  \t\n\xa0One  two. \n\n\x0cThree\tfour.\u3000\n", 0),
+        ("One two.\nOne  two.\r\nThree four.\n\tOne two.\r", 2),
+        ("One\u2028two.\nThree\x85four.\n", 0),
+        ("One\x0ctwo.\nThree\x1efour.\n", 0),
+    ],
+)
+def test_line_ends_marks_blanks_and_repetitions_do_not_matter(tmp_path: Path, text: str, n_repeated: int) -> None:
+    paths = [tmp_path / "plain.txt", tmp_path / "text.txt", tmp_path / "text.txt.gz", tmp_path / "text"]
+    paths[0].write_bytes(PLAIN.encode())
+    paths[2].write_bytes(gzip.compress(text.encode()))
+    for path in (paths[1], paths[3]):
+        path.write_bytes(text.encode())
+    plain, *others = (load_corpus(str(path)) for path in paths)
+    assert plain.sentences == ("One two.", "Three four.")
+    for corpus in others:
+        assert corpus.sentences == plain.sentences
+        assert corpus.fingerprint == plain.fingerprint
+        assert corpus.n_repeated == n_repeated
+
+
+def test_control_characters_stay_in_the_text(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
-    path.write_bytes("\ufeffOne  two.\r\n\r\n  \tThree\tfour. \r\nOne two.\r\n".encode())
-    corpus = load_corpus(str(path))
-    assert corpus.sentences == ("One two.", "Three four.")
-    assert corpus.n_repeated == 1
+    path.write_bytes(b"a\0b\x01 \x7f\n\0\n")
+    assert load_corpus(str(path)).sentences == ("a\0b\x01 \x7f", "\0")
 
 
-def test_standard_input_is_a_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"One.\nTwo.\n")))
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_standard_input_is_a_corpus_packed_or_not(
+    monkeypatch: pytest.MonkeyPatch, pack: Callable[[bytes], bytes]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(pack(b"One.\nTwo.\n"))))
     assert load_corpus("-").sentences == ("One.", "Two.")
 
 
-def test_text_that_is_not_utf8_is_refused_with_its_line(tmp_path: Path) -> None:
+PACKED = gzip.compress("".join(f"Sentence {i} of many.\n" for i in range(100)).encode())
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [PACKED[:-1], PACKED[:30], PACKED[:3], PACKED[:40] + b"\xff" * 8 + PACKED[48:], b"plain text\n", PACKED + b"more"],
+)
+def test_a_damaged_archive_is_refused(tmp_path: Path, damaged: bytes) -> None:
+    path = tmp_path / "text.txt.gz"
+    path.write_bytes(damaged)
+    with pytest.raises(
+        UserError, match=r"--test_corpus .*text\.txt\.gz` is no whole gzip archive \(.+\); fetch it again"
+    ):
+        load_corpus(str(path), "--test_corpus")
+
+
+@pytest.mark.parametrize("line_end", [b"\n", b"\r", b"\r\n"])
+def test_text_that_is_not_utf8_is_refused_with_its_line(tmp_path: Path, line_end: bytes) -> None:
     path = tmp_path / "latin.txt"
-    path.write_bytes(b"plain\ncaf\xe9 au lait\n")
+    path.write_bytes(line_end.join([b"plain", b"caf\xe9 au lait", b""]))
     with pytest.raises(UserError, match=r"latin\.txt` is not UTF-8 \(line 2"):
         load_corpus(str(path))
 
 
-@pytest.mark.parametrize("content", [b"", b"\n \n\t\n"])
+@pytest.mark.parametrize("content", [b"", b"\n \n\t\n", b"\xef\xbb\xbf\r\n", gzip.compress(b"")])
 def test_an_empty_corpus_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "empty.txt"
     path.write_bytes(content)
@@ -58,13 +111,17 @@ def test_missing_files_folders_and_unknown_types_are_refused(tmp_path: Path) -> 
         load_corpus(str(tmp_path / "missing.txt"), "--test_corpus")
     with pytest.raises(UserError, match="cannot be read"):
         load_corpus(str(tmp_path))
-    with pytest.raises(UserError, match=r"a file of type \.pdf is not read"):
-        load_corpus("paper.pdf")
+    for name in ("paper.pdf", "paper.pdf.gz", "paper.tar.gz", "paper.txt.bz2"):
+        with pytest.raises(UserError, match=r"a file of type \.(pdf|pdf\.gz|tar\.gz|bz2) is not read; give `builtin`"):
+            load_corpus(name)
+    with pytest.raises(UserError, match="cannot be read"):
+        load_corpus("nul\0.txt")
 
 
 def test_the_fingerprint_depends_on_sentences_and_order() -> None:
     ab, ba = from_sentences("x", ["a b", "c d"]), from_sentences("x", ["c d", "a b"])
     assert ab.fingerprint == from_sentences("another name", ["a b", "c d"]).fingerprint
+    assert ab.fingerprint == hashlib.sha256(b"a b\nc d\n").hexdigest()  # caches made by earlier versions go by it
     assert ab.fingerprint != ba.fingerprint
     assert ab.fingerprint != from_sentences("x", ["a b c d"]).fingerprint
 
@@ -98,3 +155,125 @@ def test_what_is_tested_on_leaves_the_training_corpus() -> None:
     assert hold_out(main, test).sentences == ("A b.", "E f.")
     with pytest.raises(UserError, match="nothing is left to train on"):
         hold_out(Corpus("main", ("C d.",)), test)
+
+
+TREEBANK = """\
+# newdoc id = x
+# sent_id = 1
+# text = Vámonos al mar 10 000 #1
+1-2\tVámonos\t_\t_\t_\t_\t_\t_\t_\t_
+1\tVamos\tir\tVERB\tV\tMood=Imp|Number=Plur\t0\troot\t0:root\tSpaceAfter=No
+2\tnos\tnosotros\tPRON\t_\t_\t1\tobj\t1:obj|8.1:nsubj\t_
+3-4\tal\t_\t_\t_\t_\t_\t_\t_\t_
+3\ta\ta\tADP\t_\t_\t5\tcase\t_\t_
+4\tel\tel\tDET\t_\tDefinite=Def\t5\tdet\t_\t_
+5\tmar\tmar\tNOUN\t_\t_\t1\tobl\t_\t_
+5.1\tvamos\tir\tVERB\t_\t_\t_\t_\t1:conj\t_
+6\t10 000\t10 000\tNUM\t_\t_\t5\tnummod\t_\t_
+7\t#1\t_\tNOUN\t_\t_\t5\tflat\t_\tGloss=a=b|Note=c d
+
+# text = ¡Oh!
+0.1\te\te\t_\t_\t_\t_\t_\t0:root\t_
+1\t¡\t¡\tPUNCT\t_\t_\t2\tpunct\t_\t_
+2\tOh\toh\tINTJ\t_\t_\t0\troot\t_\t_
+3\t!\t!\tPUNCT\t_\t_\t2\tpunct\t_\t_
+
+# another reading of the same words
+1\t¡\t¡\tX\t_\t_\t0\troot\t_\t_
+2\tOh\toh\tX\t_\t_\t1\tflat\t_\t_
+3\t!\t!\tX\t_\t_\t1\tflat\t_\t_
+
+# a comment without words
+"""
+
+
+@pytest.mark.parametrize(
+    ("suffix", "encode", "n_repeated"),
+    [
+        (".conllu", str.encode, 1),
+        (".conllu", lambda text: ("\ufeff" + text.replace("\n", "\r\n")).encode(), 1),
+        (".conllu", lambda text: text.replace("\n", "\r").encode(), 1),
+        (".conllu", lambda text: ("\n\n" + text.replace("\n\n", "\n \n\n") + "\n" + text).rstrip().encode(), 4),
+        (".conllu.gz", lambda text: gzip.compress(text.encode()), 1),
+    ],
+)
+def test_a_treebank_gives_syntactic_words_and_their_columns(
+    tmp_path: Path, suffix: str, encode: Callable[[str], bytes], n_repeated: int
+) -> None:
+    path = tmp_path / f"bank{suffix}"
+    path.write_bytes(encode(TREEBANK))
+    corpus = load_corpus(str(path))
+    assert corpus.words == (("Vamos", "nos", "a", "el", "mar", "10 000", "#1"), ("¡", "Oh", "!"))
+    assert corpus.sentences == ("Vamos nos a el mar 10 000 #1", "¡ Oh !")
+    assert corpus.n_repeated == n_repeated
+    assert list(corpus.columns) == ["form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc"]
+    assert corpus.columns["form"] == corpus.words
+    assert corpus.columns["upos"] == (("VERB", "PRON", "ADP", "DET", "NOUN", "NUM", "NOUN"), ("PUNCT", "INTJ", "PUNCT"))
+    assert corpus.columns["head"] == (("0", "1", "5", "5", "1", "5", "5"), ("2", "0", "2"))
+    assert corpus.columns["feats"][0][:2] == ("Mood=Imp|Number=Plur", "_")
+    assert corpus.columns["deps"][0][1] == "1:obj|8.1:nsubj"
+    assert corpus.columns["misc"][0][-1] == "Gloss=a=b|Note=c d"
+
+
+WORD = "1\tOh\toh\tINTJ\t_\t_\t0\troot\t_\t_\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (WORD + "\n# x\nOh well\n", r"in line 4 \(Invalid line format"),
+        ("1\tOh\toh\tINTJ\n", r"in line 1 \(expected 10 columns with a tab between them"),
+        (WORD.replace("\n", "\t_\n"), "in line 1 .*expected 10 columns"),
+        (WORD.replace("oh", "o  h"), "in line 1 .*and no double spaces"),
+        (WORD.replace("\t", "  "), "in line 1 .*expected 10 columns"),
+        (WORD + WORD.replace("1", "x", 1), r"in line 2 \('x' is not a valid ID"),
+        (WORD + WORD, "in line 2 .*expected word 2 of the sentence, found '1'"),
+        (WORD.replace("1", "_", 1), "in line 1 .*expected word 1 of the sentence, found '_'"),
+        (WORD.replace("1", "2-1", 1), "in line 1 .*not a valid ID"),
+        (WORD.replace("1", "9" * 5000, 1), "in line 1 "),
+        (WORD.replace("Oh", "_") + "\n" + WORD.replace("Oh", "_"), "every form is `_`"),
+        ("# only comments\n", "holds no sentence"),
+        ("", "holds no sentence"),
+    ],
+)
+def test_a_malformed_treebank_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "bank.conllu"
+    path.write_text(text)
+    with pytest.raises(UserError, match=rf"`--corpus .*bank\.conllu`.*{message}") as caught:
+        load_corpus(str(path))
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
+LISTS = [
+    ["New York", "is", "big"],
+    ["", " \t"],
+    ["New", "York", "is", "big"],
+    ["", "yes", " no\n"],
+    ["New  York", "is", "big"],
+]
+TAGS = [("a", "b", "c"), ("d", "e"), ("f", "g", "h", "i"), ("j", "k", "l"), ("m", "n", "o")]
+
+
+def test_words_keep_their_places_and_their_columns() -> None:
+    corpus = from_words("x", LISTS, {"tag": TAGS})
+    assert corpus.words == (("New York", "is", "big"), ("New", "York", "is", "big"), ("", "yes", "no"))
+    assert corpus.sentences == ("New York is big", "New York is big", "yes no")
+    assert corpus.columns == {"tag": (TAGS[0], TAGS[2], TAGS[3])}  # of equal sentences, the first one's
+    assert corpus.n_repeated == 1
+    with pytest.raises(UserError, match=r"`--test_corpus x` holds no sentence"):
+        from_words("x", [["", " "], []], option="--test_corpus")
+
+
+def test_the_fingerprint_depends_on_the_division_into_words() -> None:
+    divisions = [[["a b", "c"]], [["a", "b c"]], [["a", "b", "c"]], [["a"], ["b", "c"]], [["a b c"]], [["", "a b c"]]]
+    fingerprints = [from_words("x", division).fingerprint for division in divisions]
+    fingerprints.append(from_sentences("x", ["a b c"]).fingerprint)
+    assert len(set(fingerprints)) == 7
+    assert from_words("y", divisions[0], {"tag": [("d", "e")]}).fingerprint == fingerprints[0]
+
+
+def test_words_and_columns_stay_in_step_when_sentences_are_held_out() -> None:
+    main = from_words("main", LISTS, {"tag": TAGS})
+    kept = hold_out(main, from_sentences("test", ["new york: is BIG!"]))
+    assert kept == Corpus("main", ("yes no",), 1, (("", "yes", "no"),), {"tag": (TAGS[3],)})

@@ -202,7 +202,7 @@ def test_an_interrupt_during_training_leaves_a_visible_partial_run(
         lambda: partial.is_dir() and time.monotonic() > began + 3,
         number,
     )
-    assert ended == status
+    assert ended == status, messages
     assert messages == [f"probing fit: {word}; what was cached is kept; the unfinished run is {partial}"]
     assert names(runs) == {"cache", "whole", "stopped.partial"}
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from safetensors import safe_open
 from transformers import AutoModel, AutoTokenizer
 
 from probing import ProbeOptions, Run, WandbOptions, fit, load_run
+from probing.cache.tokens import Tokens
+from probing.commands.extract import extract
 from probing.errors import UserError
 from probing.runs import ACCURACY_COLUMNS, NEURON_COLUMNS
 from wandb_reader import read_offline_runs
@@ -170,6 +174,39 @@ def test_a_test_corpus_replaces_the_test_part(run: Run, sentences: list[str], tm
     made = again(run, test_corpus=str(test_corpus), name="test-corpus")
     assert made.results["n_sentences"]["test"] == len(set(test_corpus.read_text().splitlines()))
     assert made.results["n_sentences"]["train"] > run.results["n_sentences"]["train"]
+
+
+def treebank(sentences: Iterable[str]) -> str:
+    """Write sentences as CoNLL-U, each with a range and an empty node behind its first word."""
+    inserted = "1-2\tOne-two" + "\t_" * 8 + "\n1.1\tnothing" + "\t_" * 8 + "\n"
+    return "\n".join(
+        "".join(f"{i}\t{word}" + "\t_" * 8 + "\n" + inserted * (i == 1) for i, word in enumerate(text.split(), 1))
+        for text in sentences
+    )
+
+
+def test_a_treebank_gives_the_ranking_of_its_running_text(run: Run, sentences: list[str], tmp_path: Path) -> None:
+    corpus = tmp_path / "bank.conllu.gz"
+    corpus.write_bytes(gzip.compress(treebank(sentences).encode()))
+    made = again(run, corpus=str(corpus), name="treebank")
+    assert made.accuracy == run.accuracy
+    assert made.neurons == run.neurons
+
+
+@pytest.mark.parametrize("suffix", ["txt", "conllu"])
+def test_sentences_longer_than_the_model_are_cut_counted_and_reported(
+    run: Run, sentences: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str
+) -> None:
+    lines = [*sentences[:100], "the " * 300 + "end", "a " * 300 + "end", "the " * 124 + "the."]  # the last just fits
+    corpus = tmp_path / f"long.{suffix}"
+    corpus.write_text(treebank(lines) if suffix == "conllu" else "\n".join(lines))
+    folder = extract(model=run.config["model"], layer=0, corpus=str(corpus), cache=str(tmp_path / "cache"))
+    printed = capsys.readouterr()
+    assert printed.err == f"{corpus}: 2 sentences were longer than the model takes and were cut\n"
+    tokens = Tokens.load(folder / "tokens.safetensors")
+    assert tokens.lengths[-3:].tolist() == [128, 128, 128]
+    full_stop = 124 if suffix == "conllu" else 125  # part of its word, or one of its own
+    assert tokens.words[-128:].tolist() == [-1, *range(125), full_stop, -1]
 
 
 def test_special_tokens_are_examples_only_when_asked_for(run: Run) -> None:

@@ -24,7 +24,6 @@ from probing.anatomy import examine, hidden_states
 from probing.errors import UserError
 from probing.models import (
     ALIASES,
-    LONGEST,
     load_config,
     load_encoder,
     load_tokenizer,
@@ -415,13 +414,6 @@ def test_the_longest_sequence_fits_the_model_and_one_more_token_does_not(
     if family not in WITHOUT_A_TABLE:
         with pytest.raises((IndexError, RuntimeError)):
             run(longest + 1)
-
-
-def test_a_model_without_any_limit_has_ours(checkpoints: dict[str, Path]) -> None:
-    source = resolve_model(str(checkpoints["t5"]))
-    tokenizer = load_tokenizer(source)
-    tokenizer.model_max_length = 10**30  # what transformers says where nobody knows
-    assert max_length_of(load_config(source), tokenizer) == LONGEST < 2**15
 
 
 def test_the_tokenizers_own_limit_counts_where_it_is_shorter(checkpoints: dict[str, Path]) -> None:

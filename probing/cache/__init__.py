@@ -10,7 +10,7 @@ from typing import Any
 
 from probing.cache.plan import FORMAT, Plan, divide, fingerprint, shard_tokens
 from probing.cache.store import ActivationStore, DamagedCache, leftovers, not_written, remove
-from probing.cache.tokens import Tokens, tokenize
+from probing.cache.tokens import LONGEST, Tokens, tokenize
 from probing.corpus import Corpus
 from probing.distributed import is_main_process
 from probing.errors import RunError, UserError
@@ -140,12 +140,12 @@ def _open_or_create(
     import torch
 
     config, tokenizer = load_config(request.source), load_tokenizer(request.source)
-    limit = max_length_of(config, tokenizer)
+    limit = min(max_length_of(config, tokenizer), LONGEST)
     # Told to leave no room for a word, tokenizers do not truncate at all.
     least = tokenizer.num_special_tokens_to_add() + 1
     if request.max_length is not None and not least <= request.max_length <= limit:
         raise UserError(f"`--max_length {request.max_length}`: {request.source.name} takes {least} to {limit} tokens.")
-    tokens = tokenize(tokenizer, request.corpus.sentences, request.max_length or limit)
+    tokens = tokenize(tokenizer, request.corpus.sentences, request.max_length or limit, request.corpus.words)
     check(tokens)
     itemsize = getattr(torch, request.dtype).itemsize
     n_layers, d_model = config.num_hidden_layers, config.hidden_size

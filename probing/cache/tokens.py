@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 # Sentences tokenised at a time: bounds the memory of the tokenizer's own objects.
 CHUNK = 1024
+# Tokens, and words, of one sentence: the table counts its words in int16.
+LONGEST = 2**15 - 1
 
 
 @dataclass(frozen=True)
@@ -23,8 +25,8 @@ class Tokens:
     Args:
         lengths: Tokens of each sentence, shape (n_sentences,), int32.
         input_ids: Shape (n_tokens,), int32.
-        words: Index of each token's word in its sentence by `word_ids()`, -1 for special tokens, shape (n_tokens,),
-            int16.
+        words: Index of each token's word in its sentence, -1 for special tokens, shape (n_tokens,), int16. Words are
+            those of the word list, or for running text those of `word_ids()`.
         n_truncated: Sentences that were longer than the model allows and were cut.
     """
 
@@ -92,29 +94,63 @@ def disk_errors() -> Iterator[None]:
         raise OSError(str(error)) from error
 
 
-def tokenize(tokenizer: Any, sentences: Sequence[str], max_length: int) -> Tokens:
+def tokenize(
+    tokenizer: Any, sentences: Sequence[str], max_length: int, words: Sequence[Sequence[str]] | None = None
+) -> Tokens:
     """Tokenise sentences as the model wants them, special tokens included, cut at `max_length`.
+
+    A sentence with a word list is tokenised as running text, and its pieces are assigned to words by their
+    characters. For WordPiece and SentencePiece that is `is_split_into_words=True` with `word_ids()`; byte-level
+    BPE would glue the words together there, and see other pieces than in running text.
 
     Args:
         tokenizer: A fast tokenizer.
         sentences: Untokenised text.
-        max_length: In tokens, special ones counted.
+        max_length: In tokens, special ones counted; never more than `LONGEST`.
+        words: The words of each sentence, which is these joined by single spaces, but for empty words;
+            None for running text.
     """
     lengths: list[int] = []
     input_ids: list[NDArray[np.int32]] = []
-    words: list[NDArray[np.int16]] = []
+    word_ids: list[NDArray[np.int16]] = []
     n_truncated = 0
-    for start in range(0, len(sentences), CHUNK):
+    for first in range(0, len(sentences), CHUNK):
+        chunk = slice(first, first + CHUNK)
+        texts = list(sentences[chunk])
+        ends: list[Any] = [None] * len(texts) if words is None else [_word_ends(listed) for listed in words[chunk]]
+        if words is not None:
+            texts = [text[: end[-1]] for text, end in zip(texts, ends, strict=True)]
         encodings = tokenizer(
-            list(sentences[start : start + CHUNK]),
+            texts,
             truncation=True,
-            max_length=max_length,
+            max_length=min(max_length, LONGEST),
             return_attention_mask=False,
             return_token_type_ids=False,
         ).encodings
-        for encoding in encodings:
+        for sentence, text, end, encoding in zip(sentences[chunk], texts, ends, encodings, strict=True):
             lengths.append(len(encoding.ids))
             input_ids.append(np.array(encoding.ids, dtype=np.int32))
-            words.append(np.array([-1 if word is None else word for word in encoding.word_ids], dtype=np.int16))
-            n_truncated += bool(encoding.overflowing)
-    return Tokens(np.array(lengths, dtype=np.int32), np.concatenate(input_ids), np.concatenate(words), n_truncated)
+            word_ids.append(_word_ids(encoding, text, end))
+            n_truncated += bool(encoding.overflowing) or len(text) < len(sentence)
+    return Tokens(np.array(lengths, dtype=np.int32), np.concatenate(input_ids), np.concatenate(word_ids), n_truncated)
+
+
+def _word_ends(words: Sequence[str]) -> NDArray[np.int64]:
+    """Return where each of the first `LONGEST` words ends in the text, an empty one where the word before it does.
+
+    The normaliser can remove any number of words, so that a cut by tokens alone does not bound their index.
+    """
+    lengths = np.array([len(word) for word in words[:LONGEST]], dtype=np.int64)
+    return np.cumsum(lengths + (lengths > 0)) - 1
+
+
+def _word_ids(encoding: Any, text: str, ends: NDArray[np.int64] | None) -> NDArray[np.int16]:
+    """Return the word of each token: that which holds its last character, -1 for special tokens.
+
+    The space between two words counts with the second, unless the token began in the first.
+    """
+    word_ids = [-1 if word is None else word for word in encoding.word_ids]
+    if ends is None:
+        return np.array(word_ids, dtype=np.int16)
+    stops = [stop - (stop - start > 1 and text[stop - 1] == " ") for start, stop in encoding.offsets]
+    return np.where(np.array(word_ids) < 0, -1, np.searchsorted(ends, stops)).astype(np.int16)

@@ -1,0 +1,185 @@
+"""Sentences in: where they come from, their fingerprint, and which side of the split each is on."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeVar
+
+from probing.corpus.builtin import builtin_sentences
+from probing.corpus.files import read_lines
+from probing.corpus.hub import read_dataset
+from probing.corpus.treebank import read_treebank
+from probing.errors import UserError
+
+Split = Literal["train", "validation", "test"]
+_T = TypeVar("_T")
+
+# Shares of the split, as thresholds on a uniform hash: 80 / 10 / 10.
+TRAIN_BELOW, VALIDATION_BELOW = 0.8, 0.9
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Distinct sentences in their order of appearance, with their words where the source divides them.
+
+    Args:
+        name: What the user typed, for messages and run names.
+        sentences: Each with single spaces and no surrounding blanks; no two are equal, or with
+            `words`, no two have equal words.
+        n_repeated: How many further occurrences were dropped.
+        words: The words of each sentence, which is these joined by single spaces, but for empty
+            words; None for running text.
+        columns: What the source says of each word (CoNLL-U: `upos`, `head`, ...): under the name of each
+            column, for each sentence, a value a word, as it was written.
+    """
+
+    name: str
+    sentences: tuple[str, ...]
+    n_repeated: int = 0
+    words: tuple[tuple[str, ...], ...] | None = None
+    columns: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of the sentences, their order and their division into words.
+
+        The columns are no part of it, for they do not change hidden states.
+        """
+        digest = hashlib.sha256()
+        if self.words is None:
+            lines: Iterable[str] = self.sentences
+        else:
+            # A blank to `str.split`, so neither in a word nor in running text.
+            lines = ("".join(f"{word}\x1f" for word in words) for words in self.words)
+        for line in lines:
+            digest.update(line.encode("utf-8"))
+            digest.update(b"\n")
+        return digest.hexdigest()
+
+    def subset(self, indices: Sequence[int]) -> Corpus:
+        """Return the corpus with these sentences only, their words and columns in step."""
+
+        def pick(rows: Sequence[_T]) -> tuple[_T, ...]:
+            return tuple(rows[i] for i in indices)
+
+        return replace(
+            self,
+            sentences=pick(self.sentences),
+            words=None if self.words is None else pick(self.words),
+            columns={column: pick(values) for column, values in self.columns.items()},
+        )
+
+
+def load_corpus(name: str, option: str = "--corpus") -> Corpus:
+    """Read the distinct sentences of `builtin`, a text or CoNLL-U file, a data set (`hf:`), or standard input (`-`).
+
+    Args:
+        name: What the user typed.
+        option: Where the user typed it, for messages.
+
+    Raises:
+        UserError: If the source is unknown, unreadable, damaged, not UTF-8, or holds no sentence.
+    """
+    if name == "builtin":
+        return from_sentences(name, builtin_sentences(), option)
+    if name.startswith("hf:"):
+        rows = read_dataset(name, option)
+        return (
+            from_words(name, rows, None, option)
+            if rows and isinstance(rows[0], list)
+            else from_sentences(name, rows, option)
+        )
+    lines = read_lines(name, option)
+    if name.removesuffix(".gz").endswith(".conllu"):
+        columns = read_treebank(lines, f"{option} {name}")
+        return from_words(name, columns["form"], columns, option)
+    return from_sentences(name, lines, option)
+
+
+def from_sentences(name: str, lines: Iterable[str], option: str = "--corpus") -> Corpus:
+    """Build a corpus from lines: blanks collapsed, empty lines dropped, repeated sentences kept once.
+
+    Raises:
+        UserError: If nothing is left.
+    """
+    cleaned = [_single_spaced(line) for line in lines]
+    first, n_repeated = _distinct(cleaned, name, option)
+    return Corpus(name, tuple(cleaned[i] for i in first), n_repeated)
+
+
+def from_words(
+    name: str,
+    sentences: Iterable[Sequence[str]],
+    columns: Mapping[str, Sequence[tuple[str, ...]]] | None = None,
+    option: str = "--corpus",
+) -> Corpus:
+    """Build a corpus from the words of each sentence, and columns with a value for each word.
+
+    Blanks inside a word are collapsed. Empty words keep their place, so that columns fit. Sentences
+    without any other word are dropped; of sentences with the same words the first is kept.
+
+    Raises:
+        UserError: If nothing is left.
+    """
+    words = [tuple(_single_spaced(word) for word in sentence) for sentence in sentences]
+    first, n_repeated = _distinct([sentence if any(sentence) else () for sentence in words], name, option)
+    text = tuple(" ".join(filter(None, sentence)) for sentence in words)
+    values = {column: tuple(rows) for column, rows in (columns or {}).items()}
+    return Corpus(name, text, n_repeated, tuple(words), values).subset(first)
+
+
+def _single_spaced(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _distinct(rows: Sequence[Hashable], name: str, option: str) -> tuple[list[int], int]:
+    """Return the indices of the first occurrence of each row that is not empty, and how many others occurred again."""
+    first: dict[Hashable, int] = {}
+    n_seen = 0
+    for i, row in enumerate(rows):
+        if row:
+            n_seen += 1
+            first.setdefault(row, i)
+    if not first:
+        raise UserError(f"`{option} {name}` holds no sentence: it is empty or blank throughout; give one with text.")
+    return list(first.values()), n_seen - len(first)
+
+
+def split_key(sentence: str) -> str:
+    """The words of a sentence without case and punctuation: near-duplicates share it, and so their side."""
+    return " ".join(re.findall(r"\w+", sentence.casefold())) or sentence
+
+
+def assign_splits(sentences: Sequence[str], seed: int) -> list[Split]:
+    """Put each sentence on a side by a hash of its words salted with `seed`.
+
+    A sentence keeps its side when the corpus grows or is reordered, and sentences that differ
+    only in case or punctuation are never divided.
+    """
+    return [_side(split_key(sentence), seed) for sentence in sentences]
+
+
+def hold_out(main: Corpus, test: Corpus) -> Corpus:
+    """Return the main corpus without the sentences that are in the test corpus, but for case and punctuation.
+
+    Raises:
+        UserError: If nothing is left.
+    """
+    held_out = {split_key(sentence) for sentence in test.sentences}
+    kept = [i for i, sentence in enumerate(main.sentences) if split_key(sentence) not in held_out]
+    if not kept:
+        raise UserError(
+            f"`--test_corpus {test.name}` holds every sentence of `--corpus {main.name}`; nothing is left to train on."
+        )
+    return main.subset(kept)
+
+
+def _side(key: str, seed: int) -> Split:
+    digest = hashlib.sha256(f"{seed}\0{key}".encode()).digest()
+    uniform = int.from_bytes(digest[:8], "big") / 2**64
+    if uniform < TRAIN_BELOW:
+        return "train"
+    return "validation" if uniform < VALIDATION_BELOW else "test"

@@ -1,0 +1,70 @@
+"""Files and standard input as lines of text."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import sys
+import zlib
+from pathlib import Path
+
+from probing.errors import UserError
+
+READABLE = (
+    "`builtin`, a .txt file with a sentence a line, a .conllu file, either with .gz, "
+    "hf:NAME for a data set, or `-` for standard input"
+)
+
+_GZIP_MAGIC = b"\x1f\x8b"
+# Not `str.splitlines`, to which U+2028, U+0085, form feeds and more end a line.
+_LINE_END = re.compile(r"\r\n|\r|\n")
+
+
+def read_lines(name: str, option: str) -> list[str]:
+    """Return the lines of a text file, packed by gzip or not, or with `-` of standard input.
+
+    Lines end at LF, CR LF or CR. A byte-order mark is dropped, on later lines too: files that are
+    joined bring one each.
+
+    Raises:
+        UserError: If the file is of another type, unreadable, a damaged archive or not UTF-8.
+    """
+    typed = f"{option} {name}"
+    path = Path(name)
+    packed = name != "-" and path.suffix == ".gz"
+    kind = Path(path.stem).suffix if packed else path.suffix
+    if name != "-" and kind not in (".txt", ".conllu", ""):
+        raise UserError(f"`{typed}`: a file of type {kind}{'.gz' * packed} is not read; give {READABLE}.")
+    data = sys.stdin.buffer.read() if name == "-" else _read(path, typed)
+    if packed or data.startswith(_GZIP_MAGIC):  # no UTF-8 text starts with these bytes
+        data = _unpack(data, typed)
+    return [line.removeprefix("\ufeff") for line in _LINE_END.split(_decode(data, typed))]
+
+
+def _read(path: Path, typed: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+        reason = (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
+        raise UserError(f"`{typed}` cannot be read ({reason}); give {READABLE}.") from None
+
+
+def _unpack(data: bytes, typed: str) -> bytes:
+    try:
+        return gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(
+            f"`{typed}` is no whole gzip archive ({str(error) or type(error).__name__}); "
+            "fetch it again, or unpack what is left of it with `zcat`."
+        ) from None
+
+
+def _decode(data: bytes, typed: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = len(_LINE_END.split(data[: error.start].decode("utf-8")))
+        raise UserError(
+            f"`{typed}` is not UTF-8 (line {line}, byte {error.start}); convert it, "
+            "for example with `iconv -f latin1 -t utf-8`."
+        ) from None

@@ -1,0 +1,166 @@
+"""Data sets of the Hugging Face hub, or of a folder, as rows of text."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from probing.errors import UserError
+
+SETTINGS = ("config", "split", "column")
+
+# What the library reads these with neither runs code nor unpickles; "cache" is what it has read before.
+_KINDS = ("parquet", "arrow", "csv", "json", "text", "cache")
+
+
+def read_dataset(source: str, option: str) -> list[Any]:
+    """Return the rows of a data set's column: strings, or lists of strings where rows are lists of words.
+
+    Empty rows are left out. Files are read that neither contain code nor are unpickled.
+
+    Args:
+        source: `hf:NAME?config=C&split=S&column=T`. NAME is a folder or a hub id; the split is `train`
+            by default and the column `text`, else `sentence`, else the only one that holds text.
+        option: Where the user typed it, for messages.
+
+    Raises:
+        UserError: If the source is not of that form, cannot be had, or does not hold text; or if the library
+            `datasets` is not installed.
+    """
+    typed = f"{option} {source}"
+    name, settings = _parse(source, typed)
+    try:
+        import datasets  # noqa: F401
+    except ImportError:
+        raise UserError(
+            f"`{typed}` needs the library datasets, which is not installed; "
+            "it comes with `pip install 'neuron-probing[hf]'`."
+        ) from None
+    with _quietly():
+        dataset = _load(name, settings.get("config"), settings.get("split", "train"), typed)
+        column = _choose_column(dataset.features, settings.get("column"), typed)
+        batches = dataset.select_columns([column]).iter(1000)  # fifty times as fast as row by row
+        return _rows((value for batch in batches for value in batch[column]), column, typed)
+
+
+def _parse(source: str, typed: str) -> tuple[str, dict[str, str]]:
+    """Divide by hand: to a parser of URLs the `+` and `%` of a split such as `train[:10%]+test` mean something else."""
+    name, _, query = source.removeprefix("hf:").partition("?")
+    pairs = [part.partition("=") for part in query.split("&")] if query else []
+    settings = {key: value for key, _, value in pairs}
+    if not name or len(settings) < len(pairs) or not set(settings) <= set(SETTINGS) or not all(settings.values()):
+        raise UserError(
+            f"`{typed}`: expected hf:NAME?config=C&split=S&column=T in quotation marks, where NAME is a hub id or a "
+            f"folder, and {', '.join(SETTINGS)} may each be given once or left out."
+        )
+    return name, settings
+
+
+def _load(name: str, config: str | None, split: str, typed: str) -> Any:
+    import datasets
+
+    try:
+        builder = datasets.load_dataset_builder(name, config)
+    except Exception as error:  # the library, pyarrow, pandas and the hub each raise their own kinds
+        known = _configs(name) if isinstance(error, ValueError) else []
+        if known and config not in known:
+            problem = f"there is no configuration {config}" if config else "it has several configurations"
+            raise UserError(f"`{typed}`: {problem}; give one of {', '.join(known)} as config=.") from None
+        raise _unreadable(typed, _reason(error)) from None
+    if (kind := type(builder).__module__.rsplit(".", 1)[-1]) not in _KINDS:
+        raise _unreadable(typed, f"its files are of the kind {kind}")
+    try:
+        builder.download_and_prepare()
+    except Exception as error:
+        raise _unreadable(typed, _reason(error)) from None
+    try:
+        return builder.as_dataset(split=split)
+    except Exception as error:
+        problem = f"split {split} cannot be cut ({_reason(error)})" if "[" in split else f"there is no split {split}"
+        raise UserError(f"`{typed}`: {problem}; give one of {', '.join(builder.info.splits)} as split=.") from None
+
+
+def _unreadable(typed: str, reason: str) -> UserError:
+    return UserError(
+        f"`{typed}` cannot be read ({reason}); give the id of a data set on the hub, "
+        "or offline a folder of parquet, csv, json or text files."
+    )
+
+
+def _configs(name: str) -> list[str]:
+    """Return the data set's configurations, as far as they can be known."""
+    import datasets
+
+    try:
+        return list(datasets.get_dataset_config_names(name))
+    except Exception:  # then there is more to say about what failed first
+        return []
+
+
+def _choose_column(features: Mapping[str, Any], wanted: str | None, typed: str) -> str:
+    textual = [column for column, feature in features.items() if _may_be_text(feature)]
+    if wanted is None:
+        preferred = [column for column in ("text", "sentence") if column in textual]
+        if preferred or len(textual) == 1:
+            return (preferred or textual)[0]
+    elif wanted in textual:
+        return wanted
+    problem = "it is not clear which column holds the sentences"
+    if wanted:
+        problem = f"column {wanted} holds no text" if wanted in features else f"there is no column {wanted}"
+    columns = f"of the columns {', '.join(features)}"
+    if not textual:
+        raise UserError(f"`{typed}`: none {columns} holds text; give another data set.")
+    raise UserError(f"`{typed}`: {problem}; {columns}, give one with text as column=: {', '.join(textual)}.")
+
+
+def _may_be_text(feature: Any) -> bool:
+    inner = getattr(feature, "feature", feature)  # of a list
+    return "string" in str(getattr(inner, "dtype", "")) or type(inner).__name__ == "Json"
+
+
+def _rows(values: Iterable[Any], column: str, typed: str) -> list[Any]:
+    rows: list[Any] = []
+    for number, value in enumerate(values):
+        if value is None or value in ("", []):
+            continue
+        is_words = isinstance(value, list) and all(isinstance(word, str) for word in value)
+        if not (is_words or isinstance(value, str)) or (rows and type(value) is not type(rows[0])):
+            expected = "a list of words" if rows and isinstance(rows[0], list) else "text"
+            raise UserError(
+                f"`{typed}`: row {number} of column {column}, counted from 0, is {value!r:.60} where {expected} was "
+                "expected; mend the row, or name another column with column=."
+            )
+        rows.append(value)
+    return rows
+
+
+def _reason(error: Exception) -> str:
+    """Return what went wrong in one line; what a general error comes from says more than itself."""
+    error = error.__cause__ if isinstance(error.__cause__, Exception) else error
+    return " ".join(str(error).split()).replace(". ", ", ")[:200].rstrip(".") or type(error).__name__
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep the library's bars, retries and deprecations off the screen; its errors still raise."""
+    import datasets
+
+    loggers = [logging.getLogger(name) for name in ("datasets", "huggingface_hub")]
+    levels = [logger.level for logger in loggers]
+    without_bars = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        if not without_bars:
+            datasets.enable_progress_bars()

@@ -1,0 +1,62 @@
+"""CoNLL-U: sentences as lists of words, with what is known of each word."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from conllu.exceptions import ParseException
+from conllu.parser import DEFAULT_FIELDS, parse_id_value, parse_line
+
+from probing.errors import UserError
+
+# form, lemma, upos, xpos, feats, head, deprel, deps, misc
+COLUMNS = DEFAULT_FIELDS[1:]
+
+# Every column as it was written; the library would make dicts and numbers of some.
+_AS_WRITTEN = {field: lambda cells, i: cells[i] for field in DEFAULT_FIELDS}
+
+
+def read_treebank(lines: Iterable[str], typed: str) -> dict[str, list[tuple[str, ...]]]:
+    """Return each column of a CoNLL-U file: for each sentence, a value a syntactic word.
+
+    Ranges of multiword tokens (`1-2`) and empty nodes (`1.1`) are left out.
+
+    Args:
+        lines: Of the file.
+        typed: What the user typed, for messages.
+
+    Raises:
+        UserError: If a line is malformed, or all forms were taken out of the file.
+    """
+    sentences: list[list[tuple[str, ...]]] = [[]]
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            sentences.append([])
+        elif not line.startswith("#"):
+            try:
+                index, *cells = _cells(line)
+                if isinstance(place := parse_id_value(index), tuple):
+                    continue
+                if place != len(sentences[-1]) + 1:
+                    raise ParseException(f"expected word {len(sentences[-1]) + 1} of the sentence, found {index!r}")
+            except (ParseException, ValueError) as error:  # ValueError: a number of thousands of digits
+                reason = str(error)[:200].rstrip(".")
+                raise UserError(
+                    f"`{typed}` is not CoNLL-U in line {number} ({reason}); mend it, or give the text as a .txt file."
+                ) from None
+            sentences[-1].append(tuple(map(sys.intern, cells)))  # few differ: a fiftieth of the memory
+    if {cells[0] for sentence in sentences for cells in sentence} == {"_"}:
+        raise UserError(
+            f"`{typed}`: every form is `_`, as in treebanks whose text may not be given away; "
+            "put the words back first, as the treebank's README says."
+        )
+    return {name: [tuple(cells[i] for cells in sentence) for sentence in sentences] for i, name in enumerate(COLUMNS)}
+
+
+def _cells(line: str) -> list[str]:
+    cells = list(parse_line(line, DEFAULT_FIELDS, _AS_WRITTEN).values())
+    # The library takes two spaces for a tab, and any number of columns.
+    if len(cells) != len(DEFAULT_FIELDS) or "\t".join(cells) != line:
+        raise ParseException(f"expected {len(DEFAULT_FIELDS)} columns with a tab between them and no double spaces")
+    return cells

@@ -1,0 +1,215 @@
+"""Data sets as corpora, from folders on this machine; no test reaches the hub."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from probing.cache.tokens import Tokens
+from probing.commands.extract import extract
+from probing.corpus import from_words, load_corpus
+from probing.errors import UserError
+
+datasets = pytest.importorskip("datasets", reason="the extra hf is not installed")
+
+Rows = list[dict[str, Any]]
+
+PROSE: Rows = [
+    {"text": "One  two.", "n": 1, "tokens": ["One", "two", "."], "other": "a"},
+    {"text": None, "n": 2, "tokens": [], "other": None},
+    {"text": "Three\nfour.", "n": 3, "tokens": ["New York", ""], "other": "b"},
+    {"text": "", "n": 4, "tokens": None, "other": ""},
+    {"text": "One two.", "n": 5, "tokens": ["One", "two", "."], "other": "a"},
+]
+
+
+@pytest.fixture(autouse=True)
+def arrow_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "arrow"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Callable[..., str]:
+    """Write files of rows as JSON lines into a folder: `folder(train=rows, test=rows)` returns `hf:FOLDER`."""
+
+    def write(**files: Rows) -> str:
+        (tmp_path / "data").mkdir(exist_ok=True)
+        for name, rows in files.items():
+            (tmp_path / "data" / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        return f"hf:{tmp_path / 'data'}"
+
+    return write
+
+
+def parquet(path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow.parquet import write_table
+
+    write_table(pa.Table.from_pylist([{"text": row["text"]} for row in PROSE]), path)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "write"),
+    [
+        ("parquet", parquet),
+        ("csv", lambda path: path.write_text('n,text\n1,One  two.\n2,\n3,"Three\nfour."\n4,One two.\n')),
+        ("jsonl", lambda path: path.write_text("".join(json.dumps({"text": row["text"]}) + "\n" for row in PROSE))),
+        ("txt", lambda path: path.write_text("One  two.\n\nThree\u2028four.\nOne two.\n")),
+    ],
+)
+def test_a_folder_of_any_kind_gives_the_same_sentences(
+    tmp_path: Path, suffix: str, write: Callable[[Path], Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data").mkdir()
+    write(tmp_path / "data" / f"train.{suffix}")
+    corpus = load_corpus(f"hf:{tmp_path / 'data'}")
+    assert corpus.sentences == ("One two.", "Three four.")
+    assert (corpus.words, corpus.n_repeated) == (None, 1)
+    assert capfd.readouterr() == ("", "")
+    assert not datasets.are_progress_bars_disabled()
+
+
+@pytest.mark.parametrize(
+    ("query", "sentences"),
+    [
+        ("", ("One two.", "Three four.")),
+        ("?column=other", ("a", "b")),
+        ("?split=test", ("Tested.",)),
+        ("?config=default&column=other&split=train[:2]", ("a",)),
+        ("?split=train[40%:60%]+test", ("Three four.", "Tested.")),
+    ],
+)
+def test_config_split_and_column_are_chosen(folder: Callable[..., str], query: str, sentences: tuple[str, ...]) -> None:
+    source = folder(train=PROSE, test=[{**PROSE[0], "text": "Tested."}])
+    assert load_corpus(source + query).sentences == sentences
+
+
+@pytest.mark.parametrize(
+    ("row", "found"),
+    [
+        ({"sentence": "x", "label": "y", "text": "z"}, "z"),
+        ({"label": "y", "sentence": "x"}, "x"),
+        ({"text": 3, "label": "y", "sentence": "x"}, "x"),
+        ({"id": 3, "review": "x"}, "x"),
+        ({"id": 3, "tokens": ["x", "y"]}, "x y"),
+    ],
+)
+def test_the_column_is_text_then_sentence_then_the_only_one(
+    folder: Callable[..., str], row: Mapping[str, Any], found: str
+) -> None:
+    assert load_corpus(folder(train=[row])).sentences == (found,)
+
+
+def test_lists_of_strings_are_words(checkpoints: dict[str, Path], tmp_path: Path, folder: Callable[..., str]) -> None:
+    source = folder(train=PROSE) + "?column=tokens"
+    corpus = load_corpus(source)
+    assert corpus.words == (("One", "two", "."), ("New York", ""))
+    assert corpus.fingerprint == from_words("x", [["One", "two", "."], ["New York", ""]]).fingerprint
+    entry = extract(str(checkpoints["distilbert"]), 0, corpus=source, cache=str(tmp_path / "cache"), quiet=True)
+    assert set(Tokens.load(entry / "tokens.safetensors").words[-6:].tolist()) == {-1, 0}  # New York is one word
+
+
+def test_a_folder_that_changed_is_read_again(folder: Callable[..., str]) -> None:
+    source = folder(train=PROSE)
+    before = load_corpus(source)
+    assert load_corpus(folder(train=[*PROSE, {**PROSE[0], "text": "More."}])).sentences == (*before.sentences, "More.")
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("?split=dev", "there is no split dev; give one of train, test as split="),
+        ("?split=train[:150%25]", r"split train\[:150%25\] cannot be cut \(.+\); give one of train, test"),
+        ("?config=en", "there is no configuration en; give one of default as config="),
+        ("?column=txet", "there is no column txet; of the columns text, n, tokens, other, .*: text, tokens, other"),
+        ("?column=n", "column n holds no text; of the columns text, n, tokens, other, give one"),
+        ("?colunm=n", r"expected hf:NAME\?config=C&split=S&column=T in quotation marks"),
+        ("?split=train&split=test", "may each be given once"),
+        ("?split", "expected hf:NAME"),
+        ("?split=", "expected hf:NAME"),
+    ],
+)
+def test_what_a_data_set_does_not_have_is_refused(folder: Callable[..., str], query: str, message: str) -> None:
+    source = folder(train=PROSE, test=PROSE)
+    with pytest.raises(UserError, match=message) as caught:
+        load_corpus(source + query, "--test_corpus")
+    assert str(caught.value).startswith(f"`--test_corpus {source}{query}`")
+    assert ". " not in str(caught.value)  # one sentence
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"a": "x", "b": "y"}], "not clear which column .*of the columns a, b, give one with text as column=: a, b"),
+        ([{"a": 1, "b": 2.0}], "none of the columns a, b holds text"),
+        ([{"text": "x"}, {"text": None}, {"text": 3}], "row 2 of column text, counted from 0, is 3 where text was"),
+        ([{"text": ["x"]}, {"text": "x"}], "row 1 of column text, .* is 'x' where a list of words was expected"),
+        ([{"text": ["x", None]}], r"row 0 of column text, .* is \['x', None\] where text was expected"),
+        ([{"text": ""}, {"text": None}, {"text": " "}], "holds no sentence"),
+    ],
+)
+def test_rows_that_are_not_text_are_refused(folder: Callable[..., str], rows: Rows, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load_corpus(folder(train=rows))
+
+
+def test_a_data_set_of_several_configurations_wants_one_named(tmp_path: Path) -> None:
+    for name in ("x", "y"):
+        (tmp_path / f"{name}.csv").write_text(f"text\n{name}\n")
+    configs = "".join(f"- config_name: {name}\n  data_files: {name}.csv\n" for name in ("x", "y"))
+    (tmp_path / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
+    assert load_corpus(f"hf:{tmp_path}?config=y").sentences == ("y",)
+    with pytest.raises(UserError, match="it has several configurations; give one of x, y as config="):
+        load_corpus(f"hf:{tmp_path}")
+
+
+class Payload:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (Path("executed"),))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("data.py", b"open('executed', 'w')"),
+        ("data.pkl", pickle.dumps(Payload())),
+        ("data.parquet", b"junk"),
+        ("x", b""),
+    ],
+)
+@pytest.mark.parametrize("source", ["hf:data", "hf:data/", "hf:pandas"])
+def test_code_pickles_and_junk_are_refused_and_never_run(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    name: str,
+    content: bytes,
+    source: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    for folder in (".", "data"):
+        Path(folder, name).write_bytes(content)
+    with pytest.raises(UserError, match=r"cannot be read .*a folder of parquet, csv, json or text files"):
+        load_corpus(source)
+    assert not Path("executed").exists()
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("name", ["no/such-data-set", "imdb", "no/such/folder", "/no/such/folder", "a b"])
+def test_without_network_the_way_out_is_named(name: str) -> None:
+    with pytest.raises(UserError, match=r"cannot be read \(Couldn't .*; give .* or offline a folder of parquet"):
+        load_corpus(f"hf:{name}")
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match=r"needs the library datasets.*pip install 'neuron-probing\[hf\]'"):
+        load_corpus("hf:anything")
