@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from jsonargparse import ActionConfigFile, ArgumentParser
 
 from probing.errors import RunError, UserError
-from probing.interrupts import Terminated, sigterm_interrupts
+from probing.interrupts import Terminated, interrupt_behind, signals_interrupt
 
 RUN_ERROR, USER_ERROR, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
@@ -40,18 +40,20 @@ def run(commands: Mapping[str, str], args: Sequence[str]) -> int:
     name, rest = _command(commands, args)
     if name is None:
         return _usage(commands, args)
-    try:
-        with sigterm_interrupts():
+    with signals_interrupt():
+        try:
             function = _load(commands[name])
             function(**parse(name, function, rest))
-        return 0
-    except UserError as error:
-        status, message = USER_ERROR, str(error)
-    except RunError as error:
-        status, message = RUN_ERROR, str(error)
-    except KeyboardInterrupt as stop:
-        status, how = (TERMINATED, "terminated") if isinstance(stop, Terminated) else (INTERRUPTED, "interrupted")
-        message = "; ".join([how, "what was cached is kept", *map(str, stop.args)])
+            return 0
+        except BaseException as error:
+            if interrupt := interrupt_behind(error):
+                is_term = isinstance(interrupt, Terminated)
+                status, how = (TERMINATED, "terminated") if is_term else (INTERRUPTED, "interrupted")
+                message = "; ".join([how, "what was cached is kept", *map(str, interrupt.args)])
+            elif isinstance(error, UserError | RunError):
+                status, message = USER_ERROR if isinstance(error, UserError) else RUN_ERROR, str(error)
+            else:
+                raise
     print(f"probing {name}: {message}", file=sys.stderr)
     return status
 

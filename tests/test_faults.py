@@ -202,7 +202,7 @@ def test_an_interrupt_during_training_leaves_a_visible_partial_run(
         lambda: partial.is_dir() and time.monotonic() > began + 3,
         number,
     )
-    assert ended == status, messages
+    assert ended == status, "\n".join(messages)
     assert messages == [f"probing fit: {word}; what was cached is kept; the unfinished run is {partial}"]
     assert names(runs) == {"cache", "whole", "stopped.partial"}
 
@@ -215,7 +215,7 @@ def test_an_interrupt_during_the_extraction_keeps_what_is_done(
     runs = tmp_path / "runs"
     args = ["--model", str(checkpoints["bert"]), "--wandb.mode", "disabled", "--runs", str(runs), "--batch_tokens", "1"]
     ended, messages = in_a_process(args, lambda: bool(list(runs.glob(f"cache/*/{MANIFEST}"))), number)
-    assert ended == status, messages
+    assert ended == status, "\n".join(messages)
     assert len(messages) == 1
     assert "what was cached is kept" in messages[0]
     assert names(runs) == {"cache"}

@@ -17,6 +17,7 @@ from probing.cache.tokens import Tokens
 from probing.commands.shared import Dtype, Layers, cache_folder, extract_all
 from probing.corpus import Corpus, Split, assign_splits, hold_out, load_corpus
 from probing.errors import UserError
+from probing.interrupts import interrupt_behind
 from probing.options import ProbeOptions, WandbOptions
 from probing.runs import Run, RunFolder, check_name, load_run
 from probing.tasks import TokenTask, load_task
@@ -208,8 +209,8 @@ def _tracking(folder: RunFolder | None, options: WandbOptions, config: Mapping[s
         yield tracker
     except BaseException as error:
         tracker.finish(exit_code=1)
-        if isinstance(error, KeyboardInterrupt):
-            raise type(error)(f"the unfinished run is {folder.path}") from None
+        if interrupt := interrupt_behind(error):
+            raise type(interrupt)(f"the unfinished run is {folder.path}") from None
         if isinstance(error, UserError | OSError):
             folder.discard()
         if isinstance(error, OSError):
