@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,8 +13,8 @@ from typing import Any
 
 import pytest
 
-import kill_loop
-from kill_loop import contents, extract_with_small_shards, processes
+import fault_loop
+from fault_loop import contents, extract_with_small_shards, processes
 from probing.distributed import is_main_process
 
 LAYERS = [0, 1, 2, 3]
@@ -153,12 +154,11 @@ def test_ctrl_c_is_an_interruption_and_not_lightnings_exit(
 
 
 @pytest.mark.slow
-def test_twenty_kills_change_no_byte(checkpoints: dict[str, Path]) -> None:
-    command = [sys.executable, kill_loop.__file__, "--kills", "20", "--seed", "1", "--model", str(checkpoints["bert"])]
+def test_no_fault_loses_anything_or_makes_a_wrong_table() -> None:
+    command = [sys.executable, fault_loop.__file__, "--faults", "6", "--seed", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=5 * PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "20 kills left" in done.stdout
-    assert "0 files differ" in done.stdout
+    assert re.search(r"6 faults in \d+ s: 0 things lost or wrong", done.stdout)
 
 
 # --- ranks ---
@@ -202,13 +202,13 @@ def test_two_ranks_give_the_bytes_of_one(
     shards = [name for name in uninterrupted if "layer_" in name]
     assert {name: found[name] for name in shards} == {name: uninterrupted[name] for name in shards}
     assert records(found) == records(uninterrupted)
-    (manifest,) = (tmp_path / "cache").glob(f"*/{kill_loop.MANIFEST}")
+    (manifest,) = (tmp_path / "cache").glob(f"*/{fault_loop.MANIFEST}")
     assert len(manifest.read_text().splitlines()) == 1 + len(shards)  # no rank repeated the work of the other
 
 
 def records(found: dict[str, bytes]) -> list[bytes]:
     """The manifest without its header, which names the corpus as it was typed."""
-    (manifest,) = (content for name, content in found.items() if name.endswith(kill_loop.MANIFEST))
+    (manifest,) = (content for name, content in found.items() if name.endswith(fault_loop.MANIFEST))
     return manifest.split(b"\n")[1:]
 
 

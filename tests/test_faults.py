@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kill_loop import MANIFEST, processes
+from fault_loop import MANIFEST, processes
 from probing import Run, load_run
 from probing.cache import ActivationStore
 from probing.runs import RunFolder
