@@ -28,3 +28,20 @@ def accuracy_interval(
         accuracy[draw] = (times @ correct) / (times @ n_tokens)
     low, high = np.quantile(accuracy, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
+
+
+def redraw(
+    sums: NDArray[np.float64], n_tokens: NDArray[np.int64], seed: int, n_draws: int = DRAWS
+) -> NDArray[np.float64]:
+    """Return means over tokens when sentences are drawn anew, shape (n_draws, n).
+
+    Args:
+        sums: Over the tokens of each sentence, shape (n_sentences, n).
+        n_tokens: Tokens of each sentence, shape (n_sentences,).
+        seed: Of the generator; with as many sentences, the same ones are drawn.
+        n_draws: Bootstrap draws.
+    """
+    generator = np.random.default_rng(seed)
+    n = len(n_tokens)
+    times = np.stack([np.bincount(generator.integers(n, size=n), minlength=n) for _ in range(n_draws)])
+    return (times @ sums) / (times @ n_tokens)[:, None]

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from probing.intervals import accuracy_interval
+from probing.intervals import accuracy_interval, redraw
 
 
 def clustered(generator, n_sentences, spread):
@@ -70,3 +70,18 @@ def test_layers_are_compared_on_the_same_draws():
     # Right on at least as many tokens in every draw, so at least as high at both ends.
     assert one[0] <= other[0]
     assert one[1] <= other[1]
+
+
+def test_redrawn_means_are_those_of_the_sentences_drawn():
+    generator = np.random.default_rng(5)
+    sums, n_tokens = generator.normal(size=(30, 4)), generator.integers(1, 9, 30)
+    means = redraw(sums, n_tokens, seed=0, n_draws=20)
+    again = np.random.default_rng(0)
+    for mean in means:
+        drawn = again.integers(30, size=30)
+        np.testing.assert_allclose(mean, sums[drawn].sum(0) / n_tokens[drawn].sum(), rtol=1e-12)
+
+
+def test_runs_on_the_same_sentences_are_redrawn_together():
+    sums, n_tokens = np.random.default_rng(6).normal(size=(30, 4)), np.ones(30, dtype=np.int64)
+    np.testing.assert_allclose(redraw(2 * sums, n_tokens, seed=1), 2 * redraw(sums, n_tokens, seed=1), rtol=1e-12)

@@ -1,0 +1,70 @@
+"""Activations of words: pieces pooled, and the words of two tokenizations brought together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class Words(NamedTuple):
+    """The words of some sentences.
+
+    Args:
+        keys: Sentence and word of each row, ascending, shape (n_words, 2), int64.
+        hidden_states: For each layer, shape (n_words, d_model), float32 or wider.
+    """
+
+    keys: NDArray[np.int64]
+    hidden_states: tuple[Tensor, ...]
+
+
+def pool_words(hidden_states: Sequence[Tensor], words: NDArray[np.integer], sentences: NDArray[np.integer]) -> Words:
+    """Return the mean over each word's pieces.
+
+    Args:
+        hidden_states: Of one or more layers, each of shape (n_tokens, d_model); none is changed.
+        words: Word of each token in its sentence, negative for special tokens, which are left out, shape (n_tokens,).
+        sentences: Sentence of each token, shape (n_tokens,).
+
+    Raises:
+        ValueError: If the numbers of tokens differ.
+    """
+    n_tokens = {len(words), len(sentences), *(len(states) for states in hidden_states)}
+    if len(n_tokens) > 1:
+        raise ValueError(f"hidden_states, words and sentences must have as many tokens, found {sorted(n_tokens)}")
+    pieces = np.flatnonzero(words >= 0)
+    of_pieces = np.stack([sentences[pieces], words[pieces]], axis=1).astype(np.int64)
+    keys, word, n_pieces = np.unique(of_pieces, axis=0, return_inverse=True, return_counts=True)
+    at, into, size = torch.from_numpy(pieces), torch.from_numpy(word.reshape(-1)), torch.from_numpy(n_pieces)[:, None]
+    return Words(keys, tuple(_means(states[at], into, size) for states in hidden_states))
+
+
+def common_words(keys_a: NDArray[np.int64], keys_b: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the rows of the words that both have, in the order of their keys: two tokenizers cut at different words.
+
+    Both must have tokenised the same list of words (`is_split_into_words`). From running text each tokenizer makes
+    words of its own ("don't" is three for BERT, two for RoBERTa), and the same number is another word. Where a
+    tokenizer cuts within a word, that word is the mean of the pieces that are left.
+
+    Args:
+        keys_a: Sentence and word of each row, none twice, shape (n_a, 2).
+        keys_b: Shape (n_b, 2).
+    """
+    both, of_key = np.unique(np.concatenate([keys_a, keys_b]), axis=0, return_inverse=True)
+    of_key = of_key.reshape(-1)
+    rows = np.full((2, len(both)), -1, dtype=np.intp)
+    rows[0, of_key[: len(keys_a)]] = np.arange(len(keys_a))
+    rows[1, of_key[len(keys_a) :]] = np.arange(len(keys_b))
+    rows_a, rows_b = rows[:, (rows >= 0).all(0)]
+    return rows_a, rows_b
+
+
+def _means(pieces: Tensor, into: Tensor, size: Tensor) -> Tensor:
+    # Half precision is cached, but nothing is summed in it.
+    wide = pieces.to(torch.promote_types(pieces.dtype, torch.float32))
+    return wide.new_zeros(len(size), wide.shape[1]).index_add_(0, into, wide) / size
