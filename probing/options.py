@@ -6,10 +6,13 @@ anything else is needed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeVar
 
 from probing.errors import UserError
+
+_Options = TypeVar("_Options")
 
 
 @dataclass(frozen=True)
@@ -68,3 +71,17 @@ class WandbOptions:
     entity: str | None = None
     group: str | None = None
     tags: list[str] = field(default_factory=list)
+
+
+def as_options(kind: type[_Options], value: _Options | Mapping[str, Any], name: str) -> _Options:
+    """Return options that may come as a mapping, as they stand in a run's configuration.
+
+    Raises:
+        UserError: If the mapping has a key that is no option.
+    """
+    if not isinstance(value, Mapping):
+        return value
+    known = [option.name for option in fields(kind)]  # type: ignore[arg-type]
+    if unknown := [key for key in value if key not in known]:
+        raise UserError(f"`{name}.{unknown[0]}` is no option; those of `{name}` are {', '.join(known)}.")
+    return kind(**value)

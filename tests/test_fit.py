@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import json
@@ -19,7 +20,9 @@ from safetensors import safe_open
 from transformers import AutoModel, AutoTokenizer
 
 from probing import ProbeOptions, Run, WandbOptions, fit, load_run
+from probing.__main__ import COMMANDS
 from probing.cache.tokens import Tokens
+from probing.commandline import run as main_run
 from probing.commands.extract import extract
 from probing.errors import UserError
 from probing.runs import ACCURACY_COLUMNS, NEURON_COLUMNS
@@ -344,3 +347,32 @@ def test_the_builtin_model_knows_position_in_low_layers_and_loses_it_with_depth(
     assert len(dead) == 3
     assert {(row["contribution"], row["eta_squared"], row["eta_squared_z"]) for row in dead} == {(0.0, 0.0, 0.0)}
     assert yaml.safe_load((run.folder / "config.yaml").read_text())["model"] == "minilm"
+
+
+# --- W&B that cannot be reached ---
+
+
+@pytest.mark.patient
+@pytest.mark.parametrize("how", [{}, {"delay_s": 4.0}, {"dies_after": 5}, {"hangs_after": 20}], ids=str)
+def test_a_server_that_is_absent_slow_or_dying_costs_one_warning(
+    run: Run, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = f"unreached-{len(how)}-{'-'.join(how)}"
+    args = ["fit", "--config", str(run.folder / "config.yaml"), "--name", name, "--wandb.mode", "online"]
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(WandbServer(**how))
+        for variable, value in server.environment.items():
+            monkeypatch.setenv(variable, value)
+        if not how:  # nobody listens there any more
+            stack.close()
+        status = main_run(COMMANDS, args)
+    output = capsys.readouterr()
+    assert status == 0
+    (warning,) = [line for line in output.err.splitlines() if "W&B" in line]
+    assert "the results on disk are complete" in warning
+    made = load_run(run.folder.parent / name)
+    assert (made.neurons, made.accuracy) == (run.neurons, run.accuracy)
+    (tracked,) = read_offline_runs(made.folder)
+    assert tracked.exit_code == 0
+    assert [row["neuron"] for row in tracked.table("neurons/layer_02")] == [n["neuron"] for n in made.top(2, 1000)]
+    assert f"wandb sync {made.folder / 'wandb'}" in output.out

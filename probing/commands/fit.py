@@ -18,7 +18,7 @@ from probing.commands.shared import Dtype, Layers, cache_folder, extract_all
 from probing.corpus import Corpus, Split, assign_splits, hold_out, load_corpus
 from probing.errors import UserError
 from probing.interrupts import interrupt_behind
-from probing.options import ProbeOptions, WandbOptions
+from probing.options import ProbeOptions, WandbOptions, as_options
 from probing.runs import Run, RunFolder, check_name, load_run
 from probing.tasks import TokenTask, load_task
 from probing.tracking import Tracker
@@ -72,6 +72,7 @@ def fit(
     Returns:
         The finished run; None on ranks other than the first.
     """
+    probe, wandb = as_options(ProbeOptions, probe, "probe"), as_options(WandbOptions, wandb, "wandb")
     config = _plain(locals())
     from probing import terminal
 

@@ -1,0 +1,76 @@
+"""The Python interface as a notebook uses it: cells in one process, the last line of each shown as notebooks do."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+CELLS = """
+from probing import ProbeOptions, fit, load_run
+run = fit(model=MODEL, corpus=CORPUS, runs=RUNS, name="first", wandb={"mode": "disabled"})
+run
+# %%
+[row["layer"] for row in run.accuracy], len(run.neurons)
+# %%
+run.top(2, n=3)
+# %%
+same = fit(**load_run(run.folder).config, name="again")
+same.neurons == run.neurons and same.accuracy == run.accuracy
+# %%
+short = fit(**{**run.config, "probe": ProbeOptions(solver="adam"), "layer": 2, "trainer": {"max_epochs": 2}})
+short.results["layers"][0]["converged"]
+# %%
+try:
+    fit(model=MODEL, corpus=CORPUS, runs=RUNS, layer=9)
+except Exception as error:
+    message = f"{type(error).__name__}: {error}"
+message
+# %%
+try:
+    fit(**{**run.config, "probe": {"l3": 1}})
+except Exception as error:
+    message = f"{type(error).__name__}: {error}"
+message
+"""
+
+# What a notebook does with a cell: all but the last expression is run, that is shown as HTML where it can be.
+NOTEBOOK = """
+import ast, json, sys
+shown, names = [], dict(MODEL=sys.argv[1], CORPUS=sys.argv[2], RUNS=sys.argv[3])
+for cell in sys.stdin.read().split("# %%"):
+    *body, last = ast.parse(cell).body
+    exec(compile(ast.Module(body, []), "cell", "exec"), names)
+    value = eval(compile(ast.Expression(last.value), "cell", "eval"), names)
+    shown.append([getattr(value, "_repr_html_", lambda: "")(), repr(value)])
+print(json.dumps(shown), file=open(sys.argv[4], "w"))
+"""
+
+
+def test_a_notebook_sees_tables_and_can_repeat_a_run(
+    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
+) -> None:
+    arguments = [str(checkpoints["bert"]), str(corpus_file), str(tmp_path / "runs"), str(tmp_path / "shown.json")]
+    done = subprocess.run(
+        [sys.executable, "-c", NOTEBOOK, *arguments],
+        input=CELLS,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (html, text), layers, top, same, converged, refused, misspelt = json.loads((tmp_path / "shown.json").read_text())
+    assert html.count("<table>") == 2
+    assert len(re.findall("<tr>", html)) == 1 + 4 + 1 + 10  # a row for each layer, the last layer's first ten neurons
+    assert "Test accuracy by layer" in text
+    assert "Layer 3: neurons by contribution" in text
+    assert layers[1] == "([0, 1, 2, 3], 64)"
+    assert top[1].startswith("[{'layer': 2, 'rank': 1, 'neuron': ")
+    assert same[1] == "True"
+    assert converged[1] == "False"
+    assert re.search(r"UserError: `--layer 9`: .* has layers 0 \(embeddings\) to 3, so not 9", refused[1])
+    assert "`probe.l3` is no option; those of `probe` are l1, l2," in misspelt[1]
+    assert "Results: " in done.stdout
