@@ -84,10 +84,12 @@ def contents(cache: Path) -> dict[str, bytes]:
 
 
 def is_record(line: bytes) -> bool:
-    """Whether a line of the manifest is whole."""
+    """Whether a line of the manifest is as it was written."""
+    from probing.cache.store import _parse
+
     try:
-        return "record" in json.loads(line)
-    except (ValueError, TypeError):
+        return bool(_parse(line.decode()))
+    except ValueError:
         return False
 
 
