@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from probing.__main__ import COMMANDS
-from probing.commandline import parse, run, with_underscores
+from probing.arguments import parse, with_underscores
+from probing.commandline import run
 from probing.commands.cache import prune
 from probing.commands.fit import fit
 from probing.errors import UserError
@@ -69,8 +70,8 @@ def test_layers_are_taken_as_sweeps_pass_them(typed: str) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--layr", "6", "--probe.l3", "1"], ["--layr", "--probe.l3"]),
-        (["--seed", "x"], ["`--seed`: Expected a int. Got value: x"]),
+        (["--layr", "6", "--probe.l3", "1"], ["`--layr` is no option of fit (did you mean `--layer`?); `--probe.l3`"]),
+        (["--seed", "x"], ["`--seed x`: expected a whole number."]),
         (["--dtype", "float8"], ["dtype", "float8", "bfloat16"]),
         (["--probe.solver", "sgd"], ["solver", "lbfgs"]),
         (["--config", "missing.yaml"], ["missing.yaml"]),
