@@ -17,7 +17,6 @@ from safetensors import safe_open
 from transformers import AutoModel, AutoTokenizer
 
 from probing import ProbeOptions, Run, WandbOptions, fit, load_run
-from probing.errors import UserError
 from probing.runs import ACCURACY_COLUMNS, NEURON_COLUMNS
 from wandb_reader import read_offline_runs
 from wandb_server import WandbServer
@@ -261,33 +260,6 @@ def test_an_online_run_arrives_at_the_server(run: Run, monkeypatch: pytest.Monke
         made.accuracy[0]["accuracy"]
     ]
     assert any("train/layer_01/objective" in row for row in served.history)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"model": "no-such-model"}, "aliases are minilm"),
-        ({"layer": 9}, r"has layers 0 \(embeddings\) to 3"),
-        ({"layer": "first"}, "expected a number"),
-        ({"corpus": "missing.txt"}, "cannot be read"),
-        ({"task": "colour"}, "tasks are position"),
-        ({"task_args": {"min_cuont": 3}}, "min_cuont"),
-        ({"task_args": {"min_count": 10_000}}, "lower the bar with `--task_args.min_count`"),
-        ({"trainer": {"gradient_clip_val": 1}}, "cannot be honoured by the solver lbfgs"),
-        ({"trainer": {"max_epoch": 1}}, "no argument of Lightning's Trainer"),
-        ({"name": "main"}, "runs are never changed"),
-        ({"name": "../x"}, "not a plain name"),
-        ({"max_length": 100_000}, "takes . to 128 tokens"),
-        ({"probe": ProbeOptions(l2=0.0)}, "above 0"),
-        ({"probe": ProbeOptions(l1=-1.0)}, "at least 0"),
-    ],
-)
-def test_impossible_requests_are_refused_and_leave_nothing(run: Run, options: dict[str, Any], words: str) -> None:
-    runs = run.folder.parent
-    before = {path.name for path in runs.iterdir()}
-    with pytest.raises(UserError, match=words):
-        again(run, **{"name": "refused", **options})
-    assert {path.name for path in runs.iterdir()} == before
 
 
 @pytest.mark.slow
