@@ -22,6 +22,18 @@ def run(commands: Mapping[str, str], args: Sequence[str]) -> int:
         commands: For each name, of one or two words, its function as `module:function`.
         args: As the shell gives them.
     """
+    try:
+        try:
+            return _run(commands, args)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the end
+        return PIPE_CLOSED
+
+
+def _run(commands: Mapping[str, str], args: Sequence[str]) -> int:
     name, rest = _command(commands, args)
     if name is None:
         return _usage(commands, args)
@@ -29,11 +41,7 @@ def run(commands: Mapping[str, str], args: Sequence[str]) -> int:
         with sigterm_interrupts():
             function = _load(commands[name])
             function(**parse(name, function, rest))
-            sys.stdout.flush()
         return 0
-    except BrokenPipeError:  # whoever read the output, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is flushed at the end
-        return PIPE_CLOSED
     except UserError as error:
         status, message = USER_ERROR, str(error)
     except RunError as error:

@@ -55,7 +55,7 @@ def load_corpus(name: str, option: str = "--corpus") -> Corpus:
     if name == "builtin":
         lines: Iterable[str] = builtin_sentences()
     elif name == "-":
-        lines = _decode(sys.stdin.buffer.read(), f"{option} -")
+        lines = _decode(_read_standard_input(option), f"{option} -")
     else:
         lines = _decode(_read(Path(name), option), f"{option} {name}")
     return from_sentences(name, lines, option)
@@ -129,6 +129,15 @@ def _read(path: Path, option: str) -> bytes:
             f"`{option} {path}` cannot be read ({reason}); "
             "give `builtin`, the path of a .txt file with a sentence a line, or `-` for standard input."
         ) from None
+
+
+def _read_standard_input(option: str) -> bytes:
+    try:
+        if sys.stdin is None:
+            raise OSError("it is closed")
+        return sys.stdin.buffer.read()
+    except OSError as error:
+        raise UserError(f"`{option} -` cannot be read ({error.strerror or error}); give it a text.") from None
 
 
 def _decode(data: bytes, typed: str) -> Iterator[str]:

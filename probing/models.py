@@ -89,14 +89,21 @@ class ModelSource:
         return "".join(c if c.isalnum() or c in "-_." else "-" for c in last).lstrip(".-") or "model"
 
     def fingerprint(self, weights: bool = True) -> str:
-        """SHA-256 (hex) of the files that decide its hidden states; without the weights for the untrained twin."""
+        """SHA-256 (hex) of the files that decide its hidden states; without the weights for the untrained twin.
+
+        Raises:
+            UserError: If one of them cannot be read.
+        """
         digest = hashlib.sha256()
         for pattern in _DESCRIPTION_FILES + (_WEIGHT_FILES if weights else ()):
             for path in sorted(self.folder.glob(pattern)):
-                digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
-                with path.open("rb") as file:
-                    while block := file.read(1 << 20):
-                        digest.update(block)
+                try:
+                    digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+                    with path.open("rb") as file:
+                        while block := file.read(1 << 20):
+                            digest.update(block)
+                except OSError as error:
+                    raise UserError(f"`--model {self.name}`: {path} cannot be read ({as_clause(error)}).") from None
         return digest.hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -171,3 +172,14 @@ def test_importing_probing_is_cheap_and_changes_nothing() -> None:
     ).stdout.split()
     assert equal == "True"
     assert not {"torch", "numpy", "jsonargparse", "wandb", "matplotlib"} & set(modules)
+
+
+# argparse itself passes over a closed pipe.
+@pytest.mark.parametrize(("args", "status"), [("cache ls --cache nothing", 141), ("fit --help", 0), ("--help", 141)])
+def test_output_that_nobody_reads_any_more_ends_quietly(args: str, status: int) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "probing", *args.split()]
+    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (status, b"")

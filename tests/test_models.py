@@ -510,7 +510,9 @@ def test_a_model_that_is_nowhere_is_refused_with_the_ways_out(
 ) -> None:
     hub("org/name", checkpoints["bert"])
     for name, revision in (("org/other", None), ("bert-large", None), ("org/name", "v9")):
-        with pytest.raises(UserError, match=rf"`--model {name}( --revision v9)?` is not on this machine.*minilm.*save_pretrained"):
+        with pytest.raises(
+            UserError, match=rf"`--model {name}( --revision v9)?` is not on this machine.*minilm.*save_pretrained"
+        ):
             resolve_model(name, revision)
 
 

@@ -52,7 +52,7 @@ def runs_folder(runs: str) -> Path:
     """
     path = folder(runs, f"--runs {runs}")
     there = next(part for part in (path, *path.parents) if part.exists())
-    if not os.access(there, os.W_OK | os.X_OK):
+    if not os.access(there, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
         raise UserError(f"`--runs {runs}` cannot be written ({there} is read-only for you); name a folder of yours.")
     return path
 
