@@ -232,7 +232,7 @@ def read_yaml(path: str) -> Mapping[Any, Any]:
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise UserError(f"`--config {path}` is no YAML that is read here ({line}{error.problem or error})") from None
-    except (yaml.YAMLError, ValueError, TypeError, LookupError, RecursionError) as error:
+    except Exception as error:  # of PyYAML's own tags, such as !!timestamp, each raises what it stumbles over
         raise UserError(f"`--config {path}` is no YAML that is read here ({as_clause(error)})") from None
     if not isinstance(options, Mapping):
         raise UserError(f"`--config {path}` holds no options: expected lines such as `layer: 6`")
@@ -289,11 +289,9 @@ def _values(value: Any) -> Iterator[Any]:
 
 
 def _as_yaml(text: str) -> Any:
-    import yaml
-
     try:
         return get_loader("yaml")(text)
-    except (yaml.YAMLError, ValueError):
+    except Exception:  # as in `read_yaml`; what is no YAML is refused as text
         return text
 
 
