@@ -242,6 +242,8 @@ def train_probes(
         fitting = build_trainer({"max_epochs": MAX_EPOCHS, **trainer_options}, logger, callbacks, folder)
         with interrupts_pass():
             fitting.fit(probe, datamodule=ProbeData(*sides, mini_batches=(training.batch_size, training.seed)))
+        if not torch.isfinite(probe.scaled_weight).all():
+            raise _diverged(training, trainer_options)
         # How far Adam stayed from the optimum is measured by going there from where it stopped.
         solved = FullPassProbe(**stack, **full_pass, start=probe.scaled_weight.data.cpu())
         full = {k: v for k, v in trainer_options.items() if k in _FOR_MEASURING} | {"max_epochs": MAX_PASSES}
@@ -258,8 +260,13 @@ def train_probes(
         fitting.test(probe, datamodule=ProbeData(*sides), verbose=False)
     fits = [_layer_fit(layer, i, probe, solved, moments[i], fitting.current_epoch) for i, layer in enumerate(layers)]
     if not all(math.isfinite(fit.optimality_gap) for fit in fits):
-        raise UserError(f"`--probe.learning_rate {training.learning_rate}`: the training diverged; lower it.")
+        raise _diverged(training, trainer_options)
     return fits
+
+
+def _diverged(training: Training, trainer_options: Mapping[str, Any]) -> UserError:
+    precision = ", or leave out `--trainer.precision`" if "precision" in trainer_options else ""
+    return UserError(f"`--probe.learning_rate {training.learning_rate}`: the training diverged; lower it{precision}.")
 
 
 def _layer_fit(

@@ -171,6 +171,13 @@ def test_a_test_corpus_replaces_the_test_part(run: Run, sentences: list[str], tm
     assert made.results["n_sentences"]["train"] > run.results["n_sentences"]["train"]
 
 
+def test_a_test_corpus_may_be_one_sentence(run: Run, sentences: list[str], tmp_path: Path) -> None:
+    test_corpus = tmp_path / "test.txt"
+    test_corpus.write_text(sentences[0].upper())
+    made = again(run, test_corpus=str(test_corpus), layer=0, name="one-sentence")
+    assert made.results["n_sentences"]["test"] == 1
+
+
 def test_special_tokens_are_examples_only_when_asked_for(run: Run) -> None:
     made = again(run, task_args={"min_count": 5, "special_tokens": "include"}, name="special")
     assert 0 in made.results["classes"]

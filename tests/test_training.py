@@ -136,6 +136,12 @@ def test_too_few_passes_are_admitted_with_a_gap_that_still_bounds(data):
     assert fit.optimality_gap >= distance_to_optimum(data, fit) > 1e-5
 
 
+@pytest.mark.parametrize("trainer", [{}, {"precision": "16-true"}])
+def test_a_training_that_diverges_is_refused(data, trainer):
+    with pytest.raises(UserError, match=r"`--probe.learning_rate .*e\+30`: the training diverged; lower it"):
+        data.fit(solver="adam", learning_rate=1e30, trainer={"max_epochs": 3, **trainer})
+
+
 def test_no_pass_at_all_is_refused(data):
     with pytest.raises(UserError, match=r"`--trainer.max_epochs` or `--trainer.max_time` ended.*first pass"):
         data.fit(trainer={"max_epochs": 0})
