@@ -1,33 +1,18 @@
-"""The command line from typed functions: jsonargparse, with this project's spellings and error reports."""
+"""The command line: which command is meant, and how it ended, as an exit status and one line."""
 
 from __future__ import annotations
 
-import re
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any
 
-from jsonargparse import ActionConfigFile, ArgumentParser
-
-from probing.errors import RunError, UserError
+from probing.arguments import parse
+from probing.errors import RunError, UserError, did_you_mean, one_line
 from probing.interrupts import Terminated, interrupt_behind, signals_interrupt
 
-RUN_ERROR, USER_ERROR, INTERRUPTED, TERMINATED = 1, 2, 130, 143
-
-
-class Parser(ArgumentParser):
-    """Lets yes/no options stand alone and turns what is wrong with the arguments into a UserError."""
-
-    def add_argument(self, *args: Any, **options: Any) -> Any:
-        """Add an option; one that is yes or no may stand alone."""
-        if options.get("type") is bool:
-            options = {**options, "nargs": "?", "const": True}
-        return super().add_argument(*args, **options)
-
-    def error(self, message: str, error: Exception | None = None) -> NoReturn:
-        """Raise the message as a UserError in one line."""
-        raise UserError(plain_words(message))
+RUN_ERROR, USER_ERROR, INTERRUPTED, PIPE_CLOSED, TERMINATED = 1, 2, 130, 141, 143
 
 
 def run(commands: Mapping[str, str], args: Sequence[str]) -> int:
@@ -37,6 +22,18 @@ def run(commands: Mapping[str, str], args: Sequence[str]) -> int:
         commands: For each name, of one or two words, its function as `module:function`.
         args: As the shell gives them.
     """
+    try:
+        try:
+            return _run(commands, args)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the end
+        return PIPE_CLOSED
+
+
+def _run(commands: Mapping[str, str], args: Sequence[str]) -> int:
     name, rest = _command(commands, args)
     if name is None:
         return _usage(commands, args)
@@ -49,42 +46,13 @@ def run(commands: Mapping[str, str], args: Sequence[str]) -> int:
             if interrupt := interrupt_behind(error):
                 is_term = isinstance(interrupt, Terminated)
                 status, how = (TERMINATED, "terminated") if is_term else (INTERRUPTED, "interrupted")
-                message = "; ".join([how, "what was cached is kept", *map(str, interrupt.args)])
+                message = "; ".join([how, *map(str, interrupt.args), "what was cached is kept"])
             elif isinstance(error, UserError | RunError):
                 status, message = USER_ERROR if isinstance(error, UserError) else RUN_ERROR, str(error)
             else:
                 raise
-    print(f"probing {name}: {message}", file=sys.stderr)
+    print(one_line(f"probing {name}: {message}"), file=sys.stderr)
     return status
-
-
-def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[str, Any]:
-    """Return a command's keyword arguments, from its signature, `--config` files and the command line.
-
-    Raises:
-        UserError: If an option or key is unknown or a value is of the wrong type.
-    """
-    parser = Parser(prog=f"probing {name}")
-    parser.add_argument(
-        "--config", action=ActionConfigFile, help="YAML file of options; the command line overrides it."
-    )
-    parser.add_function_arguments(function)
-    keywords = vars(parser.instantiate(parser.parse_args([with_underscores(arg) for arg in args])))
-    return {key: value for key, value in keywords.items() if key != "config"}
-
-
-def plain_words(message: str) -> str:
-    """Return jsonargparse's message in one line and without Python's names for things."""
-    text = " ".join(message.split())
-    text = re.sub(r'Parser key "([^"]+)":', r"`--\1`:", text)
-    text = re.sub(r"Does not validate against any of the Union subtypes Subtypes: .*? Errors: - ", "", text)
-    return re.sub(r"<class '(\w+)'>", r"\1", text).replace("typing.", "")
-
-
-def with_underscores(arg: str) -> str:
-    """Return an option spelled with underscores: `--test-corpus=a-b` is `--test_corpus=a-b`."""
-    name, equals, value = arg.partition("=")
-    return f"--{name[2:].replace('-', '_')}{equals}{value}" if re.match(r"--[a-z]", name) else arg
 
 
 def _command(commands: Mapping[str, str], args: Sequence[str]) -> tuple[str | None, Sequence[str]]:
@@ -97,9 +65,10 @@ def _command(commands: Mapping[str, str], args: Sequence[str]) -> tuple[str | No
 
 def _usage(commands: Mapping[str, str], args: Sequence[str]) -> int:
     if args and args[0] not in ("-h", "--help"):
-        print(
-            f"probing: there is no command `{' '.join(args[:2])}`; commands are {', '.join(commands)}", file=sys.stderr
-        )
+        typed = " ".join(arg for arg in args[:2] if arg == args[0] or not arg.startswith("-"))
+        near = did_you_mean(typed, commands) or did_you_mean(args[0], commands)
+        message = f"probing: there is no command `{typed}`{near}; commands are {', '.join(commands)}"
+        print(one_line(message), file=sys.stderr)
         return USER_ERROR
     print("usage: python -m probing COMMAND [OPTIONS]   (python -m probing COMMAND --help lists a command's options)\n")
     for name, function in commands.items():

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probing.errors import UserError
+from probing.errors import UserError, as_clause, did_you_mean
 
 if TYPE_CHECKING:
     import torch
@@ -84,14 +86,21 @@ class ModelSource:
         return "".join(c if c.isalnum() or c in "-_." else "-" for c in last).lstrip(".-") or "model"
 
     def fingerprint(self, weights: bool = True) -> str:
-        """SHA-256 (hex) of the files that decide its hidden states; without the weights for the untrained twin."""
+        """SHA-256 (hex) of the files that decide its hidden states; without the weights for the untrained twin.
+
+        Raises:
+            UserError: If one of them cannot be read.
+        """
         digest = hashlib.sha256()
         for pattern in _DESCRIPTION_FILES + (_WEIGHT_FILES if weights else ()):
             for path in sorted(self.folder.glob(pattern)):
-                digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
-                with path.open("rb") as file:
-                    while block := file.read(1 << 20):
-                        digest.update(block)
+                try:
+                    digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+                    with path.open("rb") as file:
+                        while block := file.read(1 << 20):
+                            digest.update(block)
+                except OSError as error:
+                    raise UserError(f"`--model {self.name}`: {path} cannot be read ({as_clause(error)}).") from None
         return digest.hexdigest()
 
 
@@ -101,7 +110,7 @@ def resolve_model(name: str, revision: str | None = None) -> ModelSource:
     Raises:
         UserError: If there is no such model here and the hub does not give it either.
     """
-    if name and name not in ALIASES and Path(name).is_dir():
+    if name and name not in ALIASES and os.path.isdir(name):  # Path would raise where the name is too long
         if not (Path(name) / "config.json").is_file():
             raise UserError(
                 f"`--model {name}`: the folder has no config.json; give a folder written by `save_pretrained`."
@@ -149,8 +158,10 @@ def _from_hub(name: str, revision: str | None) -> Path:
         reason = "is neither an alias, a folder, nor a hub id"
     except (OSError, huggingface_hub.errors.HfHubHTTPError) as error:
         reason = f"is not on this machine and the hub did not give it ({type(error).__name__})"
+    typed = f"`--model {name}" + (f" --revision {revision}`" if revision else "`")
+    near = "" if name in ALIASES else did_you_mean(name, ALIASES)
     known = ", ".join(ALIASES)
-    raise UserError(f"`--model {name}` {reason}; aliases are {known}; {_WAYS_OUT}.")
+    raise UserError(f"{typed} {reason}{near}; aliases are {known}; {_WAYS_OUT}.")
 
 
 def _has(folder: Path, patterns: Sequence[str]) -> bool:
@@ -167,20 +178,25 @@ def load_config(source: ModelSource) -> Any:
 
     try:
         config = AutoConfig.from_pretrained(source.folder, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # transformers and what checks its classes raise many kinds
         if "trust_remote_code" in str(error):
             raise UserError(
                 f"`--model {source.name}` needs code that comes with its weights, which is never run; "
                 "choose a model whose family is part of transformers."
             ) from None
         raise UserError(
-            f"`--model {source.name}`: its config.json is not one that transformers reads ({_first_line(error)}); "
+            f"`--model {source.name}`: its config.json is not one that transformers reads ({as_clause(error)}); "
             "check the folder or upgrade transformers."
         ) from None
     if not all(hasattr(config, name) for name in ("num_hidden_layers", "hidden_size", "vocab_size")):
         raise UserError(
             f"`--model {source.name}` ({config.model_type}) is not one stack of blocks over text; "
             "choose a text model, such as BERT."
+        )
+    if not (config.num_hidden_layers >= 0 and config.hidden_size >= 1):
+        raise UserError(
+            f"`--model {source.name}`: its config.json speaks of {config.num_hidden_layers} blocks and a width of "
+            f"{config.hidden_size}; check the folder."
         )
     return config
 
@@ -197,7 +213,7 @@ def load_tokenizer(source: ModelSource) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(source.folder, trust_remote_code=False)
     except Exception as error:  # tokenizers raises plain Exception for a file that it cannot read
         raise UserError(
-            f"`--model {source.name}`: its tokenizer cannot be loaded ({_first_line(error)}); "
+            f"`--model {source.name}`: its tokenizer cannot be loaded ({as_clause(error)}); "
             "the folder needs the files that `tokenizer.save_pretrained` writes."
         ) from None
     # Without any file transformers 5 makes an empty tokenizer, to which every word is unknown.
@@ -224,7 +240,7 @@ def load_encoder(source: ModelSource, dtype: torch.dtype, random_weights_seed: i
 
     config = load_config(source)
     if random_weights_seed is not None:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), _building(source):
             torch.manual_seed(random_weights_seed)
             return _encoder_of(AutoModel.from_config(config, trust_remote_code=False)).to(dtype)
     if not _has(source.folder, _WEIGHT_FILES):
@@ -239,7 +255,7 @@ def load_encoder(source: ModelSource, dtype: torch.dtype, random_weights_seed: i
     except Exception as error:  # safetensors, pickle and transformers each raise their own kinds
         raise UserError(
             f"`--model {source.name}`: its weights cannot be loaded as safetensors or with weights_only "
-            f"({_first_line(error)}); save them again with `save_pretrained`."
+            f"({as_clause(error)}); save them again with `save_pretrained`."
         ) from None
     encoder = _encoder_of(model)
     # transformers fills what is missing with random numbers. A decoder may be missing, and the pooler, which comes
@@ -267,20 +283,47 @@ def parse_layers(layer: int | str | Sequence[int], n_layers: int, model: str) ->
     Raises:
         UserError: If one is not a whole number from 0 to `n_layers`.
     """
-    if layer == "all":
+    if (layers := layer_numbers(layer)) is None:
         return list(range(n_layers + 1))
-    typed = (
-        layer if isinstance(layer, str) else ",".join(map(str, layer)) if isinstance(layer, Sequence) else str(layer)
-    )
-    try:
-        layers = sorted({int(part) for part in typed.split(",")})
-    except ValueError:
-        raise UserError(
-            f"`--layer {typed}` is not a layer: expected a number, a list such as 0,3,{n_layers}, or all."
-        ) from None
     if out := [k for k in layers if not 0 <= k <= n_layers]:
+        typed = _typed_layers(layer)
         raise UserError(f"`--layer {typed}`: {model} has layers 0 (embeddings) to {n_layers}, so not {out[0]}.")
     return layers
+
+
+def layer_numbers(layer: int | str | Sequence[int]) -> list[int] | None:
+    """Return the layers that are named, ascending, or None for all of them; known without the model.
+
+    Raises:
+        UserError: If one is not a whole number.
+    """
+    typed = _typed_layers(layer) or "[]"
+    try:
+        return None if typed == "all" else sorted({int(part) for part in typed.split(",")})
+    except ValueError:
+        raise UserError(f"`--layer {typed}` is not a layer: expected a number, a list such as 0,3,6, or all.") from None
+
+
+def _typed_layers(layer: int | str | Sequence[int]) -> str:
+    return str(layer) if isinstance(layer, int | str) else ",".join(map(str, layer))
+
+
+def length_limits(source: ModelSource, tokenizer: Any) -> tuple[int, int]:
+    """Return the shortest sequence with room for a word, and the longest the model takes, special tokens included.
+
+    Raises:
+        UserError: If the longest is shorter than that.
+    """
+    with _building(source):
+        longest = max_length_of(load_config(source), tokenizer)
+    # Told to leave no room for a word, tokenizers do not truncate at all.
+    least = int(tokenizer.num_special_tokens_to_add()) + 1
+    if longest < least:
+        raise UserError(
+            f"`--model {source.name}` takes {longest} tokens by its config.json and tokenizer_config.json, "
+            "which leaves no room for a word; check the folder."
+        )
+    return least, longest
 
 
 def max_length_of(config: Any, tokenizer: Any) -> int:
@@ -293,6 +336,20 @@ def max_length_of(config: Any, tokenizer: Any) -> int:
     if rows > 0:  # XLNet says -1
         limits.append(rows - _rows_before_the_first_position(config, rows))
     return int(min(limits))
+
+
+@contextmanager
+def _building(source: ModelSource) -> Iterator[None]:
+    """Turn what transformers raises for sizes that make no model into a UserError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # each family raises its own kinds
+        raise UserError(
+            f"`--model {source.name}`: its config.json and tokenizer_config.json make no model ({as_clause(error)}); "
+            "check the folder."
+        ) from None
 
 
 def _rows_before_the_first_position(config: Any, rows: int) -> int:
@@ -312,7 +369,3 @@ def _rows_before_the_first_position(config: Any, rows: int) -> int:
         if "position" in name and isinstance(module, nn.Embedding) and module.num_embeddings == rows
     )
     return next((table.padding_idx + 1 for table in tables if table.padding_idx is not None), 0)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0][:200] or type(error).__name__

@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
-from probing.errors import UserError
+from probing.errors import UserError, out_of_range
+
+# Of penalties and steps: what is beyond is 0 or infinite in float32, squared or times a few thousand tokens.
+SMALLEST, LARGEST = 1e-30, 1e30
 
 _Options = TypeVar("_Options")
 
@@ -41,17 +44,17 @@ class ProbeOptions:
     batch_size: int = 512
     patience: int = 3
 
-    def check(self) -> None:
-        """Raise UserError if a value is out of range."""
-        for name, low in (("l1", 0.0), ("batch_size", 1), ("patience", 1)):
-            if not getattr(self, name) >= low:
-                raise UserError(f"`--probe.{name} {getattr(self, name)}` is out of range: expected at least {low}.")
+    def problems(self) -> list[str]:
+        """Return what is wrong with values that are out of range."""
+        problems = out_of_range("probe.l1", self.l1, 0, LARGEST)
+        problems += out_of_range("probe.batch_size", self.batch_size, 1)
+        problems += out_of_range("probe.patience", self.patience, 1)
         for name in ("l2", "tolerance", "learning_rate"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise UserError(
-                    f"`--probe.{name} {getattr(self, name)}` is out of range: expected a number above 0"
-                    + (", without which the distance to the optimum has no bound." if name == "l2" else ".")
-                )
+            if not SMALLEST <= (value := getattr(self, name)) <= LARGEST:
+                why = ", without which the distance to the optimum has no bound" if name == "l2" else ""
+                problem = f"`--probe.{name} {value}` is out of range: expected a number above 0"
+                problems.append(f"{problem}{why} ({SMALLEST} to {LARGEST})")
+        return problems
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import html
 import json
+import os
 import re
 import shutil
 import time
@@ -121,14 +122,10 @@ class RunFolder:
     @staticmethod
     def _claim(final: Path) -> Path:
         """Make the partial folder, which one process alone can."""
-        partial = final.with_name(final.name + PARTIAL)
         try:
-            partial.mkdir()
+            final.with_name(final.name + PARTIAL).mkdir()
         except FileExistsError:
-            raise UserError(
-                f"`--name {final.name}`: {partial} is there, of a run that is under way or was interrupted; "
-                "remove it or choose another name."
-            ) from None
+            raise _is_partial(final) from None
         return final
 
     @classmethod
@@ -165,16 +162,26 @@ def check_name(runs: Path, name: str) -> Path:
     """Return the folder of a run of this name.
 
     Raises:
-        UserError: If the name is taken, is not a plain one, or would leave the folder of runs.
+        UserError: If the name is taken, by a run under way too, or is not a plain one inside the folder of runs.
     """
     if not re.fullmatch(r"[\w][\w.+=@-]{0,199}", name) or name.endswith(PARTIAL):
         raise UserError(
             f"`--name {name}` is not a plain name inside {runs}: use letters, digits and - _ . + = @, "
             f"beginning with a letter or digit and not ending in {PARTIAL}."
         )
-    if (runs / name).exists():
-        raise UserError(f"`--name {name}`: {runs / name} exists and runs are never changed; choose another name.")
-    return runs / name
+    final = runs / name
+    if os.path.lexists(final):  # a link that leads nowhere, too, is in the way
+        raise UserError(f"`--name {name}`: {final} exists and runs are never changed; choose another name.")
+    if os.path.lexists(final.with_name(name + PARTIAL)):
+        raise _is_partial(final)
+    return final
+
+
+def _is_partial(final: Path) -> UserError:
+    return UserError(
+        f"`--name {final.name}`: {final.with_name(final.name + PARTIAL)} is there, of a run that is under way or was "
+        "interrupted; remove it or choose another name."
+    )
 
 
 def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str]) -> None:

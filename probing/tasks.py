@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any, Protocol
@@ -10,8 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from probing.arguments import Given, Parser, Place
 from probing.cache.tokens import Tokens
-from probing.errors import UserError
+from probing.errors import UserError, did_you_mean
 
 GROUP = "probing.tasks"
 
@@ -38,22 +38,12 @@ def load_task(name: str, options: Mapping[str, Any]) -> TokenTask:
     """
     found = {entry.name: entry for entry in entry_points(group=GROUP)}
     if name not in found:
-        raise UserError(f"`--task {name}` is not installed; tasks are {', '.join(sorted(found)) or 'none'}.")
+        near = did_you_mean(name, found)
+        raise UserError(f"`--task {name}` is not installed{near}; tasks are {', '.join(sorted(found)) or 'none'}.")
     task = found[name].load()
-    known = [field.name for field in dataclasses.fields(task)]
-    if unknown := [option for option in options if option not in known]:
-        raise UserError(
-            f"`--task_args.{unknown[0]}` is no option of the task {name}; its options are {', '.join(known)}."
-        )
-    from jsonargparse import ArgumentParser
-
-    from probing.commandline import plain_words
-
-    # The command line's own type checks, so that a task's options behave like any other option.
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(task, "task_args")
-    try:
-        checked = parser.parse_object({"task_args": dict(options)})
-    except Exception as error:  # jsonargparse raises its own and argparse's errors
-        raise UserError(plain_words(str(error))) from None
-    return task(**checked.task_args)
+    # The command line's own checks, so that a task's options behave like any other option.
+    parser = Parser()
+    parser.add_class_arguments(task)
+    given = Given(parser, task, f"the task {name}")
+    given.take_mapping(options, Place("--task_args."))
+    return task(**given.keywords())

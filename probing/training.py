@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from probing.errors import UserError
+from probing.errors import UserError, as_clause, did_you_mean, out_of_range, refuse
 from probing.examples import Batch, Examples, ShardBatches, read
 from probing.interrupts import interrupts_pass
 from probing.metrics import ProbeMetrics
@@ -39,6 +41,12 @@ _HONOURED = {
 _HONOURED_BY_ADAM = _HONOURED | {
     "precision", "min_epochs", "gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches",
     "limit_train_batches", "limit_val_batches", "check_val_every_n_epoch",
+}  # fmt: skip
+_YES_OR_NO = {"deterministic", "benchmark", "enable_progress_bar", "enable_checkpointing", "detect_anomaly"}
+# Whole numbers and the least of each; -1 epochs are as many as it takes.
+_AT_LEAST = {
+    "max_epochs": -1, "min_epochs": 0, "limit_train_batches": 1, "limit_val_batches": 0, "accumulate_grad_batches": 1,
+    "check_val_every_n_epoch": 1,
 }  # fmt: skip
 _FOR_MEASURING = _HONOURED - {"max_epochs", "max_time", "enable_checkpointing"}
 
@@ -234,6 +242,8 @@ def train_probes(
         fitting = build_trainer({"max_epochs": MAX_EPOCHS, **trainer_options}, logger, callbacks, folder)
         with interrupts_pass():
             fitting.fit(probe, datamodule=ProbeData(*sides, mini_batches=(training.batch_size, training.seed)))
+        if not torch.isfinite(probe.scaled_weight).all():
+            raise _diverged(training, trainer_options)
         # How far Adam stayed from the optimum is measured by going there from where it stopped.
         solved = FullPassProbe(**stack, **full_pass, start=probe.scaled_weight.data.cpu())
         full = {k: v for k, v in trainer_options.items() if k in _FOR_MEASURING} | {"max_epochs": MAX_PASSES}
@@ -248,7 +258,15 @@ def train_probes(
         fitting.save_checkpoint(Path(fitting.default_root_dir) / "checkpoints" / "probe.ckpt", weights_only=True)
     with interrupts_pass():
         fitting.test(probe, datamodule=ProbeData(*sides), verbose=False)
-    return [_layer_fit(layer, i, probe, solved, moments[i], fitting.current_epoch) for i, layer in enumerate(layers)]
+    fits = [_layer_fit(layer, i, probe, solved, moments[i], fitting.current_epoch) for i, layer in enumerate(layers)]
+    if not all(math.isfinite(fit.optimality_gap) for fit in fits):
+        raise _diverged(training, trainer_options)
+    return fits
+
+
+def _diverged(training: Training, trainer_options: Mapping[str, Any]) -> UserError:
+    precision = ", or leave out `--trainer.precision`" if "precision" in trainer_options else ""
+    return UserError(f"`--probe.learning_rate {training.learning_rate}`: the training diverged; lower it{precision}.")
 
 
 def _layer_fit(
@@ -268,7 +286,8 @@ def _layer_fit(
         converged=gap <= solved.tolerance,
         n_passes=n_epochs if is_adam else solution.n_passes,
         metrics=metrics.compute(),
-        correct_by_sentence=metrics.correct_by_sentence.compute().cpu().numpy(),
+        # Of one sentence, torchmetrics makes a number.
+        correct_by_sentence=metrics.correct_by_sentence.compute().cpu().numpy().reshape(-1),
     )
 
 
@@ -281,7 +300,7 @@ def check_trainer_options(options: Mapping[str, Any], solver: SolverName) -> Non
     known = set(inspect.signature(pl.Trainer).parameters)
     honoured = _HONOURED_BY_ADAM if solver == "adam" else _HONOURED
     problems = [
-        f"`--trainer.{name}` is no argument of Lightning's Trainer"
+        f"`--trainer.{name}` is no argument of Lightning's Trainer{did_you_mean(str(name), honoured, '--trainer.')}"
         if name not in known
         else f"`--trainer.{name}` cannot be honoured by the solver {solver}"
         for name in options
@@ -290,17 +309,34 @@ def check_trainer_options(options: Mapping[str, Any], solver: SolverName) -> Non
     if problems:
         problems.append(f"what can be set is {', '.join(sorted(honoured))}")
     # What Lightning would refuse or stumble over only once it trains.
-    for name in ("max_epochs", "min_epochs", "limit_train_batches"):
-        value = options.get(name)
-        if not (value is None or (isinstance(value, int | float) and float(value).is_integer())):
+    for name, least in _AT_LEAST.items():
+        if (value := options.get(name)) is None:
+            continue
+        if isinstance(value, int) or (name.startswith("limit") and isinstance(value, float) and value.is_integer()):
+            problems += out_of_range(f"trainer.{name}", value, least)
+        else:
             problems.append(f"`--trainer.{name} {value}`: expected a whole number")
-    if problems:
-        raise UserError(f"{'; '.join(problems)}.")
-    try:
-        build_trainer(options, logger=False, callbacks=(), folder=None)
-    except Exception as error:  # Lightning raises many kinds
-        reason = str(error).strip().split("\n")[0]
-        raise UserError(f"`--trainer.*` ({', '.join(options)}): Lightning refuses it: {reason}") from None
+    if isinstance(clip := options.get("gradient_clip_val"), int | float):
+        problems += out_of_range("trainer.gradient_clip_val", clip, 0)
+    for name in _YES_OR_NO & set(options):
+        if not (isinstance(options[name], bool) or (name == "deterministic" and options[name] == "warn")):
+            problems.append(f"`--trainer.{name} {options[name]}`: expected true or false")
+    if options.get("max_epochs") == 0:
+        problems.append(
+            "`--trainer.max_epochs 0` leaves no pass over the tokens: expected at least 1, or -1 for no limit"
+        )
+    if not isinstance(max_time := options.get("max_time", {}), str | Mapping | timedelta):
+        problems.append(f"`--trainer.max_time {max_time}`: expected DD:HH:MM:SS")
+    refuse(problems)
+    # One by one, so that the message names what is refused; then all, which may be at odds with one another.
+    for tried in [*({name: value} for name, value in options.items()), options]:
+        try:
+            build_trainer(tried, logger=False, callbacks=(), folder=None)
+        except Exception as error:  # Lightning raises many kinds
+            typed = " ".join(f"--trainer.{name} {value}" for name, value in tried.items())
+            raise UserError(f"`{typed}`: Lightning refuses it ({as_clause(error)}).") from None
+    if "max_time" in options and (pl.callbacks.Timer(options["max_time"]).time_remaining() or 0) <= 0:
+        raise UserError(f"`--trainer.max_time {options['max_time']}` leaves no time to train: expected DD:HH:MM:SS.")
 
 
 def build_trainer(

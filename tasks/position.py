@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.cache.tokens import Tokens
+from probing.errors import out_of_range, refuse
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,13 @@ class Position:
     special_tokens: Literal["exclude", "include"] = "exclude"
     min_count: int | None = None
     max_position: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that leave nothing to tell apart."""
+        refuse(
+            out_of_range("task_args.min_count", self.min_count, 1)
+            + out_of_range("task_args.max_position", self.max_position, 1)
+        )
 
     # Classes are numbers: being off by one is better than being off by ten.
     ordinal = True

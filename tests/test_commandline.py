@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,7 +12,8 @@ import pytest
 import yaml
 
 from probing.__main__ import COMMANDS
-from probing.commandline import parse, run, with_underscores
+from probing.arguments import parse, with_underscores
+from probing.commandline import run
 from probing.commands.cache import prune
 from probing.commands.fit import fit
 from probing.errors import UserError
@@ -69,8 +71,8 @@ def test_layers_are_taken_as_sweeps_pass_them(typed: str) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--layr", "6", "--probe.l3", "1"], ["--layr", "--probe.l3"]),
-        (["--seed", "x"], ["`--seed`: Expected a int. Got value: x"]),
+        (["--layr", "6", "--probe.l3", "1"], ["`--layr` is no option of fit (did you mean `--layer`?); `--probe.l3`"]),
+        (["--seed", "x"], ["`--seed x`: expected a whole number."]),
         (["--dtype", "float8"], ["dtype", "float8", "bfloat16"]),
         (["--probe.solver", "sgd"], ["solver", "lbfgs"]),
         (["--config", "missing.yaml"], ["missing.yaml"]),
@@ -170,3 +172,14 @@ def test_importing_probing_is_cheap_and_changes_nothing() -> None:
     ).stdout.split()
     assert equal == "True"
     assert not {"torch", "numpy", "jsonargparse", "wandb", "matplotlib"} & set(modules)
+
+
+# argparse itself passes over a closed pipe.
+@pytest.mark.parametrize(("args", "status"), [("cache ls --cache nothing", 141), ("fit --help", 0), ("--help", 141)])
+def test_output_that_nobody_reads_any_more_ends_quietly(args: str, status: int) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "probing", *args.split()]
+    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (status, b"")

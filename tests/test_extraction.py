@@ -320,6 +320,16 @@ def test_activations_that_are_not_finite_are_refused_with_layer_and_sentence(
     assert not list(entry.rglob("*.partial-*"))
 
 
+def test_states_that_a_model_keeps_in_float32_are_stored_in_the_dtype_asked_for(
+    request_for: Callable[..., Request], tmp_path: Path
+) -> None:
+    half = activations(request_for([0, 3], "t5", dtype="float16"), tmp_path / "half", CPU)
+    single = activations(request_for([0, 3], "t5"), tmp_path / "single", CPU)
+    for layer in (0, 3):
+        assert half.read(layer, 0).dtype == torch.float16
+        torch.testing.assert_close(half.read(layer, 0).float(), single.read(layer, 0), rtol=0.02, atol=0.05)
+
+
 def full_disk(*args: Any, **keywords: Any) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -279,35 +276,6 @@ def test_a_folder_without_weights_offers_the_untrained_twin(tiny_model: Callable
     assert load(folder, seed=0).config.hidden_size == D_MODEL
 
 
-class Malicious:
-    """Unpickled without care, it leaves a file behind."""
-
-    def __init__(self, evidence: Path) -> None:
-        self.evidence = evidence
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.evidence),)
-
-
-@pytest.mark.filterwarnings("ignore:Detected pickle protocol:UserWarning")
-@pytest.mark.parametrize("container", ["zip", "bare pickle"])
-def test_a_malicious_pickle_is_refused_and_not_run(
-    tiny_model: Callable[..., Path], tmp_path: Path, container: str
-) -> None:
-    folder, evidence = tiny_model("bert"), tmp_path / "evidence"
-    (folder / "model.safetensors").unlink()
-    weights = folder / "pytorch_model.bin"
-    if container == "zip":
-        torch.save({"embeddings": Malicious(evidence)}, weights)
-    else:
-        weights.write_bytes(pickle.dumps({"embeddings": Malicious(evidence)}))
-    with pytest.raises(UserError, match=r"cannot be loaded as safetensors or with weights_only.*save_pretrained"):
-        load(folder)
-    assert not evidence.exists()
-    pickle.loads(pickle.dumps(Malicious(evidence)))
-    assert evidence.exists()  # the trap works
-
-
 def test_plain_tensors_in_the_older_format_are_read(tiny_model: Callable[..., Path], sentences: list[str]) -> None:
     folder = tiny_model("bert")
     batch = batch_of(folder, sentences[:2])
@@ -324,20 +292,6 @@ def change_weights(folder: Path, change: Callable[[dict[str, Tensor]], dict[str,
 
 
 # --- configuration and tokenizer ---
-
-
-def change_config(folder: Path, **changes: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
-def test_code_that_comes_with_a_model_is_not_run(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
-    folder, evidence = tiny_model("bert"), tmp_path / "evidence"
-    change_config(folder, model_type="theirs", auto_map={"AutoConfig": "theirs.Config", "AutoModel": "theirs.Model"})
-    (folder / "theirs.py").write_text(f"import os\nos.mkdir({str(evidence)!r})\n")
-    with pytest.raises(UserError, match=r"own-bert-0` needs code that comes with its weights, which is never run"):
-        load_config(resolve_model(str(folder)))
-    assert not evidence.exists()
 
 
 @pytest.mark.parametrize(
@@ -502,7 +456,9 @@ def test_a_model_that_is_nowhere_is_refused_with_the_ways_out(
 ) -> None:
     hub("org/name", checkpoints["bert"])
     for name, revision in (("org/other", None), ("bert-large", None), ("org/name", "v9")):
-        with pytest.raises(UserError, match=rf"`--model {name}`.*not on this machine.*minilm.*save_pretrained"):
+        with pytest.raises(
+            UserError, match=rf"`--model {name}( --revision v9)?` is not on this machine.*minilm.*save_pretrained"
+        ):
             resolve_model(name, revision)
 
 
@@ -530,7 +486,7 @@ def test_a_layer_out_of_range_is_refused_with_the_range(typed: Any) -> None:
 
 @pytest.mark.parametrize("typed", ["last", "", "1.5", "1,,2"])
 def test_what_is_no_layer_is_refused_with_the_spellings(typed: str) -> None:
-    with pytest.raises(UserError, match="expected a number, a list such as 0,3,3, or all"):
+    with pytest.raises(UserError, match="expected a number, a list such as 0,3,6, or all"):
         parse_layers(typed, 3, "tiny")
 
 

@@ -136,6 +136,12 @@ def test_too_few_passes_are_admitted_with_a_gap_that_still_bounds(data):
     assert fit.optimality_gap >= distance_to_optimum(data, fit) > 1e-5
 
 
+@pytest.mark.parametrize("trainer", [{}, {"precision": "16-true"}])
+def test_a_training_that_diverges_is_refused(data, trainer):
+    with pytest.raises(UserError, match=r"`--probe.learning_rate .*e\+30`: the training diverged; lower it"):
+        data.fit(solver="adam", learning_rate=1e30, trainer={"max_epochs": 3, **trainer})
+
+
 def test_no_pass_at_all_is_refused(data):
     with pytest.raises(UserError, match=r"`--trainer.max_epochs` or `--trainer.max_time` ended.*first pass"):
         data.fit(trainer={"max_epochs": 0})
@@ -234,7 +240,10 @@ def test_nothing_is_written_unless_asked_for(data, tmp_path, solver, monkeypatch
         ({"patience": 3}, r"`--trainer.patience` is no argument of Lightning's Trainer"),
         ({"precision": "16-mixed"}, r"`--trainer.precision` cannot be honoured by the solver lbfgs"),
         ({"logger": True}, r"`--trainer.logger` cannot be honoured"),
-        ({"max_epochs": -7}, r"`--trainer.\*` \(max_epochs\): Lightning refuses it.*-7"),
+        ({"max_epochs": -7}, r"`--trainer.max_epochs -7` is out of range: expected at least -1"),
+        ({"max_epochs": 0}, r"`--trainer.max_epochs 0` leaves no pass"),
+        ({"max_time": "00:00:00:00"}, r"`--trainer.max_time 00:00:00:00` leaves no time to train"),
+        ({"benchmark": "often"}, r"`--trainer.benchmark often`: expected true or false"),
         ({"max_epochs": "many"}, r"`--trainer.max_epochs many`: expected a whole number"),
         ({"max_epochs": 1.5}, r"`--trainer.max_epochs 1.5`: expected a whole number"),
         ({"accelerator": "abacus"}, r"Lightning refuses it.*abacus"),

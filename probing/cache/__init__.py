@@ -14,7 +14,7 @@ from probing.cache.tokens import LONGEST, Tokens, tokenize
 from probing.corpus import Corpus
 from probing.distributed import is_main_process
 from probing.errors import RunError, UserError
-from probing.models import ModelSource, load_config, load_encoder, load_tokenizer, max_length_of
+from probing.models import ModelSource, length_limits, load_config, load_encoder, load_tokenizer
 
 __all__ = ["ActivationStore", "Request", "activations"]
 
@@ -106,7 +106,12 @@ def activations(
         damaged = store.damaged(request.layers)
         for layer, shard in damaged:
             say(f"{store.path(layer, shard)} is damaged or gone: extracting it again")
-        _extract(request, folder, store.missing(request.layers, damaged), trainer_options, callbacks)
+        try:
+            _extract(request, folder, store.missing(request.layers, damaged), trainer_options, callbacks)
+        except UserError:
+            if not store.records():
+                remove(folder)  # such as for a model whose weights cannot be loaded
+            raise
         if left := store.missing(request.layers):
             raise RunError(f"{len(left)} shards of {folder} were not extracted; run the same command again")
         store.touch()
@@ -140,9 +145,8 @@ def _open_or_create(
     import torch
 
     config, tokenizer = load_config(request.source), load_tokenizer(request.source)
-    limit = min(max_length_of(config, tokenizer), LONGEST)
-    # Told to leave no room for a word, tokenizers do not truncate at all.
-    least = tokenizer.num_special_tokens_to_add() + 1
+    least, limit = length_limits(request.source, tokenizer)
+    limit = min(limit, LONGEST)
     if request.max_length is not None and not least <= request.max_length <= limit:
         raise UserError(f"`--max_length {request.max_length}`: {request.source.name} takes {least} to {limit} tokens.")
     tokens = tokenize(tokenizer, request.corpus.sentences, request.max_length or limit, request.corpus.words)

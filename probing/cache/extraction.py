@@ -86,6 +86,7 @@ def extract_shard(
         inputs = {"input_ids": padded.to(device), "attention_mask": mask.long().to(device)}
         output = hidden_states(encoder, anatomy, layers, **inputs)
         for layer, values in output.items():
+            values = values.to(dtype)  # T5 keeps some weights, and so some states, in float32
             flat = values[mask.to(device)].cpu()
             if not torch.isfinite(flat).all():
                 bad = int(sentences[~torch.isfinite(values).all(-1).all(-1).cpu().numpy()][0])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from probing.cache.store import entries, leftovers, remove
 from probing.commands.shared import cache_folder
-from probing.errors import RunError, UserError
+from probing.errors import RunError, UserError, out_of_range, refuse
 
 DAY_S = 86_400
 
@@ -93,8 +93,7 @@ def prune(cache: str | None = None, unused_days: float = 30.0, yes: bool = False
     Returns:
         The folders and files that were or would be removed.
     """
-    if unused_days < 0:
-        raise UserError(f"`--unused_days {unused_days}` is out of range: expected at least 0, which removes all.")
+    refuse(out_of_range("unused_days", unused_days, 0))
     folder = cache_folder(cache)
     # Whatever the clock says: an entry may have been used, or a clock set, in what is now the future.
     then = time.time() - unused_days * DAY_S if unused_days else math.inf

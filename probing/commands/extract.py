@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from probing.commands.shared import Dtype, Layers, cache_folder, extract_all
+from probing.commands.shared import Dtype, Layers, cache_folder, extract_all, number_problems
+from probing.errors import refuse
+from probing.models import layer_numbers
 
 
 def extract(
@@ -49,6 +51,9 @@ def extract(
     from probing.models import load_config, parse_layers, resolve_model
     from probing.training import check_trainer_options
 
+    refuse(number_problems(seed, max_length, batch_tokens))
+    layer_numbers(layer)
+    cached = cache_folder(cache, runs)
     with terminal.quiet_libraries():
         check_trainer_options(trainer or {}, "lbfgs")
         source = resolve_model(model, revision)
@@ -57,7 +62,7 @@ def extract(
             source,
             [load_corpus(corpus)],
             layers,
-            cache_folder(cache, runs),
+            cached,
             trainer or {},
             terminal.silence if quiet else terminal.say,
             terminal.show_progress(quiet),

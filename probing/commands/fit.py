@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from probing.cache.tokens import Tokens
-from probing.commands.shared import Dtype, Layers, cache_folder, extract_all
+from probing.commands.shared import Dtype, Layers, cache_folder, extract_all, number_problems, runs_folder
 from probing.corpus import Corpus, Split, assign_splits, hold_out, load_corpus
-from probing.errors import UserError
+from probing.errors import UserError, refuse
 from probing.interrupts import interrupt_behind
+from probing.models import layer_numbers
 from probing.options import ProbeOptions, WandbOptions, as_options
 from probing.runs import Run, RunFolder, check_name, load_run
 from probing.tasks import TokenTask, load_task
@@ -79,10 +79,12 @@ def fit(
     say = terminal.silence if quiet else terminal.say
     progress = terminal.show_progress(quiet)
     # Everything that can be refused is refused before any work, what is quick to check first.
-    probe.check()
+    refuse(probe.problems() + number_problems(seed, max_length, batch_tokens))
     resolve_mode(wandb.mode)
+    layer_numbers(layer)
+    cached, place = cache_folder(cache, runs), runs_folder(runs)
     if name is not None:
-        check_name(Path(runs), name)
+        check_name(place, name)
     token_task = load_task(task, task_args or {})
     corpora, splits = _read_corpora(corpus, test_corpus, seed, say)
     with terminal.quiet_libraries():
@@ -100,7 +102,7 @@ def fit(
         layers = parse_layers(layer, load_config(source).num_hidden_layers, model)
 
         stores = extract_all(
-            source, corpora, layers, cache_folder(cache, runs), trainer or {}, say, progress,
+            source, corpora, layers, cached, trainer or {}, say, progress,
             _example_checks(token_task, splits, probe.solver, say), dtype=dtype, max_length=max_length,
             batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None,
         )  # fmt: skip
@@ -110,7 +112,7 @@ def fit(
         test = label(stores[-1], token_task, splits[-1], classes, "test")
         sides = {"train": train, "validation": validation, "test": test}
 
-        folder = RunFolder(Path(runs), name, f"{source.short_name}-{task}") if is_main_process() else None
+        folder = RunFolder(place, name, f"{source.short_name}-{task}") if is_main_process() else None
         with _tracking(folder, wandb, config) as tracker:
             training = Training(
                 Penalty(probe.l1, probe.l2), probe.penalty_space, probe.solver, probe.tolerance, probe.learning_rate,
@@ -148,11 +150,11 @@ def _read_corpora(
 
     With a test corpus of its own, the main corpus's test part joins its training part.
     """
+    if test_corpus == corpus == "-":
+        raise UserError("`--test_corpus -`: standard input is read once; give one of the two as a file.")
     main = load_corpus(corpus)
     if test_corpus is None:
         return [main], [assign_splits(main.sentences, seed)]
-    if test_corpus == corpus == "-":
-        raise UserError("`--test_corpus -`: standard input is read once; give one of the two as a file.")
     test = load_corpus(test_corpus, "--test_corpus")
     kept = hold_out(main, test)
     if n_shared := len(main.sentences) - len(kept.sentences):

@@ -35,7 +35,7 @@ def read_lines(name: str, option: str) -> list[str]:
     kind = Path(path.stem).suffix if packed else path.suffix
     if name != "-" and kind not in (".txt", ".conllu", ""):
         raise UserError(f"`{typed}`: a file of type {kind}{'.gz' * packed} is not read; give {READABLE}.")
-    data = sys.stdin.buffer.read() if name == "-" else _read(path, typed)
+    data = _read_standard_input(typed) if name == "-" else _read(path, typed)
     if packed or data.startswith(_GZIP_MAGIC):  # no UTF-8 text starts with these bytes
         data = _unpack(data, typed)
     return [line.removeprefix("\ufeff") for line in _LINE_END.split(_decode(data, typed))]
@@ -47,6 +47,15 @@ def _read(path: Path, typed: str) -> bytes:
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL
         reason = (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
         raise UserError(f"`{typed}` cannot be read ({reason}); give {READABLE}.") from None
+
+
+def _read_standard_input(typed: str) -> bytes:
+    try:
+        if sys.stdin is None:
+            raise OSError("it is closed")
+        return sys.stdin.buffer.read()
+    except OSError as error:
+        raise UserError(f"`{typed}` cannot be read ({error.strerror or error}); give it a text.") from None
 
 
 def _unpack(data: bytes, typed: str) -> bytes:

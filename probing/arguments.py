@@ -1,0 +1,308 @@
+"""A command's arguments from its signature, `--config` files and the command line, with all that is wrong at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+
+from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, get_loader
+
+from probing.errors import UserError, as_clause, did_you_mean, refuse
+
+# Values in a configuration file; one that refers to itself has no end of them.
+MAX_VALUES = 10_000
+
+
+class Parser(ArgumentParser):
+    """Lets yes/no options stand alone and raises what is wrong with the arguments as a UserError."""
+
+    def add_argument(self, *args: Any, **options: Any) -> Any:
+        """Add an option; one that is yes or no may stand alone."""
+        if options.get("type") is bool:
+            options = {**options, "nargs": "?", "const": True}
+        return super().add_argument(*args, **options)
+
+    def error(self, message: str, error: Exception | None = None) -> NoReturn:
+        """Raise the message as a UserError."""
+        raise UserError(message)
+
+
+def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[str, Any]:
+    """Return a command's keyword arguments, from its signature, `--config` files and the command line.
+
+    Raises:
+        UserError: If files cannot be read, options or keys are unknown, or values of the wrong type; it names them all.
+    """
+    parser = Parser(prog=f"probing {name}", allow_abbrev=False, print_config=None)
+    parser.add_argument(
+        "--config", action=ActionConfigFile, help="YAML file of options; the command line overrides it."
+    )
+    parser.add_function_arguments(function)
+    if {"-h", "--help"} & set(args):
+        parser.parse_args(["--help"])
+    given, typed = Given(parser, function, name), list(_typed(args))
+    for option, value in typed:
+        if option == "--config":
+            given.take_file(value or "")
+    for option, value in typed:
+        if option != "--config":
+            given.take_typed(option, value)
+    return {key: value for key, value in given.keywords().items() if key != "config"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where options are given, and so how they are spelled in messages.
+
+    Args:
+        before: What stands before a name.
+        between: What stands between a name and its value.
+        after: What follows.
+    """
+
+    before: str = "--"
+    between: str = " "
+    after: str = ""
+
+    def name(self, name: str) -> str:
+        """Return an option's name as it was given."""
+        return f"`{self.before}{name}`{self.after}"
+
+    def value(self, name: str, value: Any) -> str:
+        """Return an option with its value as it was given, if short enough."""
+        text = str(value) if value is not None else "null" if self.between == ": " else ""
+        text = text if len(text) <= 60 else f"{text[:60]}..."
+        return f"`{self.before}{name}{self.between}{text}`".replace(" `", "`") + self.after
+
+
+COMMAND_LINE = Place()
+
+
+class Given:
+    """What the user gave, taken one by one so that all problems are found.
+
+    Args:
+        parser: Converts and checks values.
+        function: The function or dataclass whose arguments the parser has.
+        owner: Whose options they are, for messages.
+    """
+
+    def __init__(self, parser: ArgumentParser, function: Callable[..., Any], owner: str) -> None:
+        self._parser, self._types, self._owner = parser, option_types(function), owner
+        # A group of options is a dataclass and has no value of its own.
+        self._groups = {name.rsplit(".", 1)[0] for name in self._types if "." in name}
+        # Mappings of any names, such as Lightning's arguments. The parser never sees what is in them: of values of any
+        # type it imports what looks like the path of a class.
+        self._mappings: dict[str, dict[str, Any]] = {}
+        self._problems: list[str] = []
+        self._namespace: Namespace | None = None
+
+    def keywords(self) -> dict[str, Any]:
+        """Return all arguments with their values.
+
+        Raises:
+            UserError: If there were problems.
+        """
+        refuse(self._problems)
+        parsed = self._parser.parse_args([], namespace=self._namespace)
+        return {**vars(self._parser.instantiate(parsed)), **self._mappings}
+
+    def take_typed(self, option: str, value: str | None) -> None:
+        """Take an option as the shell gave it, such as `--seed` and `3`."""
+        name = with_underscores(option).removeprefix("--")
+        if not re.match("--[A-Za-z]", option):
+            self._problems.append(f"`{option}` is no option: options begin with two hyphens, lists are spelled 0,3,6")
+        elif name in self._groups or _is_mapping(self._types.get(name.split(".")[0])):
+            self.take_mapping({name: None if value is None else _as_yaml(value)}, COMMAND_LINE)
+        elif self._is_known(name.removesuffix("+"), COMMAND_LINE):
+            argument = f"--{name}" if value is None else f"--{name}={value}"
+            self._take(name, value, COMMAND_LINE, lambda base: self._parser.parse_args([argument], base))
+
+    def take_file(self, path: str) -> None:
+        """Take all options of a YAML file."""
+        try:
+            options = read_yaml(path)
+        except UserError as error:
+            self._problems.append(str(error))
+        else:
+            self.take_mapping(options, Place("", ": ", f" in {path}"))
+
+    def take_mapping(self, options: Mapping[Any, Any], place: Place) -> None:
+        """Take options that have their values already; those of a group are in a mapping or have names with dots."""
+        for name, value in self._flat(options, place):
+            if not self._is_known(name, place):
+                continue
+            nested: Any = value
+            for part in reversed(name.split(".")):
+                nested = {part: nested}
+            self._take(name, value, place, partial(self._parser.parse_object, nested))
+
+    def _flat(self, options: Mapping[Any, Any], place: Place) -> Iterator[tuple[str, Any]]:
+        """Yield each option of the parser; keep what belongs to mappings of any names."""
+        for name, value in ((str(key), value) for key, value in options.items()):
+            top, _, inner = name.partition(".")
+            if _is_mapping(hint := self._types.get(top)):
+                content = {inner: value} if inner else value
+                if isinstance(content, Mapping):
+                    self._mappings.setdefault(top, {}).update({str(key): part for key, part in content.items()})
+                elif not (value is None and place is not COMMAND_LINE and _admits_none(hint)):
+                    self._problems.append(f"{place.value(name, value)}: expected {expected(hint)}")
+            elif name not in self._groups:
+                yield name, value
+            elif isinstance(value, Mapping):
+                yield from ((f"{name}.{key}", part) for key, part in value.items())
+            else:
+                names = ", ".join(known for known in self._types if known.startswith(f"{name}."))
+                self._problems.append(f"{place.value(name, value)}: expected some of {names}")
+
+    def _is_known(self, name: str, place: Place) -> bool:
+        if name in self._types:
+            return True
+        few = f", which has {', '.join(self._types)}" if len(self._types) < 10 else ""
+        near = did_you_mean(name, self._types, place.before)
+        self._problems.append(f"{place.name(name)} is no option of {self._owner}{near or few}")
+        return False
+
+    def _take(self, name: str, value: Any, place: Place, parse: Callable[[Namespace | None], Namespace]) -> None:
+        hint = self._types[name.removesuffix("+")]
+        if value == "":
+            self._problems.append(f"{place.value(name, value)} is empty: give it a value or leave it out")
+            return
+        try:
+            # Of None the parser thinks that nothing was given, and no file has a NUL in its name.
+            if (value is None and place is not COMMAND_LINE and not _admits_none(hint)) or "\0" in str(value):
+                raise ValueError(value)
+            self._namespace = parse(self._namespace)
+        except (UserError, ValueError, TypeError, LookupError):
+            self._problems.append(f"{place.value(name, value)}: expected {expected(hint)}")
+
+
+def option_types(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotation of each option of a function or dataclass, those of a nested dataclass by dotted names."""
+    types: dict[str, Any] = {}
+    for name, hint in get_type_hints(function).items():
+        if dataclasses.is_dataclass(hint):
+            types |= {f"{name}.{inner}": inner_hint for inner, inner_hint in get_type_hints(hint).items()}
+        elif name != "return":
+            types[name] = hint
+    return types
+
+
+def expected(hint: Any) -> str:
+    """Return in plain words what a value of a type looks like."""
+    kind = get_origin(hint) or hint
+    if kind is Literal:
+        return _either(map(str, get_args(hint)))
+    if kind in (Union, UnionType):
+        return _either(expected(part) for part in get_args(hint) if part is not NoneType)
+    words = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "text, in quotes if need be",
+        list: "a list such as [a, b]",
+        dict: "names with values",
+    }
+    return words.get(kind, "another value")
+
+
+def read_yaml(path: str) -> Mapping[Any, Any]:
+    """Read a YAML file of options with safe types alone.
+
+    Raises:
+        UserError: If it cannot be read, is no YAML, or is no mapping.
+    """
+    import yaml
+
+    if not path or "\0" in path:
+        raise UserError("`--config`: expected the path of a YAML file")
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        options, root = get_loader("yaml")(text), yaml.compose(text, Loader=yaml.SafeLoader)
+    except OSError as error:
+        raise UserError(f"`--config {path}` cannot be read ({as_clause(error)})") from None
+    except UnicodeDecodeError:
+        raise UserError(f"`--config {path}` is no YAML (it is not UTF-8)") from None
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise UserError(f"`--config {path}` is no YAML that is read here ({line}{error.problem or error})") from None
+    except Exception as error:  # of PyYAML's own tags, such as !!timestamp, each raises what it stumbles over
+        raise UserError(f"`--config {path}` is no YAML that is read here ({as_clause(error)})") from None
+    if not isinstance(options, Mapping):
+        raise UserError(f"`--config {path}` holds no options: expected lines such as `layer: 6`")
+    if sum(1 for _ in _values(options)) > MAX_VALUES:
+        raise UserError(f"`--config {path}` holds more than {MAX_VALUES} values, or refers to itself")
+    if twice := _repeated(root):
+        raise UserError(f"`--config {path}` has more than one `{twice[0]}`")
+    return options
+
+
+def with_underscores(arg: str) -> str:
+    """Return an option spelled with underscores: `--test-corpus=a-b` is `--test_corpus=a-b`."""
+    name, equals, value = arg.partition("=")
+    return f"--{name[2:].replace('-', '_')}{equals}{value}" if re.match(r"--[a-z]", name) else arg
+
+
+def _typed(args: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """Yield each option with its value, None where it has none; what belongs to no option is yielded in its place."""
+    option: str | None = None
+    for arg in args:
+        if arg.startswith("--"):
+            if option is not None:
+                yield option, None
+            option, equals, value = arg.partition("=")
+            if equals:
+                yield option, value
+                option = None
+        else:
+            yield (option or arg, arg if option else None)
+            option = None
+    if option is not None:
+        yield option, None
+
+
+def _repeated(root: Any) -> list[str]:
+    """Return the keys that are given more than once, of which YAML would take the last."""
+    import yaml
+
+    mappings = [node for node in (root, *(value for _, value in root.value)) if isinstance(node, yaml.MappingNode)]
+    keys = [[str(key.value) for key, _ in mapping.value] for mapping in mappings]
+    return [key for group in keys for key in group if group.count(key) > 1]
+
+
+def _values(value: Any) -> Iterator[Any]:
+    """Yield all that is in nested mappings and lists, at most one more than `MAX_VALUES`."""
+    waiting, n = [value], 0
+    while waiting and n <= MAX_VALUES:
+        value, n = waiting.pop(), n + 1
+        if isinstance(value, Mapping):
+            waiting += [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple | set):
+            waiting += value
+        yield value
+
+
+def _as_yaml(text: str) -> Any:
+    try:
+        return get_loader("yaml")(text)
+    except Exception:  # as in `read_yaml`; what is no YAML is refused as text
+        return text
+
+
+def _is_mapping(hint: Any) -> bool:
+    return any((get_origin(part) or part) is dict for part in (hint, *get_args(hint)))
+
+
+def _admits_none(hint: Any) -> bool:
+    return hint is Any or NoneType in get_args(hint)
+
+
+def _either(words: Iterable[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} or {last}" if first else last
