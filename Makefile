@@ -21,7 +21,7 @@ fit: $(INSTALLED)
 	$(PY) -m probing fit --layer 6 $(ARGS)
 
 test: $(INSTALLED)
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: $(INSTALLED)
 	$(PY) -m ruff check .

@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import struct
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -398,6 +399,26 @@ def test_what_cannot_be_done_is_refused_in_one_sentence(
     sentence = refusal(typed)
     for word in words:
         assert word in sentence
+
+
+def test_what_is_wrong_with_the_arguments_is_said_before_anything_heavy_is_imported(desk: Path) -> None:
+    lines = [
+        "--layr 3",
+        "--layer first",
+        "--name ../x",
+        "--name there",
+        "--corpus empty.txt",
+        "--seed -1",
+        "--task colour",
+    ]
+    code = (
+        "import sys; from probing.__main__ import COMMANDS; from probing.commandline import run\n"
+        f"print([run(COMMANDS, ['fit', *line.split()]) for line in {lines}])\n"
+        "print({'torch', 'transformers', 'pytorch_lightning', 'wandb'} & set(sys.modules))"
+    )
+    command = [sys.executable, "-c", code]
+    shown = subprocess.run(command, cwd=desk, capture_output=True, text=True, check=True).stdout
+    assert shown.splitlines() == [str([2] * len(lines)), "set()"]
 
 
 class Unreadable(io.BytesIO):
