@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from probing.commands.compare import Comparison as Comparison
+    from probing.commands.compare import compare as compare
     from probing.commands.fit import fit as fit
     from probing.options import ProbeOptions as ProbeOptions
     from probing.options import WandbOptions as WandbOptions
@@ -15,13 +17,15 @@ __version__ = "0.1.0"
 
 # What `from probing import ...` finds, imported only when asked for.
 _HOMES = {
+    "Comparison": "probing.commands.compare",
+    "compare": "probing.commands.compare",
     "fit": "probing.commands.fit",
     "ProbeOptions": "probing.options",
     "WandbOptions": "probing.options",
     "Run": "probing.runs",
     "load_run": "probing.runs",
 }
-__all__ = ["ProbeOptions", "Run", "WandbOptions", "__version__", "fit", "load_run"]
+__all__ = ["Comparison", "ProbeOptions", "Run", "WandbOptions", "__version__", "compare", "fit", "load_run"]
 
 
 def __getattr__(name: str) -> Any:

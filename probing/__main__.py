@@ -8,6 +8,7 @@ import sys
 COMMANDS = {
     "fit": "probing.commands.fit:fit",
     "extract": "probing.commands.extract:extract",
+    "compare": "probing.commands.compare:compare",
     "cache ls": "probing.commands.cache:ls",
     "cache verify": "probing.commands.cache:verify",
     "cache prune": "probing.commands.cache:prune",

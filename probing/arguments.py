@@ -15,6 +15,8 @@ from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, get_loader
 
 from probing.errors import UserError, as_clause, did_you_mean, refuse
 
+# The option that words without hyphens belong to, where a command has it.
+WORDS = "folders"
 # Values in a configuration file; one that refers to itself has no end of them.
 MAX_VALUES = 10_000
 
@@ -50,6 +52,10 @@ def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[
     for option, value in typed:
         if option == "--config":
             given.take_file(value or "")
+    words = [option for option, _ in typed if not option.startswith("-")]
+    if words and WORDS in option_types(function):
+        given.take_mapping({WORDS: words}, COMMAND_LINE)
+        typed = [(option, value) for option, value in typed if option not in words]
     for option, value in typed:
         if option != "--config":
             given.take_typed(option, value)

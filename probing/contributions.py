@@ -110,3 +110,17 @@ def mean_contribution(weight: Tensor, sums: ClassMagnitudes, centred: bool = Fal
     """
     size = sums.deviation if centred else sums.magnitude
     return (centre_over_classes(weight.double()).abs() * size).sum(0) / sums.counts.sum().clamp(min=1)
+
+
+def sentence_contributions(weight: Tensor, hidden_states: Tensor, labels: Tensor, rows: Tensor, out: Tensor) -> None:
+    """Add to each sentence's row the sum over its tokens of |W[y, i] * v[i]|.
+
+    Args:
+        weight: Shape (n_classes, d_model).
+        hidden_states: Shape (n, d_model).
+        labels: Class of each token, shape (n,).
+        rows: Row of each token's sentence, shape (n,).
+        out: Shape (n_sentences, d_model), float64; added to.
+    """
+    sizes = centre_over_classes(weight.double()).abs()
+    out.index_add_(0, rows, sizes[labels] * hidden_states.double().abs())

@@ -127,3 +127,73 @@ def neuron_map(figure: Figure, by_layer: Mapping[int, Sequence[Row]], model: str
 
 def _marks(flag: str) -> str:
     return ("*" if "offset" in flag else "") + ("°" if "no-signal" in flag else "")
+
+
+def write_comparison_figures(
+    folder: Path, agreement: Sequence[Row], accuracy: Mapping[str, Sequence[Row]], task: str
+) -> list[Path]:
+    """Draw a comparison's figures as PNG files and return their paths: a heat map for each pair of runs, and curves.
+
+    Args:
+        folder: Where they go.
+        agreement: Rows of `agreement.csv`.
+        accuracy: For each run, a row per layer.
+        task: What the probes predict.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    pairs = list(dict.fromkeys((row["model_a"], row["model_b"]) for row in agreement))
+    paths = []
+    with matplotlib.rc_context(STYLE):
+        for number, pair in enumerate(pairs, start=1):
+            figure = Figure(layout="constrained")
+            layers_by_layers(figure, [row for row in agreement if (row["model_a"], row["model_b"]) == pair])
+            paths.append(folder / ("agreement.png" if len(pairs) == 1 else f"agreement_{number}.png"))
+            figure.savefig(paths[-1])
+        figure = Figure(layout="constrained")
+        accuracies(figure, accuracy, task)
+        paths.append(folder / "accuracy.png")
+        figure.savefig(paths[-1])
+    return paths
+
+
+def layers_by_layers(figure: Figure, rows: Sequence[Row]) -> None:
+    """Draw the agreement of each layer of one run with each of another, a panel for each of three statistics."""
+    panels = {"spearman": "Spearman of the rankings", "overlap": "overlap of the top", "cka": "linear CKA"}
+    layers_a, layers_b = (sorted({row[f"layer_{side}"] for row in rows}) for side in "ab")
+    figure.set_size_inches(1.5 + 3 * max(1.6, 0.42 * len(layers_b)), 1.3 + max(1.6, 0.36 * len(layers_a)))
+    for axes, (statistic, title) in zip(figure.subplots(1, 3), panels.items(), strict=True):
+        values = np.full((len(layers_a), len(layers_b)), np.nan)
+        for row in rows:
+            if row["statistic"] == statistic:
+                values[layers_a.index(row["layer_a"]), layers_b.index(row["layer_b"])] = row["value"]
+        axes.imshow(values, cmap="Greys", vmin=0, vmax=1, origin="lower", aspect="auto")
+        for (i, j), value in np.ndenumerate(values):
+            if np.isfinite(value) and values.size <= 200:
+                shown = f"{value:.2f}".replace("0.", ".", 1)
+                axes.text(j, i, shown, ha="center", va="center", fontsize=6, color="white" if value > 0.6 else "black")
+        axes.set_xticks(range(len(layers_b)), [str(layer) for layer in layers_b])
+        axes.set_yticks(range(len(layers_a)), [str(layer) for layer in layers_a])
+        axes.set_xlabel(f"layer of {rows[0]['model_b']}")
+        axes.set_title(title)
+    figure.axes[0].set_ylabel(f"layer of {rows[0]['model_a']}")
+
+
+def accuracies(figure: Figure, accuracy: Mapping[str, Sequence[Row]], task: str) -> None:
+    """Draw the accuracy curves of several runs, told apart by line and mark as well as by colour."""
+    figure.set_size_inches(5.5, 3.4)
+    axes = figure.add_subplot()
+    looks = [("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"), ("-", "v"), ("--", "P")]
+    for i, (label, rows) in enumerate(accuracy.items()):
+        line, mark = looks[i % len(looks)]
+        colour = (BLUE, "#c27c0e", "#38761d", GREY, "#741b47", "#000000")[i % 6]
+        axes.plot(
+            [r["layer"] for r in rows], [r["accuracy"] for r in rows], line, marker=mark, ms=4, c=colour, label=label
+        )
+    axes.set_xticks(sorted({row["layer"] for rows in accuracy.values() for row in rows}))
+    axes.set_ylim(0, 1.03)
+    axes.set_xlabel("layer (0 = embeddings)")
+    axes.set_ylabel("test accuracy")
+    axes.set_title(f"linear probes of {task}")
+    axes.legend(loc="best")

@@ -83,6 +83,8 @@ def load_run(folder: str | Path) -> Run:
         partial = folder.with_name(folder.name + PARTIAL)
         hint = f"; {partial} is one that did not finish" if partial.is_dir() else ""
         raise UserError(f"`{folder}` is no finished run: expected a folder that `fit` wrote{hint}.")
+    if not (folder / "accuracy.csv").is_file():
+        raise UserError(f"`{folder}` holds a comparison; give the folder of a run that `fit` wrote.")
     import yaml
 
     return Run(

@@ -75,6 +75,43 @@ def neurons_table(rows: Sequence[Row]) -> Any:
     return table
 
 
+def agreement_tables(rows: Sequence[Row]) -> list[Any]:
+    """Return for each pair of runs a table of their layers at the same relative depth."""
+    pairs = list(dict.fromkeys((row["model_a"], row["model_b"]) for row in rows))
+    return [_agreement_table([row for row in rows if (row["model_a"], row["model_b"]) == pair]) for pair in pairs]
+
+
+def _agreement_table(rows: Sequence[Row]) -> Any:
+    from probing.comparison import aligned
+
+    layers_a, layers_b = (sorted({row[f"layer_{side}"] for row in rows}) for side in "ab")
+    found = {(row["layer_a"], row["layer_b"], row["statistic"]): row for row in rows}
+    table = _table(f"{rows[0]['model_a']} (a) and {rows[0]['model_b']} (b), matched by {rows[0]['matching']}")
+    for heading in ("layers", "top overlap", "by chance", "Spearman", "95% range", "by chance", "p", "match", "CKA"):
+        table.add_column(heading, justify="right")
+    for i, j in aligned(layers_a, layers_b):
+        layers = layers_a[i], layers_b[j]
+        overlap, spearman, match, cka = (
+            found.get((*layers, name), {}) for name in ("overlap", "spearman", "correlation", "cka")
+        )
+        table.add_row(
+            f"{layers[0]}, {layers[1]}",
+            _two(overlap, "value"),
+            f"{_two(overlap, 'chance_low')}-{_two(overlap, 'chance_high')}",
+            _two(spearman, "value"),
+            f"{_two(spearman, 'low')}-{_two(spearman, 'high')}",
+            f"{_two(spearman, 'chance_low')}-{_two(spearman, 'chance_high')}",
+            f"{spearman['p_value']:.1g}" if "p_value" in spearman else "",
+            _two(match, "value"),
+            _two(cka, "value"),
+        )
+    return table
+
+
+def _two(row: Row, column: str) -> str:
+    return f"{row[column]:.2f}" if column in row else ""
+
+
 def render(*tables: Any) -> str:
     """Return tables as plain text."""
     from rich.console import Console

@@ -107,6 +107,8 @@ class Tracker:
         neurons: Sequence[Mapping[str, Any]],
         figures: Sequence[Path],
         files: Sequence[Path],
+        tables: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+        kind: str = "probe",
     ) -> None:
         """Log what the run found.
 
@@ -116,12 +118,15 @@ class Tracker:
             neurons: Rows with `layer` and `rank`: one table per layer, `neurons/layer_06`, with
                 the first 10,000 ranks.
             figures: Images, logged as `figures/STEM`.
-            files: Files of the run's folder, kept as one artifact of type `probe`. They must not
-                change afterwards: they are uploaded from where they are.
+            files: Files of the run's folder, kept as one artifact. They must not change
+                afterwards: they are uploaded from where they are.
+            tables: Further tables, by their names, each with the first 10,000 rows.
+            kind: Type of the artifact.
         """
+        by_name = {"accuracy": accuracy, **_by_layer(neurons), **(tables or {})}
 
         def log(run: Run) -> None:
-            _log_results(run, self._name, accuracy, neurons, figures, files)
+            _log_results(run, self._name, accuracy, by_name, figures, files, kind)
 
         self._results = log
         self._log_results()
@@ -356,21 +361,22 @@ def _log_results(
     run: Run,
     name: str,
     accuracy: Sequence[Mapping[str, Any]],
-    neurons: Sequence[Mapping[str, Any]],
+    tables: Mapping[str, Sequence[Mapping[str, Any]]],
     figures: Sequence[Path],
     files: Sequence[Path],
+    kind: str,
 ) -> None:
     import wandb
 
     # First, because it is the largest and is uploaded while the rest is logged.
     if files:
-        run.log_artifact(_artifact(name, files))
+        run.log_artifact(_artifact(name, files, kind))
     run.summary.update(_best(accuracy))
     for point in _curve(run, accuracy):
         run.log(point)
-    for key, rows in {"accuracy": accuracy, **_by_layer(neurons)}.items():
+    for key, rows in tables.items():
         if rows:
-            run.log({key: _table(rows)})
+            run.log({key: _table(rows[:_MAX_TABLE_ROWS])})
     for figure in figures:
         run.log({f"figures/{figure.stem}": wandb.Image(str(figure))})
 
@@ -400,12 +406,12 @@ def _best(accuracy: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _by_layer(neurons: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Split the ranking into one table per layer, in order of rank and as long as W&B shows."""
+    """Split the ranking into one table per layer, in order of rank."""
     layers = sorted({row["layer"] for row in neurons})
     tables: dict[str, list[Mapping[str, Any]]] = {f"neurons/layer_{n:02d}": [] for n in layers}
     for row in sorted(neurons, key=lambda row: row["rank"]):
         tables[f"neurons/layer_{row['layer']:02d}"].append(row)
-    return {key: rows[:_MAX_TABLE_ROWS] for key, rows in tables.items()}
+    return tables
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -417,10 +423,10 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return wandb.Table(columns=columns, data=data, allow_mixed_types=True)
 
 
-def _artifact(name: str, files: Sequence[Path]) -> Artifact:
+def _artifact(name: str, files: Sequence[Path], kind: str) -> Artifact:
     import wandb
 
-    artifact = wandb.Artifact(re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)[:128], type="probe")
+    artifact = wandb.Artifact(re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)[:128], type=kind)
     for file in files:
         # Immutable: read where it is, instead of a second copy of every tensor.
         artifact.add_file(str(file.absolute()), policy="immutable", skip_cache=True)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, is_dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,15 +11,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.cache.tokens import Tokens
-from probing.commands.shared import Dtype, Layers, cache_folder, extract_all, number_problems, runs_folder
-from probing.corpus import Corpus, Split, assign_splits, hold_out, load_corpus
+from probing.commands.shared import (
+    Dtype,
+    Layers,
+    cache_folder,
+    extract_all,
+    number_problems,
+    plain,
+    read_corpora,
+    runs_folder,
+    tracking,
+)
+from probing.corpus import Split
 from probing.errors import UserError, refuse
-from probing.interrupts import interrupt_behind
 from probing.models import layer_numbers
 from probing.options import ProbeOptions, WandbOptions, as_options
 from probing.runs import Run, RunFolder, check_name, load_run
 from probing.tasks import TokenTask, load_task
-from probing.tracking import Tracker
 from probing.wandb_mode import resolve_mode
 
 
@@ -73,7 +79,7 @@ def fit(
         The finished run; None on ranks other than the first.
     """
     probe, wandb = as_options(ProbeOptions, probe, "probe"), as_options(WandbOptions, wandb, "wandb")
-    config = _plain(locals())
+    config = plain(locals())
     from probing import terminal
 
     say = terminal.silence if quiet else terminal.say
@@ -86,7 +92,7 @@ def fit(
     if name is not None:
         check_name(place, name)
     token_task = load_task(task, task_args or {})
-    corpora, splits = _read_corpora(corpus, test_corpus, seed, say)
+    corpora, splits = read_corpora(corpus, test_corpus, seed, say)
     with terminal.quiet_libraries():
         from probing.distributed import is_main_process
         from probing.examples import choose_classes, label
@@ -113,7 +119,7 @@ def fit(
         sides = {"train": train, "validation": validation, "test": test}
 
         folder = RunFolder(place, name, f"{source.short_name}-{task}") if is_main_process() else None
-        with _tracking(folder, wandb, config) as tracker:
+        with tracking(folder, wandb, config) as tracker:
             training = Training(
                 Penalty(probe.l1, probe.l2), probe.penalty_space, probe.solver, probe.tolerance, probe.learning_rate,
                 probe.batch_size, probe.patience, seed,
@@ -141,26 +147,6 @@ def fit(
         run = load_run(folder.finish())
     _report(run, tracker.where(run.folder), quiet)
     return run
-
-
-def _read_corpora(
-    corpus: str, test_corpus: str | None, seed: int, say: Callable[[str], None]
-) -> tuple[list[Corpus], list[list[Split]]]:
-    """Read the corpus, and the test corpus if there is one, and put each sentence on a side.
-
-    With a test corpus of its own, the main corpus's test part joins its training part.
-    """
-    if test_corpus == corpus == "-":
-        raise UserError("`--test_corpus -`: standard input is read once; give one of the two as a file.")
-    main = load_corpus(corpus)
-    if test_corpus is None:
-        return [main], [assign_splits(main.sentences, seed)]
-    test = load_corpus(test_corpus, "--test_corpus")
-    kept = hold_out(main, test)
-    if n_shared := len(main.sentences) - len(kept.sentences):
-        say(f"{corpus}: {n_shared} sentences that are also in {test_corpus} were left out of training")
-    joined: list[Split] = ["train" if side == "test" else side for side in assign_splits(kept.sentences, seed)]
-    return [kept, test], [joined, ["test"] * len(test.sentences)]
 
 
 def _example_checks(
@@ -199,32 +185,6 @@ def _sides_of(part: int, n_corpora: int) -> tuple[Split, ...]:
     return ("train", "validation") if part == 0 else ("test",)
 
 
-@contextmanager
-def _tracking(folder: RunFolder | None, options: WandbOptions, config: Mapping[str, Any]) -> Iterator[Tracker | None]:
-    """Track the run on the first rank; a request refused meanwhile leaves no folder, a failed run a partial one."""
-    if folder is None:
-        yield None
-        return
-    from probing.terminal import say
-
-    tracker = Tracker(options, folder.path, folder.final.name, config, say)
-    try:
-        yield tracker
-    except BaseException as error:
-        tracker.finish(exit_code=1)
-        if interrupt := interrupt_behind(error):
-            raise type(interrupt)(f"the unfinished run is {folder.path}") from None
-        if isinstance(error, UserError | OSError):
-            folder.discard()
-        if isinstance(error, OSError):
-            raise UserError(
-                f"`--runs {folder.final.parent}`: the results could not be written ({error.strerror or error}); "
-                "make room, or name another folder, and run the same command again: the activations are cached."
-            ) from error
-        raise
-    tracker.finish()
-
-
 def _report(run: Run, where: str | None, quiet: bool) -> None:
     """Print the tables, what may be concluded of each layer's top neuron, and where everything is."""
     from probing import terminal
@@ -247,9 +207,3 @@ def _report(run: Run, where: str | None, quiet: bool) -> None:
                     "so this ranking may be the optimiser's rather than the data's."
                 )
     print(f"Results: {run.folder}" + (f"; on Weights & Biases: {where}" if where else ""))
-
-
-def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options as plain values, for YAML and W&B, without the run's name."""
-    plain = {k: asdict(v) if is_dataclass(v) and not isinstance(v, type) else v for k, v in options.items()}
-    return {k: v for k, v in plain.items() if k != "name"} | {k: dict(plain[k] or {}) for k in ("trainer", "task_args")}

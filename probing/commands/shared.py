@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from probing.cache import ActivationStore, Request, activations
 from probing.cache.tokens import Tokens
-from probing.corpus import Corpus
+from probing.corpus import Corpus, Split, assign_splits, hold_out, load_corpus
 from probing.errors import UserError, as_clause, out_of_range
+from probing.interrupts import interrupt_behind
 from probing.models import ModelSource
+from probing.options import WandbOptions
+from probing.runs import RunFolder
+from probing.tracking import Tracker
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Layers = int | list[int] | str
@@ -117,3 +123,56 @@ def extract_all(
             say(f"{corpus.name}: {n_truncated} sentences were longer than the model takes and were cut")
         stores.append(store)
     return stores
+
+
+def read_corpora(
+    corpus: str, test_corpus: str | None, seed: int, say: Callable[[str], None]
+) -> tuple[list[Corpus], list[list[Split]]]:
+    """Read the corpus, and the test corpus if there is one, and put each sentence on a side.
+
+    With a test corpus of its own, the main corpus's test part joins its training part.
+    """
+    if test_corpus == corpus == "-":
+        raise UserError("`--test_corpus -`: standard input is read once; give one of the two as a file.")
+    main = load_corpus(corpus)
+    if test_corpus is None:
+        return [main], [assign_splits(main.sentences, seed)]
+    test = load_corpus(test_corpus, "--test_corpus")
+    kept = hold_out(main, test)
+    if n_shared := len(main.sentences) - len(kept.sentences):
+        say(f"{corpus}: {n_shared} sentences that are also in {test_corpus} were left out of training")
+    joined: list[Split] = ["train" if side == "test" else side for side in assign_splits(kept.sentences, seed)]
+    return [kept, test], [joined, ["test"] * len(test.sentences)]
+
+
+@contextmanager
+def tracking(folder: RunFolder | None, options: WandbOptions, config: Mapping[str, Any]) -> Iterator[Tracker | None]:
+    """Track the run on the first rank; a request refused meanwhile leaves no folder, a failed run a partial one."""
+    if folder is None:
+        yield None
+        return
+    from probing.terminal import say
+
+    tracker = Tracker(options, folder.path, folder.final.name, config, say)
+    try:
+        yield tracker
+    except BaseException as error:
+        tracker.finish(exit_code=1)
+        if interrupt := interrupt_behind(error):
+            raise type(interrupt)(f"the unfinished run is {folder.path}") from None
+        if isinstance(error, UserError | OSError):
+            folder.discard()
+        if isinstance(error, OSError):
+            raise UserError(
+                f"`--runs {folder.final.parent}`: the results could not be written ({error.strerror or error}); "
+                "make room, or name another folder, and run the same command again: the activations are cached."
+            ) from error
+        raise
+    tracker.finish()
+
+
+def plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options as plain values, for YAML and W&B, without the run's name."""
+    values = {k: asdict(v) if is_dataclass(v) and not isinstance(v, type) else v for k, v in options.items()}
+    mappings = {k: dict(values[k] or {}) for k in ("trainer", "task_args") if k in values}
+    return {k: v for k, v in values.items() if k != "name"} | mappings

@@ -1,0 +1,291 @@
+"""Two runs side by side: their neurons matched, and what their rankings have in common layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from probing.agreement import agreement, holm, permutations_for
+from probing.cache.store import ActivationStore
+from probing.cache.tokens import Tokens
+from probing.contributions import sentence_contributions
+from probing.cross_moments import CrossMoments, CrossMomentsAccumulator
+from probing.errors import UserError
+from probing.examples import Examples, read
+from probing.intervals import redraw
+from probing.matching import Method, judge, match
+from probing.words import common_words, pool_words
+
+Array = NDArray[np.float64]
+
+# Redrawn sets of sentences behind an interval, and sentences whose words are pooled at a time.
+DRAWS, BLOCK = 100, 256
+
+AGREEMENT_COLUMNS = (
+    "model_a", "layer_a", "model_b", "layer_b", "matching", "statistic", "value", "low", "high", "p_value",
+    "p_uncorrected", "chance", "chance_low", "chance_high", "n_neurons",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A run's rankings, with what says how far they depend on its test sentences.
+
+    Args:
+        label: Name in tables and figures, different for each run.
+        layers: Layer numbers.
+        scores: Contribution of each neuron, shape (n_layers, d_model).
+        draws: The same on redrawn test sentences, shape (n_layers, n_draws, d_model).
+    """
+
+    label: str
+    layers: Sequence[int]
+    scores: Array
+    draws: Array
+
+    @property
+    def d_model(self) -> int:
+        """Neurons of a layer."""
+        return int(self.scores.shape[1])
+
+    def ranks(self, i: int) -> NDArray[np.int64]:
+        """Return each neuron's rank in the i-th layer, 1 for the highest score, ties by index; shape (d_model,)."""
+        ranks = np.empty(self.d_model, dtype=np.int64)
+        ranks[np.argsort(-self.scores[i], kind="stable")] = np.arange(1, self.d_model + 1)
+        return ranks
+
+
+def rank_on_sentences(label: str, weight: Tensor, test: Examples, layers: Sequence[int], seed: int) -> Ranked:
+    """Score the neurons of each layer by their mean contribution, on the test sentences and on these redrawn.
+
+    Args:
+        label: Name of the run.
+        weight: Of the probes, shape (n_layers, n_classes, d_model).
+        test: Test examples.
+        layers: Layer numbers, in the order of `weight`.
+        seed: Of the draws; runs tested on as many sentences redraw the same ones.
+    """
+    sentences = test.sentences()
+    sums = torch.zeros(len(layers), len(sentences), weight.shape[2], dtype=torch.float64)
+    for batch in read(test, layers):
+        kept = batch.labels >= 0
+        rows = torch.from_numpy(np.searchsorted(sentences, batch.sentences[kept].numpy()))
+        for i, states in enumerate(batch.hidden_states):
+            sentence_contributions(weight[i], states[kept], batch.labels[kept], rows, out=sums[i])
+    n_tokens = np.bincount(np.searchsorted(sentences, test.store.tokens.sentences[test.labels >= 0]))
+    draws = np.stack([redraw(layer.numpy(), n_tokens, seed, DRAWS) for layer in sums])
+    return Ranked(label, layers, sums.sum(1).numpy() / n_tokens.sum(), draws)
+
+
+# --- words of two models ---
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What a model made of the sentences that neurons are matched on.
+
+    Args:
+        store: Its activations.
+        tokens: The table of tokens of the same sentences, with words that do not depend on the tokenizer.
+        layers: Layer numbers.
+    """
+
+    store: ActivationStore
+    tokens: Tokens
+    layers: Sequence[int]
+
+    def words(self, first: int, last: int) -> tuple[NDArray[np.int64], tuple[Tensor, ...]]:
+        """Return for sentences first..last-1 keys (n_words, 2), and per layer the states (n_words, d_model)."""
+        rows = slice(int(self.tokens.offsets[first]), int(self.tokens.offsets[last]))
+        states = [self._rows(layer, rows) for layer in self.layers]
+        pooled = pool_words(states, self.tokens.words[rows], self.tokens.sentences[rows])
+        return pooled.keys, pooled.hidden_states
+
+    def _rows(self, layer: int, wanted: slice) -> Tensor:
+        parts = []
+        for shard in self.store.plan.shards:
+            here = self.store.shard_tokens(shard)
+            start, stop = max(wanted.start, here.start), min(wanted.stop, here.stop)
+            if start < stop:
+                parts.append(self.store.read(layer, shard.index)[start - here.start : stop - here.start].float())
+        return torch.cat(parts) if parts else torch.empty(0, self.store.plan.d_model)
+
+
+def cross_moments(a: Readings, b: Readings) -> tuple[CrossMoments, CrossMoments]:
+    """Return how the neurons of two models vary together over words: of every other sentence, and of the others.
+
+    Raises:
+        UserError: If they have no word in common.
+    """
+    shape = (len(a.layers), len(b.layers)), (a.store.plan.d_model, b.store.plan.d_model)
+    halves = CrossMomentsAccumulator(*shape), CrossMomentsAccumulator(*shape)
+    for keys, states_a, states_b in _shared_words(a, b):
+        for parity, half in enumerate(halves):
+            rows = torch.from_numpy(np.flatnonzero(keys[:, 0] % 2 == parity))
+            half.update([states[rows] for states in states_a], [states[rows] for states in states_b])
+    if not all(half.n_words for half in halves):
+        raise UserError("`--matching`: the sentences that neurons are matched on have too few words; give more.")
+    return halves[0].result(), halves[1].result()
+
+
+def _shared_words(a: Readings, b: Readings) -> Iterator[tuple[NDArray[np.int64], list[Tensor], list[Tensor]]]:
+    for first in range(0, a.tokens.n_sentences, BLOCK):
+        last = min(first + BLOCK, a.tokens.n_sentences)
+        (keys_a, states_a), (keys_b, states_b) = a.words(first, last), b.words(first, last)
+        rows_a, rows_b = (torch.from_numpy(rows) for rows in common_words(keys_a, keys_b))
+        yield keys_a[rows_a.numpy()], [states[rows_a] for states in states_a], [states[rows_b] for states in states_b]
+
+
+# --- a pair of runs ---
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What two runs have in common.
+
+    Args:
+        rows: Of `agreement.csv`.
+        partners: For each layer of the one and each of the other, the neuron that each neuron goes with, -1 for none,
+            shape (n_layers_a, n_layers_b, d_a).
+        related: Whether neurons of the same index go together more than chance, in some layer; None where the models
+            differ in width.
+    """
+
+    rows: list[dict[str, Any]]
+    partners: NDArray[np.int64]
+    related: bool | None
+
+
+def compare_pair(
+    a: Ranked,
+    b: Ranked,
+    moments: tuple[CrossMoments, CrossMoments],
+    matching: Literal["index", "correlation"],
+    assignment: Method,
+    k: int,
+    seed: int,
+    say: Callable[[str], None] = lambda message: None,
+) -> Pair:
+    """Match the neurons of every pair of layers on one half of the sentences and compare their rankings.
+
+    Args:
+        a: One run.
+        b: The other.
+        moments: Of words of sentences that neurons are matched on, and of others that the match is judged on.
+        matching: By index, for models that share a lineage, or by correlation.
+        assignment: One to one, or many to one.
+        k: Size of the top.
+        seed: Of what chance gives.
+        say: Takes one-line messages.
+    """
+    fit, held_out = moments
+    shape = (len(a.layers), len(b.layers))
+    partners = np.full((*shape, a.d_model), -1, dtype=np.int64)
+    rows: list[dict[str, Any]] = []
+    for i, j in np.ndindex(shape):
+        correlations = fit.correlation(i, j), held_out.correlation(i, j)
+        partners[i, j] = np.arange(a.d_model) if matching == "index" else match(correlations[0], assignment)
+        names = {"model_a": a.label, "layer_a": a.layers[i], "model_b": b.label, "layer_b": b.layers[j]}
+        rows += [
+            {**names, "matching": matching, **row}
+            for row in _statistics(a, b, (i, j), partners[i, j], k, permutations_for(shape[0] * shape[1]), seed)
+        ]
+        quality = judge(partners[i, j], *correlations, seed=seed)
+        rows.append(
+            {
+                **names, "matching": matching, "statistic": "correlation", "value": quality.held_out,
+                "chance": quality.chance, "chance_low": quality.chance_low, "chance_high": quality.chance_high,
+                "p_uncorrected": quality.p_value, "n_neurons": quality.n_matched,
+            }
+        )  # fmt: skip
+        chance = held_out.cka_chance(i, j)
+        rows.append({**names, "matching": matching, "statistic": "cka", "value": held_out.cka(i, j), "chance": chance})
+    _correct(rows)
+    return Pair(rows, partners, _related(a, b, moments, seed) if a.d_model == b.d_model else None)
+
+
+def _statistics(
+    a: Ranked, b: Ranked, layers: tuple[int, int], partner: NDArray[np.int64], k: int, permutations: int, seed: int
+) -> list[dict[str, Any]]:
+    i, j = layers
+    kept = np.flatnonzero(partner >= 0)
+    theirs = partner[kept]
+    if len(kept) < 2:
+        return []
+    found = agreement(
+        a.scores[i][kept],
+        b.scores[j][theirs],
+        k=min(k, len(kept)),
+        groups=theirs,
+        draws=(a.draws[i][:, kept], b.draws[j][:, theirs]),
+        permutations=permutations,
+        seed=seed,
+    )
+    return [
+        {
+            "statistic": one.statistic, "value": one.value, "low": one.low, "high": one.high,
+            "p_uncorrected": one.p_value, "chance": one.chance, "chance_low": one.chance_low,
+            "chance_high": one.chance_high, "n_neurons": one.n_neurons,
+        }
+        for one in found
+    ]  # fmt: skip
+
+
+def _correct(rows: Sequence[dict[str, Any]]) -> None:
+    """Add p-values corrected over the pairs of layers, each statistic by itself (Holm)."""
+    for statistic in {row["statistic"] for row in rows}:
+        own = [row for row in rows if row["statistic"] == statistic and "p_uncorrected" in row]
+        for row, p_value in zip(own, holm([row["p_uncorrected"] for row in own]), strict=True):
+            row["p_value"] = float(p_value)
+
+
+def _related(a: Ranked, b: Ranked, moments: tuple[CrossMoments, CrossMoments], seed: int) -> bool:
+    """Whether the models look like kin: neurons of one index go together in some layer that both have."""
+    fit, held_out = moments
+    same = [(i, list(b.layers).index(layer)) for i, layer in enumerate(a.layers) if layer in b.layers]
+    index = np.arange(a.d_model)
+    qualities = [judge(index, fit.correlation(i, j), held_out.correlation(i, j), seed=seed) for i, j in same]
+    # A tenth: two models that read the same words reach p < .01 with less, by the words alone.
+    return any(quality.p_value < 0.01 and quality.held_out > quality.chance + 0.1 for quality in qualities)
+
+
+def aligned(a: Sequence[int], b: Sequence[int]) -> list[tuple[int, int]]:
+    """Return for each layer of one run the other's layer at the same relative depth, as pairs of places."""
+    depth_a, depth_b = max(max(a), 1), max(max(b), 1)
+    places = [min(range(len(b)), key=lambda j: (abs(b[j] / depth_b - layer / depth_a), j)) for layer in a]
+    return list(enumerate(places))
+
+
+def top_everywhere(ranked: Sequence[Ranked], pairs: Mapping[int, Pair], k: int) -> list[dict[str, Any]]:
+    """Return the neurons of the first run that are, with those they go with, among the first k in every run.
+
+    Layers of the same relative depth are compared.
+
+    Args:
+        ranked: The runs.
+        pairs: What the first run has in common with each other, by the place of the other.
+        k: Size of the top.
+    """
+    first = ranked[0]
+    rows = []
+    for i, layer in enumerate(first.layers):
+        places = {other: dict(aligned(first.layers, ranked[other].layers))[i] for other in pairs}
+        ranks = {other: ranked[other].ranks(place) for other, place in places.items()}
+        for neuron in np.argsort(first.ranks(i))[:k]:
+            row = {"layer": layer, "neuron": int(neuron), "rank": int(first.ranks(i)[neuron])}
+            for other, place in places.items():
+                partner = int(pairs[other].partners[i, place, neuron])
+                label, rank = ranked[other].label, int(ranks[other][partner]) if partner >= 0 else 0
+                if not 1 <= rank <= k:
+                    break
+                row |= {f"{label} layer": ranked[other].layers[place], f"{label} neuron": partner}
+                row |= {f"{label} rank": rank}
+            else:
+                rows.append(row)
+    return rows
