@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from probing.__main__ import COMMANDS
 from probing.arguments import parse, with_underscores
 from probing.commandline import run
 from probing.commands.cache import prune
+from probing.commands.compare import compare
 from probing.commands.fit import fit
 from probing.errors import UserError
 from probing.interrupts import interrupts_pass
@@ -29,7 +31,8 @@ def test_there_are_experiments_to_check() -> None:
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.name)
 def test_every_experiment_is_accepted_by_the_real_command(path: Path) -> None:
-    options = parse("fit", fit, ["--config", str(path)])
+    (command,) = re.findall(r"#   python -m probing (\w+) --config", path.read_text())
+    options = parse(command, {"fit": fit, "compare": compare}[command], ["--config", str(path)])
     for key, value in yaml.safe_load(path.read_text()).items():
         assert (vars(options[key]) | value == vars(options[key])) if key == "probe" else options[key] == value
 

@@ -182,3 +182,55 @@ def test_layers_of_the_same_relative_depth_are_aligned() -> None:
     assert aligned([0, 3, 6], [0, 6, 12]) == [(0, 0), (1, 1), (2, 2)]
     assert aligned([0, 6, 12], [0, 1, 2, 3, 4, 5, 6]) == [(0, 0), (1, 3), (2, 6)]
     assert aligned([2], [0, 1, 2, 3]) == [(0, 3)]
+
+
+def test_the_experiment_fits_its_models_and_compares_them(
+    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiment = Path(__file__).parent.parent / "conf" / "experiments" / "bert-roberta-distilbert.yaml"
+    wide = widened(checkpoints["roberta"], tmp_path / "wide-roberta")
+    models = [str(checkpoints["bert"]), str(wide), str(checkpoints["distilbert"])]
+    args = ["compare", "--config", str(experiment), "--models", f"[{', '.join(models)}]", "--wandb.mode", "disabled"]
+    args += ["--fit.corpus", str(corpus_file), "--runs", str(tmp_path / "runs"), "--name", "all"]
+    assert run(COMMANDS, args) == 0
+    assert "tiny-bert (a) and wide-roberta (b), matched by correlation" in capsys.readouterr().out
+    assert len(rows(tmp_path / "runs" / "all", "spearman")) > 0
+    assert len(list((tmp_path / "runs").glob("*-position-*/neurons.csv"))) == 3
+
+
+def widened(model: Path, copy: Path) -> Path:
+    """Save a model of the same family and tokenizer that is wider."""
+    from transformers import AutoConfig, AutoModel
+
+    shutil.copytree(model, copy)
+    config = AutoConfig.from_pretrained(copy)
+    config.hidden_size = 24
+    AutoModel.from_config(config).save_pretrained(copy)
+    return copy
+
+
+def test_two_tasks_of_one_model_are_compared_by_index(
+    runs: Path, checkpoints: dict[str, Path], corpus_file: Path
+) -> None:
+    options: dict[str, Any] = {"corpus": str(corpus_file), "runs": str(runs), "quiet": True, "wandb": NO_WANDB}
+    fit(model=str(checkpoints["bert"]), task="position_from_end", name="from-end", **options)
+    made = compare([str(runs / "bert"), str(runs / "from-end")], runs=str(runs), name="t", quiet=True, wandb=NO_WANDB)
+    assert {row["matching"] for row in made.agreement} == {"index"}
+    assert {row["model_a"] for row in made.agreement} == {"bert"}
+    for row in made.top_everywhere:  # the neurons that serve both
+        assert row["neuron"] == row["from-end neuron"]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--models", "[minilm]"], "two or more"),
+        (["a", "b", "--fit.layer", "2"], "`--fit.*` are options for `--models`"),
+        (["--models", "[minilm, bert]", "--fit.name", "x"], "`--fit.name` cannot be set"),
+        (["--top", "0", "a", "b"], "`--top 0` is out of range"),
+        (["--matching", "guess", "a", "b"], "expected auto, index or correlation"),
+    ],
+)
+def test_impossible_comparisons_are_refused(args: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(COMMANDS, ["compare", *args]) == 2
+    assert words in capsys.readouterr().err

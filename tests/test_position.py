@@ -1,7 +1,10 @@
 import numpy as np
 import pytest
 from probing_tasks.position import Position
+from probing_tasks.position_from_end import PositionFromEnd
+from probing_tasks.position_in_word import PositionInWord
 
+from probing.cache.tokens import Tokens
 from probing.tasks import load_task
 from synthetic import make_tokens
 
@@ -51,3 +54,34 @@ def test_no_examples_give_no_classes():
 
 def test_the_task_is_installed_under_its_name():
     assert load_task("position", {"max_position": 9}) == Position(max_position=9)
+
+
+# --- its kin ---
+
+
+def test_from_the_end_the_last_token_is_at_zero():
+    tokens = make_tokens([4, 3, 5])
+    assert PositionFromEnd().labels(tokens).tolist() == [-1, 2, 1, -1, -1, 1, -1, -1, 3, 2, 1, -1]
+    everything = PositionFromEnd(special_tokens="include").labels(tokens)
+    assert everything.tolist() == [3, 2, 1, 0, 2, 1, 0, 4, 3, 2, 1, 0]
+
+
+def test_from_both_ends_the_distances_make_up_the_sentence():
+    tokens = make_tokens([7, 2, 9, 5])
+    both = Position(special_tokens="include").labels(tokens) + PositionFromEnd(special_tokens="include").labels(tokens)
+    assert (both == np.repeat(tokens.lengths - 1, tokens.lengths)).all()
+
+
+def test_pieces_are_counted_within_their_word():
+    lengths, words = [7, 4, 3], [-1, 0, 0, 0, 1, 2, -1, -1, 0, 0, -1, 0, 0, 1]
+    tokens = Tokens(np.array(lengths, np.int32), np.arange(14, dtype=np.int32), np.array(words, np.int16))
+    # The last sentence has no special tokens, and begins with a word of the number that the one before ended with.
+    assert PositionInWord().labels(tokens).tolist() == [-1, 0, 1, 2, 0, 0, -1, -1, 0, 1, -1, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [("position_from_end", PositionFromEnd(max_position=9)), ("position_in_word", PositionInWord(None, 9))],
+)
+def test_its_kin_are_installed_under_their_names(name, task):
+    assert load_task(name, {"max_position": 9}) == task

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
+import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from probing.commands.shared import (
     cache_folder,
-    extract_all,
     number_problems,
     plain,
-    read_corpora,
     runs_folder,
     tracking,
 )
@@ -22,13 +20,6 @@ from probing.errors import RunError, UserError, out_of_range, refuse
 from probing.options import WandbOptions, as_options
 from probing.runs import Run, RunFolder, check_name, load_run, write_csv
 from probing.wandb_mode import resolve_mode
-
-if TYPE_CHECKING:
-    from probing.comparison import Pair, Ranked, Readings
-    from probing.corpus import Corpus
-    from probing.models import ModelSource
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -53,6 +44,8 @@ class Comparison:
 
 def compare(
     folders: list[str] | None = None,
+    models: list[str] | None = None,
+    fit: dict[str, Any] | None = None,
     matching: Literal["auto", "index", "correlation"] = "auto",
     assignment: Literal["one_to_one", "many_to_one"] = "one_to_one",
     top: int = 10,
@@ -67,7 +60,9 @@ def compare(
     """Compare the rankings of finished runs: do their models keep the task in corresponding neurons?
 
     Args:
-        folders: Folders of two or more finished runs; `--folders` itself may be left out.
+        folders: Folders of finished runs; `--folders` itself may be left out.
+        models: Models that are fitted first and compared too, such as [bert, roberta].
+        fit: Options of `fit` for these, such as --fit.layer 0,6,12.
         matching: index for models of one lineage, correlation for others; auto is index for one and the same model.
         assignment: Whether two neurons may go with the same one, where they are matched by correlation.
         top: Size of the top whose overlap is taken.
@@ -92,23 +87,26 @@ def compare(
     cached, place = cache_folder(cache, runs), runs_folder(runs)
     if name is not None:
         check_name(place, name)
-    if len(folders or ()) < 2:
-        raise UserError("`compare` takes the folders of two or more finished runs, such as runs/A runs/B.")
+    if len(folders or ()) + len(models or ()) < 2:
+        raise UserError("`compare` takes two or more finished runs, such as runs/A runs/B, or `--models`.")
+    shared = _fit_options(fit, models)
     made = [load_run(folder) for folder in folders or ()]
+    defaults = {"runs": runs, "cache": cache, "quiet": quiet, "trainer": trainer, "wandb": wandb}
+    made += [_fitted(model, {**defaults, **shared}) for model in models or ()]
     with terminal.quiet_libraries():
+        from probing.commands.finished import Extraction, check_matching, labels_of, pairs_of, ranked_of, source_of
         from probing.comparison import AGREEMENT_COLUMNS, top_everywhere
         from probing.figures import write_comparison_figures
         from probing.training import check_trainer_options
 
         check_trainer_options(trainer or {}, "lbfgs")
-        sources = [_source(run) for run in made]
-        _check_matching(matching, made, sources)
-        extract = _Extraction(cached, trainer or {}, say, terminal.show_progress(quiet))
-        labels = _labels(made, sources)
-        ranked = [
-            _ranked(run, source, label, extract, seed) for run, source, label in zip(made, sources, labels, strict=True)
-        ]
-        pairs = _pairs(made, sources, ranked, extract, matching, assignment, top, seed)
+        sources = [source_of(run) for run in made]
+        check_matching(matching, sources)
+        extract = Extraction(cached, trainer or {}, say, terminal.show_progress(quiet))
+        labels = labels_of(made, sources)
+        named = zip(made, sources, labels, strict=True)
+        ranked = [ranked_of(run, source, label, extract, seed) for run, source, label in named]
+        pairs = pairs_of(made, sources, ranked, extract, matching, assignment, top, seed)
         rows = [row for pair in pairs.values() for row in pair.rows]
         common = top_everywhere(ranked, {j: pair for (i, j), pair in pairs.items() if i == 0}, top)
 
@@ -117,7 +115,8 @@ def compare(
         with tracking(folder, wandb, config) as tracker:
             write_csv(folder.path / "agreement.csv", rows, AGREEMENT_COLUMNS)
             write_csv(folder.path / "top_everywhere.csv", common, list(common[0]) if common else ["layer", "neuron"])
-            _write_summary(folder.path, config, made, labels, pairs)
+            related = {f"{labels[i]}, {labels[j]}": pair.related for (i, j), pair in pairs.items()}
+            _write_summary(folder.path, config, made, labels, related)
             curves = {label: run.accuracy for label, run in zip(labels, made, strict=True)}
             figures = write_comparison_figures(folder.path / "figures", rows, curves, made[0].config["task"])
             files = [
@@ -135,136 +134,25 @@ def compare(
     return comparison
 
 
-@dataclass(frozen=True)
-class _Extraction:
-    """What every extraction of a comparison has in common."""
+def _fit_options(options: Mapping[str, Any] | None, models: Sequence[str] | None) -> dict[str, Any]:
+    """Return the options of `fit`, checked for what makes no sense here."""
+    from probing.commands.fit import fit
 
-    cache: Path
-    trainer: Mapping[str, Any]
-    say: Say
-    progress: bool
-
-    def readings(self, run: Run, source: ModelSource, corpus: Corpus) -> Readings:
-        """Return what a run's model made of a corpus, in the run's layers."""
-        from probing.cache.tokens import LONGEST, tokenize
-        from probing.comparison import Readings
-        from probing.models import length_limits, load_tokenizer
-
-        config, layers = run.config, [row["layer"] for row in run.accuracy]
-        (store,) = extract_all(
-            source, [corpus], layers, self.cache, self.trainer, self.say, self.progress, dtype=config["dtype"],
-            max_length=config["max_length"], batch_tokens=config["batch_tokens"],
-            random_weights_seed=config["seed"] if config["random_weights"] else None,
-        )  # fmt: skip
-        if corpus.words is not None:
-            return Readings(store, store.tokens, layers)
-        # Each tokenizer has words of its own in running text; those between blanks are the same for all.
-        tokenizer = load_tokenizer(source)
-        longest = config["max_length"] or min(length_limits(source, tokenizer)[1], LONGEST)
-        tokens = tokenize(tokenizer, corpus.sentences, longest, [text.split() for text in corpus.sentences])
-        return Readings(store, tokens, layers)
+    known = [name for name in inspect.signature(fit).parameters if name not in ("model", "name")]
+    if options and not models:
+        raise UserError("`--fit.*` are options for `--models`, of which there are none.")
+    wrong = [name for name in options or {} if name not in known]
+    refuse([f"`--fit.{name}` cannot be set: expected one of {', '.join(known)}" for name in wrong])
+    return dict(options or {})
 
 
-def _source(run: Run) -> ModelSource:
-    from probing.models import resolve_model
+def _fitted(model: str, options: Mapping[str, Any]) -> Run:
+    from probing.commands.fit import fit
 
-    return resolve_model(run.config["model"], run.config["revision"])
-
-
-def _labels(made: Sequence[Run], sources: Sequence[ModelSource]) -> list[str]:
-    """Name each run by its model, or by its folder where two have the same."""
-    names = [source.short_name for source in sources]
-    return names if len(set(names)) == len(names) else [run.folder.name for run in made]
-
-
-def _is_same_model(a: Run, b: Run) -> bool:
-    keys = [run.results["cache"]["test"]["key"] for run in (a, b)]
-    return keys[0]["model"] == keys[1]["model"] and keys[0]["random_weights_seed"] == keys[1]["random_weights_seed"]
-
-
-def _matching_of(matching: str, a: Run, b: Run) -> Literal["index", "correlation"]:
-    if matching == "auto":
-        return "index" if _is_same_model(a, b) else "correlation"
-    return "index" if matching == "index" else "correlation"
-
-
-def _check_matching(matching: str, made: Sequence[Run], sources: Sequence[ModelSource]) -> None:
-    from probing.models import load_config
-
-    widths = {source.name: load_config(source).hidden_size for source in sources}
-    if matching == "index" and len(set(widths.values())) > 1:
-        found = ", ".join(f"{name} has {width}" for name, width in widths.items())
-        raise UserError(
-            f"`--matching index`: neurons of one index need models of one width, and {found}; use correlation."
-        )
-
-
-def _ranked(run: Run, source: ModelSource, label: str, extract: _Extraction, seed: int) -> Ranked:
-    """Rank a run's neurons again from its probe, its test sentences one by one.
-
-    Raises:
-        UserError: If model or corpus are no longer what they were.
-        RunError: If the ranking does not come out as the run has it.
-    """
-    import numpy as np
-    from safetensors import safe_open
-
-    from probing.comparison import rank_on_sentences
-    from probing.examples import label as label_tokens
-    from probing.tasks import load_task
-
-    config = run.config
-    if "-" in (config["corpus"], config["test_corpus"]):
-        raise UserError(f"`{run.folder}` read standard input, which is gone; repeat it with the text in a file.")
-    corpora, splits = read_corpora(config["corpus"], config["test_corpus"], config["seed"], lambda message: None)
-    before = run.results["cache"]["test"]["key"]
-    is_trained = not config["random_weights"]
-    if corpora[-1].fingerprint != before["corpus"] or source.fingerprint(weights=is_trained) != before["model"]:
-        raise UserError(
-            f"`{run.folder}`: its model or corpus has changed since; repeat the run, "
-            f"for example with `fit --config {run.folder / 'config.yaml'}`."
-        )
-    readings = extract.readings(run, source, corpora[-1])
-    task = load_task(config["task"], config["task_args"])
-    test = label_tokens(readings.store, task, splits[-1], np.array(run.results["classes"]), "test")
-    with safe_open(run.folder / "probe.safetensors", "pt") as file:
-        ranked = rank_on_sentences(label, file.get_tensor("weight"), test, readings.layers, seed)
-    for i, layer in enumerate(ranked.layers):
-        stored = {row["neuron"]: row["contribution"] for row in run.neurons if row["layer"] == layer}
-        if not np.allclose([stored[n] for n in range(ranked.d_model)], ranked.scores[i], rtol=1e-3, atol=1e-6):
-            raise RunError(
-                f"{run.folder}: the contributions of layer {layer} are not those of its probe; repeat the run"
-            )
-    return ranked
-
-
-def _pairs(
-    made: Sequence[Run],
-    sources: Sequence[ModelSource],
-    ranked: Sequence[Ranked],
-    extract: _Extraction,
-    matching: str,
-    assignment: Literal["one_to_one", "many_to_one"],
-    top: int,
-    seed: int,
-) -> dict[tuple[int, int], Pair]:
-    """Compare every run with every later one, matched on the sentences of the earlier one's corpus."""
-    from probing.comparison import compare_pair, cross_moments
-
-    pairs = {}
-    for i, j in itertools.combinations(range(len(made)), 2):
-        config = made[i].config
-        corpus = read_corpora(config["corpus"], config["test_corpus"], config["seed"], lambda message: None)[0][0]
-        moments = cross_moments(*(extract.readings(made[at], sources[at], corpus) for at in (i, j)))
-        how = _matching_of(matching, made[i], made[j])
-        pairs[i, j] = compare_pair(ranked[i], ranked[j], moments, how, assignment, top, seed)
-        if how == "index" and not pairs[i, j].related:
-            extract.say(
-                f"{ranked[i].label} and {ranked[j].label}: neurons of one index go together no more than any two do, "
-                "so these models hardly share a lineage and neuron i of one is not neuron i of the other; "
-                "`--matching correlation` finds which belong together"
-            )
-    return pairs
+    run = fit(model=model, **options)
+    if run is None:
+        raise RunError("`compare --models` runs in one process; fit with several and compare the runs")
+    return run
 
 
 def _write_summary(
@@ -272,7 +160,7 @@ def _write_summary(
     config: Mapping[str, Any],
     made: Sequence[Run],
     labels: Sequence[str],
-    pairs: Mapping[tuple[int, int], Pair],
+    related: Mapping[str, bool | None],
 ) -> None:
     import yaml
 
@@ -280,6 +168,6 @@ def _write_summary(
     results = {
         "kind": "comparison",
         "runs": {label: str(run.folder) for label, run in zip(labels, made, strict=True)},
-        "related": {f"{labels[i]}, {labels[j]}": pair.related for (i, j), pair in pairs.items()},
+        "related": dict(related),
     }
     (folder / "results.json").write_text(json.dumps(results, indent=2))

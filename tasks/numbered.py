@@ -1,0 +1,49 @@
+"""What tasks have in common whose labels are numbers counted from 0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probing.errors import out_of_range, refuse
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """Chooses as classes the numbers with enough examples.
+
+    Args:
+        min_count: Training examples a number needs to be a class; by default 50, fewer on a
+            small corpus (a twentieth of its training sentences), never under 5.
+        max_position: Highest number that can be a class.
+    """
+
+    min_count: int | None = None
+    max_position: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that leave nothing to tell apart."""
+        refuse(
+            out_of_range("task_args.min_count", self.min_count, 1)
+            + out_of_range("task_args.max_position", self.max_position, 1)
+        )
+
+    # Classes are numbers: being off by one is better than being off by ten.
+    ordinal = True
+
+    def classes(self, labels: NDArray[np.int64], n_sentences: int) -> NDArray[np.int64]:
+        """Return the numbers with enough training examples, ascending.
+
+        Args:
+            labels: Of the training tokens, -1 where there is none.
+            n_sentences: Training sentences.
+        """
+        counts = np.bincount(labels[labels >= 0])
+        numbers = np.flatnonzero(counts >= self.threshold(n_sentences))
+        return numbers if self.max_position is None else numbers[numbers <= self.max_position]
+
+    def threshold(self, n_sentences: int) -> int:
+        """Return the training examples a number needs."""
+        return self.min_count if self.min_count is not None else min(50, max(5, n_sentences // 20))
