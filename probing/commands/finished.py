@@ -37,8 +37,9 @@ class Extraction:
         """Return what a run's model made of a corpus, in the run's layers."""
         config, layers = run.config, [row["layer"] for row in run.accuracy]
         # What was repeated in the corpus, the run itself has said.
+        quiet = replace(corpus, n_repeated=0)
         (store,) = extract_all(
-            source, [replace(corpus, n_repeated=0)], layers, self.cache, self.trainer, self.say, self.progress, dtype=config["dtype"],
+            source, [quiet], layers, self.cache, self.trainer, self.say, self.progress, dtype=config["dtype"],
             max_length=config["max_length"], batch_tokens=config["batch_tokens"],
             random_weights_seed=config["seed"] if config["random_weights"] else None,
         )  # fmt: skip
