@@ -51,6 +51,11 @@ def test_every_command_of_the_readme_runs(line: str, toy: Path) -> None:
     args = [{"6": "2", "0,3,6": "0,2"}.get(arg, arg) for arg in shlex.split(line)[3:]]
     if args[0] in ("fit", "extract"):
         args += ["--model", str(toy)] + ([] if "--corpus" in args else ["--corpus", "sentences.txt"])
+    if "runs/A" in args:
+        for name in ("A", "B"):
+            probing.fit(model=str(toy), corpus="sentences.txt", name=name, quiet=True)
+    elif args[0] == "compare":
+        args += ["--models", f"[{toy}, {toy}]", "--fit.corpus", "sentences.txt", "--fit.layer", "2"]
     assert run(COMMANDS, args) == 0
 
 
@@ -59,8 +64,8 @@ def test_the_python_of_the_readme_runs(toy: Path, monkeypatch: pytest.MonkeyPatc
     (code,) = [block for language, block in BLOCKS if language == "python"]
     real = probing.fit
 
-    def small(layer: int, **options: Any) -> Any:
-        return real(model=str(toy), corpus="sentences.txt", layer=2, **options)
+    def small(**options: Any) -> Any:
+        return real(**{"model": str(toy), "corpus": "sentences.txt", **options, "layer": 2})
 
     monkeypatch.setattr(probing, "fit", small, raising=False)
     names: dict[str, Any] = {}
@@ -70,8 +75,9 @@ def test_the_python_of_the_readme_runs(toy: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_every_option_that_the_readme_names_exists() -> None:
     help_text = io.StringIO()
-    with contextlib.redirect_stdout(help_text), pytest.raises(SystemExit):
-        run(COMMANDS, ["fit", "--help"])
+    for command in ("fit", "compare"):
+        with contextlib.redirect_stdout(help_text), pytest.raises(SystemExit):
+            run(COMMANDS, [command, "--help"])
     named = set(re.findall(r"`(--[a-z_]+(?:\.[a-z0-9_]+)?)", README)) - {"--help", "--yes"}
     missing = {name for name in named if name.split(" ")[0] not in help_text.getvalue()}
     # Options of Lightning's Trainer and of a task are checked by their owners.
