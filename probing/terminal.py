@@ -97,10 +97,10 @@ def _agreement_table(rows: Sequence[Row]) -> Any:
         table.add_row(
             f"{layers[0]}, {layers[1]}",
             _two(overlap, "value"),
-            f"{_two(overlap, 'chance_low')}-{_two(overlap, 'chance_high')}",
+            _range(overlap, "chance"),
             _two(spearman, "value"),
-            f"{_two(spearman, 'low')}-{_two(spearman, 'high')}",
-            f"{_two(spearman, 'chance_low')}-{_two(spearman, 'chance_high')}",
+            _range(spearman, ""),
+            _range(spearman, "chance"),
             f"{spearman['p_value']:.1g}" if "p_value" in spearman else "",
             _two(match, "value"),
             _two(cka, "value"),
@@ -110,6 +110,11 @@ def _agreement_table(rows: Sequence[Row]) -> Any:
 
 def _two(row: Row, column: str) -> str:
     return f"{row[column]:.2f}" if column in row else ""
+
+
+def _range(row: Row, of: str) -> str:
+    low, high = (f"{of}_{end}".lstrip("_") for end in ("low", "high"))
+    return f"{_two(row, low)} to {_two(row, high)}" if low in row else ""
 
 
 def render(*tables: Any) -> str:
