@@ -98,8 +98,9 @@ def test_a_model_with_itself_goes_by_index_and_has_intervals(runs: Path, capsys:
     assert set(found) == {(a, b) for a in range(4) for b in (0, 2)}
     for layer in (0, 2):
         row = found[layer, layer]
-        assert -1 <= row["low"] < row["value"] < row["high"] <= 1
-        assert row["value"] > 0.7  # other sentences, the same neurons
+        assert -1 <= row["low"] <= row["value"] <= row["high"] <= 1
+        assert row["low"] < row["high"]
+        assert row["value"] > 0.5  # other sentences, the same neurons
         assert row["p_value"] < 0.05
     assert {path.name for path in (runs / "c" / "figures").iterdir()} == {"agreement.png", "accuracy.png"}
 

@@ -121,8 +121,8 @@ def test_stored_probe_and_ranking_agree_with_the_plain_forward_pass(run: Run) ->
                 right[i] += (weight[i] @ v).argmax() == y
                 by_class[i, y] += (v * (weight[i, y] - weight[i].mean(0))).abs().double()
     for i, row in enumerate(run.accuracy):
-        # A tie broken by the last bit may fall the other way in a padded batch: one token at most.
-        assert abs(row["accuracy"] - right[i] / n.sum()) <= 1 / n.sum() + 1e-6
+        # A tie broken by the last bit may fall the other way in a padded batch: two tokens at most.
+        assert abs(row["accuracy"] - right[i] / n.sum()) <= 2 / n.sum() + 1e-6
         table = {neuron["neuron"]: neuron["contribution"] for neuron in run.top(layers[i], 1000)}
         expected = by_class[i].sum(0) / n.sum()
         assert [table[k] for k in range(16)] == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-7)
