@@ -74,7 +74,7 @@ def test_standard_input_is_a_corpus_packed_or_not(
     assert load_corpus("-").sentences == ("One.", "Two.")
 
 
-PACKED = gzip.compress("".join(f"Sentence {i} of many.\n" for i in range(100)).encode())
+PACKED = gzip.compress("".join(f"Sentence {i} of many.\n" for i in range(100)).encode(), mtime=0)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_text_that_is_not_utf8_is_refused_with_its_line(tmp_path: Path, line_end
         load_corpus(str(path))
 
 
-@pytest.mark.parametrize("content", [b"", b"\n \n\t\n", b"\xef\xbb\xbf\r\n", gzip.compress(b"")])
+@pytest.mark.parametrize("content", [b"", b"\n \n\t\n", b"\xef\xbb\xbf\r\n", gzip.compress(b"", mtime=0)])
 def test_an_empty_corpus_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "empty.txt"
     path.write_bytes(content)
