@@ -83,14 +83,15 @@ def load_run(folder: str | Path) -> Run:
         partial = folder.with_name(folder.name + PARTIAL)
         hint = f"; {partial} is one that did not finish" if partial.is_dir() else ""
         raise UserError(f"`{folder}` is no finished run: expected a folder that `fit` wrote{hint}.")
-    if not (folder / "accuracy.csv").is_file():
+    results = json.loads((folder / "results.json").read_text())
+    if results.get("kind") == "comparison":
         raise UserError(f"`{folder}` holds a comparison; give the folder of a run that `fit` wrote.")
     import yaml
 
     return Run(
         folder,
         yaml.safe_load((folder / "config.yaml").read_text()),
-        json.loads((folder / "results.json").read_text()),
+        results,
         read_csv(folder / "accuracy.csv"),
         read_csv(folder / "neurons.csv"),
     )
