@@ -62,6 +62,19 @@ def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[
     return {key: value for key, value in given.keywords().items() if key != "config"}
 
 
+def checked(function: Callable[..., Any], options: Mapping[str, Any], owner: str, place: Place) -> dict[str, Any]:
+    """Return keyword arguments of a function or dataclass from options given in a mapping, all others at their default.
+
+    Raises:
+        UserError: If options are unknown or values of the wrong type; it names them all.
+    """
+    parser = Parser()
+    (parser.add_class_arguments if isinstance(function, type) else parser.add_function_arguments)(function)
+    given = Given(parser, function, owner)
+    given.take_mapping(options, place)
+    return given.keywords()
+
+
 @dataclass(frozen=True)
 class Place:
     """Where options are given, and so how they are spelled in messages.

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.arguments import Given, Parser, Place
+from probing.arguments import Place, checked
 from probing.cache.tokens import Tokens
 from probing.errors import UserError, did_you_mean
 
@@ -42,8 +42,4 @@ def load_task(name: str, options: Mapping[str, Any]) -> TokenTask:
         raise UserError(f"`--task {name}` is not installed{near}; tasks are {', '.join(sorted(found)) or 'none'}.")
     task = found[name].load()
     # The command line's own checks, so that a task's options behave like any other option.
-    parser = Parser()
-    parser.add_class_arguments(task)
-    given = Given(parser, task, f"the task {name}")
-    given.take_mapping(options, Place("--task_args."))
-    return task(**given.keywords())
+    return task(**checked(task, options, f"the task {name}", Place("--task_args.")))
