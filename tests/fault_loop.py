@@ -10,6 +10,8 @@ was lost or wrong.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import multiprocessing
 import os
@@ -234,7 +236,8 @@ class Loop:
         if state == "pruned":
             from probing.commands.cache import prune
 
-            prune(cache=str(self.runs / "cache"), unused_days=0, yes=True)
+            with contextlib.redirect_stdout(io.StringIO()):
+                prune(cache=str(self.runs / "cache"), unused_days=0, yes=True)
         allowed = {0, 1} if state == "pruned" else {0}  # what was removed in use is a failed run
         for command in commands:
             status = command.end()

@@ -126,6 +126,16 @@ def test_many_runs_of_other_families_are_compared_pair_by_pair_and_tracked(runs:
     assert "matched by correlation" in repr(made)
 
 
+def test_layers_that_differ_do_not_make_strangers_of_one_model(
+    runs: Path, checkpoints: dict[str, Path], corpus_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options: dict[str, Any] = {"corpus": str(corpus_file), "runs": str(runs), "quiet": True, "wandb": NO_WANDB}
+    fit(model=str(checkpoints["bert"]), name="low", layer=0, **options)
+    fit(model=str(checkpoints["bert"]), name="high", layer=1, **options)
+    compare([str(runs / "low"), str(runs / "high")], runs=str(runs), name="lh", wandb=NO_WANDB)
+    assert "lineage" not in capsys.readouterr().err
+
+
 def test_many_to_one_may_use_a_neuron_twice(runs: Path) -> None:
     folders = [str(runs / "bert"), str(runs / "twin")]
     made = compare(folders, assignment="many_to_one", runs=str(runs), name="f", quiet=True, wandb=NO_WANDB)
@@ -228,6 +238,11 @@ def test_two_tasks_of_one_model_are_compared_by_index(
         (["--models", "[minilm]"], "two or more"),
         (["a", "b", "--fit.layer", "2"], "`--fit.*` are options for `--models`"),
         (["--models", "[minilm, bert]", "--fit.name", "x"], "`--fit.name` cannot be set"),
+        (
+            ["--models", "[minilm, bert]", "--fit.seed", "x", "--fit.layr", "2"],
+            "`--fit.seed x`: expected a whole number",
+        ),
+        (["a", "b", "--trainer.devices", "2"], "`--trainer.devices`: a comparison runs in one process"),
         (["--top", "0", "a", "b"], "`--top 0` is out of range"),
         (["--matching", "guess", "a", "b"], "expected auto, index or correlation"),
     ],

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -71,7 +70,7 @@ def compare(
         name: Name of the comparison; compare-MODELS-YYYYMMDD-HHMMSS by default.
         cache: Folder of cached activations; $PROBING_CACHE or RUNS/cache by default.
         quiet: Result line only.
-        trainer: Arguments of Lightning's Trainer that concern a forward pass.
+        trainer: Of Lightning's Trainer arguments, accelerator.
         wandb: Where and how to track the comparison in Weights & Biases.
 
     Returns:
@@ -89,39 +88,38 @@ def compare(
         check_name(place, name)
     if len(folders or ()) + len(models or ()) < 2:
         raise UserError("`compare` takes two or more finished runs, such as runs/A runs/B, or `--models`.")
-    shared = _fit_options(fit, models)
+    if wrong := set(trainer or {}) - {"accelerator"}:
+        raise UserError(
+            f"`--trainer.{min(wrong)}`: a comparison runs in one process and takes `--trainer.accelerator` alone; "
+            "`extract` and `fit` run in several."
+        )
+    defaults = {"runs": runs, "cache": cache, "quiet": quiet, "trainer": trainer or {}, "wandb": asdict(wandb)}
+    options = _fit_options({**defaults, **(fit or {})}, fit, models)
     made = [load_run(folder) for folder in folders or ()]
-    defaults = {"runs": runs, "cache": cache, "quiet": quiet, "trainer": trainer, "wandb": wandb}
-    made += [_fitted(model, {**defaults, **shared}) for model in models or ()]
+    made += [_fitted(model, options) for model in models or ()]
     with terminal.quiet_libraries():
-        from probing.commands.finished import Extraction, check_matching, labels_of, pairs_of, ranked_of, source_of
-        from probing.comparison import AGREEMENT_COLUMNS, top_everywhere
-        from probing.figures import write_comparison_figures
+        from probing.commands.finished import Extraction, open_runs, pairs_of, ranked_of
+        from probing.comparison import top_everywhere
         from probing.training import check_trainer_options
 
         check_trainer_options(trainer or {}, "lbfgs")
-        sources = [source_of(run) for run in made]
-        check_matching(matching, sources)
+        opened = open_runs(made, matching)
         extract = Extraction(cached, trainer or {}, say, terminal.show_progress(quiet))
-        labels = labels_of(made, sources)
-        named = zip(made, sources, labels, strict=True)
-        ranked = [ranked_of(run, source, label, extract, seed) for run, source, label in named]
-        pairs = pairs_of(made, sources, ranked, extract, matching, assignment, top, seed)
+        ranked = [ranked_of(finished, extract, seed) for finished in opened]
+        pairs = pairs_of(opened, ranked, extract, matching, assignment, top, seed)
         rows = [row for pair in pairs.values() for row in pair.rows]
         common = top_everywhere(ranked, {j: pair for (i, j), pair in pairs.items() if i == 0}, top)
 
-        stem = "compare-" + "-".join(dict.fromkeys(source.short_name for source in sources))
+        stem = "compare-" + "-".join(dict.fromkeys(finished.source.short_name for finished in opened))
         folder = RunFolder(place, name, stem[:120])
         with tracking(folder, wandb, config) as tracker:
-            write_csv(folder.path / "agreement.csv", rows, AGREEMENT_COLUMNS)
-            write_csv(folder.path / "top_everywhere.csv", common, list(common[0]) if common else ["layer", "neuron"])
-            related = {f"{labels[i]}, {labels[j]}": pair.related for (i, j), pair in pairs.items()}
-            _write_summary(folder.path, config, made, labels, related)
-            curves = {label: run.accuracy for label, run in zip(labels, made, strict=True)}
-            figures = write_comparison_figures(folder.path / "figures", rows, curves, made[0].config["task"])
-            files = [
-                folder.path / file for file in ("agreement.csv", "top_everywhere.csv", "config.yaml", "results.json")
-            ]
+            summary = {
+                "kind": "comparison",
+                "runs": {one.label: str(one.run.folder) for one in opened},
+                "related": {f"{opened[i].label}, {opened[j].label}": pair.related for (i, j), pair in pairs.items()},
+            }
+            files = _write(folder.path, config, rows, common, summary)
+            figures = _draw(folder.path / "figures", rows, {one.label: one.run for one in opened})
             if tracker:
                 tables = {"agreement": rows, "top_everywhere": common}
                 tracker.log_results([], [], figures, files, tables, kind="comparison")
@@ -134,16 +132,18 @@ def compare(
     return comparison
 
 
-def _fit_options(options: Mapping[str, Any] | None, models: Sequence[str] | None) -> dict[str, Any]:
-    """Return the options of `fit`, checked for what makes no sense here."""
+def _fit_options(
+    options: Mapping[str, Any], given: Mapping[str, Any] | None, models: Sequence[str] | None
+) -> dict[str, Any]:
+    """Return the options of `fit` as keyword arguments, of those given and the comparison's own."""
+    from probing.arguments import Place, checked
     from probing.commands.fit import fit
 
-    known = [name for name in inspect.signature(fit).parameters if name not in ("model", "name")]
-    if options and not models:
+    if given and not models:
         raise UserError("`--fit.*` are options for `--models`, of which there are none.")
-    wrong = [name for name in options or {} if name not in known]
-    refuse([f"`--fit.{name}` cannot be set: expected one of {', '.join(known)}" for name in wrong])
-    return dict(options or {})
+    refuse([f"`--fit.{name}` cannot be set: `--models` decides" for name in ("model", "name") if name in options])
+    keywords = checked(fit, options, "fit", Place("--fit."))
+    return {name: value for name, value in keywords.items() if name not in ("model", "name")}
 
 
 def _fitted(model: str, options: Mapping[str, Any]) -> Run:
@@ -155,19 +155,28 @@ def _fitted(model: str, options: Mapping[str, Any]) -> Run:
     return run
 
 
-def _write_summary(
+def _write(
     folder: Path,
     config: Mapping[str, Any],
-    made: Sequence[Run],
-    labels: Sequence[str],
-    related: Mapping[str, bool | None],
-) -> None:
+    rows: Sequence[Mapping[str, Any]],
+    common: Sequence[Mapping[str, Any]],
+    summary: Mapping[str, Any],
+) -> list[Path]:
+    """Write tables and configuration, and return their paths."""
     import yaml
 
+    from probing.comparison import AGREEMENT_COLUMNS
+
+    write_csv(folder / "agreement.csv", rows, AGREEMENT_COLUMNS)
+    write_csv(folder / "top_everywhere.csv", common, list(common[0]) if common else ["layer", "neuron"])
     (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False))
-    results = {
-        "kind": "comparison",
-        "runs": {label: str(run.folder) for label, run in zip(labels, made, strict=True)},
-        "related": dict(related),
-    }
-    (folder / "results.json").write_text(json.dumps(results, indent=2))
+    (folder / "results.json").write_text(json.dumps(summary, indent=2))
+    return [folder / name for name in ("agreement.csv", "top_everywhere.csv", "config.yaml", "results.json")]
+
+
+def _draw(folder: Path, rows: Sequence[Mapping[str, Any]], made: Mapping[str, Run]) -> list[Path]:
+    from probing.figures import write_comparison_figures
+
+    tasks = dict.fromkeys(run.config["task"] for run in made.values())
+    accuracy = {label: run.accuracy for label, run in made.items()}
+    return write_comparison_figures(folder, rows, accuracy, " and ".join(tasks))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,9 +14,10 @@ from safetensors import safe_open
 from probing.cache.tokens import LONGEST, tokenize
 from probing.commands.shared import extract_all, read_corpora
 from probing.comparison import Pair, Ranked, Readings, compare_pair, cross_moments, rank_on_sentences
-from probing.corpus import Corpus
+from probing.corpus import Corpus, Split
 from probing.errors import RunError, UserError
 from probing.examples import label as label_tokens
+from probing.matching import Method
 from probing.models import ModelSource, length_limits, load_config, load_tokenizer, resolve_model
 from probing.runs import Run
 from probing.tasks import load_task
@@ -25,21 +26,93 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
+class Finished:
+    """A finished run opened again.
+
+    Args:
+        run: The run.
+        label: Its name in tables and figures, different for each run of a comparison.
+        source: Its model's files.
+        corpora: What it read: its corpus, and its test corpus if it had one.
+        splits: Side of each sentence of each.
+    """
+
+    run: Run
+    label: str
+    source: ModelSource
+    corpora: Sequence[Corpus]
+    splits: Sequence[Sequence[Split]]
+
+
+def open_runs(made: Sequence[Run], matching: str) -> list[Finished]:
+    """Open finished runs again.
+
+    Raises:
+        UserError: If the model or the corpus of one is no longer what it was, or neurons of different widths are to be
+            matched by their index.
+    """
+    sources = [resolve_model(run.config["model"], run.config["revision"]) for run in made]
+    widths = {source.name: load_config(source).hidden_size for source in sources}
+    if matching == "index" and len(set(widths.values())) > 1:
+        found = ", ".join(f"{name} has {width}" for name, width in widths.items())
+        raise UserError(
+            f"`--matching index`: neurons of one index need models of one width, and {found}; use correlation."
+        )
+    labels = _labels(made, sources)
+    return [_open(run, label, source) for run, label, source in zip(made, labels, sources, strict=True)]
+
+
+def _labels(made: Sequence[Run], sources: Sequence[ModelSource]) -> list[str]:
+    """Name each run by its model; where two have the same, by its folder's name, or by its whole path."""
+    of_models, of_folders = [source.short_name for source in sources], [run.folder.name for run in made]
+    names = next((names for names in (of_models, of_folders) if len(set(names)) == len(names)), None)
+    return names or [str(run.folder) for run in made]
+
+
+def _open(run: Run, label: str, source: ModelSource) -> Finished:
+    config, before = run.config, run.results["cache"]["test"]["key"]
+    if "-" in (config["corpus"], config["test_corpus"]):
+        raise UserError(f"`{run.folder}` read standard input, which is gone; repeat it with the text in a file.")
+    corpora, splits = read_corpora(config["corpus"], config["test_corpus"], config["seed"], lambda message: None)
+    is_trained = not config["random_weights"]
+    if corpora[-1].fingerprint != before["corpus"] or source.fingerprint(weights=is_trained) != before["model"]:
+        raise UserError(
+            f"`{run.folder}`: its model or corpus has changed since; repeat the run, "
+            f"for example with `fit --config {run.folder / 'config.yaml'}`."
+        )
+    # What was repeated in a corpus, the run itself has said.
+    return Finished(run, label, source, [replace(corpus, n_repeated=0) for corpus in corpora], splits)
+
+
+@dataclass(frozen=True)
 class Extraction:
-    """What every extraction of a comparison has in common."""
+    """Reads corpora with the models of runs, each but once.
+
+    Args:
+        cache: The cache folder.
+        trainer: Lightning's Trainer arguments.
+        say: Takes one-line messages.
+        progress: Whether to show a bar.
+    """
 
     cache: Path
     trainer: Mapping[str, Any]
     say: Say
     progress: bool
+    done: dict[tuple[Path, str], Readings] = field(default_factory=dict)
 
-    def readings(self, run: Run, source: ModelSource, corpus: Corpus) -> Readings:
+    def readings(self, finished: Finished, corpus: Corpus) -> Readings:
         """Return what a run's model made of a corpus, in the run's layers."""
-        config, layers = run.config, [row["layer"] for row in run.accuracy]
-        # What was repeated in the corpus, the run itself has said.
-        quiet = replace(corpus, n_repeated=0)
+        key = finished.run.folder, corpus.fingerprint
+        if key not in self.done:
+            self.done[key] = self._read(finished, corpus)
+        return self.done[key]
+
+    def _read(self, finished: Finished, corpus: Corpus) -> Readings:
+        source, config = finished.source, finished.run.config
+        layers = [row["layer"] for row in finished.run.accuracy]
         (store,) = extract_all(
-            source, [quiet], layers, self.cache, self.trainer, self.say, self.progress, dtype=config["dtype"],
+            source, [corpus], layers, self.cache, self.trainer, self.say, self.progress, dtype=config["dtype"],
             max_length=config["max_length"], batch_tokens=config["batch_tokens"],
             random_weights_seed=config["seed"] if config["random_weights"] else None,
         )  # fmt: skip
@@ -52,65 +125,18 @@ class Extraction:
         return Readings(store, tokens, layers)
 
 
-def source_of(run: Run) -> ModelSource:
-    """Return the files of a run's model."""
-    return resolve_model(run.config["model"], run.config["revision"])
-
-
-def labels_of(made: Sequence[Run], sources: Sequence[ModelSource]) -> list[str]:
-    """Name each run by its model, or by its folder where two have the same."""
-    names = [source.short_name for source in sources]
-    return names if len(set(names)) == len(names) else [run.folder.name for run in made]
-
-
-def _is_same_model(a: Run, b: Run) -> bool:
-    keys = [run.results["cache"]["test"]["key"] for run in (a, b)]
-    return keys[0]["model"] == keys[1]["model"] and keys[0]["random_weights_seed"] == keys[1]["random_weights_seed"]
-
-
-def _matching_of(matching: str, a: Run, b: Run) -> Literal["index", "correlation"]:
-    if matching == "auto":
-        return "index" if _is_same_model(a, b) else "correlation"
-    return "index" if matching == "index" else "correlation"
-
-
-def check_matching(matching: str, sources: Sequence[ModelSource]) -> None:
-    """Refuse to match neurons of different widths by their index.
-
-    Raises:
-        UserError: If that was asked for.
-    """
-    widths = {source.name: load_config(source).hidden_size for source in sources}
-    if matching == "index" and len(set(widths.values())) > 1:
-        found = ", ".join(f"{name} has {width}" for name, width in widths.items())
-        raise UserError(
-            f"`--matching index`: neurons of one index need models of one width, and {found}; use correlation."
-        )
-
-
-def ranked_of(run: Run, source: ModelSource, label: str, extract: Extraction, seed: int) -> Ranked:
+def ranked_of(finished: Finished, extract: Extraction, seed: int) -> Ranked:
     """Rank a run's neurons again from its probe, its test sentences one by one.
 
     Raises:
-        UserError: If model or corpus are no longer what they were.
         RunError: If the ranking does not come out as the run has it.
     """
-    config = run.config
-    if "-" in (config["corpus"], config["test_corpus"]):
-        raise UserError(f"`{run.folder}` read standard input, which is gone; repeat it with the text in a file.")
-    corpora, splits = read_corpora(config["corpus"], config["test_corpus"], config["seed"], lambda message: None)
-    before = run.results["cache"]["test"]["key"]
-    is_trained = not config["random_weights"]
-    if corpora[-1].fingerprint != before["corpus"] or source.fingerprint(weights=is_trained) != before["model"]:
-        raise UserError(
-            f"`{run.folder}`: its model or corpus has changed since; repeat the run, "
-            f"for example with `fit --config {run.folder / 'config.yaml'}`."
-        )
-    readings = extract.readings(run, source, corpora[-1])
-    task = load_task(config["task"], config["task_args"])
-    test = label_tokens(readings.store, task, splits[-1], np.array(run.results["classes"]), "test")
+    run = finished.run
+    readings = extract.readings(finished, finished.corpora[-1])
+    task = load_task(run.config["task"], run.config["task_args"])
+    test = label_tokens(readings.store, task, finished.splits[-1], np.array(run.results["classes"]), "test")
     with safe_open(run.folder / "probe.safetensors", "pt") as file:
-        ranked = rank_on_sentences(label, file.get_tensor("weight"), test, readings.layers, seed)
+        ranked = rank_on_sentences(finished.label, file.get_tensor("weight"), test, readings.layers, seed)
     for i, layer in enumerate(ranked.layers):
         stored = {row["neuron"]: row["contribution"] for row in run.neurons if row["layer"] == layer}
         if not np.allclose([stored[n] for n in range(ranked.d_model)], ranked.scores[i], rtol=1e-3, atol=1e-6):
@@ -121,22 +147,20 @@ def ranked_of(run: Run, source: ModelSource, label: str, extract: Extraction, se
 
 
 def pairs_of(
-    made: Sequence[Run],
-    sources: Sequence[ModelSource],
+    finished: Sequence[Finished],
     ranked: Sequence[Ranked],
     extract: Extraction,
     matching: str,
-    assignment: Literal["one_to_one", "many_to_one"],
+    assignment: Method,
     top: int,
     seed: int,
 ) -> dict[tuple[int, int], Pair]:
     """Compare every run with every later one, matched on the sentences of the earlier one's corpus."""
     pairs = {}
-    for i, j in itertools.combinations(range(len(made)), 2):
-        config = made[i].config
-        corpus = read_corpora(config["corpus"], config["test_corpus"], config["seed"], lambda message: None)[0][0]
-        moments = cross_moments(*(extract.readings(made[at], sources[at], corpus) for at in (i, j)))
-        how = _matching_of(matching, made[i], made[j])
+    for i, j in itertools.combinations(range(len(finished)), 2):
+        corpus = finished[i].corpora[0]
+        moments = cross_moments(*(extract.readings(finished[at], corpus) for at in (i, j)))
+        how = _matching_of(matching, finished[i].run, finished[j].run)
         pairs[i, j] = compare_pair(ranked[i], ranked[j], moments, how, assignment, top, seed)
         if how == "index" and not pairs[i, j].related:
             extract.say(
@@ -145,3 +169,10 @@ def pairs_of(
                 "`--matching correlation` finds which belong together"
             )
     return pairs
+
+
+def _matching_of(matching: str, a: Run, b: Run) -> Literal["index", "correlation"]:
+    """Return how two runs are matched: by index, left to itself, where both are of one and the same model."""
+    keys = [run.results["cache"]["test"]["key"] for run in (a, b)]
+    is_same = all(keys[0][name] == keys[1][name] for name in ("model", "random_weights_seed"))
+    return "index" if matching == "index" or (matching == "auto" and is_same) else "correlation"
