@@ -14,9 +14,10 @@ from torch.utils.data import Dataset
 
 from probing.cache.store import ActivationStore
 from probing.cache.tokens import Tokens
-from probing.corpus import Split
+from probing.corpus import Corpus, Split
 from probing.errors import UserError
-from probing.tasks import TokenTask
+from probing.tasks import Labels, TokenTask, has_label
+from probing.words import pool_words
 
 # Above this share of examples in a shard, passing over the others costs less than copying the rows.
 DENSE = 0.5
@@ -29,11 +30,18 @@ class Batch(NamedTuple):
         hidden_states: For each layer asked for, shape (n, d_model).
         labels: Class of each row, -1 where it is no example, shape (n,).
         sentences: Sentence of each row, shape (n,).
+        rows: Token of each row in the store, of a word its first piece, shape (n,).
     """
 
     hidden_states: tuple[Tensor, ...]
     labels: Tensor
     sentences: Tensor
+    rows: Tensor
+
+    def pick(self, kept: Tensor) -> Batch:
+        """Return the batch with these rows only."""
+        states = tuple(h[kept] for h in self.hidden_states)
+        return Batch(states, self.labels[kept], self.sentences[kept], self.rows[kept])
 
 
 @dataclass(frozen=True)
@@ -44,11 +52,13 @@ class Examples:
         store: Where the activations are.
         labels: Class of each token, -1 for tokens of another side or of no class, shape (n_tokens,).
         n_dropped: Tokens of this side whose label is no class.
+        word_means: Whether activations are means over the pieces of a word, whose label is at its first.
     """
 
     store: ActivationStore
     labels: NDArray[np.int64]
     n_dropped: int = 0
+    word_means: bool = False
 
     @property
     def n_tokens(self) -> int:
@@ -91,22 +101,27 @@ class ShardBatches(Dataset[Batch]):
             raise IndexError(index)
         if index >= len(self.shards):
             none = torch.empty(0, dtype=torch.int64)
-            return Batch(tuple(torch.empty(0, self.examples.store.plan.d_model) for _ in self.layers), none, none)
+            states = tuple(torch.empty(0, self.examples.store.plan.d_model) for _ in self.layers)
+            return Batch(states, none, none, none)
         return read_shard(self.examples, self.layers, self.shards[index])
 
 
 def read_shard(examples: Examples, layers: Sequence[int], shard: int) -> Batch:
     """Read the examples of one shard; rows that are no examples stay, labelled -1, where they are few."""
-    store = examples.store
-    rows = store.shard_tokens(store.plan.shards[shard])
-    labels = torch.from_numpy(examples.labels[rows])
-    sentences = torch.from_numpy(store.tokens.sentences[rows].astype(np.int64))
+    store, tokens = examples.store, examples.store.tokens
+    here = store.shard_tokens(store.plan.shards[shard])
+    rows = np.arange(here.start, here.stop)
     states = tuple(store.read(layer, shard) for layer in layers)
+    if examples.word_means:
+        states = pool_words(states, tokens.words[here], tokens.sentences[here]).hidden_states
+        rows = rows[tokens.first_pieces[here]]
+    labels = torch.from_numpy(examples.labels[rows])
+    sentences = torch.from_numpy(tokens.sentences[rows].astype(np.int64))
+    batch = Batch(states, labels, sentences, torch.from_numpy(rows))
     is_example = labels >= 0
     if is_example.float().mean() < DENSE:
-        kept = is_example.nonzero().squeeze(1)
-        return Batch(tuple(h[kept].float() for h in states), labels[kept], sentences[kept])
-    return Batch(tuple(h.float() for h in states), labels, sentences)
+        batch = batch.pick(is_example.nonzero().squeeze(1))
+    return batch._replace(hidden_states=tuple(h.float() for h in batch.hidden_states))
 
 
 def read(examples: Examples, layers: Sequence[int]) -> Iterator[Batch]:
@@ -115,50 +130,55 @@ def read(examples: Examples, layers: Sequence[int]) -> Iterator[Batch]:
 
 
 def label(
-    store: ActivationStore, task: TokenTask, splits: Sequence[Split], classes: NDArray[np.int64], side: Split
+    store: ActivationStore, corpus: Corpus, task: TokenTask, splits: Sequence[Split], classes: Labels, side: Split
 ) -> Examples:
     """Return one side's tokens with their classes.
 
     Args:
         store: Where the activations are.
+        corpus: Of what text.
         task: Gives the labels.
         splits: Side of each sentence.
         classes: The labels that are classes, ascending.
         side: Which side.
     """
-    return Examples(store, *class_of_tokens(store.tokens, task, splits, classes, side))
+    labels, n_dropped = class_of_tokens(store.tokens, corpus, task, splits, classes, side)
+    return Examples(store, labels, n_dropped, task.word_means)
 
 
 def class_of_tokens(
-    tokens: Tokens, task: TokenTask, splits: Sequence[Split], classes: NDArray[np.int64], side: Split
+    tokens: Tokens, corpus: Corpus, task: TokenTask, splits: Sequence[Split], classes: Labels, side: Split
 ) -> tuple[NDArray[np.int64], int]:
     """Return the class of each token, -1 for those of another side or of no class, and how many are of no class.
 
     Args:
         tokens: The table of tokens.
+        corpus: Of what text.
         task: Gives the labels.
         splits: Side of each sentence.
         classes: The labels that are classes, ascending.
         side: Which side.
     """
-    labels = task.labels(tokens)
-    here = np.array([split == side for split in splits])[tokens.sentences] & (labels >= 0)
+    labels = task.labels(tokens, corpus)
+    here = np.array([split == side for split in splits])[tokens.sentences] & has_label(labels)
     # Position of each label among the classes, -1 where it is none of them.
     index = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
     known = here & (classes[index] == labels)
     return np.where(known, index, -1), int(here.sum() - known.sum())
 
 
-def choose_classes(tokens: Tokens, task: TokenTask, splits: Sequence[Split]) -> NDArray[np.int64]:
+def choose_classes(tokens: Tokens, corpus: Corpus, task: TokenTask, splits: Sequence[Split]) -> Labels:
     """Return the labels with enough training examples, ascending.
 
     Raises:
         UserError: If fewer than two are left.
     """
     in_train = np.array([split == "train" for split in splits])
-    labels = task.labels(tokens)
-    if not (labels >= 0).any():
+    labels = task.labels(tokens, corpus)
+    if tokens.special.all():
         raise UserError("`--corpus`: no sentence is longer than one token once special tokens are set aside.")
+    if not has_label(labels).any():
+        raise UserError(f"`--corpus {corpus.name}`: the task gives no token a label; give text for which it has some.")
     classes = task.classes(labels[in_train[tokens.sentences]], int(in_train.sum()))
     if len(classes) < 2:
         raise UserError(

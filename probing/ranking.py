@@ -51,12 +51,10 @@ def collect_evidence(
     tokens = train.store.tokens
     permuted = permute_within_sentences(train.labels, tokens.sentences, tokens.input_ids, DRAWS, seed)
     separations = [SeparationAccumulator(m.mean, m.sd, n_classes) for m in moments]
-    for shard, batch in zip(train.store.plan.shards, read(train, layers), strict=True):
-        draws = permuted[:, train.store.shard_tokens(shard)]
-        if draws.shape[1] != len(batch.labels):  # the shard's other rows were left out
-            draws = draws[:, draws[0] >= 0]
+    for batch in read(train, layers):
+        draws = torch.from_numpy(permuted[:, batch.rows.numpy()])
         for accumulator, states in zip(separations, batch.hidden_states, strict=True):
-            accumulator.update(states, batch.labels, torch.from_numpy(draws))
+            accumulator.update(states, batch.labels, draws)
     magnitudes = [MagnitudeAccumulator(m.mean, n_classes) for m in moments]
     for batch in read(test, layers):
         for sums, states in zip(magnitudes, batch.hidden_states, strict=True):

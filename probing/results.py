@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
-from numpy.typing import NDArray
 
 from probing.cache.tokens import disk_errors
 from probing.contributions import class_contributions
+from probing.corpus import Split
 from probing.examples import Examples
 from probing.figures import write_figures
 from probing.intervals import accuracy_interval
 from probing.ranking import Evidence, neuron_table
 from probing.runs import ACCURACY_COLUMNS, NEURON_COLUMNS, write_csv
+from probing.tasks import Labels
 from probing.training import LayerFit
 
 _PACKAGES = (
@@ -40,8 +41,8 @@ class Measured:
         evidence: Of each layer, in the same order.
     """
 
-    sides: Mapping[str, Examples]
-    classes: NDArray[np.int64]
+    sides: Mapping[Split, Examples]
+    classes: Labels
     fits: Sequence[LayerFit]
     evidence: Sequence[Evidence]
 

@@ -11,23 +11,42 @@ from numpy.typing import NDArray
 
 from probing.arguments import Place, checked
 from probing.cache.tokens import Tokens
+from probing.corpus import Corpus
 from probing.errors import UserError, did_you_mean
 
 GROUP = "probing.tasks"
 
 
+# int64, or strings in an array of objects.
+Labels = NDArray[Any]
+
+
 class TokenTask(Protocol):
     """Gives each token a label. A task is a dataclass whose fields are its options (`--task_args.NAME`)."""
 
-    ordinal: bool
-
-    def labels(self, tokens: Tokens) -> NDArray[np.int64]:
-        """Return the label of each token, -1 where it is no example; shape (n_tokens,)."""
+    @property
+    def ordinal(self) -> bool:
+        """Whether labels are numbers, so that distances between them mean something."""
         ...
 
-    def classes(self, labels: NDArray[np.int64], n_sentences: int) -> NDArray[np.int64]:
+    @property
+    def word_means(self) -> bool:
+        """Whether a word's activations are the mean over its pieces, its label being at the first."""
+        ...
+
+    def labels(self, tokens: Tokens, corpus: Corpus) -> Labels:
+        """Return the label of each token, -1 or an empty string where it is no example; shape (n_tokens,)."""
+        ...
+
+    def classes(self, labels: Labels, n_sentences: int) -> Labels:
         """Return the labels that become classes, ascending, given those of the training tokens."""
         ...
+
+
+def has_label(labels: Labels) -> NDArray[np.bool_]:
+    """Return which tokens have a label."""
+    has: NDArray[np.bool_] = labels != "" if labels.dtype.kind == "O" else labels >= 0
+    return has
 
 
 def load_task(name: str, options: Mapping[str, Any]) -> TokenTask:

@@ -39,7 +39,9 @@ def result_line(row: Row, top: Sequence[Row]) -> str:
 def accuracy_table(rows: Sequence[Row]) -> Any:
     """Return the accuracies by layer as a rich table."""
     table = _table("Test accuracy by layer")
-    for heading in ("layer", "accuracy", "95% range", "majority", "within 1", "error", "nats", "gap"):
+    optional = {"within 1": ("within_one", ".3f"), "error": ("mean_absolute_error", ".2f")}
+    shown = {heading: how for heading, how in optional.items() if how[0] in rows[0]}
+    for heading in ("layer", "accuracy", "95% range", "majority", *shown, "nats", "gap"):
         table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(
@@ -47,8 +49,7 @@ def accuracy_table(rows: Sequence[Row]) -> Any:
             f"{row['accuracy']:.3f}",
             f"{row['accuracy_low']:.3f}-{row['accuracy_high']:.3f}",
             f"{row['majority_accuracy']:.3f}",
-            f"{row['within_one']:.3f}" if "within_one" in row else "",
-            f"{row['mean_absolute_error']:.2f}" if "mean_absolute_error" in row else "",
+            *(format(row[column], form) for column, form in shown.values()),
             f"{row['cross_entropy']:.3f}",
             f"{row['optimality_gap']:.1e}" + ("" if row.get("converged", True) else " stopped short"),
         )

@@ -24,6 +24,7 @@ from probing.metrics import ProbeMetrics
 from probing.moments import Moments, MomentsAccumulator, PenaltySpace
 from probing.probe import AdamProbe, FullPassProbe, LinearProbe, Problem
 from probing.solvers import Penalty
+from probing.tasks import Labels
 
 SolverName = Literal["lbfgs", "adam"]
 
@@ -176,8 +177,7 @@ class MiniBatches(IterableDataset[Batch]):
                 if not share:
                     continue
                 kept = torch.from_numpy(rows[start + self.rank * share :][:share])
-                states = tuple(h[kept] for h in batch.hidden_states)
-                yield Batch(states, batch.labels[kept], batch.sentences[kept])
+                yield batch.pick(kept)
 
 
 def layer_moments(train: Examples, layers: Sequence[int]) -> list[Moments]:
@@ -195,7 +195,7 @@ def train_probes(
     validation: Examples,
     test: Examples,
     layers: Sequence[int],
-    classes: NDArray[np.int64],
+    classes: Labels,
     ordinal: bool,
     training: Training,
     trainer_options: Mapping[str, Any],
@@ -223,7 +223,7 @@ def train_probes(
     stack: dict[str, Any] = {
         "problems": problems,
         "moments": moments,
-        "classes": torch.from_numpy(classes),
+        "classes": torch.from_numpy(classes) if ordinal else torch.arange(len(classes)),
         "ordinal": ordinal,
         "penalty_space": training.penalty_space,
         "n_test_sentences": test.store.tokens.n_sentences,

@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from probing.cache.tokens import first_pieces
+
 
 class Words(NamedTuple):
     """The words of some sentences.
@@ -28,8 +30,9 @@ def pool_words(hidden_states: Sequence[Tensor], words: NDArray[np.integer], sent
 
     Args:
         hidden_states: Of one or more layers, each of shape (n_tokens, d_model); none is changed.
-        words: Word of each token in its sentence, negative for special tokens, which are left out, shape (n_tokens,).
-        sentences: Sentence of each token, shape (n_tokens,).
+        words: Word of each token in its sentence, negative for special tokens, which are left out, shape (n_tokens,);
+            the pieces of a word stand side by side.
+        sentences: Sentence of each token, ascending, shape (n_tokens,).
 
     Raises:
         ValueError: If the numbers of tokens differ.
@@ -37,10 +40,11 @@ def pool_words(hidden_states: Sequence[Tensor], words: NDArray[np.integer], sent
     n_tokens = {len(words), len(sentences), *(len(states) for states in hidden_states)}
     if len(n_tokens) > 1:
         raise ValueError(f"hidden_states, words and sentences must have as many tokens, found {sorted(n_tokens)}")
-    pieces = np.flatnonzero(words >= 0)
-    of_pieces = np.stack([sentences[pieces], words[pieces]], axis=1).astype(np.int64)
-    keys, word, n_pieces = np.unique(of_pieces, axis=0, return_inverse=True, return_counts=True)
-    at, into, size = torch.from_numpy(pieces), torch.from_numpy(word.reshape(-1)), torch.from_numpy(n_pieces)[:, None]
+    begins, pieces = first_pieces(words, sentences), np.flatnonzero(words >= 0)
+    keys = np.stack([sentences[begins], words[begins]], axis=1).astype(np.int64)
+    word = begins[pieces].cumsum() - 1
+    at, into = torch.from_numpy(pieces), torch.from_numpy(word)
+    size = into.bincount(minlength=len(keys))[:, None]
     return Words(keys, tuple(_means(states[at], into, size) for states in hidden_states))
 
 

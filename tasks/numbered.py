@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from probing.errors import out_of_range, refuse
+from probing.tasks import Labels
+
+from .counted import Counted
 
 
 @dataclass(frozen=True)
-class Numbered:
+class Numbered(Counted):
     """Chooses as classes the numbers with enough examples.
 
     Args:
@@ -20,7 +20,6 @@ class Numbered:
         max_position: Highest number that can be a class.
     """
 
-    min_count: int | None = None
     max_position: int | None = None
 
     def __post_init__(self) -> None:
@@ -33,17 +32,12 @@ class Numbered:
     # Classes are numbers: being off by one is better than being off by ten.
     ordinal = True
 
-    def classes(self, labels: NDArray[np.int64], n_sentences: int) -> NDArray[np.int64]:
+    def classes(self, labels: Labels, n_sentences: int) -> Labels:
         """Return the numbers with enough training examples, ascending.
 
         Args:
             labels: Of the training tokens, -1 where there is none.
             n_sentences: Training sentences.
         """
-        counts = np.bincount(labels[labels >= 0])
-        numbers = np.flatnonzero(counts >= self.threshold(n_sentences))
+        numbers = super().classes(labels, n_sentences)
         return numbers if self.max_position is None else numbers[numbers <= self.max_position]
-
-    def threshold(self, n_sentences: int) -> int:
-        """Return the training examples a number needs."""
-        return self.min_count if self.min_count is not None else min(50, max(5, n_sentences // 20))

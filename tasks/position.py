@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.cache.tokens import Tokens
+from probing.corpus import Corpus
 
 from .numbered import Numbered
 
@@ -30,7 +31,7 @@ class Position(Numbered):
 
     special_tokens: Literal["exclude", "include"] = "exclude"
 
-    def labels(self, tokens: Tokens) -> NDArray[np.int64]:
+    def labels(self, tokens: Tokens, corpus: Corpus) -> NDArray[np.int64]:
         """Return the position of each token, -1 where it is no example; shape (n_tokens,)."""
         positions = tokens.positions.astype(np.int64)
         return positions if self.special_tokens == "include" else np.where(tokens.special, -1, positions)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.cache.tokens import Tokens
+from probing.corpus import Corpus
 
 from .position import Position
 
@@ -24,7 +25,7 @@ class PositionFromEnd(Position):
             first the sentence's length, so both are left out by default.
     """
 
-    def labels(self, tokens: Tokens) -> NDArray[np.int64]:
+    def labels(self, tokens: Tokens, corpus: Corpus) -> NDArray[np.int64]:
         """Return the distance of each token, -1 where it is no example; shape (n_tokens,)."""
         distances: NDArray[np.int64] = np.repeat(tokens.lengths, tokens.lengths).astype(np.int64) - 1 - tokens.positions
         return distances if self.special_tokens == "include" else np.where(tokens.special, -1, distances)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.cache.tokens import Tokens
+from probing.corpus import Corpus
 
 from .numbered import Numbered
 
@@ -22,10 +23,8 @@ class PositionInWord(Numbered):
         max_position: Highest index that can be a class.
     """
 
-    def labels(self, tokens: Tokens) -> NDArray[np.int64]:
+    def labels(self, tokens: Tokens, corpus: Corpus) -> NDArray[np.int64]:
         """Return the index of each piece in its word, -1 for special tokens; shape (n_tokens,)."""
-        begins = np.ones(tokens.n_tokens, dtype=bool)
-        begins[1:] = (tokens.words[1:] != tokens.words[:-1]) | (tokens.sentences[1:] != tokens.sentences[:-1])
         places = np.arange(tokens.n_tokens)
-        index = places - np.maximum.accumulate(np.where(begins, places, 0))
+        index = places - np.maximum.accumulate(np.where(tokens.first_pieces, places, 0))
         return np.where(tokens.special, -1, index)

@@ -16,7 +16,7 @@ from scipy.optimize import minimize
 from probing.cache.plan import Plan, divide
 from probing.cache.store import ActivationStore
 from probing.cache.tokens import Tokens
-from probing.corpus import Split
+from probing.corpus import Corpus, Split
 from probing.examples import Examples, choose_classes, label
 from probing.solvers import Penalty
 from probing.training import LayerFit, Training, train_probes
@@ -25,6 +25,9 @@ from probing.training import LayerFit, Training, train_probes
 torch.set_num_threads(1)
 
 Array = NDArray[np.float64]
+
+# Tasks of position ask nothing of the text.
+CORPUS = Corpus("planted", ())
 
 # What Lightning says of training without an optimiser, of validation that only one solver needs, and of itself.
 LIGHTNING_WARNINGS = (
@@ -89,8 +92,9 @@ class Data:
 def sides(store: ActivationStore, task: Position | None = None, splits: Sequence[Split] | None = None) -> Data:
     """Label a store by position and divide it."""
     task, splits = task or Position(), splits or make_splits(store.tokens.n_sentences)
-    classes = choose_classes(store.tokens, task, splits)
-    return Data(*(label(store, task, splits, classes, side) for side in ("train", "validation", "test")), classes)
+    classes = choose_classes(store.tokens, CORPUS, task, splits)
+    parts = (label(store, CORPUS, task, splits, classes, side) for side in ("train", "validation", "test"))
+    return Data(*parts, classes)
 
 
 def positional(tokens: Tokens, d_model: int, strength: float, seed: int = 0) -> Array:

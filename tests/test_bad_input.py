@@ -46,6 +46,7 @@ FILES: dict[str, str | bytes] = {
     "few.txt": "the token\nthe layer reads\n",
     "same.txt": "the token reads the layer\n" * 50,
     "words.csv": "the,token\n",
+    "labels.tsv": "the\tDT\ntoken\n",
     "typos.yaml": "layr: 3\nsed: 4\nprobe: {l3: 1}\nwandb: {tag: [a]}\n",
     "types.yaml": "seed: many\nlayer: {a: 1}\nquiet: 3\ncorpus: 7\nprobe: {l2: strong}\nwandb: {tags: [{a: 1}]}\n",
     "null.yaml": "corpus: null\nmodel: null\nseed: 1\n",
@@ -336,9 +337,13 @@ CASES: list[tuple[str, ...]] = [
     ("fit --test_corpus sentences.txt", "`--test_corpus sentences.txt` holds every sentence"),
     ("fit --corpus - --test_corpus -", "`--test_corpus -`", "read once"),
     # tasks
-    ("fit --task colour", "`--task colour` is not installed", "tasks are position"),
+    ("fit --task colour", "`--task colour` is not installed", "tasks are column, deprel, label, position"),
     ("fit --task positoin", "`--task positoin`", "did you mean `position`?"),
     ("fit --task_args.special_tokens some", "`--task_args.special_tokens some`: expected exclude or include"),
+    ("fit --task upos", "`--corpus sentences.txt`", "column upos", "has none", "give a .conllu file"),
+    ("fit --task column", "`--task column` needs the column's name"),
+    ("fit --task upos --task_args.pieces middle", "`--task_args.pieces middle`: expected first, last or mean"),
+    ("fit --corpus labels.tsv", "`--corpus labels.tsv`: line 2 is not a word, a tab and a label", "'token'"),
     ("fit --task_args.a.b 3", "`--task_args.a.b` is no option of the task position", "max_position"),
     # Lightning's options
     ("fit --trainer.max_epoch 1", "`--trainer.max_epoch` is no argument", "did you mean `--trainer.max_epochs`?"),

@@ -227,9 +227,9 @@ def test_two_tasks_of_one_model_are_compared_by_index(
     fit(model=str(checkpoints["bert"]), task="position_from_end", name="from-end", **options)
     made = compare([str(runs / "bert"), str(runs / "from-end")], runs=str(runs), name="t", quiet=True, wandb=NO_WANDB)
     assert {row["matching"] for row in made.agreement} == {"index"}
-    assert {row["model_a"] for row in made.agreement} == {"bert"}
+    assert {row["model_a"] for row in made.agreement} == {"tiny-bert position"}
     for row in made.top_everywhere:  # the neurons that serve both
-        assert row["neuron"] == row["from-end neuron"]
+        assert row["neuron"] == row["tiny-bert position_from_end neuron"]
 
 
 @pytest.mark.parametrize(

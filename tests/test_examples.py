@@ -6,7 +6,7 @@ from probing_tasks.position import Position
 from probing.errors import UserError
 from probing.examples import DENSE, Examples, ShardBatches, choose_classes, label, read, read_shard
 from probing.training import MiniBatches
-from synthetic import make_splits, make_store, make_tokens, sides
+from synthetic import CORPUS, make_splits, make_store, make_tokens, sides
 
 LENGTHS = np.random.default_rng(0).integers(6, 12, 60).tolist()
 
@@ -58,7 +58,7 @@ def test_sides_share_no_token_and_cover_all_that_are_of_a_class(store):
     data = sides(store)
     labels = np.stack([data.train.labels, data.validation.labels, data.test.labels])
     assert ((labels >= 0).sum(0) <= 1).all()
-    positions = Position().labels(store.tokens)
+    positions = Position().labels(store.tokens, CORPUS)
     assert ((labels >= 0).any(0) == np.isin(positions, data.classes)).all()
     sentences = [set(examples.sentences().tolist()) for examples in (data.train, data.validation, data.test)]
     assert not sentences[0] & sentences[1] | sentences[0] & sentences[2] | sentences[1] & sentences[2]
@@ -66,44 +66,44 @@ def test_sides_share_no_token_and_cover_all_that_are_of_a_class(store):
 
 def test_labels_are_places_among_the_classes(store):
     data = sides(store, Position(min_count=1))
-    data_of_some = label(store, Position(), make_splits(60), data.classes[2:5], "train")
-    positions = Position().labels(store.tokens)
+    data_of_some = label(store, CORPUS, Position(), make_splits(60), data.classes[2:5], "train")
+    positions = Position().labels(store.tokens, CORPUS)
     kept = data_of_some.labels >= 0
     np.testing.assert_array_equal(data.classes[2:5][data_of_some.labels[kept]], positions[kept])
 
 
 def test_tokens_of_no_class_are_dropped_and_counted(store):
-    splits, positions = make_splits(60), Position().labels(store.tokens)
+    splits, positions = make_splits(60), Position().labels(store.tokens, CORPUS)
     here = np.array([side == "test" for side in splits])[store.tokens.sentences] & (positions >= 0)
-    examples = label(store, Position(), splits, np.array([2, 3, 5]), "test")
+    examples = label(store, CORPUS, Position(), splits, np.array([2, 3, 5]), "test")
     assert examples.n_tokens == np.isin(positions[here], [2, 3, 5]).sum()
     assert examples.n_dropped == here.sum() - examples.n_tokens > 0
     assert sides(store, Position(min_count=1)).train.n_dropped == 0
 
 
 def test_counts_are_by_class(store):
-    examples = label(store, Position(), make_splits(60), np.array([2, 3, 99]), "train")
+    examples = label(store, CORPUS, Position(), make_splits(60), np.array([2, 3, 99]), "train")
     n_train = make_splits(60).count("train")
     assert examples.counts(3).tolist() == [n_train, n_train, 0]
 
 
 def test_classes_are_chosen_on_training_sentences_alone(store):
     splits = ["train" if length <= 8 else "test" for length in LENGTHS]
-    classes = choose_classes(store.tokens, Position(min_count=1), splits)
+    classes = choose_classes(store.tokens, CORPUS, Position(min_count=1), splits)
     assert classes.max() == 6  # of 8 tokens the last is special
-    assert Position().labels(store.tokens).max() > 6
+    assert Position().labels(store.tokens, CORPUS).max() > 6
 
 
 def test_too_few_examples_name_the_option_that_lowers_the_bar(store):
     with pytest.raises(UserError, match=r"`--corpus`: 42 training sentences leave 0 classes.*--task_args.min_count"):
-        choose_classes(store.tokens, Position(min_count=1000), make_splits(60))
+        choose_classes(store.tokens, CORPUS, Position(min_count=1000), make_splits(60))
 
 
 def test_sentences_of_special_tokens_alone_are_refused(tmp_path):
     tokens = make_tokens([2] * 30)
     empty = make_store(tmp_path / "empty", [np.zeros((60, 3))], tokens)
     with pytest.raises(UserError, match=r"`--corpus`: no sentence is longer than one token"):
-        choose_classes(empty.tokens, Position(min_count=1), make_splits(30))
+        choose_classes(empty.tokens, CORPUS, Position(min_count=1), make_splits(30))
 
 
 # --- ranks ---

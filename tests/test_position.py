@@ -6,27 +6,27 @@ from probing_tasks.position_in_word import PositionInWord
 
 from probing.cache.tokens import Tokens
 from probing.tasks import load_task
-from synthetic import make_tokens
+from synthetic import CORPUS, make_tokens
 
 
 def test_positions_count_from_zero_with_special_tokens_counted_but_left_out():
     tokens = make_tokens([4, 3, 5])
-    assert Position().labels(tokens).tolist() == [-1, 1, 2, -1, -1, 1, -1, -1, 1, 2, 3, -1]
+    assert Position().labels(tokens, CORPUS).tolist() == [-1, 1, 2, -1, -1, 1, -1, -1, 1, 2, 3, -1]
 
 
 def test_special_tokens_are_examples_where_included():
     tokens = make_tokens([4, 3])
-    assert Position(special_tokens="include").labels(tokens).tolist() == [0, 1, 2, 3, 0, 1, 2]
+    assert Position(special_tokens="include").labels(tokens, CORPUS).tolist() == [0, 1, 2, 3, 0, 1, 2]
 
 
 def test_without_special_tokens_the_first_word_is_at_zero():
-    assert Position().labels(make_tokens([3, 2], special=False)).tolist() == [0, 1, 2, 0, 1]
+    assert Position().labels(make_tokens([3, 2], special=False), CORPUS).tolist() == [0, 1, 2, 0, 1]
 
 
 def test_asking_for_labels_leaves_the_table_as_it_was():
     tokens = make_tokens([4, 3])
-    Position().labels(tokens)[:] = 99
-    Position(special_tokens="include").labels(tokens)[:] = 99
+    Position().labels(tokens, CORPUS)[:] = 99
+    Position(special_tokens="include").labels(tokens, CORPUS)[:] = 99
     assert tokens.positions.tolist() == [0, 1, 2, 3, 0, 1, 2]
 
 
@@ -61,14 +61,14 @@ def test_the_task_is_installed_under_its_name():
 
 def test_from_the_end_the_last_token_is_at_zero():
     tokens = make_tokens([4, 3, 5])
-    assert PositionFromEnd().labels(tokens).tolist() == [-1, 2, 1, -1, -1, 1, -1, -1, 3, 2, 1, -1]
-    everything = PositionFromEnd(special_tokens="include").labels(tokens)
+    assert PositionFromEnd().labels(tokens, CORPUS).tolist() == [-1, 2, 1, -1, -1, 1, -1, -1, 3, 2, 1, -1]
+    everything = PositionFromEnd(special_tokens="include").labels(tokens, CORPUS)
     assert everything.tolist() == [3, 2, 1, 0, 2, 1, 0, 4, 3, 2, 1, 0]
 
 
 def test_from_both_ends_the_distances_make_up_the_sentence():
     tokens = make_tokens([7, 2, 9, 5])
-    both = Position(special_tokens="include").labels(tokens) + PositionFromEnd(special_tokens="include").labels(tokens)
+    both = sum(task(special_tokens="include").labels(tokens, CORPUS) for task in (Position, PositionFromEnd))
     assert (both == np.repeat(tokens.lengths - 1, tokens.lengths)).all()
 
 
@@ -76,7 +76,7 @@ def test_pieces_are_counted_within_their_word():
     lengths, words = [7, 4, 3], [-1, 0, 0, 0, 1, 2, -1, -1, 0, 0, -1, 0, 0, 1]
     tokens = Tokens(np.array(lengths, np.int32), np.arange(14, dtype=np.int32), np.array(words, np.int16))
     # The last sentence has no special tokens, and begins with a word of the number that the one before ended with.
-    assert PositionInWord().labels(tokens).tolist() == [-1, 0, 1, 2, 0, 0, -1, -1, 0, 1, -1, 0, 1, 0]
+    assert PositionInWord().labels(tokens, CORPUS).tolist() == [-1, 0, 1, 2, 0, 0, -1, -1, 0, 1, -1, 0, 1, 0]
 
 
 @pytest.mark.parametrize(

@@ -82,9 +82,9 @@ def test_problems_are_grouped_by_layer(layers):
 def test_tokens_that_do_not_count_are_not_tested(layers):
     probe, labels = build(layers), torch.randint(3, (40,), generator=torch.Generator().manual_seed(2))
     labels[::3] = -1
-    probe.test_step(Batch(layers, labels, torch.arange(40) // 10))
-    probe.test_step(Batch(tuple(h[:0] for h in layers), labels[:0], labels[:0]))
-    probe.test_step(Batch(layers, torch.full_like(labels, -1), torch.arange(40) // 10))
+    batch = Batch(layers, labels, torch.arange(40) // 10, torch.arange(40))
+    for one in (batch, batch.pick(torch.arange(0)), batch._replace(labels=torch.full_like(labels, -1))):
+        probe.test_step(one)
     kept = labels >= 0
     for metrics, logits in zip(probe.metrics, probe(layers), strict=True):
         right = (logits.argmax(-1) == labels)[kept]

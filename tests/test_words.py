@@ -24,6 +24,7 @@ def test_pooling_equals_a_loop_over_words():
     generator = np.random.default_rng(0)
     sentences = np.sort(generator.integers(0, 9, 200))
     words = generator.integers(-1, 6, 200)
+    words = words[np.lexsort((words, sentences))]  # pieces of a word stand side by side
     states = torch.from_numpy(generator.normal(size=(200, 3)))
     found = pool_words([states], words, sentences)
     loop = {}

@@ -65,6 +65,16 @@ class Tokens:
         """Whether the tokenizer added the token ([CLS], </s>, ...), shape (n_tokens,)."""
         return self.words < 0
 
+    @cached_property
+    def first_pieces(self) -> NDArray[np.bool_]:
+        """Whether a token is the first piece of a word, shape (n_tokens,)."""
+        return first_pieces(self.words, self.sentences)
+
+    @cached_property
+    def last_pieces(self) -> NDArray[np.bool_]:
+        """Whether a token is the last piece of a word, or the last that is left of it, shape (n_tokens,)."""
+        return first_pieces(self.words[::-1], self.sentences[::-1])[::-1]
+
     def save(self, path: Path) -> None:
         """Write the table as safetensors, or raise OSError where it cannot be written."""
         from safetensors.numpy import save_file
@@ -81,6 +91,18 @@ class Tokens:
         with safe_open(path, framework="numpy") as file:
             lengths, input_ids, words = (file.get_tensor(name) for name in ("lengths", "input_ids", "words"))
             return cls(lengths, input_ids, words, int(file.metadata()["n_truncated"]))
+
+
+def first_pieces(words: NDArray[np.integer], sentences: NDArray[np.integer]) -> NDArray[np.bool_]:
+    """Return whether each token is the first of a word, the pieces of a word standing side by side.
+
+    Args:
+        words: Word of each token in its sentence, negative for special tokens, shape (n_tokens,).
+        sentences: Sentence of each token, shape (n_tokens,).
+    """
+    begins = np.ones(len(words), dtype=bool)
+    begins[1:] = (words[1:] != words[:-1]) | (sentences[1:] != sentences[:-1])
+    return begins & (words >= 0)
 
 
 @contextmanager

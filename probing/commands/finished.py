@@ -20,7 +20,7 @@ from probing.examples import label as label_tokens
 from probing.matching import Method
 from probing.models import ModelSource, length_limits, load_config, load_tokenizer, resolve_model
 from probing.runs import Run
-from probing.tasks import load_task
+from probing.tasks import Labels, load_task
 
 Say = Callable[[str], None]
 
@@ -63,9 +63,11 @@ def open_runs(made: Sequence[Run], matching: str) -> list[Finished]:
 
 
 def _labels(made: Sequence[Run], sources: Sequence[ModelSource]) -> list[str]:
-    """Name each run by its model; where two have the same, by its folder's name, or by its whole path."""
-    of_models, of_folders = [source.short_name for source in sources], [run.folder.name for run in made]
-    names = next((names for names in (of_models, of_folders) if len(set(names)) == len(names)), None)
+    """Name each run by its model; where two have the same, also by its task, else by its folder or its whole path."""
+    of_models = [source.short_name for source in sources]
+    with_tasks = [f"{name} {run.config['task']}" for name, run in zip(of_models, made, strict=True)]
+    of_folders = [run.folder.name for run in made]
+    names = next((names for names in (of_models, with_tasks, of_folders) if len(set(names)) == len(names)), None)
     return names or [str(run.folder) for run in made]
 
 
@@ -134,7 +136,8 @@ def ranked_of(finished: Finished, extract: Extraction, seed: int) -> Ranked:
     run = finished.run
     readings = extract.readings(finished, finished.corpora[-1])
     task = load_task(run.config["task"], run.config["task_args"])
-    test = label_tokens(readings.store, task, finished.splits[-1], np.array(run.results["classes"]), "test")
+    classes: Labels = np.array(run.results["classes"], dtype=np.int64 if task.ordinal else object)
+    test = label_tokens(readings.store, finished.corpora[-1], task, finished.splits[-1], classes, "test")
     with safe_open(run.folder / "probe.safetensors", "pt") as file:
         ranked = rank_on_sentences(finished.label, file.get_tensor("weight"), test, readings.layers, seed)
     for i, layer in enumerate(ranked.layers):

@@ -7,9 +7,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from probing.cache.tokens import Tokens
 from probing.commands.shared import (
     Dtype,
@@ -22,12 +19,12 @@ from probing.commands.shared import (
     runs_folder,
     tracking,
 )
-from probing.corpus import Split
+from probing.corpus import Corpus, Split
 from probing.errors import UserError, refuse
 from probing.models import layer_numbers
 from probing.options import ProbeOptions, WandbOptions, as_options
 from probing.runs import Run, RunFolder, check_name, load_run
-from probing.tasks import TokenTask, load_task
+from probing.tasks import Labels, TokenTask, load_task
 from probing.wandb_mode import resolve_mode
 
 
@@ -109,14 +106,17 @@ def fit(
 
         stores = extract_all(
             source, corpora, layers, cached, trainer or {}, say, progress,
-            _example_checks(token_task, splits, probe.solver, say), dtype=dtype, max_length=max_length,
+            _example_checks(token_task, corpora, splits, probe.solver, say), dtype=dtype, max_length=max_length,
             batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None,
         )  # fmt: skip
         extracted = time.perf_counter()
-        classes = choose_classes(stores[0].tokens, token_task, splits[0])
-        train, validation = (label(stores[0], token_task, splits[0], classes, side) for side in ("train", "validation"))
-        test = label(stores[-1], token_task, splits[-1], classes, "test")
-        sides = {"train": train, "validation": validation, "test": test}
+        classes = choose_classes(stores[0].tokens, corpora[0], token_task, splits[0])
+        sides = {
+            side: label(stores[part], corpora[part], token_task, splits[part], classes, side)
+            for part in range(len(corpora))
+            for side in _sides_of(part, len(corpora))
+        }
+        train, validation, test = sides["train"], sides["validation"], sides["test"]
 
         folder = RunFolder(place, name, f"{source.short_name}-{task}") if is_main_process() else None
         with tracking(folder, wandb, config) as tracker:
@@ -150,7 +150,11 @@ def fit(
 
 
 def _example_checks(
-    task: TokenTask, splits: Sequence[Sequence[Split]], solver: str, say: Callable[[str], None]
+    task: TokenTask,
+    corpora: Sequence[Corpus],
+    splits: Sequence[Sequence[Split]],
+    solver: str,
+    say: Callable[[str], None],
 ) -> list[Callable[[Tokens], None]]:
     """Return for each corpus what refuses its tokens where a side has no examples, and says how many are of no class.
 
@@ -158,14 +162,14 @@ def _example_checks(
     """
     from probing.examples import choose_classes, class_of_tokens
 
-    classes: NDArray[np.int64]  # of the first corpus, which is checked first
+    classes: Labels  # of the first corpus, which is checked first
 
     def check(tokens: Tokens, part: int) -> None:
         nonlocal classes
         if part == 0:
-            classes = choose_classes(tokens, task, splits[0])
-        for side in _sides_of(part, len(splits)):
-            labels, n_dropped = class_of_tokens(tokens, task, splits[part], classes, side)
+            classes = choose_classes(tokens, corpora[0], task, splits[0])
+        for side in _sides_of(part, len(corpora)):
+            labels, n_dropped = class_of_tokens(tokens, corpora[part], task, splits[part], classes, side)
             n = int((labels >= 0).sum())
             if not n and (solver == "adam" or side != "validation"):
                 way_out = "give more sentences" + (" or another --test_corpus" if side == "test" else "")
@@ -175,7 +179,7 @@ def _example_checks(
                     f"{side}: {n_dropped} of {n + n_dropped} tokens are left out: their label is too rare to be a class"
                 )
 
-    return [partial(check, part=part) for part in range(len(splits))]
+    return [partial(check, part=part) for part in range(len(corpora))]
 
 
 def _sides_of(part: int, n_corpora: int) -> tuple[Split, ...]:

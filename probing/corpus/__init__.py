@@ -11,6 +11,7 @@ from typing import Literal, TypeVar
 from probing.corpus.builtin import builtin_sentences
 from probing.corpus.files import read_lines
 from probing.corpus.hub import read_dataset
+from probing.corpus.labelled import read_labelled
 from probing.corpus.treebank import read_treebank
 from probing.errors import UserError
 
@@ -74,7 +75,7 @@ class Corpus:
 
 
 def load_corpus(name: str, option: str = "--corpus") -> Corpus:
-    """Read the distinct sentences of `builtin`, a text or CoNLL-U file, a data set (`hf:`), or standard input (`-`).
+    """Read the distinct sentences of `builtin`, a file of text, CoNLL-U or labels, a data set (`hf:`), or `-` (stdin).
 
     Args:
         name: What the user typed.
@@ -93,9 +94,10 @@ def load_corpus(name: str, option: str = "--corpus") -> Corpus:
             else from_sentences(name, rows, option)
         )
     lines = read_lines(name, option)
-    if name.removesuffix(".gz").endswith(".conllu"):
-        columns = read_treebank(lines, f"{option} {name}")
-        return from_words(name, columns["form"], columns, option)
+    for ending, read in ((".conllu", read_treebank), (".tsv", read_labelled)):
+        if name.removesuffix(".gz").endswith(ending):
+            columns = read(lines, f"{option} {name}")
+            return from_words(name, columns["form"], columns, option)
     return from_sentences(name, lines, option)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from probing.errors import UserError
 
 READABLE = (
-    "`builtin`, a .txt file with a sentence a line, a .conllu file, either with .gz, "
+    "`builtin`, a .txt file with a sentence a line, a .conllu file, a .tsv file of words and labels, each with .gz, "
     "hf:NAME for a data set, or `-` for standard input"
 )
 
@@ -33,7 +33,7 @@ def read_lines(name: str, option: str) -> list[str]:
     path = Path(name)
     packed = name != "-" and path.suffix == ".gz"
     kind = Path(path.stem).suffix if packed else path.suffix
-    if name != "-" and kind not in (".txt", ".conllu", ""):
+    if name != "-" and kind not in (".txt", ".conllu", ".tsv", ""):
         raise UserError(f"`{typed}`: a file of type {kind}{'.gz' * packed} is not read; give {READABLE}.")
     data = _read_standard_input(typed) if name == "-" else _read(path, typed)
     if packed or data.startswith(_GZIP_MAGIC):  # no UTF-8 text starts with these bytes

@@ -1,0 +1,78 @@
+"""What a column of the corpus says of each word."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from probing.cache.tokens import Tokens
+from probing.corpus import Corpus
+from probing.errors import UserError
+from probing.tasks import Labels
+
+from .counted import Counted
+
+# In CoNLL-U, a cell about which nothing is said.
+UNSPECIFIED = "_"
+
+
+@dataclass(frozen=True)
+class WordLabels(Counted):
+    """Labels each word by one of the corpus's columns, and reads it off one of the word's pieces or their mean.
+
+    Args:
+        min_count: Training words a value needs to be a class; by default 50, fewer on a small corpus
+            (a twentieth of its training sentences), never under 5.
+        pieces: Which piece's activations stand for a word of several, or mean for their average.
+    """
+
+    pieces: Literal["first", "last", "mean"] = "first"
+
+    # Name of the column.
+    column: ClassVar[str]
+
+    @property
+    def word_means(self) -> bool:  # type: ignore[override]
+        """Whether the activations of a word's pieces are averaged; its label then is at the first."""
+        return self.pieces == "mean"
+
+    def labels(self, tokens: Tokens, corpus: Corpus) -> Labels:
+        """Return each word's value at one of its pieces, empty elsewhere and where it is `_`; shape (n_tokens,).
+
+        Raises:
+            UserError: If the corpus has no such column.
+        """
+        rows = corpus.columns.get(self.column)
+        if rows is None:
+            there = f"has {', '.join(corpus.columns)}" if corpus.columns else "has none"
+            raise UserError(
+                f"`--corpus {corpus.name}`: the task reads the column {self.column} and the corpus {there}; "
+                "give a .conllu file, or a .tsv file of words and labels for the task label."
+            )
+        chosen = np.flatnonzero(tokens.last_pieces if self.pieces == "last" else tokens.first_pieces)
+        pairs = zip(tokens.sentences[chosen].tolist(), tokens.words[chosen].tolist(), strict=True)
+        found = np.full(tokens.n_tokens, "", dtype=object)
+        found[chosen] = [value if (value := rows[i][word]) != UNSPECIFIED else "" for i, word in pairs]
+        return found
+
+
+@dataclass(frozen=True)
+class Column(WordLabels):
+    """Any column of a CoNLL-U file.
+
+    Args:
+        min_count: Training words a value needs to be a class; by default 50, fewer on a small corpus
+            (a twentieth of its training sentences), never under 5.
+        pieces: Which piece's activations stand for a word of several, or mean for their average.
+        column: Its name: lemma, upos, xpos, feats, head, deprel, deps or misc.
+    """
+
+    column: str = ""  # type: ignore[misc]
+
+    def __post_init__(self) -> None:
+        """Refuse to go without a name."""
+        super().__post_init__()
+        if not self.column:
+            raise UserError("`--task column` needs the column's name, such as `--task_args.column feats`.")

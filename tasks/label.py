@@ -1,0 +1,14 @@
+"""The label of a word in a .tsv file of words and labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .column import WordLabels
+
+
+@dataclass(frozen=True)
+class Label(WordLabels):
+    """The column `label`."""
+
+    column = "label"

@@ -1,0 +1,14 @@
+"""Fine-grained tag of a word (NN, VBZ, ...), in the treebank's own tag set, the column `xpos` of CoNLL-U."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .column import WordLabels
+
+
+@dataclass(frozen=True)
+class FineGrainedTag(WordLabels):
+    """The column `xpos`."""
+
+    column = "xpos"
