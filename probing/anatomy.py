@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +31,14 @@ class Anatomy:
         n_layers: Number of blocks; layers are 0..n_layers.
         padding_is_neutral: Whether a sentence has the same hidden states alone and beside padding.
             Families that mix neighbouring tokens by a convolution or a Fourier transform do not.
+        position_table: The embedding whose rows say where tokens stand; None where positions are
+            relative or rotary.
     """
 
     blocks: tuple[nn.Module, ...] | None
     n_layers: int
     padding_is_neutral: bool
+    position_table: nn.Module | None = None
 
 
 def examine(encoder: nn.Module, pad_token_id: int = 0, name: str = "the model") -> Anatomy:
@@ -57,6 +61,7 @@ def examine(encoder: nn.Module, pad_token_id: int = 0, name: str = "the model") 
     with torch.inference_mode():
         inputs = _inputs(encoder, pad_token_id)
         received, handles = _record_calls(encoder)
+        embedded, more_handles = _record_embeddings(encoder)
         try:
             output = encoder(**inputs, output_hidden_states=True)
         except Exception as error:  # whatever a family raises that wants images, or knows no hidden states
@@ -65,7 +70,7 @@ def examine(encoder: nn.Module, pad_token_id: int = 0, name: str = "the model") 
                 f"({type(error).__name__}: {error}); choose a model of text."
             ) from None
         finally:
-            for handle in handles:
+            for handle in handles + more_handles:
                 handle.remove()
         states = getattr(output, "hidden_states", None)
         config: Any = encoder.config
@@ -79,10 +84,13 @@ def examine(encoder: nn.Module, pad_token_id: int = 0, name: str = "the model") 
         last = torch.equal(output.last_hidden_state, states[-1])
         found = (calls for calls in received if last and _receives(calls, states))
         blocks = next((tuple(module for module, _ in calls) for calls in found), None)
-        return Anatomy(blocks, n_layers, _padding_is_neutral(encoder, inputs, states))
+        position_table = next((module for module, rows in embedded if _tells_positions(rows)), None)
+        return Anatomy(blocks, n_layers, _padding_is_neutral(encoder, inputs, states), position_table)
 
 
-def hidden_states(encoder: nn.Module, anatomy: Anatomy, layers: Sequence[int], **inputs: Tensor) -> dict[int, Tensor]:
+def hidden_states(
+    encoder: nn.Module, anatomy: Anatomy, layers: Sequence[int], positions: Tensor | None = None, **inputs: Tensor
+) -> dict[int, Tensor]:
     """Run the blocks below the highest layer and return the hidden states asked for.
 
     Layer 0 is the embedding output, layer k < n_layers the residual stream that enters block
@@ -93,11 +101,16 @@ def hidden_states(encoder: nn.Module, anatomy: Anatomy, layers: Sequence[int], *
         encoder: The encoder.
         anatomy: What `examine` found in it.
         layers: Layer numbers.
+        positions: Where the encoder is told that each token stands, counted from 0, shape (batch, sequence);
+            None for where it does. It must have a position table.
         inputs: `input_ids` and `attention_mask`, shape (batch, sequence).
 
     Returns:
         For each layer, shape (batch, sequence, d_model), in the encoder's dtype.
     """
+    if positions is not None:
+        with _told(anatomy, positions):
+            return hidden_states(encoder, anatomy, layers, **inputs)
     if anatomy.blocks is None:
         states = encoder(**inputs, output_hidden_states=True).hidden_states
         return {k: states[k] for k in layers}
@@ -121,6 +134,25 @@ def hidden_states(encoder: nn.Module, anatomy: Anatomy, layers: Sequence[int], *
         for handle in handles:
             handle.remove()
     return {k: captured[k] for k in layers}
+
+
+@contextmanager
+def _told(anatomy: Anatomy, positions: Tensor) -> Iterator[None]:
+    """Have the position table hand out other rows than it is asked for."""
+    import torch
+
+    if anatomy.position_table is None:
+        raise ValueError("the encoder has no position table whose rows could be exchanged")
+    sentences = torch.arange(len(positions), device=positions.device)[:, None]
+
+    def exchange(module: nn.Module, args: Any, rows: Tensor) -> Tensor:
+        return rows.expand(*positions.shape, rows.shape[-1])[sentences, positions]
+
+    handle = anatomy.position_table.register_forward_hook(exchange)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 class _Enough(Exception):
@@ -159,6 +191,27 @@ def _record_calls(encoder: nn.Module) -> tuple[list[list[_Call]], list[Any]]:
             handles += [module.register_forward_pre_hook(note, with_kwargs=True) for module in modules]
             received.append(calls)
     return received, handles
+
+
+def _record_embeddings(encoder: nn.Module) -> tuple[list[tuple[nn.Module, Tensor]], list[Any]]:
+    """Note what every embedding hands out."""
+    from torch import nn
+
+    embedded: list[tuple[nn.Module, Tensor]] = []
+    embeddings = [module for module in encoder.modules() if isinstance(module, nn.Embedding)]
+
+    def note(module: nn.Module, args: Any, rows: Tensor) -> None:
+        embedded.append((module, rows))
+
+    return embedded, [module.register_forward_hook(note) for module in embeddings]
+
+
+def _tells_positions(rows: Tensor) -> bool:
+    """Whether rows for two sequences of other tokens differ from place to place, and are the same for both."""
+    if rows.shape[:-1] not in ((_LENGTH,), (1, _LENGTH), (2, _LENGTH)):
+        return False
+    first, last = rows.view(-1, *rows.shape[-2:])[[0, -1], : _LENGTH - _PADDING]
+    return bool((first == last).all() and (first[0] != first[1]).any())
 
 
 def _first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from probing.cache.store import ActivationStore
+from probing.cache.plan import Plan, Shard
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, Split
 from probing.errors import UserError
@@ -44,6 +44,28 @@ class Batch(NamedTuple):
         return Batch(states, self.labels[kept], self.sentences[kept], self.rows[kept])
 
 
+class Activations(Protocol):
+    """Where hidden states are read, shard by shard: a store, or what takes its place."""
+
+    @property
+    def plan(self) -> Plan:
+        """Which sentences are in which shard, and the width."""
+        ...
+
+    @property
+    def tokens(self) -> Tokens:
+        """The table of tokens."""
+        ...
+
+    def shard_tokens(self, shard: Shard) -> slice:
+        """Return which rows of the table of tokens are in the shard."""
+        ...
+
+    def read(self, layer: int, shard: int) -> Tensor:
+        """Return the hidden states of a shard, shape (n, d_model)."""
+        ...
+
+
 @dataclass(frozen=True)
 class Examples:
     """The tokens of a store that belong to one side of the split, with their classes.
@@ -55,7 +77,7 @@ class Examples:
         word_means: Whether activations are means over the pieces of a word, whose label is at its first.
     """
 
-    store: ActivationStore
+    store: Activations
     labels: NDArray[np.int64]
     n_dropped: int = 0
     word_means: bool = False
@@ -72,6 +94,29 @@ class Examples:
     def sentences(self) -> NDArray[np.int32]:
         """Return the sentences with at least one example, ascending."""
         return np.unique(self.store.tokens.sentences[self.labels >= 0])
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The three sides of the split, and what their classes are.
+
+    Args:
+        train: Probes are trained on it.
+        validation: Adam stops by it.
+        test: Possibly of another store.
+        classes: The label of each class.
+        ordinal: Whether labels are numbers.
+    """
+
+    train: Examples
+    validation: Examples
+    test: Examples
+    classes: Labels
+    ordinal: bool
+
+    def each(self, change: Callable[[Examples], Examples]) -> Sides:
+        """Return the sides with their examples changed."""
+        return replace(self, train=change(self.train), validation=change(self.validation), test=change(self.test))
 
 
 class ShardBatches(Dataset[Batch]):
@@ -130,7 +175,7 @@ def read(examples: Examples, layers: Sequence[int]) -> Iterator[Batch]:
 
 
 def label(
-    store: ActivationStore, corpus: Corpus, task: TokenTask, splits: Sequence[Split], classes: Labels, side: Split
+    store: Activations, corpus: Corpus, task: TokenTask, splits: Sequence[Split], classes: Labels, side: Split
 ) -> Examples:
     """Return one side's tokens with their classes.
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from probing.runs import controls_of
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -15,6 +17,14 @@ Row = Mapping[str, Any]
 
 BLUE, GREY = "#0b5394", "#6b6b6b"
 TOP = 15  # neurons in the bar chart
+# Of the lines that an accuracy is held against, told apart without colour too.
+CONTROL_LOOKS: tuple[dict[str, Any], ...] = (
+    {"color": GREY, "ls": "--"},
+    {"color": GREY, "ls": ":", "marker": "x", "markersize": 4},
+    {"color": "#c27c0e", "ls": "-.", "marker": "s", "markersize": 3},
+    {"color": "#38761d", "ls": ":", "marker": "v", "markersize": 4},
+    {"color": "#741b47", "ls": "-", "marker": "^", "markersize": 3, "lw": 1},
+)
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -57,27 +67,29 @@ def write_figures(folder: Path, accuracy: Sequence[Row], neurons: Sequence[Row],
 
 
 def accuracy_by_layer(figure: Figure, accuracy: Sequence[Row], task: str, model: str) -> None:
-    """Draw accuracy over layers with its interval, and the majority baseline."""
-    figure.set_size_inches(5.5, 3.4)
+    """Draw accuracy over layers with its interval, and what it is to be held against."""
+    figure.set_size_inches(6.4, 3.4)
     axes = figure.add_subplot()
     layers = [row["layer"] for row in accuracy]
     values = np.array([row["accuracy"] for row in accuracy])
     low, high = (np.array([row[f"accuracy_{end}"] for row in accuracy]) for end in ("low", "high"))
     axes.errorbar(
         layers, values, yerr=np.clip([values - low, high - values], 0, None), color=BLUE, marker="o", ms=4, capsize=3,
-        label="probe, 95% interval over test sentences",
+        label="probe (95% interval\nover test sentences)",
     )  # fmt: skip
-    majority = [row["majority_accuracy"] for row in accuracy]
-    if len(layers) > 1:
-        axes.plot(layers, majority, color=GREY, ls="--", label="majority class")
-    else:
-        axes.axhline(majority[0], color=GREY, ls="--", label="majority class")
+    for (name, words), look in zip(controls_of(accuracy).items(), CONTROL_LOOKS, strict=False):
+        control = [row[f"{name}_accuracy"] for row in accuracy]
+        if len(layers) > 1:
+            axes.plot(layers, control, label=words, **look)
+        else:
+            axes.axhline(control[0], label=words, **{k: v for k, v in look.items() if "marker" not in k})
     axes.set_xticks(layers)
     axes.set_ylim(0, 1.03)
     axes.set_xlabel("layer (0 = embeddings)")
     axes.set_ylabel("test accuracy")
     axes.set_title(f"{model}: linear probe of {task}")
-    axes.legend(loc="best")
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles[-1:] + handles[:-1], labels[-1:] + labels[:-1], loc="outside right center")
 
 
 def top_neurons(figure: Figure, by_layer: Mapping[int, Sequence[Row]], model: str) -> None:

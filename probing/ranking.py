@@ -12,7 +12,8 @@ from torch import Tensor
 from probing.contributions import ClassMagnitudes, MagnitudeAccumulator, mean_contribution
 from probing.examples import Examples, read
 from probing.moments import Moments
-from probing.separation import DRAWS, Separation, SeparationAccumulator, permute_within_sentences
+from probing.permutation import permute_within_sentences
+from probing.separation import DRAWS, Separation, SeparationAccumulator
 
 # Below this share of its contribution, what a neuron says beyond its mean is the smaller part.
 OFFSET_BELOW = 0.5

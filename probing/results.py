@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from numpy.typing import NDArray
 
 from probing.cache.tokens import disk_errors
 from probing.contributions import class_contributions
-from probing.corpus import Split
-from probing.examples import Examples
+from probing.examples import Sides
 from probing.figures import write_figures
 from probing.intervals import accuracy_interval
 from probing.ranking import Evidence, neuron_table
 from probing.runs import ACCURACY_COLUMNS, NEURON_COLUMNS, write_csv
-from probing.tasks import Labels
 from probing.training import LayerFit
 
 _PACKAGES = (
@@ -35,45 +34,57 @@ class Measured:
     """What a run found out.
 
     Args:
-        sides: Examples of the train, validation and test parts.
-        classes: The label of each class.
+        sides: Examples of the train, validation and test parts, and their classes.
         fits: The probe of each layer.
         evidence: Of each layer, in the same order.
+        controls: By name, the same probes of each layer on other examples; one alone counts for every layer.
     """
 
-    sides: Mapping[Split, Examples]
-    classes: Labels
+    sides: Sides
     fits: Sequence[LayerFit]
     evidence: Sequence[Evidence]
+    controls: Mapping[str, Sequence[LayerFit]] = field(default_factory=dict)
 
     def accuracy(self, seed: int) -> list[dict[str, Any]]:
         """Return a row per layer, as in `accuracy.csv`."""
-        return [self._accuracy_row(fit, seed) for fit in self.fits]
+        return [self._accuracy_row(i, seed) for i in range(len(self.fits))]
 
     def neurons(self) -> list[dict[str, Any]]:
         """Return a row per layer and neuron in ranked order, as in `neurons.csv`."""
         pairs = zip(self.fits, self.evidence, strict=True)
         return [row for fit, evidence in pairs for row in neuron_table(fit.layer, fit.weight, evidence)]
 
-    def _accuracy_row(self, fit: LayerFit, seed: int) -> dict[str, Any]:
-        train, test = self.sides["train"], self.sides["test"]
-        sentences = test.sentences()
-        per_sentence = np.bincount(
-            test.store.tokens.sentences[test.labels >= 0], minlength=len(fit.correct_by_sentence)
-        )
-        low, high = accuracy_interval(fit.correct_by_sentence[sentences], per_sentence[sentences], seed)
-        majority = int(train.counts(len(self.classes)).argmax())
-        return {
+    def _accuracy_row(self, i: int, seed: int) -> dict[str, Any]:
+        fit, train, test, n_classes = self.fits[i], self.sides.train, self.sides.test, len(self.sides.classes)
+        majority = int(train.counts(n_classes).argmax())
+        low, high = self._interval(fit.correct_by_sentence, seed)
+        row = {
             "layer": fit.layer,
             **fit.metrics,
             "accuracy_low": low,
             "accuracy_high": high,
             "optimality_gap": fit.optimality_gap,
-            "majority_accuracy": float(test.counts(len(self.classes))[majority] / test.n_tokens),
+            "majority_accuracy": float(test.counts(n_classes)[majority] / test.n_tokens),
             "n_train_tokens": train.n_tokens,
             "n_test_tokens": test.n_tokens,
-            "n_classes": len(self.classes),
+            "n_classes": n_classes,
         }
+        for name, fits in self.controls.items():
+            control = fits[i] if len(fits) > 1 else fits[0]
+            row[f"{name}_accuracy"] = control.metrics["accuracy"]
+            row[f"above_{name}_low"], row[f"above_{name}_high"] = self._interval(
+                fit.correct_by_sentence - control.correct_by_sentence, seed
+            )
+        if "control_task" in self.controls:
+            row["selectivity"] = row["accuracy"] - row["control_task_accuracy"]
+        return row
+
+    def _interval(self, correct_by_sentence: NDArray[np.int64], seed: int) -> tuple[float, float]:
+        """Return the interval of a share of the test tokens, or of the difference of two such shares."""
+        test = self.sides.test
+        sentences = test.sentences()
+        n_tokens = np.bincount(test.store.tokens.sentences[test.labels >= 0], minlength=len(correct_by_sentence))
+        return accuracy_interval(correct_by_sentence[sentences], n_tokens[sentences], seed)
 
 
 @dataclass(frozen=True)
@@ -105,26 +116,30 @@ def write(folder: Path, config: Mapping[str, Any], measured: Measured, model_nam
     return Written(accuracy, neurons, figures, [folder / name for name in names])
 
 
-def write_summary(folder: Path, measured: Measured, written: Written, timings: Mapping[str, float]) -> Path:
+def write_summary(
+    folder: Path,
+    measured: Measured,
+    written: Written,
+    cached: Mapping[str, Mapping[str, Any]],
+    timings: Mapping[str, float],
+) -> Path:
     """Write `results.json`, everything measured in one file for programs, and return its path.
 
     Args:
         folder: The run's folder.
         measured: What the run found out.
         written: What `write` returned.
+        cached: What the activations of the training and of the test side were made from.
         timings: In seconds.
     """
-    cached = {
-        side: {k: examples.store.header[k] for k in ("model", "revision", "corpus", "key", "versions")}
-        for side, examples in measured.sides.items()
-        if side != "validation"
-    }
+    sides = measured.sides
+    named = {"train": sides.train, "validation": sides.validation, "test": sides.test}
     results = {
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
-        "cache": cached,
-        "classes": measured.classes.tolist(),
-        "n_dropped_tokens": {side: examples.n_dropped for side, examples in measured.sides.items()},
-        "n_sentences": {side: len(examples.sentences()) for side, examples in measured.sides.items()},
+        "cache": dict(cached),
+        "classes": sides.classes.tolist(),
+        "n_dropped_tokens": {side: examples.n_dropped for side, examples in named.items()},
+        "n_sentences": {side: len(examples.sentences()) for side, examples in named.items()},
         "timings": dict(timings),
         "layers": [
             {**row, "converged": fit.converged, "n_passes": fit.n_passes, "objective": fit.objective}
@@ -141,7 +156,7 @@ def _write_tensors(folder: Path, measured: Measured, task: str, model: str) -> N
 
     metadata = {
         "layers": json.dumps([fit.layer for fit in measured.fits]),
-        "classes": json.dumps(measured.classes.tolist()),
+        "classes": json.dumps(measured.sides.classes.tolist()),
         "task": task,
         "model": model,
     }

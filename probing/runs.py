@@ -19,10 +19,25 @@ from probing.errors import RunError, UserError
 
 PARTIAL = ".partial"
 
+# What an accuracy is held against, in this order, and what tables and figures call it.
+CONTROLS = {
+    "shuffled": "labels shuffled",
+    "token": "token alone",
+    "permuted_positions": "positions permuted",
+    "control_task": "control task",
+    "untrained": "untrained twin",
+}
+
 # Columns of the tables in their order; what was not measured is absent.
 ACCURACY_COLUMNS = (
     "layer", "accuracy", "accuracy_low", "accuracy_high", "macro_accuracy", "within_one", "mean_absolute_error",
     "cross_entropy", "optimality_gap", "majority_accuracy", "n_train_tokens", "n_test_tokens", "n_classes",
+    *(
+        column
+        for control in CONTROLS
+        for column in (f"{control}_accuracy", f"above_{control}_low", f"above_{control}_high")
+    ),
+    "selectivity",
 )  # fmt: skip
 NEURON_COLUMNS = (
     "layer", "rank", "neuron", "contribution", "ratio", "share", "contribution_centred", "eta_squared",
@@ -95,6 +110,13 @@ def load_run(folder: str | Path) -> Run:
         read_csv(folder / "accuracy.csv"),
         read_csv(folder / "neurons.csv"),
     )
+
+
+def controls_of(rows: Sequence[Row]) -> dict[str, str]:
+    """Return which controls accuracies come with, the majority class first, and what to call them."""
+    return {
+        name: words for name, words in {"majority": "majority", **CONTROLS}.items() if f"{name}_accuracy" in rows[0]
+    }
 
 
 class RunFolder:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from probing.distributed import is_main_process
+from probing.runs import controls_of
 
 Row = Mapping[str, Any]
 
@@ -53,6 +54,18 @@ def accuracy_table(rows: Sequence[Row]) -> Any:
             f"{row['cross_entropy']:.3f}",
             f"{row['optimality_gap']:.1e}" + ("" if row.get("converged", True) else " stopped short"),
         )
+    return table
+
+
+def controls_table(rows: Sequence[Row]) -> Any:
+    """Return what the accuracies are to be held against as a rich table."""
+    shown = controls_of(rows)
+    table = _table("What to hold it against: the same probe on other examples")
+    for heading in ("layer", "accuracy", *shown.values()):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        columns = ("accuracy", *(f"{name}_accuracy" for name in shown))
+        table.add_row(str(row["layer"]), *(f"{row[column]:.3f}" for column in columns))
     return table
 
 
@@ -171,19 +184,19 @@ def extraction_progress() -> Any:
     return ExtractionProgress()
 
 
-def training_progress() -> Any:
-    """Return a Lightning callback that shows the pass and how many layers are solved."""
+def training_progress(what: str = "probes") -> Any:
+    """Return a Lightning callback that shows the pass and how many probes are solved."""
     import pytorch_lightning as pl
 
     class TrainingProgress(pl.Callback):
         def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
             self.progress = _bar()
             self.progress.start()
-            self.task = self.progress.add_task("probes", total=len(pl_module.problems))  # type: ignore[arg-type]
+            self.task = self.progress.add_task(what, total=len(pl_module.problems))  # type: ignore[arg-type]
 
         def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
             solved = len(getattr(pl_module, "solutions", ()))
-            self.progress.update(self.task, completed=solved, description=f"probes, pass {trainer.current_epoch + 1}")
+            self.progress.update(self.task, completed=solved, description=f"{what}, pass {trainer.current_epoch + 1}")
 
         def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
             if hasattr(self, "progress"):
@@ -196,7 +209,7 @@ def _bar() -> Any:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description:24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description:32}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=Console(stderr=True), transient=True)
 
 

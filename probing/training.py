@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -18,13 +18,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from probing.errors import UserError, as_clause, did_you_mean, out_of_range, refuse
-from probing.examples import Batch, Examples, ShardBatches, read
+from probing.examples import Batch, Examples, ShardBatches, Sides, read
 from probing.interrupts import interrupts_pass
 from probing.metrics import ProbeMetrics
 from probing.moments import Moments, MomentsAccumulator, PenaltySpace
 from probing.probe import AdamProbe, FullPassProbe, LinearProbe, Problem
 from probing.solvers import Penalty
-from probing.tasks import Labels
 
 SolverName = Literal["lbfgs", "adam"]
 
@@ -108,44 +107,34 @@ class ProbeData(pl.LightningDataModule):
     """Examples as Lightning wants them, divided among ranks by shard.
 
     Args:
-        train: Training examples.
-        validation: Validation examples.
-        test: Test examples.
+        sides: What is read.
         layers: Layers that are read.
         mini_batches: Batch size in tokens and seed, or None for whole shards.
     """
 
-    def __init__(
-        self,
-        train: Examples,
-        validation: Examples,
-        test: Examples,
-        layers: Sequence[int],
-        mini_batches: tuple[int, int] | None = None,
-    ) -> None:
+    def __init__(self, sides: Sides, layers: Sequence[int], mini_batches: tuple[int, int] | None = None) -> None:
         super().__init__()
-        self.sides = {"train": train, "validation": validation, "test": test}
-        self.layers, self.mini_batches = layers, mini_batches
+        self.sides, self.layers, self.mini_batches = sides, layers, mini_batches
 
-    def _shards(self, side: str) -> ShardBatches:
+    def _shards(self, examples: Examples) -> ShardBatches:
         trainer = cast(pl.Trainer, self.trainer)
-        return ShardBatches(self.sides[side], self.layers, trainer.global_rank, trainer.world_size)
+        return ShardBatches(examples, self.layers, trainer.global_rank, trainer.world_size)
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Return whole shards in order, or shuffled mini-batches."""
         if self.mini_batches is None:
-            return DataLoader(self._shards("train"), batch_size=None)
-        trainer, shards = cast(pl.Trainer, self.trainer), ShardBatches(self.sides["train"], self.layers)
+            return DataLoader(self._shards(self.sides.train), batch_size=None)
+        trainer, shards = cast(pl.Trainer, self.trainer), ShardBatches(self.sides.train, self.layers)
         mini_batches = MiniBatches(shards, *self.mini_batches, trainer.global_rank, trainer.world_size)
         return DataLoader(mini_batches, batch_size=None)
 
     def val_dataloader(self) -> DataLoader[Batch] | list[Any]:
         """Return whole shards; nothing where there are no mini-batches to choose between."""
-        return DataLoader(self._shards("validation"), batch_size=None) if self.mini_batches else []
+        return DataLoader(self._shards(self.sides.validation), batch_size=None) if self.mini_batches else []
 
     def test_dataloader(self) -> DataLoader[Batch]:
         """Return whole shards."""
-        return DataLoader(self._shards("test"), batch_size=None)
+        return DataLoader(self._shards(self.sides.test), batch_size=None)
 
 
 class MiniBatches(IterableDataset[Batch]):
@@ -191,12 +180,8 @@ def layer_moments(train: Examples, layers: Sequence[int]) -> list[Moments]:
 
 
 def train_probes(
-    train: Examples,
-    validation: Examples,
-    test: Examples,
+    sides: Sides,
     layers: Sequence[int],
-    classes: Labels,
-    ordinal: bool,
     training: Training,
     trainer_options: Mapping[str, Any],
     logger: Any = None,
@@ -206,49 +191,43 @@ def train_probes(
     """Train one probe per layer, all in one stack, and test them.
 
     Args:
-        train: Training examples.
-        validation: Validation examples; Adam stops by them.
-        test: Test examples, possibly of another store.
+        sides: Examples and their classes.
         layers: Layer numbers.
-        classes: The label of each class.
-        ordinal: Whether labels are numbers.
         training: How to train.
         trainer_options: Arguments of Lightning's Trainer, checked by `check_trainer_options`.
         logger: Lightning logger for the training curves.
         callbacks: Lightning callbacks.
         folder: Where Lightning writes what it writes (checkpoints, if asked for).
     """
-    moments = layer_moments(train, layers)
+    moments = layer_moments(sides.train, layers)
     problems = [Problem(f"layer_{layer:02d}", i, training.penalty) for i, layer in enumerate(layers)]
     stack: dict[str, Any] = {
         "problems": problems,
         "moments": moments,
-        "classes": torch.from_numpy(classes) if ordinal else torch.arange(len(classes)),
-        "ordinal": ordinal,
+        "classes": torch.from_numpy(sides.classes) if sides.ordinal else torch.arange(len(sides.classes)),
+        "ordinal": sides.ordinal,
         "penalty_space": training.penalty_space,
-        "n_test_sentences": test.store.tokens.n_sentences,
+        "n_test_sentences": sides.test.store.tokens.n_sentences,
     }
-    full_pass: dict[str, Any] = {"n_train_tokens": train.n_tokens, "tolerance": training.tolerance}
-    sides = (train, validation, test, layers)
-
+    full_pass: dict[str, Any] = {"n_train_tokens": sides.train.n_tokens, "tolerance": training.tolerance}
     probe: LinearProbe
     if training.solver == "lbfgs":
         probe = solved = FullPassProbe(**stack, **full_pass)
         fitting = build_trainer({"max_epochs": MAX_PASSES, **trainer_options}, logger, callbacks, folder)
         with interrupts_pass():
-            fitting.fit(probe, datamodule=ProbeData(*sides))
+            fitting.fit(probe, datamodule=ProbeData(sides, layers))
     else:
         probe = AdamProbe(**stack, learning_rate=training.learning_rate, patience=training.patience)
         fitting = build_trainer({"max_epochs": MAX_EPOCHS, **trainer_options}, logger, callbacks, folder)
         with interrupts_pass():
-            fitting.fit(probe, datamodule=ProbeData(*sides, mini_batches=(training.batch_size, training.seed)))
+            fitting.fit(probe, datamodule=ProbeData(sides, layers, mini_batches=(training.batch_size, training.seed)))
         if not torch.isfinite(probe.scaled_weight).all():
             raise _diverged(training, trainer_options)
         # How far Adam stayed from the optimum is measured by going there from where it stopped.
         solved = FullPassProbe(**stack, **full_pass, start=probe.scaled_weight.data.cpu())
         full = {k: v for k, v in trainer_options.items() if k in _FOR_MEASURING} | {"max_epochs": MAX_PASSES}
         with interrupts_pass():
-            build_trainer(full, None, callbacks, folder).fit(solved, datamodule=ProbeData(*sides))
+            build_trainer(full, None, callbacks, folder).fit(solved, datamodule=ProbeData(sides, layers))
     if not all(solution.n_passes for solution in solved.solutions.values()):
         raise UserError(
             "`--trainer.max_epochs` or `--trainer.max_time` ended the training before its first pass over the tokens; "
@@ -257,11 +236,41 @@ def train_probes(
     if fitting.checkpoint_callback is not None:  # which knows neither the solvers' last point nor Adam's best
         fitting.save_checkpoint(Path(fitting.default_root_dir) / "checkpoints" / "probe.ckpt", weights_only=True)
     with interrupts_pass():
-        fitting.test(probe, datamodule=ProbeData(*sides), verbose=False)
+        fitting.test(probe, datamodule=ProbeData(sides, layers), verbose=False)
     fits = [_layer_fit(layer, i, probe, solved, moments[i], fitting.current_epoch) for i, layer in enumerate(layers)]
     if not all(math.isfinite(fit.optimality_gap) for fit in fits):
         raise _diverged(training, trainer_options)
     return fits
+
+
+# How far from their optimum controls may be, in nats: their accuracy has settled by then, and nothing is ranked.
+CONTROL_TOLERANCE = 1e-3
+
+
+def train_controls(
+    controls: Mapping[str, Sides],
+    layers: Sequence[int],
+    training: Training,
+    trainer_options: Mapping[str, Any],
+    callbacks: Callable[[str], Sequence[pl.Callback]] = lambda name: (),
+) -> dict[str, list[LayerFit]]:
+    """Train the same probes on other examples, to be held against; on the tokens' own rows a single one.
+
+    Args:
+        controls: By name, examples of the same tokens.
+        layers: Layer numbers.
+        training: How the probes were trained.
+        trainer_options: Arguments of Lightning's Trainer.
+        callbacks: Returns Lightning callbacks for a control.
+    """
+    # How far Adam stopped from the optimum is not asked here.
+    tolerance = max(training.tolerance, CONTROL_TOLERANCE) if training.solver == "lbfgs" else math.inf
+    roughly = replace(training, tolerance=tolerance)
+    options = {name: value for name, value in trainer_options.items() if name != "enable_checkpointing"}
+    return {
+        name: train_probes(sides, layers[:1] if name == "token" else layers, roughly, options, None, callbacks(name))
+        for name, sides in controls.items()
+    }
 
 
 def _diverged(training: Training, trainer_options: Mapping[str, Any]) -> UserError:

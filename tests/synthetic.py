@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from probing.cache.plan import Plan, divide
 from probing.cache.store import ActivationStore
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, Split
-from probing.examples import Examples, choose_classes, label
+from probing.examples import Examples, Sides, choose_classes, label
 from probing.solvers import Penalty
 from probing.training import LayerFit, Training, train_probes
 
@@ -66,14 +65,8 @@ def make_splits(n_sentences: int) -> list[Split]:
     return [("test" if i % 10 > 7 else "validation" if i % 10 == 7 else "train") for i in range(n_sentences)]
 
 
-@dataclass(frozen=True)
-class Data:
+class Data(Sides):
     """The three sides of one store and their classes."""
-
-    train: Examples
-    validation: Examples
-    test: Examples
-    classes: NDArray[np.int64]
 
     def fit(self, layers: Sequence[int] = (0,), trainer: Mapping[str, Any] | None = None, **how: Any) -> list[LayerFit]:
         """Train probes; `l1`, `l2`, `folder`, `callbacks` and the fields of `Training` can be set."""
@@ -84,9 +77,7 @@ class Data:
             "patience": 3, "seed": 0,
         }  # fmt: skip
         training = Training(penalty, **{**defaults, **how})
-        return train_probes(
-            self.train, self.validation, self.test, layers, self.classes, True, training, trainer or {}, **rest
-        )
+        return train_probes(self, layers, training, trainer or {}, **rest)
 
 
 def sides(store: ActivationStore, task: Position | None = None, splits: Sequence[Split] | None = None) -> Data:
@@ -94,7 +85,7 @@ def sides(store: ActivationStore, task: Position | None = None, splits: Sequence
     task, splits = task or Position(), splits or make_splits(store.tokens.n_sentences)
     classes = choose_classes(store.tokens, CORPUS, task, splits)
     parts = (label(store, CORPUS, task, splits, classes, side) for side in ("train", "validation", "test"))
-    return Data(*parts, classes)
+    return Data(*parts, classes, ordinal=True)
 
 
 def positional(tokens: Tokens, d_model: int, strength: float, seed: int = 0) -> Array:

@@ -12,8 +12,9 @@ from probing_tasks.position import Position
 from probing.cache.tokens import Tokens
 from probing.corpus import assign_splits
 from probing.examples import Examples
+from probing.permutation import permute_within_sentences
 from probing.ranking import collect_evidence, conclusion, flags, neuron_table, order
-from probing.separation import Separation, permute_within_sentences
+from probing.separation import Separation
 from synthetic import LIGHTNING_WARNINGS, Data, make_splits, make_store, make_tokens, sides
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from probing.separation import DRAWS, SeparationAccumulator, permute_within_sentences
+from probing.permutation import permute_within_sentences
+from probing.separation import DRAWS, SeparationAccumulator
 
 
 def corpus(n_sentences, shortest=5, longest=15, seed=0):

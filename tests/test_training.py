@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression
 
 from probing.errors import UserError
 from probing.examples import Examples
-from probing.separation import permute_within_sentences
+from probing.permutation import permute_within_sentences
 from probing.training import check_trainer_options, layer_moments
 from synthetic import (
     LIGHTNING_WARNINGS,

@@ -18,6 +18,7 @@ from probing.cache.plan import batches
 from probing.cache.store import ActivationStore, not_written
 from probing.errors import RunError
 from probing.interrupts import interrupts_pass
+from probing.permutation import permute_within_sentences
 
 
 class Extraction(pl.LightningModule):
@@ -77,6 +78,7 @@ def extract_shard(
     input_ids = torch.from_numpy(store.tokens.input_ids[rows].astype(np.int64))
     here = plan.shards[shard]
     lengths = store.tokens.lengths[here.first_sentence : here.first_sentence + here.n_sentences]
+    positions = _permuted_positions(store, rows)
     dtype = getattr(torch, plan.dtype)
     states = {layer: torch.empty(len(input_ids), plan.d_model, dtype=dtype) for layer in layers}
     for sentences in batches(lengths, plan.batch_tokens, with_padding=anatomy.padding_is_neutral):
@@ -84,7 +86,10 @@ def extract_shard(
         padded = torch.where(mask, input_ids[index], pad_token_id)
         device = next(encoder.parameters()).device
         inputs = {"input_ids": padded.to(device), "attention_mask": mask.long().to(device)}
-        output = hidden_states(encoder, anatomy, layers, **inputs)
+        told = (
+            None if positions is None else torch.where(mask, positions[index], torch.arange(mask.shape[1])).to(device)
+        )
+        output = hidden_states(encoder, anatomy, layers, told, **inputs)
         for layer, values in output.items():
             values = values.to(dtype)  # T5 keeps some weights, and so some states, in float32
             flat = values[mask.to(device)].cpu()
@@ -96,6 +101,19 @@ def extract_shard(
                 )
             states[layer][index[mask]] = flat
     return states
+
+
+def _permuted_positions(store: ActivationStore, rows: slice) -> Tensor | None:
+    """Return where the model is told that each token of a shard stands, None for where it does; shape (n,)."""
+    seed = store.plan.key.get("permuted_positions_seed")
+    if seed is None:
+        return None
+    tokens = store.tokens
+    positions, special = tokens.positions[rows].astype(np.int64), tokens.special[rows]
+    (dealt,) = permute_within_sentences(
+        np.where(special, -1, positions), tokens.sentences[rows], tokens.input_ids[rows], 1, seed
+    )
+    return torch.from_numpy(np.where(special, positions, dealt))
 
 
 def _padded_index(lengths: NDArray[np.int32], sentences: NDArray[np.int64]) -> tuple[Tensor, Tensor]:

@@ -113,8 +113,7 @@ class ActivationStore:
 
     def shard_tokens(self, shard: Shard) -> slice:
         """Return the rows of the token table that a shard holds."""
-        offsets = self.tokens.offsets
-        return slice(int(offsets[shard.first_sentence]), int(offsets[shard.first_sentence + shard.n_sentences]))
+        return self.tokens.of_sentences(shard.first_sentence, shard.n_sentences)
 
     def path(self, layer: int, shard: int) -> Path:
         """Return where the activations of one layer and shard are."""

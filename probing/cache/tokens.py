@@ -65,6 +65,10 @@ class Tokens:
         """Whether the tokenizer added the token ([CLS], </s>, ...), shape (n_tokens,)."""
         return self.words < 0
 
+    def of_sentences(self, first: int, n_sentences: int) -> slice:
+        """Return the rows of consecutive sentences."""
+        return slice(int(self.offsets[first]), int(self.offsets[first + n_sentences]))
+
     @cached_property
     def first_pieces(self) -> NDArray[np.bool_]:
         """Whether a token is the first piece of a word, shape (n_tokens,)."""

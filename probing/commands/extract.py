@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from probing.commands.shared import Dtype, Layers, cache_folder, extract_all, number_problems
+from probing.commands.shared import Dtype, Layers, cache_folder, extract_all, number_problems, say_what_was_left_out
 from probing.errors import refuse
 from probing.models import layer_numbers
 
@@ -54,23 +54,17 @@ def extract(
     refuse(number_problems(seed, max_length, batch_tokens))
     layer_numbers(layer)
     cached = cache_folder(cache, runs)
+    say = terminal.silence if quiet else terminal.say
     with terminal.quiet_libraries():
         check_trainer_options(trainer or {}, "lbfgs")
         source = resolve_model(model, revision)
         layers = parse_layers(layer, load_config(source).num_hidden_layers, model)
+        corpora = [load_corpus(corpus)]
         (store,) = extract_all(
-            source,
-            [load_corpus(corpus)],
-            layers,
-            cached,
-            trainer or {},
-            terminal.silence if quiet else terminal.say,
-            terminal.show_progress(quiet),
-            dtype=dtype,
-            max_length=max_length,
-            batch_tokens=batch_tokens,
-            random_weights_seed=seed if random_weights else None,
-        )
+            source, corpora, layers, cached, trainer or {}, say, terminal.show_progress(quiet), dtype=dtype,
+            max_length=max_length, batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None,
+        )  # fmt: skip
+        say_what_was_left_out(corpora, [store], say)
     if is_main_process():
         print(f"{store.plan.n_tokens} tokens of {store.tokens.n_sentences} sentences, layers {layers}: {store.folder}")
     return store.folder

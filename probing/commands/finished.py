@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import safe_open
 
 from probing.cache.tokens import LONGEST, tokenize
-from probing.commands.shared import extract_all, read_corpora
+from probing.commands.shared import extract_all, read_corpora, say_what_was_left_out
 from probing.comparison import Pair, Ranked, Readings, compare_pair, cross_moments, rank_on_sentences
 from probing.corpus import Corpus, Split
 from probing.errors import RunError, UserError
@@ -118,6 +118,7 @@ class Extraction:
             max_length=config["max_length"], batch_tokens=config["batch_tokens"],
             random_weights_seed=config["seed"] if config["random_weights"] else None,
         )  # fmt: skip
+        say_what_was_left_out([corpus], [store], self.say)
         if corpus.words is not None:
             return Readings(store, store.tokens, layers)
         # Each tokenizer has words of its own in running text; those between blanks are the same for all.

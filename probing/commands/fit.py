@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from probing.cache import ActivationStore
 from probing.cache.tokens import Tokens
 from probing.commands.shared import (
     Dtype,
@@ -17,15 +18,19 @@ from probing.commands.shared import (
     plain,
     read_corpora,
     runs_folder,
+    say_what_was_left_out,
     tracking,
 )
 from probing.corpus import Corpus, Split
 from probing.errors import UserError, refuse
-from probing.models import layer_numbers
+from probing.models import ModelSource, layer_numbers
 from probing.options import ProbeOptions, WandbOptions, as_options
-from probing.runs import Run, RunFolder, check_name, load_run
+from probing.runs import Run, RunFolder, check_name, controls_of, load_run
 from probing.tasks import Labels, TokenTask, load_task
 from probing.wandb_mode import resolve_mode
+
+if TYPE_CHECKING:
+    from probing.examples import Sides
 
 
 def fit(
@@ -40,6 +45,7 @@ def fit(
     batch_tokens: int | None = None,
     task: str = "position",
     task_args: dict[str, Any] | None = None,
+    controls: str | list[str] = "all",
     seed: int = 0,
     runs: str = "runs",
     name: str | None = None,
@@ -63,6 +69,8 @@ def fit(
         batch_tokens: Padded tokens in one forward pass, fixed when the cache entry is made.
         task: What is predicted, such as position.
         task_args: Options of the task, such as --task_args.special_tokens include.
+        controls: What accuracy is held against: all that say something of the task, none, or shuffled, token,
+            permuted_positions, untrained, control_task.
         seed: Of the split, of permuted labels and bootstraps, of adam's batches and of untrained weights.
         runs: Folder of runs.
         name: Name of this run; MODEL-TASK-YYYYMMDD-HHMMSS by default.
@@ -91,32 +99,31 @@ def fit(
     token_task = load_task(task, task_args or {})
     corpora, splits = read_corpora(corpus, test_corpus, seed, say)
     with terminal.quiet_libraries():
+        from probing.controls import chosen
         from probing.distributed import is_main_process
-        from probing.examples import choose_classes, label
         from probing.models import load_config, parse_layers, resolve_model
         from probing.ranking import collect_evidence
         from probing.results import Measured, write, write_summary
         from probing.solvers import Penalty
-        from probing.training import Training, check_trainer_options, train_probes
+        from probing.training import Training, check_trainer_options, train_controls, train_probes
 
         start = time.perf_counter()
+        wanted = chosen(controls, token_task)
         check_trainer_options(trainer or {}, probe.solver)
         source = resolve_model(model, revision)
         layers = parse_layers(layer, load_config(source).num_hidden_layers, model)
 
-        stores = extract_all(
-            source, corpora, layers, cached, trainer or {}, say, progress,
-            _example_checks(token_task, corpora, splits, probe.solver, say), dtype=dtype, max_length=max_length,
-            batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None,
+        extract = partial(
+            extract_all, source, corpora, layers, cached, trainer or {}, say, progress, dtype=dtype,
+            max_length=max_length, batch_tokens=batch_tokens,
         )  # fmt: skip
+        weights_seed = seed if random_weights else None
+        checks = _example_checks(token_task, corpora, splits, probe.solver, say)
+        stores = extract(checks=checks, random_weights_seed=weights_seed)
+        say_what_was_left_out(corpora, stores, say)
+        sides = _sides(stores, corpora, splits, token_task)
+        others = _control_sides(wanted, sides, corpora, extract, source, weights_seed, seed, say)
         extracted = time.perf_counter()
-        classes = choose_classes(stores[0].tokens, corpora[0], token_task, splits[0])
-        sides = {
-            side: label(stores[part], corpora[part], token_task, splits[part], classes, side)
-            for part in range(len(corpora))
-            for side in _sides_of(part, len(corpora))
-        }
-        train, validation, test = sides["train"], sides["validation"], sides["test"]
 
         folder = RunFolder(place, name, f"{source.short_name}-{task}") if is_main_process() else None
         with tracking(folder, wandb, config) as tracker:
@@ -125,28 +132,97 @@ def fit(
                 probe.batch_size, probe.patience, seed,
             )  # fmt: skip
             fits = train_probes(
-                train, validation, test, layers, classes, token_task.ordinal, training, trainer or {},
-                logger=tracker and tracker.logger, callbacks=[terminal.training_progress()] if progress else (),
+                sides, layers, training, trainer or {}, logger=tracker and tracker.logger,
+                callbacks=[terminal.training_progress()] if progress else (),
                 folder=str(folder.path) if folder else None,
+            )  # fmt: skip
+            trained = time.perf_counter()
+            held_against = train_controls(
+                others, layers, training, trainer or {},
+                lambda control: [terminal.training_progress(f"control {control}")] if progress else (),
             )  # fmt: skip
             if folder is None or tracker is None:
                 return None
-            trained = time.perf_counter()
-            evidence = collect_evidence(train, test, layers, [fit.moments for fit in fits], len(classes), seed)
-            measured = Measured(sides, classes, fits, evidence)
+            controlled = time.perf_counter()
+            evidence = collect_evidence(
+                sides.train, sides.test, layers, [fit.moments for fit in fits], len(sides.classes), seed
+            )
+            measured = Measured(sides, fits, evidence, held_against)
             written = write(folder.path, config, measured, source.short_name)
             done = time.perf_counter()
             timings = {
                 "extract_s": extracted - start,
                 "probe_s": trained - extracted,
-                "rank_s": done - trained,
+                "evidence_s": controlled - trained,
+                "rank_s": done - controlled,
                 "total_s": done - start,
             }
-            summary = write_summary(folder.path, measured, written, timings)
+            cached_of = {side: _origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))}
+            summary = write_summary(folder.path, measured, written, cached_of, timings)
             tracker.log_results(written.accuracy, written.neurons, written.figures, [*written.files, summary])
         run = load_run(folder.finish())
     _report(run, tracker.where(run.folder), quiet)
     return run
+
+
+def _origin(store: ActivationStore) -> dict[str, Any]:
+    return {name: store.header[name] for name in ("model", "revision", "corpus", "key", "versions")}
+
+
+def _sides(
+    stores: Sequence[ActivationStore],
+    corpora: Sequence[Corpus],
+    splits: Sequence[Sequence[Split]],
+    task: TokenTask,
+) -> Sides:
+    """Return the labelled tokens of each side; with two corpora, the second is the test side."""
+    from probing.examples import Sides, choose_classes, label
+
+    classes = choose_classes(stores[0].tokens, corpora[0], task, splits[0])
+    parts = {
+        side: label(stores[part], corpora[part], task, splits[part], classes, side)
+        for part in range(len(corpora))
+        for side in _sides_of(part, len(corpora))
+    }
+    return Sides(parts["train"], parts["validation"], parts["test"], classes, task.ordinal)
+
+
+def _control_sides(
+    wanted: Sequence[str],
+    sides: Sides,
+    corpora: Sequence[Corpus],
+    extract: Callable[..., list[ActivationStore]],
+    source: ModelSource,
+    weights_seed: int | None,
+    seed: int,
+    say: Callable[[str], None],
+) -> dict[str, Sides]:
+    """Return for each control that applies the examples that it is measured on, extracting what they need."""
+    import torch
+
+    from probing import controls
+    from probing.anatomy import examine
+    from probing.models import load_encoder
+
+    made: dict[str, Sides] = {}
+    encoder = load_encoder(source, torch.float32, weights_seed) if {"token", "permuted_positions"} & {*wanted} else None
+    for name in wanted:
+        if name == "shuffled":
+            made[name] = controls.shuffled(sides, seed)
+        elif name == "control_task":
+            made[name] = controls.control_task(sides, corpora, seed)
+        elif name == "token" and encoder is not None:
+            made[name] = controls.token_identity(sides, encoder)
+        elif name == "permuted_positions" and encoder is not None and examine(encoder).position_table is None:
+            say(f"the control permuted_positions does not apply: {source.name} has no position table")
+        elif name == "permuted_positions":
+            stores = extract(random_weights_seed=weights_seed, permuted_positions_seed=seed)
+            made[name] = controls.with_activations(sides, stores)
+        elif weights_seed is not None:
+            say("the control untrained does not apply: the model is the untrained twin")
+        else:
+            made[name] = controls.with_activations(sides, extract(random_weights_seed=seed))
+    return made
 
 
 def _example_checks(
@@ -201,6 +277,8 @@ def _report(run: Run, where: str | None, quiet: bool) -> None:
     else:
         # A screen shows the last layer's ranking, and of the others what is to be said of the top; all are on disk.
         terminal.show(terminal.neurons_table(run.top(layers[-1])), terminal.accuracy_table(run.results["layers"]))
+        if len(controls_of(run.accuracy)) > 1:
+            terminal.show(terminal.controls_table(run.accuracy))
         if len(layers) > 1:
             print(f"The other layers' rankings are in {run.folder / 'neurons.csv'}.")
         for layer, fitted in zip(layers, run.results["layers"], strict=True):

@@ -98,7 +98,7 @@ def extract_all(
     checks: Sequence[Callable[[Tokens], None]] = (),
     **options: Any,
 ) -> list[ActivationStore]:
-    """Return the activations of each corpus, and say what was truncated or repeated.
+    """Return the activations of each corpus.
 
     Args:
         source: The model.
@@ -116,13 +116,19 @@ def extract_all(
     stores = []
     for corpus, check in zip(corpora, checks or [lambda tokens: None] * len(corpora), strict=True):
         request = Request(source, corpus, layers, **options)
-        store = activations(request, cache, trainer, say, [extraction_progress()] if progress else [], check)
+        stores.append(activations(request, cache, trainer, say, [extraction_progress()] if progress else [], check))
+    return stores
+
+
+def say_what_was_left_out(
+    corpora: Sequence[Corpus], stores: Sequence[ActivationStore], say: Callable[[str], None]
+) -> None:
+    """Say how many sentences were repeated, and how many were cut."""
+    for corpus, store in zip(corpora, stores, strict=True):
         if corpus.n_repeated:
             say(f"{corpus.name}: {corpus.n_repeated} repeated sentences were left out")
         if n_truncated := store.tokens.n_truncated:
             say(f"{corpus.name}: {n_truncated} sentences were longer than the model takes and were cut")
-        stores.append(store)
-    return stores
 
 
 def read_corpora(

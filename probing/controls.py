@@ -1,0 +1,139 @@
+"""What an accuracy is to be held against: the same probe, trained and tested on examples that lack something.
+
+`shuffled`: labels dealt anew within each sentence; no probe can do better than a sentence's length and words allow.
+`token`: the input embedding's row of each token instead of its hidden state; what the token alone tells.
+`permuted_positions`: hidden states of the same trained model, told other positions; for position, the true floor.
+`untrained`: hidden states of the untrained twin; for position a ceiling rather than a floor, for the architecture
+    carries position by itself.
+`control_task`: labels drawn for each word type (Hewitt & Liang 2019); what a probe reaches by knowing words by heart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from probing.cache.plan import Plan, Shard
+from probing.cache.store import ActivationStore
+from probing.cache.tokens import Tokens
+from probing.corpus import Corpus
+from probing.errors import UserError, did_you_mean
+from probing.examples import Activations, Examples, Sides
+from probing.permutation import permute_within_sentences
+from probing.runs import CONTROLS
+from probing.tasks import TokenTask
+
+
+def chosen(typed: str | Sequence[str], task: TokenTask) -> list[str]:
+    """Return the controls that were asked for, in the order of the tables.
+
+    Args:
+        typed: `all` for those that say something of the task, `none`, or names; a text separates them by commas.
+        task: What is predicted.
+
+    Raises:
+        UserError: If one is unknown.
+    """
+    names = [name.strip() for name in typed.split(",")] if isinstance(typed, str) else list(typed)
+    if names in (["none"], ["0"], []):
+        return []
+    if names == ["all"]:
+        # Positions told wrongly are a floor for position alone; words known by heart tell nothing of it.
+        return [name for name in CONTROLS if name != ("control_task" if task.ordinal else "permuted_positions")]
+    for name in names:
+        if name not in CONTROLS:
+            near = did_you_mean(name, CONTROLS)
+            raise UserError(f"`--controls {name}` is no control{near}; they are {', '.join(CONTROLS)}, or all or none.")
+    return [name for name in CONTROLS if name in names]
+
+
+def shuffled(sides: Sides, seed: int) -> Sides:
+    """Return the sides with each sentence's labels dealt anew to its own tokens."""
+
+    def deal(examples: Examples) -> Examples:
+        tokens = examples.store.tokens
+        (labels,) = permute_within_sentences(examples.labels, tokens.sentences, tokens.input_ids, 1, seed)
+        return replace(examples, labels=labels)
+
+    return sides.each(deal)
+
+
+def control_task(sides: Sides, corpora: Sequence[Corpus], seed: int) -> Sides:
+    """Return the sides with a label for each word type, drawn as often as it is in training (Hewitt & Liang 2019).
+
+    Words of the test side that are not in training have labels of their own, which nobody can know.
+
+    Args:
+        sides: With the true labels.
+        corpora: Of the training and, last, of the test side.
+        seed: Of the draw; a type's label depends on nothing else.
+    """
+    counts = sides.train.counts(len(sides.classes))
+    below = np.cumsum(counts / counts.sum())
+
+    def draw(examples: Examples) -> Examples:
+        corpus = corpora[-1] if examples is sides.test else corpora[0]
+        types, of_token = _types(examples.store.tokens, corpus)
+        uniform = [int.from_bytes(hashlib.sha256(f"{seed}\0{word}".encode()).digest()[:7]) / 2**56 for word in types]
+        drawn = np.searchsorted(below, uniform, side="right").clip(max=len(below) - 1)[of_token]
+        return replace(examples, labels=np.where(examples.labels >= 0, drawn, -1))
+
+    return sides.each(draw)
+
+
+def _types(tokens: Tokens, corpus: Corpus) -> tuple[list[str], NDArray[np.intp]]:
+    """Return the word types, and which of them each token belongs to; without a word list tokens are the types."""
+    if corpus.words is None:
+        ids, of_token = np.unique(tokens.input_ids, return_inverse=True)
+        return [str(i) for i in ids], of_token
+    words = corpus.words
+    pairs = zip(tokens.sentences.tolist(), tokens.words.tolist(), strict=True)
+    types, of_token = np.unique([words[i][word] if word >= 0 else "" for i, word in pairs], return_inverse=True)
+    return [str(word) for word in types], of_token
+
+
+class TokenRows:
+    """Reads like a store of one layer, whose hidden states are the input embedding's rows.
+
+    Args:
+        store: Whose tokens are read.
+        table: Input embedding, shape (n_vocabulary, d_embedding).
+    """
+
+    def __init__(self, store: Activations, table: Tensor) -> None:
+        self.tokens: Tokens = store.tokens
+        self.plan: Plan = replace(store.plan, d_model=table.shape[1])
+        self.table = table
+
+    def shard_tokens(self, shard: Shard) -> slice:
+        """Return which rows of the table of tokens are in the shard."""
+        return self.tokens.of_sentences(shard.first_sentence, shard.n_sentences)
+
+    def read(self, layer: int, shard: int) -> Tensor:
+        """Return the rows of a shard's tokens, shape (n, d_embedding)."""
+        rows = self.shard_tokens(self.plan.shards[shard])
+        return self.table[torch.from_numpy(self.tokens.input_ids[rows].astype(np.int64))]
+
+
+def token_identity(sides: Sides, encoder: nn.Module) -> Sides:
+    """Return the sides with the input embedding's rows for activations."""
+    table = encoder.get_input_embeddings().weight.detach().float()  # type: ignore[operator]
+    return sides.each(lambda examples: replace(examples, store=TokenRows(examples.store, table)))
+
+
+def with_activations(sides: Sides, stores: Sequence[ActivationStore]) -> Sides:
+    """Return the sides with other activations of the same tokens: of the training and, last, of the test side."""
+
+    def exchange(examples: Examples) -> Examples:
+        store = stores[-1] if examples is sides.test else stores[0]
+        if not np.array_equal(store.tokens.input_ids, examples.store.tokens.input_ids):
+            raise ValueError("the activations are of other tokens")
+        return replace(examples, store=store)
+
+    return sides.each(exchange)

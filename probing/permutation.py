@@ -1,0 +1,50 @@
+"""Labels and positions dealt anew within each sentence."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def permute_within_sentences(
+    labels: NDArray[np.int64], sentences: NDArray[np.int32], input_ids: NDArray[np.int32], n_draws: int, seed: int
+) -> NDArray[np.int64]:
+    """Return draws of the labels in which each sentence's labels are dealt anew to its own tokens.
+
+    Such labels know a sentence's length and topic but not where a token stands. What a sentence
+    is dealt depends on its own tokens and the seed, not on where in the corpus it stands.
+
+    Args:
+        labels: Class of each token, -1 for tokens that do not count and stay -1, shape (n_tokens,).
+        sentences: Sentence of each token, ascending, shape (n_tokens,).
+        input_ids: Shape (n_tokens,).
+        n_draws: Number of draws.
+        seed: Of all draws.
+
+    Returns:
+        Shape (n_draws, n_tokens).
+    """
+    examples = np.flatnonzero(labels >= 0)
+    keys, here = _token_keys(sentences, input_ids)[examples], sentences[examples]
+    salts = np.random.default_rng(seed).integers(2**64, size=n_draws, dtype=np.uint64)
+    draws = np.repeat(labels[None], n_draws, axis=0)
+    for draw, salt in zip(draws, salts, strict=True):
+        order = np.lexsort((_mix(keys + salt), here))
+        draw[examples] = labels[examples[order]]
+    return draws
+
+
+def _token_keys(sentences: NDArray[np.int32], input_ids: NDArray[np.int32]) -> NDArray[np.uint64]:
+    """Return a number for each token made from its sentence's tokens and its place among them."""
+    _, first, sentence = np.unique(sentences, return_index=True, return_inverse=True)
+    places = _mix((np.arange(len(sentences)) - first[sentence]).astype(np.uint64))
+    of_sentence = np.zeros(len(first), dtype=np.uint64)
+    np.add.at(of_sentence, sentence, _mix(places + input_ids.astype(np.uint64)))
+    return of_sentence[sentence] + places
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Scatter integers over 64 bits (the finaliser of SplitMix64; Steele, Lea & Flood 2014)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -1,0 +1,270 @@
+"""Controls: the same probe on examples that lack something."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from probing_tasks.position import Position
+from probing_tasks.upos import UniversalPartOfSpeech
+from transformers import AutoModel, AutoTokenizer
+
+from probing import Run, WandbOptions, fit
+from probing.anatomy import examine, hidden_states
+from probing.cache import Request, activations
+from probing.cache.tokens import Tokens
+from probing.controls import chosen, control_task, shuffled, token_identity, with_activations
+from probing.corpus import Corpus, from_sentences, from_words
+from probing.errors import UserError
+from probing.examples import Sides, choose_classes, label, read
+from probing.models import resolve_model
+from synthetic import LIGHTNING_WARNINGS, Data, make_splits, make_store, make_tokens, positional, sides
+
+pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
+
+NO_WANDB = WandbOptions(mode="disabled")
+LENGTHS = np.random.default_rng(0).integers(6, 14, 200).tolist()
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("all", ["shuffled", "token", "permuted_positions", "untrained"]),
+        (["all"], ["shuffled", "token", "permuted_positions", "untrained"]),
+        ("none", []),
+        ("0", []),
+        ([], []),
+        ("untrained, shuffled", ["shuffled", "untrained"]),
+        (["control_task"], ["control_task"]),
+    ],
+)
+def test_controls_are_chosen_by_name(typed: Any, expected: list[str]) -> None:
+    assert chosen(typed, Position()) == expected
+
+
+def test_all_controls_are_those_that_say_something_of_the_task() -> None:
+    assert chosen("all", UniversalPartOfSpeech()) == ["shuffled", "token", "control_task", "untrained"]
+
+
+def test_an_unknown_control_is_refused() -> None:
+    with pytest.raises(
+        UserError, match=r"`--controls tokens` is no control \(did you mean `token`\?\); they are shuffled, token"
+    ):
+        chosen("shuffled,tokens", Position())
+
+
+# --- labels ---
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> Data:
+    tokens = make_tokens(LENGTHS)
+    return sides(make_store(tmp_path / "store", [positional(tokens, 12, 2.0)], tokens, shard_tokens=500))
+
+
+def test_shuffled_labels_stay_in_their_sentence_and_find_nothing(planted: Data) -> None:
+    dealt = shuffled(planted, 3)
+    tokens = planted.train.store.tokens
+    for true, control in zip((planted.train, planted.test), (dealt.train, dealt.test), strict=True):
+        assert ((true.labels >= 0) == (control.labels >= 0)).all()
+        assert (true.labels != control.labels)[true.labels >= 0].mean() > 0.5
+        for i in range(0, tokens.n_sentences, 7):
+            here = tokens.sentences == i
+            assert sorted(true.labels[here]) == sorted(control.labels[here])
+    bound = len(planted.test.sentences()) / planted.test.n_tokens  # no predictor can expect more
+    assert planted.fit()[0].metrics["accuracy"] > 0.9
+    assert Data(**vars(dealt)).fit()[0].metrics["accuracy"] < bound + 3 * bound**0.5 / planted.test.n_tokens**0.5
+
+
+def words_of(n: int, seed: int) -> Corpus:
+    generator = np.random.default_rng(seed)
+    rows = [[f"w{generator.zipf(1.5) % 300}" for _ in range(length - 2)] for length in LENGTHS[:n]]
+    return from_words(
+        f"words{seed}", rows, {"upos": [tuple("NOUN VERB ADJ"[:4].split() * len(r))[: len(r)] for r in rows]}
+    )
+
+
+def test_a_word_type_has_one_label_everywhere_and_labels_are_as_frequent_as_the_true_ones(tmp_path: Path) -> None:
+    main, test = words_of(200, 1), words_of(80, 2)
+    labelled = labelled_by(np.random.default_rng(3), [main, test], tmp_path)
+    drawn = control_task(labelled, [main, test], seed=5)
+    seen: dict[str, int] = {}
+    for true, control, corpus in ((labelled.train, drawn.train, main), (labelled.test, drawn.test, test)):
+        assert ((true.labels >= 0) == (control.labels >= 0)).all()
+        tokens = true.store.tokens
+        for row in np.flatnonzero(control.labels >= 0):
+            word = corpus.words[tokens.sentences[row]][tokens.words[row]]  # type: ignore[index]
+            assert seen.setdefault(word, control.labels[row]) == control.labels[row]
+    shares = np.bincount([seen[word] for word in seen], minlength=3) / len(seen)
+    expected = labelled.train.counts(3) / labelled.train.n_tokens
+    # Types are few: within four standard errors.
+    assert np.abs(shares - expected).max() < 4 * 0.5 / len(seen) ** 0.5
+    assert not np.array_equal(control_task(labelled, [main, test], seed=6).train.labels, drawn.train.labels)
+
+
+def labelled_by(generator: np.random.Generator, corpora: list[Corpus], folder: Path) -> Sides:
+    """Label words at random, A half of the time, and give each type a one-hot activation."""
+    parts = []
+    types = {word: i for i, word in enumerate(sorted({w for c in corpora for s in c.words or () for w in s}))}
+    for number, corpus in enumerate(corpora):
+        words = corpus.words or ()
+        labels = tuple(tuple(generator.choice(["A", "B", "C"], p=[0.5, 0.3, 0.2], size=len(s))) for s in words)
+        corpora[number] = corpus = replace(corpus, columns={"upos": labels})
+        lengths = [len(sentence) for sentence in words]
+        index = np.concatenate([np.arange(length) for length in lengths]).astype(np.int16)
+        tokens = Tokens(np.array(lengths, np.int32), np.zeros(len(index), np.int32), index)
+        states = np.eye(len(types), dtype=np.float32)[[types[w] for s in words for w in s]]
+        parts.append(make_store(folder / str(number), [states], tokens, shard_tokens=500))
+    task, (main, test) = UniversalPartOfSpeech(min_count=1), corpora
+    splits = make_splits(parts[0].tokens.n_sentences)
+    classes = choose_classes(parts[0].tokens, main, task, splits)
+    of_test = ["test"] * parts[1].tokens.n_sentences
+    train, validation = (label(parts[0], main, task, splits, classes, side) for side in ("train", "validation"))
+    return Sides(train, validation, label(parts[1], test, task, of_test, classes, "test"), classes, False)
+
+
+def test_who_knows_words_by_heart_masters_the_control_task_and_nothing_else(tmp_path: Path) -> None:
+    # science.md, F10: a lookup of the word reaches 100% on known types, so that selectivity is not above 0.
+    main = words_of(200, 1)
+    corpora = [main, main]
+    labelled = labelled_by(np.random.default_rng(3), corpora, tmp_path)
+    labelled = replace(labelled, test=replace(labelled.train))
+    control = Data(**vars(control_task(labelled, corpora, seed=5))).fit(l2=1e-6)[0].metrics["accuracy"]
+    true = Data(**vars(labelled)).fit(l2=1e-6)[0].metrics["accuracy"]
+    assert control > 0.99
+    assert true - control <= 0
+
+
+# --- activations ---
+
+
+def test_token_identity_reads_the_embeddings_rows(planted: Data) -> None:
+    class Encoder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Embedding(1000, 5)
+
+        def get_input_embeddings(self) -> torch.nn.Module:
+            return self.table
+
+    encoder = Encoder()
+    found = token_identity(planted, encoder)
+    for batch in read(found.test, [0]):
+        ids = torch.from_numpy(found.test.store.tokens.input_ids)[batch.rows].long()
+        assert torch.equal(batch.hidden_states[0], encoder.table(ids).detach())
+    assert Data(**vars(found)).fit()[0].metrics["accuracy"] < 0.3  # random tokens tell no position
+
+
+def test_activations_of_other_tokens_are_refused(planted: Data, tmp_path: Path) -> None:
+    tokens = make_tokens(LENGTHS, seed=1)
+    other = make_store(tmp_path / "other", [positional(tokens, 12, 2.0)], tokens, shard_tokens=500)
+    with pytest.raises(ValueError, match="other tokens"):
+        with_activations(planted, [other])
+
+
+# Which rows of the table stand for positions 0, 1, 2, ...: RoBERTa counts from behind the padding token.
+FIRST_ROW = {"bert": 0, "roberta": 2, "gpt2": 0, "electra": 0}
+
+
+@pytest.mark.parametrize("family", FIRST_ROW)
+def test_permuted_positions_are_what_the_model_makes_of_permuted_position_ids(
+    family: str, checkpoints: dict[str, Path], sentences: list[str], tmp_path: Path
+) -> None:
+    checkpoint, some = checkpoints[family], sentences[:20]
+    corpus, source = from_sentences("some", some), resolve_model(str(checkpoint))
+    layers = [0, 1, 2]
+    stored = activations(Request(source, corpus, layers, permuted_positions_seed=4), tmp_path, {})
+    plain = activations(Request(source, corpus, layers), tmp_path, {})
+    assert stored.folder != plain.folder
+    model, tokenizer = AutoModel.from_pretrained(checkpoint).eval(), AutoTokenizer.from_pretrained(checkpoint)
+    told = _told(stored.tokens)
+    n_moved = 0
+    for i, text in enumerate(some):
+        inputs = tokenizer(text, return_tensors="pt")
+        here = stored.tokens.of_sentences(i, 1)
+        ids = torch.from_numpy(told[here])[None] + FIRST_ROW[family]
+        with torch.inference_mode():
+            expected = model(**inputs, position_ids=ids, output_hidden_states=True).hidden_states
+        for layer in layers[:-1]:  # the last may come before a final norm
+            torch.testing.assert_close(stored.read(layer, 0)[here], expected[layer][0], rtol=1e-4, atol=1e-5)
+        n_moved += int((told[here] != np.arange(here.stop - here.start)).sum())
+    assert n_moved > stored.tokens.n_tokens / 2
+    assert (told[stored.tokens.special] == stored.tokens.positions[stored.tokens.special]).all()
+
+
+def _told(tokens: Tokens) -> np.ndarray[Any, np.dtype[np.int64]]:
+    from probing.permutation import permute_within_sentences
+
+    labels = np.where(tokens.special, -1, tokens.positions).astype(np.int64)
+    (dealt,) = permute_within_sentences(labels, tokens.sentences, tokens.input_ids, 1, 4)
+    return np.where(tokens.special, tokens.positions, dealt)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "bart", "gpt2", "albert"])
+def test_told_the_truth_a_model_does_what_it_always_does(family: str, checkpoints: dict[str, Path]) -> None:
+    from probing.models import load_encoder
+
+    encoder = load_encoder(resolve_model(str(checkpoints[family])), torch.float32)
+    anatomy, inputs = examine(encoder), {"input_ids": torch.arange(5, 19).view(2, 7)}
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    with torch.inference_mode():
+        plain = hidden_states(encoder, anatomy, [1], **inputs)[1]
+        told = hidden_states(encoder, anatomy, [1], torch.arange(7).expand(2, 7), **inputs)[1]
+        other = hidden_states(encoder, anatomy, [1], torch.arange(7).flip(0).expand(2, 7), **inputs)[1]
+        again = hidden_states(encoder, anatomy, [1], **inputs)[1]
+    assert torch.equal(plain, told)
+    assert torch.equal(plain, again)
+    assert not torch.allclose(plain, other, atol=1e-3)
+
+
+# --- the whole path ---
+
+
+@pytest.fixture(scope="module")
+def made(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = fit(
+        model=str(checkpoints["bert"]), corpus=str(corpus_file), runs=str(tmp_path_factory.mktemp("runs")), name="all",
+        wandb=NO_WANDB, task_args={"min_count": 5},
+    )  # fmt: skip
+    assert run is not None
+    return run
+
+
+def test_controls_stand_beside_the_accuracy_of_every_layer(made: Run) -> None:
+    for row in made.accuracy:
+        for name in ("shuffled", "token", "permuted_positions", "untrained"):
+            low, high = row[f"above_{name}_low"], row[f"above_{name}_high"]
+            assert low <= row["accuracy"] - row[f"{name}_accuracy"] <= high
+        # Tokens tell nothing of position here, and neither does a model that is told it wrongly.
+        for name in ("shuffled", "token", "permuted_positions"):
+            assert row[f"{name}_accuracy"] < row["majority_accuracy"] + 0.06
+    assert made.accuracy[0]["above_token_low"] > 0.3  # the embeddings know it
+    assert "control_task_accuracy" not in made.accuracy[0]
+    assert "selectivity" not in made.accuracy[0]
+
+
+def test_controls_are_shown(made: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    from probing.terminal import controls_table, render
+
+    table = render(controls_table(made.accuracy))
+    assert "positions permuted" in table
+    assert f"{made.accuracy[2]['untrained_accuracy']:.3f}" in table
+
+
+def test_controls_that_do_not_apply_are_named(
+    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = fit(
+        model=str(checkpoints["llama"]), corpus=str(corpus_file), layer=1, random_weights=True, runs=str(tmp_path),
+        controls=["permuted_positions", "untrained"], wandb=NO_WANDB,
+    )  # fmt: skip
+    assert run is not None
+    said = capsys.readouterr().err
+    assert "permuted_positions does not apply" in said
+    assert "has no position table" in said
+    assert "untrained does not apply" in said
+    assert not any("above" in column for column in run.accuracy[0])
