@@ -1,12 +1,4 @@
-"""What an accuracy is to be held against: the same probe, trained and tested on examples that lack something.
-
-`shuffled`: labels dealt anew within each sentence; no probe can do better than a sentence's length and words allow.
-`token`: the input embedding's row of each token instead of its hidden state; what the token alone tells.
-`permuted_positions`: hidden states of the same trained model, told other positions; for position, the true floor.
-`untrained`: hidden states of the untrained twin; for position a ceiling rather than a floor, for the architecture
-    carries position by itself.
-`control_task`: labels drawn for each word type (Hewitt & Liang 2019); what a probe reaches by knowing words by heart.
-"""
+"""What an accuracy is held against: the same probe, trained and tested on examples that lack something."""
 
 from __future__ import annotations
 
@@ -23,34 +15,8 @@ from probing.cache.plan import Plan, Shard
 from probing.cache.store import ActivationStore
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
-from probing.errors import UserError, did_you_mean
 from probing.examples import Activations, Examples, Sides
 from probing.permutation import permute_within_sentences
-from probing.runs import CONTROLS
-from probing.tasks import TokenTask
-
-
-def chosen(typed: str | Sequence[str], task: TokenTask) -> list[str]:
-    """Return the controls that were asked for, in the order of the tables.
-
-    Args:
-        typed: `all` for those that say something of the task, `none`, or names; a text separates them by commas.
-        task: What is predicted.
-
-    Raises:
-        UserError: If one is unknown.
-    """
-    names = [name.strip() for name in typed.split(",")] if isinstance(typed, str) else list(typed)
-    if names in (["none"], ["0"], []):
-        return []
-    if names == ["all"]:
-        # Positions told wrongly are a floor for position alone; words known by heart tell nothing of it.
-        return [name for name in CONTROLS if name != ("control_task" if task.ordinal else "permuted_positions")]
-    for name in names:
-        if name not in CONTROLS:
-            near = did_you_mean(name, CONTROLS)
-            raise UserError(f"`--controls {name}` is no control{near}; they are {', '.join(CONTROLS)}, or all or none.")
-    return [name for name in CONTROLS if name in names]
 
 
 def shuffled(sides: Sides, seed: int) -> Sides:

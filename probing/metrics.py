@@ -10,28 +10,29 @@ from torchmetrics import MeanAbsoluteError, MeanMetric, Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 
-class CorrectBySentence(Metric):
-    """Counts for each sentence of the corpus the tokens that are rightly predicted.
+class SumBySentence(Metric):
+    """Sums what test tokens have, such as being right, for each sentence of the corpus.
 
     Args:
         n_sentences: Of the corpus.
+        dtype: Of the sums.
     """
 
-    correct: Tensor
-    higher_is_better = True
+    total: Tensor
+    higher_is_better = None
     full_state_update = False
 
-    def __init__(self, n_sentences: int) -> None:
+    def __init__(self, n_sentences: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.add_state("correct", torch.zeros(n_sentences, dtype=torch.int64), dist_reduce_fx="sum")
+        self.add_state("total", torch.zeros(n_sentences, dtype=dtype), dist_reduce_fx="sum")
 
-    def update(self, right: Tensor, sentences: Tensor) -> None:
-        """Add tokens: whether each is right, and its sentence, both of shape (n,)."""
-        self.correct.index_add_(0, sentences, right.to(torch.int64))
+    def update(self, values: Tensor, sentences: Tensor) -> None:
+        """Add tokens: the value of each, and its sentence, both of shape (n,)."""
+        self.total.index_add_(0, sentences, values.to(self.total.dtype))
 
     def compute(self) -> Tensor:
-        """Return the counts, shape (n_sentences,)."""
-        return self.correct
+        """Return the sums, shape (n_sentences,)."""
+        return self.total
 
 
 class ProbeMetrics(nn.Module):
@@ -50,7 +51,8 @@ class ProbeMetrics(nn.Module):
         self.accuracy = MulticlassAccuracy(n_classes, average="micro")
         self.macro_accuracy = MulticlassAccuracy(n_classes, average="macro")
         self.cross_entropy = MeanMetric()
-        self.correct_by_sentence = CorrectBySentence(n_sentences)
+        self.correct_by_sentence = SumBySentence(n_sentences, torch.int64)
+        self.cross_entropy_by_sentence = SumBySentence(n_sentences, torch.float64)
         if ordinal:
             self.within_one = MeanMetric()
             self.mean_absolute_error = MeanAbsoluteError()
@@ -60,7 +62,9 @@ class ProbeMetrics(nn.Module):
         predicted = logits.argmax(-1)
         self.accuracy.update(predicted, labels)
         self.macro_accuracy.update(predicted, labels)
-        self.cross_entropy.update(nn.functional.cross_entropy(logits, labels, reduction="none"))
+        cross_entropy = nn.functional.cross_entropy(logits, labels, reduction="none")
+        self.cross_entropy.update(cross_entropy)
+        self.cross_entropy_by_sentence.update(cross_entropy, sentences)
         self.correct_by_sentence.update(predicted == labels, sentences)
         if hasattr(self, "within_one"):
             values = cast(Tensor, self.classes).float()

@@ -22,23 +22,27 @@ class Sums(NamedTuple):
     class_covariance: Tensor
 
 
-def cross_entropy_sums(weight: Tensor, hidden_states: Tensor, labels: Tensor) -> Sums:
+def cross_entropy_sums(weight: Tensor, hidden_states: Tensor, labels: Tensor, counts: Tensor | None = None) -> Sums:
     """Return value and derivatives of the summed cross-entropy of probes that read the same layer.
 
     Args:
         weight: Shape (n_problems, n_classes, d_model).
         hidden_states: Shape (n_tokens, d_model).
         labels: Class of each token, -1 for tokens that do not count, shape (n_tokens,).
+        counts: How often each token counts in each problem, once if None, shape (n_problems, n_tokens).
     """
     n_problems, n_classes, d_model = weight.shape
-    is_example = (labels >= 0).to(weight.dtype)[:, None, None]
+    times = (labels >= 0).to(weight.dtype)[:, None, None].expand(-1, n_problems, 1)
+    if counts is not None:
+        times = times * counts.T[:, :, None]
     target = labels.clamp(min=0)[:, None, None].expand(-1, n_problems, 1)
     logits = (hidden_states @ weight.reshape(-1, d_model).T).view(-1, n_problems, n_classes)
     log_p = logits.log_softmax(-1)
-    cross_entropy = -(log_p.gather(-1, target) * is_example).sum((0, 2), dtype=torch.float64)
-    p = log_p.exp_().mul_(is_example)
-    by_problem = p.transpose(0, 1)
-    class_covariance = torch.diag_embed(p.sum(0)) - by_problem.transpose(1, 2) @ by_problem
-    residual = p.scatter_add_(-1, target, -is_example.expand_as(target))
+    cross_entropy = -(log_p.gather(-1, target) * times).sum((0, 2), dtype=torch.float64)
+    p = log_p.exp_()
+    # Times of 0 and 1 are their own squares, and spare a copy.
+    counted = p.mul_(times) if counts is None else p * times
+    class_covariance = torch.diag_embed(counted.sum(0)) - counted.permute(1, 2, 0) @ p.transpose(0, 1)
+    residual = counted.scatter_add_(-1, target, -times)
     gradient = residual.reshape(-1, n_problems * n_classes).T @ hidden_states
     return Sums(cross_entropy, gradient.view_as(weight), class_covariance)

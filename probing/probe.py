@@ -26,11 +26,17 @@ class Problem:
         name: For training curves, such as `layer_06`.
         layer: Index into `Batch.hidden_states`.
         penalty: On its scaled weights.
+        start: Weights on raw hidden states to begin from, 0 if None, shape (n_classes, d_model).
+        neurons: Which neurons it may use, all if None, shape (d_model,), bool.
+        draws: How often each sentence of the training corpus counts, once if None, shape (n_sentences,).
     """
 
     name: str
     layer: int
     penalty: Penalty
+    start: Tensor | None = None
+    neurons: Tensor | None = None
+    draws: Tensor | None = None
 
 
 class LinearProbe(pl.LightningModule):
@@ -59,11 +65,19 @@ class LinearProbe(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.problems, self.moments, self.n_classes = list(problems), list(moments), len(classes)
-        inverse_scale = torch.stack([moments[p.layer].inverse_scale(penalty_space) for p in problems])
+        by_layer = [m.inverse_scale(penalty_space) for m in moments]
+        # A neuron that may not be used is divided by infinity, like a dead one.
+        inverse_scale = torch.stack([by_layer[p.layer] * (1 if p.neurons is None else p.neurons) for p in problems])
         self.register_buffer("inverse_scale", inverse_scale.float())
-        d_model = inverse_scale.shape[1]
-        self.scaled_weight = nn.Parameter(torch.zeros(len(problems), self.n_classes, d_model))
+        self.scaled_weight = nn.Parameter(torch.stack([self._scaled(p, i) for i, p in enumerate(problems)]))
         self.metrics = nn.ModuleList(ProbeMetrics(classes, ordinal, n_test_sentences) for _ in problems)
+
+    def _scaled(self, problem: Problem, i: int) -> Tensor:
+        """Return the scaled weights that a problem begins from, 0 for neurons that it may not use."""
+        inverse_scale = cast(Tensor, self.inverse_scale)[i]
+        if problem.start is None:
+            return torch.zeros(self.n_classes, len(inverse_scale))
+        return torch.where(inverse_scale > 0, problem.start / inverse_scale, 0.0)
 
     @property
     def weight(self) -> Tensor:
@@ -105,19 +119,14 @@ class FullPassProbe(LinearProbe):
     Args:
         n_train_tokens: Training examples over all ranks.
         tolerance: Optimality gap in nats at which a problem is solved.
-        start: Scaled weights to begin from, zero if None, shape (n_problems, n_classes, d_model).
         args: As for `LinearProbe`.
         options: As for `LinearProbe`.
     """
 
-    def __init__(
-        self, *args: Any, n_train_tokens: int, tolerance: float, start: Tensor | None = None, **options: Any
-    ) -> None:
+    def __init__(self, *args: Any, n_train_tokens: int, tolerance: float, **options: Any) -> None:
         super().__init__(*args, **options)
         self.automatic_optimization = False  # the solvers move the weights
         self.n_train_tokens, self.tolerance = n_train_tokens, tolerance
-        if start is not None:
-            self.scaled_weight.data.copy_(start)
         self.solvers: dict[int, Solver] = {}
         self.solutions: dict[int, Solution] = {}
         self.gaps = [math.inf] * len(self.problems)
@@ -129,12 +138,14 @@ class FullPassProbe(LinearProbe):
     def on_fit_start(self) -> None:
         """Set up a solver for each problem, preconditioned by its layer's second moment."""
         for group in self.by_layer().values():
-            inverse_scale = cast(Tensor, self.inverse_scale)[group[0]].double()
+            # Of all neurons that some problem of the layer uses.
+            inverse_scale = cast(Tensor, self.inverse_scale)[group].amax(0).double()
             moment = self.moments[self.problems[group[0]].layer].second_moment.to(inverse_scale)
             preconditioner = Preconditioner(inverse_scale[:, None] * moment * inverse_scale)
             for i in group:
-                start = self.scaled_weight.data[i].clone()
-                self.solvers[i] = lbfgs(start, self.problems[i].penalty, preconditioner, self.tolerance)
+                start, neurons = self.scaled_weight.data[i].clone(), self.problems[i].neurons
+                own = preconditioner if neurons is None else preconditioner.within(neurons.to(inverse_scale))
+                self.solvers[i] = lbfgs(start, self.problems[i].penalty, own, self.tolerance)
                 next(self.solvers[i])
 
     def on_train_epoch_start(self) -> None:
@@ -144,25 +155,38 @@ class FullPassProbe(LinearProbe):
         self.gradient = torch.zeros(P, C, d, dtype=torch.float64, device=self.device)
         self.class_covariance = torch.zeros(P, C, C, dtype=torch.float64, device=self.device)
         self.n_seen = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.n_counted = torch.zeros(P, dtype=torch.float64, device=self.device)
 
     @torch.no_grad()
     def training_step(self, batch: Batch) -> None:
         """Add a batch's share of value, gradient and curvature."""
         weight = self.weight
         self.n_seen += (batch.labels >= 0).sum()
+        counts = self._counts(batch)
+        self.n_counted += ((batch.labels >= 0) * counts).sum(1) if counts is not None else (batch.labels >= 0).sum()
         for layer, group in self.by_layer(self.solvers).items():
-            sums = cross_entropy_sums(weight[group], batch.hidden_states[layer], batch.labels)
+            own = None if counts is None else counts[group]
+            sums = cross_entropy_sums(weight[group], batch.hidden_states[layer], batch.labels, own)
             self.cross_entropy[group] += sums.cross_entropy
             self.gradient[group] += sums.gradient
             self.class_covariance[group] += sums.class_covariance
+
+    def _counts(self, batch: Batch) -> Tensor | None:
+        """Return how often each token counts in each problem, None where it is once in all of them."""
+        if all(problem.draws is None for problem in self.problems):
+            return None
+        once = torch.ones(len(batch.labels), device=self.device)
+        return torch.stack([once if p.draws is None else p.draws.to(once)[batch.sentences] for p in self.problems])
 
     @torch.no_grad()
     def on_train_epoch_end(self) -> None:
         """Send each solver its answer and take the point it asks for next."""
         if int(self.trainer.strategy.reduce(self.n_seen, reduce_op="sum")) < self.n_train_tokens:
             return  # `max_time` ended the pass early, and part of the tokens is no answer
+        n_tokens = self.trainer.strategy.reduce(self.n_counted, reduce_op="sum")
         for total in (self.cross_entropy, self.gradient, self.class_covariance):
-            total.copy_(self.trainer.strategy.reduce(total, reduce_op="sum")).div_(self.n_train_tokens)
+            total.copy_(self.trainer.strategy.reduce(total, reduce_op="sum"))
+            total.div_(n_tokens.view(-1, *[1] * (total.dim() - 1)))
         self.gradient *= cast(Tensor, self.inverse_scale)[:, None]
         curves: dict[str, float] = {}
         for i in list(self.solvers):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,12 +13,16 @@ from probing.contributions import ClassMagnitudes, MagnitudeAccumulator, mean_co
 from probing.examples import Examples, read
 from probing.moments import Moments
 from probing.permutation import permute_within_sentences
+from probing.removal import Rise
+from probing.runs import BELOW_RESOLUTION
 from probing.separation import DRAWS, Separation, SeparationAccumulator
+from probing.stability import Stability
 
 # Below this share of its contribution, what a neuron says beyond its mean is the smaller part.
 OFFSET_BELOW = 0.5
 # Separates planted nulls from real neurons (400 of 400 in trials on the built-in model).
 SIGNAL_Z = 4.0
+REMOVAL_COLUMNS = ("cross_entropy_without", "cross_entropy_without_low", "cross_entropy_without_high", "removed")
 
 
 @dataclass(frozen=True)
@@ -29,11 +33,21 @@ class Evidence:
         moments: Of the training tokens.
         magnitudes: Of the test tokens.
         separation: Of the training tokens.
+        unique: Estimate of what the probe loses without each neuron, if it was made, shape (d_model,).
+        stability: Over bootstraps of the training sentences, if there were any.
+        penalty_stability: Columns of `accuracy.csv`, if other penalties were tried.
+        rises: By neuron, what was measured by retraining without it.
+        matched: Those among them that were removed only to compare with.
     """
 
     moments: Moments
     magnitudes: ClassMagnitudes
     separation: Separation
+    unique: Tensor | None = None
+    stability: Stability | None = None
+    penalty_stability: Mapping[str, float] = field(default_factory=dict)
+    rises: Mapping[int, Rise] = field(default_factory=dict)
+    matched: Sequence[int] = ()
 
 
 def collect_evidence(
@@ -98,7 +112,7 @@ def neuron_table(layer: int, weight: Tensor, evidence: Evidence) -> list[dict[st
     mean, total = float(contribution.mean()), float(contribution.sum())
     dead = evidence.moments.dead
     flag = flags(contribution, centred, evidence.separation, dead)
-    columns: Mapping[str, Any] = {
+    columns: dict[str, Any] = {
         "contribution": contribution.tolist(),
         "ratio": (contribution / mean if mean else contribution).tolist(),
         "share": (contribution / total if total else contribution).tolist(),
@@ -110,35 +124,70 @@ def neuron_table(layer: int, weight: Tensor, evidence: Evidence) -> list[dict[st
         "sd": evidence.moments.sd.tolist(),
         "flag": flag,
     }
-    return [
+    if evidence.unique is not None:
+        columns["unique"] = evidence.unique.tolist()
+    if evidence.stability is not None:
+        columns["rank_low"] = evidence.stability.rank_low.tolist()
+        columns["rank_high"] = evidence.stability.rank_high.tolist()
+    rows = [
         {"layer": layer, "rank": rank, "neuron": i, **{name: values[i] for name, values in columns.items()}}
         for rank, i in enumerate(order(contribution).tolist(), start=1)
     ]
+    for row in rows if evidence.rises else ():
+        row |= _removal_columns(evidence.rises.get(row["neuron"]), row["neuron"] in evidence.matched)
+    return rows
+
+
+def _removal_columns(rise: Rise | None, is_matched: bool) -> dict[str, Any]:
+    """Return what retraining without a neuron showed; empty cells for the many that were not removed."""
+    if rise is None:
+        return dict.fromkeys(REMOVAL_COLUMNS)
+    how = ("matched" if is_matched else "top") + ("" if rise.resolved else f", {BELOW_RESOLUTION}")
+    return dict(zip(REMOVAL_COLUMNS, (rise.value, rise.low, rise.high, how), strict=True))
 
 
 def conclusion(rows: Sequence[Mapping[str, Any]], task: str) -> str:
     """Say in one sentence what the top neuron's numbers allow one to conclude.
 
     Args:
-        rows: The ranked table of one layer.
+        rows: The whole ranked table of one layer.
         task: What the probe predicts, such as `position`.
     """
     top = rows[0]
     if not top["contribution"]:
         return f"Layer {top['layer']}: no neuron contributes, for every weight of the probe is 0."
     who = f"Layer {top['layer']}: neuron {top['neuron']} contributes most, {top['ratio']:.1f} times the mean"
+    if "rank_low" in top:
+        who += f" (rank {top['rank_low']} to {top['rank_high']} over bootstraps)"
     left = f"{top['contribution_centred'] / top['contribution']:.0%}"
     explained = f"{max(top['eta_squared'], 0):.1%} of its variance goes with {task} (z = {top['eta_squared_z']:.0f})"
     if top["flag"] == "offset no-signal":
-        return (
+        said = (
             f"{who}, but it is large and nearly constant, and it tells classes apart no better than chance: "
-            f"it serves as the intercept and says nothing of {task}."
+            f"it serves as the intercept and says nothing of {task}"
         )
-    if "offset" in top["flag"]:
-        return f"{who}, which overstates it: only {left} is left without its mean; {explained}, so it does carry some."
-    if "no-signal" in top["flag"]:
-        return f"{who}, yet alone it tells classes apart no better than chance: it is useful only together with others."
+    elif "offset" in top["flag"]:
+        said = f"{who}, which overstates it: only {left} is left without its mean; {explained}, so it does carry some"
+    elif "no-signal" in top["flag"]:
+        said = f"{who}, yet alone it tells classes apart no better than chance: it is useful only together with others"
+    else:
+        said = (
+            f"{who}; {left} is left without its mean and {explained}: it carries {task}, "
+            f"as one of many, for it makes up {top['share']:.1%} of the sum"
+        )
+    return f"{said}{_without_it(rows)}."
+
+
+def _without_it(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Say what the probe loses without the top neuron, beside what it loses without others."""
+    top = rows[0]
+    if not top.get("removed"):
+        return ""
+    if BELOW_RESOLUTION in top["removed"]:
+        return "; retrained without it the probe loses nothing that could be resolved: others say the same"
+    beside = sorted(row["cross_entropy_without"] for row in rows if str(row["removed"]).startswith("matched"))
+    usual = f", without others like it {beside[len(beside) // 2]:.4f}" if beside else ""
     return (
-        f"{who}; {left} is left without its mean and {explained}: it carries {task}, "
-        f"as one of many, for it makes up {top['share']:.1%} of the sum."
+        f"; retrained without it the probe loses {top['cross_entropy_without']:.4f} nats "
+        f"({top['cross_entropy_without_low']:.4f} to {top['cross_entropy_without_high']:.4f}){usual}"
     )

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import yaml
 from numpy.typing import NDArray
+from torch import Tensor
 
 from probing.cache.tokens import disk_errors
 from probing.contributions import class_contributions
@@ -38,12 +39,15 @@ class Measured:
         fits: The probe of each layer.
         evidence: Of each layer, in the same order.
         controls: By name, the same probes of each layer on other examples; one alone counts for every layer.
+        replicates: Weights of bootstrapped probes on raw hidden states, shape (n_replicates, n_layers, n_classes,
+            d_model), if there were any.
     """
 
     sides: Sides
     fits: Sequence[LayerFit]
     evidence: Sequence[Evidence]
     controls: Mapping[str, Sequence[LayerFit]] = field(default_factory=dict)
+    replicates: Tensor | None = None
 
     def accuracy(self, seed: int) -> list[dict[str, Any]]:
         """Return a row per layer, as in `accuracy.csv`."""
@@ -77,7 +81,9 @@ class Measured:
             )
         if "control_task" in self.controls:
             row["selectivity"] = row["accuracy"] - row["control_task_accuracy"]
-        return row
+        if (stability := self.evidence[i].stability) is not None:
+            row["bootstrap_overlap"] = stability.bootstrap_overlap
+        return row | dict(self.evidence[i].penalty_stability)
 
     def _interval(self, correct_by_sentence: NDArray[np.int64], seed: int) -> tuple[float, float]:
         """Return the interval of a share of the test tokens, or of the difference of two such shares."""
@@ -112,7 +118,8 @@ def write(folder: Path, config: Mapping[str, Any], measured: Measured, model_nam
     (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False))
     _write_tensors(folder, measured, config["task"], config["model"])
     figures = write_figures(folder / "figures", accuracy, neurons, config["task"], model_name)
-    names = ("config.yaml", "accuracy.csv", "neurons.csv", "probe.safetensors", "contributions.safetensors")
+    names = ["config.yaml", "accuracy.csv", "neurons.csv", "probe.safetensors", "contributions.safetensors"]
+    names += ["replicates.safetensors"] * (measured.replicates is not None)
     return Written(accuracy, neurons, figures, [folder / name for name in names])
 
 
@@ -166,3 +173,5 @@ def _write_tensors(folder: Path, measured: Measured, task: str, model: str) -> N
     with disk_errors():
         save_file({"weight": weight}, folder / "probe.safetensors", metadata)
         save_file({"contribution": contribution}, folder / "contributions.safetensors", metadata)
+        if measured.replicates is not None:
+            save_file({"weight": measured.replicates}, folder / "replicates.safetensors", metadata)

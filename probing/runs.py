@@ -15,18 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from probing.control_names import CONTROLS
 from probing.errors import RunError, UserError
 
 PARTIAL = ".partial"
-
-# What an accuracy is held against, in this order, and what tables and figures call it.
-CONTROLS = {
-    "shuffled": "labels shuffled",
-    "token": "token alone",
-    "permuted_positions": "positions permuted",
-    "control_task": "control task",
-    "untrained": "untrained twin",
-}
 
 # Columns of the tables in their order; what was not measured is absent.
 ACCURACY_COLUMNS = (
@@ -37,12 +29,17 @@ ACCURACY_COLUMNS = (
         for control in CONTROLS
         for column in (f"{control}_accuracy", f"above_{control}_low", f"above_{control}_high")
     ),
-    "selectivity",
+    "selectivity", "bootstrap_overlap", "more_penalty_overlap", "more_penalty_spearman", "less_penalty_overlap",
+    "less_penalty_spearman",
 )  # fmt: skip
 NEURON_COLUMNS = (
-    "layer", "rank", "neuron", "contribution", "ratio", "share", "contribution_centred", "eta_squared",
-    "eta_squared_z", "mean", "sd", "flag",
+    "layer", "rank", "neuron", "contribution", "ratio", "share", "rank_low", "rank_high", "contribution_centred",
+    "eta_squared", "eta_squared_z", "unique", "cross_entropy_without", "cross_entropy_without_low",
+    "cross_entropy_without_high", "removed", "mean", "sd", "flag",
 )  # fmt: skip
+
+# Of what retraining without a neuron showed, where that is not well above what probes may be short of their optima.
+BELOW_RESOLUTION = "below resolution"
 
 Row = Mapping[str, Any]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -107,10 +108,21 @@ class Preconditioner:
         second_moment: Uncentred second moment of the scaled features, shape (d_model, d_model).
     """
 
+    neurons: Tensor | None = None
+
     def __init__(self, second_moment: Tensor) -> None:
         values, vectors = torch.linalg.eigh(second_moment.cpu().double())
         self.feature_values = values.clamp(min=0).float().to(second_moment.device)
         self.feature_vectors = vectors.float().to(second_moment.device)
+
+    def within(self, neurons: Tensor) -> Preconditioner:
+        """Return what steps along some neurons only, 1 for those and 0 for others, shape (d_model,).
+
+        It is the whole model's inverse cut to them: no longer the inverse of what is left, yet positive definite.
+        """
+        narrowed = copy(self)
+        narrowed.neurons = neurons.to(self.feature_vectors)
+        return narrowed
 
     def at(self, class_covariance: Tensor, l2: float) -> Callable[[Tensor], Tensor]:
         """Return the map from gradients to steps for the curvature at one point."""
@@ -121,7 +133,8 @@ class Preconditioner:
 
         def apply(gradient: Tensor) -> Tensor:
             rotated = rotation.T @ gradient @ self.feature_vectors
-            return rotation @ (rotated / curvature) @ self.feature_vectors.T
+            step = rotation @ (rotated / curvature) @ self.feature_vectors.T
+            return step if self.neurons is None else step * self.neurons
 
         return apply
 

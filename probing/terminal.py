@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from probing.distributed import is_main_process
-from probing.runs import controls_of
+from probing.runs import BELOW_RESOLUTION, controls_of
 
 Row = Mapping[str, Any]
 
@@ -72,11 +72,17 @@ def controls_table(rows: Sequence[Row]) -> Any:
 def neurons_table(rows: Sequence[Row]) -> Any:
     """Return the first neurons of one layer's ranking as a rich table."""
     table = _table(f"Layer {rows[0]['layer']}: neurons by contribution to the true class's logit")
-    for heading in ("rank", "neuron", "contribution", "ratio", "share", "centred", "eta sq.", "z", "flag"):
-        table.add_column(heading, justify="left" if heading == "flag" else "right")
+    has_range, has_removals = "rank_low" in rows[0], "removed" in rows[0]
+    headings = (
+        ["rank"] + ["range"] * has_range + ["neuron", "contribution", "ratio", "share", "centred", "eta sq.", "z"]
+    )
+    for heading in [*headings, *["without it"] * has_removals]:
+        table.add_column(heading, justify="right")
+    table.add_column("flag")
     for row in rows:
         table.add_row(
             str(row["rank"]),
+            *([f"{row['rank_low']}-{row['rank_high']}"] if has_range else []),
             str(row["neuron"]),
             f"{row['contribution']:.4f}",
             f"{row['ratio']:.1f}",
@@ -84,9 +90,17 @@ def neurons_table(rows: Sequence[Row]) -> Any:
             f"{row['contribution_centred']:.4f}",
             f"{row['eta_squared']:.3f}",
             f"{row['eta_squared_z']:.0f}",
+            *([_without(row)] if has_removals else []),
             row["flag"],
         )
     return table
+
+
+def _without(row: Row) -> str:
+    """Return the rise of the cross-entropy without a neuron, in nats."""
+    if not row["removed"]:
+        return ""
+    return "unresolved" if BELOW_RESOLUTION in row["removed"] else f"{row['cross_entropy_without']:+.4f}"
 
 
 def agreement_tables(rows: Sequence[Row]) -> list[Any]:

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from probing.errors import UserError, as_clause, did_you_mean, out_of_range, refuse
 from probing.examples import Batch, Examples, ShardBatches, Sides, read
 from probing.interrupts import interrupts_pass
-from probing.metrics import ProbeMetrics
+from probing.metrics import ProbeMetrics, SumBySentence
 from probing.moments import Moments, MomentsAccumulator, PenaltySpace
 from probing.probe import AdamProbe, FullPassProbe, LinearProbe, Problem
 from probing.solvers import Penalty
@@ -90,6 +90,7 @@ class LayerFit:
         n_passes: Passes over the training tokens.
         metrics: On the test tokens.
         correct_by_sentence: Test tokens rightly predicted, for each sentence of the corpus tested on.
+        cross_entropy_by_sentence: Summed over the test tokens of each sentence, in nats.
     """
 
     layer: int
@@ -101,6 +102,7 @@ class LayerFit:
     n_passes: int
     metrics: Mapping[str, float]
     correct_by_sentence: NDArray[np.int64]
+    cross_entropy_by_sentence: NDArray[np.float64]
 
 
 class ProbeData(pl.LightningDataModule):
@@ -201,33 +203,26 @@ def train_probes(
     """
     moments = layer_moments(sides.train, layers)
     problems = [Problem(f"layer_{layer:02d}", i, training.penalty) for i, layer in enumerate(layers)]
-    stack: dict[str, Any] = {
-        "problems": problems,
-        "moments": moments,
-        "classes": torch.from_numpy(sides.classes) if sides.ordinal else torch.arange(len(sides.classes)),
-        "ordinal": sides.ordinal,
-        "penalty_space": training.penalty_space,
-        "n_test_sentences": sides.test.store.tokens.n_sentences,
-    }
-    full_pass: dict[str, Any] = {"n_train_tokens": sides.train.n_tokens, "tolerance": training.tolerance}
+    stack, data = _stack(sides, moments, training), ProbeData(sides, layers)
     probe: LinearProbe
     if training.solver == "lbfgs":
-        probe = solved = FullPassProbe(**stack, **full_pass)
+        probe = solved = FullPassProbe(problems, **stack, **_full_pass(sides, training))
         fitting = build_trainer({"max_epochs": MAX_PASSES, **trainer_options}, logger, callbacks, folder)
         with interrupts_pass():
-            fitting.fit(probe, datamodule=ProbeData(sides, layers))
+            fitting.fit(probe, datamodule=data)
     else:
-        probe = AdamProbe(**stack, learning_rate=training.learning_rate, patience=training.patience)
+        probe = AdamProbe(problems, **stack, learning_rate=training.learning_rate, patience=training.patience)
         fitting = build_trainer({"max_epochs": MAX_EPOCHS, **trainer_options}, logger, callbacks, folder)
         with interrupts_pass():
             fitting.fit(probe, datamodule=ProbeData(sides, layers, mini_batches=(training.batch_size, training.seed)))
         if not torch.isfinite(probe.scaled_weight).all():
             raise _diverged(training, trainer_options)
         # How far Adam stayed from the optimum is measured by going there from where it stopped.
-        solved = FullPassProbe(**stack, **full_pass, start=probe.scaled_weight.data.cpu())
+        problems = [replace(p, start=weight.cpu()) for p, weight in zip(problems, probe.weight, strict=True)]
+        solved = FullPassProbe(problems, **stack, **_full_pass(sides, training))
         full = {k: v for k, v in trainer_options.items() if k in _FOR_MEASURING} | {"max_epochs": MAX_PASSES}
         with interrupts_pass():
-            build_trainer(full, None, callbacks, folder).fit(solved, datamodule=ProbeData(sides, layers))
+            build_trainer(full, None, callbacks, folder).fit(solved, datamodule=data)
     if not all(solution.n_passes for solution in solved.solutions.values()):
         raise UserError(
             "`--trainer.max_epochs` or `--trainer.max_time` ended the training before its first pass over the tokens; "
@@ -236,11 +231,67 @@ def train_probes(
     if fitting.checkpoint_callback is not None:  # which knows neither the solvers' last point nor Adam's best
         fitting.save_checkpoint(Path(fitting.default_root_dir) / "checkpoints" / "probe.ckpt", weights_only=True)
     with interrupts_pass():
-        fitting.test(probe, datamodule=ProbeData(sides, layers), verbose=False)
+        fitting.test(probe, datamodule=data, verbose=False)
     fits = [_layer_fit(layer, i, probe, solved, moments[i], fitting.current_epoch) for i, layer in enumerate(layers)]
     if not all(math.isfinite(fit.optimality_gap) for fit in fits):
         raise _diverged(training, trainer_options)
     return fits
+
+
+def train_variants(
+    sides: Sides,
+    layers: Sequence[int],
+    fits: Sequence[LayerFit],
+    problems: Sequence[Problem],
+    training: Training,
+    trainer_options: Mapping[str, Any],
+    callbacks: Sequence[pl.Callback] = (),
+    test: bool = False,
+) -> list[LayerFit]:
+    """Train small changes of finished probes: other sentences, another penalty, fewer neurons.
+
+    Args:
+        sides: Examples and their classes.
+        layers: Layer numbers.
+        fits: The finished probes of these layers.
+        problems: The changed ones, all in one stack; those that say no other start from the finished probe.
+        training: How to train; always to a bound on the distance to the optimum.
+        trainer_options: Arguments of Lightning's Trainer.
+        callbacks: Lightning callbacks.
+        test: Whether they are tested too; otherwise their metrics are empty.
+
+    Returns:
+        The probe of each problem.
+    """
+    started = [p if p.start is not None else replace(p, start=fits[p.layer].weight) for p in problems]
+    moments, data = [fit.moments for fit in fits], ProbeData(sides, layers)
+    probe = FullPassProbe(started, **_stack(sides, moments, training), **_full_pass(sides, training))
+    # Passes that the user allowed were meant for the probe itself.
+    options = {k: v for k, v in trainer_options.items() if k in _FOR_MEASURING} | {"max_epochs": MAX_PASSES}
+    trainer = build_trainer(options, None, callbacks, None)
+    with interrupts_pass():
+        trainer.fit(probe, datamodule=data)
+        if test:
+            trainer.test(probe, datamodule=data, verbose=False)
+    return [
+        _layer_fit(layers[p.layer], i, probe, probe, moments[p.layer], trainer.current_epoch, test)
+        for i, p in enumerate(problems)
+    ]
+
+
+def _stack(sides: Sides, moments: Sequence[Moments], training: Training) -> dict[str, Any]:
+    """Return what every stack of probes is built with."""
+    return {
+        "moments": moments,
+        "classes": torch.from_numpy(sides.classes) if sides.ordinal else torch.arange(len(sides.classes)),
+        "ordinal": sides.ordinal,
+        "penalty_space": training.penalty_space,
+        "n_test_sentences": sides.test.store.tokens.n_sentences,
+    }
+
+
+def _full_pass(sides: Sides, training: Training) -> dict[str, Any]:
+    return {"n_train_tokens": sides.train.n_tokens, "tolerance": training.tolerance}
 
 
 # How far from their optimum controls may be, in nats: their accuracy has settled by then, and nothing is ranked.
@@ -279,7 +330,13 @@ def _diverged(training: Training, trainer_options: Mapping[str, Any]) -> UserErr
 
 
 def _layer_fit(
-    layer: int, i: int, probe: LinearProbe, solved: FullPassProbe, moments: Moments, n_epochs: int
+    layer: int,
+    i: int,
+    probe: LinearProbe,
+    solved: FullPassProbe,
+    moments: Moments,
+    n_epochs: int,
+    tested: bool = True,
 ) -> LayerFit:
     solution = solved.solutions[i]
     metrics = cast(ProbeMetrics, probe.metrics[i])
@@ -294,10 +351,16 @@ def _layer_fit(
         optimality_gap=gap,
         converged=gap <= solved.tolerance,
         n_passes=n_epochs if is_adam else solution.n_passes,
-        metrics=metrics.compute(),
-        # Of one sentence, torchmetrics makes a number.
-        correct_by_sentence=metrics.correct_by_sentence.compute().cpu().numpy().reshape(-1),
+        metrics=metrics.compute() if tested else {},
+        correct_by_sentence=_by_sentence(metrics.correct_by_sentence, tested),
+        cross_entropy_by_sentence=_by_sentence(metrics.cross_entropy_by_sentence, tested),
     )
+
+
+def _by_sentence(metric: SumBySentence, tested: bool) -> NDArray[Any]:
+    # Of one sentence, torchmetrics makes a number; of a metric that saw nothing, a warning.
+    values: NDArray[Any] = (metric.compute() if tested else metric.total).cpu().numpy().reshape(-1)
+    return values
 
 
 def check_trainer_options(options: Mapping[str, Any], solver: SolverName) -> None:

@@ -28,7 +28,17 @@ from probing.commandline import run
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 
 USUAL = {
-    "fit": ["--model", "tiny", "--corpus", "sentences.txt", "--quiet", "--wandb.mode", "disabled"],
+    "fit": [
+        "--model",
+        "tiny",
+        "--corpus",
+        "sentences.txt",
+        "--quiet",
+        "--wandb.mode",
+        "disabled",
+        "--controls",
+        "none",
+    ],
     "extract": ["--model", "tiny", "--corpus", "sentences.txt", "--quiet"],
 }
 # Too many levels of mappings in mappings for any program to follow.
@@ -415,6 +425,7 @@ def test_what_is_wrong_with_the_arguments_is_said_before_anything_heavy_is_impor
         "--corpus empty.txt",
         "--seed -1",
         "--task colour",
+        "--controls tokens",
     ]
     code = (
         "import sys; from probing.__main__ import COMMANDS; from probing.commandline import run\n"

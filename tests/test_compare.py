@@ -23,6 +23,7 @@ from wandb_reader import read_offline_runs
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 NO_WANDB: Any = {"mode": "disabled"}
+QUICKLY: dict[str, Any] = {"quiet": True, "controls": "none", "wandb": NO_WANDB}
 
 
 def permute_neurons(model: Path, copy: Path, permutation: torch.Tensor) -> Path:
@@ -46,7 +47,7 @@ def runs(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pyte
     """Runs of a tiny BERT, of its copy with permuted neurons, of two untrained twins, and of other families."""
     place = tmp_path_factory.mktemp("runs")
     permuted = permute_neurons(checkpoints["bert"], place.parent / "permuted-bert", PERMUTATION)
-    options: dict[str, Any] = {"corpus": str(corpus_file), "runs": str(place), "quiet": True, "wandb": NO_WANDB}
+    options: dict[str, Any] = {"corpus": str(corpus_file), "runs": str(place), **QUICKLY}
     bert = str(checkpoints["bert"])
     fit(model=bert, name="bert", **options)
     fit(model=str(permuted), name="permuted", **options)
@@ -129,7 +130,7 @@ def test_many_runs_of_other_families_are_compared_pair_by_pair_and_tracked(runs:
 def test_layers_that_differ_do_not_make_strangers_of_one_model(
     runs: Path, checkpoints: dict[str, Path], corpus_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options: dict[str, Any] = {"corpus": str(corpus_file), "runs": str(runs), "quiet": True, "wandb": NO_WANDB}
+    options: dict[str, Any] = {"corpus": str(corpus_file), "runs": str(runs), **QUICKLY}
     fit(model=str(checkpoints["bert"]), name="low", layer=0, **options)
     fit(model=str(checkpoints["bert"]), name="high", layer=1, **options)
     compare([str(runs / "low"), str(runs / "high")], runs=str(runs), name="lh", wandb=NO_WANDB)
@@ -170,7 +171,7 @@ def test_models_of_different_width_have_no_common_index(runs: Path, tmp_path: Pa
     config = BertConfig.from_pretrained(wide)
     config.hidden_size = 24
     BertModel(config).save_pretrained(wide)
-    fit(model=str(wide), corpus=str(corpus_file), runs=str(runs), name="wide", layer=1, quiet=True, wandb=NO_WANDB)
+    fit(model=str(wide), corpus=str(corpus_file), runs=str(runs), name="wide", layer=1, **QUICKLY)
     folders = [str(runs / "bert"), str(runs / "wide")]
     with pytest.raises(UserError, match=r"`--matching index`: .* has 16, .*wide has 24; use correlation"):
         compare(folders, matching="index", runs=str(runs), wandb=NO_WANDB)
@@ -182,7 +183,7 @@ def test_a_run_whose_corpus_changed_is_refused(runs: Path, checkpoints: dict[str
     text = tmp_path / "text.txt"
     sentences = Path(load_run(runs / "bert").config["corpus"]).read_text().splitlines()
     text.write_text("\n".join(sentences))
-    fit(model=str(checkpoints["bert"]), corpus=str(text), runs=str(runs), name="changed", quiet=True, wandb=NO_WANDB)
+    fit(model=str(checkpoints["bert"]), corpus=str(text), runs=str(runs), name="changed", **QUICKLY)
     text.write_text("\n".join(sentences[1:]))
     with pytest.raises(UserError, match=r"changed`: its model or corpus has changed since; repeat the run"):
         compare([str(runs / "bert"), str(runs / "changed")], runs=str(runs), wandb=NO_WANDB)
@@ -201,7 +202,17 @@ def test_the_experiment_fits_its_models_and_compares_them(
     experiment = Path(__file__).parent.parent / "conf" / "experiments" / "bert-roberta-distilbert.yaml"
     wide = widened(checkpoints["roberta"], tmp_path / "wide-roberta")
     models = [str(checkpoints["bert"]), str(wide), str(checkpoints["distilbert"])]
-    args = ["compare", "--config", str(experiment), "--models", f"[{', '.join(models)}]", "--wandb.mode", "disabled"]
+    args = [
+        "compare",
+        "--config",
+        str(experiment),
+        "--models",
+        f"[{', '.join(models)}]",
+        "--fit.controls",
+        "none",
+        "--wandb.mode",
+        "disabled",
+    ]
     args += ["--fit.corpus", str(corpus_file), "--runs", str(tmp_path / "runs"), "--name", "all"]
     assert run(COMMANDS, args) == 0
     assert "tiny-bert (a) and wide-roberta (b), matched by correlation" in capsys.readouterr().out
@@ -223,7 +234,7 @@ def widened(model: Path, copy: Path) -> Path:
 def test_two_tasks_of_one_model_are_compared_by_index(
     runs: Path, checkpoints: dict[str, Path], corpus_file: Path
 ) -> None:
-    options: dict[str, Any] = {"corpus": str(corpus_file), "runs": str(runs), "quiet": True, "wandb": NO_WANDB}
+    options: dict[str, Any] = {"corpus": str(corpus_file), "runs": str(runs), **QUICKLY}
     fit(model=str(checkpoints["bert"]), task="position_from_end", name="from-end", **options)
     made = compare([str(runs / "bert"), str(runs / "from-end")], runs=str(runs), name="t", quiet=True, wandb=NO_WANDB)
     assert {row["matching"] for row in made.agreement} == {"index"}

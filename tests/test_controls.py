@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from probing_tasks.position import Position
 from probing_tasks.upos import UniversalPartOfSpeech
 from transformers import AutoModel, AutoTokenizer
 
@@ -17,10 +16,11 @@ from probing import Run, WandbOptions, fit
 from probing.anatomy import examine, hidden_states
 from probing.cache import Request, activations
 from probing.cache.tokens import Tokens
-from probing.controls import chosen, control_task, shuffled, token_identity, with_activations
+from probing.control_names import chosen_controls
+from probing.controls import control_task, shuffled, token_identity, with_activations
 from probing.corpus import Corpus, from_sentences, from_words
 from probing.errors import UserError
-from probing.examples import Sides, choose_classes, label, read
+from probing.examples import choose_classes, label, read
 from probing.models import resolve_model
 from synthetic import LIGHTNING_WARNINGS, Data, make_splits, make_store, make_tokens, positional, sides
 
@@ -43,18 +43,18 @@ LENGTHS = np.random.default_rng(0).integers(6, 14, 200).tolist()
     ],
 )
 def test_controls_are_chosen_by_name(typed: Any, expected: list[str]) -> None:
-    assert chosen(typed, Position()) == expected
+    assert chosen_controls(typed, ordinal=True) == expected
 
 
 def test_all_controls_are_those_that_say_something_of_the_task() -> None:
-    assert chosen("all", UniversalPartOfSpeech()) == ["shuffled", "token", "control_task", "untrained"]
+    assert chosen_controls("all", ordinal=False) == ["shuffled", "token", "control_task", "untrained"]
 
 
 def test_an_unknown_control_is_refused() -> None:
     with pytest.raises(
         UserError, match=r"`--controls tokens` is no control \(did you mean `token`\?\); they are shuffled, token"
     ):
-        chosen("shuffled,tokens", Position())
+        chosen_controls("shuffled,tokens", ordinal=True)
 
 
 # --- labels ---
@@ -77,7 +77,7 @@ def test_shuffled_labels_stay_in_their_sentence_and_find_nothing(planted: Data) 
             assert sorted(true.labels[here]) == sorted(control.labels[here])
     bound = len(planted.test.sentences()) / planted.test.n_tokens  # no predictor can expect more
     assert planted.fit()[0].metrics["accuracy"] > 0.9
-    assert Data(**vars(dealt)).fit()[0].metrics["accuracy"] < bound + 3 * bound**0.5 / planted.test.n_tokens**0.5
+    assert dealt.fit()[0].metrics["accuracy"] < bound + 3 * bound**0.5 / planted.test.n_tokens**0.5
 
 
 def words_of(n: int, seed: int) -> Corpus:
@@ -106,7 +106,7 @@ def test_a_word_type_has_one_label_everywhere_and_labels_are_as_frequent_as_the_
     assert not np.array_equal(control_task(labelled, [main, test], seed=6).train.labels, drawn.train.labels)
 
 
-def labelled_by(generator: np.random.Generator, corpora: list[Corpus], folder: Path) -> Sides:
+def labelled_by(generator: np.random.Generator, corpora: list[Corpus], folder: Path) -> Data:
     """Label words at random, A half of the time, and give each type a one-hot activation."""
     parts = []
     types = {word: i for i, word in enumerate(sorted({w for c in corpora for s in c.words or () for w in s}))}
@@ -124,7 +124,7 @@ def labelled_by(generator: np.random.Generator, corpora: list[Corpus], folder: P
     classes = choose_classes(parts[0].tokens, main, task, splits)
     of_test = ["test"] * parts[1].tokens.n_sentences
     train, validation = (label(parts[0], main, task, splits, classes, side) for side in ("train", "validation"))
-    return Sides(train, validation, label(parts[1], test, task, of_test, classes, "test"), classes, False)
+    return Data(train, validation, label(parts[1], test, task, of_test, classes, "test"), classes, False)
 
 
 def test_who_knows_words_by_heart_masters_the_control_task_and_nothing_else(tmp_path: Path) -> None:
@@ -133,8 +133,8 @@ def test_who_knows_words_by_heart_masters_the_control_task_and_nothing_else(tmp_
     corpora = [main, main]
     labelled = labelled_by(np.random.default_rng(3), corpora, tmp_path)
     labelled = replace(labelled, test=replace(labelled.train))
-    control = Data(**vars(control_task(labelled, corpora, seed=5))).fit(l2=1e-6)[0].metrics["accuracy"]
-    true = Data(**vars(labelled)).fit(l2=1e-6)[0].metrics["accuracy"]
+    control = control_task(labelled, corpora, seed=5).fit(l2=1e-6)[0].metrics["accuracy"]
+    true = labelled.fit(l2=1e-6)[0].metrics["accuracy"]
     assert control > 0.99
     assert true - control <= 0
 
@@ -156,7 +156,7 @@ def test_token_identity_reads_the_embeddings_rows(planted: Data) -> None:
     for batch in read(found.test, [0]):
         ids = torch.from_numpy(found.test.store.tokens.input_ids)[batch.rows].long()
         assert torch.equal(batch.hidden_states[0], encoder.table(ids).detach())
-    assert Data(**vars(found)).fit()[0].metrics["accuracy"] < 0.3  # random tokens tell no position
+    assert found.fit()[0].metrics["accuracy"] < 0.3  # random tokens tell no position
 
 
 def test_activations_of_other_tokens_are_refused(planted: Data, tmp_path: Path) -> None:

@@ -60,7 +60,17 @@ def typed(args: list[str], prepare: Callable[[], None] = nothing) -> tuple[int, 
 @pytest.fixture
 def options(checkpoints: dict[str, Path], corpus_file: Path) -> list[str]:
     model = ["--model", str(checkpoints["bert"]), "--corpus", str(corpus_file)]
-    return [*model, "--layer", "0,2", "--wandb.mode", "disabled", "--quiet", "--trainer.accelerator", "cpu"]
+    return [
+        *model,
+        "--layer",
+        "0,2",
+        "--wandb.mode",
+        "disabled",
+        "--quiet",
+        "--trainer.accelerator",
+        "cpu",
+        "--controls=none",
+    ]
 
 
 @pytest.fixture
@@ -213,7 +223,17 @@ def test_an_interrupt_during_the_extraction_keeps_what_is_done(
     checkpoints: dict[str, Path], tmp_path: Path, number: int, status: int
 ) -> None:
     runs = tmp_path / "runs"
-    args = ["--model", str(checkpoints["bert"]), "--wandb.mode", "disabled", "--runs", str(runs), "--batch_tokens", "1"]
+    args = [
+        "--model",
+        str(checkpoints["bert"]),
+        "--wandb.mode",
+        "disabled",
+        "--runs",
+        str(runs),
+        "--batch_tokens",
+        "1",
+        "--controls=none",
+    ]
     ended, messages = in_a_process(args, lambda: bool(list(runs.glob(f"cache/*/{MANIFEST}"))), number)
     assert ended == status, "\n".join(messages)
     assert len(messages) == 1

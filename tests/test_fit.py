@@ -50,7 +50,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(checkpoints: dict[str, Path], corpus: Path, place: Path) -> Run:
     made = fit(
         model=str(checkpoints["bert"]), corpus=str(corpus), runs=str(place), name="main", quiet=True, wandb=NO_WANDB,
-        task_args={"min_count": 5},
+        task_args={"min_count": 5}, controls="none",
     )  # fmt: skip
     assert made is not None
     return made
@@ -72,10 +72,11 @@ def test_the_folder_holds_what_the_design_promises(run: Run) -> None:
         "contributions.safetensors", "figures/accuracy.png", "figures/top_neurons.png", "figures/neuron_map.png",
     }  # fmt: skip
     with (run.folder / "accuracy.csv").open() as file:
-        assert tuple(next(csv.reader(file))) == ACCURACY_COLUMNS
+        # Controls, which come after, have a file of tests of their own.
+        assert tuple(next(csv.reader(file))) == ACCURACY_COLUMNS[: ACCURACY_COLUMNS.index("n_classes") + 1]
     with (run.folder / "neurons.csv").open() as file:
         assert tuple(next(csv.reader(file))) == NEURON_COLUMNS
-    assert set(run.results["timings"]) == {"extract_s", "probe_s", "rank_s", "total_s"}
+    assert set(run.results["timings"]) == {"extract_s", "probe_s", "evidence_s", "rank_s", "total_s"}
     assert run.results["versions"]["torch"] == torch.__version__
 
 

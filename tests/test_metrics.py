@@ -3,7 +3,7 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, log_loss, mean_absolute_error, recall_score
 
-from probing.metrics import CorrectBySentence, ProbeMetrics
+from probing.metrics import ProbeMetrics, SumBySentence
 
 # Labels with a gap: distances are between labels, not between classes.
 CLASSES = torch.tensor([1, 2, 3, 7, 9])
@@ -65,10 +65,10 @@ def test_right_tokens_are_counted_by_sentence(tokens):
 
 
 def test_counts_of_ranks_add_up():
-    one, other = CorrectBySentence(3), CorrectBySentence(3)
+    one, other = SumBySentence(3, torch.int64), SumBySentence(3, torch.int64)
     one.update(torch.tensor([True, False, True]), torch.tensor([0, 0, 2]))
     other.update(torch.tensor([True]), torch.tensor([2]))
-    summed = one._reductions["correct"](torch.stack([one.correct, other.correct]))
+    summed = one._reductions["total"](torch.stack([one.total, other.total]))
     assert summed.tolist() == [1, 0, 2]
 
 

@@ -191,7 +191,7 @@ def test_part_of_a_pass_is_never_taken_for_the_whole(tmp_path, epoch):
     assert fit.optimality_gap >= value - best > 0
 
 
-def solve(data, layers, problems, start=None):
+def solve(data, layers, problems):
     """Train a stack of problems by full passes."""
     probe = FullPassProbe(
         problems,
@@ -199,10 +199,9 @@ def solve(data, layers, problems, start=None):
         torch.from_numpy(data.classes),
         n_train_tokens=data.train.n_tokens,
         tolerance=1e-5,
-        start=start,
     )
     trainer = build_trainer({"max_epochs": 200, "accelerator": "cpu"}, None, (), None)
-    trainer.fit(probe, datamodule=ProbeData(data.train, data.validation, data.test, layers))
+    trainer.fit(probe, datamodule=ProbeData(data, layers))
     return probe
 
 
@@ -228,10 +227,10 @@ def test_a_start_at_the_solution_needs_one_pass(tmp_path):
     data = sides(make_store(tmp_path / "s", [positional(tokens, 6, 0.5)], tokens))
     start, passes = None, []
     for _ in range(2):
-        probe = solve(data, [0], [Problem("p", 0, Penalty(0.0, 1e-2))], start)
-        start = probe.scaled_weight.data.clone()
+        probe = solve(data, [0], [Problem("p", 0, Penalty(0.0, 1e-2), start)])
+        start = probe.weight[0].clone()
         passes.append(probe.solutions[0].n_passes)
-        assert torch.equal(probe.solutions[0].point, start[0])
+        assert torch.equal(probe.solutions[0].point, probe.scaled_weight.data[0])
         assert probe.solutions[0].converged
         assert math.isfinite(probe.first_objectives[0])
     assert passes[0] > 3

@@ -33,7 +33,7 @@ from wandb_server import WandbServer
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 
-QUICK = ["--layer", "1", "--trainer.max_epochs", "2", "--task_args.min_count", "5", "--quiet"]
+QUICK = ["--layer", "1", "--trainer.max_epochs", "2", "--task_args.min_count", "5", "--quiet", "--controls=none"]
 
 
 @pytest.fixture

@@ -9,13 +9,11 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
+from probing.controls import shuffled
 from probing.errors import UserError
-from probing.examples import Examples
-from probing.permutation import permute_within_sentences
 from probing.training import check_trainer_options, layer_moments
 from synthetic import (
     LIGHTNING_WARNINGS,
-    Data,
     make_store,
     make_tokens,
     objective,
@@ -114,14 +112,8 @@ def test_half_precision_activations_are_trained_in_single(data, tmp_path, fits):
     assert fit.metrics["accuracy"] == pytest.approx(fits[0].metrics["accuracy"], abs=0.02)
 
 
-def shuffled(examples, seed):
-    tokens = examples.store.tokens
-    labels = permute_within_sentences(examples.labels, tokens.sentences, tokens.input_ids, 1, seed)[0]
-    return Examples(examples.store, labels)
-
-
 def test_with_labels_shuffled_within_sentences_accuracy_falls_to_chance(data, fits):
-    chance = Data(shuffled(data.train, 0), shuffled(data.validation, 1), shuffled(data.test, 2), data.classes)
+    chance = shuffled(data, 0)
     fit = chance.fit()[0]
     s, n = len(chance.test.sentences()), chance.test.n_tokens
     # No predictor can expect more than one token a sentence, with a standard error near sqrt(S) / N.

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
-from probing.cache import ActivationStore
-from probing.cache.tokens import Tokens
 from probing.commands.shared import (
     Dtype,
     Layers,
@@ -21,16 +18,13 @@ from probing.commands.shared import (
     say_what_was_left_out,
     tracking,
 )
-from probing.corpus import Corpus, Split
-from probing.errors import UserError, refuse
-from probing.models import ModelSource, layer_numbers
+from probing.control_names import chosen_controls
+from probing.errors import out_of_range, refuse
+from probing.models import layer_numbers
 from probing.options import ProbeOptions, WandbOptions, as_options
 from probing.runs import Run, RunFolder, check_name, controls_of, load_run
-from probing.tasks import Labels, TokenTask, load_task
+from probing.tasks import load_task
 from probing.wandb_mode import resolve_mode
-
-if TYPE_CHECKING:
-    from probing.examples import Sides
 
 
 def fit(
@@ -45,7 +39,9 @@ def fit(
     batch_tokens: int | None = None,
     task: str = "position",
     task_args: dict[str, Any] | None = None,
+    replicates: int = 5,
     controls: str | list[str] = "all",
+    evidence: Literal["all", "none"] = "all",
     seed: int = 0,
     runs: str = "runs",
     name: str | None = None,
@@ -69,8 +65,10 @@ def fit(
         batch_tokens: Padded tokens in one forward pass, fixed when the cache entry is made.
         task: What is predicted, such as position.
         task_args: Options of the task, such as --task_args.special_tokens include.
+        replicates: Bootstraps of the training sentences over which ranks are followed; 0 for none.
         controls: What accuracy is held against: all that say something of the task, none, or shuffled, token,
             permuted_positions, untrained, control_task.
+        evidence: all also trains without each of the first neurons and under other penalties; none does not.
         seed: Of the split, of permuted labels and bootstraps, of adam's batches and of untrained weights.
         runs: Folder of runs.
         name: Name of this run; MODEL-TASK-YYYYMMDD-HHMMSS by default.
@@ -90,17 +88,19 @@ def fit(
     say = terminal.silence if quiet else terminal.say
     progress = terminal.show_progress(quiet)
     # Everything that can be refused is refused before any work, what is quick to check first.
-    refuse(probe.problems() + number_problems(seed, max_length, batch_tokens))
+    refuse(probe.problems() + number_problems(seed, max_length, batch_tokens) + _replicate_problems(replicates))
     resolve_mode(wandb.mode)
     layer_numbers(layer)
     cached, place = cache_folder(cache, runs), runs_folder(runs)
     if name is not None:
         check_name(place, name)
     token_task = load_task(task, task_args or {})
+    wanted = chosen_controls(controls, token_task.ordinal)
     corpora, splits = read_corpora(corpus, test_corpus, seed, say)
     with terminal.quiet_libraries():
-        from probing.controls import chosen
+        from probing.commands.preparation import control_sides, example_checks, label_sides, origin
         from probing.distributed import is_main_process
+        from probing.evidence import Retraining, with_removals, with_replicates
         from probing.models import load_config, parse_layers, resolve_model
         from probing.ranking import collect_evidence
         from probing.results import Measured, write, write_summary
@@ -108,7 +108,6 @@ def fit(
         from probing.training import Training, check_trainer_options, train_controls, train_probes
 
         start = time.perf_counter()
-        wanted = chosen(controls, token_task)
         check_trainer_options(trainer or {}, probe.solver)
         source = resolve_model(model, revision)
         layers = parse_layers(layer, load_config(source).num_hidden_layers, model)
@@ -118,11 +117,11 @@ def fit(
             max_length=max_length, batch_tokens=batch_tokens,
         )  # fmt: skip
         weights_seed = seed if random_weights else None
-        checks = _example_checks(token_task, corpora, splits, probe.solver, say)
+        checks = example_checks(token_task, corpora, splits, probe.solver, say)
         stores = extract(checks=checks, random_weights_seed=weights_seed)
         say_what_was_left_out(corpora, stores, say)
-        sides = _sides(stores, corpora, splits, token_task)
-        others = _control_sides(wanted, sides, corpora, extract, source, weights_seed, seed, say)
+        sides = label_sides(stores, corpora, splits, token_task)
+        others = control_sides(wanted, sides, corpora, extract, source, weights_seed, seed, say)
         extracted = time.perf_counter()
 
         folder = RunFolder(place, name, f"{source.short_name}-{task}") if is_main_process() else None
@@ -137,27 +136,36 @@ def fit(
                 folder=str(folder.path) if folder else None,
             )  # fmt: skip
             trained = time.perf_counter()
-            held_against = train_controls(
-                others, layers, training, trainer or {},
-                lambda control: [terminal.training_progress(f"control {control}")] if progress else (),
-            )  # fmt: skip
+
+            def bar(what: str) -> list[Any]:
+                return [terminal.training_progress(what)] if progress else []
+
+            held_against = train_controls(others, layers, training, trainer or {}, bar)
+            moments = [fit.moments for fit in fits]
+            found = collect_evidence(sides.train, sides.test, layers, moments, len(sides.classes), seed)
+            retraining = Retraining(sides, layers, fits, training, trainer or {}, bar, seed)
+            again = None
+            if probe.solver == "adam" or not all(fit.converged for fit in fits):
+                say("the probes are not at their optimum: they are not trained again for --replicates and --evidence")
+            else:
+                if replicates:
+                    found, again = with_replicates(found, retraining, replicates)
+                if evidence == "all":
+                    found = with_removals(found, retraining)
             if folder is None or tracker is None:
                 return None
-            controlled = time.perf_counter()
-            evidence = collect_evidence(
-                sides.train, sides.test, layers, [fit.moments for fit in fits], len(sides.classes), seed
-            )
-            measured = Measured(sides, fits, evidence, held_against)
+            proved = time.perf_counter()
+            measured = Measured(sides, fits, found, held_against, again)
             written = write(folder.path, config, measured, source.short_name)
             done = time.perf_counter()
             timings = {
                 "extract_s": extracted - start,
                 "probe_s": trained - extracted,
-                "evidence_s": controlled - trained,
-                "rank_s": done - controlled,
+                "evidence_s": proved - trained,
+                "rank_s": done - proved,
                 "total_s": done - start,
             }
-            cached_of = {side: _origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))}
+            cached_of = {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))}
             summary = write_summary(folder.path, measured, written, cached_of, timings)
             tracker.log_results(written.accuracy, written.neurons, written.figures, [*written.files, summary])
         run = load_run(folder.finish())
@@ -165,104 +173,11 @@ def fit(
     return run
 
 
-def _origin(store: ActivationStore) -> dict[str, Any]:
-    return {name: store.header[name] for name in ("model", "revision", "corpus", "key", "versions")}
-
-
-def _sides(
-    stores: Sequence[ActivationStore],
-    corpora: Sequence[Corpus],
-    splits: Sequence[Sequence[Split]],
-    task: TokenTask,
-) -> Sides:
-    """Return the labelled tokens of each side; with two corpora, the second is the test side."""
-    from probing.examples import Sides, choose_classes, label
-
-    classes = choose_classes(stores[0].tokens, corpora[0], task, splits[0])
-    parts = {
-        side: label(stores[part], corpora[part], task, splits[part], classes, side)
-        for part in range(len(corpora))
-        for side in _sides_of(part, len(corpora))
-    }
-    return Sides(parts["train"], parts["validation"], parts["test"], classes, task.ordinal)
-
-
-def _control_sides(
-    wanted: Sequence[str],
-    sides: Sides,
-    corpora: Sequence[Corpus],
-    extract: Callable[..., list[ActivationStore]],
-    source: ModelSource,
-    weights_seed: int | None,
-    seed: int,
-    say: Callable[[str], None],
-) -> dict[str, Sides]:
-    """Return for each control that applies the examples that it is measured on, extracting what they need."""
-    import torch
-
-    from probing import controls
-    from probing.anatomy import examine
-    from probing.models import load_encoder
-
-    made: dict[str, Sides] = {}
-    encoder = load_encoder(source, torch.float32, weights_seed) if {"token", "permuted_positions"} & {*wanted} else None
-    for name in wanted:
-        if name == "shuffled":
-            made[name] = controls.shuffled(sides, seed)
-        elif name == "control_task":
-            made[name] = controls.control_task(sides, corpora, seed)
-        elif name == "token" and encoder is not None:
-            made[name] = controls.token_identity(sides, encoder)
-        elif name == "permuted_positions" and encoder is not None and examine(encoder).position_table is None:
-            say(f"the control permuted_positions does not apply: {source.name} has no position table")
-        elif name == "permuted_positions":
-            stores = extract(random_weights_seed=weights_seed, permuted_positions_seed=seed)
-            made[name] = controls.with_activations(sides, stores)
-        elif weights_seed is not None:
-            say("the control untrained does not apply: the model is the untrained twin")
-        else:
-            made[name] = controls.with_activations(sides, extract(random_weights_seed=seed))
-    return made
-
-
-def _example_checks(
-    task: TokenTask,
-    corpora: Sequence[Corpus],
-    splits: Sequence[Sequence[Split]],
-    solver: str,
-    say: Callable[[str], None],
-) -> list[Callable[[Tokens], None]]:
-    """Return for each corpus what refuses its tokens where a side has no examples, and says how many are of no class.
-
-    Known from the tokens alone, this is said before a model has read the corpus, which may take hours.
-    """
-    from probing.examples import choose_classes, class_of_tokens
-
-    classes: Labels  # of the first corpus, which is checked first
-
-    def check(tokens: Tokens, part: int) -> None:
-        nonlocal classes
-        if part == 0:
-            classes = choose_classes(tokens, corpora[0], task, splits[0])
-        for side in _sides_of(part, len(corpora)):
-            labels, n_dropped = class_of_tokens(tokens, corpora[part], task, splits[part], classes, side)
-            n = int((labels >= 0).sum())
-            if not n and (solver == "adam" or side != "validation"):
-                way_out = "give more sentences" + (" or another --test_corpus" if side == "test" else "")
-                raise UserError(f"`--corpus`: no sentence of the {side} part has a token of any class; {way_out}.")
-            if n_dropped:
-                say(
-                    f"{side}: {n_dropped} of {n + n_dropped} tokens are left out: their label is too rare to be a class"
-                )
-
-    return [partial(check, part=part) for part in range(len(corpora))]
-
-
-def _sides_of(part: int, n_corpora: int) -> tuple[Split, ...]:
-    """Return the sides that are read from a corpus: with two, the second is the test side."""
-    if n_corpora == 1:
-        return ("train", "validation", "test")
-    return ("train", "validation") if part == 0 else ("test",)
+def _replicate_problems(replicates: int) -> list[str]:
+    """Return what is wrong with a number of bootstraps: one alone has no range."""
+    if replicates == 1:
+        return ["`--replicates 1` has no range to show: expected 0 or at least 2"]
+    return out_of_range("replicates", replicates, 0)
 
 
 def _report(run: Run, where: str | None, quiet: bool) -> None:
@@ -282,7 +197,7 @@ def _report(run: Run, where: str | None, quiet: bool) -> None:
         if len(layers) > 1:
             print(f"The other layers' rankings are in {run.folder / 'neurons.csv'}.")
         for layer, fitted in zip(layers, run.results["layers"], strict=True):
-            print(conclusion(run.top(layer, 1), run.config["task"]))
+            print(conclusion(run.top(layer, len(run.neurons)), run.config["task"]))
             if not fitted["converged"]:
                 print(
                     f"Layer {layer}: the probe stopped up to {fitted['optimality_gap']:.1g} nats short of its optimum, "

@@ -1,0 +1,110 @@
+"""What `fit` trains on: labelled tokens on both sides of the split, and those that its controls are measured on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from probing import controls
+from probing.anatomy import examine
+from probing.cache import ActivationStore
+from probing.cache.tokens import Tokens
+from probing.corpus import Corpus, Split
+from probing.errors import UserError
+from probing.examples import Sides, choose_classes, class_of_tokens, label
+from probing.models import ModelSource, load_encoder
+from probing.tasks import Labels, TokenTask
+
+
+def origin(store: ActivationStore) -> dict[str, Any]:
+    """Return what activations were made from, as it stands in a run's `results.json`."""
+    return {name: store.header[name] for name in ("model", "revision", "corpus", "key", "versions")}
+
+
+def label_sides(
+    stores: Sequence[ActivationStore],
+    corpora: Sequence[Corpus],
+    splits: Sequence[Sequence[Split]],
+    task: TokenTask,
+) -> Sides:
+    """Return the labelled tokens of each side; with two corpora, the second is the test side."""
+    classes = choose_classes(stores[0].tokens, corpora[0], task, splits[0])
+    parts = {
+        side: label(stores[part], corpora[part], task, splits[part], classes, side)
+        for part in range(len(corpora))
+        for side in _sides_of(part, len(corpora))
+    }
+    return Sides(parts["train"], parts["validation"], parts["test"], classes, task.ordinal)
+
+
+def control_sides(
+    wanted: Sequence[str],
+    sides: Sides,
+    corpora: Sequence[Corpus],
+    extract: Callable[..., list[ActivationStore]],
+    source: ModelSource,
+    weights_seed: int | None,
+    seed: int,
+    say: Callable[[str], None],
+) -> dict[str, Sides]:
+    """Return for each control that applies the examples that it is measured on, extracting what they need."""
+    made: dict[str, Sides] = {}
+    encoder = load_encoder(source, torch.float32, weights_seed) if {"token", "permuted_positions"} & {*wanted} else None
+    for name in wanted:
+        if name == "shuffled":
+            made[name] = controls.shuffled(sides, seed)
+        elif name == "control_task":
+            made[name] = controls.control_task(sides, corpora, seed)
+        elif name == "token" and encoder is not None:
+            made[name] = controls.token_identity(sides, encoder)
+        elif name == "permuted_positions" and encoder is not None and examine(encoder).position_table is None:
+            say(f"the control permuted_positions does not apply: {source.name} has no position table")
+        elif name == "permuted_positions":
+            stores = extract(random_weights_seed=weights_seed, permuted_positions_seed=seed)
+            made[name] = controls.with_activations(sides, stores)
+        elif weights_seed is not None:
+            say("the control untrained does not apply: the model is the untrained twin")
+        else:
+            made[name] = controls.with_activations(sides, extract(random_weights_seed=seed))
+    return made
+
+
+def example_checks(
+    task: TokenTask,
+    corpora: Sequence[Corpus],
+    splits: Sequence[Sequence[Split]],
+    solver: str,
+    say: Callable[[str], None],
+) -> list[Callable[[Tokens], None]]:
+    """Return for each corpus what refuses its tokens where a side has no examples, and says how many are of no class.
+
+    Known from the tokens alone, this is said before a model has read the corpus, which may take hours.
+    """
+    classes: Labels  # of the first corpus, which is checked first
+
+    def check(tokens: Tokens, part: int) -> None:
+        nonlocal classes
+        if part == 0:
+            classes = choose_classes(tokens, corpora[0], task, splits[0])
+        for side in _sides_of(part, len(corpora)):
+            labels, n_dropped = class_of_tokens(tokens, corpora[part], task, splits[part], classes, side)
+            n = int((labels >= 0).sum())
+            if not n and (solver == "adam" or side != "validation"):
+                way_out = "give more sentences" + (" or another --test_corpus" if side == "test" else "")
+                raise UserError(f"`--corpus`: no sentence of the {side} part has a token of any class; {way_out}.")
+            if n_dropped:
+                say(
+                    f"{side}: {n_dropped} of {n + n_dropped} tokens are left out: their label is too rare to be a class"
+                )
+
+    return [partial(check, part=part) for part in range(len(corpora))]
+
+
+def _sides_of(part: int, n_corpora: int) -> tuple[Split, ...]:
+    """Return the sides that are read from a corpus: with two, the second is the test side."""
+    if n_corpora == 1:
+        return ("train", "validation", "test")
+    return ("train", "validation") if part == 0 else ("test",)

@@ -1,0 +1,47 @@
+"""Which controls an accuracy can be held against, and which are asked for.
+
+`shuffled`: labels dealt anew within each sentence; no probe can do better than a sentence's length and words allow.
+`token`: the input embedding's row of each token instead of its hidden state; what the token alone tells.
+`permuted_positions`: hidden states of the same trained model, told other positions; for position, the true floor.
+`untrained`: hidden states of the untrained twin; for position a ceiling rather than a floor, for the architecture
+    carries position by itself.
+`control_task`: labels drawn for each word type (Hewitt & Liang 2019); what a probe reaches by knowing words by heart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from probing.errors import UserError, did_you_mean
+
+# In the order of tables and figures, and what these call them.
+CONTROLS = {
+    "shuffled": "labels shuffled",
+    "token": "token alone",
+    "permuted_positions": "positions permuted",
+    "control_task": "control task",
+    "untrained": "untrained twin",
+}
+
+
+def chosen_controls(typed: str | Sequence[str], ordinal: bool) -> list[str]:
+    """Return the controls that were asked for, in the order of the tables.
+
+    Args:
+        typed: `all` for those that say something of the task, `none`, or names; a text separates them by commas.
+        ordinal: Whether the task's labels are numbers.
+
+    Raises:
+        UserError: If one is unknown.
+    """
+    names = [name.strip() for name in typed.split(",")] if isinstance(typed, str) else list(typed)
+    if names in (["none"], ["0"], []):
+        return []
+    if names == ["all"]:
+        # Positions told wrongly are a floor for position alone; words known by heart tell nothing of it.
+        return [name for name in CONTROLS if name != ("control_task" if ordinal else "permuted_positions")]
+    for name in names:
+        if name not in CONTROLS:
+            near = did_you_mean(name, CONTROLS)
+            raise UserError(f"`--controls {name}` is no control{near}; they are {', '.join(CONTROLS)}, or all or none.")
+    return [name for name in CONTROLS if name in names]

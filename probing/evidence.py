@@ -1,0 +1,137 @@
+"""The evidence that takes more training: how a ranking holds, and what its first neurons are worth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from probing.contributions import mean_contribution
+from probing.examples import Sides
+from probing.probe import Problem
+from probing.ranking import Evidence, order
+from probing.removal import REMOVED, Rise, matched, rise, unique, without
+from probing.stability import bootstrap, penalty_problems, penalty_stability, replicate_problems, stability_of
+from probing.training import LayerFit, Training, train_variants
+
+# How far changed probes may be from their optima, in nats: ranks have settled by then.
+VARIANT_TOLERANCE = 1e-3
+
+Callbacks = Callable[[str], Sequence[pl.Callback]]
+
+
+@dataclass(frozen=True)
+class Retraining:
+    """How finished probes are trained again with small changes.
+
+    Args:
+        sides: Examples and their classes.
+        layers: Layer numbers.
+        fits: The finished probes.
+        training: How they were trained.
+        trainer_options: Arguments of Lightning's Trainer.
+        callbacks: Returns Lightning callbacks for what is trained.
+        seed: Of bootstraps and of the neurons that are drawn to compare with.
+    """
+
+    sides: Sides
+    layers: Sequence[int]
+    fits: Sequence[LayerFit]
+    training: Training
+    trainer_options: Mapping[str, Any]
+    callbacks: Callbacks
+    seed: int
+
+    def train(self, what: str, problems: Sequence[Problem], test: bool = False) -> list[LayerFit]:
+        """Train changed probes, all in one stack."""
+        roughly = replace(self.training, tolerance=max(self.training.tolerance, VARIANT_TOLERANCE))
+        return train_variants(
+            self.sides, self.layers, self.fits, problems, roughly, self.trainer_options, self.callbacks(what), test
+        )
+
+    def of_layer(self, i: int) -> Retraining:
+        """Return the same of one layer alone, so that no other is read."""
+        return replace(self, layers=[self.layers[i]], fits=[self.fits[i]])
+
+
+def with_replicates(
+    evidence: Sequence[Evidence], retraining: Retraining, n_replicates: int
+) -> tuple[list[Evidence], Tensor]:
+    """Add how each layer's ranking holds over bootstraps of the training sentences.
+
+    Args:
+        evidence: Of each layer.
+        retraining: Of the finished probes.
+        n_replicates: At least 2.
+
+    Returns:
+        The evidence, and the replicates' weights on raw hidden states, shape (n_replicates, n_layers, n_classes,
+        d_model).
+    """
+    draws = bootstrap(retraining.sides.train, n_replicates, retraining.seed)
+    problems = replicate_problems(len(evidence), retraining.training.penalty, draws)
+    fits = retraining.train("bootstraps", problems)
+    weight = torch.stack([fit.weight for fit in fits]).unflatten(0, (len(evidence), n_replicates))
+    scores = [_scores(own, one) for own, one in zip(weight, evidence, strict=True)]
+    found = [replace(one, stability=stability_of(own)) for one, own in zip(evidence, scores, strict=True)]
+    return found, weight.transpose(0, 1).contiguous()
+
+
+def with_removals(evidence: Sequence[Evidence], retraining: Retraining) -> list[Evidence]:
+    """Add what each neuron is worth: estimated for all, measured for the first and for others beside them.
+
+    And how each layer's ranking holds under more and less penalty.
+    """
+    penalty = retraining.training.penalty
+    others = retraining.train("other penalties", penalty_problems(len(evidence), penalty))
+    found = []
+    for i, (fit, one) in enumerate(zip(retraining.fits, evidence, strict=True)):
+        own, changed = _scores(fit.weight[None], one), _scores_of(others[2 * i : 2 * i + 2], one)
+        estimate = unique(fit.weight, fit.moments, retraining.training.penalty_space, penalty.l2)
+        rises, drawn = _rises(retraining.of_layer(i), one, torch.from_numpy(own[0]))
+        found.append(
+            replace(
+                one, unique=estimate, penalty_stability=penalty_stability(own[0], changed), rises=rises, matched=drawn
+            )
+        )
+    return found
+
+
+def _rises(retraining: Retraining, evidence: Evidence, scores: Tensor) -> tuple[dict[int, Rise], list[int]]:
+    """Retrain one layer's probe without each of its first neurons, and without as many others."""
+    (fit,), training, sides = retraining.fits, retraining.training, retraining.sides
+    live = [n for n in order(scores).tolist() if not evidence.moments.dead[n]]
+    top = live[: min(REMOVED, len(live) // 2)]
+    drawn = matched(top, live[len(top) :], evidence.moments.sd, retraining.seed)
+    removed = [*top, *drawn]
+    starts = without(fit.weight, removed, fit.moments, training.penalty_space, training.penalty.l2)
+    others = torch.arange(len(scores))
+    problems = [
+        Problem(f"without_{n}", 0, training.penalty, start, others != n)
+        for n, start in zip(removed, starts, strict=True)
+    ]
+    changed = retraining.train(f"layer {fit.layer} without a neuron", problems, test=True)
+    sentences = sides.test.sentences()
+    n_tokens = np.bincount(np.searchsorted(sentences, sides.test.store.tokens.sentences[sides.test.labels >= 0]))
+    rises = {
+        n: rise(
+            fit.cross_entropy_by_sentence[sentences], other.cross_entropy_by_sentence[sentences], n_tokens,
+            fit.optimality_gap + other.optimality_gap, retraining.seed,
+        )
+        for n, other in zip(removed, changed, strict=True)
+    }  # fmt: skip
+    return rises, drawn
+
+
+def _scores(weights: Tensor, evidence: Evidence) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return the contributions of the neurons under several weights, shape (n, d_model)."""
+    return np.stack([mean_contribution(weight, evidence.magnitudes).numpy() for weight in weights])
+
+
+def _scores_of(fits: Sequence[LayerFit], evidence: Evidence) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return _scores(torch.stack([fit.weight for fit in fits]), evidence)

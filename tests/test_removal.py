@@ -1,0 +1,167 @@
+"""What a probe loses without one of its neurons."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from probing.evidence import Retraining, with_removals, with_replicates
+from probing.moments import Moments, MomentsAccumulator
+from probing.probe import Problem
+from probing.ranking import collect_evidence, neuron_table
+from probing.removal import matched, rise, unique, without
+from probing.solvers import Penalty
+from probing.training import Training, train_variants
+from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, objective, optimum, positional, scaled_features
+from synthetic import sides as sides_of
+
+pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
+L2 = 1e-3
+LENGTHS = np.random.default_rng(0).integers(6, 14, 150).tolist()
+
+
+def moments_of(states: Tensor) -> Moments:
+    accumulator = MomentsAccumulator(states.shape[1])
+    accumulator.update(states)
+    return accumulator.result()
+
+
+def training(tolerance: float = 1e-6) -> Training:
+    return Training(Penalty(0.0, L2), "sd", "lbfgs", tolerance, 0.01, 64, 3, 0)
+
+
+# --- the estimate ---
+
+
+def test_on_uncorrelated_neurons_the_estimate_is_the_weights_own_size() -> None:
+    states = torch.linalg.qr(torch.randn(50, 6, generator=torch.Generator().manual_seed(0)))[0] * 50**0.5
+    moments, weight = moments_of(states), torch.randn(3, 6, generator=torch.Generator().manual_seed(1))
+    scaled = (weight - weight.mean(0)).double()
+    expected = scaled.square().sum(0) * (1 + 2 * L2 * 3) / (2 * 3)
+    torch.testing.assert_close(unique(weight, moments, "raw", L2), expected, rtol=1e-5, atol=0)
+
+
+def test_a_dead_neuron_is_not_unique() -> None:
+    states = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+    states[:, 2] = 7
+    assert unique(torch.ones(3, 4) * torch.arange(3.0)[:, None], moments_of(states), "sd", L2)[2] == 0
+
+
+# --- doing without ---
+
+
+def test_what_others_say_exactly_is_read_off_them() -> None:
+    states = torch.randn(80, 5, generator=torch.Generator().manual_seed(0))
+    states[:, 4] = 2 * states[:, 0] - states[:, 3]
+    weight = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
+    (start,) = without(weight, [4], moments_of(states), "sd", 1e-9)
+    assert (start[:, 4] == 0).all()
+    torch.testing.assert_close(states @ start.T, states @ weight.T, rtol=1e-3, atol=1e-3)
+
+
+def test_matched_neurons_vary_about_as_much_and_are_none_of_the_top() -> None:
+    sd = torch.arange(100.0)
+    drawn = matched([3, 50, 97], [n for n in range(100) if n not in (3, 50, 97)], sd, seed=0)
+    assert len({*drawn}) == 3
+    assert not {*drawn} & {3, 50, 97}
+    assert all(abs(n - top) <= 11 for n, top in zip(drawn, [3, 50, 97], strict=True))
+    assert drawn == matched([3, 50, 97], [n for n in range(100) if n not in (3, 50, 97)], sd, seed=0)
+
+
+def test_a_rise_is_paired_by_sentence() -> None:
+    generator = np.random.default_rng(0)
+    n_tokens = generator.integers(3, 30, 200)
+    before = generator.exponential(5, 200) * n_tokens  # sentences differ far more than the rise
+    found = rise(before, before + 0.1 * n_tokens, n_tokens, gaps=0.01, seed=0)
+    assert found.value == pytest.approx(0.1)
+    assert (found.low, found.high) == (pytest.approx(0.1), pytest.approx(0.1))
+    assert found.resolved
+    assert not rise(before, before + 0.1 * n_tokens, n_tokens, gaps=0.06, seed=0).resolved
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Data:
+    tokens = make_tokens(LENGTHS)
+    states = positional(tokens, 8, 1.0)
+    states[:, 6] = states[:, 5] + 0.01 * states[:, 6]  # twins: either does without the other
+    states[:, 7] = 3 + np.random.default_rng(9).standard_normal(len(states))  # noise
+    return sides_of(make_store(tmp_path / "store", [states, 2 * states], tokens, shard_tokens=400))
+
+
+def test_a_probe_that_may_not_use_a_neuron_is_the_probe_of_the_others(data: Data) -> None:
+    fits = data.fit(tolerance=1e-6)
+    neurons = torch.arange(8) != 2
+    start = without(fits[0].weight, [2], fits[0].moments, "sd", L2)[0]
+    (changed,) = train_variants(
+        data, [0], fits, [Problem("without", 0, Penalty(0.0, L2), start, neurons)], training(), {}, test=True
+    )
+    assert (changed.weight[:, 2] == 0).all()
+    x, y = scaled_features(data.train)
+    rest = np.delete(x, 2, axis=1)
+    best = objective(optimum(rest, y, len(data.classes), 0, L2), rest, y, 0, L2)[0]
+    assert changed.objective == pytest.approx(best, abs=2e-5)  # values are float32 sums
+    assert changed.objective > fits[0].objective + 1e-3
+    assert changed.metrics["cross_entropy"] == pytest.approx(
+        changed.cross_entropy_by_sentence.sum() / data.test.n_tokens, rel=1e-5
+    )
+
+
+def test_a_sentence_that_is_drawn_twice_counts_twice(data: Data) -> None:
+    fits = data.fit(tolerance=1e-6)
+    draws = torch.from_numpy(np.random.default_rng(1).integers(0, 3, data.train.store.tokens.n_sentences)).float()
+    problem = Problem("drawn", 0, Penalty(0.0, L2), draws=draws)
+    (drawn,) = train_variants(data, [0], fits, [problem], training(), {})
+    x, y = scaled_features(data.train)
+    sentences = data.train.store.tokens.sentences[data.train.labels >= 0]
+    times = draws.numpy()[sentences].astype(int)
+    x, y = np.repeat(x, times, axis=0), np.repeat(y, times)
+    best = objective(optimum(x, y, len(data.classes), 0, L2), x, y, 0, L2)[0]
+    assert drawn.objective == pytest.approx(best, abs=2e-5)
+    assert drawn.metrics == {}
+
+
+def test_evidence_tells_what_only_one_neuron_says_from_what_several_say(data: Data) -> None:
+    layers = [0, 1]
+    fits = data.fit(layers=layers, tolerance=1e-6)
+    evidence = collect_evidence(data.train, data.test, layers, [fit.moments for fit in fits], len(data.classes), 0)
+    retraining = Retraining(data, layers, fits, training(1e-6), {}, lambda what: (), seed=0)
+    found = with_removals(evidence, retraining)
+    assert len(found) == 2
+    table = neuron_table(0, fits[0].weight, found[0])
+    rows = {row["neuron"]: row for row in table}
+    removed = [row for row in table if row["removed"]]
+    assert len(removed) == 8  # the first four, and as many beside them
+    assert {row["neuron"] for row in removed if row["removed"].startswith("top")} == {
+        row["neuron"] for row in table[:4]
+    }
+    for n in range(5):
+        assert rows[n]["cross_entropy_without_low"] > 0, "each of these says what no other does"
+    for n in (5, 6):
+        assert rows[n]["cross_entropy_without"] < 0.2 * min(rows[i]["cross_entropy_without"] for i in range(5))
+    # The estimate, which took no training, tells them apart too.
+    assert max(rows[n]["unique"] for n in (5, 6, 7)) < 0.5 * min(rows[n]["unique"] for n in range(5))
+    assert found[0].penalty_stability["more_penalty_spearman"] > 0.5
+    # The second layer is the first, doubled.
+    for name in ("unique", "cross_entropy_without"):
+        other = {row["neuron"]: row[name] for row in neuron_table(1, fits[1].weight, found[1])}
+        assert [other[n] for n in range(5)] == pytest.approx([rows[n][name] for n in range(5)], rel=0.05)
+
+
+def test_replicates_of_a_strong_signal_agree_and_those_of_noise_do_not(data: Data, tmp_path: Path) -> None:
+    noise = positional(data.train.store.tokens, 40, 0.0)
+    strong = noise.copy()
+    strong[:, :5] += positional(data.train.store.tokens, 5, 3.0)
+    both = sides_of(make_store(tmp_path / "both", [strong, noise], data.train.store.tokens, shard_tokens=400))
+    fits = both.fit(layers=[0, 1])
+    evidence = collect_evidence(both.train, both.test, [0, 1], [fit.moments for fit in fits], len(both.classes), 0)
+    retraining = Retraining(both, [0, 1], fits, training(1e-4), {}, lambda what: (), seed=0)
+    (sure, unsure), weight = with_replicates(evidence, retraining, 4)
+    assert weight.shape == (4, 2, len(both.classes), 40)
+    assert sure.stability is not None
+    assert unsure.stability is not None
+    assert sure.stability.rank_high[:5].max() <= 5
+    assert (unsure.stability.rank_high - unsure.stability.rank_low).mean() > 5
