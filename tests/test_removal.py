@@ -88,7 +88,7 @@ def data(tmp_path: Path) -> Data:
     tokens = make_tokens(LENGTHS)
     states = positional(tokens, 8, 1.0)
     states[:, 6] = states[:, 5] + 0.01 * states[:, 6]  # twins: either does without the other
-    states[:, 7] = 3 + np.random.default_rng(9).standard_normal(len(states))  # noise
+    states[:, 7] = 3 + np.random.default_rng(9).standard_normal(len(states))  # noise that serves as the intercept
     return sides_of(make_store(tmp_path / "store", [states, 2 * states], tokens, shard_tokens=400))
 
 
@@ -143,7 +143,7 @@ def test_evidence_tells_what_only_one_neuron_says_from_what_several_say(data: Da
     for n in (5, 6):
         assert rows[n]["cross_entropy_without"] < 0.2 * min(rows[i]["cross_entropy_without"] for i in range(5))
     # The estimate, which took no training, tells them apart too.
-    assert max(rows[n]["unique"] for n in (5, 6, 7)) < 0.5 * min(rows[n]["unique"] for n in range(5))
+    assert max(rows[n]["unique"] for n in (5, 6)) < 0.5 * min(rows[n]["unique"] for n in range(5))
     assert found[0].penalty_stability["more_penalty_spearman"] > 0.5
     # The second layer is the first, doubled.
     for name in ("unique", "cross_entropy_without"):
