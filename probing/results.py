@@ -20,6 +20,7 @@ from probing.contributions import class_contributions
 from probing.examples import Sides
 from probing.figures import write_figures
 from probing.intervals import accuracy_interval
+from probing.mdl import CodeLength
 from probing.ranking import Evidence, neuron_table
 from probing.runs import ACCURACY_COLUMNS, NEURON_COLUMNS, write_csv
 from probing.training import LayerFit
@@ -38,12 +39,14 @@ class Measured:
         fits: The probe of each layer.
         evidence: Of each layer, in the same order.
         controls: By name, the same probes of each layer on other examples; one alone counts for every layer.
+        codes: How long the training labels are, encoded with each layer's activations; empty if not measured.
     """
 
     sides: Sides
     fits: Sequence[LayerFit]
     evidence: Sequence[Evidence]
     controls: Mapping[str, Sequence[LayerFit]] = field(default_factory=dict)
+    codes: Sequence[CodeLength] = ()
 
     def accuracy(self, seed: int) -> list[dict[str, Any]]:
         """Return a row per layer, as in `accuracy.csv`."""
@@ -77,6 +80,9 @@ class Measured:
             )
         if "control_task" in self.controls:
             row["selectivity"] = row["accuracy"] - row["control_task_accuracy"]
+        if self.codes:
+            row["online_code_bits"], row["uniform_code_bits"] = self.codes[i].online, self.codes[i].uniform
+            row["compression"] = self.codes[i].compression
         return row
 
     def _interval(self, correct_by_sentence: NDArray[np.int64], seed: int) -> tuple[float, float]:

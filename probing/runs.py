@@ -37,7 +37,7 @@ ACCURACY_COLUMNS = (
         for control in CONTROLS
         for column in (f"{control}_accuracy", f"above_{control}_low", f"above_{control}_high")
     ),
-    "selectivity",
+    "selectivity", "online_code_bits", "uniform_code_bits", "compression",
 )  # fmt: skip
 NEURON_COLUMNS = (
     "layer", "rank", "neuron", "contribution", "ratio", "share", "contribution_centred", "eta_squared",

@@ -46,6 +46,7 @@ def fit(
     task: str = "position",
     task_args: dict[str, Any] | None = None,
     controls: str | list[str] = "all",
+    mdl: bool = False,
     seed: int = 0,
     runs: str = "runs",
     name: str | None = None,
@@ -71,6 +72,7 @@ def fit(
         task_args: Options of the task, such as --task_args.special_tokens include.
         controls: What accuracy is held against: all that say something of the task, none, or shuffled, token,
             permuted_positions, untrained, control_task.
+        mdl: Also measure how many bits the training labels take, encoded online with each layer's activations.
         seed: Of the split, of permuted labels and bootstraps, of adam's batches and of untrained weights.
         runs: Folder of runs.
         name: Name of this run; MODEL-TASK-YYYYMMDD-HHMMSS by default.
@@ -101,6 +103,7 @@ def fit(
     with terminal.quiet_libraries():
         from probing.controls import chosen
         from probing.distributed import is_main_process
+        from probing.mdl import online_code
         from probing.models import load_config, parse_layers, resolve_model
         from probing.ranking import collect_evidence
         from probing.results import Measured, write, write_summary
@@ -141,13 +144,17 @@ def fit(
                 others, layers, training, trainer or {},
                 lambda control: [terminal.training_progress(f"control {control}")] if progress else (),
             )  # fmt: skip
+            codes = online_code(
+                sides, layers, training, trainer or {}, seed,
+                lambda block: [terminal.training_progress(f"code, block {block}")] if progress else (),
+            ) if mdl else ()  # fmt: skip
             if folder is None or tracker is None:
                 return None
             controlled = time.perf_counter()
             evidence = collect_evidence(
                 sides.train, sides.test, layers, [fit.moments for fit in fits], len(sides.classes), seed
             )
-            measured = Measured(sides, fits, evidence, held_against)
+            measured = Measured(sides, fits, evidence, held_against, codes)
             written = write(folder.path, config, measured, source.short_name)
             done = time.perf_counter()
             timings = {
