@@ -77,11 +77,13 @@ def planted_neurons(tokens: Tokens, generator: np.random.Generator) -> dict[str,
     """Return neurons of known nature by kind, each of shape (n_tokens,)."""
 
     def standard(values: Column) -> Column:
-        return (values - values.mean()) / values.std()
+        scaled: Column = (values - values.mean()) / values.std()
+        return scaled
 
     def explained(share: float) -> Column:
         means = generator.standard_normal(int(tokens.lengths.max()))[tokens.positions]
-        return share**0.5 * standard(means) + (1 - share) ** 0.5 * generator.standard_normal(tokens.n_tokens)
+        mixed: Column = share**0.5 * standard(means) + (1 - share) ** 0.5 * generator.standard_normal(tokens.n_tokens)
+        return mixed
 
     return {
         "noise": generator.standard_normal(tokens.n_tokens),
