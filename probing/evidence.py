@@ -59,6 +59,16 @@ class Retraining:
         return replace(self, layers=[self.layers[i]], fits=[self.fits[i]])
 
 
+def strengthened(
+    evidence: Sequence[Evidence], retraining: Retraining, n_replicates: int, removals: bool
+) -> tuple[list[Evidence], Tensor | None]:
+    """Add to each layer's evidence what was asked for, and return the replicates' weights where there are any."""
+    found, weight = list(evidence), None
+    if n_replicates:
+        found, weight = with_replicates(found, retraining, n_replicates)
+    return with_removals(found, retraining) if removals else found, weight
+
+
 def with_replicates(
     evidence: Sequence[Evidence], retraining: Retraining, n_replicates: int
 ) -> tuple[list[Evidence], Tensor]:

@@ -21,6 +21,7 @@ from probing.contributions import class_contributions
 from probing.examples import Sides
 from probing.figures import write_figures
 from probing.intervals import accuracy_interval
+from probing.mdl import CodeLength
 from probing.ranking import Evidence, neuron_table
 from probing.runs import ACCURACY_COLUMNS, NEURON_COLUMNS, write_csv
 from probing.training import LayerFit
@@ -41,6 +42,7 @@ class Measured:
         controls: By name, the same probes of each layer on other examples; one alone counts for every layer.
         replicates: Weights of bootstrapped probes on raw hidden states, shape (n_replicates, n_layers, n_classes,
             d_model), if there were any.
+        codes: How long the training labels are, encoded with each layer's activations; empty if not measured.
     """
 
     sides: Sides
@@ -48,6 +50,7 @@ class Measured:
     evidence: Sequence[Evidence]
     controls: Mapping[str, Sequence[LayerFit]] = field(default_factory=dict)
     replicates: Tensor | None = None
+    codes: Sequence[CodeLength] = ()
 
     def accuracy(self, seed: int) -> list[dict[str, Any]]:
         """Return a row per layer, as in `accuracy.csv`."""
@@ -83,6 +86,9 @@ class Measured:
             row["selectivity"] = row["accuracy"] - row["control_task_accuracy"]
         if (stability := self.evidence[i].stability) is not None:
             row["bootstrap_overlap"] = stability.bootstrap_overlap
+        if self.codes:
+            row["online_code_bits"], row["uniform_code_bits"] = self.codes[i].online, self.codes[i].uniform
+            row["compression"] = self.codes[i].compression
         return row | dict(self.evidence[i].penalty_stability)
 
     def _interval(self, correct_by_sentence: NDArray[np.int64], seed: int) -> tuple[float, float]:

@@ -30,7 +30,7 @@ ACCURACY_COLUMNS = (
         for column in (f"{control}_accuracy", f"above_{control}_low", f"above_{control}_high")
     ),
     "selectivity", "bootstrap_overlap", "more_penalty_overlap", "more_penalty_spearman", "less_penalty_overlap",
-    "less_penalty_spearman",
+    "less_penalty_spearman", "online_code_bits", "uniform_code_bits", "compression",
 )  # fmt: skip
 NEURON_COLUMNS = (
     "layer", "rank", "neuron", "contribution", "ratio", "share", "rank_low", "rank_high", "contribution_centred",

@@ -40,7 +40,11 @@ def result_line(row: Row, top: Sequence[Row]) -> str:
 def accuracy_table(rows: Sequence[Row]) -> Any:
     """Return the accuracies by layer as a rich table."""
     table = _table("Test accuracy by layer")
-    optional = {"within 1": ("within_one", ".3f"), "error": ("mean_absolute_error", ".2f")}
+    optional = {
+        "within 1": ("within_one", ".3f"),
+        "error": ("mean_absolute_error", ".2f"),
+        "compression": ("compression", ".1f"),
+    }
     shown = {heading: how for heading, how in optional.items() if how[0] in rows[0]}
     for heading in ("layer", "accuracy", "95% range", "majority", *shown, "nats", "gap"):
         table.add_column(heading, justify="right")

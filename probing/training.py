@@ -298,6 +298,12 @@ def _full_pass(sides: Sides, training: Training) -> dict[str, Any]:
 CONTROL_TOLERANCE = 1e-3
 
 
+def roughly(training: Training) -> Training:
+    """Return the same training as near to the optimum as controls need; how near Adam came is not asked."""
+    tolerance = max(training.tolerance, CONTROL_TOLERANCE) if training.solver == "lbfgs" else math.inf
+    return replace(training, tolerance=tolerance)
+
+
 def train_controls(
     controls: Mapping[str, Sides],
     layers: Sequence[int],
@@ -314,12 +320,11 @@ def train_controls(
         trainer_options: Arguments of Lightning's Trainer.
         callbacks: Returns Lightning callbacks for a control.
     """
-    # How far Adam stopped from the optimum is not asked here.
-    tolerance = max(training.tolerance, CONTROL_TOLERANCE) if training.solver == "lbfgs" else math.inf
-    roughly = replace(training, tolerance=tolerance)
     options = {name: value for name, value in trainer_options.items() if name != "enable_checkpointing"}
     return {
-        name: train_probes(sides, layers[:1] if name == "token" else layers, roughly, options, None, callbacks(name))
+        name: train_probes(
+            sides, layers[:1] if name == "token" else layers, roughly(training), options, None, callbacks(name)
+        )
         for name, sides in controls.items()
     }
 

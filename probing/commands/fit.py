@@ -42,6 +42,7 @@ def fit(
     replicates: int = 5,
     controls: str | list[str] = "all",
     evidence: Literal["all", "none"] = "all",
+    mdl: bool = False,
     seed: int = 0,
     runs: str = "runs",
     name: str | None = None,
@@ -69,6 +70,7 @@ def fit(
         controls: What accuracy is held against: all that say something of the task, none, or shuffled, token,
             permuted_positions, untrained, control_task.
         evidence: all also trains without each of the first neurons and under other penalties; none does not.
+        mdl: Also measure how many bits the training labels take, encoded online with each layer's activations.
         seed: Of the split, of permuted labels and bootstraps, of adam's batches and of untrained weights.
         runs: Folder of runs.
         name: Name of this run; MODEL-TASK-YYYYMMDD-HHMMSS by default.
@@ -100,7 +102,8 @@ def fit(
     with terminal.quiet_libraries():
         from probing.commands.preparation import control_sides, example_checks, label_sides, origin
         from probing.distributed import is_main_process
-        from probing.evidence import Retraining, with_removals, with_replicates
+        from probing.evidence import Retraining, strengthened
+        from probing.mdl import online_code
         from probing.models import load_config, parse_layers, resolve_model
         from probing.ranking import collect_evidence
         from probing.results import Measured, write, write_summary
@@ -141,21 +144,18 @@ def fit(
                 return [terminal.training_progress(what)] if progress else []
 
             held_against = train_controls(others, layers, training, trainer or {}, bar)
+            codes = online_code(sides, layers, training, trainer or {}, seed, bar) if mdl else ()
             moments = [fit.moments for fit in fits]
-            found = collect_evidence(sides.train, sides.test, layers, moments, len(sides.classes), seed)
-            retraining = Retraining(sides, layers, fits, training, trainer or {}, bar, seed)
-            again = None
+            streamed = collect_evidence(sides.train, sides.test, layers, moments, len(sides.classes), seed)
             if probe.solver == "adam" or not all(fit.converged for fit in fits):
                 say("the probes are not at their optimum: they are not trained again for --replicates and --evidence")
-            else:
-                if replicates:
-                    found, again = with_replicates(found, retraining, replicates)
-                if evidence == "all":
-                    found = with_removals(found, retraining)
+                replicates, evidence = 0, "none"
+            retraining = Retraining(sides, layers, fits, training, trainer or {}, bar, seed)
+            found, again = strengthened(streamed, retraining, replicates, evidence == "all")
             if folder is None or tracker is None:
                 return None
             proved = time.perf_counter()
-            measured = Measured(sides, fits, found, held_against, again)
+            measured = Measured(sides, fits, found, held_against, again, codes)
             written = write(folder.path, config, measured, source.short_name)
             done = time.perf_counter()
             timings = {

@@ -1,0 +1,56 @@
+"""The benchmark of the evidence, at toy size."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from synthetic import LIGHTNING_WARNINGS, make_store, make_tokens, positional, sides
+
+pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
+
+
+@pytest.fixture(scope="module")
+def null_runs() -> ModuleType:
+    path = Path(__file__).parent.parent / "benchmarks" / "null_runs.py"
+    spec = importlib.util.spec_from_file_location("null_runs", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["null_runs"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_planted_neurons_are_told_for_what_they_are(null_runs: ModuleType, tmp_path: Path) -> None:
+    tokens = make_tokens(np.random.default_rng(0).integers(6, 14, 300).tolist())
+    data = sides(make_store(tmp_path / "store", [positional(tokens, 20, 0.3)], tokens, shard_tokens=1000))
+    answers = list(null_runs.repetitions(data, 0, 4, seed=0))
+    assert len(answers) == 4
+    for answer in answers:
+        assert set(answer) == set(null_runs.QUESTIONS)
+        assert answer["signal"]
+        assert answer["weak"]
+        assert answer["constant"]
+    # A z of 4 from 20 draws is exceeded by chance now and then, more often with the few classes there are here.
+    assert sum(answer[kind] for answer in answers for kind in ("noise", "sentence", "length", "shuffled")) >= 14
+    shown = null_runs.table(answers)
+    assert "top 10 | 4 | 4 | 1.000 | 0.398 to 1.000 |" in shown  # .025 ** (1 / 4) = .398
+    assert shown.count("\n") == 1 + len(null_runs.QUESTIONS)
+
+
+def test_planted_neurons_are_explained_as_much_as_they_say(null_runs: ModuleType) -> None:
+    tokens = make_tokens([12] * 2000)
+    columns = null_runs.planted_neurons(tokens, np.random.default_rng(0))
+    for kind, expected in (("signal", 0.5), ("weak", 0.2), ("noise", 0.0)):
+        values = columns[kind]
+        means = np.array([values[tokens.positions == p].mean() for p in range(12)])
+        assert means.var() / values.var() == pytest.approx(expected, abs=0.02)
+    sentence = columns["sentence"].reshape(2000, 12)
+    assert (sentence == sentence[:, :1]).all()
+    assert columns["constant"].mean() == pytest.approx(10, abs=0.02)
