@@ -54,7 +54,9 @@ def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[
             given.take_file(value or "")
     words = [option for option, _ in typed if not option.startswith("-")]
     known = option_types(function)
-    if words and (WORDS in known or (WORD in known and len(words) == 1)):
+    if len(words) > 1 and WORD in known:
+        raise UserError(f"`{name}` takes one folder, and {len(words)} are given: {', '.join(words)}.")
+    if words and (WORDS in known or WORD in known):
         given.take_mapping({WORDS: words} if WORDS in known else {WORD: words[0]}, COMMAND_LINE)
         typed = [(option, value) for option, value in typed if option not in words]
     for option, value in typed:

@@ -73,7 +73,8 @@ class Columns:
         self.tokens: Tokens = store.tokens
         self.plan: Plan = replace(store.plan, d_model=len(chosen[0]))
         self.chosen = [torch.tensor(list(neurons)) for neurons in chosen]
-        self._shard: tuple[int, Tensor] | None = None  # the last one, which every choice reads
+        # The last one, which every choice reads: neuron by neuron, so that some are taken without the others.
+        self._shard: tuple[int, Tensor] | None = None
 
     def shard_tokens(self, shard: Shard) -> slice:
         """Return which rows of the table of tokens are in the shard."""
@@ -82,8 +83,8 @@ class Columns:
     def read(self, layer: int, shard: int) -> Tensor:
         """Return a shard's activations of one choice, shape (n, n_chosen)."""
         if self._shard is None or self._shard[0] != shard:
-            self._shard = shard, self.store.read(self.layer, shard).masked_fill(self.dead, 0)
-        return self._shard[1][:, self.chosen[layer]]
+            self._shard = shard, self.store.read(self.layer, shard).masked_fill(self.dead, 0).T.contiguous()
+        return self._shard[1][self.chosen[layer]].T
 
 
 def choices(rankings: Mapping[str, Ranking], data: LayerData, k: int, draws: int) -> list[Chosen]:

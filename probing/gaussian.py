@@ -93,12 +93,17 @@ class GaussianProbe:
         """
         chosen, k = torch.tensor(list(neurons), dtype=torch.int64), len(neurons)
         factor, tokens = torch.linalg.cholesky(self.scale(chosen)), self.tokens(k)
-        log_determinant = 2 * factor.diagonal(dim1=1, dim2=2).log().sum(1) - k * tokens.log()
-        mean, parts = self.classes.mean[:, chosen, None], []
-        for states in hidden_states[:, chosen].split(max(1, BLOCK // max(1, len(tokens) * k))):
-            whitened = torch.linalg.solve_triangular(factor, states.double().T - mean, upper=False)
-            log_density = -(tokens[:, None] * whitened.square().sum(1) + log_determinant[:, None]) / 2
-            parts.append((self.log_prior[:, None] + log_density).log_softmax(0).T)
+        # What the prior, the determinant and the units make of a class, whatever the token.
+        constant = self.log_prior - factor.diagonal(dim1=1, dim2=2).log().sum(1) + k * tokens.log() / 2
+        # Tokens are whitened for all classes by one product, in float32, around a centre that all share.
+        eye = torch.eye(k, dtype=torch.float64).expand_as(factor)
+        whitening = torch.linalg.solve_triangular(factor, eye, upper=False) * tokens.sqrt()[:, None, None]
+        centre = self.log_prior.exp() @ self.classes.mean[:, chosen]
+        offset = (whitening @ (self.classes.mean[:, chosen] - centre)[:, :, None]).float()
+        flat, parts = whitening.flatten(0, 1).float(), []
+        for states in hidden_states[:, chosen].split(max(1, BLOCK // max(1, len(flat)))):
+            whitened = (flat @ (states.double() - centre).float().T).view(len(tokens), k, len(states)) - offset
+            parts.append((constant[:, None] - whitened.square().sum(1).double() / 2).log_softmax(0).T)
         return torch.cat(parts)
 
 

@@ -166,10 +166,13 @@ def weight_mass(data: LayerData) -> Ranking:
 
 
 def elastic_net_path(data: LayerData) -> Ranking:
-    """Rank by the l1 penalty at which a neuron enters, those of one step by the norm of their weights."""
+    """Rank by the l1 penalty at which a neuron enters, those of one step by the norm of their weights.
+
+    The score is that penalty, 0 for neurons that never enter.
+    """
     states = data.train.hidden_states * data.moments.inverse_scale(data.penalty_space).float()
     found = elastic_net.entries(states, data.train.labels, len(data.weight), data.l2)
-    return by_score(found.l1, ties=found.norm)
+    return by_score(found.l1, ties=torch.where(data.moments.dead, -1.0, found.norm))
 
 
 def mean_differences(mean: Tensor) -> Tensor:

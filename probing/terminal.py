@@ -171,11 +171,11 @@ def _evaluation_table(rows: Sequence[Row]) -> Any:
     probe = {"linear": "a linear probe", "gaussian": "a Gaussian probe"}[rows[0]["probe"]]
     known = [row for row in rows if row["share_of_entropy"]]
     of = f" of {known[0]['mutual_information'] / known[0]['share_of_entropy']:.2f}" if known else ""
-    table = _table(f"Layer {rows[0]['layer']}: test accuracy of {probe} of k neurons, and information in bits{of}")
-    table.add_column("ranking")
+    table = _table(f"Layer {rows[0]['layer']}: accuracy of {probe} of the top or bottom k, and of the top's bits{of}")
+    table.add_column("ranking", no_wrap=True)
     for heading in ("top", "bottom", "bits"):
-        for k in sizes:
-            table.add_column(f"{heading} {k}", justify="right")
+        for i, k in enumerate(sizes):
+            table.add_column(str(k) if i else f"{heading} {k}", justify="right")
     for ranking in dict.fromkeys(row["ranking"] for row in rows):
         of_ranking = [row for row in rows if row["ranking"] == ranking]
         ends = [[row for row in of_ranking if row["from"] in (end, "random")] for end in ("top", "bottom")]
@@ -184,7 +184,7 @@ def _evaluation_table(rows: Sequence[Row]) -> Any:
         bottom = [min(row["accuracy"] for row in ends[1] if row["k"] == k) for k in sizes]
         bits = [max(row["mutual_information"] for row in ends[0] if row["k"] == k) for k in sizes]
         n_draws = max(row.get("draw") or 0 for row in of_ranking)
-        name = f"{ranking}, best and worst of {n_draws}" if n_draws else ranking
+        name = f"{n_draws} draws, best | worst" if n_draws else ranking
         table.add_row(name, *(f"{value:.3f}" for value in top + bottom), *(f"{value:.2f}" for value in bits))
     return table
 
