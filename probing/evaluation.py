@@ -100,7 +100,7 @@ def choices(rankings: Mapping[str, Ranking], data: LayerData, k: int, draws: int
 
 
 def evaluate(
-    rankings: Mapping[str, Ranking], data: LayerData, sides: Sides, sizes: Sequence[int], draws: int, training: Training
+    rankings: Mapping[str, Ranking], data: LayerData, sides: Sides, sizes: Sequence[int], draws: int
 ) -> list[dict[str, Any]]:
     """Return a row for each ranking, probe, end and size, as in `evaluation.csv`; tested on the test tokens.
 
@@ -110,7 +110,6 @@ def evaluate(
         sides: Examples and their classes.
         sizes: Numbers of neurons, each at least 1 and at most d_model.
         draws: How many times as many neurons are drawn blindly.
-        training: Of the linear probes.
     """
     test = sides.test
     labels = torch.from_numpy(test.labels[test.labels >= 0])
@@ -118,7 +117,7 @@ def evaluate(
     for k in sizes:
         chosen = choices(rankings, data, k, draws)
         for probe, judge in PROBES.items():
-            judged = judge(chosen, data, sides, training)
+            judged = judge(chosen, data, sides)
             for choice, found, interval in zip(chosen, judged, _intervals(judged, test, data.seed), strict=True):
                 bits = gaussian.entropy(labels) - found.cross_entropy / math.log(2)
                 rows.append({
@@ -147,19 +146,29 @@ class Judged(NamedTuple):
     n_train_tokens: int
 
 
-def linear(chosen: Sequence[Chosen], data: LayerData, sides: Sides, training: Training) -> list[Judged]:
-    """Train a linear probe on each choice of neurons, all in one stack, and test it."""
+def linear(chosen: Sequence[Chosen], data: LayerData, sides: Sides) -> list[Judged]:
+    """Train a linear probe on each choice of neurons, all in one stack, with the penalty of the run's own; test it."""
     places = [choice.neurons for choice in chosen]
 
     def of_columns(examples: Examples) -> Examples:
         return replace(examples, store=Columns(examples.store, data.layer, places, data.moments.dead))
 
+    training = Training(
+        data.penalty,
+        data.penalty_space,
+        "lbfgs",
+        TOLERANCE,
+        learning_rate=1e-3,
+        batch_size=1,
+        patience=1,
+        seed=data.seed,
+    )  # of which what Adam would need is not asked
     few = replace(sides, train=thin(sides.train, MOST_TOKENS, data.seed))
     fits = train_probes(few.each(of_columns), range(len(chosen)), training, {})
     return [Judged(fit.metrics["cross_entropy"], fit.correct_by_sentence, few.train.n_tokens) for fit in fits]
 
 
-def of_gaussians(chosen: Sequence[Chosen], data: LayerData, sides: Sides, training: Training) -> list[Judged]:
+def of_gaussians(chosen: Sequence[Chosen], data: LayerData, sides: Sides) -> list[Judged]:
     """Test a Gaussian probe of each choice of neurons; dead ones are left out."""
     live = [[i for i in choice.neurons if not data.moments.dead[i]] for choice in chosen]
     drawn = [i for i in data.draw(len(chosen[0].neurons), 0) if not data.moments.dead[i]]

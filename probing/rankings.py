@@ -15,6 +15,7 @@ from probing.contributions import ClassMagnitudes, MagnitudeAccumulator, centre_
 from probing.examples import Sides, read
 from probing.moments import Moments, PenaltySpace
 from probing.samples import Sample, load, thin
+from probing.solvers import Penalty
 from probing.training import layer_moments
 
 # Neurons that are selected by the information that each adds; the others follow by what they would add next.
@@ -30,7 +31,7 @@ class LayerData:
     Args:
         layer: Layer number.
         weight: Of its probe on raw hidden states, shape (n_classes, d_model).
-        l2: Of that probe.
+        penalty: Of that probe.
         penalty_space: Of that probe.
         moments: Of the training tokens.
         classes: Of the training tokens.
@@ -43,7 +44,7 @@ class LayerData:
 
     layer: int
     weight: Tensor
-    l2: float
+    penalty: Penalty
     penalty_space: PenaltySpace
     moments: Moments
     classes: ClassMoments
@@ -74,14 +75,14 @@ class LayerData:
 
 
 def read_layer(
-    layer: int, weight: Tensor, l2: float, penalty_space: PenaltySpace, sides: Sides, seed: int
+    layer: int, weight: Tensor, penalty: Penalty, penalty_space: PenaltySpace, sides: Sides, seed: int
 ) -> LayerData:
     """Stream a layer's training tokens twice and its test tokens once, and return what is known of it.
 
     Args:
         layer: Layer number.
         weight: Of its probe on raw hidden states, shape (n_classes, d_model).
-        l2: Of that probe.
+        penalty: Of that probe.
         penalty_space: Of that probe.
         sides: Examples and their classes.
         seed: Of what is drawn.
@@ -98,7 +99,7 @@ def read_layer(
     train = load(thin(sides.train, MOST_TRAIN, seed), layer)
     validation = load(thin(sides.validation, MOST_VALIDATION, seed), layer)
     return LayerData(
-        layer, weight, l2, penalty_space, moments, classes.result(), true.result(), predicted.result(), train,
+        layer, weight, penalty, penalty_space, moments, classes.result(), true.result(), predicted.result(), train,
         validation, seed,
     )  # fmt: skip
 
@@ -171,7 +172,7 @@ def elastic_net_path(data: LayerData) -> Ranking:
     The score is that penalty, 0 for neurons that never enter.
     """
     states = data.train.hidden_states * data.moments.inverse_scale(data.penalty_space).float()
-    found = elastic_net.entries(states, data.train.labels, len(data.weight), data.l2)
+    found = elastic_net.entries(states, data.train.labels, len(data.weight), data.penalty.l2)
     return by_score(found.l1, ties=torch.where(data.moments.dead, -1.0, found.norm))
 
 

@@ -131,12 +131,11 @@ def test_the_contribution_is_the_runs_own_ranking(plain: Path) -> None:
 
 
 def test_every_ranking_is_judged_by_every_probe_at_both_ends(plain: Path) -> None:
-    made = rank(str(plain), layer="1,3", evaluate=True, k=[3, 8], draws=2, quiet=True, wandb=NO_WANDB)
+    made = rank(str(plain), layer=3, evaluate=True, k=[3, 8], draws=2, quiet=True, wandb=NO_WANDB)
     rows = made.evaluation
     keys = {(row["layer"], row["ranking"], row["probe"], row["from"], row["k"], row.get("draw")) for row in rows}
     ranked = {
-        (layer, name, probe, end, k, None)
-        for layer in (1, 3)
+        (3, name, probe, end, k, None)
         for name in METHODS
         if name != "random"
         for probe in ("linear", "gaussian")
@@ -144,11 +143,7 @@ def test_every_ranking_is_judged_by_every_probe_at_both_ends(plain: Path) -> Non
         for k in (3, 8)
     }
     drawn = {
-        (layer, "random", probe, "random", k, draw)
-        for layer in (1, 3)
-        for probe in ("linear", "gaussian")
-        for k in (3, 8)
-        for draw in (1, 2)
+        (3, "random", probe, "random", k, draw) for probe in ("linear", "gaussian") for k in (3, 8) for draw in (1, 2)
     }
     assert keys == ranked | drawn
     assert len(rows) == len(keys)
@@ -207,27 +202,27 @@ def test_rankings_are_tracked(plain: Path) -> None:
     assert len(tracked.table("rankings/anova")) == D_MODEL
 
 
-def test_the_linear_judge_is_right_as_often_as_sklearn_says(plain: Path) -> None:
+def test_the_linear_judge_is_right_as_often_as_sklearn_says(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The neurons are passed on as columns of their own; here they are taken from the store by hand."""
     from sklearn.linear_model import LogisticRegression
 
+    from probing import evaluation
     from probing.commands.finished import Extraction, open_runs, sides_of
     from probing.evaluation import Chosen, linear
     from probing.rankings import read_layer
     from probing.samples import load
     from probing.solvers import Penalty
     from probing.terminal import quiet_libraries
-    from probing.training import Training
 
     own = load_run(plain)
     (finished,) = open_runs([own], "index")
     sides = sides_of(finished, Extraction(plain.parent / "cache", {}, print, progress=False))
     weight = load_file(plain / "probe.safetensors")["weight"]
-    data = read_layer(2, weight[2], 1e-3, "sd", sides, 0)
+    data = read_layer(2, weight[2], Penalty(0.0, 1e-3), "sd", sides, 0)
     neurons = [9, 2, 14]
-    training = Training(Penalty(0.0, 1e-3), "sd", "lbfgs", 1e-6, 0.01, 64, 3, 0)
+    monkeypatch.setattr(evaluation, "TOLERANCE", 1e-6)
     with quiet_libraries():
-        (judged,) = linear([Chosen("mine", "top", None, neurons)], data, sides, training)
+        (judged,) = linear([Chosen("mine", "top", None, neurons)], data, sides)
     x, y = data.train
     scale = x[:, neurons].double().std(0, correction=0)
     model = LogisticRegression(C=1 / (2 * len(y) * 1e-3), fit_intercept=False, tol=1e-8, max_iter=5000)

@@ -42,7 +42,7 @@ def states_of(seed: int = 0) -> Any:
 def data_of(folder: Path, states: Any, tokens: Any, seed: int = 0) -> tuple[LayerData, Data]:
     data = sides(make_store(folder, [states], tokens))
     fit = data.fit()[0]
-    return read_layer(0, fit.weight, 1e-3, "sd", data, seed), data
+    return read_layer(0, fit.weight, Penalty(0.0, 1e-3), "sd", data, seed), data
 
 
 @pytest.fixture(scope="module")

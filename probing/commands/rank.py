@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from probing.commands.shared import Layers, cache_folder, number_problems, plain, writable_folder
 from probing.errors import UserError, did_you_mean, out_of_range, refuse
@@ -15,13 +15,6 @@ from probing.options import WandbOptions, as_options
 from probing.runs import Row, Run, load_run, read_csv, write_csv
 from probing.tracking import Tracker
 from probing.wandb_mode import resolve_mode
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from probing.examples import Sides
-    from probing.rankings import LayerData, Ranking
-    from probing.training import Training
 
 RANKING_COLUMNS = ("layer", "rank", "neuron", "score")
 RANKING_KEY = ("layer", "neuron")
@@ -93,30 +86,32 @@ def rank(
     place = writable_folder(run.folder / "rankings", f"rank {run.folder}", "copy the run to a folder of yours")
     cached = cache_folder(cache or run.config["cache"], str(run.folder.parent))
     with terminal.quiet_libraries():
-        from probing.commands.finished import Extraction, open_runs, probe_weight, sides_of
+        from probing.commands.finished import Extraction, check_contributions, open_runs, probe_weight, sides_of
         from probing.evaluation import EVALUATION_COLUMNS, EVALUATION_KEY, SIZES
         from probing.evaluation import evaluate as judge
-        from probing.rankings import METHODS
+        from probing.rankings import METHODS, read_layer
+        from probing.solvers import Penalty
 
         methods = _methods(method, METHODS)
-        weight = probe_weight(run)
-        width = weight.shape[2]
+        weight, probe = probe_weight(run), run.config["probe"]
+        penalty, width = Penalty(probe["l1"], probe["l2"]), weight.shape[2]
         refuse([problem for size in sizes or () for problem in out_of_range("k", size, 1, width)])
         (finished,) = open_runs([run], "index")
         sides = sides_of(finished, Extraction(cached, {}, say, terminal.show_progress(quiet)))
         rankings: dict[str, list[dict[str, Any]]] = {name: [] for name in methods}
         evaluation: list[dict[str, Any]] = []
         for at, number in _places(run, layers):
-            data = _layer_data(run, number, weight[at], sides, seed)
-            found: dict[str, Ranking] = {}
+            data = read_layer(number, weight[at], penalty, probe["penalty_space"], sides, seed)
+            check_contributions(run, number, METHODS["contribution"](data).score.numpy())
+            found = {}
             for name in methods:
                 say(f"layer {number}: {name}")
                 found[name] = METHODS[name](data)
-                rankings[name] += _rows(number, found[name])
+                rankings[name] += _rows(number, found[name].order.tolist(), found[name].score.tolist())
             if evaluate:
                 say(f"layer {number}: evaluation")
                 fitting = sizes or [size for size in SIZES if size < width] or [max(1, width // 2)]
-                evaluation += judge(found, data, sides, fitting, draws, _training(run, seed))
+                evaluation += judge(found, data, sides, fitting, draws)
         _write(place, {name: (rows, RANKING_COLUMNS, RANKING_KEY) for name, rows in rankings.items()}, run)
         if evaluation:
             _write(place, {"evaluation": (evaluation, EVALUATION_COLUMNS, EVALUATION_KEY)}, run)
@@ -181,40 +176,10 @@ def _methods(typed: str | Sequence[str], known: Mapping[str, Callable[..., Any]]
     return [name for name in known if name in names]
 
 
-def _layer_data(run: Run, layer: int, weight: Tensor, sides: Sides, seed: int) -> LayerData:
-    """Stream a layer's tokens and return what rankings are made from.
-
-    Raises:
-        RunError: If the contributions do not come out as the run has them.
-    """
-    from probing.commands.finished import check_contributions
-    from probing.contributions import mean_contribution
-    from probing.rankings import read_layer
-
-    data = read_layer(layer, weight, run.config["probe"]["l2"], run.config["probe"]["penalty_space"], sides, seed)
-    check_contributions(run, layer, mean_contribution(weight, data.magnitudes).numpy())
-    return data
-
-
-def _training(run: Run, seed: int) -> Training:
-    """Return how the linear probes of some neurons are trained: with the penalty of the run's own."""
-    from probing.evaluation import TOLERANCE
-    from probing.solvers import Penalty
-    from probing.training import Training
-
-    probe = run.config["probe"]
-    penalty = Penalty(probe["l1"], probe["l2"])
-    return Training(
-        penalty, probe["penalty_space"], "lbfgs", TOLERANCE, probe["learning_rate"], probe["batch_size"],
-        probe["patience"], seed,
-    )  # fmt: skip
-
-
-def _rows(layer: int, ranking: Ranking) -> list[dict[str, Any]]:
-    score = ranking.score.tolist()
+def _rows(layer: int, order: Sequence[int], score: Sequence[float]) -> list[dict[str, Any]]:
     return [
         {"layer": layer, "rank": place, "neuron": neuron, "score": score[neuron]}
-        for place, neuron in enumerate(ranking.order.tolist(), start=1)
+        for place, neuron in enumerate(order, start=1)
     ]
 
 
