@@ -153,16 +153,8 @@ def linear(chosen: Sequence[Chosen], data: LayerData, sides: Sides) -> list[Judg
     def of_columns(examples: Examples) -> Examples:
         return replace(examples, store=Columns(examples.store, data.layer, places, data.moments.dead))
 
-    training = Training(
-        data.penalty,
-        data.penalty_space,
-        "lbfgs",
-        TOLERANCE,
-        learning_rate=1e-3,
-        batch_size=1,
-        patience=1,
-        seed=data.seed,
-    )  # of which what Adam would need is not asked
+    # The last four are Adam's alone.
+    training = Training(data.penalty, data.penalty_space, "lbfgs", TOLERANCE, 1e-3, 1, 1, data.seed)
     few = replace(sides, train=thin(sides.train, MOST_TOKENS, data.seed))
     fits = train_probes(few.each(of_columns), range(len(chosen)), training, {})
     return [Judged(fit.metrics["cross_entropy"], fit.correct_by_sentence, few.train.n_tokens) for fit in fits]

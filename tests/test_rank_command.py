@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +272,23 @@ def test_a_run_where_rankings_cannot_be_written_is_refused(plain: Path, tmp_path
     (copy / "rankings").write_text("in the way")
     with pytest.raises(UserError, match=r"`rank .*copy` is no folder \(.*rankings is a file\)"):
         rank(str(copy), method="anova", quiet=True, wandb=NO_WANDB)
+
+
+def test_a_run_without_validation_tokens_is_ranked_by_what_needs_none(
+    plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from probing.commands import finished
+
+    whole = finished.sides_of
+
+    def without(*args: Any) -> Any:
+        sides = whole(*args)
+        return replace(sides, validation=replace(sides.validation, labels=np.full_like(sides.validation.labels, -1)))
+
+    monkeypatch.setattr(finished, "sides_of", without)
+    with pytest.raises(UserError, match="no sentence of the validation part has a token"):
+        rank(str(plain), method="gaussian", quiet=True, wandb=NO_WANDB)
+    assert rank(str(plain), method="anova", layer=1, quiet=True, wandb=NO_WANDB).rankings["anova"]
 
 
 def test_a_comparison_is_no_run_to_rank(plain: Path, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def rank(
         k: How many neurons these probes have (10,50,100); by default those of 10, 50, 100 that are fewer than all.
         draws: How many times random neurons are drawn for comparison.
         seed: Of random neurons, and of which tokens are used where not all are.
-        cache: Folder of cached activations; $PROBING_CACHE or the run's own by default.
+        cache: Folder of cached activations; the run's own by default.
         quiet: Result lines only, no tables.
         wandb: Where and how to track the rankings in Weights & Biases.
 
@@ -75,6 +75,7 @@ def rank(
     from probing import terminal
 
     say = terminal.silence if quiet else terminal.say
+    progress = terminal.say if terminal.show_progress(quiet) else terminal.silence
     sizes = _sizes(k)
     refuse(number_problems(seed, None, None) + out_of_range("draws", draws, 1, 1000))
     resolve_mode(wandb.mode)
@@ -98,6 +99,11 @@ def rank(
         refuse([problem for size in sizes or () for problem in out_of_range("k", size, 1, width)])
         (finished,) = open_runs([run], "index")
         sides = sides_of(finished, Extraction(cached, {}, say, terminal.show_progress(quiet)))
+        if not sides.validation.n_tokens and (evaluate or "gaussian" in methods):
+            raise UserError(
+                f"`rank {run.folder}`: no sentence of the validation part has a token of any class, and `gaussian` and "
+                "`--evaluate` need some; name other methods with --method, or fit with more sentences."
+            )
         rankings: dict[str, list[dict[str, Any]]] = {name: [] for name in methods}
         evaluation: list[dict[str, Any]] = []
         for at, number in _places(run, layers):
@@ -105,11 +111,11 @@ def rank(
             check_contributions(run, number, METHODS["contribution"](data).score.numpy())
             found = {}
             for name in methods:
-                say(f"layer {number}: {name}")
+                progress(f"layer {number}: {name}")
                 found[name] = METHODS[name](data)
                 rankings[name] += _rows(number, found[name].order.tolist(), found[name].score.tolist())
             if evaluate:
-                say(f"layer {number}: evaluation")
+                progress(f"layer {number}: evaluation")
                 fitting = sizes or [size for size in SIZES if size < width] or [max(1, width // 2)]
                 evaluation += judge(found, data, sides, fitting, draws)
         _write(place, {name: (rows, RANKING_COLUMNS, RANKING_KEY) for name, rows in rankings.items()}, run)
