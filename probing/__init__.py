@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from probing.commands.compare import Comparison as Comparison
     from probing.commands.compare import compare as compare
     from probing.commands.fit import fit as fit
+    from probing.commands.rank import Rankings as Rankings
+    from probing.commands.rank import rank as rank
     from probing.options import ProbeOptions as ProbeOptions
     from probing.options import WandbOptions as WandbOptions
     from probing.runs import Run as Run
@@ -20,12 +22,17 @@ _HOMES = {
     "Comparison": "probing.commands.compare",
     "compare": "probing.commands.compare",
     "fit": "probing.commands.fit",
+    "Rankings": "probing.commands.rank",
+    "rank": "probing.commands.rank",
     "ProbeOptions": "probing.options",
     "WandbOptions": "probing.options",
     "Run": "probing.runs",
     "load_run": "probing.runs",
 }
-__all__ = ["Comparison", "ProbeOptions", "Run", "WandbOptions", "__version__", "compare", "fit", "load_run"]
+__all__ = [
+    "Comparison", "ProbeOptions", "Rankings", "Run", "WandbOptions",
+    "__version__", "compare", "fit", "load_run", "rank",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -8,6 +8,7 @@ import sys
 COMMANDS = {
     "fit": "probing.commands.fit:fit",
     "extract": "probing.commands.extract:extract",
+    "rank": "probing.commands.rank:rank",
     "compare": "probing.commands.compare:compare",
     "cache ls": "probing.commands.cache:ls",
     "cache verify": "probing.commands.cache:verify",

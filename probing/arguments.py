@@ -15,8 +15,8 @@ from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, get_loader
 
 from probing.errors import UserError, as_clause, did_you_mean, refuse
 
-# The option that words without hyphens belong to, where a command has it.
-WORDS = "folders"
+# The option that words without hyphens belong to, where a command has it: one for many words, one for a single word.
+WORDS, WORD = "folders", "folder"
 # Values in a configuration file; one that refers to itself has no end of them.
 MAX_VALUES = 10_000
 
@@ -53,8 +53,11 @@ def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[
         if option == "--config":
             given.take_file(value or "")
     words = [option for option, _ in typed if not option.startswith("-")]
-    if words and WORDS in option_types(function):
-        given.take_mapping({WORDS: words}, COMMAND_LINE)
+    known = option_types(function)
+    if len(words) > 1 and WORD in known:
+        raise UserError(f"`{name}` takes one folder, and {len(words)} are given: {', '.join(words)}.")
+    if words and (WORDS in known or WORD in known):
+        given.take_mapping({WORDS: words} if WORDS in known else {WORD: words[0]}, COMMAND_LINE)
         typed = [(option, value) for option, value in typed if option not in words]
     for option, value in typed:
         if option != "--config":

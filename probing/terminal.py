@@ -140,6 +140,73 @@ def _agreement_table(rows: Sequence[Row]) -> Any:
     return table
 
 
+# Neurons of a ranking that a screen shows.
+_SHOWN = 10
+
+
+def rankings_lines(rankings: Mapping[str, Sequence[Row]]) -> list[str]:
+    """Return for each layer and method the first neurons in one line, for --quiet."""
+    return [
+        f"layer {layer}, {method}: top neurons {', '.join(map(str, _first(rows, layer)[:5]))}"
+        for layer in _layers_of(rankings)
+        for method, rows in rankings.items()
+    ]
+
+
+def rankings_tables(rankings: Mapping[str, Sequence[Row]]) -> list[Any]:
+    """Return for each layer a table of the first neurons by each method."""
+    tables = []
+    for layer in _layers_of(rankings):
+        table = _table(f"Layer {layer}: first neurons by each ranking")
+        table.add_column("ranking")
+        for place in range(1, _SHOWN + 1):
+            table.add_column(str(place), justify="right")
+        for method, rows in rankings.items():
+            table.add_row(method, *map(str, _first(rows, layer)))
+        tables.append(table)
+    return tables
+
+
+def _layers_of(rankings: Mapping[str, Sequence[Row]]) -> list[int]:
+    return sorted({row["layer"] for rows in rankings.values() for row in rows})
+
+
+def _first(rows: Sequence[Row], layer: int) -> list[int]:
+    return [row["neuron"] for row in rows if row["layer"] == layer][:_SHOWN]
+
+
+def evaluation_tables(rows: Sequence[Row]) -> list[Any]:
+    """Return for each layer and probe a table of what it does with the neurons of each ranking."""
+    found = dict.fromkeys((row["layer"], row["probe"]) for row in rows)
+    return [
+        _evaluation_table([row for row in rows if (row["layer"], row["probe"]) == (layer, probe)])
+        for layer, probe in found
+    ]
+
+
+def _evaluation_table(rows: Sequence[Row]) -> Any:
+    sizes = sorted({row["k"] for row in rows})
+    probe = {"linear": "a linear probe", "gaussian": "a Gaussian probe"}[rows[0]["probe"]]
+    known = [row for row in rows if row["share_of_entropy"]]
+    of = f" of {known[0]['mutual_information'] / known[0]['share_of_entropy']:.2f}" if known else ""
+    table = _table(f"Layer {rows[0]['layer']}: accuracy of {probe} of the top or bottom k, and of the top's bits{of}")
+    table.add_column("ranking", no_wrap=True)
+    for heading in ("top", "bottom", "bits"):
+        for i, k in enumerate(sizes):
+            table.add_column(str(k) if i else f"{heading} {k}", justify="right")
+    for ranking in dict.fromkeys(row["ranking"] for row in rows):
+        of_ranking = [row for row in rows if row["ranking"] == ranking]
+        ends = [[row for row in of_ranking if row["from"] in (end, "random")] for end in ("top", "bottom")]
+        # Of random neurons the best stands where others have their first, and the worst where they have their last.
+        top = [max(row["accuracy"] for row in ends[0] if row["k"] == k) for k in sizes]
+        bottom = [min(row["accuracy"] for row in ends[1] if row["k"] == k) for k in sizes]
+        bits = [max(row["mutual_information"] for row in ends[0] if row["k"] == k) for k in sizes]
+        n_draws = max(row.get("draw") or 0 for row in of_ranking)
+        name = f"{n_draws} draws, best | worst" if n_draws else ranking
+        table.add_row(name, *(f"{value:.3f}" for value in top + bottom), *(f"{value:.2f}" for value in bits))
+    return table
+
+
 def _two(row: Row, column: str) -> str:
     return f"{row[column]:.2f}" if column in row else ""
 

@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import safe_open
+from torch import Tensor
 
+from probing.cache import ActivationStore
 from probing.cache.tokens import LONGEST, tokenize
 from probing.commands.shared import extract_all, read_corpora, say_what_was_left_out
 from probing.comparison import Pair, Ranked, Readings, compare_pair, cross_moments, rank_on_sentences
 from probing.corpus import Corpus, Split
 from probing.errors import RunError, UserError
+from probing.examples import Examples, Sides
 from probing.examples import label as label_tokens
 from probing.matching import Method
 from probing.models import ModelSource, length_limits, load_config, load_tokenizer, resolve_model
@@ -102,6 +106,14 @@ class Extraction:
     say: Say
     progress: bool
     done: dict[tuple[Path, str], Readings] = field(default_factory=dict)
+    stores: dict[tuple[Path, str], ActivationStore] = field(default_factory=dict)
+
+    def store(self, finished: Finished, corpus: Corpus) -> ActivationStore:
+        """Return the activations that a run's model gives for a corpus, in the run's layers."""
+        key = finished.run.folder, corpus.fingerprint
+        if key not in self.stores:
+            self.stores[key] = self._extract(finished, corpus)
+        return self.stores[key]
 
     def readings(self, finished: Finished, corpus: Corpus) -> Readings:
         """Return what a run's model made of a corpus, in the run's layers."""
@@ -110,15 +122,19 @@ class Extraction:
             self.done[key] = self._read(finished, corpus)
         return self.done[key]
 
-    def _read(self, finished: Finished, corpus: Corpus) -> Readings:
+    def _extract(self, finished: Finished, corpus: Corpus) -> ActivationStore:
         source, config = finished.source, finished.run.config
-        layers = [row["layer"] for row in finished.run.accuracy]
         (store,) = extract_all(
-            source, [corpus], layers, self.cache, self.trainer, self.say, self.progress, dtype=config["dtype"],
-            max_length=config["max_length"], batch_tokens=config["batch_tokens"],
+            source, [corpus], layers_of(finished.run), self.cache, self.trainer, self.say, self.progress,
+            dtype=config["dtype"], max_length=config["max_length"], batch_tokens=config["batch_tokens"],
             random_weights_seed=config["seed"] if config["random_weights"] else None,
         )  # fmt: skip
         say_what_was_left_out([corpus], [store], self.say)
+        return store
+
+    def _read(self, finished: Finished, corpus: Corpus) -> Readings:
+        source, config, layers = finished.source, finished.run.config, layers_of(finished.run)
+        store = self.store(finished, corpus)
         if corpus.words is not None:
             return Readings(store, store.tokens, layers)
         # Each tokenizer has words of its own in running text; those between blanks are the same for all.
@@ -128,25 +144,52 @@ class Extraction:
         return Readings(store, tokens, layers)
 
 
+def layers_of(run: Run) -> list[int]:
+    """Return the layers that a run has probes of, ascending."""
+    return [row["layer"] for row in run.accuracy]
+
+
+def probe_weight(run: Run) -> Tensor:
+    """Return the weights of a run's probes on raw hidden states, shape (n_layers, n_classes, d_model)."""
+    with safe_open(run.folder / "probe.safetensors", "pt") as file:
+        weight: Tensor = file.get_tensor("weight")
+    return weight
+
+
+def sides_of(finished: Finished, extract: Extraction) -> Sides:
+    """Return the examples of a run, labelled as they were when its probes were trained."""
+    run = finished.run
+    task = load_task(run.config["task"], run.config["task_args"])
+    classes: Labels = np.array(run.results["classes"], dtype=np.int64 if task.ordinal else object)
+
+    def examples(side: Split, part: int) -> Examples:
+        store, corpus = extract.store(finished, finished.corpora[part]), finished.corpora[part]
+        return label_tokens(store, corpus, task, finished.splits[part], classes, side)
+
+    return Sides(examples("train", 0), examples("validation", 0), examples("test", -1), classes, task.ordinal)
+
+
+def check_contributions(run: Run, layer: int, contribution: Sequence[float] | NDArray[np.float64]) -> None:
+    """Check that a layer's contributions, computed again, are those of the run.
+
+    Raises:
+        RunError: If they are not.
+    """
+    stored = {row["neuron"]: row["contribution"] for row in run.neurons if row["layer"] == layer}
+    if not np.allclose([stored[n] for n in range(len(contribution))], contribution, rtol=1e-3, atol=1e-6):
+        raise RunError(f"{run.folder}: the contributions of layer {layer} are not those of its probe; repeat the run")
+
+
 def ranked_of(finished: Finished, extract: Extraction, seed: int) -> Ranked:
     """Rank a run's neurons again from its probe, its test sentences one by one.
 
     Raises:
         RunError: If the ranking does not come out as the run has it.
     """
-    run = finished.run
-    readings = extract.readings(finished, finished.corpora[-1])
-    task = load_task(run.config["task"], run.config["task_args"])
-    classes: Labels = np.array(run.results["classes"], dtype=np.int64 if task.ordinal else object)
-    test = label_tokens(readings.store, finished.corpora[-1], task, finished.splits[-1], classes, "test")
-    with safe_open(run.folder / "probe.safetensors", "pt") as file:
-        ranked = rank_on_sentences(finished.label, file.get_tensor("weight"), test, readings.layers, seed)
+    test = sides_of(finished, extract).test
+    ranked = rank_on_sentences(finished.label, probe_weight(finished.run), test, layers_of(finished.run), seed)
     for i, layer in enumerate(ranked.layers):
-        stored = {row["neuron"]: row["contribution"] for row in run.neurons if row["layer"] == layer}
-        if not np.allclose([stored[n] for n in range(ranked.d_model)], ranked.scores[i], rtol=1e-3, atol=1e-6):
-            raise RunError(
-                f"{run.folder}: the contributions of layer {layer} are not those of its probe; repeat the run"
-            )
+        check_contributions(finished.run, layer, ranked.scores[i])
     return ranked
 
 

@@ -56,10 +56,19 @@ def runs_folder(runs: str) -> Path:
     Raises:
         UserError: If a file is in the way or it cannot be written.
     """
-    path = folder(runs, f"--runs {runs}")
+    return writable_folder(runs, f"--runs {runs}", "name a folder of yours")
+
+
+def writable_folder(path: str | Path, typed: str, way_out: str) -> Path:
+    """Return the path of a folder that is there or can be made, and can be written.
+
+    Raises:
+        UserError: If it is no folder or cannot be written.
+    """
+    path = folder(path, typed)
     there = next(part for part in (path, *path.parents) if part.exists())
     if not os.access(there, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
-        raise UserError(f"`--runs {runs}` cannot be written ({there} is read-only for you); name a folder of yours.")
+        raise UserError(f"`{typed}` cannot be written ({there} is read-only for you); {way_out}.")
     return path
 
 

@@ -1,0 +1,239 @@
+"""`rank`: the neurons of a finished run ranked by other methods, and the rankings judged by other probes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from probing.commands.shared import Layers, cache_folder, number_problems, plain, writable_folder
+from probing.errors import UserError, did_you_mean, out_of_range, refuse
+from probing.models import layer_numbers
+from probing.options import WandbOptions, as_options
+from probing.runs import Row, Run, load_run, read_csv, write_csv
+from probing.tracking import Tracker
+from probing.wandb_mode import resolve_mode
+
+RANKING_COLUMNS = ("layer", "rank", "neuron", "score")
+RANKING_KEY = ("layer", "neuron")
+
+
+@dataclass(frozen=True)
+class Rankings:
+    """What `rank` found out about a run.
+
+    Args:
+        folder: Where it is, `rankings` in the run's folder.
+        rankings: By method, a dict per layer and neuron in ranked order, as in `METHOD.csv`.
+        evaluation: A dict per ranking, probe, end and size, as in `evaluation.csv`; empty if not asked for.
+    """
+
+    folder: Path
+    rankings: dict[str, list[dict[str, Any]]]
+    evaluation: list[dict[str, Any]]
+
+    def __repr__(self) -> str:
+        from probing.terminal import evaluation_tables, rankings_tables, render
+
+        return render(*rankings_tables(self.rankings), *evaluation_tables(self.evaluation)) + str(self.folder)
+
+
+def rank(
+    folder: str | None = None,
+    method: str | list[str] = "all",
+    layer: Layers = "all",
+    evaluate: bool = False,
+    k: int | list[int] | str | None = None,
+    draws: int = 5,
+    seed: int = 0,
+    cache: str | None = None,
+    quiet: bool = False,
+    wandb: WandbOptions = WandbOptions(),
+) -> Rankings:
+    """Rank the neurons of a finished run again, by other methods, into RUN/rankings.
+
+    Args:
+        folder: Folder of a finished run; `--folder` itself may be left out.
+        method: all, or some of contribution, contribution_predicted, contribution_all, contribution_centred, weight,
+            weight_mass, elastic_net, probeless, probeless_standardised, anova, gaussian, random.
+        layer: One of the run's layers (6), several (0,3,6) or all.
+        evaluate: Judge every ranking by a linear and a Gaussian probe of its first, its last and random neurons.
+        k: How many neurons these probes have (10,50,100); by default those of 10, 50, 100 that are fewer than all.
+        draws: How many times random neurons are drawn for comparison.
+        seed: Of random neurons, and of which tokens are used where not all are.
+        cache: Folder of cached activations; the run's own by default.
+        quiet: Result lines only, no tables.
+        wandb: Where and how to track the rankings in Weights & Biases.
+
+    Returns:
+        The rankings.
+    """
+    wandb = as_options(WandbOptions, wandb, "wandb")
+    config = plain(locals())
+    from probing import terminal
+
+    say = terminal.silence if quiet else terminal.say
+    progress = terminal.say if terminal.show_progress(quiet) else terminal.silence
+    sizes = _sizes(k)
+    refuse(number_problems(seed, None, None) + out_of_range("draws", draws, 1, 1000))
+    resolve_mode(wandb.mode)
+    layer_numbers(layer)
+    if not folder:
+        raise UserError("`rank` takes the folder of one finished run, such as runs/A.")
+    run = load_run(folder)
+    layers = _layers(layer, run)
+    place = writable_folder(run.folder / "rankings", f"rank {run.folder}", "copy the run to a folder of yours")
+    cached = cache_folder(cache or run.config["cache"], str(run.folder.parent))
+    with terminal.quiet_libraries():
+        from probing.commands.finished import Extraction, check_contributions, open_runs, probe_weight, sides_of
+        from probing.evaluation import EVALUATION_COLUMNS, EVALUATION_KEY, SIZES
+        from probing.evaluation import evaluate as judge
+        from probing.rankings import METHODS, read_layer
+        from probing.solvers import Penalty
+
+        methods = _methods(method, METHODS)
+        weight, probe = probe_weight(run), run.config["probe"]
+        penalty, width = Penalty(probe["l1"], probe["l2"]), weight.shape[2]
+        refuse([problem for size in sizes or () for problem in out_of_range("k", size, 1, width)])
+        (finished,) = open_runs([run], "index")
+        sides = sides_of(finished, Extraction(cached, {}, say, terminal.show_progress(quiet)))
+        if not sides.validation.n_tokens and (evaluate or "gaussian" in methods):
+            raise UserError(
+                f"`rank {run.folder}`: no sentence of the validation part has a token of any class, and `gaussian` and "
+                "`--evaluate` need some; name other methods with --method, or fit with more sentences."
+            )
+        rankings: dict[str, list[dict[str, Any]]] = {name: [] for name in methods}
+        evaluation: list[dict[str, Any]] = []
+        for at, number in _places(run, layers):
+            data = read_layer(number, weight[at], penalty, probe["penalty_space"], sides, seed)
+            check_contributions(run, number, METHODS["contribution"](data).score.numpy())
+            found = {}
+            for name in methods:
+                progress(f"layer {number}: {name}")
+                found[name] = METHODS[name](data)
+                rankings[name] += _rows(number, found[name].order.tolist(), found[name].score.tolist())
+            if evaluate:
+                progress(f"layer {number}: evaluation")
+                fitting = sizes or [size for size in SIZES if size < width] or [max(1, width // 2)]
+                evaluation += judge(found, data, sides, fitting, draws)
+        _write(place, {name: (rows, RANKING_COLUMNS, RANKING_KEY) for name, rows in rankings.items()}, run)
+        if evaluation:
+            _write(place, {"evaluation": (evaluation, EVALUATION_COLUMNS, EVALUATION_KEY)}, run)
+    tables = {**{f"rankings/{name}": rows for name, rows in rankings.items()}, "evaluation": evaluation}
+    where = _track(place, wandb, f"{run.folder.name}-rankings", config, tables)
+    made = Rankings(place, rankings, evaluation)
+    if quiet:
+        for line in terminal.rankings_lines(rankings):
+            print(line)
+    else:
+        terminal.show(*terminal.rankings_tables(rankings), *terminal.evaluation_tables(evaluation))
+    print(f"Results: {place}" + (f"; on Weights & Biases: {where}" if where else ""))
+    return made
+
+
+def _sizes(k: int | Sequence[int] | str | None) -> list[int] | None:
+    """Return the numbers of neurons that are named, ascending.
+
+    Raises:
+        UserError: If one is no whole number.
+    """
+    if k is None:
+        return None
+    typed = str(k) if isinstance(k, int | str) else ",".join(map(str, k))
+    try:
+        return sorted({int(part) for part in typed.split(",")})
+    except ValueError:
+        raise UserError(f"`--k {typed}`: expected a number of neurons, or several such as 10,50,100.") from None
+
+
+def _layers(layer: Layers, run: Run) -> list[int]:
+    """Return which of the run's layers are asked for, ascending.
+
+    Raises:
+        UserError: If the run does not have one of them.
+    """
+    there = [row["layer"] for row in run.accuracy]
+    wanted = layer_numbers(layer) or there
+    if missing := [number for number in wanted if number not in there]:
+        raise UserError(f"`--layer {missing[0]}` is not in {run.folder}, which has {', '.join(map(str, there))}.")
+    return wanted
+
+
+def _places(run: Run, layers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield for each of these layers its place among the run's, and its number."""
+    return ((at, row["layer"]) for at, row in enumerate(run.accuracy) if row["layer"] in layers)
+
+
+def _methods(typed: str | Sequence[str], known: Mapping[str, Callable[..., Any]]) -> list[str]:
+    """Return the methods that are asked for, in the order of tables.
+
+    Raises:
+        UserError: If one is unknown.
+    """
+    names = [name.strip() for name in typed.split(",")] if isinstance(typed, str) else list(typed)
+    if names == ["all"]:
+        return list(known)
+    for name in names:
+        if name not in known:
+            near = did_you_mean(name, known)
+            raise UserError(f"`--method {name}` is no method{near}; they are {', '.join(known)}, or all.")
+    return [name for name in known if name in names]
+
+
+def _rows(layer: int, order: Sequence[int], score: Sequence[float]) -> list[dict[str, Any]]:
+    return [
+        {"layer": layer, "rank": place, "neuron": neuron, "score": score[neuron]}
+        for place, neuron in enumerate(order, start=1)
+    ]
+
+
+def _write(folder: Path, tables: Mapping[str, tuple[Sequence[Row], Sequence[str], Sequence[str]]], run: Run) -> None:
+    """Write tables, each at once or not at all; rows of other layers or rankings that are there already stay.
+
+    Raises:
+        UserError: If they cannot be written.
+    """
+    try:
+        folder.mkdir(exist_ok=True)
+        for name, (rows, columns, key) in tables.items():
+            path = folder / f"{name}.csv"
+            partial = path.with_name(f".{path.name}.{os.getpid()}")
+            try:
+                write_csv(partial, _merged(path, rows, key), columns)
+                partial.replace(path)
+            finally:
+                partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"`rank {run.folder}`: {folder} cannot be written ({error.strerror or error}); make room, or copy the run "
+            "to a folder of yours."
+        ) from None
+
+
+def _merged(path: Path, rows: Sequence[Row], key: Sequence[str]) -> list[Row]:
+    """Return the rows in the order of layers, with those in the file that no new row takes the place of."""
+
+    def identity(row: Row) -> tuple[str, ...]:
+        return tuple(str(row.get(column, "")) for column in key)
+
+    new = {identity(row) for row in rows}
+    kept = [row for row in read_csv(path) if identity(row) not in new] if path.is_file() else []
+    return sorted([*kept, *rows], key=lambda row: int(row["layer"]))
+
+
+def _track(
+    folder: Path,
+    options: WandbOptions,
+    name: str,
+    config: Mapping[str, Any],
+    tables: Mapping[str, Sequence[Row]],
+) -> str | None:
+    """Log the tables to W&B and return where they are to be seen; files stay out, for `rank` may replace them."""
+    from probing.terminal import say
+
+    tracker = Tracker(options, folder, name, config, say)
+    tracker.log_results([], [], [], [], tables)
+    tracker.finish()
+    return tracker.where(folder)
