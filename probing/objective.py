@@ -8,6 +8,11 @@ import torch
 from torch import Tensor
 
 
+# Logits that are worked on at a time, so that they stay in a processor's cache: with 20 stacked problems a fifth faster
+# than all at once; and the rows of a product that still keep it busy.
+BLOCK, LEAST_ROWS = 2**19, 256
+
+
 class Sums(NamedTuple):
     """Sums over the examples of a batch, for each stacked problem.
 
@@ -31,6 +36,19 @@ def cross_entropy_sums(weight: Tensor, hidden_states: Tensor, labels: Tensor, co
         labels: Class of each token, -1 for tokens that do not count, shape (n_tokens,).
         counts: How often each token counts in each problem, once if None, shape (n_problems, n_tokens).
     """
+    n_problems, n_classes, _ = weight.shape
+    size = max(LEAST_ROWS, BLOCK // (n_problems * n_classes))
+    sums: Sums | None = None
+    for start in range(0, max(len(labels), 1), size):
+        rows = slice(start, start + size)
+        own = None if counts is None else counts[:, rows]
+        block = _block_sums(weight, hidden_states[rows], labels[rows], own)
+        sums = block if sums is None else Sums(*(total.add_(more) for total, more in zip(sums, block, strict=True)))
+    assert sums is not None
+    return sums
+
+
+def _block_sums(weight: Tensor, hidden_states: Tensor, labels: Tensor, counts: Tensor | None) -> Sums:
     n_problems, n_classes, d_model = weight.shape
     times = (labels >= 0).to(weight.dtype)[:, None, None].expand(-1, n_problems, 1)
     if counts is not None:
