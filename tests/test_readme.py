@@ -27,10 +27,17 @@ PROBING = [line for line in LINES if line.startswith("python -m probing ")]
 def toy(tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str], monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder in which the README's names stand for small things."""
     (tmp_path / "sentences.txt").write_text("\n".join(sentences))
+    for name, part in (("train", sentences[:150]), ("dev", sentences[150:])):
+        rows = ["".join(map(_word, range(1, 999), text.split())) for text in part]
+        (tmp_path / f"{name}.conllu").write_text("\n".join(rows) + "\n")
     (tmp_path / "conf").symlink_to(ROOT / "conf")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "disabled")
     return checkpoints["bert"]
+
+
+def _word(index: int, form: str) -> str:
+    return "\t".join([str(index), form, form, "LONG" if len(form) > 5 else "SHORT", *"_" * 6]) + "\n"
 
 
 def test_the_readme_shows_commands() -> None:
