@@ -18,6 +18,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # wait for each other: with two, these tests took eight times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# A ranking without the evidence that takes more training: tests of other things need none.
+BARE = {"replicates": 0, "controls": "none", "evidence": "none"}
+BARE_ARGS = ["--replicates=0", "--controls=none", "--evidence=none"]
+
 # Those that stand for the others where every family would take long.
 FAMILIES = ("bert", "roberta", "distilbert")
 # Blocks of each tiny model.

@@ -156,7 +156,7 @@ class Loop:
         self.args = [
             "--model", str(model), "--corpus", str(folder / "sentences.txt"), "--layer", ",".join(map(str, LAYERS)),
             "--wandb.mode", "disabled", "--trainer.accelerator", "cpu", "--batch_tokens", "256", "--quiet",
-            "--controls", "none",
+            "--replicates=0", "--controls=none", "--evidence=none",
         ]  # fmt: skip
         self.runs, self.n_named = folder / "runs", 0
         self.wrong: list[str] = []

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 
+from conftest import BARE_ARGS
 from probing.__main__ import COMMANDS
 from probing.commandline import run
 
@@ -36,8 +37,7 @@ USUAL = {
         "--quiet",
         "--wandb.mode",
         "disabled",
-        "--controls",
-        "none",
+        *BARE_ARGS,
     ],
     "extract": ["--model", "tiny", "--corpus", "sentences.txt", "--quiet"],
 }

@@ -17,6 +17,7 @@ from probing_tasks.xpos import FineGrainedTag
 from safetensors import safe_open
 from transformers import AutoModel, AutoTokenizer
 
+from conftest import BARE
 from probing import Run, WandbOptions, fit
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, from_words, load_corpus
@@ -118,7 +119,7 @@ def test_words_are_probed_as_the_plain_forward_pass_has_them(
 ) -> None:
     made = fit(
         model=str(checkpoints["bert"]), corpus=str(bank), task="label", task_args={"pieces": pieces}, layer=2,
-        runs=str(tmp_path), name="words", quiet=True, wandb=NO_WANDB,
+        runs=str(tmp_path), name="words", quiet=True, wandb=NO_WANDB, **BARE,
     )  # fmt: skip
     assert isinstance(made, Run)
     assert made.results["classes"] == ["long", "middle", "short"]
@@ -164,7 +165,7 @@ def test_labels_of_the_test_corpus_that_are_no_class_are_left_out(
     test.write_text("the\tshort\nlayer\tmiddle\nreads\tunheard-of\n\nuntranslatable\tlong\nthat\tunheard-of\n")
     made = fit(
         model=str(checkpoints["bert"]), corpus=str(bank), test_corpus=str(test), task="label", layer=1,
-        runs=str(tmp_path), name="words", wandb=NO_WANDB,
+        runs=str(tmp_path), name="words", wandb=NO_WANDB, **BARE,
     )  # fmt: skip
     assert made is not None
     assert made.accuracy[0]["n_test_tokens"] == 3

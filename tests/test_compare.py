@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from conftest import BARE, BARE_ARGS
 from families import D_MODEL
 from probing import compare, fit, load_run
 from probing.__main__ import COMMANDS
@@ -23,7 +24,7 @@ from wandb_reader import read_offline_runs
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 NO_WANDB: Any = {"mode": "disabled"}
-QUICKLY: dict[str, Any] = {"quiet": True, "controls": "none", "wandb": NO_WANDB}
+QUICKLY: dict[str, Any] = {"quiet": True, "wandb": NO_WANDB, **BARE}
 
 
 def permute_neurons(model: Path, copy: Path, permutation: torch.Tensor) -> Path:
@@ -208,8 +209,7 @@ def test_the_experiment_fits_its_models_and_compares_them(
         str(experiment),
         "--models",
         f"[{', '.join(models)}]",
-        "--fit.controls",
-        "none",
+        *(arg.replace("--", "--fit.") for arg in BARE_ARGS),
         "--wandb.mode",
         "disabled",
     ]

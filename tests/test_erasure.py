@@ -13,6 +13,7 @@ from scipy.linalg import sqrtm
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
+from conftest import BARE
 from families import D_MODEL
 from probing import WandbOptions, fit
 from probing.commands.erase import erasure_rows
@@ -299,7 +300,7 @@ def test_of_a_finished_run_the_table_is_written_beside_its_rankings(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:
     run = fit(
-        model=str(checkpoints["bert"]), corpus=str(corpus_file), layer=0, controls="none", runs=str(tmp_path),
+        model=str(checkpoints["bert"]), corpus=str(corpus_file), layer=0, **BARE, runs=str(tmp_path),
         name="made", wandb=WandbOptions(mode="disabled"), task_args={"min_count": 5}, quiet=True,
     )  # fmt: skip
     assert run is not None

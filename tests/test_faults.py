@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from conftest import BARE_ARGS
 from fault_loop import MANIFEST, processes
 from probing import Run, load_run
 from probing.cache import ActivationStore
@@ -69,7 +70,7 @@ def options(checkpoints: dict[str, Path], corpus_file: Path) -> list[str]:
         "--quiet",
         "--trainer.accelerator",
         "cpu",
-        "--controls=none",
+        *BARE_ARGS,
     ]
 
 
@@ -232,7 +233,7 @@ def test_an_interrupt_during_the_extraction_keeps_what_is_done(
         str(runs),
         "--batch_tokens",
         "1",
-        "--controls=none",
+        *BARE_ARGS,
     ]
     ended, messages = in_a_process(args, lambda: bool(list(runs.glob(f"cache/*/{MANIFEST}"))), number)
     assert ended == status, "\n".join(messages)

@@ -19,6 +19,7 @@ import yaml
 from safetensors import safe_open
 from transformers import AutoModel, AutoTokenizer
 
+from conftest import BARE
 from probing import ProbeOptions, Run, WandbOptions, fit, load_run
 from probing.__main__ import COMMANDS
 from probing.cache.tokens import Tokens
@@ -50,7 +51,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(checkpoints: dict[str, Path], corpus: Path, place: Path) -> Run:
     made = fit(
         model=str(checkpoints["bert"]), corpus=str(corpus), runs=str(place), name="main", quiet=True, wandb=NO_WANDB,
-        task_args={"min_count": 5}, controls="none",
+        task_args={"min_count": 5}, **BARE,
     )  # fmt: skip
     assert made is not None
     return made

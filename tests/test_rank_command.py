@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from sklearn.metrics import accuracy_score
 
+from conftest import BARE
 from families import D_MODEL
 from probing import Rankings, fit, load_run, rank
 from probing.__main__ import COMMANDS
@@ -56,7 +57,7 @@ def plant(model: Path, copy: Path) -> Path:
 @pytest.fixture(scope="module")
 def options(corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     place = tmp_path_factory.mktemp("runs")
-    return {"corpus": str(corpus_file), "runs": str(place), "controls": "none", "quiet": True, "wandb": NO_WANDB}
+    return {"corpus": str(corpus_file), "runs": str(place), "quiet": True, "wandb": NO_WANDB, **BARE}
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import probing
+from conftest import BARE, BARE_ARGS
 from probing.__main__ import COMMANDS
 from probing.commandline import run
 
@@ -56,13 +57,16 @@ def test_the_two_commands_are_targets_of_the_makefile(target: str) -> None:
 def test_every_command_of_the_readme_runs(line: str, toy: Path) -> None:
     # The tiny model has no layer 6.
     args = [{"6": "2", "0,3,6": "0,2"}.get(arg, arg) for arg in shlex.split(line)[3:]]
+    if args[0] == "fit" and line != PROBING[0]:  # the first shows all that is measured by default
+        args += BARE_ARGS
     if args[0] in ("fit", "extract"):
         args += ["--model", str(toy)] + ([] if "--corpus" in args else ["--corpus", "sentences.txt"])
     if "runs/A" in args:
         for name in ("A", "B"):
-            probing.fit(model=str(toy), corpus="sentences.txt", name=name, quiet=True)
+            probing.fit(model=str(toy), corpus="sentences.txt", name=name, quiet=True, **BARE)
     elif args[0] == "compare":
         args += ["--models", f"[{toy}, {toy}]", "--fit.corpus", "sentences.txt", "--fit.layer", "2"]
+        args += [arg.replace("--", "--fit.") for arg in BARE_ARGS]
     assert run(COMMANDS, args) == 0
 
 
@@ -72,7 +76,7 @@ def test_the_python_of_the_readme_runs(toy: Path, monkeypatch: pytest.MonkeyPatc
     real = probing.fit
 
     def small(**options: Any) -> Any:
-        return real(**{"model": str(toy), "corpus": "sentences.txt", **options, "layer": 2})
+        return real(**{"model": str(toy), "corpus": "sentences.txt", **BARE, **options, "layer": 2})
 
     monkeypatch.setattr(probing, "fit", small, raising=False)
     names: dict[str, Any] = {}

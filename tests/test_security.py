@@ -23,6 +23,7 @@ import yaml
 from safetensors.torch import load_file
 
 import probing
+from conftest import BARE_ARGS
 from probing.__main__ import COMMANDS
 from probing.commandline import run
 from probing.errors import UserError
@@ -33,7 +34,7 @@ from wandb_server import WandbServer
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 
-QUICK = ["--layer", "1", "--trainer.max_epochs", "2", "--task_args.min_count", "5", "--quiet", "--controls=none"]
+QUICK = ["--layer", "1", "--trainer.max_epochs", "2", "--task_args.min_count", "5", "--quiet", *BARE_ARGS]
 
 
 @pytest.fixture
