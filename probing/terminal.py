@@ -207,6 +207,32 @@ def _evaluation_table(rows: Sequence[Row]) -> Any:
     return table
 
 
+def erasure_tables(rows: Sequence[Row]) -> list[Any]:
+    """Return for each layer a table of what its probe knows under each condition."""
+    return [_erasure_table([row for row in rows if row["layer"] == layer]) for layer in _layers_of({"": rows})]
+
+
+def _erasure_table(rows: Sequence[Row]) -> Any:
+    from probing.knowledge import CONDITIONS
+
+    majority = f"{rows[0]['majority_accuracy']:.3f}"
+    table = _table(f"Layer {rows[0]['layer']}: what a linear probe knows, trained anew (majority {majority})")
+    table.add_column("of the layer is left")
+    for heading in ("neurons", "removed", "accuracy", "95% range", "nats known", "share"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(
+            CONDITIONS[row["condition"]],
+            str(row["n_neurons"]),
+            str(row["n_removed"]),
+            f"{row['accuracy']:.3f}",
+            f"{row['accuracy_low']:.3f}-{row['accuracy_high']:.3f}",
+            f"{row['information']:.3f}",
+            f"{row['share']:.3f}",
+        )
+    return table
+
+
 def _two(row: Row, column: str) -> str:
     return f"{row[column]:.2f}" if column in row else ""
 

@@ -19,6 +19,9 @@ from probing.wandb_mode import resolve_mode
 RANKING_COLUMNS = ("layer", "rank", "neuron", "score")
 RANKING_KEY = ("layer", "neuron")
 
+# Rows, their columns in order, and the columns that tell one row from another.
+Table = tuple[Sequence[Row], Sequence[str], Sequence[str]]
+
 
 @dataclass(frozen=True)
 class Rankings:
@@ -28,25 +31,39 @@ class Rankings:
         folder: Where it is, `rankings` in the run's folder.
         rankings: By method, a dict per layer and neuron in ranked order, as in `METHOD.csv`.
         evaluation: A dict per ranking, probe, end and size, as in `evaluation.csv`; empty if not asked for.
+        erasure: A dict per layer and condition, as in `erasure.csv`; empty if not asked for.
     """
 
     folder: Path
     rankings: dict[str, list[dict[str, Any]]]
     evaluation: list[dict[str, Any]]
+    erasure: list[dict[str, Any]]
+
+    def tables(self) -> list[Any]:
+        """Return what was found as rich tables."""
+        from probing.terminal import erasure_tables, evaluation_tables, rankings_tables
+
+        return [
+            *rankings_tables(self.rankings),
+            *evaluation_tables(self.evaluation),
+            *erasure_tables(self.erasure),
+        ]
 
     def __repr__(self) -> str:
-        from probing.terminal import evaluation_tables, rankings_tables, render
+        from probing.terminal import render
 
-        return render(*rankings_tables(self.rankings), *evaluation_tables(self.evaluation)) + str(self.folder)
+        return render(*self.tables()) + str(self.folder)
 
 
 def rank(
     folder: str | None = None,
-    method: str | list[str] = "all",
+    method: str | list[str] | None = None,
     layer: Layers = "all",
     evaluate: bool = False,
+    erase: bool = False,
     k: int | list[int] | str | None = None,
     draws: int = 5,
+    top: int = 10,
     seed: int = 0,
     cache: str | None = None,
     quiet: bool = False,
@@ -57,11 +74,15 @@ def rank(
     Args:
         folder: Folder of a finished run; `--folder` itself may be left out.
         method: all, or some of contribution, contribution_predicted, contribution_all, contribution_centred, weight,
-            weight_mass, elastic_net, probeless, probeless_standardised, anova, gaussian, random.
+            weight_mass, elastic_net, probeless, probeless_standardised, anova, gaussian, random; by default
+            contribution with `--erase`, all without.
         layer: One of the run's layers (6), several (0,3,6) or all.
         evaluate: Judge every ranking by a linear and a Gaussian probe of its first, its last and random neurons.
+        erase: Tell what probes know with the first neurons of the run's own ranking alone, without them, and once the
+            class is erased linearly, each beside its random counterpart.
         k: How many neurons these probes have (10,50,100); by default those of 10, 50, 100 that are fewer than all.
         draws: How many times random neurons are drawn for comparison.
+        top: How many first neurons `--erase` keeps or removes, half of all at most.
         seed: Of random neurons, and of which tokens are used where not all are.
         cache: Folder of cached activations; the run's own by default.
         quiet: Result lines only, no tables.
@@ -87,16 +108,19 @@ def rank(
     place = writable_folder(run.folder / "rankings", f"rank {run.folder}", "copy the run to a folder of yours")
     cached = cache_folder(cache or run.config["cache"], str(run.folder.parent))
     with terminal.quiet_libraries():
+        from probing.commands.erase import erasure_rows, top_problems
         from probing.commands.finished import Extraction, check_contributions, open_runs, probe_weight, sides_of
         from probing.evaluation import EVALUATION_COLUMNS, EVALUATION_KEY, SIZES
         from probing.evaluation import evaluate as judge
+        from probing.knowledge import KNOWLEDGE_COLUMNS, KNOWLEDGE_KEY
         from probing.rankings import METHODS, read_layer
         from probing.solvers import Penalty
 
-        methods = _methods(method, METHODS)
+        methods = _methods(method or ("contribution" if erase else "all"), METHODS)
         weight, probe = probe_weight(run), run.config["probe"]
         penalty, width = Penalty(probe["l1"], probe["l2"]), weight.shape[2]
-        refuse([problem for size in sizes or () for problem in out_of_range("k", size, 1, width)])
+        problems = [problem for size in sizes or () for problem in out_of_range("k", size, 1, width)]
+        refuse(problems + (top_problems(top, width) if erase else []))
         (finished,) = open_runs([run], "index")
         sides = sides_of(finished, Extraction(cached, {}, say, terminal.show_progress(quiet)))
         if not sides.validation.n_tokens and (evaluate or "gaussian" in methods):
@@ -118,17 +142,20 @@ def rank(
                 progress(f"layer {number}: evaluation")
                 fitting = sizes or [size for size in SIZES if size < width] or [max(1, width // 2)]
                 evaluation += judge(found, data, sides, fitting, draws)
-        _write(place, {name: (rows, RANKING_COLUMNS, RANKING_KEY) for name, rows in rankings.items()}, run)
-        if evaluation:
-            _write(place, {"evaluation": (evaluation, EVALUATION_COLUMNS, EVALUATION_KEY)}, run)
+        erasure = erasure_rows(run, sides, layers, top, seed, terminal.show_progress(quiet)) if erase else []
+        made = Rankings(place, rankings, evaluation, erasure)
+        files: dict[str, Table] = {name: (rows, RANKING_COLUMNS, RANKING_KEY) for name, rows in rankings.items()}
+        files["evaluation"] = evaluation, EVALUATION_COLUMNS, EVALUATION_KEY
+        files["erasure"] = erasure, KNOWLEDGE_COLUMNS, KNOWLEDGE_KEY
+        _write(place, files, run)
     tables = {**{f"rankings/{name}": rows for name, rows in rankings.items()}, "evaluation": evaluation}
+    tables["erasure"] = erasure
     where = _track(place, wandb, f"{run.folder.name}-rankings", config, tables)
-    made = Rankings(place, rankings, evaluation)
     if quiet:
         for line in terminal.rankings_lines(rankings):
             print(line)
     else:
-        terminal.show(*terminal.rankings_tables(rankings), *terminal.evaluation_tables(evaluation))
+        terminal.show(*made.tables())
     print(f"Results: {place}" + (f"; on Weights & Biases: {where}" if where else ""))
     return made
 
@@ -189,8 +216,8 @@ def _rows(layer: int, order: Sequence[int], score: Sequence[float]) -> list[dict
     ]
 
 
-def _write(folder: Path, tables: Mapping[str, tuple[Sequence[Row], Sequence[str], Sequence[str]]], run: Run) -> None:
-    """Write tables, each at once or not at all; rows of other layers or rankings that are there already stay.
+def _write(folder: Path, tables: Mapping[str, Table], run: Run) -> None:
+    """Write tables, each at once or not at all, and none without rows; rows of other layers or rankings stay.
 
     Raises:
         UserError: If they cannot be written.
@@ -198,6 +225,8 @@ def _write(folder: Path, tables: Mapping[str, tuple[Sequence[Row], Sequence[str]
     try:
         folder.mkdir(exist_ok=True)
         for name, (rows, columns, key) in tables.items():
+            if not rows:
+                continue
             path = folder / f"{name}.csv"
             partial = path.with_name(f".{path.name}.{os.getpid()}")
             try:
