@@ -172,4 +172,4 @@ def _accuracies(examples: Examples, fits: Sequence[LayerFit], layer: int) -> NDA
     for batch in read(examples, [layer]):
         batch = batch.pick((batch.labels >= 0).nonzero().squeeze(1))
         right += ((batch.hidden_states[0] @ weight.mT).argmax(2) == batch.labels).sum(1)
-    return (right / examples.n_tokens).double().numpy()
+    return (right.double() / examples.n_tokens).numpy()
