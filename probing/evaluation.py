@@ -7,7 +7,7 @@ anew on the chosen neurons alone, and by a Gaussian one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -27,6 +27,8 @@ from probing.training import Training, train_probes
 
 # Sizes that are looked at, where nobody says otherwise and the layer has more neurons.
 SIZES = (10, 50, 100)
+# How many times random neurons are drawn, where nobody says otherwise.
+DRAWS = 5
 # Training tokens of the linear probes, whole sentences drawn evenly where there are more.
 MOST_TOKENS = 50_000
 # How far these are from their optimum at most, in nats. On the built-in model's layer 6 accuracies are within .002 of
@@ -118,7 +120,8 @@ def evaluate(
         chosen = choices(rankings, data, k, draws)
         for probe, judge in PROBES.items():
             judged = judge(chosen, data, sides)
-            for choice, found, interval in zip(chosen, judged, _intervals(judged, test, data.seed), strict=True):
+            intervals = accuracy_intervals([found.correct_by_sentence for found in judged], test, data.seed)
+            for choice, found, interval in zip(chosen, judged, intervals, strict=True):
                 bits = gaussian.entropy(labels) - found.cross_entropy / math.log(2)
                 rows.append({
                     "layer": data.layer, "ranking": choice.ranking, "probe": probe, "from": choice.end, "k": k,
@@ -149,15 +152,21 @@ class Judged(NamedTuple):
 def linear(chosen: Sequence[Chosen], data: LayerData, sides: Sides) -> list[Judged]:
     """Train a linear probe on each choice of neurons, all in one stack, with the penalty of the run's own; test it."""
     places = [choice.neurons for choice in chosen]
-
-    def of_columns(examples: Examples) -> Examples:
-        return replace(examples, store=Columns(examples.store, data.layer, places, data.moments.dead))
-
-    # The last four are Adam's alone.
-    training = Training(data.penalty, data.penalty_space, "lbfgs", TOLERANCE, 1e-3, 1, 1, data.seed)
     few = replace(sides, train=thin(sides.train, MOST_TOKENS, data.seed))
-    fits = train_probes(few.each(of_columns), range(len(chosen)), training, {})
+    columns = few.each(lambda examples: of_columns(examples, data.layer, places, data.moments.dead))
+    fits = train_probes(columns, range(len(chosen)), rough_training(data), {})
     return [Judged(fit.metrics["cross_entropy"], fit.correct_by_sentence, few.train.n_tokens) for fit in fits]
+
+
+def of_columns(examples: Examples, layer: int, chosen: Sequence[Sequence[int]], dead: Tensor) -> Examples:
+    """Return the examples with choices of neurons in place of layers, as `Columns` has them."""
+    return replace(examples, store=Columns(examples.store, layer, chosen, dead))
+
+
+def rough_training(data: LayerData) -> Training:
+    """Return how probes that are only to be tested are trained: with the run's penalty, to `TOLERANCE`."""
+    # The last four are Adam's alone.
+    return Training(data.penalty, data.penalty_space, "lbfgs", TOLERANCE, 1e-3, 1, 1, data.seed)
 
 
 def of_gaussians(chosen: Sequence[Chosen], data: LayerData, sides: Sides) -> list[Judged]:
@@ -182,10 +191,18 @@ def of_gaussians(chosen: Sequence[Chosen], data: LayerData, sides: Sides) -> lis
 PROBES = {"linear": linear, "gaussian": of_gaussians}
 
 
-def _intervals(judged: Sequence[Judged], test: Examples, seed: int) -> Iterator[tuple[float, float]]:
-    """Yield the interval of each accuracy when test sentences are drawn anew, the same ones for all."""
+def accuracy_intervals(
+    correct_by_sentence: Sequence[NDArray[np.int64]], test: Examples, seed: int
+) -> list[tuple[float, float]]:
+    """Return the interval of each probe's accuracy when test sentences are drawn anew, the same ones for all.
+
+    Args:
+        correct_by_sentence: For each probe the tokens rightly predicted, shape (n_sentences of the corpus,).
+        test: What it was tested on.
+        seed: Of the redrawn sentences.
+    """
     sentences = test.sentences()
     n_tokens = np.bincount(test.store.tokens.sentences[test.labels >= 0])[sentences]
-    correct = np.stack([found.correct_by_sentence[sentences].astype(np.float64) for found in judged], 1)
+    correct = np.stack([found[sentences].astype(np.float64) for found in correct_by_sentence], 1)
     low, high = np.quantile(redraw(correct, n_tokens, seed), [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
-    yield from zip(low.tolist(), high.tolist(), strict=True)
+    return list(zip(low.tolist(), high.tolist(), strict=True))

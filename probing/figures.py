@@ -209,3 +209,75 @@ def accuracies(figure: Figure, accuracy: Mapping[str, Sequence[Row]], task: str)
     axes.set_ylabel("test accuracy")
     axes.set_title(f"linear probes of {task}")
     axes.legend(loc="best")
+
+
+def write_curves_figure(path: Path, rows: Sequence[Row], majority: float, task: str, model: str) -> None:
+    """Draw how accuracy goes with the number of neurons in one layer, as a PNG file of any name.
+
+    Args:
+        path: Where it goes.
+        rows: Of `curves.csv`, of one layer.
+        majority: Accuracy of the most frequent class.
+        task: What the probes predict.
+        model: For the title.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(layout="constrained")
+        how_many_neurons(figure, rows, majority, task, model)
+        figure.savefig(path, format="png")
+
+
+def how_many_neurons(figure: Figure, rows: Sequence[Row], majority: float, task: str, model: str) -> None:
+    """Draw accuracy over the number of neurons: with these alone, and without them."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    from probing.curves import smallest
+
+    figure.set_size_inches(8.6, 3.3)
+    rankings = list(dict.fromkeys(row["ranking"] for row in rows if row["ranking"] != "random"))
+    looks = [("o", BLUE), ("s", "#c27c0e"), ("^", "#38761d"), ("D", "#741b47"), ("v", "#000000")]
+    all_neurons = max((row for row in rows if row["kind"] == "only"), key=lambda row: row["k"])
+    panels = {"only": "with k neurons alone", "without": "without k neurons"}
+    for axes, (kind, title) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
+        here = [row for row in rows if row["kind"] == kind]
+        drawn = {k: [r["accuracy"] for r in here if r["k"] == k and r["from"] == "random"] for k in _sizes(here)}
+        drawn = {k: values for k, values in drawn.items() if values}
+        low, high = ([end(values) for values in drawn.values()] for end in (min, max))
+        axes.fill_between(list(drawn), low, high, color="#c8c8c8", lw=0.8, label="k random neurons\n(range of draws)")
+        for i, ranking in enumerate(rankings):
+            mark, colour = looks[i % len(looks)]
+            for end, line, fill in (("top", "-", colour), ("bottom", "--", "white")):
+                of_end = sorted(
+                    (row for row in here if row["ranking"] == ranking and row["from"] == end), key=lambda row: row["k"]
+                )
+                axes.plot(
+                    [row["k"] for row in of_end], [row["accuracy"] for row in of_end], line, marker=mark, ms=4,
+                    c=colour, mfc=fill, label=f"{'first' if end == 'top' else 'last'} k by {ranking}",
+                )  # fmt: skip
+            if kind == "only":
+                fewest = smallest([row for row in here if row["ranking"] == ranking])
+                axes.plot(
+                    fewest["k"], fewest["accuracy"], "*", ms=11, mfc="white", mec=colour, ls="", zorder=5,
+                    label=f"fewest within 1 point: {fewest['k']}" + (f",\nby {ranking}" if len(rankings) > 1 else ""),
+                )  # fmt: skip
+        axes.axhline(all_neurons["accuracy"], color="black", lw=0.8, label=f"all {all_neurons['k']} neurons")
+        axes.axhline(majority, color=GREY, lw=0.8, ls=":", label="majority")
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(FixedLocator(sorted({*drawn, *([all_neurons["k"]] if kind == "only" else [])})))
+        axes.xaxis.set_major_formatter(lambda k, place: f"{k:.0f}")
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.tick_params(axis="x", labelsize=8)
+        axes.set_title(title)
+        axes.set_xlabel("number of neurons k")
+    figure.axes[0].set_ylim(0, None)
+    figure.axes[0].set_ylabel("test accuracy")
+    title = f"{model}, layer {rows[0]['layer']}: linear probes of {task}, trained anew"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")
+
+
+def _sizes(rows: Sequence[Row]) -> list[int]:
+    return sorted({row["k"] for row in rows})

@@ -33,13 +33,15 @@ CONDITIONS = {
     "without_top": "all but the top neurons",
     "without_random": "all but as many random neurons",
     "erased": "the class erased linearly",
-    "erased_shuffled": "labels shuffled within sentences erased instead",
+    "erased_shuffled": "shuffled labels erased instead",
 }
 KNOWLEDGE_COLUMNS = (
     "layer", "condition", "n_neurons", "n_removed", "accuracy", "accuracy_low", "accuracy_high", "majority_accuracy",
     "cross_entropy", "constant_cross_entropy", "information", "information_low", "information_high", "share",
     "n_test_tokens",
 )  # fmt: skip
+# What tells one row from another.
+KNOWLEDGE_KEY = ("layer", "condition")
 
 
 def what_is_known(

@@ -207,6 +207,86 @@ def _evaluation_table(rows: Sequence[Row]) -> Any:
     return table
 
 
+def erasure_tables(rows: Sequence[Row]) -> list[Any]:
+    """Return for each layer a table of what its probe knows under each condition."""
+    return [_erasure_table([row for row in rows if row["layer"] == layer]) for layer in _layers_of({"": rows})]
+
+
+def _erasure_table(rows: Sequence[Row]) -> Any:
+    from probing.knowledge import CONDITIONS
+
+    majority = f"{rows[0]['majority_accuracy']:.3f}"
+    table = _table(f"Layer {rows[0]['layer']}: what a linear probe knows, trained anew (majority {majority})")
+    table.add_column("of the layer is left")
+    for heading in ("neurons", "removed", "accuracy", "95% range", "nats known", "share"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(
+            CONDITIONS[row["condition"]],
+            str(row["n_neurons"]),
+            str(row["n_removed"]),
+            f"{row['accuracy']:.3f}",
+            f"{row['accuracy_low']:.3f}-{row['accuracy_high']:.3f}",
+            f"{row['information']:.3f}",
+            f"{row['share']:.3f}",
+        )
+    return table
+
+
+def curves_tables(rows: Sequence[Row]) -> list[Any]:
+    """Return for each layer and ranking a table of accuracy over the number of neurons."""
+    return [_curves_table(of_ranking, beside) for of_ranking, beside in _curves(rows)]
+
+
+def curves_lines(rows: Sequence[Row]) -> list[str]:
+    """Return for each layer and ranking a sentence on how many neurons it takes."""
+    from probing.curves import smallest
+
+    lines = []
+    for of_ranking, random in _curves(rows):
+        reached = {row["k"]: row["accuracy"] for row in of_ranking if (row["kind"], row["from"]) == ("only", "top")}
+        d_model, fewest, sizes = max(reached), smallest(of_ranking), {row["k"] for row in random}
+        first, *others = [k for k in (10, 100) if k in sizes] or [min(sizes)]
+        within = f"the smallest number within 1 point is {fewest['k']}, chosen on validation tokens"
+        parts = [
+            f"{first} of {d_model} neurons reach {reached[first]:.3f}",
+            *(f"{k} reach {reached[k]:.3f}" for k in others),
+            f"all {reached[d_model]:.3f}",
+        ]
+        end = f"{within} ({fewest['accuracy']:.3f})" if fewest["k"] < d_model else "no fewer are within 1 point"
+        lines.append(f"Layer {fewest['layer']}, {fewest['ranking']}: {', '.join(parts)}; {end}.")
+    return lines
+
+
+def _curves(rows: Sequence[Row]) -> Iterator[tuple[list[Row], list[Row]]]:
+    """Yield for each layer and ranking its rows, and those of random neurons beside it."""
+    for layer, ranking in dict.fromkeys((row["layer"], row["ranking"]) for row in rows if row["ranking"] != "random"):
+        here = [row for row in rows if row["layer"] == layer]
+        yield tuple([row for row in here if row["ranking"] == name] for name in (ranking, "random"))  # type: ignore[misc]
+
+
+def _curves_table(rows: Sequence[Row], random: Sequence[Row]) -> Any:
+    from probing.curves import smallest
+
+    n_draws = max(row["draw"] for row in random)
+    table = _table(f"Layer {rows[0]['layer']}, {rows[0]['ranking']}: accuracy by number of neurons, {n_draws} draws")
+    for heading in ("k", "only top", "random", "bottom", "without top", "random", "bottom"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    # Of the numbers tried by bisection, the one that was found.
+    tried = {row["k"] for row in rows}
+    for k in sorted({row["k"] for row in random} & tried | {smallest(rows)["k"], max(tried)}):
+        cells = []
+        for kind in ("only", "without"):
+            top, drawn, bottom = (
+                [row["accuracy"] for row in of if (row["kind"], row["k"], row["from"]) == (kind, k, end)]
+                for of, end in ((rows, "top"), (random, "random"), (rows, "bottom"))
+            )
+            cells += [f"{top[0]:.3f}" if top else "", f"{min(drawn):.3f}-{max(drawn):.3f}" if drawn else ""]
+            cells += [f"{bottom[0]:.3f}" if bottom else ""]
+        table.add_row(str(k), *cells)
+    return table
+
+
 def _two(row: Row, column: str) -> str:
     return f"{row[column]:.2f}" if column in row else ""
 

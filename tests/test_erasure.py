@@ -15,17 +15,17 @@ from torch import Tensor
 
 from conftest import BARE
 from families import D_MODEL
-from probing import WandbOptions, fit
-from probing.commands.erase import erasure_rows
-from probing.commands.finished import Extraction, open_runs
+from probing import WandbOptions, fit, rank
+from probing.__main__ import COMMANDS
+from probing.commandline import run
 from probing.erasure import Eraser, ErasureAccumulator, erased, fit_erasers, with_neurons
-from probing.errors import UserError
 from probing.examples import read
 from probing.knowledge import CONDITIONS, KNOWLEDGE_COLUMNS, cross_entropy_by_sentence, what_is_known
 from probing.runs import read_csv
 from probing.solvers import Penalty
 from probing.training import Training
 from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, positional, sides
+from wandb_reader import read_offline_runs
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
 
@@ -297,29 +297,38 @@ def test_more_than_half_of_the_neurons_are_no_top(planted: Data, n_top: int) -> 
 
 
 def test_of_a_finished_run_the_table_is_written_beside_its_rankings(
-    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
+    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = fit(
-        model=str(checkpoints["bert"]), corpus=str(corpus_file), layer=0, **BARE, runs=str(tmp_path),
+    made = fit(
+        model=str(checkpoints["bert"]), corpus=str(corpus_file), layer="0,2", **BARE, runs=str(tmp_path),
         name="made", wandb=WandbOptions(mode="disabled"), task_args={"min_count": 5}, quiet=True,
     )  # fmt: skip
-    assert run is not None
-    (finished,) = open_runs([run], "auto")
-    extract = Extraction(tmp_path / "cache", {}, lambda message: None, progress=False)
-    rows = erasure_rows(finished, extract, 4, seed=0)
-    folder = run.folder / "rankings"
-    assert [path.name for path in folder.iterdir()] == ["erasure.csv"]
-    stored = read_csv(folder / "erasure.csv")
-    assert stored == rows  # in full precision
-    assert list(stored[0]) == list(KNOWLEDGE_COLUMNS)
+    assert made is not None
+    folder = made.folder / "rankings"
+    typed = ["rank", str(made.folder), "--erase", "--top", "4"]
+    assert run(COMMANDS, [*typed, "--layer", "2", "--wandb.mode", "offline"]) == 0
+    output = capsys.readouterr().out
+    assert output.count("what a linear probe knows") == 1
+    assert "shuffled labels erased instead" in output
+    assert {path.name for path in folder.iterdir()} == {"contribution.csv", "erasure.csv", "wandb"}
+    rows = read_csv(folder / "erasure.csv")
+    assert list(rows[0]) == list(KNOWLEDGE_COLUMNS)
+    assert [(row["layer"], row["condition"]) for row in rows] == [(2, condition) for condition in CONDITIONS]
+    (tracked,) = read_offline_runs(folder)
+    assert len(tracked.table("erasure")) == len(rows)
     for row in rows:
-        fitted = next(layer for layer in run.accuracy if layer["layer"] == row["layer"])
+        fitted = made.accuracy[1]
         assert row["n_test_tokens"] == fitted["n_test_tokens"]
         assert row["majority_accuracy"] == pytest.approx(fitted["majority_accuracy"])
         if row["condition"] == "all":  # the run's own probe, trained again
             assert row["cross_entropy"] == pytest.approx(fitted["cross_entropy"], abs=5e-3)
-    assert rows[0]["accuracy"] > 0.3  # the embeddings know position
-    assert rows[-2]["condition"] == "erased"
-    assert rows[-2]["information_low"] <= 0
-    with pytest.raises(UserError, match=f"`--top 100`: expected 1 to {D_MODEL // 2}"):
-        erasure_rows(finished, extract, 100, seed=0)
+    # Another layer is added, in full precision like those that stay.
+    added = rank(str(made.folder), layer=0, erase=True, top=4, quiet=True, wandb=WandbOptions(mode="disabled"))
+    assert read_csv(folder / "erasure.csv") == [*added.erasure, *rows]
+    assert added.erasure[0]["accuracy"] > 0.3  # the embeddings know position
+    assert added.erasure[-2]["condition"] == "erased"
+    assert added.erasure[-2]["information_low"] <= 0
+    assert "what a linear probe knows" in repr(added)
+    for top in ("0", str(D_MODEL // 2 + 1)):
+        assert run(COMMANDS, ["rank", str(made.folder), "--erase", "--top", top]) == 2
+        assert f"`--top {top}` is out of range: expected 1 to {D_MODEL // 2}, half" in capsys.readouterr().err

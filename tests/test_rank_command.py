@@ -20,6 +20,7 @@ from families import D_MODEL
 from probing import Rankings, fit, load_run, rank
 from probing.__main__ import COMMANDS
 from probing.commandline import run
+from probing.curves import CURVE_COLUMNS
 from probing.errors import UserError
 from probing.evaluation import EVALUATION_COLUMNS
 from probing.rankings import METHODS
@@ -236,6 +237,37 @@ def test_the_linear_judge_is_right_as_often_as_sklearn_says(plain: Path, monkeyp
     assert np.count_nonzero(judged.correct_by_sentence) > 0
 
 
+def test_how_many_neurons_from_the_command_line(planted: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = contents(planted)
+    typed = ["rank", str(planted), "--curves", "--k", "1,4", "--draws", "2"]
+    assert run(COMMANDS, [*typed, "--method", "anova", "--wandb.mode", "offline"]) == 0
+    output = capsys.readouterr().out
+    assert "Layer 0, anova: accuracy by number of neurons, 2 draws" in output
+    assert f"Layer 0, anova: 1 of {D_MODEL} neurons reach" in output
+    assert "within 1 point" in output
+    assert contents(planted) == before
+    folder = planted / "rankings"
+    (tracked,) = read_offline_runs(folder)
+    rows = read_csv(folder / "curves.csv")
+    assert list(rows[0]) == list(CURVE_COLUMNS)
+    assert len(tracked.table("curves")) == len(rows)
+    assert any("curves_00" in key for key in tracked.summary)
+    first = (folder / "curves_00.png").read_bytes()
+    accuracy = {(row["kind"], row["from"], row["k"]): row["accuracy"] for row in rows}
+    own = load_run(planted).accuracy[0]
+    # The probe of all neurons is the run's own, trained to .01 nats instead of 3e-6.
+    assert accuracy["only", "top", D_MODEL] == pytest.approx(own["accuracy"], abs=0.02)
+    assert accuracy["without", "top", 4] < accuracy["without", "bottom", 4]
+    assert {row["n_test_tokens"] for row in rows} == {own["n_test_tokens"]}
+    # Another ranking is added to the table and to the figure, with a line of its own where there are no tables.
+    made = rank(str(planted), method="weight", curves=True, k=[4], draws=1, quiet=True, wandb=NO_WANDB)
+    assert capsys.readouterr().out.splitlines()[1].startswith(f"Layer 0, weight: 4 of {D_MODEL} neurons reach")
+    assert {row["ranking"] for row in read_csv(folder / "curves.csv")} == {"anova", "weight", "random"}
+    assert (folder / "curves_00.png").read_bytes() != first
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+    assert "Layer 0, weight: accuracy by number of neurons, 1 draws" in repr(made)
+
+
 # --- what cannot be done ---
 
 
@@ -252,6 +284,8 @@ def test_the_linear_judge_is_right_as_often_as_sklearn_says(plain: Path, monkeyp
         (["RUN", "--evaluate", "--k", "10,17"], "`--k 17` is out of range: expected 1 to 16"),
         (["RUN", "--evaluate", "--k", "0"], "`--k 0` is out of range: expected 1 to 16"),
         (["RUN", "--k", "some"], "`--k some`: expected a number of neurons"),
+        (["RUN", "--curves", "--method", "random"], "`--curves`: random neurons stand beside every ranking"),
+        (["RUN", "--curves", "--k", "17"], "`--k 17` is out of range: expected 1 to 16"),
         (["RUN", "--draws", "0"], "`--draws 0` is out of range"),
         (["RUN", "--seed", "-1"], "`--seed -1` is out of range"),
     ],
@@ -289,6 +323,8 @@ def test_a_run_without_validation_tokens_is_ranked_by_what_needs_none(
     monkeypatch.setattr(finished, "sides_of", without)
     with pytest.raises(UserError, match="no sentence of the validation part has a token"):
         rank(str(plain), method="gaussian", quiet=True, wandb=NO_WANDB)
+    with pytest.raises(UserError, match="`--curves` need some"):
+        rank(str(plain), method="anova", curves=True, quiet=True, wandb=NO_WANDB)
     assert rank(str(plain), method="anova", layer=1, quiet=True, wandb=NO_WANDB).rankings["anova"]
 
 

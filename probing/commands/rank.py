@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from probing.wandb_mode import resolve_mode
 RANKING_COLUMNS = ("layer", "rank", "neuron", "score")
 RANKING_KEY = ("layer", "neuron")
 
+# Rows, their columns in order, and the columns that tell one row from another.
+Table = tuple[Sequence[Row], Sequence[str], Sequence[str]]
+
 
 @dataclass(frozen=True)
 class Rankings:
@@ -28,25 +32,43 @@ class Rankings:
         folder: Where it is, `rankings` in the run's folder.
         rankings: By method, a dict per layer and neuron in ranked order, as in `METHOD.csv`.
         evaluation: A dict per ranking, probe, end and size, as in `evaluation.csv`; empty if not asked for.
+        erasure: A dict per layer and condition, as in `erasure.csv`; empty if not asked for.
+        curves: A dict per ranking, kind, end, number of neurons and draw, as in `curves.csv`; empty if not asked for.
     """
 
     folder: Path
     rankings: dict[str, list[dict[str, Any]]]
     evaluation: list[dict[str, Any]]
+    erasure: list[dict[str, Any]]
+    curves: list[dict[str, Any]]
+
+    def tables(self) -> list[Any]:
+        """Return what was found as rich tables."""
+        from probing.terminal import curves_tables, erasure_tables, evaluation_tables, rankings_tables
+
+        return [
+            *rankings_tables(self.rankings),
+            *evaluation_tables(self.evaluation),
+            *erasure_tables(self.erasure),
+            *curves_tables(self.curves),
+        ]
 
     def __repr__(self) -> str:
-        from probing.terminal import evaluation_tables, rankings_tables, render
+        from probing.terminal import render
 
-        return render(*rankings_tables(self.rankings), *evaluation_tables(self.evaluation)) + str(self.folder)
+        return render(*self.tables()) + str(self.folder)
 
 
 def rank(
     folder: str | None = None,
-    method: str | list[str] = "all",
+    method: str | list[str] | None = None,
     layer: Layers = "all",
     evaluate: bool = False,
+    erase: bool = False,
+    curves: bool = False,
     k: int | list[int] | str | None = None,
-    draws: int = 5,
+    draws: int | None = None,
+    top: int = 10,
     seed: int = 0,
     cache: str | None = None,
     quiet: bool = False,
@@ -57,11 +79,18 @@ def rank(
     Args:
         folder: Folder of a finished run; `--folder` itself may be left out.
         method: all, or some of contribution, contribution_predicted, contribution_all, contribution_centred, weight,
-            weight_mass, elastic_net, probeless, probeless_standardised, anova, gaussian, random.
+            weight_mass, elastic_net, probeless, probeless_standardised, anova, gaussian, random; by default
+            contribution with `--erase` or `--curves`, all without.
         layer: One of the run's layers (6), several (0,3,6) or all.
         evaluate: Judge every ranking by a linear and a Gaussian probe of its first, its last and random neurons.
-        k: How many neurons these probes have (10,50,100); by default those of 10, 50, 100 that are fewer than all.
-        draws: How many times random neurons are drawn for comparison.
+        erase: Tell what probes know with the first neurons of the run's own ranking alone, without them, and once the
+            class is erased linearly, each beside its random counterpart.
+        curves: Measure how accuracy grows with only the first k neurons of every ranking and falls without them,
+            beside random neurons and the last ones, and how many reach within 1 point of all.
+        k: How many neurons the probes of `--evaluate` and `--curves` have (10,50,100); by default those of 10, 50,
+            100, or of 1, 2, 5, 10, 20, 50, 100, 200, that are fewer than all.
+        draws: How many times random neurons are drawn for comparison; 5 by default, 10 with `--curves`.
+        top: How many first neurons `--erase` keeps or removes, half of all at most.
         seed: Of random neurons, and of which tokens are used where not all are.
         cache: Folder of cached activations; the run's own by default.
         quiet: Result lines only, no tables.
@@ -77,7 +106,7 @@ def rank(
     say = terminal.silence if quiet else terminal.say
     progress = terminal.say if terminal.show_progress(quiet) else terminal.silence
     sizes = _sizes(k)
-    refuse(number_problems(seed, None, None) + out_of_range("draws", draws, 1, 1000))
+    refuse(number_problems(seed, None, None) + (out_of_range("draws", draws, 1, 1000) if draws is not None else []))
     resolve_mode(wandb.mode)
     layer_numbers(layer)
     if not folder:
@@ -87,25 +116,32 @@ def rank(
     place = writable_folder(run.folder / "rankings", f"rank {run.folder}", "copy the run to a folder of yours")
     cached = cache_folder(cache or run.config["cache"], str(run.folder.parent))
     with terminal.quiet_libraries():
+        from probing import curves as how_many
+        from probing.commands.erase import erasure_rows, top_problems
         from probing.commands.finished import Extraction, check_contributions, open_runs, probe_weight, sides_of
-        from probing.evaluation import EVALUATION_COLUMNS, EVALUATION_KEY, SIZES
+        from probing.evaluation import DRAWS, EVALUATION_COLUMNS, EVALUATION_KEY, SIZES
         from probing.evaluation import evaluate as judge
+        from probing.knowledge import KNOWLEDGE_COLUMNS, KNOWLEDGE_KEY
         from probing.rankings import METHODS, read_layer
         from probing.solvers import Penalty
 
-        methods = _methods(method, METHODS)
+        methods = _methods(method or ("contribution" if erase or curves else "all"), METHODS)
+        if curves and methods == ["random"]:
+            raise UserError("`--curves`: random neurons stand beside every ranking anyway; name one with --method.")
         weight, probe = probe_weight(run), run.config["probe"]
         penalty, width = Penalty(probe["l1"], probe["l2"]), weight.shape[2]
-        refuse([problem for size in sizes or () for problem in out_of_range("k", size, 1, width)])
+        problems = [problem for size in sizes or () for problem in out_of_range("k", size, 1, width)]
+        refuse(problems + (top_problems(top, width) if erase else []))
         (finished,) = open_runs([run], "index")
         sides = sides_of(finished, Extraction(cached, {}, say, terminal.show_progress(quiet)))
-        if not sides.validation.n_tokens and (evaluate or "gaussian" in methods):
+        if not sides.validation.n_tokens and (evaluate or curves or "gaussian" in methods):
             raise UserError(
-                f"`rank {run.folder}`: no sentence of the validation part has a token of any class, and `gaussian` and "
-                "`--evaluate` need some; name other methods with --method, or fit with more sentences."
+                f"`rank {run.folder}`: no sentence of the validation part has a token of any class, and `gaussian`, "
+                "`--evaluate` and `--curves` need some; name other methods with --method, or fit with more sentences."
             )
         rankings: dict[str, list[dict[str, Any]]] = {name: [] for name in methods}
         evaluation: list[dict[str, Any]] = []
+        curve_rows: list[dict[str, Any]] = []
         for at, number in _places(run, layers):
             data = read_layer(number, weight[at], penalty, probe["penalty_space"], sides, seed)
             check_contributions(run, number, METHODS["contribution"](data).score.numpy())
@@ -117,18 +153,29 @@ def rank(
             if evaluate:
                 progress(f"layer {number}: evaluation")
                 fitting = sizes or [size for size in SIZES if size < width] or [max(1, width // 2)]
-                evaluation += judge(found, data, sides, fitting, draws)
-        _write(place, {name: (rows, RANKING_COLUMNS, RANKING_KEY) for name, rows in rankings.items()}, run)
-        if evaluation:
-            _write(place, {"evaluation": (evaluation, EVALUATION_COLUMNS, EVALUATION_KEY)}, run)
+                evaluation += judge(found, data, sides, fitting, draws or DRAWS)
+            if curves:
+                fitting = [size for size in sizes or how_many.SIZES if size < width] or [max(1, width // 2)]
+                curve_rows += how_many.curves(found, data, sides, fitting, draws or how_many.DRAWS, progress)
+        erasure = erasure_rows(run, sides, layers, top, seed, terminal.show_progress(quiet)) if erase else []
+        made = Rankings(place, rankings, evaluation, erasure, curve_rows)
+        files: dict[str, Table] = {name: (rows, RANKING_COLUMNS, RANKING_KEY) for name, rows in rankings.items()}
+        files["evaluation"] = evaluation, EVALUATION_COLUMNS, EVALUATION_KEY
+        files["erasure"] = erasure, KNOWLEDGE_COLUMNS, KNOWLEDGE_KEY
+        files["curves"] = curve_rows, how_many.CURVE_COLUMNS, how_many.CURVE_KEY
+        with _writing(place, run):
+            _write(place, files)
+            figures = _draw(place, layers, finished.label, run) if curves else []
     tables = {**{f"rankings/{name}": rows for name, rows in rankings.items()}, "evaluation": evaluation}
-    where = _track(place, wandb, f"{run.folder.name}-rankings", config, tables)
-    made = Rankings(place, rankings, evaluation)
+    tables |= {"erasure": erasure, "curves": curve_rows}
+    where = _track(place, wandb, f"{run.folder.name}-rankings", config, tables, figures)
     if quiet:
         for line in terminal.rankings_lines(rankings):
             print(line)
     else:
-        terminal.show(*terminal.rankings_tables(rankings), *terminal.evaluation_tables(evaluation))
+        terminal.show(*made.tables())
+    for line in terminal.curves_lines(curve_rows):
+        print(line)
     print(f"Results: {place}" + (f"; on Weights & Biases: {where}" if where else ""))
     return made
 
@@ -189,27 +236,54 @@ def _rows(layer: int, order: Sequence[int], score: Sequence[float]) -> list[dict
     ]
 
 
-def _write(folder: Path, tables: Mapping[str, tuple[Sequence[Row], Sequence[str], Sequence[str]]], run: Run) -> None:
-    """Write tables, each at once or not at all; rows of other layers or rankings that are there already stay.
+@contextmanager
+def _writing(folder: Path, run: Run) -> Iterator[None]:
+    """Make the folder that is written to.
 
     Raises:
-        UserError: If they cannot be written.
+        UserError: If it cannot be written.
     """
     try:
         folder.mkdir(exist_ok=True)
-        for name, (rows, columns, key) in tables.items():
-            path = folder / f"{name}.csv"
-            partial = path.with_name(f".{path.name}.{os.getpid()}")
-            try:
-                write_csv(partial, _merged(path, rows, key), columns)
-                partial.replace(path)
-            finally:
-                partial.unlink(missing_ok=True)
+        yield
     except OSError as error:
         raise UserError(
             f"`rank {run.folder}`: {folder} cannot be written ({error.strerror or error}); make room, or copy the run "
             "to a folder of yours."
         ) from None
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Yield where to write a file that takes its place at once or not at all."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _write(folder: Path, tables: Mapping[str, Table]) -> None:
+    """Write tables, none without rows; rows of other layers or rankings that are there already stay."""
+    for name, (rows, columns, key) in tables.items():
+        if rows:
+            with _replacing(path := folder / f"{name}.csv") as partial:
+                write_csv(partial, _merged(path, rows, key), columns)
+
+
+def _draw(folder: Path, layers: Sequence[int], model: str, run: Run) -> list[Path]:
+    """Draw the curves of these layers, those of earlier commands with them, and return the figures' paths."""
+    from probing.figures import write_curves_figure
+
+    rows, paths = read_csv(folder / "curves.csv"), []
+    majority = {row["layer"]: row["majority_accuracy"] for row in run.accuracy}
+    for layer in layers:
+        of_layer = [row for row in rows if row["layer"] == layer]
+        with _replacing(path := folder / f"curves_{layer:02d}.png") as partial:
+            write_curves_figure(partial, of_layer, majority[layer], run.config["task"], model)
+        paths.append(path)
+    return paths
 
 
 def _merged(path: Path, rows: Sequence[Row], key: Sequence[str]) -> list[Row]:
@@ -229,11 +303,12 @@ def _track(
     name: str,
     config: Mapping[str, Any],
     tables: Mapping[str, Sequence[Row]],
+    figures: Sequence[Path],
 ) -> str | None:
-    """Log the tables to W&B and return where they are to be seen; files stay out, for `rank` may replace them."""
+    """Log tables and figures to W&B and return where they are to be seen; `rank` may replace files, which stay out."""
     from probing.terminal import say
 
     tracker = Tracker(options, folder, name, config, say)
-    tracker.log_results([], [], [], [], tables)
+    tracker.log_results([], [], figures, [], tables)
     tracker.finish()
     return tracker.where(folder)
