@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from probing_tasks.upos import UniversalPartOfSpeech
+from safetensors import safe_open
 from transformers import AutoModel, AutoTokenizer
 
 from probing import Run, WandbOptions, fit
@@ -22,6 +23,7 @@ from probing.corpus import Corpus, from_sentences, from_words
 from probing.errors import UserError
 from probing.examples import choose_classes, label, read
 from probing.models import resolve_model
+from probing.runs import NEURON_COLUMNS
 from synthetic import LIGHTNING_WARNINGS, Data, make_splits, make_store, make_tokens, positional, sides
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
@@ -245,6 +247,18 @@ def test_controls_stand_beside_the_accuracy_of_every_layer(made: Run) -> None:
     assert made.accuracy[0]["above_token_low"] > 0.3  # the embeddings know it
     assert "control_task_accuracy" not in made.accuracy[0]
     assert "selectivity" not in made.accuracy[0]
+
+
+def test_all_evidence_is_in_the_tables_by_default(made: Run) -> None:
+    assert set(NEURON_COLUMNS) == set(made.neurons[0])
+    assert {"bootstrap_overlap", "more_penalty_overlap", "less_penalty_spearman"} <= set(made.accuracy[0])
+    for row in made.accuracy:
+        top = made.top(row["layer"], 16)
+        assert [r["removed"].split(",")[0] for r in top[:8]] == ["top"] * 8
+        assert all(1 <= r["rank_low"] <= r["rank_high"] <= 17 for r in top)
+        assert all(r["cross_entropy_without_low"] <= r["cross_entropy_without"] for r in top if r["removed"])
+    with safe_open(made.folder / "replicates.safetensors", "pt") as file:
+        assert file.get_tensor("weight").shape[:2] == (5, len(made.accuracy))
 
 
 def test_controls_are_shown(made: Run, capsys: pytest.CaptureFixture[str]) -> None:

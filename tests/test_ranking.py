@@ -182,7 +182,7 @@ def test_the_table_does_not_depend_on_the_numbering_of_classes(tmp_path):
     data = sides(make_store(tmp_path / "store", [states], tokens))
     new = np.random.default_rng(2).permutation(len(data.classes))
     parts = (relabelled(examples, new) for examples in (data.train, data.validation, data.test))
-    renumbered = Data(*parts, data.classes[np.argsort(new)])
+    renumbered = Data(*parts, data.classes[np.argsort(new)], ordinal=True)
     assert_same_tables(tabulate(data, tolerance=1e-6), tabulate(renumbered, tolerance=1e-6))
 
 
@@ -357,7 +357,7 @@ def test_real_activations_with_shuffled_labels_predict_nothing(real, tmp_path):
     for seed, examples in enumerate((data.train, data.validation, data.test)):
         labels = permute_within_sentences(examples.labels, tokens.sentences, tokens.input_ids, 1, seed)[0]
         parts.append(Examples(store, labels))
-    fit = Data(*parts, data.classes).fit(l2=1e-4, tolerance=1e-2)[0]
+    fit = Data(*parts, data.classes, ordinal=True).fit(l2=1e-4, tolerance=1e-2)[0]
     assert fit.converged
     s, n = len(data.test.sentences()), data.test.n_tokens
     # No predictor can expect more than one token a sentence, with a standard error near sqrt(S) / N.
