@@ -33,9 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 NO_WANDB = WandbOptions(mode="disabled")
 # Columns of neurons that take more training; a run with all of them is tested with the controls.
-RETRAINED = {"rank_low", "rank_high", "unique", "removed"} | {
-    c for c in NEURON_COLUMNS if c.startswith("cross_entropy")
-}
+RETRAINED = {column for column in NEURON_COLUMNS if column.startswith(("rank_", "unique", "cross_entropy", "removed"))}
 
 
 @pytest.fixture(scope="module")
