@@ -210,7 +210,7 @@ def test_an_interrupt_during_training_leaves_a_visible_partial_run(
     began = time.monotonic()
     ended, messages = in_a_process(
         [*options, *forever, "--runs", str(runs), "--name", "stopped"],
-        lambda: partial.is_dir() and time.monotonic() > began + 3,
+        lambda: (partial / "figures").is_dir() and time.monotonic() > began + 3,
         number,
     )
     assert ended == status, "\n".join(messages)

@@ -168,11 +168,13 @@ def tracking(folder: RunFolder | None, options: WandbOptions, config: Mapping[st
         return
     from probing.terminal import say
 
-    tracker = Tracker(options, folder.path, folder.final.name, config, say)
+    tracker = None
     try:
+        tracker = Tracker(options, folder.path, folder.final.name, config, say)  # takes seconds, and may be interrupted
         yield tracker
     except BaseException as error:
-        tracker.finish(exit_code=1)
+        if tracker:
+            tracker.finish(exit_code=1)
         if interrupt := interrupt_behind(error):
             raise type(interrupt)(f"the unfinished run is {folder.path}") from None
         if isinstance(error, UserError | OSError):
