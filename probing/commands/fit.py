@@ -60,7 +60,7 @@ def fit(
         revision: Branch, tag or commit of the model on the hub.
         random_weights: Take the untrained twin: the same architecture, weights drawn with --seed.
         dtype: Of the forward pass and of what is cached.
-        corpus: builtin, .txt (a sentence a line), .conllu, also .gz, hf:NAME?config=C&split=S&column=T, or - (stdin).
+        corpus: builtin, .txt (sentence a line), .conllu, .tsv, any .gz, hf:NAME?config=C&split=S&column=T, or - (stdin).
         test_corpus: Test on this corpus, given like --corpus; the test part of --corpus then joins the training part.
         max_length: Longest tokenised sentence, special tokens included; the model's own limit by default.
         batch_tokens: Padded tokens in one forward pass, fixed when the cache entry is made.
@@ -147,7 +147,8 @@ def fit(
             codes = online_code(sides, layers, training, trainer or {}, seed, bar) if mdl else ()
             moments = [fit.moments for fit in fits]
             streamed = collect_evidence(sides.train, sides.test, layers, moments, len(sides.classes), seed)
-            if probe.solver == "adam" or not all(fit.converged for fit in fits):
+            at_optimum = probe.solver == "lbfgs" and all(fit.converged for fit in fits)
+            if (replicates or evidence == "all") and not at_optimum:
                 say("the probes are not at their optimum: they are not trained again for --replicates and --evidence")
                 replicates, evidence = 0, "none"
             retraining = Retraining(sides, layers, fits, training, trainer or {}, bar, seed)
