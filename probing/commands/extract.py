@@ -33,7 +33,7 @@ def extract(
         revision: Branch, tag or commit of the model on the hub.
         random_weights: Take the untrained twin: the same architecture, weights drawn with --seed.
         dtype: Of the forward pass and of what is stored.
-        corpus: builtin, .txt (sentence a line), .conllu, .tsv, any .gz, hf:NAME?config=C&split=S&column=T, or - (stdin).
+        corpus: builtin, .txt (sentence a line), .conllu, .tsv, or .gz, hf:NAME?config=C&split=S&column=T, - (stdin).
         max_length: Longest tokenised sentence, special tokens included; the model's own limit by default.
         batch_tokens: Padded tokens in one forward pass, fixed when the cache entry is made.
         seed: Of the untrained twin's weights.

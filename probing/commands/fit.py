@@ -60,7 +60,7 @@ def fit(
         revision: Branch, tag or commit of the model on the hub.
         random_weights: Take the untrained twin: the same architecture, weights drawn with --seed.
         dtype: Of the forward pass and of what is cached.
-        corpus: builtin, .txt (sentence a line), .conllu, .tsv, any .gz, hf:NAME?config=C&split=S&column=T, or - (stdin).
+        corpus: builtin, .txt (sentence a line), .conllu, .tsv, or .gz, hf:NAME?config=C&split=S&column=T, - (stdin).
         test_corpus: Test on this corpus, given like --corpus; the test part of --corpus then joins the training part.
         max_length: Longest tokenised sentence, special tokens included; the model's own limit by default.
         batch_tokens: Padded tokens in one forward pass, fixed when the cache entry is made.
