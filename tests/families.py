@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +140,24 @@ FAMILIES: dict[str, Family] = {
 
 # --- tokenizers ---
 
+# Vocabularies are chosen here: the trainers of WordPiece and Unigram break ties by a hash that differs from process
+# to process, so that models of the same seed would read other pieces in each run of the tests. That of BPE does not.
+
+
+def _pieces(tokenizer: Any, sentences: list[str], inside: str) -> Counter[str]:
+    """Count every character and pair of them, with a prefix inside words, and the 30 most frequent short words."""
+    parts: Counter[str] = Counter()
+    words: Counter[str] = Counter()
+    for sentence in sentences:
+        text = tokenizer.normalizer.normalize_str(sentence)
+        for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text):
+            words[word] += 1
+            for start, end in combinations(range(len(word) + 1), 2):
+                if end - start < 3:
+                    parts[(inside if start else "") + word[start:end]] += 1
+    short = sorted((word for word in words if 2 < len(word) < 10), key=lambda word: (-words[word], word))
+    return parts + Counter({word: words[word] for word in short[:30]})
+
 
 def make_tokenizer(kind: str, sentences: list[str]) -> Any:
     """Train a fast tokenizer of a kind, with a vocabulary too small for the long words, which have many pieces."""
@@ -152,7 +173,7 @@ def make_tokenizer(kind: str, sentences: list[str]) -> Any:
 
 def _wordpiece(sentences: list[str], lowercase: bool, roberta: bool) -> dict[str, Any]:
     """Return WordPiece with [CLS] and [SEP], or as in MPNet with <s> and </s>."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     start, pad, end, unknown, mask = ("<s>", "<pad>", "</s>", "[UNK]", "<mask>") if roberta else (
         "[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"
@@ -163,8 +184,9 @@ def _wordpiece(sentences: list[str], lowercase: bool, roberta: bool) -> dict[str
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
-    trainer = trainers.WordPieceTrainer(vocab_size=220, special_tokens=special, show_progress=False)
-    tokenizer.train_from_iterator(sentences, trainer)
+    pieces = [*special, *_pieces(tokenizer, sentences, "##")]
+    tokenizer.model = models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token=unknown)
+    tokenizer.add_special_tokens(special)
     ids = {token: tokenizer.token_to_id(token) for token in (start, end)}
     tokenizer.post_processor = processors.BertProcessing((end, ids[end]), (start, ids[start]))
     # Byte-level tokenizers here keep transformers' very large number, so that only the model limits its length.
@@ -200,15 +222,18 @@ def _byte_level(sentences: list[str], variant: str) -> dict[str, Any]:
 
 def _unigram(sentences: list[str], with_start: bool) -> dict[str, Any]:
     """Return what SentencePiece makes: words marked where they begin, </s> at the end, in XLM-R <s> at the start."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     special = ["<s>", "<pad>", "</s>", "<unk>"] if with_start else ["<pad>", "</s>", "<unk>"]
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(vocab_size=220, special_tokens=special, unk_token="<unk>", show_progress=False)
-    tokenizer.train_from_iterator(sentences, trainer)
+    pieces = _pieces(tokenizer, sentences, "")
+    scores = [(token, 0.0) for token in special]
+    scores += [(piece, math.log(count / pieces.total())) for piece, count in pieces.items()]
+    tokenizer.model = models.Unigram(scores, unk_id=special.index("<unk>"))
+    tokenizer.add_special_tokens(special)
     names = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
     ids = [(token, tokenizer.token_to_id(token)) for token in ("<s>", "</s>") if token in special]
     single = "<s> $A </s>" if with_start else "$A </s>"
