@@ -3,7 +3,9 @@
 **Chance** is one scoring dealt to the neurons anew, at random. P-values are one-sided, the share of dealings that agree
 at least as much, the true one among them: the question is whether two rankings agree more than unrelated ones would,
 and opposed rankings do not agree. It takes the neurons of a layer to be exchangeable; where many of them say the same,
-chance is wider than this and p-values are too small.
+chance is wider than this and p-values are too small. Where neurons were matched by what they do, even rankings that
+have nothing to do with each other agree a little: given some (`unrelated`), chance is moved up to their mean agreement
+with the spread of the dealings; the lower end of its interval stays. It is never moved down: p-values only grow.
 
 **The interval** of a value is another thing than the interval of chance. The neurons of a layer are all there are, no
 sample of others, and a bootstrap of them counts twins as agreement; what could have come out otherwise is the
@@ -71,6 +73,7 @@ def agreement(
     persistence: float = PERSISTENCE,
     groups: NDArray[np.int64] | None = None,
     draws: tuple[Array, Array] | None = None,
+    unrelated: Sequence[tuple[Array, Array]] = (),
     permutations: int = PERMUTATIONS,
     seed: int = 0,
 ) -> list[Agreement]:
@@ -87,6 +90,8 @@ def agreement(
             they then share its score in every dealing too.
         draws: Scorings of redrawn sentences, both of shape (n_draws, n). Row is compared with row, so runs on the same
             corpus should take the same sentences in each.
+        unrelated: Pairs of scorings that were come by in the same way and have nothing to do with each other, each of
+            shape (n,) of its own.
         permutations: Dealings. The least p-value is 1 / (1 + permutations); see `permutations_for`.
         seed: Of the dealings, which are the same for all comparisons of as many neurons; hence 49 pairs of layers
             cost little more than one.
@@ -104,7 +109,7 @@ def agreement(
     group = np.arange(len(a)) if groups is None else _check_groups(groups, b)
     settings = Settings(k, persistence, permutations, seed)
     ends = dict.fromkeys(STATISTICS, (np.nan, np.nan)) if draws is None else _intervals(a, b, draws, settings)
-    return [_one(name, a, b, group, ends[name], settings) for name in STATISTICS]
+    return [_one(name, a, b, group, ends[name], unrelated, settings) for name in STATISTICS]
 
 
 def permutations_for(n_tests: int) -> int:
@@ -130,13 +135,20 @@ def holm(p_values: Sequence[float] | Array) -> Array:
 
 
 def _one(
-    name: Statistic, a: Array, b: Array, group: NDArray[np.int64], ends: tuple[float, float], settings: Settings
+    name: Statistic,
+    a: Array,
+    b: Array,
+    group: NDArray[np.int64],
+    ends: tuple[float, float],
+    unrelated: Sequence[tuple[Array, Array]],
+    settings: Settings,
 ) -> Agreement:
     kept, nan = compared(name, a, b), float("nan")
     value = _value(name, a, b, settings)
     if np.isnan(value):
         return Agreement(name, nan, nan, nan, nan, nan, nan, nan, int(kept.sum()))
-    by_chance = chance(name, value, a[kept], b[kept], group[kept], settings)
+    strangers = [_value(name, *pair, settings) for pair in unrelated]
+    by_chance = chance(name, value, a[kept], b[kept], group[kept], strangers, settings)
     return Agreement(name, value, *ends, *by_chance, int(kept.sum()))
 
 

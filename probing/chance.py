@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -56,7 +58,15 @@ def similarity(name: Statistic, a: Array, b: Array, settings: Settings) -> float
     return float(_compare(name, _ranked(name, a), _ranked(name, b), settings))
 
 
-def chance(name: Statistic, value: float, a: Array, b: Array, group: NDArray[Any], settings: Settings) -> Chance:
+def chance(
+    name: Statistic,
+    value: float,
+    a: Array,
+    b: Array,
+    group: NDArray[Any],
+    strangers: Sequence[float],
+    settings: Settings,
+) -> Chance:
     """Return what chance gives for two scorings of the neurons compared.
 
     Args:
@@ -65,15 +75,24 @@ def chance(name: Statistic, value: float, a: Array, b: Array, group: NDArray[Any
         a: Scores, shape (n,).
         b: Scores that are dealt, shape (n,).
         group: Neurons of the same group share a score of b in every dealing, shape (n,).
+        strangers: The statistic of rankings that agree by chance though they were not dealt; dealings that agree less
+            on average are moved up to their mean, but for the interval's lower end.
         settings: Of the statistic and the dealings.
     """
     shared = len(np.unique(group)) < len(group)
     if name == "overlap" and not shared:
-        return _exact_overlap(value, a, b, settings.k)
+        return _exact_overlap(value, a, b, strangers, settings.k)
     null = _blocks_dealt(name, a, b, group, settings) if shared else _dealt(name, a, b, settings)
-    low, high = np.quantile(null, ENDS)
+    low = np.quantile(null, ENDS[0])
+    null = null + excess(strangers, float(null.mean()))
+    high = np.quantile(null, ENDS[1])
     p_value = (1 + (null >= value - ROUNDING).sum()) / (1 + len(null))
     return Chance(float(null.mean()), float(low), float(high), float(p_value))
+
+
+def excess(strangers: Sequence[float], dealt: float) -> float:
+    """Return by how much strangers agree more on average than dealings do, 0 where they do not."""
+    return max(float(np.mean(strangers)) - dealt, 0.0) if len(strangers) else 0.0
 
 
 def _ranked(name: Statistic, scores: Array) -> NDArray[Any]:
@@ -90,13 +109,15 @@ def _compare(name: Statistic, x: NDArray[Any], y: NDArray[Any], settings: Settin
     return spearman(x, y) if name == "spearman" else kendall(x, y)
 
 
-def _exact_overlap(value: float, a: Array, b: Array, k: int) -> Chance:
+def _exact_overlap(value: float, a: Array, b: Array, strangers: Sequence[float], k: int) -> Chance:
     """Return what all dealings there are give together: k / n on average where none is dead."""
     tops = [min(k, int((scores != 0).sum())) for scores in (a, b)]
     overlap = hypergeom(len(a), *tops)
+    mean = tops[0] * tops[1] / len(a) / k
+    moved = excess(strangers, mean)
     low, high = overlap.ppf(ENDS) / k
-    p_value = overlap.sf(round(value * k) - 1)
-    return Chance(tops[0] * tops[1] / len(a) / k, float(low), float(high), float(p_value))
+    p_value = overlap.sf(math.ceil((value - moved) * k - ROUNDING) - 1)
+    return Chance(mean + moved, float(low), float(high + moved), float(p_value))
 
 
 def _dealt(name: Statistic, a: Array, b: Array, settings: Settings) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,7 +19,8 @@ from probing.cross_moments import CrossMoments, CrossMomentsAccumulator
 from probing.errors import UserError
 from probing.examples import Examples, read
 from probing.intervals import redraw
-from probing.matching import Method, judge, match
+from probing.matching import Method, holds, judge, match
+from probing.random_bases import Strangers
 from probing.words import common_words, pool_words
 
 Array = NDArray[np.float64]
@@ -170,7 +171,7 @@ def compare_pair(
     assignment: Method,
     k: int,
     seed: int,
-    say: Callable[[str], None] = lambda message: None,
+    strangers: Strangers | None = None,
 ) -> Pair:
     """Match the neurons of every pair of layers on one half of the sentences and compare their rankings.
 
@@ -182,21 +183,23 @@ def compare_pair(
         assignment: One to one, or many to one.
         k: Size of the top.
         seed: Of what chance gives.
-        say: Takes one-line messages.
+        strangers: The second run in random bases, which say what neurons matched by correlation agree by chance.
     """
     fit, held_out = moments
     shape = (len(a.layers), len(b.layers))
     partners = np.full((*shape, a.d_model), -1, dtype=np.int64)
     rows: list[dict[str, Any]] = []
+    n_dealings = permutations_for(shape[0] * shape[1])
     for i, j in np.ndindex(shape):
         correlations = fit.correlation(i, j), held_out.correlation(i, j)
         partners[i, j] = np.arange(a.d_model) if matching == "index" else match(correlations[0], assignment)
+        unrelated, unrelated_match = _by_chance(a.scores[i], moments, (i, j), assignment, strangers)
         names = {"model_a": a.label, "layer_a": a.layers[i], "model_b": b.label, "layer_b": b.layers[j]}
         rows += [
             {**names, "matching": matching, **row}
-            for row in _statistics(a, b, (i, j), partners[i, j], k, permutations_for(shape[0] * shape[1]), seed)
+            for row in _statistics(a, b, (i, j), partners[i, j], k, unrelated, n_dealings, seed)
         ]
-        quality = judge(partners[i, j], *correlations, seed=seed)
+        quality = judge(partners[i, j], *correlations, unrelated_match, seed=seed)
         rows.append(
             {
                 **names, "matching": matching, "statistic": "correlation", "value": quality.held_out,
@@ -210,8 +213,36 @@ def compare_pair(
     return Pair(rows, partners, _related(a, b, moments, seed) if a.d_model == b.d_model else None)
 
 
+def _by_chance(
+    scores: Array,
+    moments: tuple[CrossMoments, CrossMoments],
+    layers: tuple[int, int],
+    assignment: Method,
+    strangers: Strangers | None,
+) -> tuple[list[tuple[Array, Array]], list[float]]:
+    """Match a layer's neurons with those of each stranger, and return the pairs of scorings and how the match holds."""
+    scorings: list[tuple[Array, Array]] = []
+    qualities: list[float] = []
+    if strangers is None:
+        return scorings, qualities
+    for basis, theirs in zip(strangers.bases, strangers.scores[:, layers[1]], strict=True):
+        fit, held_out = (half.correlation(*layers, basis) for half in moments)
+        partner = match(fit, assignment)
+        kept = np.flatnonzero(partner >= 0)
+        scorings.append((scores[kept], theirs[partner[kept]]))
+        qualities.append(holds(partner, fit, held_out))
+    return scorings, qualities
+
+
 def _statistics(
-    a: Ranked, b: Ranked, layers: tuple[int, int], partner: NDArray[np.int64], k: int, permutations: int, seed: int
+    a: Ranked,
+    b: Ranked,
+    layers: tuple[int, int],
+    partner: NDArray[np.int64],
+    k: int,
+    unrelated: Sequence[tuple[Array, Array]],
+    permutations: int,
+    seed: int,
 ) -> list[dict[str, Any]]:
     i, j = layers
     kept = np.flatnonzero(partner >= 0)
@@ -224,6 +255,7 @@ def _statistics(
         k=min(k, len(kept)),
         groups=theirs,
         draws=(a.draws[i][:, kept], b.draws[j][:, theirs]),
+        unrelated=unrelated,
         permutations=permutations,
         seed=seed,
     )

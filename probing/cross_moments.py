@@ -37,13 +37,22 @@ class CrossMoments:
     own_b: Tensor
     cross: Tensor
 
-    def correlation(self, a: int, b: int) -> NDArray[np.float64]:
+    def correlation(self, a: int, b: int, basis: Tensor | None = None) -> NDArray[np.float64]:
         """Return the correlations of the a-th layer's neurons with the b-th's, shape (d_a, d_b); 0 for dead neurons.
 
         Dead as everywhere: sd at most a thousandth of the layer's median, so that it is rounding that varies.
+
+        Args:
+            a: Which layer of the first model.
+            b: Which of the second.
+            basis: Other neurons for the second, each a column of weights on its own; shape (d_b, n_neurons).
         """
-        scale = [_inverse_sd(own.diagonal()) for own in (self.own_a[a], self.own_b[b])]
-        return (scale[0][:, None] * self.cross[a, :, b] * scale[1]).clamp(-1, 1).numpy()
+        cross, variance = self.cross[a, :, b], self.own_b[b].diagonal()
+        if basis is not None:
+            cross = cross.to(basis) @ basis
+            variance = (self.own_b[b].to(basis) @ basis).mul_(basis).sum(0)
+        scale = _inverse_sd(self.own_a[a].diagonal())[:, None], _inverse_sd(variance)
+        return (scale[0] * cross * scale[1]).clamp(-1, 1).double().numpy()
 
     def cka(self, a: int, b: int) -> float:
         """Return the linear CKA of two layers (Kornblith et al. 2019, section 3), NaN where a layer is constant.

@@ -76,6 +76,34 @@ def test_p_values_of_unrelated_rankings_are_uniform_and_chance_holds_them():
             assert 0.91 < within < 0.985  # 95% of 400, standard error 1.1%, and ends known from 399 dealings
 
 
+def test_chance_reaches_up_to_rankings_that_agree_by_chance_alone_and_never_down():
+    a, b = scorings(2)
+    dealt = agree(a, b)
+    alike = [(x, x + noise) for x, noise in zip(scorings(20, seed=2), scorings(20, seed=3), strict=True)]
+    moved, unmoved = agree(a, b, unrelated=alike), agree(a, b, unrelated=[(x, -y) for x, y in alike])
+    assert unmoved == dealt
+    for name in STATISTICS:
+        mean = np.mean([agree(x, y)[name].value for x, y in alike])
+        assert mean > dealt[name].chance
+        assert moved[name].chance == pytest.approx(mean)
+        assert moved[name].chance_high - moved[name].chance == pytest.approx(
+            dealt[name].chance_high - dealt[name].chance
+        )
+        assert moved[name].chance_low == dealt[name].chance_low
+        assert moved[name].p_value >= dealt[name].p_value
+        assert (moved[name].value, moved[name].low) == (dealt[name].value, pytest.approx(dealt[name].low, nan_ok=True))
+
+
+def test_where_strangers_have_more_in_common_a_larger_overlap_is_due_to_chance():
+    top = np.arange(N, 0, -1.0)
+    three_shared = (top, np.roll(top, 7))
+    dealt, moved = (agree(*three_shared, unrelated=known)["overlap"] for known in ([], [three_shared]))
+    assert dealt.value == moved.value == moved.chance == 0.3
+    # Moved by .3 - 1/6, a dealing that shares 2 agrees as much as the true ranking, which shares 3.
+    assert dealt.p_value == pytest.approx(hypergeom(N, 10, 10).sf(2))
+    assert moved.p_value == pytest.approx(hypergeom(N, 10, 10).sf(1))
+
+
 def test_the_chance_of_overlap_is_hypergeometric():
     a, b = scorings(2)
     found, exact = agree(a, b, k=10)["overlap"], hypergeom(N, 10, 10)

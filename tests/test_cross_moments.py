@@ -41,6 +41,13 @@ def test_correlations_of_all_pairs_of_layers_are_those_of_numpy():
             np.testing.assert_allclose(found.correlation(i, j), expected, atol=1e-6)  # products in float32
 
 
+def test_correlations_with_the_neurons_of_another_basis_are_those_of_the_turned_states():
+    a, b, basis = normal(1, 500, 5), normal(2, 500, 7, seed=1), normal(7, 4, seed=2)
+    b[1, :, :5] += a[0]
+    found = moments(a, b).correlation(0, 1, torch.from_numpy(basis))
+    np.testing.assert_allclose(found, np.corrcoef(a[0].T, (b[1] @ basis).T)[:5, 5:], atol=1e-6)
+
+
 def test_many_batches_give_what_one_gives():
     a, b = normal(2, 300, 5) + 3, normal(2, 300, 4, seed=1)
     whole, parts = moments(a, b), moments(a, b, 0, 1, 7, 7, 299)

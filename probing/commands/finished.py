@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from probing.examples import Examples, Sides
 from probing.examples import label as label_tokens
 from probing.matching import Method
 from probing.models import ModelSource, length_limits, load_config, load_tokenizer, resolve_model
+from probing.random_bases import Strangers, strangers
 from probing.runs import Run
 from probing.tasks import Labels, load_task
 
@@ -203,12 +205,19 @@ def pairs_of(
     seed: int,
 ) -> dict[tuple[int, int], Pair]:
     """Compare every run with every later one, matched on the sentences of the earlier one's corpus."""
+
+    @cache
+    def strangers_to(j: int) -> Strangers:
+        test = sides_of(finished[j], extract).test
+        return strangers(probe_weight(finished[j].run), test, ranked[j].layers, seed)
+
     pairs = {}
     for i, j in itertools.combinations(range(len(finished)), 2):
         corpus = finished[i].corpora[0]
         moments = cross_moments(*(extract.readings(finished[at], corpus) for at in (i, j)))
         how = _matching_of(matching, finished[i].run, finished[j].run)
-        pairs[i, j] = compare_pair(ranked[i], ranked[j], moments, how, assignment, top, seed)
+        chance = strangers_to(j) if how == "correlation" else None
+        pairs[i, j] = compare_pair(ranked[i], ranked[j], moments, how, assignment, top, seed, chance)
         if how == "index" and not pairs[i, j].related:
             extract.say(
                 f"{ranked[i].label} and {ranked[j].label}: neurons of one index go together no more than any two do, "
