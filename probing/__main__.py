@@ -10,6 +10,8 @@ COMMANDS = {
     "extract": "probing.commands.extract:extract",
     "rank": "probing.commands.rank:rank",
     "compare": "probing.commands.compare:compare",
+    "wic": "probing.commands.wic:wic",
+    "sts": "probing.commands.sts:sts",
     "cache ls": "probing.commands.cache:ls",
     "cache verify": "probing.commands.cache:verify",
     "cache prune": "probing.commands.cache:prune",

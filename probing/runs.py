@@ -96,8 +96,8 @@ def load_run(folder: str | Path) -> Run:
         hint = f"; {partial} is one that did not finish" if partial.is_dir() else ""
         raise UserError(f"`{folder}` is no finished run: expected a folder that `fit` wrote{hint}.")
     results = json.loads((folder / "results.json").read_text())
-    if results.get("kind") == "comparison":
-        raise UserError(f"`{folder}` holds a comparison; give the folder of a run that `fit` wrote.")
+    if (kind := results.get("kind", "probe")) != "probe":
+        raise UserError(f"`{folder}` holds a {kind}; give the folder of a run that `fit` wrote.")
     import yaml
 
     return Run(

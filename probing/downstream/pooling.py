@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -11,11 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.cache.tokens import Tokens
+from probing.downstream.pooling_names import Pooling
 from probing.examples import Activations
 from probing.words import pool_words
-
-Pooling = Literal["mean", "mean_special", "cls", "first_last"]
-POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
 # The first block's output, which `first_last` averages with (Su et al. 2021); SimCSE takes the embeddings instead.
 FIRST = 1

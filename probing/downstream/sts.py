@@ -66,8 +66,9 @@ class SentencePairs:
 
     @property
     def label(self) -> str:
-        """What to call it in tables: the test part by the name alone, as papers do."""
-        return self.name if self.part == "test" else f"{self.name} {self.part}"
+        """What to call it in tables: the test part by the name alone, as papers do, others as the data set does."""
+        part = "trial" if (self.name, self.part) == (SICK, "dev") else self.part
+        return self.name if part == "test" else f"{self.name} {part}"
 
     @property
     def n_pairs(self) -> int:

@@ -1,0 +1,178 @@
+"""The vectors of sentences that `sts` compares, and what their transforms are fitted on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from probing.cache import ActivationStore
+from probing.cache.tokens import Tokens
+from probing.commands.downstream import Text, not_in, outliers, token_moments
+from probing.corpus import Corpus
+from probing.downstream.pooling import FIRST, cosines, has_first_special, sentence_vectors
+from probing.downstream.pooling_names import Pooling
+from probing.downstream.sentence_similarity import Similarities
+from probing.downstream.space_names import CLIPPING, Space
+from probing.downstream.spaces import fitted
+from probing.downstream.static import StaticVectors
+from probing.downstream.sts import SentencePairs
+from probing.errors import UserError
+from probing.moments import CovarianceAccumulator
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Where the vectors of all sentences come from.
+
+    Args:
+        sets: All sets, training parts among them.
+        stores: The activations of each.
+        outside: Text beside them with its activations, if transforms are fitted on such.
+        static: Word vectors, if there are any.
+    """
+
+    sets: Sequence[SentencePairs]
+    stores: Sequence[ActivationStore]
+    outside: tuple[Corpus, ActivationStore] | None
+    static: StaticVectors | None
+
+
+@dataclass(frozen=True)
+class FitOn:
+    """What transforms are fitted on.
+
+    Args:
+        names: Of the corpora.
+        corpora: The sentences.
+        texts: Where their activations are, and which of the sentences are taken.
+    """
+
+    names: list[str]
+    corpora: list[Corpus]
+    texts: list[Text]
+
+    def described(self) -> dict[str, Any]:
+        """Return what it is, for `results.json`."""
+        return {"corpora": self.names, "n_sentences": sum(int(text.kept.sum()) for text in self.texts)}
+
+
+def first_token_check(poolings: Sequence[Pooling], model: str) -> Callable[[Tokens], None]:
+    """Return what refuses tokens whose first one is a word, where that is to stand for the sentence."""
+
+    def check(tokens: Tokens) -> None:
+        if "cls" in poolings and not has_first_special(tokens):
+            raise UserError(f"`--pooling cls`: {model} puts no special token at the beginning; take mean.")
+
+    return check
+
+
+def fitted_texts(vectors: Vectors, targets: Sequence[SentencePairs], fit_on: str) -> dict[str, FitOn]:
+    """Return by the label of each set what its transforms are fitted on.
+
+    Sentences of any set that is reported on are left out, but with `target`, where they are all there is: sets overlap,
+    for STS-B was drawn from STS12 to STS16 and others.
+
+    Raises:
+        UserError: If nothing is left.
+    """
+    if fit_on == "target":
+        everything = zip(vectors.sets, vectors.stores, strict=True)
+        return {one.label: _all_of(one.label, one.corpus, store) for one, store in everything}
+    evaluated = [sentence for one in targets for sentence in one.corpus.sentences]
+    there = [(one.label, one.corpus, store) for one, store in zip(vectors.sets, vectors.stores, strict=True)]
+    parts = [part for part, one in zip(there, vectors.sets, strict=True) if one.part == "train"]
+    if vectors.outside:
+        parts = [(vectors.outside[0].name, *vectors.outside)]
+    texts = [Text(store, not_in(corpus.sentences, evaluated)) for _, corpus, store in parts]
+    if parts and not any(text.kept.any() for text in texts):
+        raise UserError(f"`--fit_on {fit_on}`: all its sentences are among those that are judged; give other text.")
+    common = FitOn([name for name, *_ in parts], [corpus for _, corpus, _ in parts], texts)
+    return {one.label: common for one in vectors.sets}
+
+
+def _all_of(name: str, corpus: Corpus, store: ActivationStore) -> FitOn:
+    return FitOn([name], [corpus], [Text(store, np.ones(len(corpus.sentences), dtype=bool))])
+
+
+def similarities(
+    vectors: Vectors,
+    texts: Mapping[str, FitOn],
+    layers: Sequence[int],
+    poolings: Sequence[Pooling],
+    spaces: Sequence[Space],
+    seed: int,
+) -> list[Similarities]:
+    """Return the cosines of all pairs of all sets, for each pooling, layer and space, those of static vectors last.
+
+    Args:
+        vectors: Where vectors come from.
+        texts: By the label of each set, what its transforms are fitted on.
+        layers: Which.
+        poolings: Which.
+        spaces: Which; static vectors are not clipped.
+        seed: Of `clip_random`.
+    """
+    found = []
+    for layer in layers:
+        clipped = _outliers(texts, layer) if {*spaces} & {*CLIPPING} else {}
+        for pooling in poolings:
+            first = _outliers(texts, FIRST) if clipped and pooling == "first_last" else {}
+            neurons = {label: sorted({*clipped[label], *first.get(label, [])}) for label in clipped}
+
+            def pooled(corpus: Corpus, store: ActivationStore, layer: int = layer, how: Pooling = pooling) -> Tensor:
+                return sentence_vectors(store, layer, how)
+
+            cosine, n_clipped = _cosines(vectors, texts, pooled, neurons, spaces, seed, layer)
+            found += [Similarities(pooling, layer, name, cosine[name], n_clipped[name]) for name in spaces]
+    if vectors.static:
+        static = vectors.static
+        own = [name for name in spaces if name not in CLIPPING]
+        cosine, none = _cosines(
+            vectors, texts, lambda corpus, store: static.sentences(corpus.sentences), {}, own, seed, 0
+        )
+        found += [Similarities("static", None, name, cosine[name], none[name]) for name in own]
+    return found
+
+
+def _outliers(texts: Mapping[str, FitOn], layer: int) -> dict[str, list[int]]:
+    """Return the outliers for each set; sets with the same text share one search."""
+    found = {
+        id(text): outliers(text.texts, layer, token_moments(text.texts, layer)) for text in texts.values() if text.texts
+    }
+    return {label: found.get(id(text), []) for label, text in texts.items()}
+
+
+def _cosines(
+    vectors: Vectors,
+    texts: Mapping[str, FitOn],
+    pooled: Callable[[Corpus, ActivationStore], Tensor],
+    neurons: Mapping[str, Sequence[int]],
+    spaces: Sequence[Space],
+    seed: int,
+    layer: int,
+) -> tuple[dict[Space, dict[str, Any]], dict[Space, dict[str, int]]]:
+    """Return for each space, by the label of each set, the cosines of its pairs and how many neurons were clipped."""
+    cosine: dict[Space, dict[str, Any]] = {name: {} for name in spaces}
+    n_clipped: dict[Space, dict[str, int]] = {name: {} for name in spaces}
+    fitted_for: dict[int, Any] = {}
+    for one, store in zip(vectors.sets, vectors.stores, strict=True):
+        text = texts[one.label]
+        states = pooled(one.corpus, store)
+        if id(text) not in fitted_for:
+            accumulator = CovarianceAccumulator(states.shape[1])
+            for corpus, part in zip(text.corpora, text.texts, strict=True):
+                accumulator.update(pooled(corpus, part.store)[torch.from_numpy(part.kept)])
+            if not text.texts:  # nothing is fitted: the plain vectors alone
+                accumulator.update(states)
+            fitted_for[id(text)] = fitted(spaces, accumulator.result(), neurons.get(one.label, []), seed, layer)
+        first, second = torch.from_numpy(one.sentences).T
+        for name, transform in fitted_for[id(text)].items():
+            images = transform(states)
+            cosine[name][one.label] = cosines(images[first], images[second])
+            n_clipped[name][one.label] = len(transform.clipped)
+    return cosine, n_clipped

@@ -1,0 +1,20 @@
+"""Names of the spaces in which cosines are taken, known before anything heavy is imported."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+Space = Literal["none", "clip", "clip_random", "whiten", "standardise", "center", "all_but_the_top"]
+SPACES: tuple[Space, ...] = get_args(Space)
+CLIPPING = ("clip", "clip_random")
+
+# What to call them beside each other.
+WORDS = {
+    "none": "plain",
+    "clip": "clipped",
+    "clip_random": "random clipped",
+    "whiten": "whitened",
+    "standardise": "standardised",
+    "center": "centred",
+    "all_but_the_top": "all but the top",
+}
