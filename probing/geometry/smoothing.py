@@ -51,8 +51,8 @@ def smoothness(vectors: Tensor, units: Tensor, unit_sums: Tensor, lengths: Tenso
     """
     n = lengths.double()
     means = sum_by_sentence(vectors, lengths) / lengths[:, None]
-    away = (vectors - means.repeat_interleave(lengths, 0)).square().sum(1, dtype=torch.float64)
-    squares = torch.stack([away, vectors.square().sum(1, dtype=torch.float64)], 1)
+    away = vectors - means.repeat_interleave(lengths, 0)
+    squares = torch.stack([away.norm(dim=1), vectors.norm(dim=1)], 1).double().square()
     distance, norm = sum_by_sentence(squares, lengths).sqrt().T
     sums, mean_length = unit_sums.double(), means.double().norm(dim=1)
     return Smoothness(
