@@ -21,6 +21,9 @@ from torch import Tensor
 from probing.cache.tokens import disk_errors
 from probing.moments import DEAD, Covariance
 
+Kind = Literal["clip", "whiten", "standardise", "center", "all_but_the_top"]
+KINDS: tuple[Kind, ...] = ("clip", "whiten", "standardise", "center", "all_but_the_top")
+ClipTo = Literal["zero", "mean"]
 Whitening = Literal["pca", "zca"]
 
 # Eigenvalues of a covariance below this share of the largest are left out of whitening: dividing by them would blow up
@@ -50,9 +53,10 @@ class Transform:
     def __call__(self, hidden_states: Tensor) -> Tensor:
         """Return the images, shape (..., n_out), of shape (..., d_model); float32 at least, whatever comes in."""
         dtype = torch.promote_types(hidden_states.dtype, torch.float32)
-        centred = hidden_states.to(dtype) - self.shift.to(dtype)
+        images = hidden_states.to(dtype) - self.shift.to(dtype)
         linear = self.linear.to(dtype)
-        return (centred * linear if linear.ndim == 1 else centred @ linear) + self.offset.to(dtype)
+        images = images.mul_(linear) if linear.ndim == 1 else images @ linear
+        return images.add_(self.offset.to(dtype)) if self.offset.any() else images
 
     @property
     def n_out(self) -> int:
@@ -86,7 +90,7 @@ def identity(d_model: int) -> Transform:
     return _map("none", torch.zeros(d_model, dtype=torch.float64), torch.ones(d_model, dtype=torch.float64))
 
 
-def clip(moments: Covariance, neurons: Sequence[int], to: Literal["zero", "mean"] = "zero") -> Transform:
+def clip(moments: Covariance, neurons: Sequence[int], to: ClipTo = "zero") -> Transform:
     """Set some neurons to 0 (Luo, Kulmizev & Mao 2021, section 5), or to their mean as a control.
 
     Only what was read off is changed: the forward pass has used the neurons. Zeroing their LayerNorm parameters
@@ -194,6 +198,43 @@ def all_but_the_top(moments: Covariance, n_components: int | None = None) -> Tra
     top = vectors[:, d_model - n :]
     matrix = torch.eye(d_model, dtype=torch.float64) - top @ top.T
     return _map("all_but_the_top", moments.mean, matrix, d_model - n)
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """How transforms are fitted; what each means is said where it is used.
+
+    Args:
+        clip_to: Of `clip`.
+        whitening: Method of `whiten`.
+        n_components: Of `whiten`.
+        shrinkage: Of `whiten`.
+        n_top: Components that `all_but_the_top` leaves out.
+    """
+
+    clip_to: ClipTo = "zero"
+    whitening: Whitening = "pca"
+    n_components: int | None = None
+    shrinkage: float = 0.0
+    n_top: int | None = None
+
+
+def fit_transform(kind: Kind, moments: Covariance, outliers: Sequence[int], how: Fitting = Fitting()) -> Transform:
+    """Fit one kind of transform.
+
+    Args:
+        kind: Which one.
+        moments: Of the tokens it is fitted on.
+        outliers: Neurons that `clip` sets, which no other kind looks at; with none it changes nothing.
+        how: The rest.
+    """
+    if kind == "clip":
+        return clip(moments, outliers, how.clip_to)
+    if kind == "whiten":
+        return whiten(moments, how.whitening, how.n_components, how.shrinkage)
+    if kind == "all_but_the_top":
+        return all_but_the_top(moments, how.n_top)
+    return center(moments) if kind == "center" else standardise(moments)
 
 
 def save(path: Path, transforms: Mapping[int, Transform]) -> None:
