@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,18 @@ from probing.cache import ActivationStore
 from probing.cache.tokens import Tokens
 from probing.corpus import split_key
 from probing.downstream.pooling import cosines, has_pieces, word_vectors
-from probing.downstream.space_names import Space
+from probing.downstream.space_names import CLIPPING, Space
 from probing.downstream.spaces import fitted
 from probing.downstream.wic import WordPairs
 from probing.downstream.words_in_context import Scored
 from probing.errors import UserError
+from probing.geometry.outliers import Definition, ProfileAccumulator, outliers_of
 from probing.moments import Covariance, CovarianceAccumulator
 from probing.results import versions
 from probing.runs import Row, write_csv
+
+# By which definitions neurons are clipped; those that vary most bend principal components instead.
+CLIPPED: tuple[Definition, ...] = ("argmin_share", "argmax_share", "mean_profile")
 
 
 @dataclass(frozen=True)
@@ -50,18 +54,32 @@ def not_in(sentences: Sequence[str], others: Sequence[str]) -> NDArray[np.bool_]
 def token_moments(texts: Sequence[Text], layer: int) -> Covariance:
     """Return the moments of the tokens that are not special, of some texts in one layer."""
     accumulator = CovarianceAccumulator(texts[0].store.plan.d_model)
+    for states in _words_of(texts, layer):
+        accumulator.update(states)
+    return accumulator.result()
+
+
+def outliers(texts: Sequence[Text], layer: int) -> list[int]:
+    """Return the neurons of a layer that bend cosines, over the tokens of some texts that are not special; ascending.
+
+    These are the neurons whose mean is far from the others', or that are the smallest or the largest of most tokens, as
+    Luo, Kulmizev & Mao (2021) found those they clipped. Finding none is a result.
+    """
+    accumulator = ProfileAccumulator(texts[0].store.plan.d_model)
+    for states in _words_of(texts, layer):
+        accumulator.update(states.float())
+    found = outliers_of(accumulator.result())
+    return sorted({outlier.neuron for outlier in found if outlier.definition in CLIPPED})
+
+
+def _words_of(texts: Sequence[Text], layer: int) -> Iterator[Tensor]:
+    """Yield for each shard its hidden states but those of special tokens, shape (n, d_model)."""
     for text in texts:
         tokens = text.store.tokens
         taken = text.kept[tokens.sentences] & ~tokens.special
         for shard in text.store.plan.shards:
             rows = torch.from_numpy(np.flatnonzero(taken[text.store.shard_tokens(shard)]))
-            accumulator.update(text.store.read(layer, shard.index)[rows])
-    return accumulator.result()
-
-
-def outliers(texts: Sequence[Text], layer: int, moments: Covariance) -> list[int]:
-    """TODO."""
-    return []
+            yield text.store.read(layer, shard.index)[rows]
 
 
 def targets(pairs: WordPairs) -> NDArray[np.int64]:
@@ -108,7 +126,8 @@ def scored_pairs(
     found = []
     for layer in layers:
         moments = token_moments(fit_on, layer)
-        transforms = fitted(spaces, moments, outliers(fit_on, layer, moments), seed, layer)
+        clipped = outliers(fit_on, layer) if {*spaces} & {*CLIPPING} else []
+        transforms = fitted(spaces, moments, clipped, seed, layer)
         vectors = [_target_vectors(pairs, store, layer) for pairs, store in zip(parts, stores, strict=True)]
         for name, transform in transforms.items():
             train, reported = (cosines(transform(first), transform(second)) for first, second in vectors)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from probing.cache import ActivationStore
 from probing.cache.tokens import Tokens
-from probing.commands.downstream import Text, not_in, outliers, token_moments
+from probing.commands.downstream import Text, not_in, outliers
 from probing.corpus import Corpus
 from probing.downstream.pooling import FIRST, cosines, has_first_special, sentence_vectors
 from probing.downstream.pooling_names import Pooling
@@ -141,9 +141,7 @@ def similarities(
 
 def _outliers(texts: Mapping[str, FitOn], layer: int) -> dict[str, list[int]]:
     """Return the outliers for each set; sets with the same text share one search."""
-    found = {
-        id(text): outliers(text.texts, layer, token_moments(text.texts, layer)) for text in texts.values() if text.texts
-    }
+    found = {id(text): outliers(text.texts, layer) for text in texts.values() if text.texts}
     return {label: found.get(id(text), []) for label, text in texts.items()}
 
 

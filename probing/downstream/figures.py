@@ -54,7 +54,7 @@ def write_wic_figure(path: Path, rows: Sequence[Row], part: str, model: str) -> 
         figure.suptitle(title, x=0.01, ha="left", fontsize=10)
         handles, labels = figure.axes[0].get_legend_handles_labels()
         labels = ["always yes (left),\nchance (right)" if label == "always yes" else label for label in labels]
-        figure.legend(handles, labels, loc="outside right center")
+        figure.legend(handles[1:] + handles[:1], labels[1:] + labels[:1], loc="outside right center")
     return path
 
 
@@ -87,7 +87,11 @@ def write_sts_figure(path: Path, rows: Sequence[Row], pooling: str, model: str) 
             grid[first].set_ylabel("Spearman x 100")
         title = f"{model}, sentences by {pooling}: cosine against human scores (bars: 95% over pairs)"
         figure.suptitle(title, x=0.01, ha="left", fontsize=10)
-        figure.legend(*grid[0].get_legend_handles_labels(), loc="outside right center")
+        # Lines for a reference come before those with bars.
+        handles, labels = grid[0].get_legend_handles_labels()
+        n_static = int("static" in labels[0])
+        order = [*range(n_static, len(labels)), *range(n_static)]
+        figure.legend([handles[i] for i in order], [labels[i] for i in order], loc="outside right center")
     return path
 
 

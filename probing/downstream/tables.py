@@ -14,17 +14,14 @@ def wic_tables(rows: Sequence[Row], chosen: Sequence[Row]) -> list[Any]:
     """Return the accuracies by layer, and what each protocol chose, as rich tables."""
     spaces = list(dict.fromkeys(row["transform"] for row in rows))
     part = next(row["reported_on"] for row in chosen if row["protocol"] == "held_out")
-    constant = next(row for row in chosen if row["protocol"] == "constant_true")["accuracy"]
-    title = (
-        f"WiC: accuracy on {part} by layer, thresholds chosen on train (always yes {constant:.3f}), and area under the"
-    )
-    layers = _table(f"{title} curve", "layer", *(heading for space in spaces for heading in (WORDS[space], "area")))
+    headings = [heading for space in spaces for heading in (WORDS[space], "area")]
+    layers = _table(f"Accuracy on {part} and area under the curve", "layer", *headings)
     for layer in dict.fromkeys(row["layer"] for row in rows):
         here = {row["transform"]: row for row in rows if row["layer"] == layer}
         cells = [f"{here[space][measure]:.3f}" for space in spaces for measure in ("accuracy", "auc")]
         layers.add_row(str(layer), *cells)
-    headings = ("layer", "above", "accuracy", "95% range", "gain", "95% range", "won", "lost", "p")
-    held_out = _table(f"Layer and threshold chosen on train, reported on {part}", "space", *headings)
+    columns = ("layer", "above", "accuracy", "95% range", "gain", "95% range", "won", "lost", "p")
+    held_out = _table(f"Layer and threshold chosen on train, reported on {part}", "space", *columns)
     published = _table(
         "As published, too high: chosen on train and reported on it", "space", "best layer", "best of 9 thresholds",
         "accuracy on train",
@@ -67,9 +64,7 @@ def sts_tables(rows: Sequence[Row], chosen: Sequence[Row]) -> list[Any]:
     sets = list(dict.fromkeys(row["set"] for row in rows))
     tables = []
     for space in dict.fromkeys(row["transform"] for row in rows if row["pooling"] == pooling):
-        table = _table(
-            f"Spearman x 100 by layer, all pairs of a set together: {WORDS[space]}, {pooling}", "layer", *sets
-        )
+        table = _table(f"Spearman x 100: {pooling}, {WORDS[space]}", "layer", *sets)
         for layer in dict.fromkeys(row["layer"] for row in rows if row["pooling"] == pooling):
             here = {r["set"]: r for r in rows if (r["pooling"], r["layer"], r["transform"]) == (pooling, layer, space)}
             table.add_row(str(layer), *(_times_100(here[name]["spearman"]) for name in sets))
@@ -77,35 +72,34 @@ def sts_tables(rows: Sequence[Row], chosen: Sequence[Row]) -> list[Any]:
         if static:
             table.add_row("static", *(_times_100(static[name]["spearman"]) for name in sets))
         tables.append(table)
-    return [*tables, *(_chosen_sts(chosen, protocol) for protocol in ("held_out", "published"))]
+    return [*tables, *_chosen_sts(chosen, "held_out"), *_chosen_sts(chosen, "published")]
 
 
-def _chosen_sts(chosen: Sequence[Row], protocol: str) -> Any:
+def _chosen_sts(chosen: Sequence[Row], protocol: str) -> list[Any]:
+    """Return what one protocol chose as a rich table, none where it chose nothing."""
     title = {
-        "held_out": "Spearman x 100 where the layer is chosen on other pairs, in three aggregations",
-        "published": "As published: the best layer on the set itself, too high by construction",
+        "held_out": "Spearman x 100, the layer chosen on other pairs; in three aggregations",
+        "published": "As published, too high: the layer chosen on the set itself",
     }[protocol]
-    headings = ("layer", "chosen on", "all", "95% range", "mean", "wmean", "gain", "95% range")
-    table = _table(title, "set", "vectors", "space", *headings)
     found: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in chosen:
         if row["protocol"] == protocol:
             found.setdefault((row["set"], row["pooling"], row["transform"]), {})[row["aggregation"]] = row
+    headings = ("layer", "chosen on", "all", "95% range", "mean", "wmean", "gain", "95% range")
+    table = _table(title, "set", "vectors", *headings)
     for (name, pooling, space), by in found.items():
         row = by["all"]
         table.add_row(
             name,
-            pooling,
-            WORDS[space],
+            f"{pooling}, {WORDS[space]}",
             str(row["layer"]),
             str(row.get("chosen_on", "")),
             _times_100(row["spearman"]),
             f"{_times_100(row['low'])}-{_times_100(row['high'])}",
-            _times_100(by["mean"]["spearman"]),
-            _times_100(by["wmean"]["spearman"]),
+            *(_times_100(by[how]["spearman"]) for how in ("mean", "wmean")),
             *(_gain(row, "+.1f", 100) if "gain" in row else ()),
         )
-    return table
+    return [table] if found else []
 
 
 def sts_lines(chosen: Sequence[Row]) -> list[str]:
@@ -148,7 +142,7 @@ def _table(title: str, *headings: str) -> Any:
     from rich import box
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in headings:
         is_name = heading in ("space", "set", "vectors", "chosen on")
         table.add_column(heading, justify="left" if is_name else "right", no_wrap=True)
