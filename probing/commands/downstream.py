@@ -149,7 +149,7 @@ def write_results(
     tables: Mapping[str, tuple[Sequence[Row], Sequence[str]]],
     summary: Mapping[str, Any],
 ) -> list[Path]:
-    """Write tables, configuration and summary, and return their paths.
+    """Write tables, configuration and summary, and return their paths; what is undefined (NaN) is absent.
 
     Args:
         folder: The run's folder.
@@ -157,9 +157,13 @@ def write_results(
         tables: By name, rows and their columns in order.
         summary: What `results.json` has beside the rows.
     """
-    for name, (rows, columns) in tables.items():
-        write_csv(folder / f"{name}.csv", rows, columns)
+    found = {name: [_defined(row) for row in rows] for name, (rows, _) in tables.items()}
+    for name, (_, columns) in tables.items():
+        write_csv(folder / f"{name}.csv", found[name], columns)
     (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False))
-    found = {name: list(rows) for name, (rows, _) in tables.items()}
     (folder / "results.json").write_text(json.dumps({**summary, "versions": versions(), **found}, indent=2))
     return [folder / name for name in (*(f"{name}.csv" for name in tables), "config.yaml", "results.json")]
+
+
+def _defined(row: Row) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if value == value}

@@ -17,7 +17,7 @@ from probing.corpus import Corpus
 from probing.downstream.pooling import FIRST, cosines, has_first_special, sentence_vectors
 from probing.downstream.pooling_names import Pooling
 from probing.downstream.sentence_similarity import Similarities
-from probing.downstream.space_names import CLIPPING, Space
+from probing.downstream.space_names import CLIPPING, TRANSDUCTIVE, Space
 from probing.downstream.spaces import fitted
 from probing.downstream.static import StaticVectors
 from probing.downstream.sts import SentencePairs
@@ -82,7 +82,7 @@ def fitted_texts(vectors: Vectors, targets: Sequence[SentencePairs], fit_on: str
     """
     if fit_on == "target":
         everything = zip(vectors.sets, vectors.stores, strict=True)
-        return {one.label: _all_of(one.label, one.corpus, store) for one, store in everything}
+        return {one.label: _all_of(one, store) for one, store in everything}
     evaluated = [sentence for one in targets for sentence in one.corpus.sentences]
     there = [(one.label, one.corpus, store) for one, store in zip(vectors.sets, vectors.stores, strict=True)]
     parts = [part for part, one in zip(there, vectors.sets, strict=True) if one.part == "train"]
@@ -95,8 +95,9 @@ def fitted_texts(vectors: Vectors, targets: Sequence[SentencePairs], fit_on: str
     return {one.label: common for one in vectors.sets}
 
 
-def _all_of(name: str, corpus: Corpus, store: ActivationStore) -> FitOn:
-    return FitOn([name], [corpus], [Text(store, np.ones(len(corpus.sentences), dtype=bool))])
+def _all_of(one: SentencePairs, store: ActivationStore) -> FitOn:
+    everything = Text(store, np.ones(len(one.corpus.sentences), dtype=bool))
+    return FitOn([f"{one.label} ({TRANSDUCTIVE})"], [one.corpus], [everything])
 
 
 def similarities(
@@ -129,8 +130,7 @@ def similarities(
 
             cosine, n_clipped = _cosines(vectors, texts, pooled, neurons, spaces, seed, layer)
             found += [Similarities(pooling, layer, name, cosine[name], n_clipped[name]) for name in spaces]
-    if vectors.static:
-        static = vectors.static
+    if (static := vectors.static) is not None:
         own = [name for name in spaces if name not in CLIPPING]
         cosine, none = _cosines(
             vectors, texts, lambda corpus, store: static.sentences(corpus.sentences), {}, own, seed, 0

@@ -169,6 +169,9 @@ def sts(
             found = similarities(vectors, texts, layers, poolings, spaces, seed)
             rows = sentences.by_layer(found, targets, seed)
             chosen = sentences.chosen(found, targets, sets, seed)
+            for row in (*rows, *chosen):
+                if row["transform"] != "none":
+                    row["fitted_on"] = " and ".join(texts[row["set"]].names)
             done = time.perf_counter()
             tables = {"sts": (rows, sentences.STS_COLUMNS), "chosen": (chosen, sentences.CHOSEN_COLUMNS)}
             summary = {

@@ -30,10 +30,11 @@ from probing.downstream.sts import STS_B, SentencePairs
 
 STS_COLUMNS = (
     "set", "pooling", "layer", "transform", "aggregation", "spearman", "low", "high", "n_pairs", "n_clipped",
+    "fitted_on",
 )  # fmt: skip
 CHOSEN_COLUMNS = (
     "protocol", "set", "pooling", "transform", "layer", "chosen_on", "n_chosen_on", "aggregation", "spearman", "low",
-    "high", "gain", "gain_low", "gain_high", "n_pairs",
+    "high", "gain", "gain_low", "gain_high", "n_pairs", "fitted_on",
 )  # fmt: skip
 
 Row = dict[str, Any]
@@ -195,8 +196,9 @@ def _compared(
         for how in AGGREGATIONS:
             row: Row = {"protocol": protocol, "set": target.label, **one.place, **note, "n_pairs": target.n_pairs}
             row |= _measured(how, values[name], drawn[name])
-            if name != "none" and "none" in best:
-                row["gain"] = values[name][how] - values["none"][how]
+            gain = values[name][how] - values["none"][how] if "none" in best else float("nan")
+            if name != "none" and np.isfinite(gain):
+                row["gain"] = gain
                 row["gain_low"], row["gain_high"] = interval(drawn[name][how] - drawn["none"][how])
             rows.append(row)
     return rows

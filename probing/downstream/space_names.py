@@ -6,6 +6,8 @@ from typing import Literal, get_args
 
 Space = Literal["none", "clip", "clip_random", "whiten", "standardise", "center", "all_but_the_top"]
 SPACES: tuple[Space, ...] = get_args(Space)
+# Marks transforms that were fitted on what they are judged on.
+TRANSDUCTIVE = "transductive"
 CLIPPING = ("clip", "clip_random")
 
 # What to call them beside each other.

@@ -35,8 +35,11 @@ def _fitted(name: Space, moments: Covariance, outliers: Sequence[int], generator
         return of.clip(moments, outliers)
     if name == "clip_random":
         return of.clip(moments, of.random_neurons(d_model, len(outliers), outliers, generator))
-    if name == "whiten":
+    if name == "whiten" and moments.covariance.diagonal().any():
         return of.whiten(moments)
     if name == "standardise":
         return of.standardise(moments)
-    return of.center(moments) if name == "center" else of.all_but_the_top(moments)
+    if name == "all_but_the_top":
+        return of.all_but_the_top(moments)
+    # Where no neuron varies, such as of [CLS] in the embeddings, there is nothing to whiten.
+    return of.center(moments)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.downstream.space_names import WORDS
+from probing.downstream.space_names import TRANSDUCTIVE, WORDS
 
 Row = Mapping[str, Any]
 
@@ -81,19 +81,21 @@ def _chosen_sts(chosen: Sequence[Row], protocol: str) -> list[Any]:
         "held_out": "Spearman x 100, the layer chosen on other pairs; in three aggregations",
         "published": "As published, too high: the layer chosen on the set itself",
     }[protocol]
+    is_own = any(TRANSDUCTIVE in row.get("fitted_on", "") for row in chosen)
+    title += "; transforms fitted on the set's own sentences (transductive)" if is_own else ""
     found: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in chosen:
         if row["protocol"] == protocol:
             found.setdefault((row["set"], row["pooling"], row["transform"]), {})[row["aggregation"]] = row
-    headings = ("layer", "chosen on", "all", "95% range", "mean", "wmean", "gain", "95% range")
-    table = _table(title, "set", "vectors", *headings)
+    on = ["chosen on"] if protocol == "held_out" else []
+    table = _table(title, "set", "vectors", "layer", *on, "all", "95% range", "mean", "wmean", "gain", "95% range")
     for (name, pooling, space), by in found.items():
         row = by["all"]
         table.add_row(
             name,
             f"{pooling}, {WORDS[space]}",
             str(row["layer"]),
-            str(row.get("chosen_on", "")),
+            *[str(row.get("chosen_on", "")) for _ in on],
             _times_100(row["spearman"]),
             f"{_times_100(row['low'])}-{_times_100(row['high'])}",
             *(_times_100(by[how]["spearman"]) for how in ("mean", "wmean")),
@@ -135,7 +137,8 @@ def _verdict(row: Row, form: str, times: int, pairs: str) -> str:
 
 
 def _times_100(value: float) -> str:
-    return f"{100 * value:.1f}"
+    """Return a correlation in points, `-` where it is undefined, such as where all sentences have one vector."""
+    return f"{100 * value:.1f}" if value == value else "-"
 
 
 def _table(title: str, *headings: str) -> Any:
@@ -145,5 +148,5 @@ def _table(title: str, *headings: str) -> Any:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in headings:
         is_name = heading in ("space", "set", "vectors", "chosen on")
-        table.add_column(heading, justify="left" if is_name else "right", no_wrap=True)
+        table.add_column(heading, justify="left" if is_name else "right", no_wrap=not is_name)
     return table
