@@ -14,13 +14,15 @@ Pair = tuple[list[str], list[str], int, bool]
 def word_pairs(n: int, seed: int) -> list[Pair]:
     """Make pairs of sentences of 5 to 9 words in which the word at some place is the same where the label is yes.
 
-    Where it is no, another word stands there; all other words are drawn at random.
+    Where it is no, another word stands there. The words before are the same in both, so that the place is, whatever the
+    number of pieces; those behind are drawn at random.
     """
     generator = random.Random(seed)
     pairs = []
     for i in range(n):
         first, second = ([generator.choice(WORDS) for _ in range(generator.randint(5, 9))] for _ in range(2))
         place, same = generator.randrange(5), i % 2 == 0
+        second[:place] = first[:place]
         others = [word for word in WORDS if word != first[place]]
         second[place] = first[place] if same else generator.choice(others)
         pairs.append((first, second, place, same))

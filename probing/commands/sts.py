@@ -153,7 +153,7 @@ def sts(
             raise UserError(f"`--pooling first_last`: {model} has no blocks, so no layer {FIRST}; take mean.")
         corpora = [one.corpus for one in sets] + ([outside] if outside else [])
         words = read_static(static, [text for corpus in corpora for text in corpus.sentences]) if static else None
-        check = first_token_check(poolings, source.name)
+        check = first_token_check(poolings, source.short_name)
         stores = extract_all(
             source, corpora, sorted({*layers, *([FIRST] if "first_last" in poolings else [])}), cached, trainer or {},
             say, progress, [check] * len(corpora), dtype=dtype, max_length=max_length, batch_tokens=batch_tokens,
