@@ -10,6 +10,7 @@ COMMANDS = {
     "extract": "probing.commands.extract:extract",
     "rank": "probing.commands.rank:rank",
     "compare": "probing.commands.compare:compare",
+    "geometry": "probing.commands.geometry:geometry",
     "wic": "probing.commands.wic:wic",
     "sts": "probing.commands.sts:sts",
     "cache ls": "probing.commands.cache:ls",

@@ -26,7 +26,7 @@ SOURCES = ("position", "frequency", "punctuation", "special")
 
 # Places that have a column of their own; those beyond share one.
 POSITIONS = 128
-# Eigenvalues of the regressors' correlations below this share of the largest are those of regressors that repeat others.
+# Regressors repeat each other along directions whose eigenvalue is below this share of the largest.
 _REPEATED = 1e-10
 
 Array = NDArray[np.float64]
@@ -51,8 +51,8 @@ class Regressors:
     @cached_property
     def _log_counts(self) -> Array:
         ids, special = self.tokens.input_ids, self.tokens.special
-        counts = np.bincount(ids[~special], minlength=int(ids.max()) + 1)
-        return np.where(special, 0.0, np.log2(np.maximum(counts[ids], 1)))
+        logs = np.log2(np.maximum(np.bincount(ids[~special], minlength=int(ids.max()) + 1)[ids], 1))
+        return np.where(special, logs[~special].mean() if not special.all() else 0.0, logs)
 
     @cached_property
     def _special_ids(self) -> NDArray[np.int32]:
@@ -78,11 +78,11 @@ class Regressors:
         x[every, places.start + positions] = 1
         frequency, log_counts = columns["frequency"].start, self._log_counts[rows]
         x[:, frequency] = log_counts
-        plain = ~tokens.special[rows]
-        x[every[plain], frequency + 1 + log_counts[plain].astype(np.int64)] = 1
+        x[every, frequency + 1 + log_counts.astype(np.int64)] = 1
         x[:, columns["punctuation"].start] = self.punctuation[rows]
-        special = columns["special"].start + np.searchsorted(self._special_ids, tokens.input_ids[rows])
-        x[every[~plain], special[~plain]] = 1
+        special = np.flatnonzero(tokens.special[rows])
+        ids = tokens.input_ids[rows][special]
+        x[special, columns["special"].start + np.searchsorted(self._special_ids, ids)] = 1
         return x
 
     @cached_property
@@ -92,22 +92,23 @@ class Regressors:
 
 def is_punctuation(texts: Sequence[str]) -> NDArray[np.bool_]:
     """Return which tokens are made of punctuation and symbols alone, markers of the tokenizer aside; shape (n,)."""
-    marks = ("##", "Ġ", "▁", "</w>")
 
     def bare(text: str) -> str:
-        for mark in marks:
-            if text != mark:
-                text = text.replace(mark, "")
-        return text
+        for mark in ("Ġ", "▁", "</w>"):
+            text = text.replace(mark, "")
+        return text.removeprefix("##") or text  # `##` may be a token of its own
 
-    return np.array([bool(t := bare(text)) and all(unicodedata.category(c)[0] in "PS" for c in t) for text in texts])
+    return np.array(
+        [bool(bare(text)) and all(unicodedata.category(c)[0] in "PS" for c in bare(text)) for text in texts]
+    )
 
 
 class ExplainedAccumulator:
     """Takes regressors and neurons token by token and returns shares of variance; a least-squares fit from sums.
 
     Args:
-        columns: Which columns of the regressors each source has, column 0 being the intercept.
+        columns: Which columns of the regressors each source has, column 0 being the intercept; of columns beyond the
+            last source nothing is taken.
         n_neurons: How many neurons are explained.
     """
 
@@ -125,8 +126,9 @@ class ExplainedAccumulator:
             self.origin = neurons.mean(0, dtype=np.float64)
         v = neurons.astype(np.float64) - self.origin
         self.n_tokens += len(v)
-        self.xx += regressors.T @ regressors
-        self.xv += regressors.T @ v
+        x = regressors[:, : len(self.xx)]
+        self.xx += x.T @ x
+        self.xv += x.T @ v
         self.vv += np.einsum("nk,nk->k", v, v)
 
     def result(self) -> dict[str, tuple[Array, Array]]:

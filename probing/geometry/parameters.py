@@ -6,7 +6,7 @@ tokens, and what a norm receives and hands out tells which layer's hidden state 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,10 +82,7 @@ def find_parameters(encoder: nn.Module, anatomy: Anatomy) -> Parameters:
     norms = {name: module for name, module in encoder.named_modules() if _is_norm(module, d_model)}
     calls: list[tuple[str, Tensor, Tensor]] = []
     rows: list[Tensor] = []
-    handles = [
-        module.register_forward_hook(lambda _, args, out, name=name: calls.append((name, args[0], out)))
-        for name, module in norms.items()
-    ]
+    handles = [module.register_forward_hook(_noting(name, calls), with_kwargs=True) for name, module in norms.items()]
     table = anatomy.position_table
     if table is not None:
         handles.append(table.register_forward_hook(lambda _, args, out: rows.append(out)))
@@ -97,18 +94,27 @@ def find_parameters(encoder: nn.Module, anatomy: Anatomy) -> Parameters:
     of_layer = _layers_of(calls, output.hidden_states)
     embedding = encoder.get_input_embeddings().weight  # type: ignore[operator]
     found = [
-        Norm(name, norms[name].weight.float().cpu(), _bias(norms[name]), of_layer.get(name))  # type: ignore[operator,union-attr]
+        Norm(name, _values(norms[name], "weight"), _values(norms[name], "bias"), of_layer.get(name))
         for name in dict.fromkeys(name for name, _, _ in calls)
     ]
-    weight = table.weight if table is not None and rows else None
-    fits = isinstance(weight, Tensor) and weight.shape[1] == d_model
-    first_row = _first_row(weight, rows[0]) if fits else 0  # type: ignore[arg-type]
+    weight = _values(table, "weight") if table is not None and rows else None
+    if weight is not None and weight.shape[1] != d_model:
+        weight = None
     return Parameters(
-        weight.float().cpu() if fits else None,  # type: ignore[operator,union-attr]
-        first_row,
-        embedding.float().mean(0).cpu() if embedding.shape[1] == d_model else None,
+        weight,
+        0 if weight is None else _first_row(weight, rows[0].float().cpu()),
+        embedding.detach().float().mean(0).cpu() if embedding.shape[1] == d_model else None,
         tuple(found),
     )
+
+
+def _noting(name: str, calls: list[tuple[str, Tensor, Tensor]]) -> Callable[..., None]:
+    """Return a hook that notes what a module receives and hands out."""
+
+    def note(module: nn.Module, args: Any, kwargs: Any, out: Tensor) -> None:
+        calls.append((name, args[0] if args else next(iter(kwargs.values())), out))
+
+    return note
 
 
 def _is_norm(module: nn.Module, d_model: int) -> bool:
@@ -117,13 +123,14 @@ def _is_norm(module: nn.Module, d_model: int) -> bool:
     return "weight" in own and not set(own) - {"weight", "bias"} and all(p.shape == (d_model,) for p in own.values())
 
 
-def _bias(module: nn.Module) -> Tensor | None:
-    bias = getattr(module, "bias", None)
-    return bias.float().cpu() if isinstance(bias, Tensor) else None
+def _values(module: nn.Module, name: str) -> Any:
+    """Return a parameter in float32, None where there is none of the name."""
+    values = getattr(module, name, None)
+    return values.detach().float().cpu() if isinstance(values, Tensor) else None
 
 
 def _layers_of(calls: Sequence[tuple[str, Tensor, Tensor]], states: Sequence[Tensor]) -> dict[str, int]:
-    """Return for each norm that makes or reads a layer's hidden state the number of that layer, the first of several."""
+    """Return for each norm that makes or reads a layer's hidden state the number of that layer, the first one."""
     found: dict[str, int] = {}
     for layer, state in enumerate(states):
         makers = [name for name, _, out in calls if out.shape == state.shape and torch.equal(out, state)]
