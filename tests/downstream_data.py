@@ -6,6 +6,8 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
+from safetensors.torch import load_file, save_file
+
 WORDS = ("probe", "layer", "neuron", "token", "sentence", "position", "model", "weight", "value", "answer", "question")
 
 Pair = tuple[list[str], list[str], int, bool]
@@ -83,3 +85,11 @@ def write_sts(folder: Path, n: int = 40) -> Path:
     for seed, part in enumerate(("train", "trial"), 4):
         write_sick(folder / "SICK", part, sentence_pairs(n, seed))
     return folder
+
+
+def plant_outlier(model: Path, neuron: int) -> Path:
+    """Give one neuron of a BERT a bias in the embeddings that makes it the smallest of every token there."""
+    weights = load_file(model / "model.safetensors")
+    weights["embeddings.LayerNorm.bias"][neuron] = -30.0
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    return model

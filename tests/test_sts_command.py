@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from downstream_data import WORDS, sentence_pairs, write_benchmark, write_semeval, write_sts
+from downstream_data import WORDS, plant_outlier, sentence_pairs, write_benchmark, write_semeval, write_sts
 from probing import sts
 from probing.__main__ import COMMANDS
 from probing.commandline import run
@@ -121,6 +122,23 @@ def test_a_corpus_of_ones_own_can_be_fitted_on(data: Path, options: dict[str, An
     found = sts([str(data)], layer=0, fit_on=str(corpus_file), quiet=True, **options)
     assert found is not None
     assert {row["fitted_on"] for row in found.layers if row["transform"] != "none"} == {str(corpus_file)}
+
+
+def test_a_planted_outlier_is_clipped_of_the_average_of_two_layers_too(
+    data: Path, options: dict[str, Any], tiny_model: Callable[..., Path]
+) -> None:
+    planted = {**options, "model": str(plant_outlier(tiny_model("bert"), 3)), "quiet": True}
+    found = sts([str(data)], layer=0, pooling="mean,first_last", definition="argmin_share", components=3, **planted)
+    assert found is not None
+    rows = {(row["pooling"], row["transform"]): row for row in found.layers if row["aggregation"] == "all"}
+    # Of the average, those of layer 1 are clipped too.
+    n_clipped = [rows[how, name]["n_clipped"] for name in ("none", "clip") for how in ("mean", "first_last")]
+    assert n_clipped == [0, 0, 1, 2]
+    assert rows["mean", "clip"]["spearman"] != rows["mean", "none"]["spearman"]
+    other = sts([str(data)], layer=0, transforms="whiten", components=4, **planted)
+    assert other is not None
+    again = next(row for row in reversed(other.layers) if row["aggregation"] == "all")
+    assert again["spearman"] != rows["mean", "whiten"]["spearman"]
 
 
 def test_all_poolings_differ_and_the_published_average_takes_the_first_block(

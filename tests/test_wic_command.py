@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from downstream_data import Pair, word_pairs, write_wic
+from downstream_data import Pair, plant_outlier, word_pairs, write_wic
 from probing import wic
 from probing.__main__ import COMMANDS
 from probing.commandline import run
@@ -110,6 +111,24 @@ def test_what_is_chosen_and_fitted_on_train_knows_nothing_of_dev(data: Path, opt
         for column in ("threshold", "train_accuracy", "train_auc", "published_accuracy", "n_clipped"):
             assert old[column] == new[column]
         assert old["n_pairs"] != new["n_pairs"]
+
+
+def test_a_planted_outlier_is_clipped_by_the_definition_that_names_it(
+    data: Path, options: dict[str, Any], tiny_model: Callable[..., Path]
+) -> None:
+    planted = {**options, "model": str(plant_outlier(tiny_model("bert"), 3)), "layer": 0, "quiet": True}
+    found = wic(str(data), transforms="clip,clip_random,whiten", definition="argmin_share", components=2, **planted)
+    other = wic(str(data), transforms="clip,whiten", definition="variance", components=5, **planted)
+    assert found is not None
+    assert other is not None
+    named = {row["transform"]: row for row in found.layers}
+    unnamed = {row["transform"]: row for row in other.layers}
+    assert (named["clip"]["n_clipped"], named["clip_random"]["n_clipped"], unnamed["clip"]["n_clipped"]) == (1, 1, 0)
+    # Pointing all the same way, vectors need a threshold near 1, and without the outlier they do not.
+    assert named["none"]["threshold"] > 0.98 > named["clip"]["threshold"]
+    assert named["clip_random"]["threshold"] > 0.98
+    assert unnamed["clip"]["threshold"] == named["none"]["threshold"]
+    assert named["whiten"]["threshold"] != unnamed["whiten"]["threshold"]
 
 
 def test_sentences_that_are_in_dev_too_are_not_fitted_on(data: Path, options: dict[str, Any]) -> None:

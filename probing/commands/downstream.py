@@ -18,18 +18,15 @@ from probing.cache import ActivationStore
 from probing.cache.tokens import Tokens
 from probing.corpus import split_key
 from probing.downstream.pooling import cosines, has_pieces, word_vectors
-from probing.downstream.space_names import CLIPPING, Space
-from probing.downstream.spaces import fitted
+from probing.downstream.space_names import Definition
+from probing.downstream.spaces import Fitting, fitted
 from probing.downstream.wic import WordPairs
 from probing.downstream.words_in_context import Scored
 from probing.errors import UserError
-from probing.geometry.outliers import Definition, ProfileAccumulator, outliers_of
+from probing.geometry.outliers import ProfileAccumulator, outliers_of
 from probing.moments import Covariance, CovarianceAccumulator
 from probing.results import versions
 from probing.runs import Row, write_csv
-
-# By which definitions neurons are clipped; those that vary most bend principal components instead.
-CLIPPED: tuple[Definition, ...] = ("argmin_share", "argmax_share", "mean_profile")
 
 
 @dataclass(frozen=True)
@@ -59,17 +56,16 @@ def token_moments(texts: Sequence[Text], layer: int) -> Covariance:
     return accumulator.result()
 
 
-def outliers(texts: Sequence[Text], layer: int) -> list[int]:
-    """Return the neurons of a layer that bend cosines, over the tokens of some texts that are not special; ascending.
+def outliers(texts: Sequence[Text], layer: int, definition: Definition) -> list[int]:
+    """Return the outliers of a layer over the tokens of some texts that are not special; ascending.
 
-    These are the neurons whose mean is far from the others', or that are the smallest or the largest of most tokens, as
-    Luo, Kulmizev & Mao (2021) found those they clipped. Finding none is a result.
+    Finding none is a result.
     """
     accumulator = ProfileAccumulator(texts[0].store.plan.d_model)
     for states in _words_of(texts, layer):
         accumulator.update(states.float())
     found = outliers_of(accumulator.result())
-    return sorted({outlier.neuron for outlier in found if outlier.definition in CLIPPED})
+    return sorted({outlier.neuron for outlier in found if outlier.definition == definition})
 
 
 def _words_of(texts: Sequence[Text], layer: int) -> Iterator[Tensor]:
@@ -110,8 +106,7 @@ def scored_pairs(
     parts: Sequence[WordPairs],
     stores: Sequence[ActivationStore],
     fit_on: Sequence[Text],
-    spaces: Sequence[Space],
-    seed: int,
+    fitting: Fitting,
 ) -> list[Scored]:
     """Return the cosines of all pairs in each layer and space.
 
@@ -120,14 +115,13 @@ def scored_pairs(
         parts: The training part and that which is reported on.
         stores: The activations of each.
         fit_on: What transforms are fitted on.
-        spaces: Which.
-        seed: Of `clip_random`.
+        fitting: Which, and how.
     """
     found = []
     for layer in layers:
         moments = token_moments(fit_on, layer)
-        clipped = outliers(fit_on, layer) if {*spaces} & {*CLIPPING} else []
-        transforms = fitted(spaces, moments, clipped, seed, layer)
+        clipped = outliers(fit_on, layer, fitting.definition) if fitting.clips else []
+        transforms = fitted(fitting, moments, clipped, layer)
         vectors = [_target_vectors(pairs, store, layer) for pairs, store in zip(parts, stores, strict=True)]
         for name, transform in transforms.items():
             train, reported = (cosines(transform(first), transform(second)) for first, second in vectors)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,8 @@ from probing.corpus import Corpus
 from probing.downstream.pooling import FIRST, cosines, has_first_special, sentence_vectors
 from probing.downstream.pooling_names import Pooling
 from probing.downstream.sentence_similarity import Similarities
-from probing.downstream.space_names import CLIPPING, TRANSDUCTIVE, Space
-from probing.downstream.spaces import fitted
+from probing.downstream.space_names import CLIPPING, TRANSDUCTIVE, Definition, Space
+from probing.downstream.spaces import Fitting, fitted
 from probing.downstream.static import StaticVectors
 from probing.downstream.sts import SentencePairs
 from probing.errors import UserError
@@ -105,8 +105,7 @@ def similarities(
     texts: Mapping[str, FitOn],
     layers: Sequence[int],
     poolings: Sequence[Pooling],
-    spaces: Sequence[Space],
-    seed: int,
+    fitting: Fitting,
 ) -> list[Similarities]:
     """Return the cosines of all pairs of all sets, for each pooling, layer and space, those of static vectors last.
 
@@ -115,33 +114,30 @@ def similarities(
         texts: By the label of each set, what its transforms are fitted on.
         layers: Which.
         poolings: Which.
-        spaces: Which; static vectors are not clipped.
-        seed: Of `clip_random`.
+        fitting: Which transforms, and how; static vectors are not clipped.
     """
     found = []
     for layer in layers:
-        clipped = _outliers(texts, layer) if {*spaces} & {*CLIPPING} else {}
+        clipped = _outliers(texts, layer, fitting.definition) if fitting.clips else {}
         for pooling in poolings:
-            first = _outliers(texts, FIRST) if clipped and pooling == "first_last" else {}
+            first = _outliers(texts, FIRST, fitting.definition) if clipped and pooling == "first_last" else {}
             neurons = {label: sorted({*clipped[label], *first.get(label, [])}) for label in clipped}
 
             def pooled(corpus: Corpus, store: ActivationStore, layer: int = layer, how: Pooling = pooling) -> Tensor:
                 return sentence_vectors(store, layer, how)
 
-            cosine, n_clipped = _cosines(vectors, texts, pooled, neurons, spaces, seed, layer)
-            found += [Similarities(pooling, layer, name, cosine[name], n_clipped[name]) for name in spaces]
+            cosine, n_clipped = _cosines(vectors, texts, pooled, neurons, fitting, layer)
+            found += [Similarities(pooling, layer, name, cosine[name], n_clipped[name]) for name in fitting.spaces]
     if (static := vectors.static) is not None:
-        own = [name for name in spaces if name not in CLIPPING]
-        cosine, none = _cosines(
-            vectors, texts, lambda corpus, store: static.sentences(corpus.sentences), {}, own, seed, 0
-        )
-        found += [Similarities("static", None, name, cosine[name], none[name]) for name in own]
+        own = replace(fitting, spaces=[name for name in fitting.spaces if name not in CLIPPING])
+        cosine, none = _cosines(vectors, texts, lambda corpus, store: static.sentences(corpus.sentences), {}, own, 0)
+        found += [Similarities("static", None, name, cosine[name], none[name]) for name in own.spaces]
     return found
 
 
-def _outliers(texts: Mapping[str, FitOn], layer: int) -> dict[str, list[int]]:
+def _outliers(texts: Mapping[str, FitOn], layer: int, definition: Definition) -> dict[str, list[int]]:
     """Return the outliers for each set; sets with the same text share one search."""
-    found = {id(text): outliers(text.texts, layer) for text in texts.values() if text.texts}
+    found = {id(text): outliers(text.texts, layer, definition) for text in texts.values() if text.texts}
     return {label: found.get(id(text), []) for label, text in texts.items()}
 
 
@@ -150,13 +146,12 @@ def _cosines(
     texts: Mapping[str, FitOn],
     pooled: Callable[[Corpus, ActivationStore], Tensor],
     neurons: Mapping[str, Sequence[int]],
-    spaces: Sequence[Space],
-    seed: int,
+    fitting: Fitting,
     layer: int,
 ) -> tuple[dict[Space, dict[str, Any]], dict[Space, dict[str, int]]]:
     """Return for each space, by the label of each set, the cosines of its pairs and how many neurons were clipped."""
-    cosine: dict[Space, dict[str, Any]] = {name: {} for name in spaces}
-    n_clipped: dict[Space, dict[str, int]] = {name: {} for name in spaces}
+    cosine: dict[Space, dict[str, Any]] = {name: {} for name in fitting.spaces}
+    n_clipped: dict[Space, dict[str, int]] = {name: {} for name in fitting.spaces}
     fitted_for: dict[int, Any] = {}
     for one, store in zip(vectors.sets, vectors.stores, strict=True):
         text = texts[one.label]
@@ -167,7 +162,7 @@ def _cosines(
                 accumulator.update(pooled(corpus, part.store)[torch.from_numpy(part.kept)])
             if not text.texts:  # nothing is fitted: the plain vectors alone
                 accumulator.update(states)
-            fitted_for[id(text)] = fitted(spaces, accumulator.result(), neurons.get(one.label, []), seed, layer)
+            fitted_for[id(text)] = fitted(fitting, accumulator.result(), neurons.get(one.label, []), layer)
         first, second = torch.from_numpy(one.sentences).T
         for name, transform in fitted_for[id(text)].items():
             images = transform(states)

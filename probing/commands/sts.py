@@ -19,7 +19,8 @@ from probing.commands.shared import (
     say_what_was_left_out,
     tracking,
 )
-from probing.errors import UserError, refuse
+from probing.downstream.space_names import Definition
+from probing.errors import UserError, out_of_range, refuse
 from probing.models import layer_numbers
 from probing.options import WandbOptions, as_options
 from probing.runs import RunFolder, check_name
@@ -56,6 +57,8 @@ def sts(
     dtype: Dtype = "float32",
     pooling: str | list[str] = "mean",
     transforms: str | list[str] = "clip,whiten",
+    definition: Definition = "mean_profile",
+    components: int | None = None,
     fit_on: str = "train",
     static: str | None = None,
     max_length: int | None = None,
@@ -81,6 +84,8 @@ def sts(
             all tokens, cls for the first one, first_last for the mean of layer 1 and each layer.
         transforms: Beside the plain vectors: all, none, or some of clip, clip_random, whiten, standardise, center,
             all_but_the_top.
+        definition: Of the outliers that are clipped, as `geometry` has it.
+        components: Directions that whitening keeps; all that vary by default.
         fit_on: What transforms are fitted on: train for the training parts (the built-in corpus where there are none),
             a corpus such as builtin or text.txt, or target for each set's own sentences, which is transductive.
         static: File of word vectors in GloVe's format, whose mean is held beside the model.
@@ -109,7 +114,7 @@ def sts(
 
     say = terminal.silence if quiet else terminal.say
     progress = terminal.show_progress(quiet)
-    refuse(number_problems(seed, max_length, batch_tokens))
+    refuse(number_problems(seed, max_length, batch_tokens) + out_of_range("components", components, 1))
     resolve_mode(wandb.mode)
     layer_numbers(layer)
     poolings = named("--pooling", pooling, POOLINGS)
@@ -141,14 +146,18 @@ def sts(
         from probing.downstream import sentence_similarity as sentences
         from probing.downstream.figures import write_sts_figure
         from probing.downstream.pooling import FIRST
+        from probing.downstream.spaces import Fitting
         from probing.downstream.static import read_static
         from probing.models import load_config, parse_layers, resolve_model
         from probing.training import check_trainer_options
 
         start = time.perf_counter()
+        fitting = Fitting(spaces, definition, components, seed)
         check_trainer_options(trainer or {}, "lbfgs")
         source = resolve_model(model, revision)
-        layers = parse_layers(layer, n_layers := load_config(source).num_hidden_layers, model)
+        architecture = load_config(source)
+        refuse(out_of_range("components", components, 1, architecture.hidden_size))
+        layers = parse_layers(layer, n_layers := architecture.num_hidden_layers, model)
         if "first_last" in poolings and n_layers < FIRST:
             raise UserError(f"`--pooling first_last`: {model} has no blocks, so no layer {FIRST}; take mean.")
         corpora = [one.corpus for one in sets] + ([outside] if outside else [])
@@ -166,7 +175,7 @@ def sts(
         vectors = Vectors(sets, stores[: len(sets)], (outside, stores[-1]) if outside else None, words)
         texts = fitted_texts(vectors, targets, fit_on)
         with tracking(run_folder := RunFolder(place, name, f"{source.short_name}-sts"), wandb, config) as tracker:
-            found = similarities(vectors, texts, layers, poolings, spaces, seed)
+            found = similarities(vectors, texts, layers, poolings, fitting)
             rows = sentences.by_layer(found, targets, seed)
             chosen = sentences.chosen(found, targets, sets, seed)
             for row in (*rows, *chosen):

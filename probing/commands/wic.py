@@ -19,7 +19,8 @@ from probing.commands.shared import (
     say_what_was_left_out,
     tracking,
 )
-from probing.errors import UserError, refuse
+from probing.downstream.space_names import Definition
+from probing.errors import UserError, out_of_range, refuse
 from probing.models import layer_numbers
 from probing.options import WandbOptions, as_options
 from probing.runs import RunFolder, check_name
@@ -56,6 +57,8 @@ def wic(
     dtype: Dtype = "float32",
     part: Literal["dev", "test"] = "dev",
     transforms: str | list[str] = "clip,whiten",
+    definition: Definition = "mean_profile",
+    components: int | None = None,
     max_length: int | None = None,
     batch_tokens: int | None = None,
     seed: int = 0,
@@ -78,6 +81,8 @@ def wic(
         part: What is reported on; layer and threshold are chosen on train.
         transforms: Beside the plain hidden states: all, none, or some of clip, clip_random, whiten, standardise,
             center, all_but_the_top, fitted on the tokens of training sentences.
+        definition: Of the outliers that are clipped, as `geometry` has it.
+        components: Directions that whitening keeps; all that vary by default.
         max_length: Longest tokenised sentence, special tokens included; the model's own limit by default.
         batch_tokens: Padded tokens in one forward pass, fixed when the cache entry is made.
         seed: Of bootstraps, of clip_random's neurons and of untrained weights.
@@ -100,7 +105,7 @@ def wic(
 
     say = terminal.silence if quiet else terminal.say
     progress = terminal.show_progress(quiet)
-    refuse(number_problems(seed, max_length, batch_tokens))
+    refuse(number_problems(seed, max_length, batch_tokens) + out_of_range("components", components, 1))
     resolve_mode(wandb.mode)
     layer_numbers(layer)
     spaces: list[Space] = ["none", *named("--transforms", transforms, SPACES[1:], "none")]
@@ -116,13 +121,17 @@ def wic(
         from probing.distributed import is_main_process
         from probing.downstream import words_in_context as words
         from probing.downstream.figures import write_wic_figure
+        from probing.downstream.spaces import Fitting
         from probing.models import load_config, parse_layers, resolve_model
         from probing.training import check_trainer_options
 
         start = time.perf_counter()
+        fitting = Fitting(spaces, definition, components, seed)
         check_trainer_options(trainer or {}, "lbfgs")
         source = resolve_model(model, revision)
-        layers = parse_layers(layer, load_config(source).num_hidden_layers, model)
+        architecture = load_config(source)
+        refuse(out_of_range("components", components, 1, architecture.hidden_size))
+        layers = parse_layers(layer, architecture.num_hidden_layers, model)
         corpora, checks = [pairs.corpus for pairs in data.values()], [target_check(pairs) for pairs in data.values()]
         stores = extract_all(
             source, corpora, layers, cached, trainer or {}, say, progress, checks, dtype=dtype,
@@ -141,7 +150,7 @@ def wic(
         train, test = data.values()
         fit_on = [Text(stores[0], not_in(train.corpus.sentences, test.corpus.sentences))]
         with tracking(run_folder := RunFolder(place, name, f"{source.short_name}-wic"), wandb, config) as tracker:
-            scored = scored_pairs(layers, list(data.values()), stores, fit_on, spaces, seed)
+            scored = scored_pairs(layers, list(data.values()), stores, fit_on, fitting)
             rows = words.by_layer(scored, train.labels, test.labels, seed)
             chosen = words.chosen(scored, rows, train.labels, test.labels, part, seed)
             done = time.perf_counter()

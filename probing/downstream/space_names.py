@@ -6,6 +6,9 @@ from typing import Literal, get_args
 
 Space = Literal["none", "clip", "clip_random", "whiten", "standardise", "center", "all_but_the_top"]
 SPACES: tuple[Space, ...] = get_args(Space)
+# By which outliers are found that are clipped: those definitions that look at hidden states.
+Definition = Literal["argmin_share", "argmax_share", "mean_profile", "variance"]
+
 # Marks transforms that were fitted on what they are judged on.
 TRANSDUCTIVE = "transductive"
 CLIPPING = ("clip", "clip_random")
