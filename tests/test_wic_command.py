@@ -48,7 +48,7 @@ def test_a_planted_difference_is_found_and_all_of_it_is_on_disk(
     data: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     args = [f"--{name}={value}" for name, value in options.items() if name != "wandb"]
-    assert run(COMMANDS, ["wic", str(data), *args, "--wandb.mode", "offline", "--name", "a"]) == 0
+    assert run(COMMANDS, ["wic", str(data), *args, "--wandb.mode=offline", "--name=a", "--layer=0,2"]) == 0
     said = capsys.readouterr()
     assert "Layer and threshold chosen on train, reported on dev" in said.out
     assert "always yes" in said.out
@@ -60,7 +60,7 @@ def test_a_planted_difference_is_found_and_all_of_it_is_on_disk(
     assert (folder / "figures" / "wic.png").stat().st_size > 10_000
     rows, chosen = read_csv(folder / "wic.csv"), read_csv(folder / "chosen.csv")
     assert [(row["layer"], row["transform"]) for row in rows] == [
-        (layer, name) for layer in range(4) for name in ("none", "clip", "whiten")
+        (layer, name) for layer in (0, 2) for name in ("none", "clip", "whiten")
     ]
     # The same word at the same place has the same embedding.
     best = find(chosen, protocol="held_out", transform="none")

@@ -58,7 +58,7 @@ def test_the_published_protocol_reports_on_the_pairs_it_chose_on() -> None:
 def test_scores_that_say_nothing_find_nothing_but_look_as_if_by_the_published_protocol() -> None:
     beyond, gains = 0, []
     for seed in range(20):
-        scored, train, test = planted({(layer, "none"): 0 for layer in range(10)}, n=100, seed=seed)
+        scored, train, test = planted({(layer, "none"): 0 for layer in range(6)}, n=100, seed=seed)
         found = chosen(scored, by_layer(scored, train, test, seed), train, test, "dev", seed)
         held_out = find(found, protocol="held_out")
         beyond += not held_out["accuracy_low"] <= 0.5 <= held_out["accuracy_high"]
@@ -66,7 +66,7 @@ def test_scores_that_say_nothing_find_nothing_but_look_as_if_by_the_published_pr
     assert beyond <= 3  # one of twenty is expected
     published, held = np.mean(gains, axis=0)
     assert abs(held - 0.5) < 0.04  # three standard errors of 20 x 100 pairs
-    assert published > 0.55
+    assert published > 0.54
 
 
 def test_p_values_are_corrected_for_the_number_of_spaces() -> None:
