@@ -99,3 +99,5 @@ def test_cosines_are_those_of_torch_and_0_without_a_direction() -> None:
     np.testing.assert_allclose(cosines(a, b), torch.cosine_similarity(a, b).numpy(), rtol=1e-5)
     assert cosines(a, torch.zeros_like(a)).tolist() == [0] * 5
     assert cosines(1e-30 * a, a) == pytest.approx(1)
+    # Vectors that differ by rounding alone tie.
+    assert set(cosines(a, a + 1e-6 * a.roll(1, 1))) == {1.0}

@@ -99,7 +99,9 @@ def _keys(sentences: NDArray[np.integer], words: NDArray[np.integer]) -> NDArray
 
 
 def cosines(first: Tensor, second: Tensor) -> NDArray[np.float64]:
-    """Return the cosine of each pair of rows in float64; 0 where one is all zeros.
+    """Return the cosine of each pair of rows, rounded to 7 decimals; 0 where one is all zeros.
+
+    The same word at the same place has the same embedding but for rounding, which would break such ties by chance.
 
     Args:
         first: Shape (n, d_model).
@@ -107,4 +109,4 @@ def cosines(first: Tensor, second: Tensor) -> NDArray[np.float64]:
     """
     a, b = first.double(), second.double()
     lengths = a.norm(dim=1) * b.norm(dim=1)
-    return torch.where(lengths > 0, (a * b).sum(1) / lengths.clamp(min=1e-300), 0.0).numpy()
+    return torch.where(lengths > 0, (a * b).sum(1) / lengths.clamp(min=1e-300), 0.0).round(decimals=7).numpy()

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from probing.corpus import split_key
 from probing.downstream.rank_correlation import (
     AGGREGATIONS,
-    Aggregation,
     Array,
     Draws,
     aggregated,
@@ -29,12 +28,12 @@ from probing.downstream.rank_correlation import (
 from probing.downstream.sts import STS_B, SentencePairs
 
 STS_COLUMNS = (
-    "set", "pooling", "layer", "transform", "aggregation", "spearman", "low", "high", "n_pairs", "n_clipped",
-    "fitted_on",
+    "set", "pooling", "layer", "transform", "aggregation", "spearman", "low", "high", "gain", "gain_low",
+    "gain_high", "n_pairs", "n_clipped", "fitted_on",
 )  # fmt: skip
 CHOSEN_COLUMNS = (
     "protocol", "set", "pooling", "transform", "layer", "chosen_on", "n_chosen_on", "aggregation", "spearman", "low",
-    "high", "gain", "gain_low", "gain_high", "n_pairs", "fitted_on",
+    "high", "gain", "gain_low", "gain_high", "n_pairs", "n_clipped", "fitted_on",
 )  # fmt: skip
 
 Row = dict[str, Any]
@@ -106,7 +105,7 @@ def _pair_keys(pairs: SentencePairs) -> list[frozenset[str]]:
 
 
 def by_layer(found: Sequence[Similarities], sets: Sequence[SentencePairs], seed: int) -> list[Row]:
-    """Return a row for each set, layer, space and aggregation, as in `sts.csv`.
+    """Return a row for each set, layer, space and aggregation, as in `sts.csv`; `gain` is that to the plain layer.
 
     Args:
         found: Of every pooling, layer and space.
@@ -116,18 +115,10 @@ def by_layer(found: Sequence[Similarities], sets: Sequence[SentencePairs], seed:
     rows = []
     for target in sets:
         draws = Draws.of(target.subset, seed)
-        for one in found:
-            start = {"set": target.label, **one.place}
-            end = {"n_pairs": target.n_pairs, "n_clipped": one.n_clipped[target.label]}
-            values = aggregated(one.cosines[target.label], target.gold, target.subset)
-            drawn = aggregated_draws(one.cosines[target.label], target.gold, target.subset, draws)
-            rows += [start | _measured(how, values, drawn) | end for how in AGGREGATIONS]
+        for pooling, layer in dict.fromkeys((one.pooling, one.layer) for one in found):
+            here = [one for one in found if (one.pooling, one.layer) == (pooling, layer)]
+            rows += _compared(_by_space(here), target, draws)
     return rows
-
-
-def _measured(how: Aggregation, values: Mapping[Aggregation, float], drawn: Mapping[Aggregation, Array]) -> Row:
-    low, high = interval(drawn[how])
-    return {"aggregation": how, "spearman": values[how], "low": low, "high": high}
 
 
 def chosen(
@@ -154,12 +145,12 @@ def chosen(
 
 def _held_out(candidates: Sequence[Similarities], target: SentencePairs, on: Choice | None, draws: Draws) -> list[Row]:
     if len({one.layer for one in candidates}) == 1:  # nothing to choose
-        return _compared("held_out", _by_space(candidates), target, draws, {})
+        return [{"protocol": "held_out"} | row for row in _compared(_by_space(candidates), target, draws)]
     if on is None:
         return []
     best = [max(of_space, key=on.score) for of_space in _grouped(candidates)]
-    note = {"chosen_on": on.label, "n_chosen_on": int(on.kept.sum())}
-    return _compared("held_out", _by_space(best), target, draws, note)
+    note = {"protocol": "held_out", "chosen_on": on.label, "n_chosen_on": int(on.kept.sum())}
+    return [note | row for row in _compared(_by_space(best), target, draws)]
 
 
 def _published(candidates: Sequence[Similarities], target: SentencePairs, draws: Draws) -> list[Row]:
@@ -170,8 +161,8 @@ def _published(candidates: Sequence[Similarities], target: SentencePairs, draws:
         return float(np.nan_to_num(spearman(one.cosines[target.label], target.gold), nan=-2))
 
     best = [max(of_space, key=score) for of_space in _grouped(candidates)]
-    note = {"chosen_on": target.label, "n_chosen_on": target.n_pairs}
-    return _compared("published", _by_space(best), target, draws, note)
+    note = {"protocol": "published", "chosen_on": target.label, "n_chosen_on": target.n_pairs}
+    return [note | row for row in _compared(_by_space(best), target, draws)]
 
 
 def _grouped(candidates: Sequence[Similarities]) -> list[list[Similarities]]:
@@ -183,9 +174,7 @@ def _by_space(best: Sequence[Similarities]) -> dict[str, Similarities]:
     return {one.transform: one for one in best}
 
 
-def _compared(
-    protocol: str, best: Mapping[str, Similarities], target: SentencePairs, draws: Draws, note: Row
-) -> list[Row]:
+def _compared(best: Mapping[str, Similarities], target: SentencePairs, draws: Draws) -> list[Row]:
     """Return a row for each space and aggregation, held against the plain space where there is one."""
     values, drawn = {}, {}
     for name, one in best.items():
@@ -194,8 +183,9 @@ def _compared(
     rows = []
     for name, one in best.items():
         for how in AGGREGATIONS:
-            row: Row = {"protocol": protocol, "set": target.label, **one.place, **note, "n_pairs": target.n_pairs}
-            row |= _measured(how, values[name], drawn[name])
+            low, high = interval(drawn[name][how])
+            row = {"set": target.label, **one.place, "aggregation": how, "spearman": values[name][how]}
+            row |= {"low": low, "high": high, "n_pairs": target.n_pairs, "n_clipped": one.n_clipped[target.label]}
             gain = values[name][how] - values["none"][how] if "none" in best else float("nan")
             if name != "none" and np.isfinite(gain):
                 row["gain"] = gain
