@@ -164,3 +164,5 @@ def test_quiet_prints_a_line_a_space(data: Path, options: dict[str, Any], capsys
     said = capsys.readouterr()
     assert said.err == ""
     assert [line.split(":")[0] for line in said.out.splitlines()] == ["Plain", "Clipped", "Whitened", "Results"]
+    # A model of 16 neurons has none that is five standard deviations from their mean.
+    assert "no neuron being an outlier there" in said.out.splitlines()[1]

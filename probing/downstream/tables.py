@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.downstream.space_names import TRANSDUCTIVE, WORDS
+from probing.downstream.space_names import CLIPPING, TRANSDUCTIVE, WORDS
 
 Row = Mapping[str, Any]
 
@@ -132,8 +132,10 @@ def _verdict(row: Row, form: str, times: int, pairs: str) -> str:
         return ""
     gain, ends = _gain(row, form, times)
     p_value = f"; McNemar p = {row['p_value']:.2g}" if "p_value" in row else ""
-    resolved = row["gain_low"] > 0 or row["gain_high"] < 0
-    return f"; {gain} to plain ({ends}{p_value})" + ("" if resolved else f", which {pairs} do not resolve")
+    comment = "" if row["gain_low"] > 0 or row["gain_high"] < 0 else f", which {pairs} do not resolve"
+    if row["transform"] in CLIPPING and not row["n_clipped"]:
+        comment = ", no neuron being an outlier there"
+    return f"; {gain} to plain ({ends}{p_value}){comment}"
 
 
 def _times_100(value: float) -> str:

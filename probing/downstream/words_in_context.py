@@ -33,7 +33,7 @@ WIC_COLUMNS = (
 )  # fmt: skip
 CHOSEN_COLUMNS = (
     "protocol", "transform", "layer", "threshold", "accuracy", "accuracy_low", "accuracy_high", "reported_on", "gain",
-    "gain_low", "gain_high", "n_gained", "n_lost", "p_value", "n_pairs",
+    "gain_low", "gain_high", "n_gained", "n_lost", "p_value", "n_clipped", "n_pairs",
 )  # fmt: skip
 
 Row = dict[str, Any]
@@ -141,7 +141,7 @@ def _rule(row: Mapping[str, Any], prefix: str) -> Rule:
 
 def _chosen_row(protocol: str, name: str, row: Mapping[str, Any], rule: Rule, reported_on: str, right: Labels) -> Row:
     start = {"protocol": protocol, "transform": name, "layer": row["layer"], "threshold": rule.threshold}
-    return start | {"reported_on": reported_on} | _measured(right)
+    return start | {"reported_on": reported_on, "n_clipped": row["n_clipped"]} | _measured(right)
 
 
 def _measured(right: Labels) -> Row:
