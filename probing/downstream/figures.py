@@ -108,8 +108,9 @@ def _by_layer(axes: Axes, rows: Sequence[Row], measure: str, times: int) -> None
             ms=4, capsize=2, lw=1.3, elinewidth=0.7, label=WORDS[space], **LOOKS[space],
         )  # fmt: skip
     layers = sorted({row["layer"] for row in rows})
-    step = -(-len(layers) // 13)
+    step = -(-len(layers) // 9)
     axes.set_xticks(layers[::step])
+    axes.set_xlim(layers[0] - 0.6, layers[-1] + 0.6)
     axes.set_xlabel("layer (0 = embeddings)")
 
 
