@@ -31,7 +31,7 @@ def similar(sets: list[SentencePairs], noise: dict[tuple[int | None, str], dict[
             layer,
             name,
             {one.label: one.gold + of_set[one.label] * generator.random(one.n_pairs) for one in sets},
-            {one.label: 0 for one in sets},
+            {one.label: [] for one in sets},
         )
         for (layer, name), of_set in noise.items()
     ]
@@ -103,7 +103,7 @@ def test_a_gain_is_paired_so_that_its_interval_is_narrower_than_that_of_either()
     (plain,) = similar(SETS[:1], noise)
     generator = np.random.default_rng(1)
     near = {"STS12": plain.cosines["STS12"] + 0.05 * generator.random(90)}
-    found = [plain, Similarities("mean", 0, "clip", near, {"STS12": 1})]
+    found = [plain, Similarities("mean", 0, "clip", near, {"STS12": [3]})]
     rows = chosen(found, SETS[:1], SETS[:1], seed=0)
     row = find(rows, transform="clip", aggregation="all")
     plain_row = find(rows, transform="none", aggregation="all")

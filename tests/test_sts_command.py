@@ -134,6 +134,7 @@ def test_a_planted_outlier_is_clipped_of_the_average_of_two_layers_too(
     # Of the average, those of layer 1 are clipped too.
     n_clipped = [rows[how, name]["n_clipped"] for name in ("none", "clip") for how in ("mean", "first_last")]
     assert n_clipped == [0, 0, 1, 2]
+    assert "3" in str(rows["first_last", "clip"]["clipped"]).split()
     assert rows["mean", "clip"]["spearman"] != rows["mean", "none"]["spearman"]
     other = sts([str(data)], layer=0, transforms="whiten", components=4, **planted)
     assert other is not None

@@ -124,6 +124,7 @@ def test_a_planted_outlier_is_clipped_by_the_definition_that_names_it(
     named = {row["transform"]: row for row in found.layers}
     unnamed = {row["transform"]: row for row in other.layers}
     assert (named["clip"]["n_clipped"], named["clip_random"]["n_clipped"], unnamed["clip"]["n_clipped"]) == (1, 1, 0)
+    assert named["clip"]["clipped"] == "3" != named["clip_random"]["clipped"]
     # Pointing all the same way, vectors need a threshold near 1, and without the outlier they do not.
     assert named["none"]["threshold"] > 0.98 > named["clip"]["threshold"]
     assert named["clip_random"]["threshold"] > 0.98

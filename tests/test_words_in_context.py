@@ -14,7 +14,7 @@ def planted(strength: dict[tuple[int, str], float], n: int = 400, seed: int = 0)
     generator = np.random.default_rng(seed)
     train, test = (generator.permutation(np.arange(n) % 2 == 0) for _ in range(2))
     scored = [
-        Scored(layer, name, *(generator.normal(size=n) + by * labels for labels in (train, test)), n_clipped=0)
+        Scored(layer, name, *(generator.normal(size=n) + by * labels for labels in (train, test)), clipped=[])
         for (layer, name), by in strength.items()
     ]
     return scored, train, test

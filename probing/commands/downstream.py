@@ -125,7 +125,7 @@ def scored_pairs(
         vectors = [_target_vectors(pairs, store, layer) for pairs, store in zip(parts, stores, strict=True)]
         for name, transform in transforms.items():
             train, reported = (cosines(transform(first), transform(second)) for first, second in vectors)
-            found.append(Scored(layer, name, train, reported, len(transform.clipped)))
+            found.append(Scored(layer, name, train, reported, transform.clipped))
     return found
 
 

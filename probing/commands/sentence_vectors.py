@@ -56,9 +56,14 @@ class FitOn:
     corpora: list[Corpus]
     texts: list[Text]
 
+    @property
+    def n_sentences(self) -> int:
+        """Number of sentences."""
+        return sum(int(text.kept.sum()) for text in self.texts)
+
     def described(self) -> dict[str, Any]:
         """Return what it is, for `results.json`."""
-        return {"corpora": self.names, "n_sentences": sum(int(text.kept.sum()) for text in self.texts)}
+        return {"corpora": self.names, "n_sentences": self.n_sentences}
 
 
 def first_token_check(poolings: Sequence[Pooling], model: str) -> Callable[[Tokens], None]:
@@ -126,8 +131,8 @@ def similarities(
             def pooled(corpus: Corpus, store: ActivationStore, layer: int = layer, how: Pooling = pooling) -> Tensor:
                 return sentence_vectors(store, layer, how)
 
-            cosine, n_clipped = _cosines(vectors, texts, pooled, neurons, fitting, layer)
-            found += [Similarities(pooling, layer, name, cosine[name], n_clipped[name]) for name in fitting.spaces]
+            cosine, clipped_in = _cosines(vectors, texts, pooled, neurons, fitting, layer)
+            found += [Similarities(pooling, layer, name, cosine[name], clipped_in[name]) for name in fitting.spaces]
     if (static := vectors.static) is not None:
         own = replace(fitting, spaces=[name for name in fitting.spaces if name not in CLIPPING])
         cosine, none = _cosines(vectors, texts, lambda corpus, store: static.sentences(corpus.sentences), {}, own, 0)
@@ -148,10 +153,10 @@ def _cosines(
     neurons: Mapping[str, Sequence[int]],
     fitting: Fitting,
     layer: int,
-) -> tuple[dict[Space, dict[str, Any]], dict[Space, dict[str, int]]]:
-    """Return for each space, by the label of each set, the cosines of its pairs and how many neurons were clipped."""
+) -> tuple[dict[Space, dict[str, Any]], dict[Space, dict[str, list[int]]]]:
+    """Return for each space, by the label of each set, the cosines of its pairs and the clipped neurons."""
     cosine: dict[Space, dict[str, Any]] = {name: {} for name in fitting.spaces}
-    n_clipped: dict[Space, dict[str, int]] = {name: {} for name in fitting.spaces}
+    clipped: dict[Space, dict[str, list[int]]] = {name: {} for name in fitting.spaces}
     fitted_for: dict[int, Any] = {}
     for one, store in zip(vectors.sets, vectors.stores, strict=True):
         text = texts[one.label]
@@ -167,5 +172,5 @@ def _cosines(
         for name, transform in fitted_for[id(text)].items():
             images = transform(states)
             cosine[name][one.label] = cosines(images[first], images[second])
-            n_clipped[name][one.label] = len(transform.clipped)
-    return cosine, n_clipped
+            clipped[name][one.label] = transform.clipped
+    return cosine, clipped

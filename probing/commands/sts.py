@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from probing.commands.shared import (
     Dtype,
@@ -25,6 +25,10 @@ from probing.models import layer_numbers
 from probing.options import WandbOptions, as_options
 from probing.runs import RunFolder, check_name
 from probing.wandb_mode import resolve_mode
+
+if TYPE_CHECKING:
+    from probing.downstream.static import StaticVectors
+    from probing.downstream.sts import SentencePairs
 
 
 @dataclass(frozen=True)
@@ -174,6 +178,9 @@ def sts(
         say_what_was_left_out(corpora, stores, say)
         vectors = Vectors(sets, stores[: len(sets)], (outside, stores[-1]) if outside else None, words)
         texts = fitted_texts(vectors, targets, fit_on)
+        fewest = min(text.n_sentences for text in texts.values())
+        if "whiten" in spaces and fewest < 2 * architecture.hidden_size:
+            say(f"whitening is fitted on {fewest} sentences, few for {architecture.hidden_size} neurons")
         with tracking(run_folder := RunFolder(place, name, f"{source.short_name}-sts"), wandb, config) as tracker:
             found = similarities(vectors, texts, layers, poolings, fitting)
             rows = sentences.by_layer(found, targets, seed)
@@ -203,9 +210,9 @@ def sts(
     return result
 
 
-def _described(one: Any, words: Any) -> dict[str, Any]:
+def _described(one: SentencePairs, words: StaticVectors | None) -> dict[str, Any]:
     """Return what a set consists of, for `results.json`."""
-    described = {"set": one.label, "part": one.part, "n_pairs": one.n_pairs, "n_dropped": one.n_dropped}
+    described: dict[str, Any] = {"set": one.label, "part": one.part, "n_pairs": one.n_pairs, "n_dropped": one.n_dropped}
     described["subsets"] = {name: int((one.subset == i).sum()) for i, name in enumerate(one.subsets)}
     return described | ({"static_coverage": words.coverage(one.corpus.sentences)} if words else {})
 

@@ -132,6 +132,10 @@ def wic(
         architecture = load_config(source)
         refuse(out_of_range("components", components, 1, architecture.hidden_size))
         layers = parse_layers(layer, architecture.num_hidden_layers, model)
+        train, test = data.values()
+        kept = not_in(train.corpus.sentences, test.corpus.sentences)
+        if not kept.any():
+            raise UserError(f"`wic {folder}`: every sentence of train is in {part} too; give parts that differ.")
         corpora, checks = [pairs.corpus for pairs in data.values()], [target_check(pairs) for pairs in data.values()]
         stores = extract_all(
             source, corpora, layers, cached, trainer or {}, say, progress, checks, dtype=dtype,
@@ -148,7 +152,7 @@ def wic(
             if n_cut[which]:
                 say(f"{which}: {n_cut[which]} of {pairs.n_pairs} pairs are left out: their word was cut off")
         train, test = data.values()
-        fit_on = [Text(stores[0], not_in(train.corpus.sentences, test.corpus.sentences))]
+        fit_on = [Text(stores[0], kept)]
         with tracking(run_folder := RunFolder(place, name, f"{source.short_name}-wic"), wandb, config) as tracker:
             scored = scored_pairs(layers, list(data.values()), stores, fit_on, fitting)
             rows = words.by_layer(scored, train.labels, test.labels, seed)
@@ -160,7 +164,7 @@ def wic(
                 "cache": {which: origin(store) for which, store in zip(data, stores, strict=True)},
                 "n_pairs": {which: pairs.n_pairs for which, pairs in data.items()},
                 "n_cut_pairs": n_cut,
-                "n_sentences_fitted_on": int(fit_on[0].kept.sum()),
+                "n_sentences_fitted_on": int(kept.sum()),
                 "timings": {"extract_s": extracted - start, "evaluate_s": done - extracted, "total_s": done - start},
             }
             files = write_results(run_folder.path, config, tables, summary)

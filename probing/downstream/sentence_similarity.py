@@ -29,11 +29,11 @@ from probing.downstream.sts import STS_B, SentencePairs
 
 STS_COLUMNS = (
     "set", "pooling", "layer", "transform", "aggregation", "spearman", "low", "high", "gain", "gain_low",
-    "gain_high", "n_pairs", "n_clipped", "fitted_on",
+    "gain_high", "n_pairs", "n_clipped", "clipped", "fitted_on",
 )  # fmt: skip
 CHOSEN_COLUMNS = (
     "protocol", "set", "pooling", "transform", "layer", "chosen_on", "n_chosen_on", "aggregation", "spearman", "low",
-    "high", "gain", "gain_low", "gain_high", "n_pairs", "n_clipped", "fitted_on",
+    "high", "gain", "gain_low", "gain_high", "n_pairs", "n_clipped", "clipped", "fitted_on",
 )  # fmt: skip
 
 Row = dict[str, Any]
@@ -48,14 +48,14 @@ class Similarities:
         layer: Number of the layer, None for static vectors.
         transform: Name of the space.
         cosines: By the label of each set, shape (n_pairs,).
-        n_clipped: By the label of each set, how many neurons were set to 0.
+        clipped: By the label of each set, neurons that were set to 0.
     """
 
     pooling: str
     layer: int | None
     transform: str
     cosines: Mapping[str, Array]
-    n_clipped: Mapping[str, int]
+    clipped: Mapping[str, Sequence[int]]
 
     @property
     def place(self) -> Row:
@@ -185,7 +185,8 @@ def _compared(best: Mapping[str, Similarities], target: SentencePairs, draws: Dr
         for how in AGGREGATIONS:
             low, high = interval(drawn[name][how])
             row = {"set": target.label, **one.place, "aggregation": how, "spearman": values[name][how]}
-            row |= {"low": low, "high": high, "n_pairs": target.n_pairs, "n_clipped": one.n_clipped[target.label]}
+            row |= {"low": low, "high": high, "n_pairs": target.n_pairs}
+            row |= {"n_clipped": len(clipped := one.clipped[target.label]), "clipped": " ".join(map(str, clipped))}
             gain = values[name][how] - values["none"][how] if "none" in best else float("nan")
             if name != "none" and np.isfinite(gain):
                 row["gain"] = gain

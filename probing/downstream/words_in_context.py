@@ -29,7 +29,7 @@ from probing.downstream.threshold import (
 WIC_COLUMNS = (
     "layer", "transform", "threshold", "train_accuracy", "accuracy", "accuracy_low", "accuracy_high", "auc", "auc_low",
     "auc_high", "train_auc", "published_threshold", "published_accuracy", "constant_true_accuracy", "n_clipped",
-    "n_train_pairs", "n_pairs",
+    "clipped", "n_train_pairs", "n_pairs",
 )  # fmt: skip
 CHOSEN_COLUMNS = (
     "protocol", "transform", "layer", "threshold", "accuracy", "accuracy_low", "accuracy_high", "reported_on", "gain",
@@ -48,14 +48,14 @@ class Scored:
         transform: Name of the space.
         train: Shape (n_train_pairs,).
         reported: Of the part that is reported on, shape (n_pairs,).
-        n_clipped: How many neurons were set to 0.
+        clipped: Neurons that were set to 0.
     """
 
     layer: int
     transform: str
     train: Scores
     reported: Scores
-    n_clipped: int
+    clipped: Sequence[int]
 
 
 def by_layer(scored: Sequence[Scored], train: Labels, reported: Labels, seed: int) -> list[Row]:
@@ -90,7 +90,8 @@ def _row(one: Scored, train: Labels, reported: Labels, seed: int) -> Row:
         "published_threshold": published.threshold,
         "published_accuracy": published.accuracy,
         "constant_true_accuracy": float(reported.mean()),
-        "n_clipped": one.n_clipped,
+        "n_clipped": len(one.clipped),
+        "clipped": " ".join(map(str, one.clipped)),
         "n_train_pairs": len(train),
         "n_pairs": len(reported),
     }
