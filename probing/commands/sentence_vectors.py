@@ -66,6 +66,13 @@ class FitOn:
         return {"corpora": self.names, "n_sentences": self.n_sentences}
 
 
+def described(one: SentencePairs, words: StaticVectors | None) -> dict[str, Any]:
+    """Return what a set consists of, for `results.json`."""
+    subsets = {name: int((one.subset == i).sum()) for i, name in enumerate(one.subsets)}
+    found = {"set": one.label, "part": one.part, "n_pairs": one.n_pairs, "n_dropped": one.n_dropped, "subsets": subsets}
+    return found | ({"static_coverage": words.coverage(one.corpus.sentences)} if words else {})
+
+
 def first_token_check(poolings: Sequence[Pooling], model: str) -> Callable[[Tokens], None]:
     """Return what refuses tokens whose first one is a word, where that is to stand for the sentence."""
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from probing.commands.shared import (
     Dtype,
@@ -25,10 +25,6 @@ from probing.models import layer_numbers
 from probing.options import WandbOptions, as_options
 from probing.runs import RunFolder, check_name
 from probing.wandb_mode import resolve_mode
-
-if TYPE_CHECKING:
-    from probing.downstream.static import StaticVectors
-    from probing.downstream.sts import SentencePairs
 
 
 @dataclass(frozen=True)
@@ -145,7 +141,7 @@ def sts(
     with terminal.quiet_libraries():
         from probing.commands.downstream import write_results
         from probing.commands.preparation import origin
-        from probing.commands.sentence_vectors import Vectors, first_token_check, fitted_texts, similarities
+        from probing.commands.sentence_vectors import Vectors, described, first_token_check, fitted_texts, similarities
         from probing.distributed import is_main_process
         from probing.downstream import sentence_similarity as sentences
         from probing.downstream.figures import write_sts_figure
@@ -193,7 +189,7 @@ def sts(
             summary = {
                 "kind": "similarity evaluation",
                 "cache": {corpus.name: origin(store) for corpus, store in zip(corpora, stores, strict=True)},
-                "sets": [_described(one, words) for one in sets],
+                "sets": [described(one, words) for one in sets],
                 "fitted_on": {label: text.described() for label, text in texts.items()},
                 "timings": {"extract_s": extracted - start, "evaluate_s": done - extracted, "total_s": done - start},
             }
@@ -208,13 +204,6 @@ def sts(
         result = SentenceSimilarity(run_folder.finish(), rows, chosen)
     _report(result, tracker.where(result.folder) if tracker else None, quiet)
     return result
-
-
-def _described(one: SentencePairs, words: StaticVectors | None) -> dict[str, Any]:
-    """Return what a set consists of, for `results.json`."""
-    described: dict[str, Any] = {"set": one.label, "part": one.part, "n_pairs": one.n_pairs, "n_dropped": one.n_dropped}
-    described["subsets"] = {name: int((one.subset == i).sum()) for i, name in enumerate(one.subsets)}
-    return described | ({"static_coverage": words.coverage(one.corpus.sentences)} if words else {})
 
 
 def _curves(rows: Sequence[dict[str, Any]], pooling: str) -> list[dict[str, Any]]:
