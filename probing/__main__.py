@@ -11,6 +11,8 @@ COMMANDS = {
     "rank": "probing.commands.rank:rank",
     "compare": "probing.commands.compare:compare",
     "geometry": "probing.commands.geometry:geometry",
+    "wic": "probing.commands.wic:wic",
+    "sts": "probing.commands.sts:sts",
     "cache ls": "probing.commands.cache:ls",
     "cache verify": "probing.commands.cache:verify",
     "cache prune": "probing.commands.cache:prune",
