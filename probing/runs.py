@@ -96,8 +96,8 @@ def load_run(folder: str | Path) -> Run:
         hint = f"; {partial} is one that did not finish" if partial.is_dir() else ""
         raise UserError(f"`{folder}` is no finished run: expected a folder that `fit` wrote{hint}.")
     results = json.loads((folder / "results.json").read_text())
-    if results.get("kind") == "comparison":
-        raise UserError(f"`{folder}` holds a comparison; give the folder of a run that `fit` wrote.")
+    if kind := results.get("kind"):
+        raise UserError(f"`{folder}` holds a {kind}; give the folder of a run that `fit` wrote.")
     import yaml
 
     return Run(
@@ -207,8 +207,8 @@ def _is_partial(final: Path) -> UserError:
 
 
 def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str]) -> None:
-    """Write rows in full precision, leaving out columns that no row has."""
-    present = [column for column in columns if any(column in row for row in rows)]
+    """Write rows in full precision, leaving out columns that no row has; without rows, the columns alone."""
+    present = [column for column in columns if any(column in row for row in rows) or not rows]
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, present, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
