@@ -79,7 +79,7 @@ def mean_profile(figure: Figure, dimensions: Sequence[Row], outliers: Sequence[R
                 va="bottom" if up else "top",
             )  # fmt: skip
         axes.set_title(f"layer {layer}" + ("" if marked else ": none beyond 5 sd"), fontsize=9)
-        axes.margins(x=0.02, y=0.22)
+        axes.margins(x=0.02, y=0.3)
     for axes in grid[len(layers) :]:
         axes.set_visible(False)
     for axes in grid[max(0, len(layers) - columns) : len(layers)]:
@@ -91,7 +91,7 @@ def mean_profile(figure: Figure, dimensions: Sequence[Row], outliers: Sequence[R
 
 def anisotropy_by_layer(figure: Figure, geometry: Sequence[Row], model: str) -> None:
     """Draw mean cosines beside what looks at the covariance alone."""
-    figure.set_size_inches(8.6, 3.3)
+    figure.set_size_inches(8.6, 4.2)
     left, right = figure.subplots(1, 2)
     _lines(
         left, geometry, {
@@ -117,10 +117,10 @@ def anisotropy_by_layer(figure: Figure, geometry: Sequence[Row], model: str) -> 
         },
     )  # fmt: skip
     right.set_ylim(0, None)
-    right.set_ylabel("share, or score, from 0 to 1")
+    right.set_ylabel("share or score (0 to 1)")
     right.set_title("where it comes from")
     for axes in (left, right):
-        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), fontsize=8)
+        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.18), fontsize=8)
     figure.suptitle(f"{model}: how alike vectors point", x=0.01, ha="left", fontsize=10)
 
 
@@ -152,11 +152,10 @@ def smoothing_by_layer(figure: Figure, geometry: Sequence[Row], model: str) -> N
 
 
 def explained_bars(figure: Figure, explained: Sequence[Row], outliers: Sequence[Row], model: str) -> None:
-    """Draw for the neurons that are named most often what each source explains beyond the others, by layer."""
+    """Draw for the neurons named most often what each source explains beyond the others, in layers that name them."""
     neurons = most_named([row for row in outliers if row["neuron"] in {r["neuron"] for r in explained}], 4)
     which = "include" if any(row["special_tokens"] == "include" for row in explained) else "exclude"
     here = [row for row in explained if row["special_tokens"] == which]
-    layers = sorted({row["layer"] for row in here})
     looks = {
         "position": {"color": BLUE, "hatch": ""}, "frequency": {"color": "#f1c98b", "hatch": "//"},
         "punctuation": {"color": "white", "hatch": ".."}, "special": {"color": "#bdbdbd", "hatch": ""},
@@ -168,6 +167,7 @@ def explained_bars(figure: Figure, explained: Sequence[Row], outliers: Sequence[
     panels.append(("mean of others", [row for row in here if row["kind"] == "random"]))
     figure.set_size_inches(1.4 + 1.9 * len(panels), 2.9)
     for axes, (title, rows) in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True):
+        layers = sorted({row["layer"] for row in rows})
         for i, (source, look) in enumerate(looks.items()):
             shares = [_mean([r["partial"] for r in rows if (r["layer"], r["source"]) == (k, source)]) for k in layers]
             x = np.arange(len(layers)) + (i - 1.5) * 0.2
