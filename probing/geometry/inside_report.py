@@ -16,10 +16,10 @@ Row = Mapping[str, Any]
 ORANGE, GREEN, PURPLE = "#c27c0e", "#38761d", "#741b47"
 MEASURES = {
     "mlm_loss": "loss of masked words (nats)",
-    "position_accuracy": "position, probe of the intact model",
-    "position_accuracy_retrained": "position, probe trained anew",
+    "position_accuracy": "accuracy of position",
+    "position_accuracy_retrained": "the same, probe trained anew",
 }
-WHERE = {"inside": "zeroed inside the model", "after": "clipped after it"}
+WHERE = {"inside": "zeroed inside", "after": "clipped after"}
 
 
 # --- over-smoothing ---
@@ -36,25 +36,25 @@ def by_block(smoothing: Sequence[Row]) -> dict[int, dict[str, Row]]:
 def smoothing_table(smoothing: Sequence[Row]) -> Any:
     """Return what the bound of each block is made of as a rich table."""
     table = _table(
-        "What a block can multiply the distance to equal rows by (Theorem 2 of Shi et al.): means over sentences",
-        "block", "sigma 1", "sigma 2", "product", "above 1", "gains", "attention", "feed-forward", "measured", "bound",
+        "What a block does to the distance to equal rows, and could by Theorem 2 of Shi et al.: means over sentences",
+        "block", "measured", "sigma 1", "sigma 2", "product", "above 1", "gains", "attention", "FFN", "bound",
         "published", "closest",
     )  # fmt: skip
     for layer, row in by_block(smoothing).items():
         value = {name: found["value"] for name, found in row.items()}
         table.add_row(
             str(layer),
+            f"{value['distance_ratio']:.3f}",
             f"{value['sigma_1']:.2f}",
             f"{value['sigma_2']:.2f}",
             f"{value['sigma_product']:.2f}",
             f"{value['share_sigma_product_above_1']:.0%}",
             f"{value['gain_1'] * value['gain_2']:.2f}",
             f"{value['attention_factor']:.1f}",
-            f"{value['feed_forward_factor']:.1f}",
-            f"{value['distance_ratio']:.3f}",
-            f"{value['bound_per_matrix']:,.1f}",
-            f"{value['bound_published']:,.1f}",
-            f"{value['largest_share_of_bound']:.1g}",
+            f"{value['feed_forward_factor']:.0f}",
+            f"{value['bound_per_matrix']:,.0f}",
+            f"{value['bound_published']:,.0f}",
+            f"{value['largest_share_of_bound']:.2%}",
         )
     return table
 
@@ -66,49 +66,55 @@ def smoothing_conclusion(smoothing: Sequence[Row]) -> str:
     held = all(row["share_within_bound_per_matrix"]["value"] == 1 for row in blocks.values())
     above = max(row["share_sigma_product_above_1"]["value"] for row in blocks.values())
     low, high = (end(row["bound_per_matrix"]["value"] for row in blocks.values()) for end in (min, max))
-    falls = max(blocks, key=lambda layer: blocks[layer]["share_distance_falls"]["value"])
     least = min(blocks, key=lambda layer: blocks[layer]["distance_ratio"]["value"])
+    ratio, falls = (blocks[least][name]["value"] for name in ("distance_ratio", "share_distance_falls"))
     return (
-        f"Theorem 2's bound {'holds' if held else 'is broken'} on {'all' if held else 'some of'} {n} sentences, and is "
-        f"{low:,.1f} to {high:,.1f} on average where below 1 tokens would have to become alike. sigma_1 sigma_2 is "
-        f"above 1 in at most {above:.0%} of them; tokens come closer in {blocks[falls]['share_distance_falls']['value']:.0%} "
-        f"of them in block {falls}, and most in block {least}, to {blocks[least]['distance_ratio']['value']:.2f} of "
-        "their distance."
+        f"Tokens come closest in block {least}: to {ratio:.2f} of the distance that entered it, closer in {falls:.0%} "
+        f"of {n} sentences. Theorem 2 {'holds on all' if held else 'IS BROKEN on some'} of them and allows {low:,.0f} "
+        f"to {high:,.0f} times the distance, by block; below 1 it would say that tokens must become alike. "
+        f"sigma_1 sigma_2 is above 1 in {f'up to {above:.0%} of sentences' if above else 'no sentence'}."
     )
 
 
 def draw_smoothing(figure: Figure, smoothing: Sequence[Row], model: str) -> None:
-    """Draw what blocks do to the distance beside what they could, and the deviations that decide it."""
+    """Draw what blocks do to the distance, what they could, and the deviations that decide it."""
     blocks = by_block(smoothing)
     layers = sorted(blocks)
-    figure.set_size_inches(8.8, 3.3)
-    left, right = figure.subplots(1, 2)
+    figure.set_size_inches(10.2, 3.5)
+    left, middle, right = figure.subplots(1, 3)
+    measured = [blocks[k]["distance_ratio"] for k in layers]
+    ends = [[abs(row["value"] - row[end]) for row in measured] for end in ("low", "high")]
+    left.errorbar(
+        layers, [row["value"] for row in measured], yerr=ends, c=BLUE, marker="o", ms=4, capsize=2,
+        label="measured (mean, 95% interval)",
+    )  # fmt: skip
+    left.set_ylim(0, None)
+    left.set_ylabel("distance to equal rows, after / before")
+    left.set_title("what happens")
     looks: dict[str, tuple[str, dict[str, Any]]] = {
-        "bound": ("bound, with gains and slope", {"color": PURPLE, "ls": "-.", "marker": "v"}),
-        "bound_published": ("bound as published", {"color": GREY, "ls": ":", "marker": "x"}),
-        "bound_per_matrix": ("bound, matrix by matrix", {"color": ORANGE, "ls": "--", "marker": "s"}),
-        "distance_ratio": ("measured", {"color": BLUE, "ls": "-", "marker": "o"}),
+        "bound": ("with gains and slope", {"color": PURPLE, "ls": "-.", "marker": "v"}),
+        "bound_published": ("as published", {"color": GREY, "ls": ":", "marker": "x"}),
+        "bound_per_matrix": ("matrix by matrix", {"color": ORANGE, "ls": "--", "marker": "s"}),
     }
     for name, (label, look) in looks.items():
-        left.plot(layers, [blocks[k][name]["value"] for k in layers], ms=4, label=label, **look)
-    left.axhline(1, color="black", lw=0.6)
-    left.set_yscale("log")
-    left.set_ylabel("distance to equal rows after / before")
-    left.set_title("below 1 tokens become alike")
-    left.legend(loc="upper left", bbox_to_anchor=(0, -0.2), fontsize=8, ncols=2)
+        middle.plot(layers, [blocks[k][name]["value"] for k in layers], ms=4, label=label, **look)
+    middle.set_yscale("log")
+    middle.set_ylim(0.5, None)
+    middle.set_ylabel("at most (log scale)")
+    middle.set_title("what the theorem allows")
     at = {q: [blocks[k][f"sigma_product_q{q}"]["value"] for k in layers] for q in (5, 25, 50, 75, 95)}
     right.vlines(layers, at[5], at[95], color=GREY, lw=1.2, label="5% to 95% of sentences")
-    right.vlines(layers, at[25], at[75], color=BLUE, lw=6, label="half of them")
-    right.plot(layers, at[50], "o", color="white", mec="black", ms=4, label="median")
-    right.axhline(1, color="black", lw=0.6)
+    right.vlines(layers, at[25], at[75], color=BLUE, lw=7, label="half of them")
+    right.plot(layers, at[50], "_", color="black", ms=9, label="median")
     right.set_ylim(0, max(1.05, 1.05 * max(at[95])))
-    right.set_ylabel("sigma_1 x sigma_2")
-    right.set_title("least deviations entering the two LayerNorms")
-    right.legend(loc="upper left", bbox_to_anchor=(0, -0.2), fontsize=8, ncols=3)
-    for axes in (left, right):
+    right.set_ylabel("$\\sigma_1 \\sigma_2$")
+    right.set_title("least deviations entering LayerNorms")
+    for axes in (left, middle, right):
+        axes.axhline(1, color="black", lw=0.6)
         axes.set_xticks(layers)
         axes.set_xlabel("block")
-    figure.suptitle(f"{model}: what Theorem 2 of Shi et al. allows, and what happens", x=0.01, ha="left", fontsize=10)
+        axes.legend(loc="upper left", bbox_to_anchor=(-0.1, -0.2), fontsize=8)
+    figure.suptitle(f"{model}: do blocks make the tokens of a sentence alike?", x=0.01, ha="left", fontsize=10)
 
 
 # --- interventions ---
@@ -118,8 +124,8 @@ def interventions_table(rows: Sequence[Row]) -> Any:
     """Return the effects as a rich table: a row for each measure and place."""
     neurons = next(row["neurons"] for row in rows if row["kind"] == "outliers")
     table = _table(
-        f"What the model says without {_named(neurons)}: effect on it, beside as many other neurons", "measure",
-        "neurons are", "as it is", "outliers", "95% range", "random", "harmed less", "p", "largest gains",
+        f"What the model says without {_named(neurons)}, zeroed inside the model or clipped after it: effect", "measure",
+        "neurons are", "as it is", "outliers", "95% range", "random others", "harm less", "p", "large gains",
     )  # fmt: skip
     for measure in dict.fromkeys(row["measure"] for row in rows):
         intact, inside, after = ([r for r in rows if (r["measure"], r["where"]) == (measure, w)] for w in ("", *WHERE))
@@ -151,10 +157,11 @@ def interventions_conclusion(rows: Sequence[Row]) -> str:
     )
     parts = [
         f"{what} moves it by {row['effect']:+.3f} ({row['effect_low']:+.3f} to {row['effect_high']:+.3f})"
-        + (f", more harm than {row['percentile']:.0f}% of random draws" if "percentile" in row else "")
-        for what, row in (("zeroing inside the model", inside), ("clipping after it", after))
+        + (f", with more harm than {row['percentile']:.0f}% of random draws" if "percentile" in row else "")
+        for what, row in (("zeroed inside the model", inside), ("clipped after it", after))
     ]
-    return f"Without {_named(inside['neurons'])}, {MEASURES[measure]}: {rows[0]['value']:.3f} as it is; {'; '.join(parts)}."
+    intact = f"{MEASURES[measure]} is {rows[0]['value']:.3f} in the model as it is"
+    return f"{intact}; {_named(inside['neurons'])} {'; '.join(parts)}.".capitalize()
 
 
 def draw_interventions(figure: Figure, rows: Sequence[Row], model: str) -> None:
@@ -171,8 +178,8 @@ def draw_interventions(figure: Figure, rows: Sequence[Row], model: str) -> None:
                 label = {"random": "random others", "largest_gain": "largest other gains", "outliers": "outliers"}[kind]
                 ends = [[abs(row["effect"] - row[f"effect_{end}"]) for row in those] for end in ("low", "high")]
                 axes.errorbar(
-                    [x + shift] * len(those), effects, yerr=None if kind == "random" else ends, ls="", marker=mark, ms=5,
-                    c=colour, capsize=3, label=label if x == 0 else None, mfc="none" if kind == "random" else colour,
+                    [x + shift] * len(those), effects, yerr=None if kind == "random" else ends, ls="", marker=mark,
+                    ms=5, c=colour, capsize=3, label=label if x == 0 else None,
                 )  # fmt: skip
         intact = next(row for row in rows if (row["measure"], row["kind"]) == (measure, "intact"))
         axes.axhline(0, color="black", lw=0.6)
