@@ -13,12 +13,13 @@ import torch
 import yaml
 
 import probing.commands.geometry as command
-from probing import WandbOptions
+from probing import Run, WandbOptions, fit, rank
 from probing.__main__ import COMMANDS
 from probing.commandline import run
 from probing.commands.geometry import Geometry, geometry
 from probing.errors import UserError
 from probing.geometry import outliers, transforms
+from probing.geometry.report import transform_lines
 from probing.runs import load_run, read_csv
 from wandb_reader import read_offline_runs
 
@@ -149,14 +150,13 @@ def test_wandb_has_the_tables_and_figures(made: Geometry) -> None:
     assert {"geometry.csv", "whiten.safetensors", "results.json"} <= {Path(name).name for name in artifact}
 
 
-def test_the_same_command_gives_the_same_tables_and_batches_do_not_matter(
-    made: Geometry, bent: Path, corpus_file: Path, tmp_path: Path, place: Path
-) -> None:
+def test_a_layer_is_the_same_whatever_other_layers_are_measured(made: Geometry) -> None:
     config = yaml.safe_load((made.folder / "config.yaml").read_text())
-    again = geometry(**{**config, "name": "again", "wandb": WandbOptions("disabled")})
+    again = geometry(**{**config, "name": "again", "layer": "2,3", "wandb": WandbOptions("disabled")})
     assert again is not None
-    for name in TABLES:
-        assert getattr(again, name) == getattr(made, name)
+    for name in ("geometry", "outliers", "dimensions", "explained"):
+        rows = [row for row in getattr(made, name) if row["layer"] == 3]
+        assert [row for row in getattr(again, name) if row["layer"] == 3] == rows != []
     assert "Outlier dimensions by five definitions" in repr(again)
 
 
@@ -261,6 +261,41 @@ def test_a_full_disk_leaves_nothing(
         )  # fmt: skip
     with contextlib.suppress(FileNotFoundError):
         assert list((tmp_path / "r").iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def clipped_fit(bent: Path, corpus_file: Path, place: Path) -> Run:
+    made = fit(
+        model=str(bent), corpus=str(corpus_file), runs=str(place / "runs"), name="fit", layer="0,2", transform="clip",
+        replicates=0, controls="untrained", evidence="none", quiet=True, wandb=WandbOptions("disabled"),
+    )  # fmt: skip
+    assert made is not None
+    return made
+
+
+def test_fit_on_clipped_activations_stands_beside_the_same_probe_on_them_as_they_are(clipped_fit: Run) -> None:
+    stored = transforms.load(clipped_fit.folder / "transform.safetensors")
+    assert {layer: t.clipped for layer, t in stored.items()} == {0: [11], 2: [11]}
+    for row in clipped_fit.accuracy:
+        for name in ("untransformed", "others_clipped", "untrained"):
+            assert 0 < row[f"{name}_accuracy"] <= 1
+        # One of 48 neurons does not hold position.
+        assert row["above_untransformed_low"] <= 0 <= row["above_untransformed_high"] + 0.02
+    dead = [row for row in clipped_fit.neurons if row["neuron"] == 11]
+    assert [(row["contribution"], row["flag"]) for row in dead] == [(0, "dead")] * 2
+
+
+def test_rank_reads_a_transformed_run_through_its_transform(clipped_fit: Run) -> None:
+    # Its contributions are computed again and must be those of the run.
+    found = rank(str(clipped_fit.folder), method="contribution", quiet=True, wandb=WandbOptions("disabled"))
+    assert [row["neuron"] for row in found.rankings["contribution"]] == [row["neuron"] for row in clipped_fit.neurons]
+
+
+def test_the_difference_that_a_transform_makes_is_printed(clipped_fit: Run) -> None:
+    lines = transform_lines(clipped_fit)
+    assert len(lines) == 2
+    assert lines[1].startswith(f"Layer 2, clipped: accuracy {clipped_fit.accuracy[1]['accuracy']:.3f}, untransformed ")
+    assert "as many other neurons clipped" in lines[1]
 
 
 def test_the_commands_definitions_are_all_that_there_are() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from probing.runs import Run
+
 Row = Mapping[str, Any]
 
 # What the columns of tables are called.
@@ -28,6 +30,33 @@ SOURCES = ("position", "frequency", "punctuation", "special", "all")
 
 # Neurons of a table on a screen; all are in the files.
 SHOWN, EXPLAINED = 8, 3
+
+
+# What `fit --transform` did, in words.
+_DONE = {
+    "clip": "clipped",
+    "whiten": "whitened",
+    "standardise": "standardised",
+    "center": "centred",
+    "all_but_the_top": "without the first components",
+}
+
+
+def transform_lines(run: Run) -> list[str]:
+    """Return for each layer of a run of `fit --transform` what the transform did to accuracy; nothing for others."""
+    done = _DONE.get(run.config.get("transform", "none"))
+    return [_transform_line(row, done) for row in run.accuracy] if done else []
+
+
+def _transform_line(row: Row, done: str) -> str:
+    low, high = (row[f"above_untransformed_{end}"] for end in ("low", "high"))
+    line = (
+        f"Layer {row['layer']}, {done}: accuracy {row['accuracy']:.3f}, "
+        f"untransformed {row['untransformed_accuracy']:.3f} (difference {low:+.3f} to {high:+.3f})"
+    )
+    if "others_clipped_accuracy" in row:
+        line += f", as many other neurons clipped {row['others_clipped_accuracy']:.3f}"
+    return line + "."
 
 
 class Tables(Protocol):
