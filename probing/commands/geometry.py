@@ -6,7 +6,7 @@ import json
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from probing.geometry.survey import Survey
     from probing.models import ModelSource
 
+# Tables that `results.json` holds too.
+IN_SUMMARY = ("geometry", "outliers", "smoothing", "interventions")
+
 Definition = Literal["argmin_share", "argmax_share", "mean_profile", "layer_norm", "variance"]
 
 
@@ -47,6 +50,8 @@ class Geometry:
         dimensions: As in `dimensions.csv`.
         parameters: As in `parameters.csv`.
         explained: As in `explained.csv`.
+        smoothing: As in `smoothing.csv`; empty if not asked for.
+        interventions: As in `interventions.csv`; empty if not asked for.
     """
 
     folder: Path
@@ -55,12 +60,20 @@ class Geometry:
     dimensions: list[dict[str, Any]]
     parameters: list[dict[str, Any]]
     explained: list[dict[str, Any]]
+    smoothing: list[dict[str, Any]] = field(default_factory=list)
+    interventions: list[dict[str, Any]] = field(default_factory=list)
+
+    def tables(self) -> list[Any]:
+        """Return what was measured as rich tables."""
+        from probing.geometry.inside_report import inside_tables
+        from probing.geometry.report import tables
+
+        return [*tables(self), *inside_tables(self.smoothing, self.interventions)]
 
     def __repr__(self) -> str:
-        from probing.geometry.report import tables
         from probing.terminal import render
 
-        return render(*tables(self)) + str(self.folder)
+        return render(*self.tables()) + str(self.folder)
 
 
 def geometry(
@@ -83,6 +96,8 @@ def geometry(
     shrinkage: float = 0.0,
     top: int | None = None,
     estimators: str | list[str] = "none",
+    smoothing_bound: bool = False,
+    interventions: bool = False,
     seed: int = 0,
     runs: str = "runs",
     name: str | None = None,
@@ -113,6 +128,10 @@ def geometry(
         shrinkage: How far whitening takes the covariance for that of a sphere, 0 to 1; for few tokens.
         top: Directions that all_but_the_top leaves out; d_model / 100 by default.
         estimators: Published estimators of the mean cosine beside the exact one: all, none, or some of e19, lkm, tvs.
+        smoothing_bound: Also run the model to measure what each block of it can do to the distance between tokens, and
+            does: every term of Theorem 2 of Shi et al. (2022), for every sentence. Post-LN models only.
+        interventions: Also zero the outliers inside the model, in the LayerNorm behind every block, and measure how
+            well it then predicts masked words or, without such a head, tells positions, beside clipping them after it.
         seed: Of drawn tokens, neurons and sentences, and of untrained weights.
         runs: Folder of runs.
         name: Name of this run; MODEL-geometry-YYYYMMDD-HHMMSS by default.
@@ -146,6 +165,7 @@ def geometry(
     if fit_corpus == corpus == "-":
         raise UserError("`--fit_corpus -`: standard input is read once; give one of the two as a file.")
     with terminal.quiet_libraries():
+        from probing.commands import inside
         from probing.corpus import load_corpus
         from probing.distributed import is_main_process
         from probing.geometry.layers import ESTIMATORS
@@ -184,13 +204,25 @@ def geometry(
                 estimated, seed,
             )  # fmt: skip
             progress = terminal.say if terminal.show_progress(quiet) else terminal.silence
-            found = survey(stores[0], stores[-1], layers, *_encoder(source, weights_seed), how, progress)
+            encoder, tokenizer = _encoder(source, weights_seed)
+            found = survey(stores[0], stores[-1], layers, encoder, tokenizer, how, progress)
             if missing := found.not_applicable:
                 say(f"{source.name} has no {', '.join(missing)} in the width of its hidden states: not applicable")
-            measured = time.perf_counter()
             made = Geometry(
                 folder.path, found.geometry, found.outliers, found.dimensions, found.parameters, found.explained
             )
+            if smoothing_bound:
+                made.smoothing.extend(
+                    inside.smoothing(folder.path, source.name, encoder, tokenizer, stores[0], seed, say, progress)
+                )
+            if interventions:
+                made.interventions.extend(
+                    inside.interventions(
+                        source, encoder, tokenizer, stores[0], corpora[0], found.clipped, not random_weights, draws,
+                        seed, say, progress,
+                    )
+                )  # fmt: skip
+            measured = time.perf_counter()
             files = _write(made, config, found, stores)
             figures = _draw(made, source.short_name)
             done = time.perf_counter()
@@ -203,7 +235,7 @@ def geometry(
             files.append(_summary(made, found, stores, timings))
             if tracker:
                 tracker.log_results([], [], figures, files, _tables(made), kind="geometry")
-        made = Geometry(folder.finish(), *_tables(made).values())
+        made = replace(made, folder=folder.finish())
     _report(made, found, tracker.where(made.folder) if tracker else None, quiet)
     return made
 
@@ -245,8 +277,10 @@ def _encoder(source: ModelSource, weights_seed: int | None) -> tuple[Any, Any]:
 
 
 def _tables(made: Geometry) -> dict[str, list[dict[str, Any]]]:
+    """Return the tables of a run; without rows, those that every run has."""
     names = ("geometry", "outliers", "dimensions", "parameters", "explained")
-    return {name: getattr(made, name) for name in names}
+    asked_for = {"smoothing": made.smoothing, "interventions": made.interventions}
+    return {name: getattr(made, name) for name in names} | {name: rows for name, rows in asked_for.items() if rows}
 
 
 def _write(made: Geometry, config: Mapping[str, Any], found: Survey, stores: Sequence[ActivationStore]) -> list[Path]:
@@ -255,15 +289,21 @@ def _write(made: Geometry, config: Mapping[str, Any], found: Survey, stores: Seq
 
     from probing.geometry import transforms
     from probing.geometry.explained import EXPLAINED_COLUMNS
+    from probing.geometry.interventions import INTERVENTION_COLUMNS
     from probing.geometry.layers import GEOMETRY_COLUMNS
     from probing.geometry.parameters import PARAMETER_COLUMNS
+    from probing.geometry.smoothing_bound import SMOOTHING_COLUMNS
     from probing.geometry.survey import DIMENSION_COLUMNS, OUTLIER_COLUMNS
 
-    columns = (GEOMETRY_COLUMNS, OUTLIER_COLUMNS, DIMENSION_COLUMNS, PARAMETER_COLUMNS, EXPLAINED_COLUMNS)
+    columns = {
+        "geometry": GEOMETRY_COLUMNS, "outliers": OUTLIER_COLUMNS, "dimensions": DIMENSION_COLUMNS,
+        "parameters": PARAMETER_COLUMNS, "explained": EXPLAINED_COLUMNS, "smoothing": SMOOTHING_COLUMNS,
+        "interventions": INTERVENTION_COLUMNS,
+    }  # fmt: skip
     paths = []
-    for (name, rows), of_table in zip(_tables(made).items(), columns, strict=True):
+    for name, rows in _tables(made).items():
         # A table without rows is a result too: it has its columns.
-        write_csv(path := made.folder / f"{name}.csv", rows, of_table)
+        write_csv(path := made.folder / f"{name}.csv", rows, columns[name])
         paths.append(path)
     (made.folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False))
     (made.folder / "transforms").mkdir()
@@ -286,7 +326,7 @@ def _summary(made: Geometry, found: Survey, stores: Sequence[ActivationStore], t
         "clipped": {str(layer): neurons for layer, neurons in found.clipped.items()},
         "not_applicable": found.not_applicable,
         "timings": dict(timings),
-        **{name: rows for name, rows in _tables(made).items() if name in ("geometry", "outliers")},
+        **{name: rows for name, rows in _tables(made).items() if name in IN_SUMMARY},
     }
     path = made.folder / "results.json"
     path.write_text(json.dumps(summary, indent=2))
@@ -295,17 +335,21 @@ def _summary(made: Geometry, found: Survey, stores: Sequence[ActivationStore], t
 
 def _draw(made: Geometry, model: str) -> list[Path]:
     from probing.geometry.figures import write_figures
+    from probing.geometry.inside_report import write_inside_figures
 
-    return write_figures(made.folder / "figures", _tables(made), model)
+    folder = made.folder / "figures"
+    inside = write_inside_figures(folder, made.smoothing, made.interventions, model)
+    return [*write_figures(folder, _tables(made), model), *inside]
 
 
 def _report(made: Geometry, found: Survey, where: str | None, quiet: bool) -> None:
     """Print the tables, what they say in a sentence each, and where everything is."""
     from probing import terminal
-    from probing.geometry.report import conclusions, tables
+    from probing.geometry.inside_report import inside_conclusions
+    from probing.geometry.report import conclusions
 
     if not quiet:
-        terminal.show(*tables(made))
-    for line in conclusions(made, found.clipped):
+        terminal.show(*made.tables())
+    for line in [*conclusions(made, found.clipped), *inside_conclusions(made.smoothing, made.interventions)]:
         print(line)
     print(f"Results: {made.folder}" + (f"; on Weights & Biases: {where}" if where else ""))

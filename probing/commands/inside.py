@@ -14,7 +14,7 @@ from probing.anatomy import examine
 from probing.cache import ActivationStore
 from probing.corpus import Corpus
 from probing.errors import UserError
-from probing.geometry.interventions import INTERVENTION_COLUMNS, conditions, intervene
+from probing.geometry.interventions import conditions, intervene
 from probing.geometry.parameters import find_parameters
 from probing.geometry.post_norm import NotPostNorm, find_blocks
 from probing.geometry.readouts import (
@@ -26,9 +26,8 @@ from probing.geometry.readouts import (
     draw_sentences,
     last_hidden_states,
 )
-from probing.geometry.smoothing_bound import BY_SENTENCE, SMOOTHING_COLUMNS, Summary, constants, measure
+from probing.geometry.smoothing_bound import BY_SENTENCE, Summary, constants, measure
 from probing.models import ModelSource, load_masked_lm
-from probing.runs import write_csv
 from probing.tasks import load_task
 
 Say = Callable[[str], None]
@@ -38,7 +37,7 @@ def smoothing(
     folder: Path, name: str, encoder: nn.Module, tokenizer: Any, store: ActivationStore, seed: int, say: Say,
     progress: Say,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Measure Theorem 2 of Shi et al. on every sentence into `smoothing.csv` and `smoothing_sentences.csv`.
+    """Measure Theorem 2 of Shi et al. on every sentence, each with its terms into `smoothing_sentences.csv`.
 
     Args:
         folder: Of the run.
@@ -75,19 +74,16 @@ def smoothing(
             summary.update(sentences)
             writer.writerows(sentences.rows())
             progress(f"smoothing bound: shard {number} of {n_shards}")
-    rows = summary.rows()
-    write_csv(folder / "smoothing.csv", rows, SMOOTHING_COLUMNS)
-    return rows
+    return summary.rows()
 
 
 def interventions(
-    folder: Path, source: ModelSource, encoder: nn.Module, tokenizer: Any, store: ActivationStore, corpus: Corpus,
+    source: ModelSource, encoder: nn.Module, tokenizer: Any, store: ActivationStore, corpus: Corpus,
     outliers: Mapping[int, Sequence[int]], trained: bool, n_draws: int, seed: int, say: Say, progress: Say,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Measure what the model says without its outliers, inside it and after it, into `interventions.csv`.
+    """Measure what the model says without its outliers, zeroed inside it and clipped after it.
 
     Args:
-        folder: Of the run.
         source: The model's files.
         encoder: The model, in evaluation mode and float32; it is the same afterwards.
         tokenizer: Its tokenizer.
@@ -147,6 +143,4 @@ def interventions(
                 f"`--interventions`: {tokens.n_sentences} sentences are too few for a probe of position, by which "
                 f"{source.name} is read; give more, or leave the option out."
             ) from None
-    rows = intervene(modules, chosen, reader, seed, lambda what: progress(f"interventions: {what}"))
-    write_csv(folder / "interventions.csv", rows, INTERVENTION_COLUMNS)
-    return rows
+    return intervene(modules, chosen, reader, seed, lambda what: progress(f"interventions: {what}"))

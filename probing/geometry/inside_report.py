@@ -15,11 +15,11 @@ Row = Mapping[str, Any]
 
 ORANGE, GREEN, PURPLE = "#c27c0e", "#38761d", "#741b47"
 MEASURES = {
-    "mlm_loss": "loss of masked words (nats)",
-    "position_accuracy": "accuracy of position",
-    "position_accuracy_retrained": "the same, probe trained anew",
+    "mlm_loss": "loss of masked words in nats",
+    "position_accuracy": "accuracy of position by a probe of the intact model",
+    "position_accuracy_retrained": "accuracy of position by a probe trained anew",
 }
-WHERE = {"inside": "zeroed inside", "after": "clipped after"}
+WHERE = {"inside": "zeroed inside the model", "after": "clipped after it"}
 
 
 # --- over-smoothing ---
@@ -36,9 +36,9 @@ def by_block(smoothing: Sequence[Row]) -> dict[int, dict[str, Row]]:
 def smoothing_table(smoothing: Sequence[Row]) -> Any:
     """Return what the bound of each block is made of as a rich table."""
     table = _table(
-        "What a block does to the distance to equal rows, and could by Theorem 2 of Shi et al.: means over sentences",
-        "block", "measured", "sigma 1", "sigma 2", "product", "above 1", "gains", "attention", "FFN", "bound",
-        "published", "closest",
+        "What a block does to the distance to equal rows, and could by Theorem 2: means over sentences",
+        "block", "measured", "σ1", "σ2", "σ1σ2", "above 1", "gains", "attention", "FFN", "bound", "published",
+        "closest",
     )  # fmt: skip
     for layer, row in by_block(smoothing).items():
         value = {name: found["value"] for name, found in row.items()}
@@ -120,32 +120,41 @@ def draw_smoothing(figure: Figure, smoothing: Sequence[Row], model: str) -> None
 # --- interventions ---
 
 
-def interventions_table(rows: Sequence[Row]) -> Any:
-    """Return the effects as a rich table: a row for each measure and place."""
+def interventions_tables(rows: Sequence[Row]) -> list[Any]:
+    """Return the effects as rich tables, one for each measure."""
+    return [
+        _effects_table([row for row in rows if row["measure"] == m]) for m in dict.fromkeys(r["measure"] for r in rows)
+    ]
+
+
+def _effects_table(rows: Sequence[Row]) -> Any:
     neurons = next(row["neurons"] for row in rows if row["kind"] == "outliers")
     table = _table(
-        f"What the model says without {_named(neurons)}, zeroed inside the model or clipped after it: effect", "measure",
-        "neurons are", "as it is", "outliers", "95% range", "random others", "harm less", "p", "large gains",
+        f"{_title(rows[0])}: effect of taking out {_named(neurons)}", "taken out", "effect", "95% range",
+        "random others", "worse than", "p", "large gains",
     )  # fmt: skip
-    for measure in dict.fromkeys(row["measure"] for row in rows):
-        intact, inside, after = ([r for r in rows if (r["measure"], r["where"]) == (measure, w)] for w in ("", *WHERE))
-        for where, here in zip(WHERE.values(), (inside, after), strict=True):
-            outliers, random, largest = (
-                [row for row in here if row["kind"] == kind] for kind in ("outliers", "random", "largest_gain")
-            )
-            low, high = (end((row["effect"] for row in random), default=None) for end in (min, max))
-            table.add_row(
-                MEASURES[measure],
-                where,
-                f"{intact[0]['value']:.3f}",
-                f"{outliers[0]['effect']:+.3f}",
-                f"{outliers[0]['effect_low']:+.3f} to {outliers[0]['effect_high']:+.3f}",
-                f"{low:+.3f} to {high:+.3f}" if random else "",
-                f"{outliers[0]['percentile']:.0f}%" if random else "",
-                f"{outliers[0]['p_value']:.2g}" if random else "",
-                f"{largest[0]['effect']:+.3f}" if largest else "",
-            )
+    for where, words in WHERE.items():
+        outliers, random, largest = (
+            [row for row in rows if (row["where"], row["kind"]) == (where, kind)]
+            for kind in ("outliers", "random", "largest_gain")
+        )
+        low, high = (end((row["effect"] for row in random), default=None) for end in (min, max))
+        table.add_row(
+            words,
+            f"{outliers[0]['effect']:+.3f}",
+            f"{outliers[0]['effect_low']:+.3f} to {outliers[0]['effect_high']:+.3f}",
+            f"{low:+.3f} to {high:+.3f}" if random else "",
+            f"{outliers[0]['percentile']:.0f}%" if random else "",
+            f"{outliers[0]['p_value']:.2g}" if random else "",
+            f"{largest[0]['effect']:+.3f}" if largest else "",
+        )
     return table
+
+
+def _title(intact: Row) -> str:
+    """Return what a measure is, and its value in the intact model."""
+    words = MEASURES[intact["measure"]]
+    return f"{words[0].upper()}{words[1:]}, {intact['value']:.3f} as it is"
 
 
 def interventions_conclusion(rows: Sequence[Row]) -> str:
@@ -160,8 +169,7 @@ def interventions_conclusion(rows: Sequence[Row]) -> str:
         + (f", with more harm than {row['percentile']:.0f}% of random draws" if "percentile" in row else "")
         for what, row in (("zeroed inside the model", inside), ("clipped after it", after))
     ]
-    intact = f"{MEASURES[measure]} is {rows[0]['value']:.3f} in the model as it is"
-    return f"{intact}; {_named(inside['neurons'])} {'; '.join(parts)}.".capitalize()
+    return f"{_title(rows[0])}; {_named(inside['neurons'])} {'; '.join(parts)}."
 
 
 def draw_interventions(figure: Figure, rows: Sequence[Row], model: str) -> None:
@@ -185,7 +193,7 @@ def draw_interventions(figure: Figure, rows: Sequence[Row], model: str) -> None:
         axes.axhline(0, color="black", lw=0.6)
         axes.set_xticks(range(len(WHERE)), ["zeroed inside\nthe model", "clipped\nafter it"])
         axes.set_xlim(-0.5, len(WHERE) - 0.5)
-        axes.set_title(f"{MEASURES[measure]}\n{intact['value']:.3f} as it is", fontsize=9)
+        axes.set_title(_title(intact).replace(" by ", "\nby "), fontsize=9)
     figure.axes[0].set_ylabel("effect (95% interval)")
     neurons = next(row["neurons"] for row in rows if row["kind"] == "outliers")
     figure.suptitle(f"{model} without {_named(neurons)}", x=0.01, ha="left", fontsize=10)
@@ -203,8 +211,7 @@ def _named(neurons: Any) -> str:
 
 def inside_tables(smoothing: Sequence[Row], interventions: Sequence[Row]) -> list[Any]:
     """Return the tables of what was measured."""
-    made = [(smoothing_table, smoothing), (interventions_table, interventions)]
-    return [make(rows) for make, rows in made if rows]
+    return [*([smoothing_table(smoothing)] if smoothing else []), *interventions_tables(interventions)]
 
 
 def inside_conclusions(smoothing: Sequence[Row], interventions: Sequence[Row]) -> list[str]:
@@ -243,5 +250,5 @@ def _table(title: str, *headings: str) -> Any:
 
     table = plain_table(title)
     for heading in headings:
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     return table

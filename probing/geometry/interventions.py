@@ -156,36 +156,45 @@ def intervene(
                 (found[condition],) = reader([()])
     rows = []
     for measure, n_tokens in intact.n_tokens.items():
-        effects = {c: _effect(measure, intact, read, seed) for c, read in found.items()}
-        value, low, high = _interval(intact.sums[measure][:, None], n_tokens, seed)[0]
+        value, effects = _effects(measure, intact, [found[condition] for condition in chosen], seed)
         about: dict[str, Any] = {"measure": measure, "where": "", "kind": "intact", "n_tokens": int(n_tokens.sum())}
-        rows.append({**about, "value": value, "low": low, "high": high})
+        rows.append(about | value)
+        of = dict(zip(chosen, effects, strict=True))
         for condition in chosen:
-            row = about | {"where": condition.where, "kind": condition.kind} | effects[condition]
+            row = about | {"where": condition.where, "kind": condition.kind} | of[condition]
             row["neurons"] = " ".join(map(str, condition.neurons))
             if condition.kind == "random":
                 row["draw"] = condition.draw
             else:
-                row |= _among(row, [e for c, e in effects.items() if (c.where, c.kind) == (condition.where, "random")])
+                row |= _among(row, [e for c, e in of.items() if (c.where, c.kind) == (condition.where, "random")])
             rows.append(row)
     return rows
 
 
-def _effect(measure: str, intact: Read, read: Read, seed: int) -> dict[str, float]:
-    """Return what is measured and how far that is from the intact model, with intervals over the same sentences."""
-    before, after = intact.sums[measure], read.sums[measure]
-    found = _interval(np.stack([after, after - before], 1), intact.n_tokens[measure], seed)
-    names = ("value", "low", "high"), ("effect", "effect_low", "effect_high")
-    return {name: v for of, values in zip(names, found, strict=True) for name, v in zip(of, values, strict=True)}
+def _effects(
+    measure: str, intact: Read, reads: Sequence[Read], seed: int
+) -> tuple[dict[str, float], list[dict[str, float]]]:
+    """Return what is measured of the intact model, and of others with how far that is from it.
 
-
-def _interval(sums: Array, n_tokens: NDArray[np.int64], seed: int) -> list[tuple[float, float, float]]:
-    """Return means over tokens with their intervals over sentences, for each column of shape (n_sentences, n)."""
+    All have intervals over the same sentences, drawn anew.
+    """
+    before, n_tokens = intact.sums[measure], intact.n_tokens[measure]
+    after = [read.sums[measure] for read in reads]
+    sums = np.stack([before, *after, *(one - before for one in after)], 1)
+    means = sums.sum(0) / n_tokens.sum()
     kept = n_tokens > 0
     draws = redraw(sums[kept], n_tokens[kept], seed)
     low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
-    means = sums.sum(0) / n_tokens.sum()
-    return [(float(m), float(a), float(b)) for m, a, b in zip(means, low, high, strict=True)]
+    found = np.stack([means, low, high], 1).tolist()
+
+    def named(value: Sequence[float], *names: str) -> dict[str, float]:
+        return dict(zip(names, value, strict=True))
+
+    values, effects = found[1 : 1 + len(reads)], found[1 + len(reads) :]
+    return named(found[0], "value", "low", "high"), [
+        named(value, "value", "low", "high") | named(effect, "effect", "effect_low", "effect_high")
+        for value, effect in zip(values, effects, strict=True)
+    ]
 
 
 def _among(row: dict[str, Any], random: Sequence[dict[str, float]]) -> dict[str, float]:
