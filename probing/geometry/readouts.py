@@ -28,6 +28,8 @@ MLM_TOKENS, PROBE_TOKENS = 10_000, 20_000
 # Share of a sentence's tokens that are masked, special ones left out (Devlin et al. 2019).
 MASKED = 0.15
 BATCH_TOKENS = 2048
+# Passes after which a probe is taken as it is: its accuracy has settled by then, and nothing is ranked.
+MAX_PASSES = 200
 # Of ten sentences, how many probes are trained on.
 TRAIN_OF_TEN = 7
 
@@ -240,7 +242,7 @@ class Position:
             for side in ("train", "validation", "test")
         }
         sides = Sides(parts["train"], parts["validation"], parts["test"], self.classes, self.task.ordinal)
-        (fit,) = train_probes(sides, [0], self.training, {"accelerator": "cpu"})
+        (fit,) = train_probes(sides, [0], self.training, {"accelerator": "cpu", "max_epochs": MAX_PASSES})
         if self.weight is None:
             self.weight = fit.weight
         labels, sentences = parts["test"].labels, self.tokens.sentences

@@ -38,7 +38,7 @@ def undefined(n: int) -> Estimate:
 
 def estimate(value: float, draws: Tensor, n: int) -> Estimate:
     """Return a number with the interval of its draws, shape (n_draws,), those not defined left out."""
-    defined = draws[~draws.isnan()].numpy()
+    defined = draws[draws.isfinite()].numpy()
     if not len(defined):
         return Estimate(value, float("nan"), float("nan"), n)
     low, high = np.quantile(defined, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
