@@ -253,7 +253,7 @@ def test_a_full_disk_leaves_nothing(
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(command, "write_csv", full)
+    monkeypatch.setattr("probing.geometry.results.write_csv", full)
     with pytest.raises(UserError, match="No space left"):
         geometry(
             model=str(bent), corpus=str(corpus_file), runs=str(tmp_path / "r"), cache=str(place / "runs" / "cache"),

@@ -59,7 +59,7 @@ def test_every_command_of_the_readme_runs(line: str, toy: Path) -> None:
     args = [{"6": "2", "0,3,6": "0,2"}.get(arg, arg) for arg in shlex.split(line)[3:]]
     if args[0] == "fit" and line != PROBING[0]:  # the first shows all that is measured by default
         args += BARE_ARGS
-    if args[0] in ("fit", "extract"):
+    if args[0] in ("fit", "extract", "geometry"):
         args += ["--model", str(toy)] + ([] if "--corpus" in args else ["--corpus", "sentences.txt"])
     if "runs/A" in args:
         for name in ("A", "B"):
@@ -86,7 +86,7 @@ def test_the_python_of_the_readme_runs(toy: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_every_option_that_the_readme_names_exists() -> None:
     help_text = io.StringIO()
-    for command in ("fit", "rank", "compare"):
+    for command in ("fit", "rank", "compare", "geometry"):
         with contextlib.redirect_stdout(help_text), pytest.raises(SystemExit):
             run(COMMANDS, [command, "--help"])
     named = set(re.findall(r"`(--[a-z_]+(?:\.[a-z0-9_]+)?)", README)) - {"--help", "--yes"}

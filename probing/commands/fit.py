@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from probing.commands.shared import (
     Dtype,
@@ -25,9 +25,6 @@ from probing.options import ProbeOptions, WandbOptions, as_options
 from probing.runs import Run, RunFolder, check_name, controls_of, load_run
 from probing.tasks import load_task
 from probing.wandb_mode import resolve_mode
-
-if TYPE_CHECKING:
-    from probing.geometry.transforms import Transform
 
 
 def fit(
@@ -133,7 +130,7 @@ def fit(
         say_what_was_left_out(corpora, stores, say)
         sides = label_sides(stores, corpora, splits, token_task)
         others = control_sides(wanted, sides, corpora, extract, source, weights_seed, seed, say)
-        fitted: dict[int, Transform] = {}
+        fitted: dict[int, Any] = {}
         if transform != "none":
             sides, others, fitted = transform_all(transform, sides, others, layers, seed)
         extracted = time.perf_counter()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import platform
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from probing.commands.shared import (
     Dtype,
@@ -23,18 +21,10 @@ from probing.commands.shared import (
     tracking,
 )
 from probing.errors import UserError, did_you_mean, out_of_range, refuse
-from probing.models import layer_numbers
+from probing.models import ModelSource, layer_numbers
 from probing.options import WandbOptions, as_options
-from probing.runs import RunFolder, check_name, write_csv
+from probing.runs import RunFolder, check_name
 from probing.wandb_mode import resolve_mode
-
-if TYPE_CHECKING:
-    from probing.cache import ActivationStore
-    from probing.geometry.survey import Survey
-    from probing.models import ModelSource
-
-# Tables that `results.json` holds too.
-IN_SUMMARY = ("geometry", "outliers", "smoothing", "interventions")
 
 Definition = Literal["argmin_share", "argmax_share", "mean_profile", "layer_norm", "variance"]
 
@@ -50,8 +40,8 @@ class Geometry:
         dimensions: As in `dimensions.csv`.
         parameters: As in `parameters.csv`.
         explained: As in `explained.csv`.
-        smoothing: As in `smoothing.csv`; empty if not asked for.
-        interventions: As in `interventions.csv`; empty if not asked for.
+        smoothing: As in `smoothing.csv`; empty if not asked for or not applicable.
+        interventions: As in `interventions.csv`; empty if not asked for or not applicable.
     """
 
     folder: Path
@@ -166,9 +156,13 @@ def geometry(
         raise UserError("`--fit_corpus -`: standard input is read once; give one of the two as a file.")
     with terminal.quiet_libraries():
         from probing.commands import inside
+        from probing.commands.preparation import origin
         from probing.corpus import load_corpus
         from probing.distributed import is_main_process
+        from probing.geometry.figures import write_figures
+        from probing.geometry.inside_report import write_inside_figures
         from probing.geometry.layers import ESTIMATORS
+        from probing.geometry.results import tables_of, write, write_summary
         from probing.geometry.survey import Plan, survey
         from probing.geometry.transforms import KINDS, Fitting
         from probing.models import load_config, parse_layers, resolve_model
@@ -208,23 +202,22 @@ def geometry(
             found = survey(stores[0], stores[-1], layers, encoder, tokenizer, how, progress)
             if missing := found.not_applicable:
                 say(f"{source.name} has no {', '.join(missing)} in the width of its hidden states: not applicable")
-            made = Geometry(
-                folder.path, found.geometry, found.outliers, found.dimensions, found.parameters, found.explained
-            )
             if smoothing_bound:
-                made.smoothing.extend(
-                    inside.smoothing(folder.path, source.name, encoder, tokenizer, stores[0], seed, say, progress)
+                found.smoothing = inside.smoothing(
+                    folder.path, source.name, encoder, tokenizer, stores[0], seed, say, progress
                 )
             if interventions:
-                made.interventions.extend(
-                    inside.interventions(
-                        source, encoder, tokenizer, stores[0], corpora[0], found.clipped, not random_weights, draws,
-                        seed, say, progress,
-                    )
+                found.interventions = inside.interventions(
+                    source, encoder, tokenizer, stores[0], corpora[0], found.clipped, not random_weights, draws, seed,
+                    say, progress,
                 )  # fmt: skip
             measured = time.perf_counter()
-            files = _write(made, config, found, stores)
-            figures = _draw(made, source.short_name)
+            files = write(folder.path, config, found)
+            tables = tables_of(found)
+            figures = write_figures(folder.path / "figures", tables, source.short_name)
+            figures += write_inside_figures(
+                folder.path / "figures", found.smoothing, found.interventions, source.short_name
+            )
             done = time.perf_counter()
             timings = {
                 "extract_s": extracted - start,
@@ -232,11 +225,12 @@ def geometry(
                 "write_s": done - measured,
                 "total_s": done - start,
             }
-            files.append(_summary(made, found, stores, timings))
+            cached_of = {"measured": origin(stores[0]), "fitted": origin(stores[-1])}
+            files.append(write_summary(folder.path, found, cached_of, timings))
             if tracker:
-                tracker.log_results([], [], figures, files, _tables(made), kind="geometry")
-        made = replace(made, folder=folder.finish())
-    _report(made, found, tracker.where(made.folder) if tracker else None, quiet)
+                tracker.log_results([], [], figures, files, tables, kind="geometry")
+        made = Geometry(folder.finish(), **tables)
+    _report(made, found.clipped, tracker.where(made.folder) if tracker else None, quiet)
     return made
 
 
@@ -276,73 +270,7 @@ def _encoder(source: ModelSource, weights_seed: int | None) -> tuple[Any, Any]:
     return load_encoder(source, torch.float32, weights_seed), load_tokenizer(source)
 
 
-def _tables(made: Geometry) -> dict[str, list[dict[str, Any]]]:
-    """Return the tables of a run; without rows, those that every run has."""
-    names = ("geometry", "outliers", "dimensions", "parameters", "explained")
-    asked_for = {"smoothing": made.smoothing, "interventions": made.interventions}
-    return {name: getattr(made, name) for name in names} | {name: rows for name, rows in asked_for.items() if rows}
-
-
-def _write(made: Geometry, config: Mapping[str, Any], found: Survey, stores: Sequence[ActivationStore]) -> list[Path]:
-    """Write tables, configuration and transforms, and return their paths."""
-    import yaml
-
-    from probing.geometry import transforms
-    from probing.geometry.explained import EXPLAINED_COLUMNS
-    from probing.geometry.interventions import INTERVENTION_COLUMNS
-    from probing.geometry.layers import GEOMETRY_COLUMNS
-    from probing.geometry.parameters import PARAMETER_COLUMNS
-    from probing.geometry.smoothing_bound import SMOOTHING_COLUMNS
-    from probing.geometry.survey import DIMENSION_COLUMNS, OUTLIER_COLUMNS
-
-    columns = {
-        "geometry": GEOMETRY_COLUMNS, "outliers": OUTLIER_COLUMNS, "dimensions": DIMENSION_COLUMNS,
-        "parameters": PARAMETER_COLUMNS, "explained": EXPLAINED_COLUMNS, "smoothing": SMOOTHING_COLUMNS,
-        "interventions": INTERVENTION_COLUMNS,
-    }  # fmt: skip
-    paths = []
-    for name, rows in _tables(made).items():
-        # A table without rows is a result too: it has its columns.
-        write_csv(path := made.folder / f"{name}.csv", rows, columns[name])
-        paths.append(path)
-    (made.folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False))
-    (made.folder / "transforms").mkdir()
-    for kind, by_layer in found.transforms.items():
-        transforms.save(path := made.folder / "transforms" / f"{kind}.safetensors", by_layer)
-        paths.append(path)
-    return [*paths, made.folder / "config.yaml"]
-
-
-def _summary(made: Geometry, found: Survey, stores: Sequence[ActivationStore], timings: Mapping[str, float]) -> Path:
-    from importlib.metadata import version
-
-    from probing.commands.preparation import origin
-
-    packages = ("neuron-probing", "torch", "transformers", "numpy", "safetensors")
-    summary = {
-        "kind": "geometry",
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
-        "cache": {"measured": origin(stores[0]), "fitted": origin(stores[-1])},
-        "clipped": {str(layer): neurons for layer, neurons in found.clipped.items()},
-        "not_applicable": found.not_applicable,
-        "timings": dict(timings),
-        **{name: rows for name, rows in _tables(made).items() if name in IN_SUMMARY},
-    }
-    path = made.folder / "results.json"
-    path.write_text(json.dumps(summary, indent=2))
-    return path
-
-
-def _draw(made: Geometry, model: str) -> list[Path]:
-    from probing.geometry.figures import write_figures
-    from probing.geometry.inside_report import write_inside_figures
-
-    folder = made.folder / "figures"
-    inside = write_inside_figures(folder, made.smoothing, made.interventions, model)
-    return [*write_figures(folder, _tables(made), model), *inside]
-
-
-def _report(made: Geometry, found: Survey, where: str | None, quiet: bool) -> None:
+def _report(made: Geometry, clipped: Mapping[int, Sequence[int]], where: str | None, quiet: bool) -> None:
     """Print the tables, what they say in a sentence each, and where everything is."""
     from probing import terminal
     from probing.geometry.inside_report import inside_conclusions
@@ -350,6 +278,6 @@ def _report(made: Geometry, found: Survey, where: str | None, quiet: bool) -> No
 
     if not quiet:
         terminal.show(*made.tables())
-    for line in [*conclusions(made, found.clipped), *inside_conclusions(made.smoothing, made.interventions)]:
+    for line in [*conclusions(made, clipped), *inside_conclusions(made.smoothing, made.interventions)]:
         print(line)
     print(f"Results: {made.folder}" + (f"; on Weights & Biases: {where}" if where else ""))

@@ -175,8 +175,10 @@ def explained_bars(figure: Figure, explained: Sequence[Row], outliers: Sequence[
         axes.set_xticks(range(len(layers)), [str(layer) for layer in layers], fontsize=7)
         axes.set_title(title, fontsize=9)
         axes.set_xlabel("layer")
-    figure.axes[0].set_ylabel("partial R² (of what the others leave)")
-    figure.suptitle(f"{model}: what outliers go with", x=0.01, ha="left", fontsize=10)
+    figure.axes[0].set_ylabel("partial R²")
+    figure.suptitle(
+        f"{model}: what each source explains of an outlier beyond the others", x=0.01, ha="left", fontsize=10
+    )
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")
 
 
@@ -207,7 +209,8 @@ def _line(axes: Axes, rows: Sequence[Row], label: str, look: Mapping[str, Any]) 
     layers = range(min(found), max(found) + 1)
     values = [found[k]["value"] if k in found else np.nan for k in layers]
     ends = [
-        [abs(found[k]["value"] - found[k][end]) if k in found and end in found[k] else 0 for k in layers]
+        # Read from a file, a number without an interval has empty ends.
+        [abs(found[k]["value"] - found[k][end]) if found.get(k, {}).get(end, "") != "" else 0 for k in layers]
         for end in ("low", "high")
     ]
     axes.errorbar(list(layers), values, yerr=ends, ms=4, capsize=2, label=label, **look)

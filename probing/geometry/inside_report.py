@@ -193,7 +193,7 @@ def draw_interventions(figure: Figure, rows: Sequence[Row], model: str) -> None:
         axes.axhline(0, color="black", lw=0.6)
         axes.set_xticks(range(len(WHERE)), ["zeroed inside\nthe model", "clipped\nafter it"])
         axes.set_xlim(-0.5, len(WHERE) - 0.5)
-        axes.set_title(_title(intact).replace(" by ", "\nby "), fontsize=9)
+        axes.set_title(_title(intact).replace(" by ", "\nby ").replace(", ", "\n"), fontsize=9)
     figure.axes[0].set_ylabel("effect (95% interval)")
     neurons = next(row["neurons"] for row in rows if row["kind"] == "outliers")
     figure.suptitle(f"{model} without {_named(neurons)}", x=0.01, ha="left", fontsize=10)
