@@ -15,6 +15,7 @@ from families import FAMILIES, make_tokenizer
 from probing.anatomy import examine
 from probing.cache.tokens import Tokens, tokenize
 from probing.corpus import from_sentences
+from probing.geometry import readouts
 from probing.geometry.interventions import zeroed
 from probing.geometry.readouts import MASKED, MaskedWords, Position, choose_masked, draw_sentences, last_hidden_states
 from probing.models import load_encoder, load_masked_lm, load_tokenizer, resolve_model
@@ -69,11 +70,15 @@ def naive(model: Any, tokens: Tokens, masked: Any, mask_id: int, neuron: int | N
     return losses
 
 
-def test_the_loss_of_masked_words_is_that_of_each_sentence_by_itself(folder: Path, tokens: Tokens) -> None:
+def test_the_loss_of_masked_words_is_that_of_each_sentence_by_itself(
+    folder: Path, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = load(folder)
     masked = choose_masked(tokens, 0)
     reader = MaskedWords(model, model.bert, tokens, masked, 4, 0)
-    intact, clipped = reader([(), (7,)])
+    monkeypatch.setattr(readouts, "VARIANTS", 2)
+    intact, clipped, last = reader([(), (7,), (3,)])
+    np.testing.assert_array_equal(last.sums["mlm_loss"], reader([(3,)])[0].sums["mlm_loss"])
     np.testing.assert_allclose(intact.sums["mlm_loss"], naive(model, tokens, masked, 4), rtol=1e-4)
     np.testing.assert_allclose(clipped.sums["mlm_loss"], naive(model, tokens, masked, 4, neuron=7), rtol=1e-4)
     assert intact.n_tokens["mlm_loss"].sum() == masked.sum()

@@ -112,7 +112,7 @@ def geometry(
         transforms: all, none, or some of clip, whiten, standardise, center, all_but_the_top.
         definition: Of the outliers that are clipped; all five are reported.
         clip_to: What clipped neurons are set to; mean is a control.
-        draws: How many times other neurons, as many as there are outliers, are drawn and clipped for comparison.
+        draws: How many times other neurons, as many as there are outliers, are drawn for comparison.
         whitening: pca, or zca, which turns whitened vectors back; cosines are the same.
         components: Directions that whitening keeps; all that vary by default.
         shrinkage: How far whitening takes the covariance for that of a sphere, 0 to 1; for few tokens.

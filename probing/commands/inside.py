@@ -124,11 +124,11 @@ def interventions(
     reader: MaskedWords | Position | None = None
     if model is not None:
         tokens, _ = draw_sentences(store.tokens, MLM_TOKENS, seed)
-        masked = choose_masked(tokens, seed)
         try:
             reader = MaskedWords(
-                model, encoder, tokens, masked, tokenizer.mask_token_id, pad_token_id, anatomy.padding_is_neutral
-            )
+                model, encoder, tokens, choose_masked(tokens, seed), tokenizer.mask_token_id, pad_token_id,
+                anatomy.padding_is_neutral,
+            )  # fmt: skip
         except ValueError as reason:
             say(f"the masked-language-model head of {source.name} is left out: {reason}")
     if reader is None:

@@ -98,7 +98,9 @@ def attending(encoder: nn.Module, **inputs: Tensor) -> tuple[Sequence[Tensor], S
     """
     output = encoder(**inputs, output_hidden_states=True, output_attentions=True)
     states, attentions = output.hidden_states, getattr(output, "attentions", None) or ()
-    if len(attentions) != len(states) - 1 or any(not isinstance(a, Tensor) or a.dim() != 4 for a in attentions):
+    square = (inputs["input_ids"].shape[1],) * 2  # a family that attends in a window hands out something else
+    whole = all(isinstance(a, Tensor) and a.dim() == 4 and a.shape[2:] == square for a in attentions)
+    if len(attentions) != len(states) - 1 or not whole:
         raise NotPostNorm("the model hands out no attention matrices")
     return states, attentions
 

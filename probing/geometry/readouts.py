@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +28,8 @@ MLM_TOKENS, PROBE_TOKENS = 10_000, 20_000
 # Share of a sentence's tokens that are masked, special ones left out (Devlin et al. 2019).
 MASKED = 0.15
 BATCH_TOKENS = 2048
+# Variants whose logits are computed in one go, and numbers in the logits of a batch, over all of them.
+VARIANTS, _LOGITS = 16, 2**26
 # Passes after which a probe is taken as it is: its accuracy has settled by then, and nothing is ranked.
 MAX_PASSES = 200
 # Of ten sentences, how many probes are trained on.
@@ -56,19 +58,18 @@ def _batches(tokens: Tokens, pad_token_id: int, batch_tokens: int, with_padding:
         yield _Batch(torch.where(mask, ids, pad_token_id), mask, index)
 
 
-@dataclass(frozen=True)
-class _Batch:
+class _Batch(NamedTuple):
     """Sentences side by side.
 
     Args:
         input_ids: Shape (batch, sequence).
         mask: Where tokens are, shape (batch, sequence).
-        index: Row of each token in the table, shape (batch, sequence).
+        rows: Row of each token in the table, shape (batch, sequence).
     """
 
     input_ids: Tensor
     mask: Tensor
-    index: Tensor
+    rows: Tensor
 
 
 # --- masked words ---
@@ -107,7 +108,7 @@ class MaskedWords:
         with_padding: Whether sentences of different lengths may share a batch.
 
     Raises:
-        ValueError: If the head does not look at one token at a time.
+        ValueError: If the head does not look at one token at a time, or there is none to look at.
     """
 
     def __init__(
@@ -122,18 +123,26 @@ class MaskedWords:
     ) -> None:
         self.model, self.encoder, self.tokens, self.masked = model, encoder, tokens, masked
         ids = np.where(masked, mask_token_id, tokens.input_ids).astype(np.int32)
-        hidden = Tokens(tokens.lengths, ids, tokens.words)
-        self.batches = list(_batches(hidden, pad_token_id, BATCH_TOKENS, with_padding))
+        self.hidden = Tokens(tokens.lengths, ids, tokens.words)
+        self.pad_token_id, self.with_padding = pad_token_id, with_padding
         self._check()
+
+    def _batches(self, n_variants: int) -> Iterator[_Batch]:
+        """Yield batches whose logits, of masked tokens alone, fit into memory for so many variants."""
+        config: Any = self.encoder.config
+        at_most = min(BATCH_TOKENS, int(_LOGITS / (MASKED * config.vocab_size * n_variants)))
+        return _batches(self.hidden, self.pad_token_id, at_most, self.with_padding)
 
     @torch.inference_mode()
     def _check(self) -> None:
-        batch = self.batches[-1]
+        batch = _Batch(*(part[:2] for part in next(self._batches(1))))
         inputs = self._inputs(batch)
-        where = batch.mask & torch.from_numpy(self.masked)[batch.index]
+        where = batch.mask & torch.from_numpy(self.masked)[batch.rows]
+        if not where.any():
+            raise ValueError("the longest sentences have no word to mask")
         plain = self.model(**inputs).logits[where.to(inputs["input_ids"].device)]
         alone = self._logits(batch, where, [()])[0]
-        if plain.shape != alone.shape or (len(plain) and (plain - alone).abs().max() > 1e-3 * plain.abs().max()):
+        if plain.shape != alone.shape or (plain - alone).abs().max() > 1e-3 * plain.abs().max():
             raise ValueError("the head looks at more than one token at a time")
 
     def _inputs(self, batch: _Batch) -> dict[str, Tensor]:
@@ -158,11 +167,13 @@ class MaskedWords:
     @torch.inference_mode()
     def __call__(self, clips: Sequence[Sequence[int]]) -> list[Read]:
         """Read the model as it stands, once for each set of neurons clipped after it."""
+        if len(clips) > VARIANTS:
+            return [*self(clips[:VARIANTS]), *self(clips[VARIANTS:])]
         loss = np.zeros((len(clips), self.tokens.n_tokens))
         labels = torch.from_numpy(self.tokens.input_ids.astype(np.int64))
-        for batch in self.batches:
-            where = batch.mask & torch.from_numpy(self.masked)[batch.index]
-            rows = batch.index[where]
+        for batch in self._batches(len(clips)):
+            where = batch.mask & torch.from_numpy(self.masked)[batch.rows]
+            rows = batch.rows[where]
             for variant, logits in enumerate(self._logits(batch, where, clips)):
                 nats = cross_entropy(logits.float(), labels[rows].to(logits.device), reduction="none")
                 loss[variant, rows.numpy()] = nats.cpu().numpy()
@@ -268,6 +279,6 @@ def last_hidden_states(encoder: nn.Module, anatomy: Anatomy, tokens: Tokens, pad
         here = hidden_states(encoder, anatomy, [last], **inputs)[last].float().cpu()
         if states is None:
             states = torch.empty(tokens.n_tokens, here.shape[-1])
-        states[batch.index[batch.mask]] = here[batch.mask]
+        states[batch.rows[batch.mask]] = here[batch.mask]
     assert states is not None  # there is a sentence with a token
     return states
