@@ -92,6 +92,14 @@ def test_fewer_than_two_vectors_have_no_mean_cosine() -> None:
     assert torch.isnan(mean_cosine(gaussian(1, 4), [1]).shares).all()
 
 
+def test_draws_that_leave_no_pair_do_not_count() -> None:
+    # Of two sentences, most draws have one of them alone, whose rounding over no pairs would be infinite.
+    found = mean_cosine(gaussian(5, 6, mean=0.7), [2, 1, 2], n_draws=200).estimate
+    assert -1 <= found.low <= found.value <= found.high <= 1
+    pair = mean_cosine(gaussian(2, 4), [1, 1], n_draws=200).estimate
+    assert (pair.low, pair.high) == pytest.approx((pair.value, pair.value))
+
+
 def test_clipping_many_choices_at_once_is_clipping_each() -> None:
     x = gaussian(300, 10, mean=0.4).float()
     choices = torch.tensor([[0, 1], [2, 7], [8, 9]])
@@ -164,6 +172,7 @@ def test_partition_isotropy_is_1_on_a_sphere_and_falls_with_a_common_direction()
     assert anisotropy.partition_isotropy(axes) == pytest.approx(1.0, abs=1e-12)
     x = gaussian(3000, 6)
     assert anisotropy.partition_isotropy(x) > 0.9 > 0.3 > anisotropy.partition_isotropy(x + 3)
+    assert np.isnan(anisotropy.partition_isotropy(torch.zeros(3, 2)))
     assert anisotropy.partition_isotropy(7 * x) == pytest.approx(anisotropy.partition_isotropy(x), abs=1e-9)
 
 

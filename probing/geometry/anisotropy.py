@@ -182,8 +182,14 @@ def partition_isotropy(vectors: Tensor) -> float:
 
     Args:
         vectors: X, shape (n, d).
+
+    Returns:
+        NaN where all vectors are 0.
     """
-    scaled = vectors.double() / vectors.double().square().sum(1).mean().sqrt()
+    size = vectors.double().square().sum(1).mean().sqrt()
+    if not size > 0:
+        return float("nan")
+    scaled = vectors.double() / size
     _, directions = torch.linalg.eigh(scaled.T @ scaled)
     along = scaled @ directions
     log_z = torch.cat([along.logsumexp(0), (-along).logsumexp(0)])

@@ -176,7 +176,7 @@ def measure(
     }
     random = ClippedCosines(torch.tensor(random_choices), store.plan.d_model) if random_choices else None
     pools: dict[str, list[Tensor]] = {"pool": [], "of_sentences": []}
-    distances = np.full(sampled.tokens.n_sentences, np.nan)
+    distances, ratio = np.full(sampled.tokens.n_sentences, np.nan), MeanOverSentences()
     for shard, (here, states) in zip(store.plan.shards, _shards(store, layer), strict=True):
         block = _Block.of(states, here, sampled, shard.first_sentence, shard.n_sentences)
         for each in measures.values():
@@ -185,7 +185,11 @@ def measure(
             random.update(block.vectors)
         for name, kept in pools.items():
             kept.append(states[torch.from_numpy(getattr(sampled, name)[here])])
-        distances[block.sentences] = measures["none"].last_distances.numpy()
+        distances[block.sentences] = now = measures["none"].last_distances.numpy()
+        if distances_before is not None:
+            before = distances_before[block.sentences]
+            quotients = np.divide(now, before, out=np.full(len(before), np.nan), where=before > 0)
+            ratio.update(torch.from_numpy(quotients), block.weights)
     pool, of_sentences = (torch.cat(kept) for kept in pools.values())
     rows = [row for name, each in measures.items() for row in _rows(layer, name, each.results(moments, pool))]
     for name in ("none", "clip") if estimators else ():
@@ -194,12 +198,7 @@ def measure(
             rows += _rows(layer, name, found)
     if random:
         rows += _rows(layer, "clip_random", {"mean_cosine": _range(random)})
-    if distances_before is not None:
-        ratio = MeanOverSentences()
-        defined = np.flatnonzero((distances_before > 0) & np.isfinite(distances))
-        quotients = torch.from_numpy(distances[defined] / distances_before[defined])
-        ratio.update(quotients, weights(0, len(defined), sampled.seed))
-        rows += _rows(layer, "none", {"distance_ratio": (ratio.result(), int(sampled.counts.sum()))})
+    rows += _rows(layer, "none", {"distance_ratio": (ratio.result(), int(sampled.counts.sum()))})
     return Measured(rows, measures["none"].cosine.result().shares, distances)
 
 
