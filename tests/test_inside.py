@@ -28,14 +28,14 @@ pytestmark = [pytest.mark.filterwarnings(warning) for warning in ("ignore::Depre
 PLANTED = 3
 # What is not looked at here costs most.
 LEAN: dict[str, Any] = {"transforms": "none", "definition": "argmin_share", "draws": 1, "quiet": True}
-N_SENTENCES = 80
+N_SENTENCES = 60
 
 
 @pytest.fixture(autouse=True, scope="module")
 def few_passes() -> Iterator[None]:
-    """Probes of two dozen passes are good enough here."""
+    """Probes of a dozen passes are good enough here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readouts, "MAX_PASSES", 25)
+        patch.setattr(readouts, "MAX_PASSES", 12)
         yield
 
 
