@@ -24,6 +24,7 @@ PARTS = {
     "bert": BERT,
     "roberta": BERT,
     "electra": BERT,
+    "xlm-roberta": BERT,
     "deberta-v2": (*BERT[:3], "attention.self.value_proj", *BERT[4:]),
     "mpnet": (*BERT[:1], "attention.LayerNorm", BERT[2], "attention.attn.v", "attention.attn.o", *BERT[5:]),
     "distilbert": (
