@@ -167,9 +167,12 @@ def interventions_conclusion(rows: Sequence[Row]) -> str:
     parts = [
         f"{what} moves it by {row['effect']:+.3f} ({row['effect_low']:+.3f} to {row['effect_high']:+.3f})"
         + (f", with more harm than {row['percentile']:.0f}% of random draws" if "percentile" in row else "")
-        for what, row in (("zeroed inside the model", inside), ("clipped after it", after))
+        for what, row in (
+            (f"zeroing {_named(inside['neurons'])} inside the model", inside),
+            ("clipping after it", after),
+        )
     ]
-    return f"{_title(rows[0])}; {_named(inside['neurons'])} {'; '.join(parts)}."
+    return f"{_title(rows[0])}; {'; '.join(parts)}."
 
 
 def draw_interventions(figure: Figure, rows: Sequence[Row], model: str) -> None:
