@@ -205,6 +205,6 @@ def _among(row: dict[str, Any], random: Sequence[dict[str, float]]) -> dict[str,
     others = np.array([harm * one["effect"] for one in random])
     as_much = int((others >= harm * row["effect"]).sum())
     return {
-        "percentile": 100 * (1 - as_much / len(others)),
+        "percentile": 100 * (len(others) - as_much) / len(others),
         "p_value": (1 + as_much) / (1 + len(others)),
     }
