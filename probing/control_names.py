@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from probing.errors import UserError, did_you_mean
+from probing.choices import chosen
 
 # In the order of tables and figures, and what these call them.
 CONTROLS = {
@@ -36,14 +36,8 @@ def chosen_controls(typed: str | Sequence[str], ordinal: bool) -> list[str]:
     Raises:
         UserError: If one is unknown.
     """
-    names = [name.strip() for name in typed.split(",")] if isinstance(typed, str) else list(typed)
-    if names in (["none"], ["0"], []):
-        return []
-    if names == ["all"]:
+    wanted = chosen("--controls", "none" if typed in ("0", [], ["0"]) else typed, [*CONTROLS], "none")
+    if typed in ("all", ["all"]):
         # Positions told wrongly are a floor for position alone; words known by heart tell nothing of it.
-        return [name for name in CONTROLS if name != ("control_task" if ordinal else "permuted_positions")]
-    for name in names:
-        if name not in CONTROLS:
-            near = did_you_mean(name, CONTROLS)
-            raise UserError(f"`--controls {name}` is no control{near}; they are {', '.join(CONTROLS)}, or all or none.")
-    return [name for name in CONTROLS if name in names]
+        wanted.remove("control_task" if ordinal else "permuted_positions")
+    return wanted

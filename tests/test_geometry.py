@@ -161,7 +161,7 @@ def test_a_layer_is_the_same_whatever_other_layers_are_measured(made: Geometry) 
     assert "Outlier dimensions by five definitions" in repr(again)
 
 
-def test_layers_transforms_and_seed_can_be_chosen(bent: Path, corpus_file: Path, place: Path) -> None:
+def test_layers_transforms_and_tokens_can_be_chosen(bent: Path, corpus_file: Path, place: Path, made: Geometry) -> None:
     found = geometry(
         model=str(bent), corpus=str(corpus_file), runs=str(place / "runs"), name="some", quiet=True, layer="1,3",
         transforms="clip,whiten", clip_to="mean", whitening="zca", components=20, special_tokens="include",
@@ -176,12 +176,7 @@ def test_layers_transforms_and_seed_can_be_chosen(bent: Path, corpus_file: Path,
     # Set to its mean, the outlier keeps its share of the cosine; set to 0 it does not.
     assert value(found, 3, "clip", "mean_cosine")["value"] > value(found, 3, "none", "mean_cosine")["value"] - 0.05
     special = value(found, 3, "none", "mean_cosine")["n_tokens"]
-    assert special == 400 + value_of_plain(place, bent, corpus_file)
-
-
-def value_of_plain(place: Path, bent: Path, corpus_file: Path) -> int:
-    rows = read_csv(place / "runs" / "g" / "geometry.csv")
-    return int(next(row["n_tokens"] for row in rows if row["measure"] == "mean_cosine"))
+    assert special == 400 + value(made, 3, "none", "mean_cosine")["n_tokens"]  # two in each of 200 sentences
 
 
 def test_transforms_fitted_on_other_text_are_applied_to_the_corpus(
@@ -239,8 +234,8 @@ def test_none_found_is_a_result(checkpoints: dict[str, Path], corpus_file: Path,
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--transforms", "clip,whitn"], "`--transforms whitn` is none of them (did you mean `whiten`?)"),
-        (["--estimators", "e18"], "`--estimators e18` is none of them"),
+        (["--transforms", "clip,whitn"], "all_but_the_top, all, none (did you mean `whiten`?)"),
+        (["--estimators", "e18"], "`--estimators e18` is none of e19, lkm, tvs, all, none"),
         (["--components", "0"], "`--components 0` is out of range"),
         (["--components", "100"], "`--components 100` is out of range: expected 1 to 48"),
         (["--shrinkage", "1.5"], "`--shrinkage 1.5` is out of range: expected 0 to 1"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from probing.downstream.choices import chosen
+from probing.choices import chosen
 from probing.downstream.space_names import SPACES
 from probing.downstream.spaces import Fitting, fitted
 from probing.errors import UserError

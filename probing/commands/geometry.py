@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from probing.choices import chosen
 from probing.commands.shared import (
     Dtype,
     Layers,
@@ -20,7 +21,7 @@ from probing.commands.shared import (
     say_what_was_left_out,
     tracking,
 )
-from probing.errors import UserError, did_you_mean, out_of_range, refuse
+from probing.errors import UserError, out_of_range, refuse
 from probing.models import ModelSource, layer_numbers
 from probing.options import WandbOptions, as_options
 from probing.runs import RunFolder, check_name
@@ -169,7 +170,8 @@ def geometry(
         from probing.training import check_trainer_options
 
         start = time.perf_counter()
-        kinds, estimated = _chosen("transforms", transforms, KINDS), _chosen("estimators", estimators, ESTIMATORS)
+        kinds = chosen("--transforms", transforms, KINDS, "none")
+        estimated = chosen("--estimators", estimators, ESTIMATORS, "none")
         check_trainer_options(trainer or {}, "lbfgs")
         corpora = [load_corpus(corpus)]
         if fit_corpus is not None:
@@ -232,22 +234,6 @@ def geometry(
         made = Geometry(folder.finish(), **tables)
     _report(made, found.clipped, tracker.where(made.folder) if tracker else None, quiet)
     return made
-
-
-def _chosen(option: str, typed: str | Sequence[str], known: Sequence[Any]) -> list[Any]:
-    """Return which of the known names are meant, in their order.
-
-    Raises:
-        UserError: If one is none of them.
-    """
-    names = [part.strip() for part in typed.split(",")] if isinstance(typed, str) else list(typed)
-    if names in (["all"], ["none"]):
-        return list(known) if names == ["all"] else []
-    for name in names:
-        if name not in known:
-            near = did_you_mean(name, known)
-            raise UserError(f"`--{option} {name}` is none of them{near}; they are {', '.join(known)}, or all, or none.")
-    return [name for name in known if name in names]
 
 
 def _check_tokens(tokens: Any, special_tokens: str) -> None:

@@ -105,8 +105,8 @@ def sts(
     wandb = as_options(WandbOptions, wandb, "wandb")
     config = plain(locals())
     from probing import terminal
+    from probing.choices import chosen as named
     from probing.corpus import load_corpus
-    from probing.downstream.choices import chosen as named
     from probing.downstream.pooling_names import POOLINGS
     from probing.downstream.sentence_similarity import reported
     from probing.downstream.space_names import SPACES, Space

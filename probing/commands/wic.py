@@ -99,7 +99,7 @@ def wic(
     wandb = as_options(WandbOptions, wandb, "wandb")
     config = plain(locals())
     from probing import terminal
-    from probing.downstream.choices import chosen as named
+    from probing.choices import chosen as named
     from probing.downstream.space_names import SPACES, Space
     from probing.downstream.wic import READABLE, read_wic
 
