@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from probing.commands.fit import fit as fit
     from probing.commands.rank import Rankings as Rankings
     from probing.commands.rank import rank as rank
+    from probing.commands.report import report as report
     from probing.options import ProbeOptions as ProbeOptions
     from probing.options import WandbOptions as WandbOptions
     from probing.runs import Run as Run
@@ -24,6 +25,7 @@ _HOMES = {
     "fit": "probing.commands.fit",
     "Rankings": "probing.commands.rank",
     "rank": "probing.commands.rank",
+    "report": "probing.commands.report",
     "ProbeOptions": "probing.options",
     "WandbOptions": "probing.options",
     "Run": "probing.runs",
@@ -31,7 +33,7 @@ _HOMES = {
 }
 __all__ = [
     "Comparison", "ProbeOptions", "Rankings", "Run", "WandbOptions",
-    "__version__", "compare", "fit", "load_run", "rank",
+    "__version__", "compare", "fit", "load_run", "rank", "report",
 ]  # fmt: skip
 
 

@@ -10,6 +10,7 @@ COMMANDS = {
     "extract": "probing.commands.extract:extract",
     "rank": "probing.commands.rank:rank",
     "compare": "probing.commands.compare:compare",
+    "report": "probing.commands.report:report",
     "cache ls": "probing.commands.cache:ls",
     "cache verify": "probing.commands.cache:verify",
     "cache prune": "probing.commands.cache:prune",

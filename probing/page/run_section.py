@@ -1,0 +1,126 @@
+"""A run's part of the page: its neurons as a map, a table, and class by class."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from probing.page.answers import conclusions
+from probing.page.class_chart import class_chart
+from probing.page.class_data import class_data
+from probing.page.line_chart import Line, line_chart
+from probing.page.markup import Html, element
+from probing.page.neuron_map import HIGH, LOW, neuron_map, scale
+from probing.page.neuron_table import first_rows, packed_rows
+from probing.page.sources import Subject
+from probing.page.tables import accuracy_table
+from probing.runs import controls_of
+
+# What a reader must know of each flag.
+FLAGS = {
+    "offset": "overstated: less than half of the contribution is left without the neuron's mean, so it stands in for "
+    "the intercept that the probe lacks; it may carry the task all the same",
+    "no-signal": "alone it tells classes apart no better than chance; it may be useful together with others",
+    "offset no-signal": "the intercept, not the task: large, nearly constant, and telling nothing of the class",
+    "dead": "it hardly varies; its weight and contribution are exactly 0",
+}
+
+
+def accuracy_lines(subject: Subject) -> list[Line]:
+    """Return a run's accuracy with its intervals, and each control."""
+    rows, layers = subject.run.accuracy, subject.layers
+    ranges = [(row["accuracy_low"], row["accuracy_high"]) for row in rows]
+    probe = Line("probe, 95% interval over test sentences", layers, [row["accuracy"] for row in rows], ranges)
+    controls = controls_of(rows).items()
+    return [probe, *(Line(words, layers, [row[f"{name}_accuracy"] for row in rows]) for name, words in controls)]
+
+
+def accuracy_figure(subject: Subject) -> Html:
+    """Return a run's accuracy by layer, drawn and as numbers."""
+    title = f"{subject.label}: test accuracy of a linear probe of {subject.task} by layer"
+    return element(
+        "figure", element("figcaption", title), line_chart(accuracy_lines(subject), title),
+        element("details", element("summary", "The numbers"), accuracy_table(subject, title)),
+    )  # fmt: skip
+
+
+def neurons_section(subject: Subject, number: int, room: int) -> Html:
+    """Return the neurons of a run.
+
+    Args:
+        subject: The run.
+        number: Its place on the page, from 0.
+        room: Characters that the page has for contributions by class.
+    """
+    last = subject.layers[-1]
+    top = subject.ranked[last][0]
+    mapped = f"{subject.label}: contribution of each neuron, layers downwards, neurons from left to right"
+    classes = class_data(subject, room)
+    left_out = classes["per_layer"] < subject.d_model
+    data = {
+        "label": subject.label, "task": subject.task, "layers": subject.layers, "width": subject.d_model,
+        "classes": subject.classes, "flags": FLAGS, "low": LOW, "high": HIGH, "byClass": classes,
+        **packed_rows(subject),
+    }  # fmt: skip
+    place = subject.layers.index(last)
+    chart = class_chart(
+        subject.by_class[place, :, top["neuron"]].tolist(), subject.by_class[place].mean(1).tolist(), subject.classes,
+        subject.task,
+    )  # fmt: skip
+    note = f" Kept on this page for the first {classes['per_layer']} neurons of each layer." if left_out else ""
+    return element(
+        "section",
+        element("h2", f"Neurons of {subject.label}"),
+        element(
+            "figure",
+            element("figcaption", "Contribution of each neuron, by layer"),
+            neuron_map(subject, mapped),
+            scale(),
+            element("p", "", class_="readout", hidden=True),
+        ),
+        element(
+            "div",
+            _filters(subject),
+            element("div", first_rows(subject, f"First neurons of layer {last}, by contribution"), class_="scroll"),
+            element("p", element("button", "Show more", type="button", class_="more"), hidden=True),
+            class_="listing",
+        ),
+        element(
+            "div",
+            element("h3", f"Layer {last}, neuron {top['neuron']}", class_="picked", tabindex="-1"),
+            element("p", FLAGS.get(top["flag"], ""), class_="flagged", hidden=not top["flag"]),
+            element("dl", class_="facts", hidden=True),
+            element("figure", element("figcaption", f"Mean contribution to the true class's logit, by {subject.task}; "
+                    f"the line is the mean over the layer's {subject.d_model} neurons.{note}"), chart),
+            class_="detail",
+        ),
+        element(
+            "details",
+            element("summary", "What may be said of each layer's first neuron"),
+            element("ul", *(element("li", sentence) for sentence in conclusions(subject))),
+        ),
+        element("script", script_data(data), type="application/json"),
+        class_="neurons-of", id=f"neurons-{number}",
+    )  # fmt: skip
+
+
+def script_data(data: Any) -> Html:
+    """Return data as JSON that cannot end the element it stands in."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return Html(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def _filters(subject: Subject) -> Html:
+    layers = [
+        element("option", f"layer {layer}", value=layer, selected=layer == subject.layers[-1])
+        for layer in subject.layers
+    ]
+    flags = [("any flag or none", ""), ("no flag", "none"), *((name, name) for name in FLAGS)]
+    return element(
+        "form",
+        element("label", "Layer ", element("select", element("option", "all layers", value=""), *layers, class_="by-layer")),
+        element("label", "Flag ", element("select", *(element("option", text, value=value) for text, value in flags), class_="by-flag")),
+        element("label", "Neuron ", element("input", class_="by-neuron", inputmode="numeric", pattern="[0-9]*", size="6")),
+        element("span", role="status"),
+        class_="filters", hidden=True,
+    )  # fmt: skip
