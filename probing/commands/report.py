@@ -30,7 +30,11 @@ def report(folders: list[str] | None = None, output: str | None = None) -> Path:
     from probing.page.sources import read_sources
 
     sources = read_sources(folders)
-    path = Path(output) if output is not None else _default(folders, sources.agreement and sources.agreement.folder)
+    path = (
+        Path(output)
+        if output is not None
+        else _default(folders, sources.agreement.folder if sources.agreement else None)
+    )
     _check(path, f"--output {path}")
     from probing import terminal
 
@@ -61,7 +65,7 @@ def _check(path: Path, typed: str) -> None:
     Raises:
         UserError: If it cannot.
     """
-    from probing.page.build import MARK
+    from probing.page.markup import MARK
 
     try:
         if path.is_dir():

@@ -21,7 +21,7 @@ def question(subject: Subject) -> str:
     config, results, first = subject.run.config, subject.run.results, subject.run.accuracy[0]
     model = str(config["model"]) + (", its weights drawn at random" if config.get("random_weights") else "")
     layers = subject.layers
-    which = f"layer {layers[0]}" if len(layers) == 1 else f"layers {listed(layers)}"
+    which = _layers(layers)
     sentences = results["n_sentences"]
     tested = f", tested on {config['test_corpus']}" if config.get("test_corpus") else ""
     return (
@@ -52,7 +52,7 @@ def conclusions(subject: Subject) -> list[str]:
 
 def agreements(agreement: Agreement) -> list[str]:
     """Return for each pair of runs how far their rankings agree in layers of the same relative depth."""
-    found = {}
+    found: dict[tuple[str, str], dict[tuple[int, int], Row]] = {}
     for row in agreement.rows:
         if row["statistic"] == "spearman":
             found.setdefault((row["model_a"], row["model_b"]), {})[row["layer_a"], row["layer_b"]] = row
@@ -69,6 +69,13 @@ def listed(items: Sequence[object]) -> str:
     """Return items as a list in a sentence."""
     *first, last = map(str, items)
     return f"{', '.join(first)} and {last}" if first else last
+
+
+def _layers(layers: Sequence[int]) -> str:
+    if len(layers) == 1:
+        return f"layer {layers[0]}"
+    in_a_row = len(layers) > 2 and layers[-1] - layers[0] == len(layers) - 1
+    return f"layers {layers[0]} to {layers[-1]}" if in_a_row else f"layers {listed(layers)}"
 
 
 def count(n: int, one: str, many: str = "") -> str:
@@ -114,21 +121,18 @@ def _held_against(subject: Subject) -> str:
 
 
 def _called(name: str, words: str) -> str:
-    return (
-        "the majority class"
-        if name == "majority"
-        else f"that with {words}"
-        if name == "shuffled"
-        else f"that of the {words}"
-    )
+    """Return what a control is called in a sentence."""
+    noun = {"majority": "the majority class", "shuffled": words, "permuted_positions": words}
+    return noun.get(name, f"the {words}")
 
 
 def _agreement(pair: tuple[str, str], rows: dict[tuple[int, int], Row]) -> str:
     here = [rows[layers] for layers in depths(list(rows.values())) if layers in rows]
     values = [row["value"] for row in here]
     beyond = sum(row["p_value"] < 0.05 for row in here)
-    each = f"{beyond} of {count(len(here), 'pair')}"
+    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
     return (
         f"{pair[0]} and {pair[1]}: in layers of the same relative depth the rankings' Spearman correlation is "
-        f"{min(values):.2f} to {max(values):.2f}, above chance (p < .05, corrected) in {each} of layers."
+        f"{low if low == high else f'{low} to {high}'}, above chance (p < .05, corrected) in {beyond} of "
+        f"{count(len(here), 'pair')} of layers."
     )

@@ -13,7 +13,7 @@ from probing import __version__
 from probing.page import answers
 from probing.page.comparison_section import accuracies_figure, agreement_section
 from probing.page.geometry_section import geometry_section
-from probing.page.markup import Html, element, joined
+from probing.page.markup import MARK, Html, element, joined
 from probing.page.reproduce import comparison_block, run_block
 from probing.page.run_section import FLAGS, accuracy_figure, neurons_section
 from probing.page.sources import Sources
@@ -21,8 +21,6 @@ from probing.page.tables import pairs
 
 # Characters that contributions by class may take, of all runs together: what is left of five million.
 ROOM_FOR_CLASSES = 3_000_000
-# How a page is told from other files, in its first line.
-MARK = '<!doctype html><html lang="en" data-made-by="probing report">'
 
 
 def build(sources: Sources, defaults: Mapping[str, Any]) -> str:
@@ -50,8 +48,8 @@ def build(sources: Sources, defaults: Mapping[str, Any]) -> str:
 
 def _links(sources: Sources) -> Html:
     links = [("#answer", "Answer"), ("#accuracy", "Accuracy")]
-    links += [(f"#neurons-{i}", f"Neurons of {subject.label}") for i, subject in enumerate(sources.subjects)]
     links += [("#agreement", "Agreement")] if sources.agreement else []
+    links += [(f"#neurons-{i}", f"Neurons of {subject.label}") for i, subject in enumerate(sources.subjects)]
     links += [("#geometry", "Geometry")] if sources.geometry else []
     links += [("#terms", "Terms"), ("#reproduce", "To reproduce")]
     return element("ul", *(element("li", element("a", text, href=href)) for href, text in links))
@@ -61,11 +59,11 @@ def _content(sources: Sources, defaults: Mapping[str, Any]) -> Html:
     subjects, room = sources.subjects, ROOM_FOR_CLASSES // len(sources.subjects)
     several = len(subjects) > 1
     parts = [_answers(sources)]
-    charts = [accuracies_figure(subjects)] * several + [accuracy_figure(subject) for subject in subjects]
+    charts = [accuracies_figure(subjects)] * several + [accuracy_figure(subject, several) for subject in subjects]
     parts.append(element("section", element("h2", "Accuracy by layer"), *charts, id="accuracy"))
-    parts += [neurons_section(subject, i, room) for i, subject in enumerate(subjects)]
     if sources.agreement:
         parts.append(agreement_section(sources.agreement))
+    parts += [neurons_section(subject, i, room) for i, subject in enumerate(subjects)]
     if sources.geometry:
         parts.append(element("div", *map(geometry_section, sources.geometry), id="geometry"))
     parts.append(_terms())
@@ -90,14 +88,17 @@ def _answers(sources: Sources) -> Html:
 
 def _terms() -> Html:
     entries = [
-        ("Accuracy", "of the probe on sentences it was not trained on; its interval is a bootstrap over test sentences. "
-         "It says that the label can be read off linearly, not that the model uses it."),
-        ("Controls", "the same probe on examples that lack something: what it reaches there is not owed to what they lack."),
-        ("Contribution", "of a neuron: the mean over test tokens of |weight × activation| for the true class, in logit "
+        ("Accuracy", "Of the probe on sentences it was not trained on; its interval is a bootstrap over test "
+         "sentences. It says that the label can be read off linearly, not that the model uses it."),
+        ("Controls", "The same probe on examples that lack something: what it reaches there is not owed to what "
+         "they lack."),
+        ("Contribution", "Of a neuron, the mean over test tokens of |weight × activation| for the true class, in logit "
          "units, weights centred over classes. A high rank does not say that the model uses the neuron."),
-        *((f"Flag {name}", text + ".") for name, text in FLAGS.items()),
-        ("Unresolved", "without the neuron the probe loses less than twice what both probes may be short of their optima."),
-        ("Precision", "neurons are shown to three digits; neurons.csv in the run's folder holds all of them."),
+        *((f"Flag {name}", f"{text[:1].upper()}{text[1:]}.") for name, text in FLAGS.items()),
+        ("Unresolved", "Without the neuron the probe loses less than twice what both probes may be short of their "
+         "optima."),
+        ("Precision", "What is shown is rounded, and contributions by class are kept to three digits; the tables and "
+         "tensors in the run's folder are exact."),
     ]  # fmt: skip
     return element("section", element("h2", "Terms"), pairs(entries), id="terms")
 

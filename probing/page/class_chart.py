@@ -68,8 +68,9 @@ def _names(classes: Sequence[int | str], bottom: float) -> list[Html]:
 
 def _bars(values: Sequence[float], top: float, bottom: float) -> str:
     step = (WIDTH - LEFT - RIGHT) / len(values)
+    tall = (bottom - TOP) / top
     return "".join(
-        f"M{LEFT + (i + 0.1) * step:.1f} {bottom}v{-max(value, 0) / top * (bottom - TOP):.1f}h{0.8 * step:.1f}V{bottom}z"
+        f"M{LEFT + (i + 0.1) * step:.1f} {bottom}v{-max(value, 0) * tall:.1f}h{0.8 * step:.1f}V{bottom}z"
         for i, value in enumerate(values)
     )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from probing.page.packing import BASE64, pack_floats
+from probing.page.packing import BASE64, pack_halves
 from probing.page.sources import Subject
 
 
@@ -25,4 +25,4 @@ def class_data(subject: Subject, room: int) -> dict[str, Any]:
     per_layer = int(min(d_model, max(1, room // (n_layers * n_classes * 2 * BASE64))))
     first = [[row["neuron"] for row in rows[:per_layer]] for rows in subject.ranked.values()]
     values = np.stack([subject.by_class[i][:, neurons].T for i, neurons in enumerate(first)])
-    return {"per_layer": per_layer, "values": pack_floats(values), "typical": pack_floats(subject.by_class.mean(2))}
+    return {"per_layer": per_layer, "values": pack_halves(values), "typical": pack_halves(subject.by_class.mean(2))}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from probing.page.answers import agreements, depths, listed
+from probing.page.answers import depths, listed
 from probing.page.heat_map import heat_map
 from probing.page.line_chart import Line, line_chart
 from probing.page.markup import Html, element
@@ -13,12 +13,7 @@ from probing.page.tables import table
 from probing.runs import Row
 
 # Statistics that are drawn, and what they are called.
-MAPS = {
-    "spearman": "Spearman of the rankings",
-    "overlap": "overlap of the top",
-    "correlation": "match",
-    "cka": "linear CKA",
-}
+MAPS = {"spearman": "Spearman of the rankings", "overlap": "overlap of the top", "cka": "linear CKA"}
 
 
 def accuracies_figure(subjects: Sequence[Subject]) -> Html:
@@ -44,7 +39,12 @@ def agreement_section(agreement: Agreement) -> Html:
     return element(
         "section",
         element("h2", "Agreement of the rankings"),
-        *(element("p", sentence) for sentence in agreements(agreement)),
+        element(
+            "p",
+            "Each cell holds two layers against each other; under the pointer it also says what chance gives, and the "
+            "interval over redrawn test sentences. Match is the correlation of matched neurons on sentences that they "
+            "were not matched on.",
+        ),
         *parts,
         _everywhere(agreement),
         id="agreement",
@@ -86,10 +86,10 @@ def _aligned(rows: Sequence[Row]) -> Html:
         overlap, spearman, match, cka = (
             found.get((*layers, name), {}) for name in ("overlap", "spearman", "correlation", "cka")
         )
-        body.append([
-            f"{layers[0]}, {layers[1]}", _two(overlap), _range(overlap, "chance_"), _two(spearman), _range(spearman, ""),
-            _range(spearman, "chance_"), f"{spearman['p_value']:.1g}" if _has(spearman, "p_value") else "", _two(match), _two(cka),
-        ])  # fmt: skip
+        p_value = f"{spearman['p_value']:.1g}" if _has(spearman, "p_value") else ""
+        cells = [_two(overlap), _range(overlap, "chance_"), _two(spearman), _range(spearman, "")]
+        cells += [_range(spearman, "chance_"), p_value, _two(match), _two(cka)]
+        body.append([f"{layers[0]}, {layers[1]}", *cells])
     head = ["layers", "top overlap", "by chance", "Spearman", "95% range", "by chance", "p", "match", "CKA"]
     return table(head, body)
 

@@ -33,10 +33,11 @@ def heat_map(
     foot = len(down) * CELL_HEIGHT
     columns = _labels(across, [(LEFT + (j + 0.5) * CELL_WIDTH, foot + 15) for j in range(len(across))], "middle")
     middle = (LEFT + len(across) * CELL_WIDTH / 2, foot / 2)
+    upwards = f"translate(12 {middle[1]:g}) rotate(-90)"
     svg = element(
         "svg", element("title", f"{title}, layers of {names[0]} by layers of {names[1]}"), *cells, *rows, *columns,
         element("text", f"layer of {_short(names[1])}", x=middle[0], y=height - 4, text_anchor="middle"),
-        element("text", f"layer of {_short(names[0])}", transform=f"translate(12 {middle[1]:g}) rotate(-90)", text_anchor="middle"),
+        element("text", f"layer of {_short(names[0])}", transform=upwards, text_anchor="middle"),
         viewBox=f"0 0 {width} {height}", role="img", class_="chart heat", style=f"width:{width}px",
     )  # fmt: skip
     return element("figure", element("figcaption", title), svg, class_="heat-map")
@@ -45,12 +46,14 @@ def heat_map(
 def _cell(value: float, title: str, column: int, row: int) -> Html:
     x, y = LEFT + column * CELL_WIDTH, row * CELL_HEIGHT
     shade = min(max(value, 0.0), 1.0)
-    text = f"{value:.2f}".replace("0.", ".", 1)
+    text, look = f"{value:.2f}".replace("0.", ".", 1), "on-strong" if shade > STRONG else None
+    width, height = CELL_WIDTH - 1, CELL_HEIGHT - 1
     return element(
-        "g", element("title", title),
-        element("rect", x=x, y=y, width=CELL_WIDTH - 1, height=CELL_HEIGHT - 1, fill_opacity=f"{shade:.2f}", class_="cell"),
-        element("text", text, x=x + (CELL_WIDTH - 1) / 2, y=y + 16, text_anchor="middle", class_="on-strong" if shade > STRONG else None),
-    )  # fmt: skip
+        "g",
+        element("title", title),
+        element("rect", x=x, y=y, width=width, height=height, fill_opacity=f"{shade:.2f}", class_="cell"),
+        element("text", text, x=x + width / 2, y=y + 16, text_anchor="middle", class_=look),
+    )
 
 
 def _labels(layers: Sequence[int], places: Sequence[tuple[float, float]], anchor: str) -> list[Html]:

@@ -44,7 +44,7 @@ def line_chart(lines: Sequence[Line], title: str) -> Html:
     """Return shares over layers with their legend.
 
     Args:
-        lines: What is drawn; the first lie on top.
+        lines: What is drawn, the later on top: their dashes and open marks hide no line below.
         title: What it shows, for those who do not see it.
     """
     layers = sorted({layer for line in lines for layer in line.layers})
@@ -57,7 +57,7 @@ def line_chart(lines: Sequence[Line], title: str) -> Html:
 
     drawn = [_line(line, i, [x(layer) for layer in line.layers]) for i, line in enumerate(lines)]
     svg = element(
-        "svg", element("title", title), *_frame(layers, [x(layer) for layer in layers]), *reversed(drawn),
+        "svg", element("title", title), *_frame(layers, [x(layer) for layer in layers]), *drawn,
         viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", class_="chart",
     )  # fmt: skip
     return element("div", svg, _legend(lines), class_="with-legend")

@@ -6,6 +6,9 @@ from html import escape
 
 Child = str | int | None
 
+# How a page is told from other files, in its first line.
+MARK = '<!doctype html><html lang="en" data-made-by="probing report">'
+
 
 class Html(str):
     """A string that is HTML already, and so is not escaped again."""

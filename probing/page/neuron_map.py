@@ -11,14 +11,17 @@ from probing.page.sources import Subject
 
 # Contributions from a tenth of the layer's mean to ten times it, on a logarithmic scale.
 LOW, HIGH = 0.1, 10.0
-ROW_HEIGHT, WIDEST = 18, 880
+WIDEST = 920
+# Height of all layers together, if their rows are neither too low nor too high for it.
+HEIGHT, LOWEST_ROW, HIGHEST_ROW = 240, 18, 30
 
 
 def neuron_map(subject: Subject, title: str) -> Html:
     """Return the map with its axes and scale."""
     layers, d_model = subject.layers, subject.d_model
     cell = max(1, min(24, WIDEST // d_model))
-    size = f"width:{cell * d_model}px;height:{ROW_HEIGHT * len(layers)}px"
+    row = max(LOWEST_ROW, min(HIGHEST_ROW, HEIGHT // len(layers)))
+    size = f"width:{cell * d_model}px;height:{row * len(layers)}px"
     image = f"{size};mask-image:url({shades(ratio_shades(ratios(subject)))})"
     names = [element("span", layer) for layer in layers]
     every = next(step for step in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, d_model) if step * cell >= 60)
@@ -32,7 +35,7 @@ def neuron_map(subject: Subject, title: str) -> Html:
         "div",
         element(
             "div",
-            element("div", *names, class_="layers", aria_hidden="true"),
+            element("div", *names, class_="layers", aria_hidden="true", style=f"grid-auto-rows:{row}px"),
             element("div", field, axes),
             class_="map",
         ),
@@ -43,9 +46,13 @@ def neuron_map(subject: Subject, title: str) -> Html:
 def scale() -> Html:
     """Return what the shades mean."""
     return element(
-        "p", element("span", f"{LOW:g}", class_="low"), element("span", class_="ramp"), element("span", f"{HIGH:g}", class_="high"),
-        element("span", "× the layer's mean contribution, logarithmic", class_="unit"), class_="scale",
-    )  # fmt: skip
+        "p",
+        element("span", f"{LOW:g}"),
+        element("span", class_="ramp"),
+        element("span", f"{HIGH:g}"),
+        element("span", "× the layer's mean contribution, logarithmic"),
+        class_="scale",
+    )
 
 
 def ratios(subject: Subject) -> NDArray[np.float64]:

@@ -50,16 +50,16 @@ class Column:
 COLUMNS = (
     Column("layer", "layer", "0 is the embedding output"),
     Column("rank", "rank", "by contribution, within the layer"),
-    Column("rank_low", "range", "best and worst rank over probes trained on redrawn sentences: stability, no confidence interval"),
+    Column("rank_low", "range", "best and worst rank over probes trained on redrawn sentences: its stability"),
     Column("neuron", "neuron", "coordinate of the hidden state; press to see what it contributes to each class"),
     Column("contribution", "contribution", "mean of |weight x activation| for the true class, in logit units", 4),
     Column("ratio", "× mean", "contribution in multiples of the layer's mean", 1),
     Column("share", "share", "of the sum over the layer's neurons", 1, percent=True),
-    Column("contribution_centred", "centred", "contribution without the neuron's mean; less than half of it: offset", 4),
+    Column("contribution_centred", "centred", "contribution without the neuron's mean; below half of it: offset", 4),
     Column("eta_squared", "eta²", "share of the neuron's variance that goes with the class, less what chance gives", 3),
     Column("eta_squared_z", "z", "that difference in standard deviations of chance; below 4: no-signal"),
-    Column("unique", "unique", "estimate of what a probe loses without the neuron, for all neurons: a rank, not a size", 4),
-    Column("cross_entropy_without", "without it", "rise of the cross-entropy of a probe retrained without the neuron, in nats", 4, signed=True),
+    Column("unique", "unique", "estimate of what a probe loses without the neuron: a rank, not a size", 4),
+    Column("cross_entropy_without", "without it", "nats that a probe retrained without the neuron loses", 4, signed=True),
 )  # fmt: skip
 # What else the script needs of a row, to show the neuron that was picked.
 BESIDE = ("rank_high", "cross_entropy_without_low", "cross_entropy_without_high", "mean", "sd")

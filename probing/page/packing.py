@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -27,21 +28,25 @@ def pack_integers(values: ArrayLike) -> dict[str, Any]:
 
 
 def pack_floats(values: ArrayLike) -> dict[str, Any]:
+    """Return numbers as base64 of little-endian float32 (seven digits); infinities become not-a-number."""
+    return {"kind": "single", "data": _text(_finite(values).astype("<f4"))}
+
+
+def pack_halves(values: ArrayLike) -> dict[str, Any]:
     """Return numbers as base64 of little-endian float16 (three digits), with what these are to be multiplied by.
 
     The factor, a power of two, takes the largest to between 1/2 and 1, so that none overflows; what is below 6e-8 of
-    the largest becomes 0. Not-a-number stays what it is and infinities become it.
+    the largest becomes 0. Infinities become not-a-number.
     """
-    array = np.asarray(values, dtype=np.float64)
-    array = np.where(np.isfinite(array), array, np.nan)
+    array = _finite(values)
     largest = float(np.nanmax(np.abs(array), initial=0.0))
-    scale = 2.0 ** np.frexp(largest)[1] if largest else 1.0
-    return {"kind": "float", "scale": float(scale), "data": _text((array / scale).astype("<f2"))}
+    scale = 2.0 ** int(np.frexp(largest)[1]) if largest else 1.0
+    return {"kind": "half", "scale": scale, "data": _text((array / scale).astype("<f2"))}
 
 
-def unpack(packed: dict[str, Any]) -> NDArray[np.float64]:
+def unpack(packed: Mapping[str, Any]) -> NDArray[np.float64]:
     """Return what was packed, flat, as the page's script reads it."""
-    kind = {"integer": "<u2", "float": "<f2"}[packed["kind"]]
+    kind = {"integer": "<u2", "single": "<f4", "half": "<f2"}[packed["kind"]]
     return np.frombuffer(base64.b64decode(packed["data"]), kind).astype(np.float64) * packed.get("scale", 1)
 
 
@@ -56,6 +61,11 @@ def shades(values: ArrayLike) -> str:
     parts = ((b"IHDR", head), (b"IDAT", zlib.compress(rows, 9)), (b"IEND", b""))
     png = b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, content) for kind, content in parts)
     return "data:image/png;base64," + base64.b64encode(png).decode()
+
+
+def _finite(values: ArrayLike) -> NDArray[np.float64]:
+    array = np.asarray(values, dtype=np.float64)
+    return np.where(np.isfinite(array), array, np.nan)
 
 
 def _text(array: NDArray[Any]) -> str:

@@ -38,19 +38,15 @@ def run_block(subject: Subject, defaults: Mapping[str, Any]) -> Html:
     said = None
     if "-" in (subject.run.config["corpus"], subject.run.config.get("test_corpus")):
         said = element("p", "It read standard input: the text has to be given again.")
-    versions = [(name, str(version)) for name, version in results["versions"].items()]
-    times = [
-        (name.removesuffix("_s").replace("_", " "), f"{seconds:.1f} s") for name, seconds in results["timings"].items()
-    ]
+    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    times = ", ".join(f"{name.removesuffix('_s')} {seconds:.1f} s" for name, seconds in results["timings"].items())
     return element(
         "section",
         element("h3", subject.label),
         element("pre", element("code", command_line(subject.run.config, defaults)), tabindex="0"),
         said,
         _configuration(subject.run.folder),
-        element("h4", "Versions"), pairs(versions),
-        element("h4", "Fingerprints"), pairs(_fingerprints(results["cache"])),
-        element("h4", "Time"), pairs(times),
+        pairs([("Versions", versions), ("Time", times), *_fingerprints(results["cache"])]),
     )  # fmt: skip
 
 
@@ -82,7 +78,7 @@ def _fingerprints(cache: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Htm
     if sides.get("test") == sides.get("train"):
         sides.pop("test")
     return [
-        (name if len(sides) == 1 else f"{name}, {side}", element("code", str(value)))
+        (f"Fingerprint: {name}" + (f", {side}" if len(sides) > 1 else ""), element("code", str(value)))
         for side, key in sides.items()
         for name, value in key.items()
         if value is not None

@@ -35,13 +35,19 @@ def accuracy_lines(subject: Subject) -> list[Line]:
     return [probe, *(Line(words, layers, [row[f"{name}_accuracy"] for row in rows]) for name, words in controls)]
 
 
-def accuracy_figure(subject: Subject) -> Html:
-    """Return a run's accuracy by layer, drawn and as numbers."""
+def accuracy_figure(subject: Subject, beside_others: bool) -> Html:
+    """Return a run's accuracy by layer, drawn and as numbers.
+
+    Args:
+        subject: The run.
+        beside_others: Whether it is also drawn in one chart with other runs, which is enough where the majority class
+            is all that it is held against.
+    """
     title = f"{subject.label}: test accuracy of a linear probe of {subject.task} by layer"
-    return element(
-        "figure", element("figcaption", title), line_chart(accuracy_lines(subject), title),
-        element("details", element("summary", "The numbers"), accuracy_table(subject, title)),
-    )  # fmt: skip
+    numbers = element("details", element("summary", f"The numbers of {subject.label}"), accuracy_table(subject, title))
+    if beside_others and len(controls_of(subject.run.accuracy)) == 1:
+        return numbers
+    return element("figure", element("figcaption", title), line_chart(accuracy_lines(subject), title), numbers)
 
 
 def neurons_section(subject: Subject, number: int, room: int) -> Html:
@@ -111,16 +117,16 @@ def script_data(data: Any) -> Html:
 
 
 def _filters(subject: Subject) -> Html:
-    layers = [
-        element("option", f"layer {layer}", value=layer, selected=layer == subject.layers[-1])
-        for layer in subject.layers
-    ]
+    layers = [element("option", layer, value=layer, selected=layer == subject.layers[-1]) for layer in subject.layers]
     flags = [("any flag or none", ""), ("no flag", "none"), *((name, name) for name in FLAGS)]
+    chosen = element("select", *(element("option", text, value=value) for text, value in flags), class_="by-flag")
+    typed = element("input", class_="by-neuron", inputmode="numeric", pattern="[0-9]*", size="6")
     return element(
         "form",
-        element("label", "Layer ", element("select", element("option", "all layers", value=""), *layers, class_="by-layer")),
-        element("label", "Flag ", element("select", *(element("option", text, value=value) for text, value in flags), class_="by-flag")),
-        element("label", "Neuron ", element("input", class_="by-neuron", inputmode="numeric", pattern="[0-9]*", size="6")),
+        element("label", "Layer ", element("select", element("option", "all", value=""), *layers, class_="by-layer")),
+        element("label", "Flag ", chosen),
+        element("label", "Neuron ", typed),
         element("span", role="status"),
-        class_="filters", hidden=True,
-    )  # fmt: skip
+        class_="filters",
+        hidden=True,
+    )

@@ -8,9 +8,13 @@ function bytes(text) {
   return Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
 }
 
-function bits(packed) {
+function read(packed, size, at) {
   const view = new DataView(bytes(packed.data).buffer);
-  return Array.from({ length: view.byteLength / 2 }, (_, i) => view.getUint16(2 * i, true));
+  return Array.from({ length: view.byteLength / size }, (_, i) => at(view, size * i));
+}
+
+function words(packed) {
+  return read(packed, 2, (view, place) => view.getUint16(place, true));
 }
 
 function half(word) {
@@ -20,11 +24,13 @@ function half(word) {
 }
 
 function numbers(packed) {
-  return packed.kind === "integer" ? bits(packed) : bits(packed).map((word) => half(word) * packed.scale);
+  if (packed.kind === "integer") return words(packed);
+  if (packed.kind === "single") return read(packed, 4, (view, place) => view.getFloat32(place, true));
+  return words(packed).map((word) => half(word) * packed.scale);
 }
 
 function texts(packed) {
-  return bits(packed.codes).map((code) => packed.names[code]);
+  return words(packed.codes).map((code) => packed.names[code]);
 }
 
 // --- words and elements ---
@@ -116,7 +122,7 @@ class RunView {
     this.section = section;
     this.data = JSON.parse(section.querySelector("script").textContent);
     this.table = new Table(this.data);
-    this.byClass = { ...this.data.byClass, words: bits(this.data.byClass.values), mean: numbers(this.data.byClass.typical) };
+    this.byClass = { ...this.data.byClass, words: words(this.data.byClass.values), mean: numbers(this.data.byClass.typical) };
     this.sort = { key: "rank", direction: "ascending" };
     this.limit = 10;
     this.list = section.querySelector("table.neurons");
@@ -314,10 +320,10 @@ class RunView {
   }
 
   drawClasses(row) {
-    const n = this.data.classes.length, { per_layer: kept, words, mean, values } = this.byClass;
+    const n = this.data.classes.length, { per_layer: kept, mean, values } = this.byClass;
     const i = this.data.layers.indexOf(this.table.get(row, "layer")), place = this.table.get(row, "rank") - 1;
     const start = (i * kept + place) * n;
-    this.bars = place < kept ? words.slice(start, start + n).map((word) => half(word) * values.scale) : [];
+    this.bars = place < kept ? this.byClass.words.slice(start, start + n).map((word) => half(word) * values.scale) : [];
     this.typical = mean.slice(i * n, (i + 1) * n);
     const { left, width, top, height } = this.frame(), highest = Math.max(...this.bars, ...this.typical) || 1, step = width / n;
     const bottom = top + height, tall = (value) => (Math.max(value, 0) / highest) * height;
