@@ -6,7 +6,6 @@ import inspect
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +114,6 @@ def _umask() -> int:
 def _defaults() -> Mapping[str, Any]:
     """Return the defaults of the options of `fit`, groups of options as mappings."""
     from probing.commands.fit import fit
+    from probing.commands.shared import plain
 
-    defaults = {name: parameter.default for name, parameter in inspect.signature(fit).parameters.items()}
-    return {
-        name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
-        for name, value in defaults.items()
-    }
+    return plain({name: parameter.default for name, parameter in inspect.signature(fit).parameters.items()})

@@ -59,7 +59,7 @@ COLUMNS = (
     Column("eta_squared", "eta²", "share of the neuron's variance that goes with the class, less what chance gives", 3),
     Column("eta_squared_z", "z", "that difference in standard deviations of chance; below 4: no-signal"),
     Column("unique", "unique", "estimate of what a probe loses without the neuron: a rank, not a size", 4),
-    Column("cross_entropy_without", "without it", "nats that a probe retrained without the neuron loses", 4, signed=True),
+    Column("cross_entropy_without", "without it", "nats lost by a probe retrained without the neuron", 4, signed=True),
 )  # fmt: skip
 # What else the script needs of a row, to show the neuron that was picked.
 BESIDE = ("rank_high", "cross_entropy_without_low", "cross_entropy_without_high", "mean", "sd")

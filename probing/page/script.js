@@ -65,6 +65,9 @@ function hideTip() {
 
 // --- a run ---
 
+// Rows of the table before more are asked for.
+const FIRST = 10;
+
 class Table {
   // All rows of a run, column by column; a row is known by its place.
   constructor(data) {
@@ -124,7 +127,7 @@ class RunView {
     this.table = new Table(this.data);
     this.byClass = { ...this.data.byClass, words: words(this.data.byClass.values), mean: numbers(this.data.byClass.typical) };
     this.sort = { key: "rank", direction: "ascending" };
-    this.limit = 10;
+    this.limit = FIRST;
     this.list = section.querySelector("table.neurons");
     this.setUpTable();
     this.setUpMap();
@@ -146,10 +149,12 @@ class RunView {
     this.filters = this.section.querySelector(".filters");
     this.filters.hidden = false;
     this.filters.addEventListener("submit", (event) => event.preventDefault());
-    this.filters.addEventListener("input", () => {
-      this.limit = 10;
-      this.showRows();
-    });
+    for (const kind of ["input", "change"]) { // a menu may send only the second, when it is operated by a program
+      this.filters.addEventListener(kind, () => {
+        this.limit = FIRST;
+        this.showRows();
+      });
+    }
     this.more = this.section.querySelector(".more");
     this.more.addEventListener("click", () => {
       this.limit += 50;
@@ -161,7 +166,7 @@ class RunView {
     const fewestFirst = ["rank", "layer", "neuron", "rank_low", "flag"].includes(key);
     const usual = fewestFirst ? "ascending" : "descending", other = fewestFirst ? "descending" : "ascending";
     this.sort = { key, direction: this.sort.key === key && this.sort.direction === usual ? other : usual };
-    this.limit = 10;
+    this.limit = FIRST;
     this.showRows();
   }
 
