@@ -77,6 +77,13 @@ def column(browser: Any, key: str) -> list[str]:
     return found
 
 
+def until(browser: Any, holds: Callable[[], Any]) -> None:
+    """Wait until something holds, five seconds at most."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    WebDriverWait(browser, 5, 0.02).until(lambda _: holds())
+
+
 def choose(browser: Any, selector: str, value: str) -> None:
     """Choose an option, as the keyboard would."""
     option = browser.find_element("css selector", f"{selector} option[value='{value}']")
@@ -151,11 +158,12 @@ def test_the_map_says_what_is_under_the_pointer_and_the_keys(
     across, down = round((11.5 / 16 - 0.5) * width), round(0.25 * height)
     ActionChains(opened).move_to_element_with_offset(field, across, down).perform()
     row = rows[2, 11]
+    until(opened, tip.is_displayed)
     assert f"layer 2, neuron 11, rank {row['rank']}" in tip.text
     assert f"contribution {row['contribution']:.4f}" in tip.text
     assert f"layer 2, neuron 11, rank {row['rank']}" in readout.text
     ActionChains(opened).move_to_element(find("h1")).perform()
-    assert not tip.is_displayed()
+    until(opened, lambda: not tip.is_displayed())
     field.send_keys(Keys.ARROW_UP, Keys.ARROW_RIGHT, Keys.END, Keys.ARROW_RIGHT, Keys.ARROW_LEFT)
     assert f"layer 0, neuron 14, rank {rows[0, 14]['rank']}" in readout.text
     assert opened.switch_to.active_element == field
@@ -199,20 +207,20 @@ def test_the_theme_follows_the_system_until_it_is_switched(opened: Any, find: Ca
     def paper() -> str:
         return str(opened.execute_script("return getComputedStyle(document.documentElement).backgroundColor"))
 
-    def system(theme: str) -> None:
+    def system(theme: str, offered: str) -> None:
         features = [{"name": "prefers-color-scheme", "value": theme}]
         opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        until(opened, lambda: button.text == offered)  # the page hears of it when it is drawn next
 
-    system("light")
-    light, button = paper(), find(".theme")
-    assert button.text == "Dark"
-    system("dark")
+    button = find(".theme")
+    system("light", offered="Dark")
+    light = paper()
+    system("dark", offered="Light")
     dark = paper()
     assert dark != light
-    assert button.text == "Light"
     button.click()
     assert (paper(), button.text) == (light, "Dark")
-    system("light")
+    system("light", offered="Dark")
     button.click()
     assert (paper(), button.text) == (dark, "Light")
 
