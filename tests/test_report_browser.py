@@ -191,7 +191,10 @@ def test_a_neuron_that_is_picked_shows_what_it_contributes_to_each_class(
     assert f"{third['mean']:.2g}"[:4] in find(".facts").text
     find(".by-class").send_keys("\ue014")  # the right arrow, from the first class to the second
     value = by_class[1, 1, third["neuron"]]
-    assert find(".tip").text.startswith(f"position {found.results['classes'][1]}: {value:.2f}"[:16])
+    label, number = find(".detail .readout").text.split(", ")[0].split(": ")
+    assert label == f"position {found.results['classes'][1]}"
+    assert float(number) == pytest.approx(value, rel=6e-3)
+    assert find(".tip").text == find(".detail .readout").text
 
 
 def bar_heights(browser: Any) -> list[float]:

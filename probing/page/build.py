@@ -19,8 +19,8 @@ from probing.page.run_section import FLAGS, accuracy_figure, neurons_section
 from probing.page.sources import Sources
 from probing.page.tables import pairs
 
-# Characters that contributions by class may take, of all runs together: what is left of five million.
-ROOM_FOR_CLASSES = 3_500_000
+# Characters of a page, if its tables leave room for anything else, and what a table takes for each neuron.
+ROOM, PER_NEURON = 4_600_000, 90
 
 
 def build(sources: Sources, defaults: Mapping[str, Any]) -> str:
@@ -56,7 +56,9 @@ def _links(sources: Sources) -> Html:
 
 
 def _content(sources: Sources, defaults: Mapping[str, Any]) -> Html:
-    subjects, room = sources.subjects, ROOM_FOR_CLASSES // len(sources.subjects)
+    subjects = sources.subjects
+    tables = sum(PER_NEURON * len(subject.run.neurons) for subject in subjects)
+    room = max(0, ROOM - tables) // len(subjects)  # for contributions by class
     several = len(subjects) > 1
     parts = [_answers(sources)]
     charts = [accuracies_figure(subjects)] * several + [accuracy_figure(subject, several) for subject in subjects]

@@ -74,6 +74,7 @@ def neurons_section(subject: Subject, number: int, room: int) -> Html:
         subject.task,
     )  # fmt: skip
     note = f" Kept on this page for the first {classes['per_layer']} neurons of each layer." if left_out else ""
+    about = f"Mean contribution to the true class's logit, by {subject.task}; the line is the mean over all neurons"
     return element(
         "section",
         element("h2", f"Neurons of {subject.label}"),
@@ -96,8 +97,12 @@ def neurons_section(subject: Subject, number: int, room: int) -> Html:
             element("h3", f"Layer {last}, neuron {top['neuron']}", class_="picked", tabindex="-1"),
             element("p", FLAGS.get(top["flag"], ""), class_="flagged", hidden=not top["flag"]),
             element("dl", class_="facts", hidden=True),
-            element("figure", element("figcaption", f"Mean contribution to the true class's logit, by {subject.task}; "
-                    f"the line is the mean over the layer's {subject.d_model} neurons.{note}"), chart),
+            element(
+                "figure",
+                element("figcaption", f"{about}.{note}"),
+                chart,
+                element("p", "", class_="readout", hidden=True),
+            ),
             class_="detail",
         ),
         element(

@@ -214,7 +214,6 @@ class RunView {
     this.field.tabIndex = 0;
     this.field.setAttribute("role", "application");
     this.field.setAttribute("aria-roledescription", "map of neurons");
-    this.place = { i: this.data.layers.length - 1, neuron: 0 };
     this.field.addEventListener("pointermove", (event) => this.point(event));
     this.field.addEventListener("pointerleave", () => this.leave());
     this.field.addEventListener("focus", () => this.moveTo(this.place));
@@ -293,6 +292,9 @@ class RunView {
     this.chart.addEventListener("pointermove", (event) => this.pointAtClass(event));
     this.chart.addEventListener("pointerleave", hideTip);
     this.chart.setAttribute("tabindex", "0");
+    this.classReadout = this.detail.querySelector(".readout");
+    this.classReadout.hidden = false;
+    this.classReadout.setAttribute("role", "status");
     this.chart.addEventListener("keydown", (event) => this.pressAtClass(event));
     this.chart.addEventListener("focus", () => this.tellClass(this.classPlace || 0));
     this.chart.addEventListener("blur", hideTip);
@@ -300,6 +302,7 @@ class RunView {
 
   pick(row, byButton = false) {
     this.picked = row;
+    this.place = { i: Math.floor(row / this.data.width), neuron: this.table.get(row, "neuron") };
     const get = (key) => this.table.get(row, key), layer = get("layer"), neuron = get("neuron"), flag = get("flag");
     this.detail.querySelector(".picked").textContent = `Layer ${layer}, neuron ${neuron}`;
     const note = this.detail.querySelector(".flagged");
@@ -310,14 +313,14 @@ class RunView {
     if (this.table.values.cross_entropy_without_low && !Number.isNaN(get("cross_entropy_without"))) {
       entries.push(["95% range of that", `${get("cross_entropy_without_low").toFixed(4)} to ${get("cross_entropy_without_high").toFixed(4)}`, "over test sentences"]);
     }
-    for (const [key, help] of [["mean", "over training tokens"], ["sd", "standard deviation over training tokens"]]) {
-      if (this.table.values[key]) entries.push([key, get(key).toPrecision(3), help]);
+    for (const [key, help] of [["mean", "of its activations over training tokens"], ["sd", "standard deviation of its activations over training tokens"]]) {
+      if (this.table.values[key]) entries.push([`activation ${key}`, get(key).toPrecision(3), help]);
     }
     const list = this.detail.querySelector(".facts");
     list.hidden = false;
     list.replaceChildren(...entries.filter(([, text]) => text !== "").map(([name, text, help]) =>
       make("div", { title: help }, make("dt", {}, name), make("dd", {}, text))));
-    const spot = this.spot({ i: this.data.layers.indexOf(layer), neuron });
+    const spot = this.spot(this.place);
     Object.assign(this.ring.style, { left: spot.x + spot.width / 2 - 8 + "px", top: spot.y + spot.height / 2 - 8 + "px" });
     for (const element of this.list.tBodies[0].rows) element.classList.toggle("is-picked", Number(element.dataset.row) === row);
     this.drawClasses(row);
@@ -337,6 +340,7 @@ class RunView {
     this.chart.querySelector(".bars").setAttribute("d", this.bars.map(bar).join(""));
     this.chart.querySelector(".typical").setAttribute("d", this.typical.map(line).join(""));
     for (const level of this.chart.querySelectorAll(".level")) level.textContent = String(Number((highest * level.dataset.share).toPrecision(2)));
+    this.classReadout.textContent = "Point at a bar, or reach the chart with the tabulator key and move with the arrow keys.";
     const peak = this.bars.indexOf(Math.max(...this.bars));
     const name = `contribution of layer ${this.table.get(row, "layer")}, neuron ${this.table.get(row, "neuron")}, by ${this.data.task}`;
     this.chart.setAttribute("aria-label", this.bars.length
@@ -368,8 +372,9 @@ class RunView {
     const own = this.bars.length ? `${this.bars[j].toPrecision(3)}, ` : "";
     const box = this.chart.getBoundingClientRect(), { left, width } = this.frame();
     const across = (left + (j + 0.5) * width / this.data.classes.length) / this.chart.viewBox.baseVal.width;
-    showTip(`${this.data.task} ${this.data.classes[j]}: ${own}layer's mean ${this.typical[j].toPrecision(3)}`,
-      x ?? box.left + across * box.width, y ?? box.top + box.height / 2);
+    const text = `${this.data.task} ${this.data.classes[j]}: ${own}layer's mean ${this.typical[j].toPrecision(3)}`;
+    this.classReadout.textContent = text;
+    showTip(text, x ?? box.left + across * box.width, y ?? box.top + box.height / 2);
   }
 }
 
