@@ -41,7 +41,8 @@ def class_chart(values: Sequence[float], typical: Sequence[float], classes: Sequ
         element("path", d=_steps(typical, top, bottom), class_="typical"),
         *_names(classes, bottom),
         element("text", task, x=(LEFT + WIDTH - RIGHT) / 2, y=HEIGHT - 4, text_anchor="middle"),
-        viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", class_="chart by-class", **frame,
+        viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=f"contribution by {task}", class_="chart by-class",
+        **frame,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from probing.page.class_chart import class_chart
 from probing.page.class_data import class_data
 from probing.page.line_chart import Line, line_chart
 from probing.page.markup import Html, element
-from probing.page.neuron_map import HIGH, LOW, neuron_map, scale
+from probing.page.neuron_map import neuron_map, scale
 from probing.page.neuron_table import first_rows, packed_rows
 from probing.page.sources import Subject
 from probing.page.tables import accuracy_table
@@ -58,67 +58,76 @@ def neurons_section(subject: Subject, number: int, room: int) -> Html:
         number: Its place on the page, from 0.
         room: Characters that the page has for contributions by class.
     """
-    last = subject.layers[-1]
-    top = subject.ranked[last][0]
-    mapped = f"{subject.label}: contribution of each neuron, layers downwards, neurons from left to right"
     classes = class_data(subject, room)
-    left_out = classes["per_layer"] < subject.d_model
     data = {
-        "label": subject.label, "task": subject.task, "layers": subject.layers, "width": subject.d_model,
-        "classes": subject.classes, "flags": FLAGS, "low": LOW, "high": HIGH, "byClass": classes,
-        **packed_rows(subject),
+        "task": subject.task, "layers": subject.layers, "width": subject.d_model, "classes": subject.classes,
+        "flags": FLAGS, "byClass": classes, **packed_rows(subject),
     }  # fmt: skip
-    place = subject.layers.index(last)
-    chart = class_chart(
-        subject.by_class[place, :, top["neuron"]].tolist(), subject.by_class[place].mean(1).tolist(), subject.classes,
-        subject.task,
-    )  # fmt: skip
-    note = f" Kept on this page for the first {classes['per_layer']} neurons of each layer." if left_out else ""
-    about = f"Mean contribution to the true class's logit, by {subject.task}; the line is the mean over all neurons"
     return element(
         "section",
         element("h2", f"Neurons of {subject.label}"),
-        element(
-            "figure",
-            element("figcaption", "Contribution of each neuron, by layer"),
-            neuron_map(subject, mapped),
-            scale(),
-            element("p", "", class_="readout", hidden=True),
-        ),
-        element(
-            "div",
-            _filters(subject),
-            element("div", first_rows(subject, f"First neurons of layer {last}, by contribution"), class_="scroll"),
-            element("p", element("button", "Show more", type="button", class_="more"), hidden=True),
-            class_="listing",
-        ),
-        element(
-            "div",
-            element("h3", f"Layer {last}, neuron {top['neuron']}", class_="picked", tabindex="-1"),
-            element("p", FLAGS.get(top["flag"], ""), class_="flagged", hidden=not top["flag"]),
-            element("dl", class_="facts", hidden=True),
-            element(
-                "figure",
-                element("figcaption", f"{about}.{note}"),
-                chart,
-                element("p", "", class_="readout", hidden=True),
-            ),
-            class_="detail",
-        ),
+        _map(subject),
+        _listing(subject),
+        _detail(subject, classes["per_layer"]),
         element(
             "details",
             element("summary", "What may be said of each layer's first neuron"),
             element("ul", *(element("li", sentence) for sentence in conclusions(subject))),
         ),
         element("script", script_data(data), type="application/json"),
-        class_="neurons-of", id=f"neurons-{number}",
-    )  # fmt: skip
+        class_="neurons-of",
+        id=f"neurons-{number}",
+    )
 
 
 def script_data(data: Any) -> Html:
     """Return data as JSON that cannot end the element it stands in."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return Html(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def _map(subject: Subject) -> Html:
+    about = f"{subject.label}: contribution of each neuron, layers downwards, neurons from left to right"
+    return element(
+        "figure",
+        element("figcaption", "Contribution of each neuron, by layer"),
+        neuron_map(subject, about),
+        scale(),
+        element("p", class_="readout", hidden=True),
+    )
+
+
+def _listing(subject: Subject) -> Html:
+    caption = f"First neurons of layer {subject.layers[-1]}, by contribution"
+    return element(
+        "div",
+        _filters(subject),
+        element("div", first_rows(subject, caption), class_="scroll"),
+        element("p", element("button", "Show more", type="button", class_="more"), hidden=True),
+    )
+
+
+def _detail(subject: Subject, per_layer: int) -> Html:
+    """Return what there is about one neuron, the last layer's first until the script shows the one picked."""
+    layer = subject.layers[-1]
+    top, by_class = subject.ranked[layer][0], subject.by_class[-1]
+    about = f"Mean contribution to the true class's logit, by {subject.task}; the line is the mean over all neurons."
+    if per_layer < subject.d_model:
+        about += f" Kept on this page for the first {per_layer} neurons of each layer."
+    typical = by_class.mean(1).tolist()
+    return element(
+        "div",
+        element("h3", f"Layer {layer}, neuron {top['neuron']}", class_="picked", tabindex="-1"),
+        element("p", FLAGS.get(top["flag"], ""), class_="flagged", hidden=not top["flag"]),
+        element("dl", class_="facts", hidden=True),
+        element(
+            "figure",
+            element("figcaption", about),
+            class_chart(by_class[:, top["neuron"]].tolist(), typical, subject.classes, subject.task),
+            element("p", class_="readout", hidden=True),
+        ),
+        class_="detail",
+    )
 
 
 def _filters(subject: Subject) -> Html:
