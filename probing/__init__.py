@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from probing.commands.rank import Rankings as Rankings
     from probing.commands.rank import rank as rank
     from probing.commands.report import report as report
+    from probing.commands.sts import SentenceSimilarity as SentenceSimilarity
+    from probing.commands.sts import sts as sts
+    from probing.commands.wic import WordsInContext as WordsInContext
+    from probing.commands.wic import wic as wic
     from probing.options import ProbeOptions as ProbeOptions
     from probing.options import WandbOptions as WandbOptions
     from probing.runs import Run as Run
@@ -26,14 +30,18 @@ _HOMES = {
     "Rankings": "probing.commands.rank",
     "rank": "probing.commands.rank",
     "report": "probing.commands.report",
+    "SentenceSimilarity": "probing.commands.sts",
+    "sts": "probing.commands.sts",
+    "WordsInContext": "probing.commands.wic",
+    "wic": "probing.commands.wic",
     "ProbeOptions": "probing.options",
     "WandbOptions": "probing.options",
     "Run": "probing.runs",
     "load_run": "probing.runs",
 }
 __all__ = [
-    "Comparison", "ProbeOptions", "Rankings", "Run", "WandbOptions",
-    "__version__", "compare", "fit", "load_run", "rank", "report",
+    "Comparison", "ProbeOptions", "Rankings", "Run", "SentenceSimilarity", "WandbOptions", "WordsInContext",
+    "__version__", "compare", "fit", "load_run", "rank", "report", "sts", "wic",
 ]  # fmt: skip
 
 

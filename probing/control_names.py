@@ -22,6 +22,8 @@ CONTROLS = {
     "control_task": "control task",
     "untrained": "untrained twin",
 }
+# What `--transform` adds: the same probe on activations as they are, and with other neurons clipped than the outliers.
+TRANSFORM_CONTROLS = {"untransformed": "untransformed", "others_clipped": "others clipped"}
 
 
 def chosen_controls(typed: str | Sequence[str], ordinal: bool) -> list[str]:

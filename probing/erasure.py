@@ -20,6 +20,7 @@ from torch import Tensor
 from probing.cache.plan import Plan, Shard
 from probing.cache.tokens import Tokens
 from probing.examples import Activations, Examples, Sides, read
+from probing.moments import CovarianceAccumulator
 
 # Eigenvalues of the neurons' correlations below this share of the largest are rounding: states in float32 are rounded
 # by 6e-8 of their size, so that a direction without variance, as every LayerNorm leaves one, shows some 1e-14.
@@ -71,24 +72,17 @@ class ErasureAccumulator:
     """
 
     def __init__(self, d_model: int, n_classes: int) -> None:
-        # All sums are around the first batch's mean, so that large means cost no digits.
-        self.origin: Tensor | None = None
+        self.moments = CovarianceAccumulator(d_model)
         self.counts = torch.zeros(n_classes, dtype=torch.float64)
+        # Around the origin of the moments.
         self.class_sums = torch.zeros(n_classes, d_model, dtype=torch.float64)
-        self.products = torch.zeros(d_model, d_model, dtype=torch.float64)
 
     def update(self, hidden_states: Tensor, labels: Tensor) -> None:
         """Add tokens, shapes (n, d_model) and (n,); those labelled -1 do not count, and none is fine."""
         kept = labels >= 0
-        if not kept.any():
-            return
-        states, classes = hidden_states[kept].double(), labels[kept]
-        if self.origin is None:
-            self.origin = states.mean(0)
-        states -= self.origin
+        states, classes = self.moments.update(hidden_states[kept]), labels[kept]
         self.counts += classes.bincount(minlength=len(self.counts))
         self.class_sums.index_add_(0, classes, states)
-        self.products.addmm_(states.T, states)
 
     def result(self) -> Eraser:
         """Return the eraser of what was added.
@@ -100,25 +94,22 @@ class ErasureAccumulator:
         Raises:
             ValueError: If nothing was added.
         """
-        if self.origin is None:
-            raise ValueError("no tokens to fit an eraser on")
-        n_tokens = self.counts.sum()
-        mean = self.class_sums.sum(0) / n_tokens
-        covariance = self.products / n_tokens - mean[:, None] * mean
-        sd = covariance.diagonal().clamp(min=0).sqrt()
-        inverse_sd = torch.where(sd > VARIES * self.origin.abs(), 1 / sd, 0.0)
-        values, vectors = torch.linalg.eigh(inverse_sd[:, None] * covariance * inverse_sd)
+        moments = self.moments.result()
+        mean, n_tokens, sd = moments.mean, moments.n_tokens, moments.sd
+        inverse_sd = torch.where(sd > VARIES * mean.abs(), 1 / sd, 0.0)
+        values, vectors = torch.linalg.eigh(inverse_sd[:, None] * moments.covariance * inverse_sd)
         kept = values > EIGENVALUE_CUT * values[-1]
         values, vectors = values[kept], vectors[:, kept]
         whiten = (vectors / values.sqrt()).T * inverse_sd
         # Classes divided by their own standard deviations, so that singular values are canonical correlations.
         seen = self.counts > 0
         counts = self.counts[seen]
-        cross = (self.class_sums[seen] - counts[:, None] * mean) / (n_tokens * counts).sqrt()[:, None]
+        centred = self.class_sums[seen] - counts[:, None] * (self.moments.sums / n_tokens)
+        cross = centred / (n_tokens * counts).sqrt()[:, None]
         directions, correlations, _ = torch.linalg.svd(whiten @ cross.T, full_matrices=False)
         directions = directions[:, correlations > CORRELATION_CUT][:, : len(counts) - 1]
         unwhiten = sd[:, None] * vectors * values.sqrt()
-        return Eraser(self.origin + mean, unwhiten @ directions, directions.T @ whiten)
+        return Eraser(mean, unwhiten @ directions, directions.T @ whiten)
 
 
 def fit_erasers(train: Examples, layers: Sequence[int], n_classes: int) -> dict[int, Eraser]:

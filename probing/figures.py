@@ -24,6 +24,8 @@ CONTROL_LOOKS: tuple[dict[str, Any], ...] = (
     {"color": "#c27c0e", "ls": "-.", "marker": "s", "markersize": 3},
     {"color": "#38761d", "ls": ":", "marker": "v", "markersize": 4},
     {"color": "#741b47", "ls": "-", "marker": "^", "markersize": 3, "lw": 1},
+    {"color": "black", "ls": "--", "marker": "D", "markersize": 4, "mfc": "white"},
+    {"color": GREY, "ls": "-", "marker": "P", "markersize": 4},
 )
 STYLE: dict[Any, Any] = {
     "font.size": 9,

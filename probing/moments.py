@@ -87,3 +87,64 @@ class MomentsAccumulator:
             raise ValueError("no tokens to take moments of")
         sd = (self.squares / self.n_tokens).clamp(min=0).sqrt()
         return Moments(self.n_tokens, self.mean, sd, self.products / self.n_tokens)
+
+
+@dataclass(frozen=True)
+class Covariance:
+    """Mean and covariance of the neurons of one layer, in float64 throughout.
+
+    Args:
+        n_tokens: Tokens seen.
+        mean: Shape (d_model,).
+        covariance: Divided by `n_tokens`, shape (d_model, d_model).
+    """
+
+    n_tokens: int
+    mean: Tensor
+    covariance: Tensor
+
+    @property
+    def sd(self) -> Tensor:
+        """Standard deviation of each neuron, shape (d_model,)."""
+        return self.covariance.diagonal().clamp(min=0).sqrt()
+
+
+class CovarianceAccumulator:
+    """Takes batches of hidden states and returns their mean and covariance; everything is summed in float64.
+
+    All sums are around the first batch's mean, so that large means cost no digits.
+
+    Args:
+        d_model: Number of neurons.
+    """
+
+    def __init__(self, d_model: int) -> None:
+        self.n_tokens = 0
+        self.origin: Tensor | None = None
+        self.sums = torch.zeros(d_model, dtype=torch.float64)
+        self.products = torch.zeros(d_model, d_model, dtype=torch.float64)
+
+    def update(self, hidden_states: Tensor) -> Tensor:
+        """Add tokens, shape (n, d_model), none is fine; return them in float64 around the origin of the sums."""
+        states = hidden_states.double()
+        if not len(states):
+            return states
+        if self.origin is None:
+            self.origin = states.mean(0)
+        states = states - self.origin
+        self.n_tokens += len(states)
+        self.sums += states.sum(0)
+        self.products.addmm_(states.T, states)
+        return states
+
+    def result(self) -> Covariance:
+        """Return the moments of what was added.
+
+        Raises:
+            ValueError: If nothing was.
+        """
+        if self.origin is None:
+            raise ValueError("no tokens to take moments of")
+        mean = self.sums / self.n_tokens
+        covariance = self.products / self.n_tokens - torch.outer(mean, mean)
+        return Covariance(self.n_tokens, self.origin + mean, covariance)

@@ -148,7 +148,7 @@ def write_summary(
     sides = measured.sides
     named = {"train": sides.train, "validation": sides.validation, "test": sides.test}
     results = {
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+        "versions": versions(),
         "cache": dict(cached),
         "classes": sides.classes.tolist(),
         "n_dropped_tokens": {side: examples.n_dropped for side, examples in named.items()},
@@ -162,6 +162,11 @@ def write_summary(
     path = folder / "results.json"
     path.write_text(json.dumps(results, indent=2))
     return path
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the libraries that decide over results."""
+    return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
 
 
 def _write_tensors(folder: Path, measured: Measured, task: str, model: str) -> None:

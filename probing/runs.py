@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from probing.control_names import CONTROLS
+from probing.control_names import CONTROLS, TRANSFORM_CONTROLS
 from probing.errors import RunError, UserError
 
 PARTIAL = ".partial"
@@ -26,7 +26,7 @@ ACCURACY_COLUMNS = (
     "cross_entropy", "optimality_gap", "majority_accuracy", "n_train_tokens", "n_test_tokens", "n_classes",
     *(
         column
-        for control in CONTROLS
+        for control in (*CONTROLS, *TRANSFORM_CONTROLS)
         for column in (f"{control}_accuracy", f"above_{control}_low", f"above_{control}_high")
     ),
     "selectivity", "bootstrap_overlap", "more_penalty_overlap", "more_penalty_spearman", "less_penalty_overlap",
@@ -96,8 +96,8 @@ def load_run(folder: str | Path) -> Run:
         hint = f"; {partial} is one that did not finish" if partial.is_dir() else ""
         raise UserError(f"`{folder}` is no finished run: expected a folder that `fit` wrote{hint}.")
     results = json.loads((folder / "results.json").read_text())
-    if results.get("kind") == "comparison":
-        raise UserError(f"`{folder}` holds a comparison; give the folder of a run that `fit` wrote.")
+    if kind := results.get("kind"):
+        raise UserError(f"`{folder}` holds a {kind}; give the folder of a run that `fit` wrote.")
     import yaml
 
     return Run(
@@ -111,9 +111,8 @@ def load_run(folder: str | Path) -> Run:
 
 def controls_of(rows: Sequence[Row]) -> dict[str, str]:
     """Return which controls accuracies come with, the majority class first, and what to call them."""
-    return {
-        name: words for name, words in {"majority": "majority", **CONTROLS}.items() if f"{name}_accuracy" in rows[0]
-    }
+    known = {"majority": "majority", **CONTROLS, **TRANSFORM_CONTROLS}
+    return {name: words for name, words in known.items() if f"{name}_accuracy" in rows[0]}
 
 
 class RunFolder:
@@ -207,8 +206,8 @@ def _is_partial(final: Path) -> UserError:
 
 
 def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str]) -> None:
-    """Write rows in full precision, leaving out columns that no row has."""
-    present = [column for column in columns if any(column in row for row in rows)]
+    """Write rows in full precision, leaving out columns that no row has; without rows, the columns alone."""
+    present = [column for column in columns if any(column in row for row in rows) or not rows]
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, present, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()

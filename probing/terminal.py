@@ -39,7 +39,7 @@ def result_line(row: Row, top: Sequence[Row]) -> str:
 
 def accuracy_table(rows: Sequence[Row]) -> Any:
     """Return the accuracies by layer as a rich table."""
-    table = _table("Test accuracy by layer")
+    table = plain_table("Test accuracy by layer")
     optional = {
         "within 1": ("within_one", ".3f"),
         "error": ("mean_absolute_error", ".2f"),
@@ -64,7 +64,7 @@ def accuracy_table(rows: Sequence[Row]) -> Any:
 def controls_table(rows: Sequence[Row]) -> Any:
     """Return what the accuracies are to be held against as a rich table."""
     shown = controls_of(rows)
-    table = _table("What to hold it against: the same probe on other examples")
+    table = plain_table("What to hold it against: the same probe on other examples")
     for heading in ("layer", "accuracy", *shown.values()):
         table.add_column(heading, justify="right")
     for row in rows:
@@ -75,7 +75,7 @@ def controls_table(rows: Sequence[Row]) -> Any:
 
 def neurons_table(rows: Sequence[Row]) -> Any:
     """Return the first neurons of one layer's ranking as a rich table."""
-    table = _table(f"Layer {rows[0]['layer']}: neurons by contribution to the true class's logit")
+    table = plain_table(f"Layer {rows[0]['layer']}: neurons by contribution to the true class's logit")
     has_range, has_removals = "rank_low" in rows[0], "removed" in rows[0]
     headings = (
         ["rank"] + ["range"] * has_range + ["neuron", "contribution", "ratio", "share", "centred", "eta sq.", "z"]
@@ -118,7 +118,7 @@ def _agreement_table(rows: Sequence[Row]) -> Any:
 
     layers_a, layers_b = (sorted({row[f"layer_{side}"] for row in rows}) for side in "ab")
     found = {(row["layer_a"], row["layer_b"], row["statistic"]): row for row in rows}
-    table = _table(f"{rows[0]['model_a']} (a) and {rows[0]['model_b']} (b), matched by {rows[0]['matching']}")
+    table = plain_table(f"{rows[0]['model_a']} (a) and {rows[0]['model_b']} (b), matched by {rows[0]['matching']}")
     for heading in ("layers", "top overlap", "by chance", "Spearman", "95% range", "by chance", "p", "match", "CKA"):
         table.add_column(heading, justify="right")
     for i, j in aligned(layers_a, layers_b):
@@ -157,7 +157,7 @@ def rankings_tables(rankings: Mapping[str, Sequence[Row]]) -> list[Any]:
     """Return for each layer a table of the first neurons by each method."""
     tables = []
     for layer in _layers_of(rankings):
-        table = _table(f"Layer {layer}: first neurons by each ranking")
+        table = plain_table(f"Layer {layer}: first neurons by each ranking")
         table.add_column("ranking")
         for place in range(1, _SHOWN + 1):
             table.add_column(str(place), justify="right")
@@ -189,7 +189,9 @@ def _evaluation_table(rows: Sequence[Row]) -> Any:
     probe = {"linear": "a linear probe", "gaussian": "a Gaussian probe"}[rows[0]["probe"]]
     known = [row for row in rows if row["share_of_entropy"]]
     of = f" of {known[0]['mutual_information'] / known[0]['share_of_entropy']:.2f}" if known else ""
-    table = _table(f"Layer {rows[0]['layer']}: accuracy of {probe} of the top or bottom k, and of the top's bits{of}")
+    table = plain_table(
+        f"Layer {rows[0]['layer']}: accuracy of {probe} of the top or bottom k, and of the top's bits{of}"
+    )
     table.add_column("ranking", no_wrap=True)
     for heading in ("top", "bottom", "bits"):
         for i, k in enumerate(sizes):
@@ -216,7 +218,7 @@ def _erasure_table(rows: Sequence[Row]) -> Any:
     from probing.knowledge import CONDITIONS
 
     majority = f"{rows[0]['majority_accuracy']:.3f}"
-    table = _table(f"Layer {rows[0]['layer']}: what a linear probe knows, trained anew (majority {majority})")
+    table = plain_table(f"Layer {rows[0]['layer']}: what a linear probe knows, trained anew (majority {majority})")
     table.add_column("of the layer is left")
     for heading in ("neurons", "removed", "accuracy", "95% range", "nats known", "share"):
         table.add_column(heading, justify="right")
@@ -269,7 +271,9 @@ def _curves_table(rows: Sequence[Row], random: Sequence[Row]) -> Any:
     from probing.curves import smallest
 
     n_draws = max(row["draw"] for row in random)
-    table = _table(f"Layer {rows[0]['layer']}, {rows[0]['ranking']}: accuracy by number of neurons, {n_draws} draws")
+    table = plain_table(
+        f"Layer {rows[0]['layer']}, {rows[0]['ranking']}: accuracy by number of neurons, {n_draws} draws"
+    )
     for heading in ("k", "only top", "random", "bottom", "without top", "random", "bottom"):
         table.add_column(heading, justify="right", no_wrap=True)
     # Of the numbers tried by bisection, the one that was found.
@@ -316,7 +320,8 @@ def show(*tables: Any) -> None:
         console.print(table)
 
 
-def _table(title: str) -> Any:
+def plain_table(title: str) -> Any:
+    """Return an empty rich table in the looks of all tables here."""
     from rich import box
     from rich.table import Table
 

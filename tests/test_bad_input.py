@@ -40,6 +40,8 @@ USUAL = {
         *BARE_ARGS,
     ],
     "extract": ["--model", "tiny", "--corpus", "sentences.txt", "--quiet"],
+    "wic": ["--model", "tiny", "--quiet", "--wandb.mode", "disabled"],
+    "sts": ["--model", "tiny", "--quiet", "--wandb.mode", "disabled"],
 }
 # Too many levels of mappings in mappings for any program to follow.
 DEEP = "trainer:\n" + "".join(f"{' ' * level}a:\n" for level in range(1, 200)) + " " * 200 + "b: 1\n"
@@ -84,6 +86,19 @@ FILES: dict[str, str | bytes] = {
     "inside.yaml": "config: typos.yaml\nlayer: 1\n",
     "options.yaml": "trainer: {max_epoch: 3, devicess: 2, logger: true}\n",
     "task.yaml": "task_args: {min_cuont: 3, special_token: include, min_count: x}\n",
+    "wic/train.data.txt": "layer\tN\t1-1\tthe layer reads\tthe layer writes\n" * 2,
+    "cut/train.data.txt": "layer\tN\t3-1\tand so the layer reads\tthe layer writes\n",
+    "cut/train.gold.txt": "T\n",
+    "cut/dev.data.txt": "layer\tN\t1-1\tthe layer reads\tthe layer writes\n",
+    "cut/dev.gold.txt": "T\n",
+    "wic/train.gold.txt": "T\nF\n",
+    "wic/dev.data.txt": "layer\tN\t1-1\tthe layer reads\tthe layer writes\n",
+    "wic/dev.gold.txt": "T\n",
+    "wic/test.data.txt": "layer\tN\t1-9\tthe layer reads\tthe layer writes\n",
+    "wic/test.gold.txt": "T\n",
+    "sts/sts-dev.csv": "".join(f"a\tb\tc\td\t{i}\tthe layer {i}\tthe token {i}\n" for i in range(4)),
+    "sts-train/sts-train.csv": "".join(f"a\tb\tc\td\t{i}\tthe layer {i}\tthe token {i}\n" for i in range(4)),
+    "vectors.txt": "the 1 2\nlayer 3\n",
 }
 
 
@@ -124,6 +139,7 @@ def desk(
     shutil.copytree(checkpoints["bert"], desk / "tiny")
     shutil.copy(corpus_file, desk / "sentences.txt")
     for name, content in FILES.items():
+        (desk / name).parent.mkdir(exist_ok=True)
         (desk / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     for name, (file, content) in BROKEN.items():
         path = shutil.copytree(desk / "tiny", desk / name) / file
@@ -355,6 +371,32 @@ CASES: list[tuple[str, ...]] = [
     ("fit --task upos --task_args.pieces middle", "`--task_args.pieces middle`: expected first, last or mean"),
     ("fit --corpus labels.tsv", "`--corpus labels.tsv`: line 2 is not a word, a tab and a label", "'token'"),
     ("fit --task_args.a.b 3", "`--task_args.a.b` is no option of the task position", "max_position"),
+    # word senses and similarity of sentences
+    ("wic", "`wic` takes the folder of the WiC data set"),
+    ("wic wic", "`wic wic`: every sentence of train is in dev too"),
+    ("wic missing", "`wic missing/train.data.txt` cannot be read (no such file or directory)", "hf:NAME"),
+    ("wic wic sts", "`wic` takes one folder, and 2 are given"),
+    ("wic wic --part test", "line 1 of test is no pair (there is no word 9 in a sentence of 3)"),
+    ("wic wic --part train", "`--part train`: expected dev or test"),
+    ("wic wic --transforms clip,whitn", "`--transforms whitn` is none of clip,", "did you mean `whiten`?"),
+    ("wic wic --definition layer_norm", "`--definition layer_norm`: expected argmin_share,"),
+    ("wic wic --components 0", "`--components 0` is out of range"),
+    ("wic wic --components 17", "`--components 17` is out of range: expected 1 to 16"),
+    ("wic wic --layer 9", "`--layer 9`", "tiny has layers 0 (embeddings) to 3"),
+    ("wic cut --max_length 3", "`--max_length`: of cut train, no pair keeps its word"),
+    ("wic wic --trainer.max_epoch 1", "`--trainer.max_epoch` is no argument"),
+    ("wic wic --name there", "`--name there`", "runs are never changed"),
+    ("sts", "`sts` takes a folder with STS12 to STS16"),
+    ("sts missing", "`sts missing` cannot be read (no such file or directory)"),
+    ("sts wic", "`sts wic` cannot be read (there are no pairs of sentences in it)"),
+    ("sts sts sts", "STS-B dev is there twice"),
+    ("sts sts-train", "there are training parts alone; give dev or test parts too"),
+    ("sts sts --pooling max", "`--pooling max` is none of mean, mean_special, cls, first_last, all"),
+    ("sts sts --static missing.txt", "`--static missing.txt` cannot be read (No such file or directory)"),
+    ("sts sts --static vectors.txt", "`--static vectors.txt`: line 2 is no word followed by 2 numbers"),
+    ("sts sts --fit_on missing.txt", "`--fit_on missing.txt` cannot be read"),
+    ("sts sts sts-train", "`--fit_on train`: all its sentences are among those that are judged"),
+    ("sts 'hf:x?split=test'", "`sts hf:x?split=test`: all splits and columns are read, so leave split= out"),
     # Lightning's options
     ("fit --trainer.max_epoch 1", "`--trainer.max_epoch` is no argument", "did you mean `--trainer.max_epochs`?"),
     ("fit --config options.yaml", "`--trainer.max_epoch`", "`--trainer.devices`?", "`--trainer.logger` cannot be"),

@@ -23,7 +23,7 @@ def test_text_becomes_a_ranked_table(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, family: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     args = ["--model", str(checkpoints[family]), "--corpus", str(corpus_file), "--runs", str(tmp_path), "--name", "run"]
-    status = run(COMMANDS, ["fit", *args, *([] if family == "bert" else BARE_ARGS), "--wandb.mode", "disabled"])
+    status = run(COMMANDS, ["fit", *args, *BARE_ARGS, "--wandb.mode", "disabled"])
     output = capsys.readouterr()
     assert status == 0, output.err
     layers = list(range(N_LAYERS[family] + 1))

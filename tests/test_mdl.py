@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
+from conftest import BARE
 from probing import WandbOptions, fit
 from probing.mdl import online_code, prefix_sizes, sentence_order
 from probing.solvers import Penalty
@@ -107,8 +108,8 @@ def test_easy_labels_take_far_fewer_bits(tmp_path: Path) -> None:
 
 def test_fit_puts_the_code_beside_the_accuracy(checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path) -> None:
     run = fit(
-        model=str(checkpoints["bert"]), corpus=str(corpus_file), layer="0,2", controls="none", runs=str(tmp_path),
-        mdl=True, wandb=WandbOptions(mode="disabled"), task_args={"min_count": 5}, quiet=True,
+        model=str(checkpoints["bert"]), corpus=str(corpus_file), layer="0,2", runs=str(tmp_path), mdl=True,
+        wandb=WandbOptions(mode="disabled"), task_args={"min_count": 5}, quiet=True, **BARE,
     )  # fmt: skip
     assert run is not None
     for row in run.accuracy:

@@ -14,6 +14,7 @@ import pytest
 
 import probing
 from conftest import BARE, BARE_ARGS
+from downstream_data import word_pairs, write_sts, write_wic
 from probing.__main__ import COMMANDS
 from probing.commandline import run
 
@@ -31,6 +32,10 @@ def toy(tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str], monk
     for name, part in (("train", sentences[:150]), ("dev", sentences[150:])):
         rows = ["".join(map(_word, range(1, 999), text.split())) for text in part]
         (tmp_path / f"{name}.conllu").write_text("\n".join(rows) + "\n")
+    for part, n in (("train", 30), ("dev", 20)):
+        write_wic(tmp_path / "wic", part, word_pairs(n, n))
+    write_sts(tmp_path / "sts", 10)
+    (tmp_path / "glove.txt").write_text("the 1 2\ntoken 3 4\nlayer 2 0\n")
     (tmp_path / "conf").symlink_to(ROOT / "conf")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "disabled")
@@ -59,8 +64,10 @@ def test_every_command_of_the_readme_runs(line: str, toy: Path) -> None:
     args = [{"6": "2", "0,3,6": "0,2"}.get(arg, arg) for arg in shlex.split(line)[3:]]
     if args[0] == "fit" and line != PROBING[0]:  # the first shows all that is measured by default
         args += BARE_ARGS
-    if args[0] in ("fit", "extract"):
+    if args[0] in ("fit", "extract", "geometry"):
         args += ["--model", str(toy)] + ([] if "--corpus" in args else ["--corpus", "sentences.txt"])
+    if args[0] in ("wic", "sts"):
+        args += ["--model", str(toy)]
     if "runs/A" in args:
         for name in ("A", "B"):
             probing.fit(model=str(toy), corpus="sentences.txt", name=name, quiet=True, **BARE)
@@ -86,7 +93,7 @@ def test_the_python_of_the_readme_runs(toy: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_every_option_that_the_readme_names_exists() -> None:
     help_text = io.StringIO()
-    for command in ("fit", "rank", "compare", "report"):
+    for command in ("fit", "rank", "compare", "geometry", "wic", "sts", "report"):
         with contextlib.redirect_stdout(help_text), pytest.raises(SystemExit):
             run(COMMANDS, [command, "--help"])
     named = set(re.findall(r"`(--[a-z_]+(?:\.[a-z0-9_]+)?)", README)) - {"--help", "--yes"}

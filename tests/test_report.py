@@ -244,6 +244,7 @@ def test_the_runs_of_a_comparison_that_moved_are_asked_for(
 def test_geometry_is_shown_where_it_was_measured(runs: Path, tmp_path: Path) -> None:
     folder = tmp_path / "shape"
     folder.mkdir()
+    (folder / "results.json").write_text('{"kind": "geometry"}')
     (folder / "geometry.csv").write_text(
         "layer,transform,measure,value,low,high,n_tokens\n0,none,mean_cosine,0.51234,0.5,0.53,900\n"
         "2,none,mean_cosine,0.71,,,900\n2,clip,mean_cosine,0.12,,,900\n"
@@ -254,6 +255,7 @@ def test_geometry_is_shown_where_it_was_measured(runs: Path, tmp_path: Path) -> 
     assert "Geometry: shape" in text
     assert "0.512 (0.5 to 0.53)" in text
     assert "after clip" in text
+    assert "none, layer 2: 0.710" in text
     assert "argmax share" not in text  # values are as measured, only headings are put in words
     assert "argmax_share70.875" in text
     with pytest.raises(UserError, match="holds geometry alone"):

@@ -22,6 +22,8 @@ from probing.corpus import Corpus, Split
 from probing.errors import RunError, UserError
 from probing.examples import Examples, Sides
 from probing.examples import label as label_tokens
+from probing.geometry.sides import transformed
+from probing.geometry.transforms import load
 from probing.matching import Method
 from probing.models import ModelSource, length_limits, load_config, load_tokenizer, resolve_model
 from probing.random_bases import Strangers, strangers
@@ -159,7 +161,7 @@ def probe_weight(run: Run) -> Tensor:
 
 
 def sides_of(finished: Finished, extract: Extraction) -> Sides:
-    """Return the examples of a run, labelled as they were when its probes were trained."""
+    """Return the examples of a run, labelled, and transformed, as they were when its probes were trained."""
     run = finished.run
     task = load_task(run.config["task"], run.config["task_args"])
     classes: Labels = np.array(run.results["classes"], dtype=np.int64 if task.ordinal else object)
@@ -168,7 +170,10 @@ def sides_of(finished: Finished, extract: Extraction) -> Sides:
         store, corpus = extract.store(finished, finished.corpora[part]), finished.corpora[part]
         return label_tokens(store, corpus, task, finished.splits[part], classes, side)
 
-    return Sides(examples("train", 0), examples("validation", 0), examples("test", -1), classes, task.ordinal)
+    sides = Sides(examples("train", 0), examples("validation", 0), examples("test", -1), classes, task.ordinal)
+    if run.config.get("transform", "none") == "none":
+        return sides
+    return transformed(sides, load(run.folder / "transform.safetensors"))
 
 
 def check_contributions(run: Run, layer: int, contribution: Sequence[float] | NDArray[np.float64]) -> None:

@@ -43,6 +43,7 @@ def fit(
     controls: str | list[str] = "all",
     evidence: Literal["all", "none"] = "all",
     mdl: bool = False,
+    transform: Literal["none", "clip", "whiten", "standardise", "center", "all_but_the_top"] = "none",
     seed: int = 0,
     runs: str = "runs",
     name: str | None = None,
@@ -71,6 +72,8 @@ def fit(
             permuted_positions, untrained, control_task.
         evidence: all also trains without each of the first neurons and under other penalties; none does not.
         mdl: Also measure how many bits the training labels take, encoded online with each layer's activations.
+        transform: Train on transformed activations, fitted on training tokens, beside probes on them as they are; clip
+            sets outliers of the mean to 0, whiten is ZCA.
         seed: Of the split, of permuted labels and bootstraps, of adam's batches and of untrained weights.
         runs: Folder of runs.
         name: Name of this run; MODEL-TASK-YYYYMMDD-HHMMSS by default.
@@ -103,6 +106,8 @@ def fit(
         from probing.commands.preparation import control_sides, example_checks, label_sides, origin
         from probing.distributed import is_main_process
         from probing.evidence import Retraining, strengthened
+        from probing.geometry.sides import transform_all
+        from probing.geometry.transforms import save
         from probing.mdl import online_code
         from probing.models import load_config, parse_layers, resolve_model
         from probing.ranking import collect_evidence
@@ -125,6 +130,9 @@ def fit(
         say_what_was_left_out(corpora, stores, say)
         sides = label_sides(stores, corpora, splits, token_task)
         others = control_sides(wanted, sides, corpora, extract, source, weights_seed, seed, say)
+        fitted: dict[int, Any] = {}
+        if transform != "none":
+            sides, others, fitted = transform_all(transform, sides, others, layers, seed)
         extracted = time.perf_counter()
 
         folder = RunFolder(place, name, f"{source.short_name}-{task}") if is_main_process() else None
@@ -168,7 +176,11 @@ def fit(
             }
             cached_of = {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))}
             summary = write_summary(folder.path, measured, written, cached_of, timings)
-            tracker.log_results(written.accuracy, written.neurons, written.figures, [*written.files, summary])
+            files = [*written.files, summary]
+            if fitted:
+                save(path := folder.path / "transform.safetensors", fitted)
+                files.append(path)
+            tracker.log_results(written.accuracy, written.neurons, written.figures, files)
         run = load_run(folder.finish())
     _report(run, tracker.where(run.folder), quiet)
     return run
@@ -184,6 +196,7 @@ def _replicate_problems(replicates: int) -> list[str]:
 def _report(run: Run, where: str | None, quiet: bool) -> None:
     """Print the tables, what may be concluded of each layer's top neuron, and where everything is."""
     from probing import terminal
+    from probing.geometry.report import transform_lines
     from probing.ranking import conclusion
 
     layers = [row["layer"] for row in run.accuracy]
@@ -204,4 +217,6 @@ def _report(run: Run, where: str | None, quiet: bool) -> None:
                     f"Layer {layer}: the probe stopped up to {fitted['optimality_gap']:.1g} nats short of its optimum, "
                     "so this ranking may be the optimiser's rather than the data's."
                 )
+    for line in transform_lines(run):
+        print(line)
     print(f"Results: {run.folder}" + (f"; on Weights & Biases: {where}" if where else ""))

@@ -35,18 +35,28 @@ def read_lines(name: str, option: str) -> list[str]:
     kind = Path(path.stem).suffix if packed else path.suffix
     if name != "-" and kind not in (".txt", ".conllu", ".tsv", ""):
         raise UserError(f"`{typed}`: a file of type {kind}{'.gz' * packed} is not read; give {READABLE}.")
-    data = _read_standard_input(typed) if name == "-" else _read(path, typed)
+    data = _read_standard_input(typed) if name == "-" else read_bytes(path, typed, READABLE)
     if packed or data.startswith(_GZIP_MAGIC):  # no UTF-8 text starts with these bytes
         data = _unpack(data, typed)
-    return [line.removeprefix("\ufeff") for line in _LINE_END.split(_decode(data, typed))]
+    return decode_lines(data, typed)
 
 
-def _read(path: Path, typed: str) -> bytes:
+def read_bytes(path: Path, typed: str, readable: str) -> bytes:
+    """Return what is in a file.
+
+    Args:
+        path: Of the file.
+        typed: What the user typed, for messages.
+        readable: What could be given instead.
+
+    Raises:
+        UserError: If it cannot be read.
+    """
     try:
         return path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL
         reason = (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
-        raise UserError(f"`{typed}` cannot be read ({reason}); give {READABLE}.") from None
+        raise UserError(f"`{typed}` cannot be read ({reason}); give {readable}.") from None
 
 
 def _read_standard_input(typed: str) -> bytes:
@@ -68,9 +78,14 @@ def _unpack(data: bytes, typed: str) -> bytes:
         ) from None
 
 
-def _decode(data: bytes, typed: str) -> str:
+def decode_lines(data: bytes, typed: str) -> list[str]:
+    """Return the lines of a text in UTF-8, without byte-order marks.
+
+    Raises:
+        UserError: If it is not UTF-8; the message names the line.
+    """
     try:
-        return data.decode("utf-8")
+        return [line.removeprefix("\ufeff") for line in _LINE_END.split(data.decode("utf-8"))]
     except UnicodeDecodeError as error:
         line = len(_LINE_END.split(data[: error.start].decode("utf-8")))
         raise UserError(

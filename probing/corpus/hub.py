@@ -32,6 +32,35 @@ def read_dataset(source: str, option: str) -> list[Any]:
     """
     typed = f"{option} {source}"
     name, settings = _parse(source, typed)
+    _check_library(typed)
+    with _quietly():
+        dataset = _load(name, settings.get("config"), settings.get("split", "train"), typed)
+        column = _choose_column(dataset.features, settings.get("column"), typed)
+        batches = dataset.select_columns([column]).iter(1000)  # fifty times as fast as row by row
+        return _rows((value for batch in batches for value in batch[column]), column, typed)
+
+
+def read_splits(source: str, option: str) -> dict[str, list[dict[str, Any]]]:
+    """Return all rows of a data set under the name of each split, a row as a dict of its columns.
+
+    Args:
+        source: `hf:NAME?config=C`. NAME is a folder or a hub id.
+        option: Where the user typed it, for messages.
+
+    Raises:
+        UserError: If the source is not of that form or cannot be had, or if the library `datasets` is not installed.
+    """
+    typed = f"{option} {source}"
+    name, settings = _parse(source, typed)
+    if not_here := [key for key in settings if key != "config"]:
+        raise UserError(f"`{typed}`: all splits and columns are read, so leave {not_here[0]}= out.")
+    _check_library(typed)
+    with _quietly():
+        builder = _prepared(name, settings.get("config"), typed)
+        return {split: builder.as_dataset(split=split).to_list() for split in builder.info.splits}
+
+
+def _check_library(typed: str) -> None:
     try:
         import datasets  # noqa: F401
     except ImportError:
@@ -39,11 +68,6 @@ def read_dataset(source: str, option: str) -> list[Any]:
             f"`{typed}` needs the library datasets, which is not installed; "
             "it comes with `pip install 'neuron-probing[hf]'`."
         ) from None
-    with _quietly():
-        dataset = _load(name, settings.get("config"), settings.get("split", "train"), typed)
-        column = _choose_column(dataset.features, settings.get("column"), typed)
-        batches = dataset.select_columns([column]).iter(1000)  # fifty times as fast as row by row
-        return _rows((value for batch in batches for value in batch[column]), column, typed)
 
 
 def _parse(source: str, typed: str) -> tuple[str, dict[str, str]]:
@@ -60,6 +84,16 @@ def _parse(source: str, typed: str) -> tuple[str, dict[str, str]]:
 
 
 def _load(name: str, config: str | None, split: str, typed: str) -> Any:
+    builder = _prepared(name, config, typed)
+    try:
+        return builder.as_dataset(split=split)
+    except Exception as error:
+        problem = f"split {split} cannot be cut ({_reason(error)})" if "[" in split else f"there is no split {split}"
+        raise UserError(f"`{typed}`: {problem}; give one of {', '.join(builder.info.splits)} as split=.") from None
+
+
+def _prepared(name: str, config: str | None, typed: str) -> Any:
+    """Return the library's builder of a data set, whose files are here."""
     import datasets
 
     try:
@@ -76,11 +110,7 @@ def _load(name: str, config: str | None, split: str, typed: str) -> Any:
         builder.download_and_prepare()
     except Exception as error:
         raise _unreadable(typed, _reason(error)) from None
-    try:
-        return builder.as_dataset(split=split)
-    except Exception as error:
-        problem = f"split {split} cannot be cut ({_reason(error)})" if "[" in split else f"there is no split {split}"
-        raise UserError(f"`{typed}`: {problem}; give one of {', '.join(builder.info.splits)} as split=.") from None
+    return builder
 
 
 def _unreadable(typed: str, reason: str) -> UserError:

@@ -20,12 +20,11 @@ def question(subject: Subject) -> str:
     """Return what a run was asked."""
     config, results, first = subject.run.config, subject.run.results, subject.run.accuracy[0]
     model = str(config["model"]) + (", its weights drawn at random" if config.get("random_weights") else "")
-    layers = subject.layers
-    which = _layers(layers)
+    model += f", its hidden states after {config['transform']}" if config.get("transform", "none") != "none" else ""
     sentences = results["n_sentences"]
     tested = f", tested on {config['test_corpus']}" if config.get("test_corpus") else ""
     return (
-        f"Can {subject.task} be read off {which} of {model}, and which neurons tell it? A linear probe without a bias "
+        f"Can {subject.task} be read off {_layers(subject.layers)} of {model}, and which neurons tell it? A linear probe without a bias "
         f"was trained in each layer on {count(first['n_train_tokens'], 'token')} of "
         f"{count(sentences['train'], 'sentence')} of {config['corpus']}{tested}, to tell apart "
         f"{count(first['n_classes'], 'class', 'classes')}, and tested on {count(first['n_test_tokens'], 'token')} of "
@@ -122,7 +121,10 @@ def _held_against(subject: Subject) -> str:
 
 def _called(name: str, words: str) -> str:
     """Return what a control is called in a sentence."""
-    noun = {"majority": "the majority class", "shuffled": words, "permuted_positions": words}
+    noun = {
+        "majority": "the majority class", "shuffled": words, "permuted_positions": words,
+        "untransformed": "the states as they are", "others_clipped": "other neurons clipped",
+    }  # fmt: skip
     return noun.get(name, f"the {words}")
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.errors import UserError, as_clause
-from probing.runs import Row, Run, load_run, read_csv
+from probing.runs import PARTIAL, Row, Run, load_run, read_csv
 
 # What a ranked table must have for a page to be made of it.
 NEEDED = {"layer", "rank", "neuron", "contribution", "ratio", "contribution_centred", "eta_squared", "eta_squared_z"}
@@ -179,10 +179,8 @@ def _reading(folder: Path) -> Iterator[None]:
 
 
 def _kind(folder: Path) -> str:
-    if (folder / "geometry.csv").is_file():
-        return "geometry"
-    if not (folder / "results.json").is_file():
-        return "run"  # which `load_run` says what is wrong with
+    if not (folder / "results.json").is_file() or folder.name.endswith(PARTIAL):
+        return "run"  # of which `load_run` says what is wrong
     with _reading(folder):
         return str(json.loads((folder / "results.json").read_text()).get("kind", "run"))
 

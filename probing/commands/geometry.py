@@ -1,0 +1,251 @@
+"""`geometry`: outlier dimensions, anisotropy before and after transforms, and how alike tokens become."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from probing.commands.shared import (
+    Dtype,
+    Layers,
+    cache_folder,
+    extract_all,
+    number_problems,
+    plain,
+    runs_folder,
+    say_what_was_left_out,
+    tracking,
+)
+from probing.errors import UserError, did_you_mean, out_of_range, refuse
+from probing.models import ModelSource, layer_numbers
+from probing.options import WandbOptions, as_options
+from probing.runs import RunFolder, check_name
+from probing.wandb_mode import resolve_mode
+
+Definition = Literal["argmin_share", "argmax_share", "mean_profile", "layer_norm", "variance"]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A finished measurement; each table is a list of dicts.
+
+    Args:
+        folder: Where it is.
+        geometry: As in `geometry.csv`.
+        outliers: As in `outliers.csv`.
+        dimensions: As in `dimensions.csv`.
+        parameters: As in `parameters.csv`.
+        explained: As in `explained.csv`.
+    """
+
+    folder: Path
+    geometry: list[dict[str, Any]]
+    outliers: list[dict[str, Any]]
+    dimensions: list[dict[str, Any]]
+    parameters: list[dict[str, Any]]
+    explained: list[dict[str, Any]]
+
+    def __repr__(self) -> str:
+        from probing.geometry.report import tables
+        from probing.terminal import render
+
+        return render(*tables(self)) + str(self.folder)
+
+
+def geometry(
+    model: str = "minilm",
+    layer: Layers = "all",
+    revision: str | None = None,
+    random_weights: bool = False,
+    dtype: Dtype = "float32",
+    corpus: str = "builtin",
+    fit_corpus: str | None = None,
+    max_length: int | None = None,
+    batch_tokens: int | None = None,
+    special_tokens: Literal["exclude", "include"] = "exclude",
+    transforms: str | list[str] = "all",
+    definition: Definition = "mean_profile",
+    clip_to: Literal["zero", "mean"] = "zero",
+    draws: int = 10,
+    whitening: Literal["pca", "zca"] = "pca",
+    components: int | None = None,
+    shrinkage: float = 0.0,
+    top: int | None = None,
+    estimators: str | list[str] = "none",
+    seed: int = 0,
+    runs: str = "runs",
+    name: str | None = None,
+    cache: str | None = None,
+    quiet: bool = False,
+    trainer: dict[str, Any] | None = None,
+    wandb: WandbOptions = WandbOptions(),
+) -> Geometry | None:
+    """Find outlier dimensions, and measure how alike vectors point before and after clipping, whitening and others.
+
+    Args:
+        model: Alias (minilm, bert, roberta, distilbert, ...), hub id, or local folder.
+        layer: One layer (6), several (0,3,6) or all; 0 is the embedding output.
+        revision: Branch, tag or commit of the model on the hub.
+        random_weights: Take the untrained twin: the same architecture, weights drawn with --seed.
+        dtype: Of the forward pass and of what is cached.
+        corpus: builtin, .txt (sentence a line), .conllu, .tsv, or .gz, hf:NAME?config=C&split=S&column=T, - (stdin).
+        fit_corpus: Find outliers and fit transforms on this corpus, given like --corpus, instead of the one measured.
+        max_length: Longest tokenised sentence, special tokens included; the model's own limit by default.
+        batch_tokens: Padded tokens in one forward pass, fixed when the cache entry is made.
+        special_tokens: Whether special tokens count; outliers are found without and with them in any case.
+        transforms: all, none, or some of clip, whiten, standardise, center, all_but_the_top.
+        definition: Of the outliers that are clipped; all five are reported.
+        clip_to: What clipped neurons are set to; mean is a control.
+        draws: How many times other neurons, as many as there are outliers, are drawn and clipped for comparison.
+        whitening: pca, or zca, which turns whitened vectors back; cosines are the same.
+        components: Directions that whitening keeps; all that vary by default.
+        shrinkage: How far whitening takes the covariance for that of a sphere, 0 to 1; for few tokens.
+        top: Directions that all_but_the_top leaves out; d_model / 100 by default.
+        estimators: Published estimators of the mean cosine beside the exact one: all, none, or some of e19, lkm, tvs.
+        seed: Of drawn tokens, neurons and sentences, and of untrained weights.
+        runs: Folder of runs.
+        name: Name of this run; MODEL-geometry-YYYYMMDD-HHMMSS by default.
+        cache: Folder of cached activations; $PROBING_CACHE or RUNS/cache by default.
+        quiet: Result lines only, no tables and no progress.
+        trainer: Arguments of Lightning's Trainer that concern a forward pass, such as --trainer.devices 2.
+        wandb: Where and how to track the run in Weights & Biases.
+
+    Returns:
+        What was measured; None on ranks other than the first.
+    """
+    wandb = as_options(WandbOptions, wandb, "wandb")
+    config = plain(locals())
+    from probing import terminal
+
+    say = terminal.silence if quiet else terminal.say
+    refuse(
+        [
+            *number_problems(seed, max_length, batch_tokens),
+            *out_of_range("draws", draws, 0, 1000),
+            *out_of_range("components", components, 1),
+            *out_of_range("shrinkage", shrinkage, 0, 1),
+            *out_of_range("top", top, 0),
+        ]
+    )
+    resolve_mode(wandb.mode)
+    layer_numbers(layer)
+    cached, place = cache_folder(cache, runs), runs_folder(runs)
+    if name is not None:
+        check_name(place, name)
+    if fit_corpus == corpus == "-":
+        raise UserError("`--fit_corpus -`: standard input is read once; give one of the two as a file.")
+    with terminal.quiet_libraries():
+        from probing.commands.preparation import origin
+        from probing.corpus import load_corpus
+        from probing.distributed import is_main_process
+        from probing.geometry.figures import write_figures
+        from probing.geometry.layers import ESTIMATORS
+        from probing.geometry.results import tables_of, write, write_summary
+        from probing.geometry.survey import Plan, survey
+        from probing.geometry.transforms import KINDS, Fitting
+        from probing.models import load_config, parse_layers, resolve_model
+        from probing.training import check_trainer_options
+
+        start = time.perf_counter()
+        kinds, estimated = _chosen("transforms", transforms, KINDS), _chosen("estimators", estimators, ESTIMATORS)
+        check_trainer_options(trainer or {}, "lbfgs")
+        corpora = [load_corpus(corpus)]
+        if fit_corpus is not None:
+            corpora.append(load_corpus(fit_corpus, "--fit_corpus"))
+        source = resolve_model(model, revision)
+        of_model = load_config(source)
+        layers = parse_layers(layer, of_model.num_hidden_layers, model)
+        refuse(
+            out_of_range("components", components, 1, of_model.hidden_size)
+            + out_of_range("top", top, 0, of_model.hidden_size - 1)
+        )
+        weights_seed = seed if random_weights else None
+        stores = extract_all(
+            source, corpora, layers, cached, trainer or {}, say, terminal.show_progress(quiet),
+            checks=[partial(_check_tokens, special_tokens=special_tokens)] * len(corpora), dtype=dtype,
+            max_length=max_length, batch_tokens=batch_tokens, random_weights_seed=weights_seed,
+        )  # fmt: skip
+        say_what_was_left_out(corpora, stores, say)
+        extracted = time.perf_counter()
+        if not is_main_process():
+            return None
+        folder = RunFolder(place, name, f"{source.short_name}-geometry")
+        with tracking(folder, wandb, config) as tracker:
+            how = Plan(
+                special_tokens, kinds, definition, Fitting(clip_to, whitening, components, shrinkage, top), draws,
+                estimated, seed,
+            )  # fmt: skip
+            progress = terminal.say if terminal.show_progress(quiet) else terminal.silence
+            found = survey(stores[0], stores[-1], layers, *_encoder(source, weights_seed), how, progress)
+            if missing := found.not_applicable:
+                say(f"{source.name} has no {', '.join(missing)} in the width of its hidden states: not applicable")
+            measured = time.perf_counter()
+            files = write(folder.path, config, found)
+            tables = tables_of(found)
+            figures = write_figures(folder.path / "figures", tables, source.short_name)
+            done = time.perf_counter()
+            timings = {
+                "extract_s": extracted - start,
+                "measure_s": measured - extracted,
+                "write_s": done - measured,
+                "total_s": done - start,
+            }
+            cached_of = {"measured": origin(stores[0]), "fitted": origin(stores[-1])}
+            files.append(write_summary(folder.path, found, cached_of, timings))
+            if tracker:
+                tracker.log_results([], [], figures, files, tables, kind="geometry")
+        made = Geometry(folder.finish(), **tables)
+    _report(made, found.clipped, tracker.where(made.folder) if tracker else None, quiet)
+    return made
+
+
+def _chosen(option: str, typed: str | Sequence[str], known: Sequence[Any]) -> list[Any]:
+    """Return which of the known names are meant, in their order.
+
+    Raises:
+        UserError: If one is none of them.
+    """
+    names = [part.strip() for part in typed.split(",")] if isinstance(typed, str) else list(typed)
+    if names in (["all"], ["none"]):
+        return list(known) if names == ["all"] else []
+    for name in names:
+        if name not in known:
+            near = did_you_mean(name, known)
+            raise UserError(f"`--{option} {name}` is none of them{near}; they are {', '.join(known)}, or all, or none.")
+    return [name for name in known if name in names]
+
+
+def _check_tokens(tokens: Any, special_tokens: str) -> None:
+    """Refuse tokens that leave no two vectors to compare.
+
+    Raises:
+        UserError: If fewer than two count.
+    """
+    n = tokens.n_tokens if special_tokens == "include" else int((~tokens.special).sum())
+    if n < 2:
+        raise UserError(f"`--corpus`: {n} tokens are left once special tokens are set aside, and cosines need two.")
+
+
+def _encoder(source: ModelSource, weights_seed: int | None) -> tuple[Any, Any]:
+    """Return the model, whose parameters are looked at, and its tokenizer, which knows punctuation."""
+    import torch
+
+    from probing.models import load_encoder, load_tokenizer
+
+    return load_encoder(source, torch.float32, weights_seed), load_tokenizer(source)
+
+
+def _report(made: Geometry, clipped: Mapping[int, Sequence[int]], where: str | None, quiet: bool) -> None:
+    """Print the tables, what they say in a sentence each, and where everything is."""
+    from probing import terminal
+    from probing.geometry.report import conclusions, tables
+
+    if not quiet:
+        terminal.show(*tables(made))
+    for line in conclusions(made, clipped):
+        print(line)
+    print(f"Results: {made.folder}" + (f"; on Weights & Biases: {where}" if where else ""))

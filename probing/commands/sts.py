@@ -1,0 +1,229 @@
+"""`sts`: does the cosine of two sentences' vectors go with how alike people find them?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from probing.commands.shared import (
+    Dtype,
+    Layers,
+    cache_folder,
+    extract_all,
+    number_problems,
+    plain,
+    runs_folder,
+    say_what_was_left_out,
+    tracking,
+)
+from probing.downstream.space_names import Definition
+from probing.errors import UserError, out_of_range, refuse
+from probing.models import layer_numbers
+from probing.options import WandbOptions, as_options
+from probing.runs import RunFolder, check_name
+from probing.wandb_mode import resolve_mode
+
+
+@dataclass(frozen=True)
+class SentenceSimilarity:
+    """What `sts` found out.
+
+    Args:
+        folder: Where it is.
+        layers: A dict per set, pooling, layer, space and aggregation, as in `sts.csv`.
+        chosen: A dict per protocol, set, pooling, space and aggregation, as in `chosen.csv`.
+    """
+
+    folder: Path
+    layers: list[dict[str, Any]]
+    chosen: list[dict[str, Any]]
+
+    def __repr__(self) -> str:
+        from probing.downstream.tables import sts_tables
+        from probing.terminal import render
+
+        return render(*sts_tables(self.layers, self.chosen)) + str(self.folder)
+
+
+def sts(
+    folders: list[str] | None = None,
+    model: str = "minilm",
+    layer: Layers = "all",
+    revision: str | None = None,
+    random_weights: bool = False,
+    dtype: Dtype = "float32",
+    pooling: str | list[str] = "mean",
+    transforms: str | list[str] = "clip,whiten",
+    definition: Definition = "mean_profile",
+    components: int | None = None,
+    fit_on: str = "train",
+    static: str | None = None,
+    max_length: int | None = None,
+    batch_tokens: int | None = None,
+    seed: int = 0,
+    runs: str = "runs",
+    name: str | None = None,
+    cache: str | None = None,
+    quiet: bool = False,
+    trainer: dict[str, Any] | None = None,
+    wandb: WandbOptions = WandbOptions(),
+) -> SentenceSimilarity | None:
+    """Hold cosines of sentences against human scores (STS, SICK-R), per layer, plain, clipped and whitened.
+
+    Args:
+        folders: Folders with STS12 to STS16, STS-B and SICK, or hf:NAME?config=C; `--folders` may be left out.
+        model: Alias (minilm, bert, roberta, distilbert, ...), hub id, or local folder.
+        layer: One layer (6), several (0,3,6) or all; 0 is the embedding output.
+        revision: Branch, tag or commit of the model on the hub.
+        random_weights: Take the untrained twin: the same architecture, weights drawn with --seed.
+        dtype: Of the forward pass and of what is cached.
+        pooling: How sentences get their vectors, some or all: mean over tokens that are not special, mean_special over
+            all tokens, cls for the first one, first_last for the mean of layer 1 and each layer.
+        transforms: Beside the plain vectors: all, none, or some of clip, clip_random, whiten, standardise, center,
+            all_but_the_top.
+        definition: Of the outliers that are clipped, as `geometry` has it.
+        components: Directions that whitening keeps; all that vary by default.
+        fit_on: What transforms are fitted on: train for the training parts (the built-in corpus where there are none),
+            a corpus such as builtin or text.txt, or target for each set's own sentences, which is transductive.
+        static: File of word vectors in GloVe's format, whose mean is held beside the model.
+        max_length: Longest tokenised sentence, special tokens included; the model's own limit by default.
+        batch_tokens: Padded tokens in one forward pass, fixed when the cache entry is made.
+        seed: Of bootstraps, of clip_random's neurons and of untrained weights.
+        runs: Folder of runs.
+        name: Name of this run; MODEL-sts-YYYYMMDD-HHMMSS by default.
+        cache: Folder of cached activations; $PROBING_CACHE or RUNS/cache by default.
+        quiet: Result lines only, no tables and no progress.
+        trainer: Arguments of Lightning's Trainer that concern a forward pass, such as --trainer.devices 2.
+        wandb: Where and how to track the run in Weights & Biases.
+
+    Returns:
+        What was found; None on ranks other than the first.
+    """
+    wandb = as_options(WandbOptions, wandb, "wandb")
+    config = plain(locals())
+    from probing import terminal
+    from probing.corpus import load_corpus
+    from probing.downstream.choices import chosen as named
+    from probing.downstream.pooling_names import POOLINGS
+    from probing.downstream.sentence_similarity import reported
+    from probing.downstream.space_names import SPACES, Space
+    from probing.downstream.sts import READABLE, read_sts
+
+    say = terminal.silence if quiet else terminal.say
+    progress = terminal.show_progress(quiet)
+    refuse(number_problems(seed, max_length, batch_tokens) + out_of_range("components", components, 1))
+    resolve_mode(wandb.mode)
+    layer_numbers(layer)
+    poolings = named("--pooling", pooling, POOLINGS)
+    spaces: list[Space] = ["none", *named("--transforms", transforms, SPACES[1:], "none")]
+    cached, place = cache_folder(cache, runs), runs_folder(runs)
+    if name is not None:
+        check_name(place, name)
+    if not folders:
+        raise UserError(f"`sts` takes {READABLE}.")
+    sets = read_sts(folders)
+    targets = reported(sets)
+    if not targets:
+        raise UserError(f"`sts {' '.join(folders)}`: there are training parts alone; give dev or test parts too.")
+    for one in sets:
+        if one.n_dropped:
+            say(f"{one.label}: {one.n_dropped} pairs without a score or a sentence were left out")
+    train = [one for one in sets if one.part == "train"]
+    outside = None
+    if fit_on == "train" and not train and spaces != ["none"]:
+        say("there is no training part: transforms are fitted on the built-in corpus")
+        outside = load_corpus("builtin", "--fit_on")
+    elif fit_on not in ("train", "target"):
+        outside = load_corpus(fit_on, "--fit_on")
+    with terminal.quiet_libraries():
+        from probing.commands.downstream import write_results
+        from probing.commands.preparation import origin
+        from probing.commands.sentence_vectors import Vectors, described, first_token_check, fitted_texts, similarities
+        from probing.distributed import is_main_process
+        from probing.downstream import sentence_similarity as sentences
+        from probing.downstream.figures import write_sts_figure
+        from probing.downstream.pooling import FIRST
+        from probing.downstream.spaces import Fitting
+        from probing.downstream.static import read_static
+        from probing.models import load_config, parse_layers, resolve_model
+        from probing.training import check_trainer_options
+
+        start = time.perf_counter()
+        fitting = Fitting(spaces, definition, components, seed)
+        check_trainer_options(trainer or {}, "lbfgs")
+        source = resolve_model(model, revision)
+        architecture = load_config(source)
+        refuse(out_of_range("components", components, 1, architecture.hidden_size))
+        layers = parse_layers(layer, n_layers := architecture.num_hidden_layers, model)
+        if "first_last" in poolings and n_layers < FIRST:
+            raise UserError(f"`--pooling first_last`: {model} has no blocks, so no layer {FIRST}; take mean.")
+        corpora = [one.corpus for one in sets] + ([outside] if outside else [])
+        words = read_static(static, [text for corpus in corpora for text in corpus.sentences]) if static else None
+        check = first_token_check(poolings, source.short_name)
+        stores = extract_all(
+            source, corpora, sorted({*layers, *([FIRST] if "first_last" in poolings else [])}), cached, trainer or {},
+            say, progress, [check] * len(corpora), dtype=dtype, max_length=max_length, batch_tokens=batch_tokens,
+            random_weights_seed=seed if random_weights else None,
+        )  # fmt: skip
+        if not is_main_process():
+            return None
+        extracted = time.perf_counter()
+        say_what_was_left_out(corpora, stores, say)
+        vectors = Vectors(sets, stores[: len(sets)], (outside, stores[-1]) if outside else None, words)
+        texts = fitted_texts(vectors, targets, fit_on)
+        fewest = min(text.n_sentences for text in texts.values())
+        if "whiten" in spaces and fewest < 2 * architecture.hidden_size:
+            say(f"whitening is fitted on {fewest} sentences, few for {architecture.hidden_size} neurons")
+        with tracking(run_folder := RunFolder(place, name, f"{source.short_name}-sts"), wandb, config) as tracker:
+            found = similarities(vectors, texts, layers, poolings, fitting)
+            rows = sentences.by_layer(found, targets, seed)
+            chosen = sentences.chosen(found, targets, sets, seed)
+            for row in (*rows, *chosen):
+                if row["transform"] != "none":
+                    row["fitted_on"] = " and ".join(texts[row["set"]].names)
+            done = time.perf_counter()
+            tables = {"sts": (rows, sentences.STS_COLUMNS), "chosen": (chosen, sentences.CHOSEN_COLUMNS)}
+            summary = {
+                "kind": "similarity evaluation",
+                "cache": {corpus.name: origin(store) for corpus, store in zip(corpora, stores, strict=True)},
+                "sets": [described(one, words) for one in sets],
+                "fitted_on": {label: text.described() for label, text in texts.items()},
+                "timings": {"extract_s": extracted - start, "evaluate_s": done - extracted, "total_s": done - start},
+            }
+            files = write_results(run_folder.path, config, tables, summary)
+            figures = [
+                write_sts_figure(run_folder.path / "figures" / f"sts_{how}.png", rows, how, source.short_name)
+                for how in poolings
+            ]
+            if tracker:
+                logged = {table: rows for table, (rows, _) in tables.items()}
+                tracker.log_results(_curves(rows, poolings[0]), [], figures, files, logged, "sts")
+        result = SentenceSimilarity(run_folder.finish(), rows, chosen)
+    _report(result, tracker.where(result.folder) if tracker else None, quiet)
+    return result
+
+
+def _curves(rows: Sequence[dict[str, Any]], pooling: str) -> list[dict[str, Any]]:
+    """Return a row per layer with a column for each set and space, for W&B's curves."""
+    by_layer: dict[int, dict[str, Any]] = {}
+    for row in rows:
+        if row["pooling"] == pooling and row["aggregation"] == "all":
+            point = by_layer.setdefault(row["layer"], {"layer": row["layer"]})
+            point[f"{row['set']}_{row['transform']}_spearman".replace(" ", "_")] = row["spearman"]
+    return list(by_layer.values())
+
+
+def _report(found: SentenceSimilarity, where: str | None, quiet: bool) -> None:
+    """Print the tables and where everything is."""
+    from probing import terminal
+    from probing.downstream.tables import sts_lines, sts_tables
+
+    if quiet:
+        for line in sts_lines(found.chosen):
+            print(line)
+    else:
+        terminal.show(*sts_tables(found.layers, found.chosen))
+    print(f"Results: {found.folder}" + (f"; on Weights & Biases: {where}" if where else ""))

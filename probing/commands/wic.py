@@ -1,0 +1,197 @@
+"""`wic`: does the cosine of a word's vectors tell whether it means the same in two sentences?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from probing.commands.shared import (
+    Dtype,
+    Layers,
+    cache_folder,
+    extract_all,
+    number_problems,
+    plain,
+    runs_folder,
+    say_what_was_left_out,
+    tracking,
+)
+from probing.downstream.space_names import Definition
+from probing.errors import UserError, out_of_range, refuse
+from probing.models import layer_numbers
+from probing.options import WandbOptions, as_options
+from probing.runs import RunFolder, check_name
+from probing.wandb_mode import resolve_mode
+
+
+@dataclass(frozen=True)
+class WordsInContext:
+    """What `wic` found out.
+
+    Args:
+        folder: Where it is.
+        layers: A dict per layer and space, as in `wic.csv`.
+        chosen: A dict per protocol and space, as in `chosen.csv`.
+    """
+
+    folder: Path
+    layers: list[dict[str, Any]]
+    chosen: list[dict[str, Any]]
+
+    def __repr__(self) -> str:
+        from probing.downstream.tables import wic_tables
+        from probing.terminal import render
+
+        return render(*wic_tables(self.layers, self.chosen)) + str(self.folder)
+
+
+def wic(
+    folder: str | None = None,
+    model: str = "minilm",
+    layer: Layers = "all",
+    revision: str | None = None,
+    random_weights: bool = False,
+    dtype: Dtype = "float32",
+    part: Literal["dev", "test"] = "dev",
+    transforms: str | list[str] = "clip,whiten",
+    definition: Definition = "mean_profile",
+    components: int | None = None,
+    max_length: int | None = None,
+    batch_tokens: int | None = None,
+    seed: int = 0,
+    runs: str = "runs",
+    name: str | None = None,
+    cache: str | None = None,
+    quiet: bool = False,
+    trainer: dict[str, Any] | None = None,
+    wandb: WandbOptions = WandbOptions(),
+) -> WordsInContext | None:
+    """Tell word senses apart by cosine (WiC), per layer, plain, clipped and whitened.
+
+    Args:
+        folder: Folder of the WiC data set, or hf:NAME?config=C for its SuperGLUE form; `--folder` may be left out.
+        model: Alias (minilm, bert, roberta, distilbert, ...), hub id, or local folder.
+        layer: One layer (6), several (0,3,6) or all; 0 is the embedding output.
+        revision: Branch, tag or commit of the model on the hub.
+        random_weights: Take the untrained twin: the same architecture, weights drawn with --seed.
+        dtype: Of the forward pass and of what is cached.
+        part: What is reported on; layer and threshold are chosen on train.
+        transforms: Beside the plain hidden states: all, none, or some of clip, clip_random, whiten, standardise,
+            center, all_but_the_top, fitted on the tokens of training sentences.
+        definition: Of the outliers that are clipped, as `geometry` has it.
+        components: Directions that whitening keeps; all that vary by default.
+        max_length: Longest tokenised sentence, special tokens included; the model's own limit by default.
+        batch_tokens: Padded tokens in one forward pass, fixed when the cache entry is made.
+        seed: Of bootstraps, of clip_random's neurons and of untrained weights.
+        runs: Folder of runs.
+        name: Name of this run; MODEL-wic-YYYYMMDD-HHMMSS by default.
+        cache: Folder of cached activations; $PROBING_CACHE or RUNS/cache by default.
+        quiet: Result lines only, no tables and no progress.
+        trainer: Arguments of Lightning's Trainer that concern a forward pass, such as --trainer.devices 2.
+        wandb: Where and how to track the run in Weights & Biases.
+
+    Returns:
+        What was found; None on ranks other than the first.
+    """
+    wandb = as_options(WandbOptions, wandb, "wandb")
+    config = plain(locals())
+    from probing import terminal
+    from probing.downstream.choices import chosen as named
+    from probing.downstream.space_names import SPACES, Space
+    from probing.downstream.wic import READABLE, read_wic
+
+    say = terminal.silence if quiet else terminal.say
+    progress = terminal.show_progress(quiet)
+    refuse(number_problems(seed, max_length, batch_tokens) + out_of_range("components", components, 1))
+    resolve_mode(wandb.mode)
+    layer_numbers(layer)
+    spaces: list[Space] = ["none", *named("--transforms", transforms, SPACES[1:], "none")]
+    cached, place = cache_folder(cache, runs), runs_folder(runs)
+    if name is not None:
+        check_name(place, name)
+    if not folder:
+        raise UserError(f"`wic` takes {READABLE}.")
+    data = read_wic(folder, ["train", part])
+    with terminal.quiet_libraries():
+        from probing.commands.downstream import Text, not_in, scored_pairs, target_check, with_both_words, write_results
+        from probing.commands.preparation import origin
+        from probing.distributed import is_main_process
+        from probing.downstream import words_in_context as words
+        from probing.downstream.figures import write_wic_figure
+        from probing.downstream.spaces import Fitting
+        from probing.models import load_config, parse_layers, resolve_model
+        from probing.training import check_trainer_options
+
+        start = time.perf_counter()
+        fitting = Fitting(spaces, definition, components, seed)
+        check_trainer_options(trainer or {}, "lbfgs")
+        source = resolve_model(model, revision)
+        architecture = load_config(source)
+        refuse(out_of_range("components", components, 1, architecture.hidden_size))
+        layers = parse_layers(layer, architecture.num_hidden_layers, model)
+        train, test = data.values()
+        kept = not_in(train.corpus.sentences, test.corpus.sentences)
+        if not kept.any():
+            raise UserError(f"`wic {folder}`: every sentence of train is in {part} too; give parts that differ.")
+        corpora, checks = [pairs.corpus for pairs in data.values()], [target_check(pairs) for pairs in data.values()]
+        stores = extract_all(
+            source, corpora, layers, cached, trainer or {}, say, progress, checks, dtype=dtype,
+            max_length=max_length, batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None,
+        )  # fmt: skip
+        if not is_main_process():
+            return None
+        extracted = time.perf_counter()
+        say_what_was_left_out(corpora, stores, say)
+        n_cut = {}
+        for (which, pairs), store in zip(list(data.items()), stores, strict=True):
+            data[which] = with_both_words(pairs, store.tokens)
+            n_cut[which] = pairs.n_pairs - data[which].n_pairs
+            if n_cut[which]:
+                say(f"{which}: {n_cut[which]} of {pairs.n_pairs} pairs are left out: their word was cut off")
+        train, test = data.values()
+        fit_on = [Text(stores[0], kept)]
+        with tracking(run_folder := RunFolder(place, name, f"{source.short_name}-wic"), wandb, config) as tracker:
+            scored = scored_pairs(layers, list(data.values()), stores, fit_on, fitting)
+            rows = words.by_layer(scored, train.labels, test.labels, seed)
+            chosen = words.chosen(scored, rows, train.labels, test.labels, part, seed)
+            done = time.perf_counter()
+            tables = {"wic": (rows, words.WIC_COLUMNS), "chosen": (chosen, words.CHOSEN_COLUMNS)}
+            summary = {
+                "kind": "word-in-context evaluation",
+                "cache": {which: origin(store) for which, store in zip(data, stores, strict=True)},
+                "n_pairs": {which: pairs.n_pairs for which, pairs in data.items()},
+                "n_cut_pairs": n_cut,
+                "n_sentences_fitted_on": int(kept.sum()),
+                "timings": {"extract_s": extracted - start, "evaluate_s": done - extracted, "total_s": done - start},
+            }
+            files = write_results(run_folder.path, config, tables, summary)
+            figures = [write_wic_figure(run_folder.path / "figures" / "wic.png", rows, part, source.short_name)]
+            if tracker:
+                tracker.log_results(_curves(rows), [], figures, files, {n: t for n, (t, _) in tables.items()}, "wic")
+        found = WordsInContext(run_folder.finish(), rows, chosen)
+    _report(found, tracker.where(found.folder) if tracker else None, quiet)
+    return found
+
+
+def _curves(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row per layer with a column for each space and measure, for W&B's curves."""
+    by_layer: dict[int, dict[str, Any]] = {}
+    for row in rows:
+        point = by_layer.setdefault(row["layer"], {"layer": row["layer"]})
+        point |= {f"{row['transform']}_{measure}": row[measure] for measure in ("accuracy", "auc")}
+    return list(by_layer.values())
+
+
+def _report(found: WordsInContext, where: str | None, quiet: bool) -> None:
+    """Print the tables and where everything is."""
+    from probing import terminal
+    from probing.downstream.tables import wic_lines, wic_tables
+
+    if not quiet:
+        terminal.show(*wic_tables(found.layers, found.chosen))
+    for line in wic_lines(found.chosen):
+        print(line)
+    print(f"Results: {found.folder}" + (f"; on Weights & Biases: {where}" if where else ""))

@@ -1,0 +1,125 @@
+"""Figures of `wic` and `sts`: what each layer reaches in each space, with what it is held against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from probing.downstream.space_names import WORDS
+from probing.figures import BLUE, GREY, STYLE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Row = Mapping[str, Any]
+
+# Told apart by line and mark as well as by colour.
+LOOKS: dict[str, dict[str, Any]] = {
+    "none": {"color": "black", "ls": "-", "marker": "o"},
+    "clip": {"color": "#c27c0e", "ls": "--", "marker": "s"},
+    "whiten": {"color": BLUE, "ls": "-", "marker": "^"},
+    "clip_random": {"color": "#c27c0e", "ls": ":", "marker": "x"},
+    "standardise": {"color": "#38761d", "ls": "-.", "marker": "D"},
+    "center": {"color": "#741b47", "ls": ":", "marker": "v"},
+    "all_but_the_top": {"color": GREY, "ls": "--", "marker": "P"},
+}
+
+
+def write_wic_figure(path: Path, rows: Sequence[Row], part: str, model: str) -> Path:
+    """Draw accuracy and area under the curve by layer as a PNG file, and return its path.
+
+    Args:
+        path: Where it goes.
+        rows: Of `wic.csv`.
+        part: What is reported on.
+        model: For the title.
+    """
+    with _figure(path) as figure:
+        figure.set_size_inches(9.2, 3.3)
+        panels = {"accuracy": f"accuracy on {part}, threshold chosen on train", "auc": "area under the ROC curve"}
+        for axes, (measure, title) in zip(figure.subplots(1, 2), panels.items(), strict=True):
+            _by_layer(axes, rows, measure, 1)
+            chance = rows[0]["constant_true_accuracy"] if measure == "accuracy" else 0.5
+            words = "always yes" if measure == "accuracy" else "chance"
+            axes.axhline(chance, color=GREY, lw=0.8, ls=":", label=words)
+            axes.set_title(title)
+        figure.axes[0].set_ylabel("share of pairs")
+        figure.axes[1].set_ylabel("area")
+        title = f"{model}: does a word mean the same twice? (bars: 95% over {rows[0]['n_pairs']} pairs)"
+        figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        labels = ["always yes (left),\nchance (right)" if label == "always yes" else label for label in labels]
+        figure.legend(handles[1:] + handles[:1], labels[1:] + labels[:1], loc="outside right center")
+    return path
+
+
+def write_sts_figure(path: Path, rows: Sequence[Row], pooling: str, model: str) -> Path:
+    """Draw Spearman's correlation by layer, a panel for each set, as a PNG file, and return its path.
+
+    Args:
+        path: Where it goes.
+        rows: Of `sts.csv`; those of all pairs together are drawn.
+        pooling: Which of the sentence vectors.
+        model: For the title.
+    """
+    rows = [row for row in rows if row["aggregation"] == "all"]
+    sets = list(dict.fromkeys(row["set"] for row in rows))
+    n_columns = min(4, len(sets))
+    with _figure(path) as figure:
+        n_rows = -(-len(sets) // n_columns)
+        figure.set_size_inches(max(5.5, 1.6 + 2.6 * n_columns), 0.8 + 2.5 * n_rows)
+        grid = np.atleast_1d(figure.subplots(n_rows, n_columns, squeeze=False, sharey=True)).ravel()
+        for axes, name in zip(grid, sets, strict=False):
+            here = [row for row in rows if row["set"] == name]
+            _by_layer(axes, [row for row in here if row["pooling"] == pooling], "spearman", 100)
+            for row in here:
+                if row["pooling"] == "static" and row["transform"] == "none":
+                    axes.axhline(100 * row["spearman"], color=GREY, lw=1, ls=":", label="static vectors,\nplain")
+            axes.set_title(f"{name} ({here[0]['n_pairs']} pairs)")
+        for axes in grid[len(sets) :]:
+            axes.set_visible(False)
+        for first in range(0, len(grid), n_columns):
+            grid[first].set_ylabel("Spearman x 100")
+        title = f"{model}, sentences by {pooling}: cosine against human scores (bars: 95% over pairs)"
+        figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+        # Lines for a reference come before those with bars.
+        handles, labels = grid[0].get_legend_handles_labels()
+        n_static = int("static" in labels[0])
+        order = [*range(n_static, len(labels)), *range(n_static)]
+        figure.legend([handles[i] for i in order], [labels[i] for i in order], loc="outside right center")
+    return path
+
+
+def _by_layer(axes: Axes, rows: Sequence[Row], measure: str, times: int) -> None:
+    """Draw one measure over layers, a line for each space, shifted a little so that bars stay apart."""
+    spaces = list(dict.fromkeys(row["transform"] for row in rows))
+    ends = {"accuracy": ("accuracy_low", "accuracy_high"), "auc": ("auc_low", "auc_high")}.get(measure, ("low", "high"))
+    for i, space in enumerate(spaces):
+        here = [row for row in rows if row["transform"] == space]
+        shift = 0.12 * (i - (len(spaces) - 1) / 2)
+        values, low, high = (times * np.array([row[name] for row in here]) for name in (measure, *ends))
+        axes.errorbar(
+            [row["layer"] + shift for row in here], values, yerr=np.clip([values - low, high - values], 0, None),
+            ms=4, capsize=2, lw=1.3, elinewidth=0.7, label=WORDS[space], **LOOKS[space],
+        )  # fmt: skip
+    layers = sorted({row["layer"] for row in rows})
+    step = -(-len(layers) // 9)
+    axes.set_xticks(layers[::step])
+    axes.set_xlim(layers[0] - 0.6, layers[-1] + 0.6)
+    axes.set_xlabel("layer (0 = embeddings)")
+
+
+@contextmanager
+def _figure(path: Path) -> Iterator[Figure]:
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(layout="constrained")
+        yield figure
+        figure.savefig(path)

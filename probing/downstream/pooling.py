@@ -1,0 +1,112 @@
+"""One vector for a sentence or a word, from the hidden states of its tokens, shard by shard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from probing.cache.tokens import Tokens
+from probing.downstream.pooling_names import Pooling
+from probing.examples import Activations
+from probing.words import pool_words
+
+# The first block's output, which `first_last` averages with (Su et al. 2021); SimCSE takes the embeddings instead.
+FIRST = 1
+
+
+def sentence_vectors(store: Activations, layer: int, pooling: Pooling) -> Tensor:
+    """Return a vector for each sentence.
+
+    Args:
+        store: Where the activations are.
+        layer: Of which layer.
+        pooling: `mean` over the tokens that are not special, `mean_special` over all, `cls` the first token,
+            `first_last` the mean of layer 1 and this one, over the tokens that are not special.
+
+    Returns:
+        Shape (n_sentences, d_model), float32; zeros for a sentence without such tokens.
+    """
+    if pooling == "first_last":
+        return (sentence_vectors(store, FIRST, "mean") + sentence_vectors(store, layer, "mean")) / 2
+    return torch.cat([_pooled(store, layer, pooling, shard) for shard in range(len(store.plan.shards))])
+
+
+def _pooled(store: Activations, layer: int, pooling: Pooling, index: int) -> Tensor:
+    shard, tokens = store.plan.shards[index], store.tokens
+    here = store.shard_tokens(shard)
+    states = store.read(layer, index)
+    if pooling == "cls":
+        first = tokens.offsets[shard.first_sentence : shard.first_sentence + shard.n_sentences] - here.start
+        return states[torch.from_numpy(first)].float()
+    taken = np.ones(shard.n_tokens, dtype=bool) if pooling == "mean_special" else ~tokens.special[here]
+    sentence = torch.from_numpy((tokens.sentences[here][taken] - shard.first_sentence).astype(np.int64))
+    sums = torch.zeros(shard.n_sentences, states.shape[1])
+    sums.index_add_(0, sentence, states[torch.from_numpy(taken)].float())
+    return sums / sentence.bincount(minlength=shard.n_sentences).clamp(min=1)[:, None]
+
+
+def has_first_special(tokens: Tokens) -> bool:
+    """Whether every sentence begins with a special token, such as [CLS]."""
+    return bool(tokens.special[tokens.offsets[:-1]].all())
+
+
+def word_vectors(store: Activations, layers: Sequence[int], wanted: NDArray[np.int64]) -> list[Tensor]:
+    """Return a vector for each word asked for, the mean of its pieces.
+
+    Args:
+        store: Where the activations are.
+        layers: Of which layers.
+        wanted: Sentence and index of each word, shape (n, 2); all have a piece (see `has_pieces`).
+
+    Returns:
+        For each layer, shape (n, d_model), float32.
+    """
+    keys = _keys(wanted[:, 0], wanted[:, 1])
+    found_keys: list[NDArray[np.int64]] = []
+    found: list[list[Tensor]] = [[] for _ in layers]
+    for shard in store.plan.shards:
+        here = store.shard_tokens(shard)
+        words, sentences = store.tokens.words[here], store.tokens.sentences[here]
+        at = np.flatnonzero((words >= 0) & np.isin(_keys(sentences, words), keys))
+        rows = torch.from_numpy(at)
+        pooled = pool_words([store.read(k, shard.index)[rows] for k in layers], words[at], sentences[at])
+        found_keys.append(_keys(*pooled.keys.T))
+        for of_layer, states in zip(found, pooled.hidden_states, strict=True):
+            of_layer.append(states.float())
+    # Sentences ascend from shard to shard, and words within a sentence: the keys are sorted.
+    order = torch.from_numpy(np.searchsorted(np.concatenate(found_keys), keys))
+    return [torch.cat(states)[order] for states in found]
+
+
+def has_pieces(tokens: Tokens, wanted: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return whether each word has a token: not where the sentence was cut before it, shape (n,).
+
+    Args:
+        tokens: The table of tokens.
+        wanted: Sentence and index of each word, shape (n, 2).
+    """
+    pieces = tokens.words >= 0
+    return np.isin(_keys(wanted[:, 0], wanted[:, 1]), _keys(tokens.sentences[pieces], tokens.words[pieces]))
+
+
+def _keys(sentences: NDArray[np.integer], words: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Return one number for each word of each sentence; a sentence has fewer than 2^16 words."""
+    return sentences.astype(np.int64) * 2**16 + words
+
+
+def cosines(first: Tensor, second: Tensor) -> NDArray[np.float64]:
+    """Return the cosine of each pair of rows, rounded to 7 decimals; 0 where one is all zeros.
+
+    The same word at the same place has the same embedding but for rounding, which would break such ties by chance.
+
+    Args:
+        first: Shape (n, d_model).
+        second: Shape (n, d_model).
+    """
+    a, b = first.double(), second.double()
+    lengths = a.norm(dim=1) * b.norm(dim=1)
+    return torch.where(lengths > 0, (a * b).sum(1) / lengths.clamp(min=1e-300), 0.0).round(decimals=7).numpy()

@@ -1,0 +1,25 @@
+"""Names of the spaces in which cosines are taken, known before anything heavy is imported."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+Space = Literal["none", "clip", "clip_random", "whiten", "standardise", "center", "all_but_the_top"]
+SPACES: tuple[Space, ...] = get_args(Space)
+# By which outliers are found that are clipped: those definitions that look at hidden states.
+Definition = Literal["argmin_share", "argmax_share", "mean_profile", "variance"]
+
+# Marks transforms that were fitted on what they are judged on.
+TRANSDUCTIVE = "transductive"
+CLIPPING = ("clip", "clip_random")
+
+# What to call them beside each other.
+WORDS = {
+    "none": "plain",
+    "clip": "clipped",
+    "clip_random": "random clipped",
+    "whiten": "whitened",
+    "standardise": "standardised",
+    "center": "centred",
+    "all_but_the_top": "all but the top",
+}

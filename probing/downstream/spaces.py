@@ -1,0 +1,66 @@
+"""The spaces in which cosines are taken: hidden states as they are, and under transforms fitted on other text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from probing.downstream.space_names import CLIPPING, Definition, Space
+from probing.geometry import transforms as of
+from probing.geometry.transforms import Transform
+from probing.moments import Covariance
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """Which transforms, and how they are fitted.
+
+    Args:
+        spaces: Their names.
+        definition: Of the outliers that are clipped.
+        components: Directions that whitening keeps, all that vary if None.
+        seed: Of the neurons that `clip_random` draws, with the layer.
+    """
+
+    spaces: Sequence[Space]
+    definition: Definition = "mean_profile"
+    components: int | None = None
+    seed: int = 0
+
+    @property
+    def clips(self) -> bool:
+        """Whether outliers are needed."""
+        return bool({*self.spaces} & {*CLIPPING})
+
+
+def fitted(fitting: Fitting, moments: Covariance, outliers: Sequence[int], layer: int) -> dict[Space, Transform]:
+    """Return the transforms of one layer by their names.
+
+    Args:
+        fitting: Which, and how.
+        moments: Of the vectors that they are fitted on.
+        outliers: Neurons that are clipped; as many others, drawn at random, are by `clip_random`.
+        layer: Number of the layer.
+    """
+    return {name: _fitted(name, fitting, moments, outliers, layer) for name in fitting.spaces}
+
+
+def _fitted(name: Space, fitting: Fitting, moments: Covariance, outliers: Sequence[int], layer: int) -> Transform:
+    d_model = len(moments.mean)
+    if name == "none":
+        return of.identity(d_model)
+    if name == "clip":
+        return of.clip(moments, outliers)
+    if name == "clip_random":
+        generator = np.random.default_rng([fitting.seed, layer])
+        return of.clip(moments, of.random_neurons(d_model, len(outliers), outliers, generator))
+    if name == "whiten" and moments.covariance.diagonal().any():
+        return of.whiten(moments, n_components=fitting.components and min(fitting.components, d_model))
+    if name == "standardise":
+        return of.standardise(moments)
+    if name == "all_but_the_top":
+        return of.all_but_the_top(moments)
+    # Where no neuron varies, such as of [CLS] in the embeddings, there is nothing to whiten.
+    return of.center(moments)

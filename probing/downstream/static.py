@@ -1,0 +1,107 @@
+"""Static word vectors from a file in GloVe's format: what similarity needs no context for."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from probing.errors import UserError
+
+_WORD = re.compile(r"\w+|[^\w\s]")
+
+
+@dataclass(frozen=True)
+class StaticVectors:
+    """Vectors of the words that are needed.
+
+    Args:
+        rows: Row of each word.
+        vectors: Shape (n_words, d), float32.
+    """
+
+    rows: dict[str, int]
+    vectors: Tensor
+
+    def sentences(self, sentences: Sequence[str]) -> Tensor:
+        """Return the mean of the vectors of each sentence's words, zeros where none is known, shape (n, d)."""
+        sums = torch.zeros(len(sentences), self.vectors.shape[1])
+        for i, sentence in enumerate(sentences):
+            if known := [row for word in _words(sentence) if (row := self._row(word)) is not None]:
+                sums[i] = self.vectors[known].mean(0)
+        return sums
+
+    def coverage(self, sentences: Iterable[str]) -> float:
+        """Return the share of words, each as often as it occurs, that have a vector."""
+        words = [word for sentence in sentences for word in _words(sentence)]
+        return sum(self._row(word) is not None for word in words) / max(1, len(words))
+
+    def _row(self, word: str) -> int | None:
+        row = self.rows.get(word)
+        return self.rows.get(word.lower()) if row is None else row
+
+
+def _words(sentence: str) -> list[str]:
+    """Cut at blanks and around each mark of punctuation."""
+    return _WORD.findall(sentence)
+
+
+def read_static(path: str, sentences: Iterable[str]) -> StaticVectors:
+    """Read the vectors of the words of some sentences, as they are spelled and in lower case.
+
+    A line holds a word and its numbers with blanks between them. A first line of two numbers, as word2vec has it, is
+    passed over. Words that are not needed are not kept, so that a file of gigabytes takes little memory.
+
+    Args:
+        path: Of the file, as text.
+        sentences: Whose words are needed.
+
+    Raises:
+        UserError: If the file cannot be read, a line is no word with as many numbers as the others, or no word of the
+            sentences is in it.
+    """
+    needed = {form for sentence in sentences for word in _words(sentence) for form in (word, word.lower())}
+    rows: dict[str, int] = {}
+    vectors: list[list[float]] = []
+    width = None
+    try:
+        with Path(path).open(encoding="utf-8", newline="\n") as file:
+            for number, line in enumerate(file, 1):
+                cells = line.rstrip().split(" ")
+                if number == 1 and len(cells) == 2:
+                    continue
+                width = width or len(cells) - 1
+                word = " ".join(cells[:-width])
+                if not word or width < 1:
+                    raise _malformed(path, number, width)
+                if word in needed and word not in rows:
+                    rows[word] = len(vectors)
+                    vectors.append(_numbers(cells[-width:], path, number, width))
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a path with a NUL
+        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", str(error))
+        raise UserError(f"`--static {path}` cannot be read ({reason}); give a text file of word vectors.") from None
+    if not vectors:
+        raise UserError(f"`--static {path}` has none of the words of the data; give vectors of its language.")
+    return StaticVectors(rows, torch.tensor(vectors))
+
+
+def _numbers(cells: Sequence[str], path: str, number: int, width: int) -> list[float]:
+    try:
+        values = [float(cell) for cell in cells]
+    except ValueError:
+        raise _malformed(path, number, width) from None
+    if not all(map(math.isfinite, values)):
+        raise _malformed(path, number, width)
+    return values
+
+
+def _malformed(path: str, number: int, width: int) -> UserError:
+    return UserError(
+        f"`--static {path}`: line {number} is no word followed by {width} numbers; give vectors in GloVe's format, "
+        "as text."
+    )

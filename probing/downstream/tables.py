@@ -1,0 +1,154 @@
+"""What a person sees of `wic` and `sts` in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from probing.downstream.space_names import CLIPPING, TRANSDUCTIVE, WORDS
+
+Row = Mapping[str, Any]
+
+
+def wic_tables(rows: Sequence[Row], chosen: Sequence[Row]) -> list[Any]:
+    """Return the accuracies by layer, and what each protocol chose, as rich tables."""
+    spaces = list(dict.fromkeys(row["transform"] for row in rows))
+    part = next(row["reported_on"] for row in chosen if row["protocol"] == "held_out")
+    headings = [heading for space in spaces for heading in (WORDS[space], "area")]
+    layers = _table(f"Accuracy on {part} and area under the curve", "layer", *headings)
+    for layer in dict.fromkeys(row["layer"] for row in rows):
+        here = {row["transform"]: row for row in rows if row["layer"] == layer}
+        cells = [f"{here[space][measure]:.3f}" for space in spaces for measure in ("accuracy", "auc")]
+        layers.add_row(str(layer), *cells)
+    columns = ("layer", "above", "accuracy", "95% range", "gain", "95% range", "won", "lost", "p")
+    held_out = _table(f"Layer and threshold chosen on train, reported on {part}", "space", *columns)
+    published = _table(
+        "As published, too high: chosen on train and reported on it", "space", "best layer", "best of 9 thresholds",
+        "accuracy on train",
+    )  # fmt: skip
+    for row in chosen:
+        start = [WORDS.get(row.get("transform", ""), "always yes"), str(row.get("layer", ""))]
+        if row["protocol"] == "published":
+            published.add_row(*start, f"{row['threshold']:.1f}", f"{row['accuracy']:.3f}")
+        else:
+            held_out.add_row(
+                *start,
+                f"{row['threshold']:.3f}" if "threshold" in row else "",
+                f"{row['accuracy']:.3f}",
+                f"{row['accuracy_low']:.3f}-{row['accuracy_high']:.3f}",
+                *(_gain(row, "+.3f", 1) if "gain" in row else ["", ""]),
+                *((str(row["n_gained"]), str(row["n_lost"]), f"{row['p_value']:.2g}") if "gain" in row else ()),
+            )
+    return [layers, held_out, published]
+
+
+def wic_lines(chosen: Sequence[Row]) -> list[str]:
+    """Return a sentence for each space."""
+    lines = []
+    constant = next(row for row in chosen if row["protocol"] == "constant_true")["accuracy"]
+    for row in chosen:
+        if row["protocol"] == "held_out":
+            line = (
+                f"{WORDS[row['transform']].capitalize()}: accuracy {row['accuracy']:.3f} on {row['reported_on']} "
+                f"({row['accuracy_low']:.3f} to {row['accuracy_high']:.3f}; always yes {constant:.3f}) in layer "
+                f"{row['layer']}, chosen on train"
+            )
+            lines.append(line + _verdict(row, "+.3f", 1, f"{row['n_pairs']} pairs") + ".")
+    return lines
+
+
+def sts_tables(rows: Sequence[Row], chosen: Sequence[Row]) -> list[Any]:
+    """Return the correlations by layer for the first pooling, and what each protocol chose, as rich tables."""
+    rows = [row for row in rows if row["aggregation"] == "all"]
+    pooling = rows[0]["pooling"]
+    sets = list(dict.fromkeys(row["set"] for row in rows))
+    tables = []
+    for space in dict.fromkeys(row["transform"] for row in rows if row["pooling"] == pooling):
+        table = _table(f"Spearman x 100: {pooling}, {WORDS[space]}", "layer", *sets)
+        for layer in dict.fromkeys(row["layer"] for row in rows if row["pooling"] == pooling):
+            here = {r["set"]: r for r in rows if (r["pooling"], r["layer"], r["transform"]) == (pooling, layer, space)}
+            table.add_row(str(layer), *(_times_100(here[name]["spearman"]) for name in sets))
+        static = {r["set"]: r for r in rows if (r["pooling"], r["transform"]) == ("static", space)}
+        if static:
+            table.add_row("static", *(_times_100(static[name]["spearman"]) for name in sets))
+        tables.append(table)
+    return [*tables, *_chosen_sts(chosen, "held_out"), *_chosen_sts(chosen, "published")]
+
+
+def _chosen_sts(chosen: Sequence[Row], protocol: str) -> list[Any]:
+    """Return what one protocol chose as a rich table, none where it chose nothing."""
+    title = {
+        "held_out": "Spearman x 100, the layer chosen on other pairs; in three aggregations",
+        "published": "As published, too high: the layer chosen on the set itself",
+    }[protocol]
+    is_own = any(TRANSDUCTIVE in row.get("fitted_on", "") for row in chosen)
+    title += "; transforms fitted on the set's own sentences (transductive)" if is_own else ""
+    found: dict[tuple[Any, ...], dict[str, Row]] = {}
+    for row in chosen:
+        if row["protocol"] == protocol:
+            found.setdefault((row["set"], row["pooling"], row["transform"]), {})[row["aggregation"]] = row
+    on = ["chosen on"] if protocol == "held_out" else []
+    table = _table(title, "set", "vectors", "layer", *on, "all", "95% range", "mean", "wmean", "gain", "95% range")
+    for (name, pooling, space), by in found.items():
+        row = by["all"]
+        table.add_row(
+            name,
+            f"{pooling}, {WORDS[space]}",
+            str(row["layer"]),
+            *[str(row.get("chosen_on", "")) for _ in on],
+            _times_100(row["spearman"]),
+            f"{_times_100(row['low'])}-{_times_100(row['high'])}",
+            *(_times_100(by[how]["spearman"]) for how in ("mean", "wmean")),
+            *(_gain(row, "+.1f", 100) if "gain" in row else ()),
+        )
+    return [table] if found else []
+
+
+def sts_lines(chosen: Sequence[Row]) -> list[str]:
+    """Return a sentence for each set and space, of all pairs together; where no layer could be chosen, of the best."""
+    protocols = [row["protocol"] for row in chosen if row["pooling"] != "static"]
+    protocol = "held_out" if "held_out" in protocols else "published"
+    lines = []
+    for row in chosen:
+        if row["aggregation"] == "all" and (row["protocol"] == protocol or row["pooling"] == "static"):
+            where = f" in layer {row['layer']}" if row["layer"] != "" else ""
+            on = f", chosen on {row['chosen_on']}" if "chosen_on" in row else ""
+            line = (
+                f"{row['set']}, {row['pooling']}, {WORDS[row['transform']]}: Spearman {_times_100(row['spearman'])} "
+                f"({_times_100(row['low'])} to {_times_100(row['high'])}){where}{on}"
+            )
+            lines.append(line + _verdict(row, "+.1f", 100, f"{row['n_pairs']} pairs") + ".")
+    return lines
+
+
+def _gain(row: Row, form: str, times: int) -> list[str]:
+    low, high = (format(times * row[f"gain_{end}"], form) for end in ("low", "high"))
+    return [format(times * row["gain"], form), f"{low} to {high}"]
+
+
+def _verdict(row: Row, form: str, times: int, pairs: str) -> str:
+    """Return how the space compares with the plain one, in half a sentence."""
+    if "gain" not in row:
+        return ""
+    gain, ends = _gain(row, form, times)
+    p_value = f"; McNemar p = {row['p_value']:.2g}" if "p_value" in row else ""
+    comment = "" if row["gain_low"] > 0 or row["gain_high"] < 0 else f", which {pairs} do not resolve"
+    if row["transform"] in CLIPPING and not row["n_clipped"]:
+        comment = ", no neuron being an outlier there"
+    return f"; {gain} to plain ({ends}{p_value}){comment}"
+
+
+def _times_100(value: float) -> str:
+    """Return a correlation in points, `-` where it is undefined, such as where all sentences have one vector."""
+    return f"{100 * value:.1f}" if value == value else "-"
+
+
+def _table(title: str, *headings: str) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for heading in headings:
+        is_name = heading in ("space", "set", "vectors", "chosen on")
+        table.add_column(heading, justify="left" if is_name else "right", no_wrap=not is_name)
+    return table

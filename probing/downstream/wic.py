@@ -1,0 +1,174 @@
+"""The Word-in-Context data set: does a word mean the same in two sentences?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probing.corpus import Corpus, from_words
+from probing.corpus.files import decode_lines, read_bytes
+from probing.corpus.hub import read_splits
+from probing.errors import UserError
+
+READABLE = (
+    "the folder of the WiC data set, with train/train.data.txt and train/train.gold.txt and the same for dev, "
+    "or 'hf:NAME?config=C' for its SuperGLUE form"
+)
+# SuperGLUE's names of the parts, and what it gives of a pair.
+_HUB_PARTS = {"train": "train", "dev": "validation", "test": "test"}
+_HUB_COLUMNS = ("sentence1", "sentence2", "start1", "end1", "start2", "end2", "label")
+
+
+@dataclass(frozen=True)
+class WordPair:
+    """A word in two sentences.
+
+    Args:
+        sentences: The words of each sentence.
+        targets: Index of the word in each.
+        same: Whether it means the same in both.
+    """
+
+    sentences: tuple[tuple[str, ...], tuple[str, ...]]
+    targets: tuple[int, int]
+    same: bool
+
+
+@dataclass(frozen=True)
+class WordPairs:
+    """One part of the data set.
+
+    Args:
+        corpus: Its distinct sentences, as lists of words.
+        sentences: Of each pair, indices into the corpus, shape (n_pairs, 2).
+        targets: Index of the word in each sentence, shape (n_pairs, 2).
+        labels: Whether the word means the same in both, shape (n_pairs,), bool.
+    """
+
+    corpus: Corpus
+    sentences: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    labels: NDArray[np.bool_]
+
+    @property
+    def n_pairs(self) -> int:
+        """Number of pairs."""
+        return len(self.labels)
+
+    def pick(self, kept: NDArray[np.bool_]) -> WordPairs:
+        """Return these pairs only; the corpus stays."""
+        return replace(self, sentences=self.sentences[kept], targets=self.targets[kept], labels=self.labels[kept])
+
+
+def read_wic(source: str, parts: Sequence[str]) -> dict[str, WordPairs]:
+    """Read parts of the data set, in its original or its SuperGLUE form.
+
+    Args:
+        source: The original folder, or `hf:NAME?config=C`: a hub id or a folder of json or parquet files.
+        parts: Of `train`, `dev`, `test`.
+
+    Raises:
+        UserError: If files are missing, malformed, or hold no labelled pair.
+    """
+    found = _from_hub(source, parts) if source.startswith("hf:") else {p: _from_folder(source, p) for p in parts}
+    return {part: _indexed(f"{source} {part}", pairs) for part, pairs in found.items()}
+
+
+def _from_folder(source: str, part: str) -> list[WordPair]:
+    """Read the original form: a line has the lemma, its part of speech, `index1-index2` and two tokenised sentences."""
+    folder = Path(source, part) if Path(source, part).is_dir() else Path(source)
+    data, gold = (_lines(folder / f"{part}.{kind}.txt") for kind in ("data", "gold"))
+    if len(data) != len(gold):
+        raise UserError(
+            f"`wic {folder}`: {part}.data.txt has {len(data)} lines and {part}.gold.txt has {len(gold)}; "
+            "each pair needs its label in the same line."
+        )
+    pairs = []
+    for number, (line, label) in enumerate(zip(data, gold, strict=True), 1):
+        try:
+            _, _, indices, *texts = line.split("\t")
+            first, second = (tuple(text.split()) for text in texts)
+            targets = _index(indices.split("-")[0], first), _index(indices.split("-")[1], second)
+            pairs.append(WordPair((first, second), targets, {"T": True, "F": False}[label.strip()]))
+        except (ValueError, LookupError) as error:
+            raise UserError(
+                f"`wic {folder}`: line {number} of {part} is no pair ({str(error)[:80]}); expected in {part}.data.txt "
+                "a lemma, its part of speech, two indices such as 2-1 and two sentences with tabs between them, and "
+                f"in {part}.gold.txt T or F."
+            ) from None
+    if not pairs:
+        raise UserError(f"`wic {folder}`: {part}.data.txt holds no pair; give {READABLE}.")
+    return pairs
+
+
+def _lines(path: Path) -> list[str]:
+    lines = decode_lines(read_bytes(path, f"wic {path}", READABLE), f"wic {path}")
+    return lines[:-1] if lines and not lines[-1].strip() else lines
+
+
+def _index(text: str, words: Sequence[str]) -> int:
+    index = int(text)
+    if not 0 <= index < len(words):
+        raise ValueError(f"there is no word {index} in a sentence of {len(words)}")
+    return index
+
+
+def _from_hub(source: str, parts: Sequence[str]) -> dict[str, list[WordPair]]:
+    rows = read_splits(source, "wic")
+    found = {}
+    for part in parts:
+        names = [name for name in (_HUB_PARTS[part], part, part.replace("dev", "val")) if name in rows]
+        if not names:
+            raise UserError(
+                f"`wic {source}`: there is no split {_HUB_PARTS[part]}, only {', '.join(rows)}; give {READABLE}."
+            )
+        found[part] = list(_from_spans(rows[names[0]], f"wic {source}"))
+        if not found[part]:
+            raise UserError(f"`wic {source}`: no pair of the split {names[0]} has a label; take another part.")
+    return found
+
+
+def _from_spans(rows: Iterable[Mapping[str, Any]], typed: str) -> Iterable[WordPair]:
+    """Yield labelled pairs of the SuperGLUE form, in which the word is a span of characters.
+
+    The word is set off by blanks, as all words are in the original form: `Room and board.` becomes
+    `Room and board .`, and the same pieces are pooled.
+    """
+    for number, row in enumerate(rows):
+        if missing := [column for column in _HUB_COLUMNS if column not in row]:
+            raise UserError(
+                f"`{typed}`: its rows have no column {missing[0]}, only {', '.join(row)}; give the WiC data set."
+            )
+        if row["label"] is None or int(row["label"]) < 0:
+            continue
+        halves = [_set_off(row[f"sentence{k}"], int(row[f"start{k}"]), int(row[f"end{k}"])) for k in (1, 2)]
+        if not all(halves):
+            raise UserError(
+                f"`{typed}`: in row {number}, counted from 0, start and end hold no word; expected its characters."
+            )
+        (first, at_first), (second, at_second) = halves  # type: ignore[misc]
+        yield WordPair((first, second), (at_first, at_second), bool(int(row["label"])))
+
+
+def _set_off(sentence: str, start: int, end: int) -> tuple[tuple[str, ...], int] | None:
+    """Return the words of a sentence with what is in a span as one of them, and its index; None where it is blank."""
+    target = " ".join(sentence[start:end].split()) if 0 <= start < end <= len(sentence) else ""
+    before, after = sentence[:start].split(), sentence[end:].split()
+    return ((*before, target, *after), len(before)) if target else None
+
+
+def _indexed(name: str, pairs: Sequence[WordPair]) -> WordPairs:
+    # That sentences are repeated is no fault here: each word has several pairs.
+    corpus = replace(from_words(name, [words for pair in pairs for words in pair.sentences]), n_repeated=0)
+    at = {words: i for i, words in enumerate(corpus.words or ())}
+    return WordPairs(
+        corpus,
+        np.array([[at[words] for words in pair.sentences] for pair in pairs]),
+        np.array([pair.targets for pair in pairs]),
+        np.array([pair.same for pair in pairs]),
+    )

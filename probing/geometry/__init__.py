@@ -1,0 +1,1 @@
+"""The geometry of hidden states: outlier dimensions, anisotropy, transforms, over-smoothing; one file an idea."""

@@ -1,0 +1,245 @@
+"""How far vectors are from pointing in all directions alike: mean cosines, IsoScore, partition function.
+
+The mean cosine says mostly how large the mean vector is, IsoScore looks at the covariance alone: a space may be
+anisotropic by one and not by the other. Neither is a defect by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from probing.geometry.redraws import N_DRAWS, Estimate, estimate, undefined
+
+# Pairs whose products are taken at a time.
+_PAIRS = 20_000
+
+
+def normalise(vectors: Tensor) -> Tensor:
+    """Divide vectors, shape (..., d), by their lengths; those of length 0, whose cosines are not defined, become 0."""
+    lengths = vectors.norm(dim=-1, keepdim=True)
+    return vectors * torch.where(lengths > torch.finfo(lengths.dtype).tiny, 1 / lengths, 0.0)
+
+
+def sum_by_sentence(rows: Tensor, lengths: Tensor) -> Tensor:
+    """Return sums over consecutive rows, shape (n_sentences, d), of rows (n, d) and lengths (n_sentences,)."""
+    sentence = torch.arange(len(lengths)).repeat_interleave(lengths)
+    return rows.new_zeros(len(lengths), rows.shape[1]).index_add_(0, sentence, rows)
+
+
+@dataclass(frozen=True)
+class MeanCosine:
+    """The mean cosine of all pairs of vectors.
+
+    Args:
+        estimate: With its interval over sentences.
+        by_neuron: What each neuron adds to it, shape (d,), float64; the sum is the mean cosine.
+    """
+
+    estimate: Estimate
+    by_neuron: Tensor
+
+    @property
+    def shares(self) -> Tensor:
+        """Share of each neuron, shape (d,): above 1, or below 0, where neurons pull against each other.
+
+        NaN where the mean cosine is within 1e-6 of 0, so that a share of it means nothing.
+        """
+        return self.by_neuron / self.estimate.value if abs(self.estimate.value) > 1e-6 else self.by_neuron * np.nan
+
+
+class MeanCosineAccumulator:
+    """Takes unit vectors sentence by sentence and returns the mean cosine of all pairs of two different ones.
+
+    With u_i = x_i / |x_i|, A = (|sum_i u_i|^2 - N) / (N (N - 1)): no pairs need be drawn (Ethayarajh 2019 and others
+    after him draw a thousand, whose standard error is about .003). Of neuron k, cc_k = ((sum_i u_ik)^2 - sum_i u_ik^2)
+    / (N (N - 1)), the closed form of Timkey & van Schijndel's (2021) contribution to the cosine.
+
+    All tokens together count long sentences more, and pairs from one sentence among them; a pool of one token for each
+    sentence does neither: it is the published quantity. Give one row for each sentence for that.
+
+    In a draw of sentences, a sentence drawn twice is not paired with itself, which would count as a cosine of 1.
+
+    Args:
+        d: Width of the vectors.
+        n_draws: Draws of the interval.
+    """
+
+    def __init__(self, d: int, n_draws: int = N_DRAWS) -> None:
+        self.n = 0
+        self.total = torch.zeros(d, dtype=torch.float64)
+        self.squares = torch.zeros(d, dtype=torch.float64)
+        self.drawn = torch.zeros(n_draws, d, dtype=torch.float64)
+        # Of each draw: cosines, and pairs, of copies of a sentence that are not to be paired.
+        self.cosines = torch.zeros(n_draws, dtype=torch.float64)
+        self.pairs = torch.zeros(n_draws, dtype=torch.float64)
+        self.drawn_tokens = torch.zeros(n_draws, dtype=torch.float64)
+
+    def update(self, units: Tensor, sums: Tensor, lengths: Tensor, weights: Tensor) -> None:
+        """Add whole sentences.
+
+        Args:
+            units: Unit vectors of all tokens, shape (n, d).
+            sums: Their sums over each sentence, shape (n_sentences, d).
+            lengths: Tokens of each sentence, shape (n_sentences,); none is fine.
+            weights: How often each sentence counts in each draw, shape (n_draws, n_sentences).
+        """
+        self.n += len(units)
+        self.total += sums.double().sum(0)
+        rows = units.numpy()
+        # Thirty times as fast as a norm along the first axis.
+        self.squares += torch.from_numpy(np.einsum("nd,nd->d", rows, rows)).double()
+        self.drawn += (weights.to(sums.dtype) @ sums).double()
+        counts, n = weights.double(), lengths.double()
+        together = sums.double().square().sum(1)
+        self.cosines += counts @ (together - n) - counts.square() @ together
+        self.pairs += counts @ (n * (n - 1)) - counts.square() @ n.square()
+        self.drawn_tokens += counts @ n
+
+    def result(self) -> MeanCosine:
+        """Return the mean cosine; NaN of fewer than two vectors."""
+        n_pairs = self.n * (self.n - 1)
+        if not n_pairs:
+            return MeanCosine(undefined(self.n), torch.full_like(self.total, float("nan")))
+        by_neuron = (self.total.square() - self.squares) / n_pairs
+        drawn = (self.drawn.square().sum(1) + self.cosines) / (self.drawn_tokens.square() + self.pairs)
+        return MeanCosine(estimate(float(by_neuron.sum()), drawn, self.n), by_neuron)
+
+
+class ClippedCosines:
+    """The mean cosine with some neurons set to 0, for several choices of neurons at once.
+
+    Only lengths change: |x|^2 loses the squares of the neurons, so that all choices together take one product of
+    (n_choices, n) with (n, d) instead of a pass each.
+
+    Args:
+        choices: Neurons of each choice, equally many, shape (n_choices, n_neurons).
+        d: Width of the vectors.
+    """
+
+    def __init__(self, choices: Tensor, d: int) -> None:
+        self.choices, self.n = choices, 0
+        self.totals = torch.zeros(len(choices), d, dtype=torch.float64)
+
+    def update(self, vectors: Tensor) -> None:
+        """Add vectors, shape (n, d), those of length 0 counting as everywhere."""
+        # Double: what is left may be small beside what is taken away.
+        taken = vectors[:, self.choices].double().square().sum(2).T
+        left = vectors.norm(dim=1).double().square() - taken
+        inverse = torch.where(left > 0, left.clamp_min(1e-300).rsqrt(), 0.0)
+        self.totals += (inverse.to(vectors.dtype) @ vectors).double()
+        self.n += len(vectors)
+
+    def result(self) -> Tensor:
+        """Return the mean cosine of each choice, shape (n_choices,), float64."""
+        kept = self.totals.scatter(1, self.choices, 0.0)
+        return (kept.square().sum(1) - self.n) / (self.n * (self.n - 1))
+
+
+def isoscore(covariance: Tensor) -> float:
+    """Return IsoScore (Rudman et al. 2022, arXiv 2108.07344): 1 where all directions vary alike, 0 where one does.
+
+    The published steps (principal components, their variances scaled to length sqrt(d), distance from all ones, share
+    of dimensions used, rescaled) are together (PR - 1) / (d - 1), with PR = (sum lambda)^2 / sum lambda^2 the
+    participation ratio; so no eigenvalue is needed: sum lambda is the trace, sum lambda^2 the squared Frobenius norm.
+
+    It does not look at the mean, and so not at an outlier dimension that is large and constant. Of fewer tokens than
+    several times d the spectrum is overspread, and the score too low.
+
+    Args:
+        covariance: Shape (d, d).
+
+    Returns:
+        NaN where nothing varies or d is 1.
+    """
+    d = len(covariance)
+    squares = float(covariance.square().sum())
+    if d == 1 or not squares > 0:
+        return float("nan")
+    return (float(covariance.trace()) ** 2 / squares - 1) / (d - 1)
+
+
+def mean_energy_share(mean: Tensor, covariance: Tensor) -> float:
+    """Return |mean|^2 / E|x|^2: how much of the squared length is in the common mean vector, from 0 to 1.
+
+    Where all vectors are of one length it is the mean cosine, pairs of a vector with itself included.
+    """
+    energy = float(mean.square().sum())
+    whole = energy + float(covariance.trace())
+    return energy / whole if whole > 0 else float("nan")
+
+
+def partition_isotropy(vectors: Tensor) -> float:
+    """Return min Z(c) / max Z(c), Z(c) = sum over vectors of exp(c'x), c the eigenvectors of X'X and their negatives.
+
+    The measure of Mu & Viswanath (2018, section 2), after Arora et al. (2016): 1 where Z is the same in all directions.
+    It depends on the scale of x, so x is divided by the root of the mean squared length first. A widely copied
+    implementation goes over the rows of the matrix of eigenvectors; its columns are meant.
+
+    Args:
+        vectors: X, shape (n, d).
+
+    Returns:
+        NaN where all vectors are 0.
+    """
+    size = vectors.double().square().sum(1).mean().sqrt()
+    if not size > 0:
+        return float("nan")
+    scaled = vectors.double() / size
+    _, directions = torch.linalg.eigh(scaled.T @ scaled)
+    along = scaled @ directions
+    log_z = torch.cat([along.logsumexp(0), (-along).logsumexp(0)])
+    return float((log_z.min() - log_z.max()).exp())
+
+
+def cosines_of_pairs(vectors: Tensor, first: NDArray[np.int64], second: NDArray[np.int64]) -> float:
+    """Return the mean cosine of given pairs of rows."""
+    units, total = normalise(vectors), 0.0
+    for start in range(0, len(first), _PAIRS):
+        a, b = (units[torch.from_numpy(rows[start : start + _PAIRS])] for rows in (first, second))
+        total += float((a * b).sum(dtype=torch.float64))
+    return total / len(first)
+
+
+def ethayarajh(one_per_sentence: Tensor, generator: np.random.Generator) -> float:
+    """Return the mean cosine of 1,000 pairs of one random token each of 1,000 sentences (Ethayarajh 2019, his code).
+
+    Pairs are drawn with replacement, and a vector may be its own partner, which adds up to (1 - A) / 1000.
+
+    Args:
+        one_per_sentence: A token of each sentence, shape (n_sentences, d); all, where there are fewer than 1,000.
+        generator: Draws sentences and pairs.
+    """
+    n = min(1000, len(one_per_sentence))
+    rows = generator.choice(len(one_per_sentence), n, replace=False)
+    return cosines_of_pairs(one_per_sentence, *rows[generator.integers(n, size=(2, 1000))])
+
+
+def luo_kulmizev_mao(one_per_sentence: Tensor, generator: np.random.Generator) -> float:
+    """Return the mean cosine of 1,000 disjoint pairs of sentences, a random token of each (Luo, Kulmizev & Mao 2021).
+
+    Args:
+        one_per_sentence: A token of each sentence, shape (n_sentences, d); fewer than 2,000 make fewer pairs.
+        generator: Draws the pairs.
+    """
+    n = min(1000, len(one_per_sentence) // 2)
+    rows = generator.permutation(len(one_per_sentence))
+    return cosines_of_pairs(one_per_sentence, rows[:n], rows[n : 2 * n])
+
+
+def timkey_van_schijndel(pool: Tensor, generator: np.random.Generator, n_pairs: int = 500_000) -> float:
+    """Return the mean cosine of 500,000 random pairs of a pool of tokens (Timkey & van Schijndel 2021, their notebook).
+
+    Pairs may share a sentence. The authors' model reads no special tokens at all; here they are read and not drawn.
+
+    Args:
+        pool: Shape (n, d).
+        generator: Draws the pairs.
+        n_pairs: Number of pairs.
+    """
+    first, second = generator.integers(len(pool), size=(2, n_pairs))
+    return cosines_of_pairs(pool, first, second)

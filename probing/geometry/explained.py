@@ -1,0 +1,194 @@
+"""What a neuron goes with: how much of its variance position, frequency, punctuation and special tokens explain.
+
+Luo, Kulmizev & Mao (2021) trace outliers to position, Puccetti et al. (2022) to frequency. Frequent tokens are often
+punctuation, and these stand at the end: so all are put into one regression, by which each can be asked what it explains
+alone and what it adds to the others.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probing.cache.tokens import Tokens
+
+EXPLAINED_COLUMNS = (
+    "layer", "neuron", "kind", "special_tokens", "source", "alone", "partial", "n_tokens",
+)  # fmt: skip
+
+SOURCES = ("position", "frequency", "punctuation", "special")
+
+# Places that have a column of their own; those beyond share one.
+POSITIONS = 128
+# Regressors repeat each other along directions whose eigenvalue is below this share of the largest.
+_REPEATED = 1e-10
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Regressors:
+    """What may explain a neuron, token by token.
+
+    Position is a column for each place. Frequency is the logarithm of how often the token is in the corpus and a column
+    for each octave of it, so that it is not held to a straight line where position is not. Special tokens have a column
+    each and no frequency. Sources may repeat each other, as [CLS] does place 0.
+
+    Args:
+        tokens: The table of tokens.
+        punctuation: Whether each token is punctuation, shape (n_tokens,).
+    """
+
+    tokens: Tokens
+    punctuation: NDArray[np.bool_]
+
+    @cached_property
+    def _log_counts(self) -> Array:
+        ids, special = self.tokens.input_ids, self.tokens.special
+        logs = np.log2(np.maximum(np.bincount(ids[~special], minlength=int(ids.max()) + 1)[ids], 1))
+        return np.where(special, logs[~special].mean() if not special.all() else 0.0, logs)
+
+    @cached_property
+    def _special_ids(self) -> NDArray[np.int32]:
+        return np.unique(self.tokens.input_ids[self.tokens.special])
+
+    @cached_property
+    def columns(self) -> dict[str, slice]:
+        """Which columns each source has; the first of all is the intercept."""
+        places = min(POSITIONS, int(self.tokens.lengths.max()))
+        widths = (places, int(self._log_counts.max()) + 2, 1, len(self._special_ids))
+        ends = 1 + np.cumsum([0, *widths])
+        return {name: slice(int(a), int(b)) for name, a, b in zip(SOURCES, ends[:-1], ends[1:], strict=True)}
+
+    def of(self, rows: slice) -> Array:
+        """Return the regressors of some consecutive tokens, shape (n, n_columns), float64."""
+        tokens, columns = self.tokens, self.columns
+        n = rows.stop - rows.start
+        x = np.zeros((n, columns["special"].stop))
+        every = np.arange(n)
+        x[:, 0] = 1
+        places = columns["position"]
+        positions = np.minimum(self._positions[rows], places.stop - places.start - 1)
+        x[every, places.start + positions] = 1
+        frequency, log_counts = columns["frequency"].start, self._log_counts[rows]
+        x[:, frequency] = log_counts
+        x[every, frequency + 1 + log_counts.astype(np.int64)] = 1
+        x[:, columns["punctuation"].start] = self.punctuation[rows]
+        special = np.flatnonzero(tokens.special[rows])
+        ids = tokens.input_ids[rows][special]
+        x[special, columns["special"].start + np.searchsorted(self._special_ids, ids)] = 1
+        return x
+
+    @cached_property
+    def _positions(self) -> NDArray[np.int32]:
+        return self.tokens.positions
+
+
+def is_punctuation(texts: Sequence[str]) -> NDArray[np.bool_]:
+    """Return which tokens are made of punctuation and symbols alone, markers of the tokenizer aside; shape (n,)."""
+
+    def bare(text: str) -> str:
+        for mark in ("Ġ", "▁", "</w>"):
+            text = text.replace(mark, "")
+        return text.removeprefix("##") or text  # `##` may be a token of its own
+
+    return np.array(
+        [bool(bare(text)) and all(unicodedata.category(c)[0] in "PS" for c in bare(text)) for text in texts]
+    )
+
+
+class ExplainedAccumulator:
+    """Takes regressors and neurons token by token and returns shares of variance; a least-squares fit from sums.
+
+    Args:
+        columns: Which columns of the regressors each source has, column 0 being the intercept; of columns beyond the
+            last source nothing is taken.
+        n_neurons: How many neurons are explained.
+    """
+
+    def __init__(self, columns: Mapping[str, slice], n_neurons: int) -> None:
+        p = max(here.stop for here in columns.values())
+        self.columns, self.n_tokens = columns, 0
+        self.origin: Array | None = None
+        self.xx, self.xv, self.vv = np.zeros((p, p)), np.zeros((p, n_neurons)), np.zeros(n_neurons)
+
+    def update(self, regressors: Array, neurons: Array) -> None:
+        """Add tokens, shapes (n, n_columns) and (n, n_neurons); none is fine."""
+        if not len(neurons):
+            return
+        if self.origin is None:
+            self.origin = neurons.mean(0, dtype=np.float64)
+        v = neurons.astype(np.float64) - self.origin
+        self.n_tokens += len(v)
+        x = regressors[:, : len(self.xx)]
+        self.xx += x.T @ x
+        self.xv += x.T @ v
+        self.vv += np.einsum("nk,nk->k", v, v)
+
+    def result(self) -> dict[str, tuple[Array, Array]]:
+        """Return for each source, and for `all` together, the share of each neuron's variance that it explains.
+
+        The first array is R^2 of the source alone; the second the partial R^2, (SSE without - SSE) / SSE without: of
+        what the other sources leave, the share that this one explains. Of `all` both are the joint R^2. Each is biased
+        upwards by about the number of columns over the number of tokens. NaN for a neuron that does not vary.
+
+        Raises:
+            ValueError: If there were no tokens.
+        """
+        if not self.n_tokens:
+            raise ValueError("no tokens to explain neurons of")
+        every = np.arange(len(self.xx))
+        whole, none = self._sse(every), self._sse(every[:1])
+        found = {}
+        for name, here in self.columns.items():
+            own = np.arange(here.start, here.stop)
+            without = self._sse(np.setdiff1d(every, own))
+            alone = 1 - self._sse(np.concatenate([every[:1], own])) / none
+            found[name] = alone, np.where(without > 0, (without - whole) / np.where(without > 0, without, 1), 0)
+        joint = 1 - whole / none
+        return {**found, "all": (joint, joint)}
+
+    def _sse(self, columns: NDArray[np.int64]) -> Array:
+        """Return what is left of each neuron's squares after a least-squares fit on some columns."""
+        xx, xv = self.xx[np.ix_(columns, columns)], self.xv[columns]
+        scale = np.where(xx.diagonal() > 0, xx.diagonal(), 1) ** -0.5
+        values, vectors = np.linalg.eigh(scale[:, None] * xx * scale)
+        kept = values > _REPEATED * values[-1]
+        along = (vectors[:, kept].T * scale) @ xv / np.sqrt(values[kept])[:, None]
+        left: Array = np.maximum(self.vv - np.square(along).sum(0), 0)
+        return np.where(self.vv > 0, left, np.nan)
+
+
+def explained_rows(
+    layer: int,
+    neurons: Sequence[int],
+    kinds: Sequence[str],
+    special_tokens: str,
+    found: Mapping[str, tuple[Array, Array]],
+    n_tokens: int,
+) -> list[dict[str, Any]]:
+    """Return a row for each neuron and source, as in `explained.csv`.
+
+    Args:
+        layer: Layer number.
+        neurons: Which neurons, in the order of the shares.
+        kinds: `outlier` or `random`, for each.
+        special_tokens: Whether special tokens were in: `exclude` or `include`.
+        found: What `ExplainedAccumulator.result` returned.
+        n_tokens: Over how many tokens.
+    """
+    return [
+        {
+            "layer": layer, "neuron": neuron, "kind": kind, "special_tokens": special_tokens, "source": source,
+            "alone": float(alone[i]), "partial": float(partial[i]), "n_tokens": n_tokens,
+        }
+        for i, (neuron, kind) in enumerate(zip(neurons, kinds, strict=True))
+        for source, (alone, partial) in found.items()
+        if np.isfinite(alone[i])
+    ]  # fmt: skip

@@ -1,0 +1,221 @@
+"""Figures of `geometry`: readable in greyscale, whole layer numbers, units on every axis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from probing.figures import BLUE, GREY, STYLE
+from probing.geometry.report import layers_of, most_named
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Row = Mapping[str, Any]
+
+ORANGE, GREEN, PURPLE = "#c27c0e", "#38761d", "#741b47"
+# Of each transform: what it is called, and how its line is told apart without colour.
+LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "none": ("as it is", {"color": "black", "ls": "-", "marker": "o"}),
+    "clip_random": ("others clipped (range of draws)", {"color": GREY, "ls": "", "marker": "x"}),
+    "clip": ("outliers clipped", {"color": BLUE, "ls": "--", "marker": "s"}),
+    "center": ("centred", {"color": GREEN, "ls": ":", "marker": "^"}),
+    "standardise": ("standardised", {"color": ORANGE, "ls": "-.", "marker": "D"}),
+    "all_but_the_top": ("all but the top", {"color": PURPLE, "ls": "--", "marker": "v"}),
+    "whiten": ("whitened", {"color": GREY, "ls": "-", "marker": "P"}),
+}
+
+
+def write_figures(folder: Path, tables: Mapping[str, Sequence[Row]], model: str) -> list[Path]:
+    """Draw a run's figures as PNG files and return their paths.
+
+    Args:
+        folder: Where they go.
+        tables: The run's tables by name.
+        model: For the titles.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    drawings = {
+        "outliers": lambda figure: mean_profile(figure, tables["dimensions"], tables["outliers"], model),
+        "anisotropy": lambda figure: anisotropy_by_layer(figure, tables["geometry"], model),
+        "transforms": lambda figure: transforms_by_layer(figure, tables["geometry"], model),
+        "smoothing": lambda figure: smoothing_by_layer(figure, tables["geometry"], model),
+    }
+    if any(row["kind"] == "outlier" for row in tables["explained"]):
+        drawings["explained"] = lambda figure: explained_bars(figure, tables["explained"], tables["outliers"], model)
+    paths = []
+    with matplotlib.rc_context(STYLE):
+        for name, draw in drawings.items():
+            figure = Figure(layout="constrained")
+            draw(figure)
+            paths.append(folder / f"{name}.png")
+            figure.savefig(paths[-1])
+    return paths
+
+
+def mean_profile(figure: Figure, dimensions: Sequence[Row], outliers: Sequence[Row], model: str) -> None:
+    """Draw each layer's mean vector, neuron by neuron, with its outliers named."""
+    layers = sorted({row["layer"] for row in dimensions})
+    columns = min(2, len(layers))
+    n_rows = -(-len(layers) // columns)
+    figure.set_size_inches(4.6 * columns, 0.8 + 1.35 * n_rows)
+    grid = figure.subplots(n_rows, columns, squeeze=False, sharex=True).ravel()
+    for axes, layer in zip(grid, layers, strict=False):
+        mean = np.array([row["mean"] for row in dimensions if row["layer"] == layer])
+        axes.vlines(np.arange(len(mean)), 0, mean, color=GREY, lw=0.7)
+        named = {row["neuron"] for row in outliers if row["layer"] == layer and row["definition"] == "mean_profile"}
+        marked = sorted(named)
+        axes.plot(marked, mean[marked], "o", ms=4, mfc="white", mec=BLUE)
+        for neuron in marked:
+            up = mean[neuron] > 0
+            axes.annotate(
+                str(neuron), (neuron, mean[neuron]), (4, 2 if up else -2), textcoords="offset points", fontsize=7,
+                va="bottom" if up else "top",
+            )  # fmt: skip
+        axes.set_title(f"layer {layer}" + ("" if marked else ": none beyond 5 sd"), fontsize=9)
+        axes.margins(x=0.02, y=0.3)
+    for axes in grid[len(layers) :]:
+        axes.set_visible(False)
+    for axes in grid[max(0, len(layers) - columns) : len(layers)]:
+        axes.set_xlabel("neuron")
+        axes.tick_params(labelbottom=True)
+    figure.supylabel("mean activation", fontsize=9)
+    figure.suptitle(f"{model}: mean vector of each layer, outliers beyond 5 sd named", x=0.01, ha="left", fontsize=10)
+
+
+def anisotropy_by_layer(figure: Figure, geometry: Sequence[Row], model: str) -> None:
+    """Draw mean cosines beside what looks at the covariance alone."""
+    figure.set_size_inches(8.6, 4.2)
+    left, right = figure.subplots(1, 2)
+    _lines(
+        left, geometry, {
+            "mean_cosine_one_per_sentence": (
+                "one token a sentence (95% interval)", {"color": BLUE, "ls": "-", "marker": "o"}
+            ),
+            "mean_cosine": ("all tokens", {"color": "black", "ls": "--", "marker": "s"}),
+            "mean_cosine_centred": ("without the mean vector", {"color": GREEN, "ls": ":", "marker": "^"}),
+        },
+    )  # fmt: skip
+    left.axhline(0, color="black", lw=0.6)
+    left.set_ylabel("mean cosine of two tokens")
+    left.set_title("tokens of all sentences")
+    _lines(
+        right, geometry, {
+            "mean_energy_share": (
+                "share of the squared length in the mean vector", {"color": BLUE, "ls": "-", "marker": "o"}
+            ),
+            "top_cosine_share": (
+                "share of one neuron in the mean cosine", {"color": ORANGE, "ls": "-.", "marker": "D"}
+            ),
+            "isoscore": ("IsoScore (1: all directions vary alike)", {"color": PURPLE, "ls": "--", "marker": "v"}),
+        },
+    )  # fmt: skip
+    right.set_ylim(0, None)
+    right.set_ylabel("share or score (0 to 1)")
+    right.set_title("where it comes from")
+    for axes in (left, right):
+        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.18), fontsize=8)
+    figure.suptitle(f"{model}: how alike vectors point", x=0.01, ha="left", fontsize=10)
+
+
+def transforms_by_layer(figure: Figure, geometry: Sequence[Row], model: str) -> None:
+    """Draw the mean cosine by layer before and after each transform."""
+    figure.set_size_inches(6.8, 3.3)
+    axes = figure.add_subplot()
+    _by_transform(axes, geometry, "mean_cosine")
+    axes.axhline(0, color="black", lw=0.6)
+    axes.set_ylabel("mean cosine of two tokens")
+    axes.set_title(f"{model}: before and after transforms of what is read off")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
+
+
+def smoothing_by_layer(figure: Figure, geometry: Sequence[Row], model: str) -> None:
+    """Draw how alike the tokens of one sentence are."""
+    figure.set_size_inches(8.6, 3.1)
+    left, right = figure.subplots(1, 2)
+    _by_transform(left, geometry, "token_similarity", ("none", "clip", "center"))
+    left.set_ylabel("mean cosine within a sentence")
+    left.set_title("token similarity")
+    _by_transform(right, geometry, "relative_distance", ("none", "clip", "center"))
+    right.set_ylabel("distance to equal rows / norm")
+    right.set_title("distance to a sentence of equal tokens")
+    for axes in (left, right):
+        axes.set_ylim(0, 1.03)
+    figure.suptitle(f"{model}: do the tokens of a sentence become alike?", x=0.01, ha="left", fontsize=10)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside right center")
+
+
+def explained_bars(figure: Figure, explained: Sequence[Row], outliers: Sequence[Row], model: str) -> None:
+    """Draw for the neurons named most often what each source explains beyond the others, in layers that name them."""
+    neurons = most_named([row for row in outliers if row["neuron"] in {r["neuron"] for r in explained}], 4)
+    which = "include" if any(row["special_tokens"] == "include" for row in explained) else "exclude"
+    here = [row for row in explained if row["special_tokens"] == which]
+    looks = {
+        "position": {"color": BLUE, "hatch": ""}, "frequency": {"color": "#f1c98b", "hatch": "//"},
+        "punctuation": {"color": "white", "hatch": ".."}, "special": {"color": "#bdbdbd", "hatch": ""},
+    }  # fmt: skip
+    panels: list[tuple[str, list[Row]]] = [
+        (f"neuron {neuron}", [row for row in here if row["neuron"] == neuron and row["kind"] == "outlier"])
+        for neuron in neurons
+    ]
+    panels.append(("mean of others", [row for row in here if row["kind"] == "random"]))
+    figure.set_size_inches(1.4 + 1.9 * len(panels), 2.9)
+    for axes, (title, rows) in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True):
+        layers = sorted({row["layer"] for row in rows})
+        for i, (source, look) in enumerate(looks.items()):
+            shares = [_mean([r["partial"] for r in rows if (r["layer"], r["source"]) == (k, source)]) for k in layers]
+            x = np.arange(len(layers)) + (i - 1.5) * 0.2
+            axes.bar(x, shares, 0.2, edgecolor="black", lw=0.5, label=source, **look)
+        axes.set_xticks(range(len(layers)), [str(layer) for layer in layers], fontsize=7)
+        axes.set_title(title, fontsize=9)
+        axes.set_xlabel("layer")
+    figure.axes[0].set_ylabel("partial R²")
+    figure.suptitle(
+        f"{model}: what each source explains of an outlier beyond the others", x=0.01, ha="left", fontsize=10
+    )
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else 0.0
+
+
+def _lines(axes: Axes, geometry: Sequence[Row], measures: Mapping[str, tuple[str, dict[str, Any]]]) -> None:
+    """Draw some measures of untransformed states by layer."""
+    for measure, (label, look) in measures.items():
+        _line(axes, [r for r in geometry if (r["transform"], r["measure"]) == ("none", measure)], label, look)
+    _whole_layers(axes, geometry)
+
+
+def _by_transform(axes: Axes, geometry: Sequence[Row], measure: str, only: Sequence[str] = tuple(LOOKS)) -> None:
+    """Draw one measure by layer under each transform."""
+    for transform in only:
+        label, look = LOOKS[transform]
+        _line(axes, [r for r in geometry if (r["transform"], r["measure"]) == (transform, measure)], label, look)
+    _whole_layers(axes, geometry)
+
+
+def _line(axes: Axes, rows: Sequence[Row], label: str, look: Mapping[str, Any]) -> None:
+    """Draw values by layer, with their intervals where they have them; layers that lack one break the line."""
+    if not rows:
+        return
+    found = {row["layer"]: row for row in rows}
+    layers = range(min(found), max(found) + 1)
+    values = [found[k]["value"] if k in found else np.nan for k in layers]
+    ends = [
+        # Read from a file, a number without an interval has empty ends.
+        [abs(found[k]["value"] - found[k][end]) if found.get(k, {}).get(end, "") != "" else 0 for k in layers]
+        for end in ("low", "high")
+    ]
+    axes.errorbar(list(layers), values, yerr=ends, ms=4, capsize=2, label=label, **look)
+
+
+def _whole_layers(axes: Axes, geometry: Sequence[Row]) -> None:
+    axes.set_xticks(layers_of(geometry))
+    axes.set_xlabel("layer (0 = embeddings)")

@@ -1,0 +1,81 @@
+"""Everything a survey found, written into a run's folder."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from probing.geometry import transforms
+from probing.geometry.explained import EXPLAINED_COLUMNS
+from probing.geometry.layers import GEOMETRY_COLUMNS
+from probing.geometry.parameters import PARAMETER_COLUMNS
+from probing.geometry.survey import DIMENSION_COLUMNS, OUTLIER_COLUMNS, Survey
+from probing.runs import write_csv
+
+_COLUMNS = {
+    "geometry": GEOMETRY_COLUMNS,
+    "outliers": OUTLIER_COLUMNS,
+    "dimensions": DIMENSION_COLUMNS,
+    "parameters": PARAMETER_COLUMNS,
+    "explained": EXPLAINED_COLUMNS,
+}
+_PACKAGES = ("neuron-probing", "torch", "transformers", "numpy", "safetensors")
+
+
+def tables_of(found: Survey) -> dict[str, list[dict[str, Any]]]:
+    """Return the tables of a survey by name."""
+    return {name: getattr(found, name) for name in _COLUMNS}
+
+
+def write(folder: Path, config: Mapping[str, Any], found: Survey) -> list[Path]:
+    """Write tables, transforms and the configuration, and return their paths.
+
+    A table without rows is a result too: it has its columns.
+
+    Args:
+        folder: The run's folder.
+        config: The resolved configuration as plain values.
+        found: What was found.
+    """
+    paths = [folder / f"{name}.csv" for name in _COLUMNS]
+    for path, (name, rows) in zip(paths, tables_of(found).items(), strict=True):
+        write_csv(path, rows, _COLUMNS[name])
+    (folder / "transforms").mkdir()
+    for kind, by_layer in found.transforms.items():
+        paths.append(folder / "transforms" / f"{kind}.safetensors")
+        transforms.save(paths[-1], by_layer)
+    paths.append(folder / "config.yaml")
+    paths[-1].write_text(yaml.safe_dump(dict(config), sort_keys=False))
+    return paths
+
+
+def write_summary(
+    folder: Path, found: Survey, cached: Mapping[str, Mapping[str, Any]], timings: Mapping[str, float]
+) -> Path:
+    """Write `results.json`, for programs, and return its path.
+
+    Args:
+        folder: The run's folder.
+        found: What was found.
+        cached: What the activations that were measured, and those fitted on, were made from.
+        timings: In seconds.
+    """
+    summary = {
+        "kind": "geometry",
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+        "cache": dict(cached),
+        "clipped": {str(layer): neurons for layer, neurons in found.clipped.items()},
+        "not_applicable": found.not_applicable,
+        "timings": dict(timings),
+        "geometry": found.geometry,
+        "outliers": found.outliers,
+    }
+    path = folder / "results.json"
+    path.write_text(json.dumps(summary, indent=2))
+    return path

@@ -1,0 +1,95 @@
+"""Small data sets in the layouts of WiC and STS, made up."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+
+WORDS = ("probe", "layer", "neuron", "token", "sentence", "position", "model", "weight", "value", "answer", "question")
+
+Pair = tuple[list[str], list[str], int, bool]
+
+
+def word_pairs(n: int, seed: int) -> list[Pair]:
+    """Make pairs of sentences of 5 to 9 words in which the word at some place is the same where the label is yes.
+
+    Where it is no, another word stands there. The words before are the same in both, so that the place is, whatever the
+    number of pieces; those behind are drawn at random.
+    """
+    generator = random.Random(seed)
+    pairs = []
+    for i in range(n):
+        first, second = ([generator.choice(WORDS) for _ in range(generator.randint(5, 9))] for _ in range(2))
+        place, same = generator.randrange(5), i % 2 == 0
+        second[:place] = first[:place]
+        others = [word for word in WORDS if word != first[place]]
+        second[place] = first[place] if same else generator.choice(others)
+        pairs.append((first, second, place, same))
+    return pairs
+
+
+def write_wic(folder: Path, part: str, pairs: Sequence[Pair]) -> None:
+    """Write one part in the original form, lemma and part of speech made up."""
+    (folder / part).mkdir(parents=True, exist_ok=True)
+    data = [f"word\tN\t{place}-{place}\t{' '.join(a)}\t{' '.join(b)}\n" for a, b, place, _ in pairs]
+    (folder / part / f"{part}.data.txt").write_text("".join(data))
+    (folder / part / f"{part}.gold.txt").write_text("".join("FT"[same] + "\n" for *_, same in pairs))
+
+
+Rated = tuple[str, str, float]
+
+
+def sentence_pairs(n: int, seed: int) -> list[Rated]:
+    """Make pairs of sentences, the second with some of the first one's ten words: the score tells how many."""
+    generator = random.Random(seed)
+    pairs = []
+    for _ in range(n):
+        words, kept = generator.choices(WORDS, k=10), generator.randint(0, 10)
+        other = words[:kept] + generator.choices(["the", "a", "between", "behind", "never"], k=10 - kept)
+        pairs.append((" ".join(words) + " .", " ".join(other) + " .", kept / 2))
+    return pairs
+
+
+def write_semeval(folder: Path, subset: str, pairs: Sequence[Rated]) -> None:
+    """Write one subset of STS12 to STS16 in SentEval's layout."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"STS.input.{subset}.txt").write_text("".join(f"{a}\t{b}\n" for a, b, _ in pairs))
+    (folder / f"STS.gs.{subset}.txt").write_text("".join(f"{score:.3f}\n" for *_, score in pairs))
+
+
+def write_benchmark(folder: Path, part: str, pairs: Sequence[Rated]) -> None:
+    """Write one part of STS-B as published; some lines have columns of a licence at their end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [f"main-news\tx\t2012\t{i:04}\t{s:.3f}\t{a}\t{b}" + "\tx\ty" * (i % 2) for i, (a, b, s) in enumerate(pairs)]
+    (folder / f"sts-{part}.csv").write_text("\n".join(lines) + "\n")
+
+
+def write_sick(folder: Path, part: str, pairs: Sequence[Rated]) -> None:
+    """Write one part of SICK."""
+    folder.mkdir(parents=True, exist_ok=True)
+    head = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n"
+    (folder / f"SICK_{part}.txt").write_text(
+        head + "".join(f"{i}\t{a}\t{b}\t{score}\tNEUTRAL\n" for i, (a, b, score) in enumerate(pairs))
+    )
+
+
+def write_sts(folder: Path, n: int = 40) -> Path:
+    """Write STS12 of two subsets, STS-B without its test part, and SICK's training and trial part."""
+    write_semeval(folder / "STS12-en-test", "MSRpar", sentence_pairs(n, 0))
+    write_semeval(folder / "STS12-en-test", "OnWN", sentence_pairs(n // 2, 1))
+    for seed, part in enumerate(("train", "dev"), 2):
+        write_benchmark(folder / "STSBenchmark", part, sentence_pairs(2 * n, seed))
+    for seed, part in enumerate(("train", "trial"), 4):
+        write_sick(folder / "SICK", part, sentence_pairs(n, seed))
+    return folder
+
+
+def plant_outlier(model: Path, neuron: int) -> Path:
+    """Give one neuron of a BERT a bias in the embeddings that makes it the smallest of every token there."""
+    weights = load_file(model / "model.safetensors")
+    weights["embeddings.LayerNorm.bias"][neuron] = -30.0
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    return model
