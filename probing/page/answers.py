@@ -24,8 +24,8 @@ def question(subject: Subject) -> str:
     sentences = results["n_sentences"]
     tested = f", tested on {config['test_corpus']}" if config.get("test_corpus") else ""
     return (
-        f"Can {subject.task} be read off {_layers(subject.layers)} of {model}, and which neurons tell it? A linear probe without a bias "
-        f"was trained in each layer on {count(first['n_train_tokens'], 'token')} of "
+        f"Can {subject.task} be read off {_layers(subject.layers)} of {model}, and which neurons tell it? "
+        f"A linear probe without a bias was trained in each layer on {count(first['n_train_tokens'], 'token')} of "
         f"{count(sentences['train'], 'sentence')} of {config['corpus']}{tested}, to tell apart "
         f"{count(first['n_classes'], 'class', 'classes')}, and tested on {count(first['n_test_tokens'], 'token')} of "
         f"{count(sentences['test'], 'other sentence')}."
