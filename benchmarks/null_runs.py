@@ -2,9 +2,16 @@
 
     python benchmarks/null_runs.py --layer 3 --repetitions 200
 
-Each repetition plants six neurons, all drawn anew, and ranks them with the real ones by the project's own functions.
-One of a kind suffices: two that serve as an intercept, or two that carry position, would share what one has.
-Prints a Markdown table with exact (Clopper-Pearson) intervals over repetitions.
+Each run plants neurons drawn anew, trains a probe of these and the real ones, and ranks and flags them by the project's
+own functions. The probe sees one planted neuron of a kind, since two that serve as an intercept, or two that carry
+position, would share what one has; signals of other strengths are only flagged, which takes no probe. Then the labels
+are dealt anew within sentences, so that no neuron has a signal, and the real neurons are flagged once more.
+
+Prints Markdown tables with exact (Clopper-Pearson) intervals over runs.
+
+On 21 November 2026, with 2 shared cores, 200 runs of layer 6 from seed 0: each null and each constant flagged in 200 of
+200 (.982 to 1), the signal of 50% ranked 1 to 3 in all, that of .2% seen in 198; under labels dealt anew 83 false
+alarms among 76,200 real neurons.
 """
 
 from __future__ import annotations
@@ -13,8 +20,8 @@ import argparse
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -30,24 +37,44 @@ from probing.commands.shared import cache_folder, read_corpora
 from probing.controls import shuffled
 from probing.examples import Activations, Sides, choose_classes, label
 from probing.models import resolve_model
-from probing.ranking import collect_evidence, neuron_table
+from probing.ranking import SIGNAL_Z, Evidence, collect_evidence, neuron_table
 from probing.solvers import Penalty
-from probing.training import Training, train_probes
+from probing.training import Training, layer_moments, train_probes
 
 Column = NDArray[np.float64]
 
-# Share of a planted neuron's variance that position explains.
+# Share of a planted neuron's variance that position explains: of the one that is ranked, and of those only flagged.
 EXPLAINED = 0.5
+STRENGTHS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.2)
 TOP = 10
+# The probe sees the first of the planted neurons, up to the constant.
+N_SEEN = 5
 QUESTIONS = {
     "noise": "pure noise is flagged no-signal",
     "sentence": "a sentence effect is flagged no-signal",
     "length": "sentence length is flagged no-signal",
-    "shuffled": "a real neuron under labels shuffled within sentences is flagged no-signal",
-    "signal": f"a neuron explained to {EXPLAINED:.0%} by position ranks among the top {TOP}",
-    "weak": "one explained to 20% is not flagged no-signal",
-    "constant": "a constant N(10, .5) is flagged offset",
+    "shuffled": "a real neuron under labels dealt anew within sentences is flagged no-signal",
+    "constant": "a constant N(10, .5) is flagged offset and no-signal",
+    "signal": f"a neuron explained to {EXPLAINED:.0%} by position ranks among the top {TOP}, without a flag",
+    **{f"strength_{share}": f"one explained to {share:.2%} is not flagged no-signal" for share in STRENGTHS},
 }
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What one run found.
+
+    Args:
+        yes: For each question whether its answer is yes.
+        rank: Of the signal, among all neurons that the probe sees.
+        false_alarms: Real neurons that are not flagged no-signal under labels dealt anew.
+        n_live: Real neurons that vary.
+    """
+
+    yes: Mapping[str, bool]
+    rank: int
+    false_alarms: int
+    n_live: int
 
 
 class Planted:
@@ -90,52 +117,65 @@ def planted_neurons(tokens: Tokens, generator: np.random.Generator) -> dict[str,
         "sentence": generator.standard_normal(tokens.n_sentences)[tokens.sentences],
         "length": tokens.lengths[tokens.sentences].astype(np.float64),
         "signal": explained(EXPLAINED),
-        "weak": explained(0.2),
         "constant": generator.normal(10, 0.5, tokens.n_tokens),
+        **{f"strength_{share}": explained(share) for share in STRENGTHS},
     }
 
 
-def repetition(sides: Sides, layer: int, training: Training, seed: int) -> dict[str, bool]:
-    """Plant, rank and return for each question whether its answer is yes."""
+def one_run(sides: Sides, layer: int, training: Training, seed: int) -> Answers:
+    """Plant, rank and flag."""
     store, generator = sides.train.store, np.random.default_rng(seed)
     d_model, columns = store.plan.d_model, planted_neurons(store.tokens, generator)
-    stack = torch.from_numpy(np.stack(list(columns.values()), 1)).float()
-    grown = sides.each(lambda examples: replace(examples, store=Planted(store, stack)))
-    (fit,) = train_probes(grown, [layer], training, {})
-    (evidence,) = collect_evidence(grown.train, grown.test, [layer], [fit.moments], len(sides.classes), seed)
-    rows = {row["neuron"]: row for row in neuron_table(layer, fit.weight, evidence)}
+    planted = torch.from_numpy(np.stack(list(columns.values()), 1)).float()
+
+    def grow(n: int) -> Sides:
+        return sides.each(lambda examples: replace(examples, store=Planted(store, planted[:, :n])))
+
+    def evidence_on(some: Sides, seed: int) -> Evidence:
+        moments = layer_moments(some.train, [layer])
+        return collect_evidence(some.train, some.test, [layer], moments, len(some.classes), seed)[0]
+
+    (fit,) = train_probes(grow(N_SEEN), [layer], training, {})
+    weight = torch.nn.functional.pad(fit.weight, (0, len(STRENGTHS)))
+    rows = {row["neuron"]: row for row in neuron_table(layer, weight, evidence_on(grow(len(columns)), seed))}
     found = {kind: rows[d_model + i] for i, kind in enumerate(columns)}
-    dealt = shuffled(grown, seed)
     # Labels dealt by the seed that evidence permutes them by would be one of its own draws.
-    (null,) = collect_evidence(dealt.train, dealt.test, [layer], [fit.moments], len(sides.classes), seed + 2**32)
-    of_null = {row["neuron"]: row for row in neuron_table(layer, fit.weight, null)}
-    live = [i for i in range(d_model) if not bool(fit.moments.dead[i])]
-    return {
-        **{kind: "no-signal" in found[kind]["flag"] for kind in ("noise", "sentence", "length")},
-        "shuffled": "no-signal" in of_null[int(generator.choice(live))]["flag"],
-        "signal": bool(found["signal"]["rank"] <= TOP),
-        "weak": "no-signal" not in found["weak"]["flag"],
-        "constant": "offset" in found["constant"]["flag"],
+    null = evidence_on(shuffled(sides, seed), seed + 2**32)
+    live = (~null.moments.dead).nonzero().squeeze(1)
+    alarms = null.separation.z >= SIGNAL_Z
+    unseen = {kind: "no-signal" in row["flag"] for kind, row in found.items()}
+    yes = {
+        **{kind: unseen[kind] for kind in ("noise", "sentence", "length")},
+        "shuffled": not bool(alarms[generator.choice(live.numpy())]),
+        "constant": found["constant"]["flag"] == "offset no-signal",
+        "signal": bool(found["signal"]["rank"] <= TOP and not found["signal"]["flag"]),
+        **{name: not unseen[name] for name in QUESTIONS if name.startswith("strength")},
     }
+    return Answers(yes, found["signal"]["rank"], int(alarms[live].sum()), len(live))
 
 
-def repetitions(
-    sides: Sides, layer: int, n: int, seed: int, tolerance: float = 1e-3, l2: float = 1e-4
-) -> Iterator[dict[str, bool]]:
-    """Yield the answers of each repetition."""
+def runs(sides: Sides, layer: int, n: int, seed: int, tolerance: float = 1e-3, l2: float = 1e-4) -> Iterator[Answers]:
+    """Yield the answers of each run."""
     training = Training(Penalty(0, l2), "sd", "lbfgs", tolerance, 1e-3, 512, 3, 0)
     for i in range(n):
-        yield repetition(sides, layer, training, seed + i)
+        yield one_run(sides, layer, training, seed + i)
 
 
-def table(answers: list[Mapping[str, bool]]) -> str:
-    """Return how often each answer was yes as a Markdown table."""
+def report(answers: Sequence[Answers]) -> str:
+    """Return how often each answer was yes, where the signal ranked, and the false alarms, as Markdown."""
     lines = ["| a planted neuron | yes | of | share | 95% interval |", "|---|---|---|---|---|"]
     for question, words in QUESTIONS.items():
-        yes = sum(answer[question] for answer in answers)
+        yes = sum(answer.yes[question] for answer in answers)
         low, high = binomtest(yes, len(answers)).proportion_ci(method="exact")
         lines.append(f"| {words} | {yes} | {len(answers)} | {yes / len(answers):.3f} | {low:.3f} to {high:.3f} |")
-    return "\n".join(lines)
+    ranks, alarms = [answer.rank for answer in answers], [answer.false_alarms for answer in answers]
+    return "\n".join([
+        *lines,
+        "",
+        f"The {EXPLAINED:.0%} neuron ranked {min(ranks)} to {max(ranks)}, median {np.median(ranks):.0f}. Under labels "
+        f"dealt anew {sum(alarms)} of {sum(answer.n_live for answer in answers)} real neurons were not flagged "
+        f"no-signal, at most {max(alarms)} in a run.",
+    ])  # fmt: skip
 
 
 def real_sides(model: str, layer: int, seed: int, say: Callable[[str], None]) -> Sides:
@@ -158,20 +198,21 @@ def main() -> None:
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--layer", type=int, default=3)
     parser.add_argument("--repetitions", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0, help="of the first repetition; the next ones follow")
+    parser.add_argument("--seed", type=int, default=0, help="of the first run; the next ones follow")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", module="pytorch_lightning")
-    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    for name in ("pytorch_lightning", "pytorch_lightning.utilities.rank_zero", "lightning_fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     sides, start = real_sides(options.model, options.layer, 0, print), time.perf_counter()
-    answers: list[Mapping[str, bool]] = []
+    answers: list[Answers] = []
     try:
-        for answer in repetitions(sides, options.layer, options.repetitions, options.seed):
+        for answer in runs(sides, options.layer, options.repetitions, options.seed):
             answers.append(answer)  # one by one: what was finished counts, should Ctrl-C end it
     finally:
         seconds = time.perf_counter() - start
-        where = f"{options.model}, layer {options.layer}, {len(answers)} repetitions from seed {options.seed}"
+        where = f"{options.model}, layer {options.layer}, {len(answers)} runs from seed {options.seed}"
         print(f"{where}, {seconds:.0f} s\n")
-        print(table(answers) if answers else "none was finished")
+        print(report(answers) if answers else "none was finished")
 
 
 if __name__ == "__main__":

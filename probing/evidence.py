@@ -11,6 +11,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
+from probing.companion import companion_moments, companion_start, is_far, on_hidden_states, with_constants
 from probing.contributions import mean_contribution
 from probing.examples import Sides
 from probing.probe import Problem
@@ -66,7 +67,7 @@ def strengthened(
     found, weight = list(evidence), None
     if n_replicates:
         found, weight = with_replicates(found, retraining, n_replicates)
-    return with_removals(found, retraining) if removals else found, weight
+    return with_companions(with_removals(found, retraining), retraining) if removals else found, weight
 
 
 def with_replicates(
@@ -109,6 +110,32 @@ def with_removals(evidence: Sequence[Evidence], retraining: Retraining) -> list[
                 one, unique=estimate, penalty_stability=penalty_stability(own[0], changed), rises=rises, matched=drawn
             )
         )
+    return found
+
+
+def with_companions(evidence: Sequence[Evidence], retraining: Retraining) -> list[Evidence]:
+    """Add what a companion probe with an intercept makes of layers that have neurons with a mean far from 0."""
+    found, training = list(evidence), retraining.training
+    space, penalty = training.penalty_space, training.penalty
+    places = [i for i, one in enumerate(evidence) if is_far(one.moments).any()]
+    if not places:
+        return found
+    layers, moments = [retraining.layers[i] for i in places], [evidence[i].moments for i in places]
+    fits = [
+        replace(
+            retraining.fits[i], weight=companion_start(retraining.fits[i].weight, own, space),
+            moments=companion_moments(own, space),
+        )
+        for i, own in zip(places, moments, strict=True)
+    ]  # fmt: skip
+    of_layers = replace(
+        retraining, sides=with_constants(retraining.sides, dict(zip(layers, moments, strict=True)), space),
+        layers=layers, fits=fits, training=replace(training, penalty_space="raw"),
+    )  # fmt: skip
+    problems = [Problem(f"companion_{layer:02d}", i, penalty) for i, layer in enumerate(layers)]
+    for i, fit, own in zip(places, of_layers.train("companions", problems), moments, strict=True):
+        contribution = mean_contribution(on_hidden_states(fit.weight, own, space), evidence[i].magnitudes, centred=True)
+        found[i] = replace(found[i], contribution_companion=contribution)
     return found
 
 

@@ -12,6 +12,8 @@ PenaltySpace = Literal["sd", "rms", "raw"]
 
 # A neuron whose sd is below this fraction of the median is dead: divided by its sd it would stand in for the intercept.
 DEAD = 1e-3
+# Dead is also one whose sd is below this fraction of its size: ten times what rounding to float32 leaves of a constant.
+ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class Moments:
     @property
     def dead(self) -> Tensor:
         """Which neurons hardly vary, shape (d_model,), bool."""
-        return self.sd <= DEAD * self.sd.median()
+        rms = self.second_moment.diagonal().clamp(min=0).sqrt()
+        return self.sd <= torch.maximum(DEAD * self.sd.median(), ROUNDING * rms)
 
     def inverse_scale(self, space: PenaltySpace) -> Tensor:
         """Return what takes neurons to the space where weights are penalised: 1 / scale, and 0 for dead neurons.

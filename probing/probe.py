@@ -17,6 +17,10 @@ from probing.moments import Moments, PenaltySpace
 from probing.objective import cross_entropy_sums
 from probing.solvers import Evaluation, Penalty, Preconditioner, Solution, Solver, lbfgs
 
+# With so few neurons left out, what preconditions the whole layer does nearly as well for the others, and eigenvectors
+# need not be found anew; with a quarter left out it takes twice the passes.
+FEW = 10
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -141,12 +145,25 @@ class FullPassProbe(LinearProbe):
             # Of all neurons that some problem of the layer uses.
             inverse_scale = cast(Tensor, self.inverse_scale)[group].amax(0).double()
             moment = self.moments[self.problems[group[0]].layer].second_moment.to(inverse_scale)
-            preconditioner = Preconditioner(inverse_scale[:, None] * moment * inverse_scale)
+            scaled = inverse_scale[:, None] * moment * inverse_scale
+            of_all = Preconditioner(scaled)
             for i in group:
                 start, neurons = self.scaled_weight.data[i].clone(), self.problems[i].neurons
-                own = preconditioner if neurons is None else preconditioner.within(neurons.to(inverse_scale))
+                own = of_all if neurons is None else self._preconditioner(of_all, scaled, neurons.to(scaled))
                 self.solvers[i] = lbfgs(start, self.problems[i].penalty, own, self.tolerance)
                 next(self.solvers[i])
+
+    def _preconditioner(self, of_all: Preconditioner, moment: Tensor, neurons: Tensor) -> Preconditioner:
+        """Return that of some neurons only, 1 for those and 0 for others: the layer's cut to them, or one of their own.
+
+        Args:
+            of_all: The layer's.
+            moment: That it was made from, shape (d_model, d_model).
+            neurons: Shape (d_model,).
+        """
+        if len(neurons) - neurons.sum() <= FEW:
+            return of_all.within(neurons)
+        return Preconditioner(neurons[:, None] * moment * neurons)
 
     def on_train_epoch_start(self) -> None:
         """Begin a pass."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from probing.companion import is_far
 from probing.contributions import ClassMagnitudes, MagnitudeAccumulator, mean_contribution
 from probing.examples import Examples, read
 from probing.moments import Moments
@@ -38,6 +39,8 @@ class Evidence:
         penalty_stability: Columns of `accuracy.csv`, if other penalties were tried.
         rises: By neuron, what was measured by retraining without it.
         matched: Those among them that were removed only to compare with.
+        contribution_companion: Mean over tokens of |W[y, i] * (v[i] - mean(v[i]))| with the weights of a companion
+            probe with an intercept, if one was trained, shape (d_model,).
     """
 
     moments: Moments
@@ -48,6 +51,7 @@ class Evidence:
     penalty_stability: Mapping[str, float] = field(default_factory=dict)
     rises: Mapping[int, Rise] = field(default_factory=dict)
     matched: Sequence[int] = ()
+    contribution_companion: Tensor | None = None
 
 
 def collect_evidence(
@@ -129,6 +133,9 @@ def neuron_table(layer: int, weight: Tensor, evidence: Evidence) -> list[dict[st
     if evidence.stability is not None:
         columns["rank_low"] = evidence.stability.rank_low.tolist()
         columns["rank_high"] = evidence.stability.rank_high.tolist()
+    if evidence.contribution_companion is not None:
+        pairs = zip(evidence.contribution_companion.tolist(), is_far(evidence.moments).tolist(), strict=True)
+        columns["contribution_companion"] = [value if far else None for value, far in pairs]
     rows = [
         {"layer": layer, "rank": rank, "neuron": i, **{name: values[i] for name, values in columns.items()}}
         for rank, i in enumerate(order(contribution).tolist(), start=1)
@@ -159,7 +166,10 @@ def conclusion(rows: Sequence[Mapping[str, Any]], task: str) -> str:
     who = f"Layer {top['layer']}: neuron {top['neuron']} contributes most, {top['ratio']:.1f} times the mean"
     if "rank_low" in top:
         who += f" (rank {top['rank_low']} to {top['rank_high']} over bootstraps)"
-    left = f"{top['contribution_centred'] / top['contribution']:.0%}"
+    companion = top.get("contribution_companion")
+    has_companion = isinstance(companion, float)
+    left = f"{(companion if has_companion else top['contribution_centred']) / top['contribution']:.0%}"
+    without_mean = "to a probe with an intercept" if has_companion else "without its mean"
     explained = f"{max(top['eta_squared'], 0):.1%} of its variance goes with {task} (z = {top['eta_squared_z']:.0f})"
     if top["flag"] == "offset no-signal":
         said = (
@@ -167,12 +177,12 @@ def conclusion(rows: Sequence[Mapping[str, Any]], task: str) -> str:
             f"it serves as the intercept and says nothing of {task}"
         )
     elif "offset" in top["flag"]:
-        said = f"{who}, which overstates it: only {left} is left without its mean; {explained}, so it does carry some"
+        said = f"{who}, which overstates it: only {left} is left {without_mean}; {explained}, so it does carry some"
     elif "no-signal" in top["flag"]:
         said = f"{who}, yet alone it tells classes apart no better than chance: it is useful only together with others"
     else:
         said = (
-            f"{who}; {left} is left without its mean and {explained}: it carries {task}, "
+            f"{who}; {left} is left {without_mean} and {explained}: it carries {task}, "
             f"as one of many, for it makes up {top['share']:.1%} of the sum"
         )
     return f"{said}{_without_it(rows)}."

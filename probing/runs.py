@@ -34,8 +34,8 @@ ACCURACY_COLUMNS = (
 )  # fmt: skip
 NEURON_COLUMNS = (
     "layer", "rank", "neuron", "contribution", "ratio", "share", "rank_low", "rank_high", "contribution_centred",
-    "eta_squared", "eta_squared_z", "unique", "cross_entropy_without", "cross_entropy_without_low",
-    "cross_entropy_without_high", "removed", "mean", "sd", "flag",
+    "contribution_companion", "eta_squared", "eta_squared_z", "unique", "cross_entropy_without",
+    "cross_entropy_without_low", "cross_entropy_without_high", "removed", "mean", "sd", "flag",
 )  # fmt: skip
 
 # Of what retraining without a neuron showed, where that is not well above what probes may be short of their optima.

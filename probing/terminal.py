@@ -91,13 +91,37 @@ def neurons_table(rows: Sequence[Row]) -> Any:
             f"{row['contribution']:.4f}",
             f"{row['ratio']:.1f}",
             f"{row['share']:.1%}",
-            f"{row['contribution_centred']:.4f}",
+            _centred(row),
             f"{row['eta_squared']:.3f}",
             f"{row['eta_squared_z']:.0f}",
             *([_without(row)] if has_removals else []),
             row["flag"],
         )
+    if far := [row for row in rows if _is_far(row)]:
+        from probing.companion import FAR
+
+        companion = all(_has_companion(row) for row in far)
+        instead = "taken from a probe with an intercept" if companion else "unreliable"
+        table.caption = f"* mean more than {FAR:.0f} sd from 0: {instead}"
+        table.caption_justify = "left"
     return table
+
+
+def _is_far(row: Row) -> bool:
+    """Whether a neuron's mean is so far from 0 that its centred contribution is unreliable."""
+    from probing.companion import FAR
+
+    return bool(abs(row["mean"]) > FAR * row["sd"] and row["flag"] != "dead")
+
+
+def _has_companion(row: Row) -> bool:
+    return isinstance(row.get("contribution_companion"), float)
+
+
+def _centred(row: Row) -> str:
+    """Return the contribution without the mean; with a star where it is unreliable, and the companion's if there is."""
+    value = row["contribution_companion"] if _has_companion(row) else row["contribution_centred"]
+    return f"{value:.4f}" + "*" * _is_far(row)
 
 
 def _without(row: Row) -> str:

@@ -89,6 +89,15 @@ def test_where_most_neurons_are_constant_they_are_dead_and_no_scale_is_infinite(
         assert not scale[:4].any()
 
 
+def test_neurons_that_vary_by_rounding_alone_are_dead_even_where_most_are_so():
+    generator = torch.Generator().manual_seed(0)
+    states = -0.25 + 3e-8 * torch.randint(0, 2, (500, 5), generator=generator)
+    states[:, 3] = 1e-4 * torch.randn(500, generator=generator)
+    states[:, 4] = 1e5 + torch.randn(500, generator=generator)  # 100 roundings
+    assert (states[:, :3].std(0) > 0).all()
+    assert moments(states).dead.tolist() == [True, True, True, False, False]
+
+
 def test_penalty_spaces_divide_by_what_they_name(states):
     states = torch.cat([states, torch.full((500, 1), 2.0)], 1)
     found, wide = moments(states), states.double().numpy()

@@ -110,6 +110,27 @@ def test_a_probe_that_may_not_use_a_neuron_is_the_probe_of_the_others(data: Data
     )
 
 
+def test_where_many_neurons_are_left_out_the_others_are_preconditioned_by_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, generator = make_tokens(LENGTHS), np.random.default_rng(3)
+    # Some of the others are twins, some are not: the whole layer's inverse, cut to these, is far from their own.
+    states = positional(tokens, 24, 1.0) @ generator.standard_normal((24, 24))
+    states[:, :12] = states[:, 12:] + states[:, :12] * np.geomspace(0.003, 3, 12)
+    data = sides_of(make_store(tmp_path / "store", [states], tokens, shard_tokens=400))
+    fits, neurons = data.fit(tolerance=1e-6), torch.arange(24) >= 12
+    problems = [Problem(name, 0, Penalty(0.0, L2), neurons=own) for name, own in (("half", neurons), ("all", None))]
+    half, _ = train_variants(data, [0], fits, problems, training(), {})
+    assert (half.weight[:, :12] == 0).all()
+    x, y = scaled_features(data.train)
+    best = objective(optimum(x[:, 12:], y, len(data.classes), 0, L2), x[:, 12:], y, 0, L2)[0]
+    assert half.objective == pytest.approx(best, abs=2e-5)  # values are float32 sums
+    monkeypatch.setattr("probing.probe.FEW", 24)
+    cut, _ = train_variants(data, [0], fits, problems, training(), {})
+    assert cut.objective == pytest.approx(best, abs=2e-5)
+    assert half.n_passes < 0.8 * cut.n_passes
+
+
 def test_a_sentence_that_is_drawn_twice_counts_twice(data: Data) -> None:
     fits = data.fit(tolerance=1e-6)
     draws = torch.from_numpy(np.random.default_rng(1).integers(0, 3, data.train.store.tokens.n_sentences)).float()

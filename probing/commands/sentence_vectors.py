@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.cache import ActivationStore
@@ -83,28 +84,45 @@ def first_token_check(poolings: Sequence[Pooling], model: str) -> Callable[[Toke
     return check
 
 
+def check_text_to_fit_on(
+    sets: Sequence[SentencePairs], outside: Corpus | None, targets: Sequence[SentencePairs], fit_on: str
+) -> None:
+    """Refuse text for transforms of which nothing is left once what is judged is taken out; before a model reads it.
+
+    Args:
+        sets: All sets, training parts among them.
+        outside: Text beside them, if transforms are fitted on such.
+        targets: The sets that are reported on.
+        fit_on: What the user asked for.
+
+    Raises:
+        UserError: If nothing is left.
+    """
+    corpora = [outside] if outside else [one.corpus for one in sets if one.part == "train"]
+    if fit_on != "target" and corpora and not any(_kept(corpus, targets).any() for corpus in corpora):
+        raise UserError(f"`--fit_on {fit_on}`: all its sentences are among those that are judged; give other text.")
+
+
 def fitted_texts(vectors: Vectors, targets: Sequence[SentencePairs], fit_on: str) -> dict[str, FitOn]:
     """Return by the label of each set what its transforms are fitted on.
 
     Sentences of any set that is reported on are left out, but with `target`, where they are all there is: sets overlap,
     for STS-B was drawn from STS12 to STS16 and others.
-
-    Raises:
-        UserError: If nothing is left.
     """
     if fit_on == "target":
         everything = zip(vectors.sets, vectors.stores, strict=True)
         return {one.label: _all_of(one, store) for one, store in everything}
-    evaluated = [sentence for one in targets for sentence in one.corpus.sentences]
     there = [(one.label, one.corpus, store) for one, store in zip(vectors.sets, vectors.stores, strict=True)]
     parts = [part for part, one in zip(there, vectors.sets, strict=True) if one.part == "train"]
     if vectors.outside:
         parts = [(vectors.outside[0].name, *vectors.outside)]
-    texts = [Text(store, not_in(corpus.sentences, evaluated)) for _, corpus, store in parts]
-    if parts and not any(text.kept.any() for text in texts):
-        raise UserError(f"`--fit_on {fit_on}`: all its sentences are among those that are judged; give other text.")
+    texts = [Text(store, _kept(corpus, targets)) for _, corpus, store in parts]
     common = FitOn([name for name, *_ in parts], [corpus for _, corpus, _ in parts], texts)
     return {one.label: common for one in vectors.sets}
+
+
+def _kept(corpus: Corpus, targets: Sequence[SentencePairs]) -> NDArray[np.bool_]:
+    return not_in(corpus.sentences, [sentence for one in targets for sentence in one.corpus.sentences])
 
 
 def _all_of(one: SentencePairs, store: ActivationStore) -> FitOn:

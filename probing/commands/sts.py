@@ -141,7 +141,14 @@ def sts(
     with terminal.quiet_libraries():
         from probing.commands.downstream import write_results
         from probing.commands.preparation import origin
-        from probing.commands.sentence_vectors import Vectors, described, first_token_check, fitted_texts, similarities
+        from probing.commands.sentence_vectors import (
+            Vectors,
+            check_text_to_fit_on,
+            described,
+            first_token_check,
+            fitted_texts,
+            similarities,
+        )
         from probing.distributed import is_main_process
         from probing.downstream import sentence_similarity as sentences
         from probing.downstream.figures import write_sts_figure
@@ -160,6 +167,8 @@ def sts(
         layers = parse_layers(layer, n_layers := architecture.num_hidden_layers, model)
         if "first_last" in poolings and n_layers < FIRST:
             raise UserError(f"`--pooling first_last`: {model} has no blocks, so no layer {FIRST}; take mean.")
+        if spaces != ["none"]:
+            check_text_to_fit_on(sets, outside, targets, fit_on)
         corpora = [one.corpus for one in sets] + ([outside] if outside else [])
         words = read_static(static, [text for corpus in corpora for text in corpus.sentences]) if static else None
         check = first_token_check(poolings, source.short_name)
