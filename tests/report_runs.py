@@ -27,6 +27,9 @@ def make_run(model: Path, corpus: Path, place: Path, name: str) -> Path:
     for row in rows:
         rise, removed = PLANTED.get(row["rank"], (None, None))
         row |= {"unique": 0.3 / row["rank"], "cross_entropy_without": rise, "removed": removed}
+        # The third by rank is as a neuron is that stands far from 0.
+        row |= {"contribution_companion": row["contribution"] / 2 if row["rank"] == 3 else None}
+        row |= {"mean": 4 * row["sd"]} if row["rank"] == 3 else {}
         row |= {f"cross_entropy_without_{end}": rise and rise + by for end, by in (("low", -0.005), ("high", 0.005))}
     write_csv(made.folder / "neurons.csv", rows, NEURON_COLUMNS)
     return made.folder

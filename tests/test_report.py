@@ -302,7 +302,8 @@ def test_the_page_goes_into_the_run_or_beside_several(
         (["cut-tensor"], "`cut-tensor` is damaged ("),
         (["cut-results"], "`cut-results` is damaged ("),
         (["other-tensor"], "`other-tensor` is damaged (neurons.csv and contributions.safetensors are not of one run)"),
-        (["no-rows"], "`no-rows` is damaged (neurons.csv has no column"),
+        (["no-rows"], "`no-rows` is damaged (neurons.csv has no contribution)"),
+        (["few-results"], "`few-results` is damaged (results.json has no timings)"),
         (["list-results"], "`list-results` is damaged ("),
     ],
 )  # fmt: skip
@@ -331,6 +332,7 @@ def desk(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "other-tensor",
         "no-rows",
         "list-results",
+        "few-results",
     ):
         shutil.copytree(runs / "bare", desk / name)
     for name in ("both", "again"):
@@ -342,6 +344,9 @@ def desk(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (desk / "no-tensor" / "contributions.safetensors").unlink()
     (desk / "cut-tensor" / "contributions.safetensors").write_bytes(b"\x10\0\0")
     (desk / "cut-results" / "results.json").write_text('{"layers": [')
+    results = json.loads((desk / "few-results" / "results.json").read_text())
+    del results["timings"]
+    (desk / "few-results" / "results.json").write_text(json.dumps(results))
     (desk / "list-results" / "results.json").write_text("[]")
     (desk / "no-rows" / "neurons.csv").write_text("")
     tensor = load_file(desk / "other-tensor" / "contributions.safetensors")["contribution"]
@@ -486,6 +491,14 @@ def test_the_table_of_the_script_is_the_run_s_table(runs: Path) -> None:
     for key in ("flag", "removed"):
         names = packed["rows"][key]["names"]
         assert [names[int(code)] for code in unpack(packed["rows"][key]["codes"])] == [row[key] for row in rows]
+
+
+def test_a_centred_contribution_that_is_unreliable_has_a_star(runs: Path) -> None:
+    found = subject(runs / "whole")
+    stars = re.findall(r"<td>\*([\d.]+)</td>", first_rows(found, "caption"))
+    far = [row for row in found.ranked[2][:FIRST] if abs(row["mean"]) > 3 * row["sd"] and row["flag"] != "dead"]
+    assert far
+    assert stars == [f"{row['contribution_centred']:.4f}" for row in far]
 
 
 def test_a_run_without_evidence_has_no_columns_for_it(runs: Path) -> None:

@@ -97,6 +97,9 @@ def test_the_script_shows_the_rows_that_were_there_without_it(opened: Any, folde
     assert column(opened, "rank_low") == [f"{row['rank_low']}–{row['rank_high']}" for row in rows]
     assert column(opened, "share") == [f"{row['share']:.1%}" for row in rows]
     assert column(opened, "cross_entropy_without")[:3] == ["+0.0250", "unresolved", ""]
+    assert column(opened, "contribution_centred")[2] == f"*{rows[2]['contribution_centred']:.4f}"
+    assert column(opened, "contribution_companion")[2] == f"{rows[2]['contribution'] / 2:.4f}"
+    assert column(opened, "contribution_companion").count("") == 9
     assert column(opened, "flag") == [row["flag"] for row in rows]
 
 
@@ -188,7 +191,8 @@ def test_a_neuron_that_is_picked_shows_what_it_contributes_to_each_class(
     assert relative(bar_heights(opened)) == pytest.approx(relative(by_class[1, :, third["neuron"]].tolist()), abs=2e-3)
     peak = found.results["classes"][int(by_class[1, :, third["neuron"]].argmax())]
     assert f"largest at {peak}, " in find(".by-class").get_attribute("aria-label")
-    assert f"{third['mean']:.2g}"[:4] in find(".facts").text
+    words = find(".facts").text.splitlines()
+    assert float(words[words.index("activation mean") + 1]) == pytest.approx(third["mean"], rel=6e-3)
     find(".by-class").send_keys("\ue014")  # the right arrow, from the first class to the second
     value = by_class[1, 1, third["neuron"]]
     label, number = find(".detail .readout").text.split(", ")[0].split(": ")

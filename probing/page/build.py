@@ -10,6 +10,7 @@ from string import Template
 from typing import Any
 
 from probing import __version__
+from probing.companion import FAR
 from probing.page import answers
 from probing.page.comparison_section import accuracies_figure, agreement_section
 from probing.page.geometry_section import geometry_section
@@ -97,6 +98,8 @@ def _terms() -> Html:
         ("Contribution", "Of a neuron, the mean over test tokens of |weight × activation| for the true class, in logit "
          "units, weights centred over classes. A high rank does not say that the model uses the neuron."),
         *((f"Flag {name}", f"{text[:1].upper()}{text[1:]}.") for name, text in FLAGS.items()),
+        ("Star", f"The neuron's mean is more than {FAR:.0f} standard deviations from 0, which makes its centred "
+         "contribution unreliable; companion is that of a probe with an intercept."),
         ("Unresolved", "Without the neuron the probe loses less than twice what both probes may be short of their "
          "optima."),
         ("Precision", "What is shown is rounded, and contributions by class are kept to three digits; the tables and "

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from probing.companion import FAR
 from probing.page.markup import Html, element
 from probing.page.packing import pack_floats, pack_integers
 from probing.page.sources import Subject
@@ -44,7 +45,13 @@ class Column:
             return ""
         if self.key == "cross_entropy_without" and BELOW_RESOLUTION in row["removed"]:
             return "unresolved"
-        return format(value, f"{'+' * self.signed}.{self.digits}{'%' if self.percent else 'f'}")
+        star = "*" if self.key == "contribution_centred" and is_far(row) else ""
+        return star + format(value, f"{'+' * self.signed}.{self.digits}{'%' if self.percent else 'f'}")
+
+
+def is_far(row: Row) -> bool:
+    """Return whether a neuron's mean is so far from 0 that its centred contribution is unreliable."""
+    return bool(row["flag"] != "dead" and abs(row["mean"]) > FAR * row["sd"])
 
 
 COLUMNS = (
@@ -55,7 +62,8 @@ COLUMNS = (
     Column("contribution", "contribution", "mean of |weight x activation| for the true class, in logit units", 4),
     Column("ratio", "× mean", "contribution in multiples of the layer's mean", 1),
     Column("share", "share", "of the sum over the layer's neurons", 1, percent=True),
-    Column("contribution_centred", "centred", "contribution without the neuron's mean; below half of it: offset", 4),
+    Column("contribution_centred", "centred", "contribution without the neuron's mean; * where that is unreliable", 4),
+    Column("contribution_companion", "companion", "the same of a probe with an intercept, where * stands", 4),
     Column("eta_squared", "eta²", "share of the neuron's variance that goes with the class, less what chance gives", 3),
     Column("eta_squared_z", "z", "that difference in standard deviations of chance; below 4: no-signal"),
     Column("unique", "unique", "estimate of what a probe loses without the neuron: a rank, not a size", 4),
@@ -69,8 +77,9 @@ _KNOWN_BY_PLACE = ("layer", "rank")
 
 
 def shown_columns(subject: Subject) -> list[Column]:
-    """Return the columns that a run has."""
-    return [column for column in COLUMNS if column.key in subject.run.neurons[0]]
+    """Return the columns that a run has, but for those that are empty."""
+    rows = subject.run.neurons
+    return [column for column in COLUMNS if any(row.get(column.key, "") != "" for row in rows)]
 
 
 def first_rows(subject: Subject, caption: str) -> Html:

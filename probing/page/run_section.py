@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from probing.companion import FAR
 from probing.page.answers import conclusions
 from probing.page.class_chart import class_chart
 from probing.page.class_data import class_data
@@ -61,7 +62,7 @@ def neurons_section(subject: Subject, number: int, room: int) -> Html:
     classes = class_data(subject, room)
     data = {
         "task": subject.task, "layers": subject.layers, "width": subject.d_model, "classes": subject.classes,
-        "flags": FLAGS, "byClass": classes, **packed_rows(subject),
+        "flags": FLAGS, "far": FAR, "byClass": classes, **packed_rows(subject),
     }  # fmt: skip
     return element(
         "section",

@@ -73,6 +73,7 @@ class Table {
   constructor(data) {
     this.columns = data.columns;
     this.width = data.width;
+    this.far = data.far;
     this.layers = data.layers;
     this.values = {};
     for (const [key, packed] of Object.entries(data.rows)) this.values[key] = packed.names ? texts(packed) : numbers(packed);
@@ -94,7 +95,12 @@ class Table {
   text(row, column) {
     if (column.key === "rank_low") return `${this.get(row, "rank_low")}–${this.get(row, "rank_high")}`;
     if (column.key === "cross_entropy_without" && String(this.get(row, "removed")).includes("resolution")) return "unresolved";
-    return shown(this.get(row, column.key), column);
+    const text = shown(this.get(row, column.key), column);
+    return column.key === "contribution_centred" && this.isFar(row) ? "*" + text : text;
+  }
+
+  isFar(row) {
+    return this.get(row, "flag") !== "dead" && Math.abs(this.get(row, "mean")) > this.far * this.get(row, "sd");
   }
 
   matching(layer, flag, neuron) {

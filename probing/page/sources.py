@@ -17,7 +17,13 @@ from probing.errors import UserError, as_clause
 from probing.runs import PARTIAL, Row, Run, load_run, read_csv
 
 # What a ranked table must have for a page to be made of it.
-NEEDED = {"layer", "rank", "neuron", "contribution", "ratio", "contribution_centred", "eta_squared", "eta_squared_z"}
+NEEDED = {
+    "layer", "rank", "neuron", "contribution", "ratio", "share", "contribution_centred", "eta_squared",
+    "eta_squared_z", "mean", "sd", "flag",
+}  # fmt: skip
+# And what its other tables must have.
+NEEDED_ACCURACY = {"layer", "accuracy", "accuracy_low", "accuracy_high", "cross_entropy", "optimality_gap"}
+NEEDED_RESULTS = {"versions", "cache", "classes", "n_sentences", "timings", "layers"}
 
 
 @dataclass(frozen=True)
@@ -227,8 +233,13 @@ def _subject(label: str, run: Run) -> Subject:
     with _reading(run.folder):
         by_class = load_file(run.folder / "contributions.safetensors")["contribution"]
         n_layers, n_classes, d_model = by_class.shape
-        if missing := NEEDED - set(run.neurons[0] if run.neurons else {}):
-            raise ValueError(f"neurons.csv has no column {min(missing)}")
+        for name, needed, rows in (
+            ("neurons.csv", NEEDED, run.neurons),
+            ("accuracy.csv", NEEDED_ACCURACY, run.accuracy),
+            ("results.json", NEEDED_RESULTS, [run.results]),
+        ):
+            if missing := needed - set(rows[0] if rows else {}):
+                raise ValueError(f"{name} has no {min(missing)}")
         subject = Subject(label, run, by_class)
         if len(subject.classes) != n_classes or any(len(table) != d_model for table in subject.ranked.values()):
             raise ValueError("neurons.csv and contributions.safetensors are not of one run")
