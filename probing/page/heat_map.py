@@ -9,7 +9,7 @@ from probing.page.markup import Html, element
 CELL_WIDTH, CELL_HEIGHT = 34, 24
 LEFT, BOTTOM = 46, 38
 # From here on the shade is so strong that numbers are written in the page's own colour.
-STRONG = 0.55
+STRONG = 0.6
 
 
 def heat_map(
