@@ -248,15 +248,7 @@ def load_encoder(source: ModelSource, dtype: torch.dtype, random_weights_seed: i
             f"`--model {source.name}` has no model.safetensors in {source.folder}; save the weights there, "
             "or take the untrained twin with `--random_weights`."
         )
-    try:
-        model, report = AutoModel.from_pretrained(
-            source.folder, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True
-        )
-    except Exception as error:  # safetensors, pickle and transformers each raise their own kinds
-        raise UserError(
-            f"`--model {source.name}`: its weights cannot be loaded as safetensors or with weights_only "
-            f"({as_clause(error)}); save them again with `save_pretrained`."
-        ) from None
+    model, report = _read_weights(AutoModel, source, config, dtype)
     encoder = _encoder_of(model)
     # transformers fills what is missing with random numbers. A decoder may be missing, and the pooler, which comes
     # after every hidden state.
@@ -268,6 +260,44 @@ def load_encoder(source: ModelSource, dtype: torch.dtype, random_weights_seed: i
             "save them again with `save_pretrained`, or take the untrained twin with `--random_weights`."
         )
     return encoder
+
+
+def load_masked_lm(source: ModelSource) -> nn.Module | None:
+    """Load the model with its masked-language-model head, in evaluation mode and float32.
+
+    Returns:
+        None where the family has no such head, or the checkpoint lacks a part of it, as that of most models tuned for
+        something else does: `transformers` would fill it with random numbers. Of encoder-decoders too, whose head reads
+        the decoder.
+
+    Raises:
+        UserError: If the weights cannot be loaded.
+    """
+    import torch
+    from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoModelForMaskedLM
+
+    config = load_config(source)
+    if config.is_encoder_decoder or type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
+        return None
+    model, report = _read_weights(AutoModelForMaskedLM, source, config, torch.float32)
+    return None if report["missing_keys"] or report["mismatched_keys"] else model.eval()
+
+
+def _read_weights(kind: Any, source: ModelSource, config: Any, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
+    """Return a model as one of the `Auto` classes makes it, and what its checkpoint lacks.
+
+    Raises:
+        UserError: If the weights are not safetensors or plain tensors.
+    """
+    try:
+        return kind.from_pretrained(
+            source.folder, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True
+        )
+    except Exception as error:  # safetensors, pickle and transformers each raise their own kinds
+        raise UserError(
+            f"`--model {source.name}`: its weights cannot be loaded as safetensors or with weights_only "
+            f"({as_clause(error)}); save them again with `save_pretrained`."
+        ) from None
 
 
 def _encoder_of(model: Any) -> nn.Module:

@@ -82,7 +82,7 @@ def extract_shard(
     dtype = getattr(torch, plan.dtype)
     states = {layer: torch.empty(len(input_ids), plan.d_model, dtype=dtype) for layer in layers}
     for sentences in batches(lengths, plan.batch_tokens, with_padding=anatomy.padding_is_neutral):
-        index, mask = _padded_index(lengths, sentences)
+        index, mask = padded_index(lengths, sentences)
         padded = torch.where(mask, input_ids[index], pad_token_id)
         device = next(encoder.parameters()).device
         inputs = {"input_ids": padded.to(device), "attention_mask": mask.long().to(device)}
@@ -116,7 +116,7 @@ def _permuted_positions(store: ActivationStore, rows: slice) -> Tensor | None:
     return torch.from_numpy(np.where(special, positions, dealt))
 
 
-def _padded_index(lengths: NDArray[np.int32], sentences: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+def padded_index(lengths: NDArray[np.int32], sentences: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
     """Return for a batch the row of each token in the shard and where tokens are, both of shape (batch, sequence)."""
     offsets = np.concatenate([[0], np.cumsum(lengths)])[sentences]
     columns = np.arange(lengths[sentences].max())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -40,6 +40,8 @@ class Geometry:
         dimensions: As in `dimensions.csv`.
         parameters: As in `parameters.csv`.
         explained: As in `explained.csv`.
+        smoothing: As in `smoothing.csv`; empty if not asked for or not applicable.
+        interventions: As in `interventions.csv`; empty if not asked for or not applicable.
     """
 
     folder: Path
@@ -48,12 +50,20 @@ class Geometry:
     dimensions: list[dict[str, Any]]
     parameters: list[dict[str, Any]]
     explained: list[dict[str, Any]]
+    smoothing: list[dict[str, Any]] = field(default_factory=list)
+    interventions: list[dict[str, Any]] = field(default_factory=list)
+
+    def tables(self) -> list[Any]:
+        """Return what was measured as rich tables."""
+        from probing.geometry.inside_report import inside_tables
+        from probing.geometry.report import tables
+
+        return [*tables(self), *inside_tables(self.smoothing, self.interventions)]
 
     def __repr__(self) -> str:
-        from probing.geometry.report import tables
         from probing.terminal import render
 
-        return render(*tables(self)) + str(self.folder)
+        return render(*self.tables()) + str(self.folder)
 
 
 def geometry(
@@ -76,6 +86,8 @@ def geometry(
     shrinkage: float = 0.0,
     top: int | None = None,
     estimators: str | list[str] = "none",
+    smoothing_bound: bool = False,
+    interventions: bool = False,
     seed: int = 0,
     runs: str = "runs",
     name: str | None = None,
@@ -100,12 +112,16 @@ def geometry(
         transforms: all, none, or some of clip, whiten, standardise, center, all_but_the_top.
         definition: Of the outliers that are clipped; all five are reported.
         clip_to: What clipped neurons are set to; mean is a control.
-        draws: How many times other neurons, as many as there are outliers, are drawn and clipped for comparison.
+        draws: How many times other neurons, as many as there are outliers, are drawn for comparison.
         whitening: pca, or zca, which turns whitened vectors back; cosines are the same.
         components: Directions that whitening keeps; all that vary by default.
         shrinkage: How far whitening takes the covariance for that of a sphere, 0 to 1; for few tokens.
         top: Directions that all_but_the_top leaves out; d_model / 100 by default.
         estimators: Published estimators of the mean cosine beside the exact one: all, none, or some of e19, lkm, tvs.
+        smoothing_bound: Also run the model to measure what each block of it can do to the distance between tokens, and
+            does: every term of Theorem 2 of Shi et al. (2022), for every sentence. Post-LN models only.
+        interventions: Also zero the outliers inside the model, in the LayerNorm behind every block, and measure how
+            well it then predicts masked words or, without such a head, tells positions, beside clipping them after it.
         seed: Of drawn tokens, neurons and sentences, and of untrained weights.
         runs: Folder of runs.
         name: Name of this run; MODEL-geometry-YYYYMMDD-HHMMSS by default.
@@ -139,10 +155,12 @@ def geometry(
     if fit_corpus == corpus == "-":
         raise UserError("`--fit_corpus -`: standard input is read once; give one of the two as a file.")
     with terminal.quiet_libraries():
+        from probing.commands import inside
         from probing.commands.preparation import origin
         from probing.corpus import load_corpus
         from probing.distributed import is_main_process
         from probing.geometry.figures import write_figures
+        from probing.geometry.inside_report import write_inside_figures
         from probing.geometry.layers import ESTIMATORS
         from probing.geometry.results import tables_of, write, write_summary
         from probing.geometry.survey import Plan, survey
@@ -180,13 +198,26 @@ def geometry(
                 estimated, seed,
             )  # fmt: skip
             progress = terminal.say if terminal.show_progress(quiet) else terminal.silence
-            found = survey(stores[0], stores[-1], layers, *_encoder(source, weights_seed), how, progress)
+            encoder, tokenizer = _encoder(source, weights_seed)
+            found = survey(stores[0], stores[-1], layers, encoder, tokenizer, how, progress)
             if missing := found.not_applicable:
                 say(f"{source.name} has no {', '.join(missing)} in the width of its hidden states: not applicable")
+            if smoothing_bound:
+                found.smoothing = inside.smoothing(
+                    folder.path, source.name, encoder, tokenizer, stores[0], seed, say, progress
+                )
+            if interventions:
+                found.interventions = inside.interventions(
+                    source, encoder, tokenizer, stores[0], corpora[0], found.clipped, not random_weights, draws, seed,
+                    say, progress,
+                )  # fmt: skip
             measured = time.perf_counter()
             files = write(folder.path, config, found)
             tables = tables_of(found)
             figures = write_figures(folder.path / "figures", tables, source.short_name)
+            figures += write_inside_figures(
+                folder.path / "figures", found.smoothing, found.interventions, source.short_name
+            )
             done = time.perf_counter()
             timings = {
                 "extract_s": extracted - start,
@@ -242,10 +273,11 @@ def _encoder(source: ModelSource, weights_seed: int | None) -> tuple[Any, Any]:
 def _report(made: Geometry, clipped: Mapping[int, Sequence[int]], where: str | None, quiet: bool) -> None:
     """Print the tables, what they say in a sentence each, and where everything is."""
     from probing import terminal
-    from probing.geometry.report import conclusions, tables
+    from probing.geometry.inside_report import inside_conclusions
+    from probing.geometry.report import conclusions
 
     if not quiet:
-        terminal.show(*tables(made))
-    for line in conclusions(made, clipped):
+        terminal.show(*made.tables())
+    for line in [*conclusions(made, clipped), *inside_conclusions(made.smoothing, made.interventions)]:
         print(line)
     print(f"Results: {made.folder}" + (f"; on Weights & Biases: {where}" if where else ""))

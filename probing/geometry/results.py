@@ -13,8 +13,10 @@ import yaml
 
 from probing.geometry import transforms
 from probing.geometry.explained import EXPLAINED_COLUMNS
+from probing.geometry.interventions import INTERVENTION_COLUMNS
 from probing.geometry.layers import GEOMETRY_COLUMNS
 from probing.geometry.parameters import PARAMETER_COLUMNS
+from probing.geometry.smoothing_bound import SMOOTHING_COLUMNS
 from probing.geometry.survey import DIMENSION_COLUMNS, OUTLIER_COLUMNS, Survey
 from probing.runs import write_csv
 
@@ -24,13 +26,18 @@ _COLUMNS = {
     "dimensions": DIMENSION_COLUMNS,
     "parameters": PARAMETER_COLUMNS,
     "explained": EXPLAINED_COLUMNS,
+    "smoothing": SMOOTHING_COLUMNS,
+    "interventions": INTERVENTION_COLUMNS,
 }
+# Tables that are made on request.
+_OPTIONAL = ("smoothing", "interventions")
 _PACKAGES = ("neuron-probing", "torch", "transformers", "numpy", "safetensors")
 
 
 def tables_of(found: Survey) -> dict[str, list[dict[str, Any]]]:
-    """Return the tables of a survey by name."""
-    return {name: getattr(found, name) for name in _COLUMNS}
+    """Return the tables of a survey by name; those made on request only where they have rows."""
+    tables = {name: getattr(found, name) for name in _COLUMNS}
+    return {name: rows for name, rows in tables.items() if rows or name not in _OPTIONAL}
 
 
 def write(folder: Path, config: Mapping[str, Any], found: Survey) -> list[Path]:
@@ -43,9 +50,10 @@ def write(folder: Path, config: Mapping[str, Any], found: Survey) -> list[Path]:
         config: The resolved configuration as plain values.
         found: What was found.
     """
-    paths = [folder / f"{name}.csv" for name in _COLUMNS]
-    for path, (name, rows) in zip(paths, tables_of(found).items(), strict=True):
-        write_csv(path, rows, _COLUMNS[name])
+    paths = []
+    for name, rows in tables_of(found).items():
+        paths.append(folder / f"{name}.csv")
+        write_csv(paths[-1], rows, _COLUMNS[name])
     (folder / "transforms").mkdir()
     for kind, by_layer in found.transforms.items():
         paths.append(folder / "transforms" / f"{kind}.safetensors")
@@ -73,8 +81,7 @@ def write_summary(
         "clipped": {str(layer): neurons for layer, neurons in found.clipped.items()},
         "not_applicable": found.not_applicable,
         "timings": dict(timings),
-        "geometry": found.geometry,
-        "outliers": found.outliers,
+        **{name: rows for name, rows in tables_of(found).items() if name in ("geometry", "outliers", *_OPTIONAL)},
     }
     path = folder / "results.json"
     path.write_text(json.dumps(summary, indent=2))

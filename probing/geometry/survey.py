@@ -62,6 +62,8 @@ class Survey:
         dimensions: Rows of `dimensions.csv`.
         parameters: Rows of `parameters.csv`.
         explained: Rows of `explained.csv`.
+        smoothing: Rows of `smoothing.csv`, which need the inside of the model and are added elsewhere.
+        interventions: Rows of `interventions.csv`, likewise.
         transforms: Of each kind, those of the layers.
         clipped: Neurons of each layer that are outliers by the definition asked for.
         not_applicable: Kinds of parameters that the model has not.
@@ -72,6 +74,8 @@ class Survey:
     dimensions: list[dict[str, Any]] = field(default_factory=list)
     parameters: list[dict[str, Any]] = field(default_factory=list)
     explained: list[dict[str, Any]] = field(default_factory=list)
+    smoothing: list[dict[str, Any]] = field(default_factory=list)
+    interventions: list[dict[str, Any]] = field(default_factory=list)
     transforms: dict[str, dict[int, Transform]] = field(default_factory=dict)
     clipped: dict[int, list[int]] = field(default_factory=dict)
     not_applicable: list[str] = field(default_factory=list)
