@@ -15,7 +15,7 @@ from probing.page.neuron_map import neuron_map, scale
 from probing.page.neuron_table import first_rows, packed_rows
 from probing.page.sources import Subject
 from probing.page.tables import accuracy_table
-from probing.runs import controls_of
+from probing.runs import BELOW_RESOLUTION, controls_of
 
 # What a reader must know of each flag.
 FLAGS = {
@@ -62,7 +62,7 @@ def neurons_section(subject: Subject, number: int, room: int) -> Html:
     classes = class_data(subject, room)
     data = {
         "task": subject.task, "layers": subject.layers, "width": subject.d_model, "classes": subject.classes,
-        "flags": FLAGS, "far": FAR, "byClass": classes, **packed_rows(subject),
+        "flags": FLAGS, "far": FAR, "unresolved": BELOW_RESOLUTION, "byClass": classes, **packed_rows(subject),
     }  # fmt: skip
     return element(
         "section",
