@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from probing.commands.fit import fit as fit
     from probing.commands.rank import Rankings as Rankings
     from probing.commands.rank import rank as rank
+    from probing.commands.report import report as report
     from probing.commands.sts import SentenceSimilarity as SentenceSimilarity
     from probing.commands.sts import sts as sts
     from probing.commands.wic import WordsInContext as WordsInContext
@@ -28,6 +29,7 @@ _HOMES = {
     "fit": "probing.commands.fit",
     "Rankings": "probing.commands.rank",
     "rank": "probing.commands.rank",
+    "report": "probing.commands.report",
     "SentenceSimilarity": "probing.commands.sts",
     "sts": "probing.commands.sts",
     "WordsInContext": "probing.commands.wic",
@@ -39,7 +41,7 @@ _HOMES = {
 }
 __all__ = [
     "Comparison", "ProbeOptions", "Rankings", "Run", "SentenceSimilarity", "WandbOptions", "WordsInContext",
-    "__version__", "compare", "fit", "load_run", "rank", "sts", "wic",
+    "__version__", "compare", "fit", "load_run", "rank", "report", "sts", "wic",
 ]  # fmt: skip
 
 

@@ -13,6 +13,7 @@ COMMANDS = {
     "geometry": "probing.commands.geometry:geometry",
     "wic": "probing.commands.wic:wic",
     "sts": "probing.commands.sts:sts",
+    "report": "probing.commands.report:report",
     "cache ls": "probing.commands.cache:ls",
     "cache verify": "probing.commands.cache:verify",
     "cache prune": "probing.commands.cache:prune",

@@ -93,7 +93,7 @@ def test_the_python_of_the_readme_runs(toy: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_every_option_that_the_readme_names_exists() -> None:
     help_text = io.StringIO()
-    for command in ("fit", "rank", "compare", "geometry", "wic", "sts"):
+    for command in ("fit", "rank", "compare", "geometry", "wic", "sts", "report"):
         with contextlib.redirect_stdout(help_text), pytest.raises(SystemExit):
             run(COMMANDS, [command, "--help"])
     named = set(re.findall(r"`(--[a-z_]+(?:\.[a-z0-9_]+)?)", README)) - {"--help", "--yes"}

@@ -1,0 +1,119 @@
+"""`report`: finished runs as one HTML page that needs nothing else."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from probing.errors import UserError, as_clause
+from probing.runs import PARTIAL
+
+
+def report(folders: list[str] | None = None, output: str | None = None) -> Path:
+    """Write finished runs as one HTML page: question and answer, figures, tables that sort, what repeats them.
+
+    Args:
+        folders: Folders of finished runs, of one comparison, or of their geometry; `--folders` itself may be left out.
+        output: File to write; RUN/report.html by default, of several runs report-A-B.html beside the first, with a
+            comparison among them report.html in its folder. A report that is there is replaced.
+
+    Returns:
+        The file.
+    """
+    if not folders:
+        raise UserError("`report` takes the folders of finished runs, such as runs/A runs/B.")
+    from probing.page.sources import read_sources
+
+    sources = read_sources(folders)
+    path = (
+        Path(output)
+        if output is not None
+        else _default(folders, sources.agreement.folder if sources.agreement else None)
+    )
+    _check(path, f"--output {path}")
+    from probing import terminal
+
+    with terminal.quiet_libraries():
+        from probing.page.build import build
+
+        page = build(sources, _defaults())
+    content = page.encode("utf-8", "backslashreplace")  # names of folders may be no UTF-8
+    _write(path, content)
+    print(f"Report: {path} ({len(content) / 1e6:.1f} MB)")
+    return path
+
+
+def _default(folders: list[str], comparison: Path | None) -> Path:
+    """Return where the page goes if nobody says."""
+    first = Path(folders[0])
+    if comparison:
+        return comparison / "report.html"
+    if len(folders) == 1:
+        return first / "report.html"
+    names = "-".join(Path(folder).resolve().name for folder in folders)
+    return first.resolve().parent / f"report-{names[:100]}.html"
+
+
+def _check(path: Path, typed: str) -> None:
+    """Check, before any work, that a page can be written there and replaces nothing but another.
+
+    Raises:
+        UserError: If it cannot.
+    """
+    from probing.page.markup import MARK
+
+    try:
+        if path.is_dir():
+            raise UserError(f"`{typed}` is a folder; name a file in it.")
+        if not path.parent.is_dir():
+            raise UserError(f"`{typed}`: there is no folder {path.parent}; make it, or name another file.")
+        if path.exists():
+            with path.open("rb") as file:
+                if file.read(len(MARK)) != MARK.encode():
+                    raise UserError(f"`{typed}` is there and is no report; name another file.")
+    except (OSError, ValueError) as error:
+        raise UserError(f"`{typed}` cannot be written ({as_clause(error)}); name another file.") from None
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write the page under a temporary name and rename it when whole.
+
+    Raises:
+        UserError: If it cannot be written.
+    """
+    temporary = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            dir=path.parent, prefix=f".{path.name[:100]}", suffix=PARTIAL, delete=False
+        ) as file:
+            temporary = Path(file.name)
+            file.write(content)
+        temporary.chmod(0o666 & ~_umask())
+        temporary.rename(path)
+    except BaseException as error:
+        if temporary:
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise UserError(
+                f"`--output {path}` cannot be written ({as_clause(error)}); make room, or name another file."
+            ) from None
+        raise
+
+
+def _umask() -> int:
+    """Return the process's mask, which can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _defaults() -> Mapping[str, Any]:
+    """Return the defaults of the options of `fit`, groups of options as mappings."""
+    from probing.commands.fit import fit
+    from probing.commands.shared import plain
+
+    return plain({name: parameter.default for name, parameter in inspect.signature(fit).parameters.items()})

@@ -1,0 +1,140 @@
+"""What a run was asked and what it answers, in sentences made of its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from probing.comparison import aligned
+from probing.page.sources import Agreement, Subject
+from probing.ranking import conclusion
+from probing.runs import Row, controls_of
+
+
+def title(subjects: Sequence[Subject]) -> str:
+    """Return what a page is about in a few words."""
+    tasks = list(dict.fromkeys(subject.task for subject in subjects))
+    return f"{listed(tasks)} in {listed([subject.label for subject in subjects])}"
+
+
+def question(subject: Subject) -> str:
+    """Return what a run was asked."""
+    config, results, first = subject.run.config, subject.run.results, subject.run.accuracy[0]
+    model = str(config["model"]) + (", its weights drawn at random" if config.get("random_weights") else "")
+    model += f", its hidden states after {config['transform']}" if config.get("transform", "none") != "none" else ""
+    sentences = results["n_sentences"]
+    tested = f", tested on {config['test_corpus']}" if config.get("test_corpus") else ""
+    return (
+        f"Can {subject.task} be read off {_layers(subject.layers)} of {model}, and which neurons tell it? "
+        f"A linear probe without a bias was trained in each layer on {count(first['n_train_tokens'], 'token')} of "
+        f"{count(sentences['train'], 'sentence')} of {config['corpus']}{tested}, to tell apart "
+        f"{count(first['n_classes'], 'class', 'classes')}, and tested on {count(first['n_test_tokens'], 'token')} of "
+        f"{count(sentences['test'], 'other sentence')}."
+    )
+
+
+def answer(subject: Subject) -> str:
+    """Return what a run answers, in a paragraph."""
+    sentences = [_accuracies(subject), _held_against(subject)]
+    sentences.append(conclusion(subject.ranked[subject.layers[-1]], subject.task))
+    short = [row["layer"] for row in subject.run.results["layers"] if not row.get("converged", True)]
+    if short:
+        of = "layer" if len(short) == 1 else "layers"
+        sentences.append(f"In {of} {listed(short)} the probe stopped short of its optimum: that ranking may be the "
+                         "optimiser's rather than the data's.")  # fmt: skip
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def conclusions(subject: Subject) -> list[str]:
+    """Return for each layer what may be said of the neuron that contributes most."""
+    return [conclusion(rows, subject.task) for rows in subject.ranked.values()]
+
+
+def agreements(agreement: Agreement) -> list[str]:
+    """Return for each pair of runs how far their rankings agree in layers of the same relative depth."""
+    found: dict[tuple[str, str], dict[tuple[int, int], Row]] = {}
+    for row in agreement.rows:
+        if row["statistic"] == "spearman":
+            found.setdefault((row["model_a"], row["model_b"]), {})[row["layer_a"], row["layer_b"]] = row
+    return [_agreement(pair, rows) for pair, rows in found.items()]
+
+
+def depths(rows: Sequence[Row]) -> list[tuple[int, int]]:
+    """Return which layers of a pair of runs are at the same relative depth."""
+    layers_a, layers_b = (sorted({row[f"layer_{side}"] for row in rows}) for side in "ab")
+    return [(layers_a[i], layers_b[j]) for i, j in aligned(layers_a, layers_b)]
+
+
+def listed(items: Sequence[object]) -> str:
+    """Return items as a list in a sentence."""
+    *first, last = map(str, items)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _layers(layers: Sequence[int]) -> str:
+    if len(layers) == 1:
+        return f"layer {layers[0]}"
+    in_a_row = len(layers) > 2 and layers[-1] - layers[0] == len(layers) - 1
+    return f"layers {layers[0]} to {layers[-1]}" if in_a_row else f"layers {listed(layers)}"
+
+
+def count(n: int, one: str, many: str = "") -> str:
+    """Return a number with its noun."""
+    return f"{n:,} {one if n == 1 else many or one + 's'}"
+
+
+def _accuracies(subject: Subject) -> str:
+    rows = subject.run.accuracy
+    first, last = rows[0], rows[-1]
+    if len(rows) == 1:
+        return f"In layer {first['layer']} the probe reaches an accuracy of {_share(first)}."
+    # The last of the highest: what matters is how far up it can still be read off.
+    best = max(reversed(rows), key=lambda row: row["accuracy"])
+    parts = [f"{_share(first)} in layer {first['layer']}"]
+    if best not in (first, last):
+        parts.append(f"{_share(best)} in layer {best['layer']}, the highest,")
+    return f"Accuracy is {', '.join(parts)} and {_share(last)} in layer {last['layer']}{_highest(best, first, last)}."
+
+
+def _highest(best: Row, first: Row, last: Row) -> str:
+    if best is last:
+        return ", the highest"
+    return f"; it is highest in layer {first['layer']}" if best is first else ""
+
+
+def _share(row: Row) -> str:
+    return f"{row['accuracy']:.3f} ({row['accuracy_low']:.3f} to {row['accuracy_high']:.3f})"
+
+
+def _held_against(subject: Subject) -> str:
+    """Return how the last layer's accuracy stands to each control, by the interval of the difference."""
+    row = subject.run.accuracy[-1]
+    sides: dict[str, list[str]] = {"above": [], "below": [], "not told apart from": []}
+    for name, words in controls_of([row]).items():
+        low, high = row.get(f"above_{name}_low"), row.get(f"above_{name}_high")
+        if low is None or high is None:  # the majority class has no interval of its own
+            low, high = (row[f"accuracy_{end}"] - row[f"{name}_accuracy"] for end in ("low", "high"))
+        side = "above" if low > 0 else "below" if high < 0 else "not told apart from"
+        sides[side].append(f"{_called(name, words)} ({row[f'{name}_accuracy']:.3f})")
+    parts = [f"{side} {listed(named)}" for side, named in sides.items() if named]
+    return f"In layer {row['layer']} it is {'; '.join(parts)}."
+
+
+def _called(name: str, words: str) -> str:
+    """Return what a control is called in a sentence."""
+    noun = {
+        "majority": "the majority class", "shuffled": words, "permuted_positions": words,
+        "untransformed": "the states as they are", "others_clipped": "other neurons clipped",
+    }  # fmt: skip
+    return noun.get(name, f"the {words}")
+
+
+def _agreement(pair: tuple[str, str], rows: dict[tuple[int, int], Row]) -> str:
+    here = [rows[layers] for layers in depths(list(rows.values())) if layers in rows]
+    values = [row["value"] for row in here]
+    beyond = sum(row["p_value"] < 0.05 for row in here)
+    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+    return (
+        f"{pair[0]} and {pair[1]}: in layers of the same relative depth the rankings' Spearman correlation is "
+        f"{low if low == high else f'{low} to {high}'}, above chance (p < .05, corrected) in {beyond} of "
+        f"{count(len(here), 'pair')} of layers."
+    )

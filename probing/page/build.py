@@ -1,0 +1,112 @@
+"""The page put together: text, figures, style and script in one file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from probing import __version__
+from probing.companion import FAR
+from probing.page import answers
+from probing.page.comparison_section import accuracies_figure, agreement_section
+from probing.page.geometry_section import geometry_section
+from probing.page.markup import MARK, Html, element, joined
+from probing.page.reproduce import comparison_block, run_block
+from probing.page.run_section import FLAGS, accuracy_figure, neurons_section
+from probing.page.sources import Sources
+from probing.page.tables import pairs
+
+# Characters of a page, if its tables leave room for anything else, and what a table takes for each neuron.
+ROOM, PER_NEURON = 4_600_000, 90
+
+
+def build(sources: Sources, defaults: Mapping[str, Any]) -> str:
+    """Return the page.
+
+    Args:
+        sources: What it shows.
+        defaults: Of the options of `fit`, which commands leave out.
+    """
+    script, style = _file("script.js"), _file("style.css")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    title = answers.title(sources.subjects)
+    return Template(_file("page.html")).substitute(
+        mark=MARK,
+        title=element("title", title[:1].upper() + title[1:]),
+        digest=digest,
+        style=style,
+        heading=joined(title[:1].upper() + title[1:]),
+        version=joined(__version__),
+        links=_links(sources),
+        content=_content(sources, defaults),
+        script=script,
+    )
+
+
+def _links(sources: Sources) -> Html:
+    links = [("#answer", "Answer"), ("#accuracy", "Accuracy")]
+    links += [("#agreement", "Agreement")] if sources.agreement else []
+    links += [(f"#neurons-{i}", f"Neurons of {subject.label}") for i, subject in enumerate(sources.subjects)]
+    links += [("#geometry", "Geometry")] if sources.geometry else []
+    links += [("#terms", "Terms"), ("#reproduce", "To reproduce")]
+    return element("ul", *(element("li", element("a", text, href=href)) for href, text in links))
+
+
+def _content(sources: Sources, defaults: Mapping[str, Any]) -> Html:
+    subjects = sources.subjects
+    tables = sum(PER_NEURON * len(subject.run.neurons) for subject in subjects)
+    room = max(0, ROOM - tables) // len(subjects)  # for contributions by class
+    several = len(subjects) > 1
+    parts = [_answers(sources)]
+    charts = [accuracies_figure(subjects)] * several + [accuracy_figure(subject, several) for subject in subjects]
+    parts.append(element("section", element("h2", "Accuracy by layer"), *charts, id="accuracy"))
+    if sources.agreement:
+        parts.append(agreement_section(sources.agreement))
+    parts += [neurons_section(subject, i, room) for i, subject in enumerate(subjects)]
+    if sources.geometry:
+        parts.append(element("div", *map(geometry_section, sources.geometry), id="geometry"))
+    parts.append(_terms())
+    blocks = [run_block(subject, defaults) for subject in subjects]
+    blocks += [comparison_block(sources.agreement)] if sources.agreement else []
+    parts.append(element("section", element("h2", "To reproduce"), *blocks, id="reproduce"))
+    return joined(*parts)
+
+
+def _answers(sources: Sources) -> Html:
+    parts = []
+    for subject in sources.subjects:
+        parts.append(element("h3", subject.label) if len(sources.subjects) > 1 else None)
+        parts.append(element("p", answers.question(subject), class_="question"))
+        parts.append(element("p", answers.answer(subject), class_="answer"))
+    found = answers.agreements(sources.agreement) if sources.agreement else []
+    if found:
+        parts.append(element("h3", "Between them"))
+        parts += [element("p", sentence, class_="answer") for sentence in found]
+    return element("section", element("h2", "Question and answer"), *parts, id="answer")
+
+
+def _terms() -> Html:
+    entries = [
+        ("Accuracy", "Of the probe on sentences it was not trained on; its interval is a bootstrap over test "
+         "sentences. It says that the label can be read off linearly, not that the model uses it."),
+        ("Controls", "The same probe on examples that lack something: what it reaches there is not owed to what "
+         "they lack."),
+        ("Contribution", "Of a neuron, the mean over test tokens of |weight × activation| for the true class, in logit "
+         "units, weights centred over classes. A high rank does not say that the model uses the neuron."),
+        *((f"Flag {name}", f"{text[:1].upper()}{text[1:]}.") for name, text in FLAGS.items()),
+        ("Star", f"The neuron's mean is more than {FAR:.0f} standard deviations from 0, which makes its centred "
+         "contribution unreliable; companion is that of a probe with an intercept."),
+        ("Unresolved", "Without the neuron the probe loses less than twice what both probes may be short of their "
+         "optima."),
+        ("Precision", "What is shown is rounded, and contributions by class are kept to three digits; the tables and "
+         "tensors in the run's folder are exact."),
+    ]  # fmt: skip
+    return element("section", element("h2", "Terms"), pairs(entries), id="terms")
+
+
+def _file(name: str) -> str:
+    return files("probing.page").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,67 @@
+"""The geometry of a model's layers, where it was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from probing.page.line_chart import Line, line_chart
+from probing.page.markup import Html, element
+from probing.page.sources import Geometry
+from probing.page.tables import table
+from probing.runs import Row
+
+
+def geometry_section(geometry: Geometry) -> Html:
+    """Return what was measured of each layer, untransformed and transformed, and its outlier dimensions."""
+    transforms = list(dict.fromkeys(row["transform"] for row in geometry.rows))
+    cosines = [row for row in geometry.rows if row["measure"] == "mean_cosine"]
+    return element(
+        "section",
+        element("h2", f"Geometry: {geometry.folder.name}"),
+        _cosines(cosines) if cosines else None,
+        *(_measures(geometry, transform) for transform in transforms),
+        _outliers(geometry) if geometry.outliers else None,
+    )
+
+
+def _cosines(rows: Sequence[Row]) -> Html:
+    """Return the mean cosine of tokens by layer, before and after each transform."""
+    lines = []
+    for transform in dict.fromkeys(row["transform"] for row in rows):
+        here = sorted((row for row in rows if row["transform"] == transform), key=lambda row: row["layer"])
+        ranges = [(row["low"], row["high"]) for row in here if isinstance(row.get("low"), int | float)]
+        layers, values = [row["layer"] for row in here], [row["value"] for row in here]
+        lines.append(Line(str(transform), layers, values, ranges if len(ranges) == len(here) else ()))
+    title = "Mean cosine of the hidden states of any two tokens, by layer and transform (below 0 drawn at 0)"
+    return element("figure", element("figcaption", title), line_chart(lines, title))
+
+
+def _measures(geometry: Geometry, transform: str) -> Html:
+    rows = [row for row in geometry.rows if row["transform"] == transform]
+    measures = list(dict.fromkeys(row["measure"] for row in rows))
+    found = {(row["layer"], row["measure"]): row for row in rows}
+    body = [
+        [layer, *(_value(found.get((layer, measure))) for measure in measures)]
+        for layer in sorted({row["layer"] for row in rows})
+    ]
+    name = "without a transform" if transform == "none" else f"after {transform}"
+    head = ["layer", *(str(measure).replace("_", " ") for measure in measures)]
+    return element("details", element("summary", f"Measures of each layer, {name}"), table(head, body))
+
+
+def _outliers(geometry: Geometry) -> Html:
+    head = list(geometry.outliers[0])
+    body = [[_cell(row[name]) for name in head] for row in geometry.outliers]
+    summary = element("summary", f"Outlier dimensions: {len(body)} findings")
+    return element("details", summary, table([name.replace("_", " ") for name in head], body))
+
+
+def _value(row: Row | None) -> str:
+    if row is None:
+        return ""
+    interval = f" ({row['low']:.3g} to {row['high']:.3g})" if isinstance(row.get("low"), int | float) else ""
+    return f"{row['value']:.3g}{interval}"
+
+
+def _cell(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,85 @@
+"""What it takes to repeat a run: the command, the configuration, versions and fingerprints."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from probing.page.markup import Html, element, joined
+from probing.page.sources import Agreement, Subject
+from probing.page.tables import pairs
+
+# Where results go and how they are shown changes nothing of them.
+BESIDE_THE_POINT = ("runs", "cache", "quiet", "wandb")
+
+
+def command_line(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+    """Return the command that makes a run of this configuration.
+
+    Args:
+        config: The resolved configuration.
+        defaults: Of the options of `fit`; of groups of options, a mapping.
+    """
+    words = [
+        word
+        for name, value in config.items()
+        if name not in BESIDE_THE_POINT
+        for word in _option(name, value, defaults.get(name))
+    ]
+    return shlex.join(["python", "-m", "probing", "fit", *words])
+
+
+def run_block(subject: Subject, defaults: Mapping[str, Any]) -> Html:
+    """Return what it takes to repeat a run."""
+    results = subject.run.results
+    said = None
+    if "-" in (subject.run.config["corpus"], subject.run.config.get("test_corpus")):
+        said = element("p", "It read standard input: the text has to be given again.")
+    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    times = ", ".join(f"{name.removesuffix('_s')} {seconds:.1f} s" for name, seconds in results["timings"].items())
+    return element(
+        "section",
+        element("h3", subject.label),
+        element("pre", element("code", command_line(subject.run.config, defaults)), tabindex="0"),
+        said,
+        _configuration(subject.run.folder),
+        pairs([("Versions", versions), ("Time", times), *_fingerprints(results["cache"])]),
+    )  # fmt: skip
+
+
+def comparison_block(agreement: Agreement) -> Html:
+    """Return what it takes to repeat a comparison."""
+    return element("section", element("h3", "The comparison"), _configuration(agreement.folder))
+
+
+def _option(name: str, value: Any, default: Any) -> list[str]:
+    if isinstance(value, Mapping):
+        known = default if isinstance(default, Mapping) else {}
+        return [word for key, inner in value.items() for word in _option(f"{name}.{key}", inner, known.get(key))]
+    if value == default or value is None:
+        return []
+    if isinstance(value, bool | list):
+        return [f"--{name}", json.dumps(value)]
+    return [f"--{name}", str(value)]
+
+
+def _configuration(folder: Path) -> Html:
+    text = (folder / "config.yaml").read_text()
+    name = joined("The configuration, ", element("code", "config.yaml"), ", for ", element("code", "--config"))
+    return element("details", element("summary", name), element("pre", element("code", text), tabindex="0"))
+
+
+def _fingerprints(cache: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Html]]:
+    """Return the fingerprints of what was read, those of the test side where it has its own."""
+    sides = {side: dict(cached["key"]) for side, cached in cache.items()}
+    if sides.get("test") == sides.get("train"):
+        sides.pop("test")
+    return [
+        (f"Fingerprint: {name}" + (f", {side}" if len(sides) > 1 else ""), element("code", str(value)))
+        for side, key in sides.items()
+        for name, value in key.items()
+        if value is not None
+    ]

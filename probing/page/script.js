@@ -1,0 +1,406 @@
+"use strict";
+// What the page can do beyond being read: another theme, a table that sorts and filters, a map that answers, and one
+// neuron picked out of them. Every text goes in as text, never as HTML.
+
+// --- numbers that Python packed ---
+
+function bytes(text) {
+  return Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+}
+
+function read(packed, size, at) {
+  const view = new DataView(bytes(packed.data).buffer);
+  return Array.from({ length: view.byteLength / size }, (_, i) => at(view, size * i));
+}
+
+function words(packed) {
+  return read(packed, 2, (view, place) => view.getUint16(place, true));
+}
+
+function half(word) {
+  const sign = word & 0x8000 ? -1 : 1, exponent = (word >> 10) & 31, fraction = word & 1023;
+  if (exponent === 31) return NaN;
+  return sign * (exponent ? 2 ** (exponent - 25) * (1024 + fraction) : 2 ** -24 * fraction);
+}
+
+function numbers(packed) {
+  if (packed.kind === "integer") return words(packed);
+  if (packed.kind === "single") return read(packed, 4, (view, place) => view.getFloat32(place, true));
+  return words(packed).map((word) => half(word) * packed.scale);
+}
+
+function texts(packed) {
+  return words(packed.codes).map((code) => packed.names[code]);
+}
+
+// --- words and elements ---
+
+function make(name, properties, ...children) {
+  const made = Object.assign(document.createElement(name), properties);
+  made.append(...children);
+  return made;
+}
+
+function shown(value, column) {
+  if (Number.isNaN(value)) return "";
+  const text = (column.percent ? 100 * value : value).toFixed(column.digits) + (column.percent ? "%" : "");
+  return column.signed && value >= 0 ? "+" + text : text;
+}
+
+const tip = make("div", { className: "tip", hidden: true });
+tip.setAttribute("aria-hidden", "true");
+
+function showTip(text, x, y) {
+  tip.textContent = text;
+  tip.hidden = false;
+  const left = Math.max(4, Math.min(x + 14, window.innerWidth - tip.offsetWidth - 8));
+  const above = y - tip.offsetHeight - 12;
+  tip.style.left = left + "px";
+  tip.style.top = (above > 4 ? above : y + 18) + "px";
+}
+
+function hideTip() {
+  tip.hidden = true;
+}
+
+// --- a run ---
+
+// Rows of the table before more are asked for.
+const FIRST = 10;
+
+class Table {
+  // All rows of a run, column by column; a row is known by its place.
+  constructor(data) {
+    this.columns = data.columns;
+    this.width = data.width;
+    this.far = data.far;
+    this.unresolved = data.unresolved;
+    this.layers = data.layers;
+    this.values = {};
+    for (const [key, packed] of Object.entries(data.rows)) this.values[key] = packed.names ? texts(packed) : numbers(packed);
+    this.length = this.layers.length * this.width;
+    const places = Array.from({ length: this.length }, (_, row) => row);
+    this.values.layer = places.map((row) => this.layers[Math.floor(row / this.width)]);
+    this.values.rank = places.map((row) => (row % this.width) + 1);
+    this.at = new Map(places.map((row) => [this.values.layer[row] + "," + this.values.neuron[row], row]));
+  }
+
+  get(row, key) {
+    return this.values[key] ? this.values[key][row] : NaN;
+  }
+
+  find(layer, neuron) {
+    return this.at.get(layer + "," + neuron);
+  }
+
+  text(row, column) {
+    if (column.key === "rank_low") return `${this.get(row, "rank_low")}–${this.get(row, "rank_high")}`;
+    if (column.key === "cross_entropy_without" && this.get(row, "removed").includes(this.unresolved)) return "unresolved";
+    const text = shown(this.get(row, column.key), column);
+    return column.key === "contribution_centred" && this.isFar(row) ? "*" + text : text;
+  }
+
+  isFar(row) {
+    return this.get(row, "flag") !== "dead" && Math.abs(this.get(row, "mean")) > this.far * this.get(row, "sd");
+  }
+
+  matching(layer, flag, neuron) {
+    const rows = [];
+    for (let row = 0; row < this.length; row++) {
+      const own = this.values.flag[row];
+      if (layer !== "" && this.values.layer[row] !== Number(layer)) continue;
+      if (flag !== "" && own !== (flag === "none" ? "" : flag)) continue;
+      if (neuron !== "" && this.values.neuron[row] !== Number(neuron)) continue;
+      rows.push(row);
+    }
+    return rows;
+  }
+
+  sorted(rows, key, direction) {
+    const values = this.values[key], sign = direction === "ascending" ? 1 : -1;
+    return rows.sort((a, b) => {
+      const x = values[a], y = values[b];
+      if (typeof x === "string") return sign * (x < y ? -1 : x > y ? 1 : 0) || a - b;
+      if (Number.isNaN(x) || Number.isNaN(y)) return Number.isNaN(x) - Number.isNaN(y) || a - b; // what was not measured is last
+      return sign * (x - y) || a - b;
+    });
+  }
+}
+
+class RunView {
+  constructor(section) {
+    this.section = section;
+    this.data = JSON.parse(section.querySelector("script").textContent);
+    this.table = new Table(this.data);
+    this.byClass = { ...this.data.byClass, words: words(this.data.byClass.values), mean: numbers(this.data.byClass.typical) };
+    this.sort = { key: "rank", direction: "ascending" };
+    this.limit = FIRST;
+    this.list = section.querySelector("table.neurons");
+    this.setUpTable();
+    this.setUpMap();
+    this.setUpClasses();
+    this.picked = this.table.find(this.data.layers.at(-1), this.table.values.neuron[(this.data.layers.length - 1) * this.data.width]);
+    this.pick(this.picked);
+    this.showRows();
+  }
+
+  // The table.
+
+  setUpTable() {
+    for (const head of this.list.tHead.rows[0].cells) {
+      const button = make("button", { type: "button", title: head.title }, head.textContent);
+      button.addEventListener("click", () => this.sortBy(head.dataset.key));
+      head.replaceChildren(button);
+      head.removeAttribute("title");
+    }
+    this.filters = this.section.querySelector(".filters");
+    this.filters.hidden = false;
+    this.filters.addEventListener("submit", (event) => event.preventDefault());
+    for (const kind of ["input", "change"]) { // a menu may send only the second, when it is operated by a program
+      this.filters.addEventListener(kind, () => {
+        this.limit = FIRST;
+        this.showRows();
+      });
+    }
+    this.more = this.section.querySelector(".more");
+    this.more.addEventListener("click", () => {
+      this.limit += 50;
+      this.showRows();
+    });
+  }
+
+  sortBy(key) {
+    const fewestFirst = ["rank", "layer", "neuron", "rank_low", "flag"].includes(key);
+    const usual = fewestFirst ? "ascending" : "descending", other = fewestFirst ? "descending" : "ascending";
+    this.sort = { key, direction: this.sort.key === key && this.sort.direction === usual ? other : usual };
+    this.limit = FIRST;
+    this.showRows();
+  }
+
+  showRows() {
+    const wanted = [".by-layer", ".by-flag", ".by-neuron"].map((name) => this.filters.querySelector(name).value.trim());
+    const rows = this.table.sorted(this.table.matching(...wanted), this.sort.key, this.sort.direction);
+    for (const head of this.list.tHead.rows[0].cells) {
+      if (head.dataset.key === this.sort.key) head.setAttribute("aria-sort", this.sort.direction);
+      else head.removeAttribute("aria-sort");
+    }
+    this.list.tBodies[0].replaceChildren(...rows.slice(0, this.limit).map((row) => this.rowElement(row)));
+    const name = [...this.list.tHead.rows[0].cells].find((head) => head.hasAttribute("aria-sort")).textContent;
+    const n = Math.min(this.limit, rows.length);
+    this.list.caption.textContent = `Neurons by ${name}, ${this.sort.direction}`;
+    this.filters.querySelector("[role=status]").textContent = `${n} of ${rows.length} neurons shown`;
+    this.more.parentElement.hidden = n === rows.length;
+  }
+
+  rowElement(row) {
+    const cells = this.table.columns.map((column) => {
+      const text = this.table.text(row, column);
+      if (column.key !== "neuron") return make("td", {}, text);
+      const button = make("button", { type: "button" }, text);
+      button.setAttribute("aria-label", `neuron ${text} of layer ${this.table.get(row, "layer")}`);
+      button.addEventListener("click", () => this.pick(row, true));
+      return make("td", {}, button);
+    });
+    const element = make("tr", {}, ...cells, make("td", { className: "words" }, this.table.get(row, "flag")));
+    element.dataset.row = row;
+    element.classList.toggle("is-picked", row === this.picked);
+    return element;
+  }
+
+  // The map.
+
+  setUpMap() {
+    this.field = this.section.querySelector(".field");
+    this.readout = this.section.querySelector(".readout");
+    this.readout.hidden = false;
+    this.readout.setAttribute("role", "status");
+    this.readout.textContent = "Point at a neuron, or reach the map with the tabulator key and move with the arrow keys; Enter picks it.";
+    this.cursor = make("div", { className: "cursor", hidden: true });
+    this.ring = make("div", { className: "pick" });
+    this.field.append(this.cursor, this.ring);
+    this.field.tabIndex = 0;
+    this.field.setAttribute("role", "application");
+    this.field.setAttribute("aria-roledescription", "map of neurons");
+    this.field.addEventListener("pointermove", (event) => this.point(event));
+    this.field.addEventListener("pointerleave", () => this.leave());
+    this.field.addEventListener("focus", () => this.moveTo(this.place));
+    this.field.addEventListener("blur", () => this.leave());
+    this.field.addEventListener("click", (event) => {
+      this.point(event);
+      this.pick(this.rowAt(this.place));
+    });
+    this.field.addEventListener("keydown", (event) => this.press(event));
+  }
+
+  rowAt(place) {
+    return this.table.find(this.data.layers[place.i], place.neuron);
+  }
+
+  point(event) {
+    const box = this.field.getBoundingClientRect();
+    const within = (share, n) => Math.max(0, Math.min(n - 1, Math.floor(share * n)));
+    this.moveTo({
+      i: within((event.clientY - box.top) / box.height, this.data.layers.length),
+      neuron: within((event.clientX - box.left) / box.width, this.data.width),
+    });
+  }
+
+  moveTo(place) {
+    this.place = place;
+    const spot = this.spot(place), box = this.field.getBoundingClientRect();
+    Object.assign(this.cursor.style, { left: spot.x + "px", top: spot.y + "px", width: spot.width + "px", height: spot.height + "px" });
+    this.cursor.hidden = false;
+    const text = this.told(this.rowAt(place));
+    this.readout.textContent = text.replaceAll("\n", "; ");
+    showTip(text, box.left + spot.x, box.top + spot.y);
+  }
+
+  spot(place) {
+    const width = this.field.offsetWidth / this.data.width, height = this.field.offsetHeight / this.data.layers.length;
+    return { x: place.neuron * width, y: place.i * height, width, height };
+  }
+
+  leave() {
+    this.cursor.hidden = true;
+    hideTip();
+  }
+
+  press(event) {
+    const { i, neuron } = this.place, lastLayer = this.data.layers.length - 1, lastNeuron = this.data.width - 1;
+    const moves = {
+      ArrowLeft: [i, neuron - 1], ArrowRight: [i, neuron + 1], ArrowUp: [i - 1, neuron], ArrowDown: [i + 1, neuron],
+      PageUp: [i, neuron - 50], PageDown: [i, neuron + 50], Home: [i, 0], End: [i, lastNeuron],
+    };
+    if (event.key === "Enter" || event.key === " ") this.pick(this.rowAt(this.place));
+    else if (event.key === "Escape") this.leave();
+    else if (moves[event.key]) {
+      const [to, of] = moves[event.key];
+      this.moveTo({ i: Math.max(0, Math.min(lastLayer, to)), neuron: Math.max(0, Math.min(lastNeuron, of)) });
+      const spot = this.spot(this.place), scroller = this.field.closest(".scroll");
+      if (spot.x < scroller.scrollLeft || spot.x > scroller.scrollLeft + scroller.clientWidth - 60) scroller.scrollLeft = spot.x - 60;
+    } else return;
+    event.preventDefault();
+  }
+
+  told(row) {
+    const wanted = ["contribution", "ratio", "contribution_centred", "eta_squared", "eta_squared_z"];
+    const columns = this.table.columns.filter((column) => wanted.includes(column.key));
+    const parts = columns.map((column) => `${column.label} ${this.table.text(row, column)}`);
+    const flag = this.table.get(row, "flag");
+    const head = `layer ${this.table.get(row, "layer")}, neuron ${this.table.get(row, "neuron")}, rank ${this.table.get(row, "rank")}`;
+    return `${head}${flag ? ", " + flag : ""}\n${parts.join(", ")}`;
+  }
+
+  // The neuron that was picked.
+
+  setUpClasses() {
+    this.detail = this.section.querySelector(".detail");
+    this.chart = this.detail.querySelector(".by-class");
+    this.chart.addEventListener("pointermove", (event) => this.pointAtClass(event));
+    this.chart.addEventListener("pointerleave", hideTip);
+    this.chart.setAttribute("tabindex", "0");
+    this.classReadout = this.detail.querySelector(".readout");
+    this.classReadout.hidden = false;
+    this.classReadout.setAttribute("role", "status");
+    this.chart.addEventListener("keydown", (event) => this.pressAtClass(event));
+    this.chart.addEventListener("focus", () => this.tellClass(this.classPlace || 0));
+    this.chart.addEventListener("blur", hideTip);
+  }
+
+  pick(row, byButton = false) {
+    this.picked = row;
+    this.place = { i: Math.floor(row / this.data.width), neuron: this.table.get(row, "neuron") };
+    const get = (key) => this.table.get(row, key), layer = get("layer"), neuron = get("neuron"), flag = get("flag");
+    this.detail.querySelector(".picked").textContent = `Layer ${layer}, neuron ${neuron}`;
+    const note = this.detail.querySelector(".flagged");
+    note.hidden = !flag;
+    note.textContent = flag ? `${flag}: ${this.data.flags[flag] || ""}` : "";
+    const facts = this.table.columns.filter((column) => !["layer", "neuron"].includes(column.key));
+    const entries = facts.map((column) => [column.label, this.table.text(row, column), column.help]);
+    if (this.table.values.cross_entropy_without_low && !Number.isNaN(get("cross_entropy_without"))) {
+      entries.push(["95% range of that", `${get("cross_entropy_without_low").toFixed(4)} to ${get("cross_entropy_without_high").toFixed(4)}`, "over test sentences"]);
+    }
+    for (const [key, help] of [["mean", "of its activations over training tokens"], ["sd", "standard deviation of its activations over training tokens"]]) {
+      if (this.table.values[key]) entries.push([`activation ${key}`, get(key).toPrecision(3), help]);
+    }
+    const list = this.detail.querySelector(".facts");
+    list.hidden = false;
+    list.replaceChildren(...entries.filter(([, text]) => text !== "").map(([name, text, help]) =>
+      make("div", { title: help }, make("dt", {}, name), make("dd", {}, text))));
+    const spot = this.spot(this.place);
+    Object.assign(this.ring.style, { left: spot.x + spot.width / 2 - 8 + "px", top: spot.y + spot.height / 2 - 8 + "px" });
+    for (const element of this.list.tBodies[0].rows) element.classList.toggle("is-picked", Number(element.dataset.row) === row);
+    this.drawClasses(row);
+    if (byButton) this.detail.querySelector(".picked").focus();
+  }
+
+  drawClasses(row) {
+    const n = this.data.classes.length, { per_layer: kept, mean, values } = this.byClass;
+    const i = this.data.layers.indexOf(this.table.get(row, "layer")), place = this.table.get(row, "rank") - 1;
+    const start = (i * kept + place) * n;
+    this.bars = place < kept ? this.byClass.words.slice(start, start + n).map((word) => half(word) * values.scale) : [];
+    this.typical = mean.slice(i * n, (i + 1) * n);
+    const { left, width, top, height } = this.frame(), highest = Math.max(...this.bars, ...this.typical) || 1, step = width / n;
+    const bottom = top + height, tall = (value) => (Math.max(value, 0) / highest) * height;
+    const bar = (value, j) => `M${left + (j + 0.1) * step} ${bottom}v${-tall(value)}h${0.8 * step}V${bottom}z`;
+    const line = (value, j) => `M${left + j * step} ${bottom - tall(value)}h${step}`;
+    this.chart.querySelector(".bars").setAttribute("d", this.bars.map(bar).join(""));
+    this.chart.querySelector(".typical").setAttribute("d", this.typical.map(line).join(""));
+    for (const level of this.chart.querySelectorAll(".level")) level.textContent = String(Number((highest * level.dataset.share).toPrecision(2)));
+    this.classReadout.textContent = "Point at a bar, or reach the chart with the tabulator key and move with the arrow keys.";
+    const peak = this.bars.indexOf(Math.max(...this.bars));
+    const name = `contribution of layer ${this.table.get(row, "layer")}, neuron ${this.table.get(row, "neuron")}, by ${this.data.task}`;
+    this.chart.setAttribute("aria-label", this.bars.length
+      ? `${name}: largest at ${this.data.classes[peak]}, ${this.bars[peak].toPrecision(3)}`
+      : `${name}: not kept on this page, only the layer's mean`);
+  }
+
+  frame() {
+    return Object.fromEntries(Object.entries(this.chart.dataset).map(([key, value]) => [key, Number(value)]));
+  }
+
+  pointAtClass(event) {
+    const box = this.chart.getBoundingClientRect(), { left, width } = this.frame();
+    const share = ((event.clientX - box.left) / box.width * this.chart.viewBox.baseVal.width - left) / width;
+    const j = Math.floor(share * this.data.classes.length);
+    if (j < 0 || j >= this.data.classes.length) return hideTip();
+    this.tellClass(j, event.clientX, event.clientY);
+  }
+
+  pressAtClass(event) {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    this.tellClass(Math.max(0, Math.min(this.data.classes.length - 1, (this.classPlace || 0) + step)));
+  }
+
+  tellClass(j, x, y) {
+    this.classPlace = j;
+    const own = this.bars.length ? `${this.bars[j].toPrecision(3)}, ` : "";
+    const box = this.chart.getBoundingClientRect(), { left, width } = this.frame();
+    const across = (left + (j + 0.5) * width / this.data.classes.length) / this.chart.viewBox.baseVal.width;
+    const text = `${this.data.task} ${this.data.classes[j]}: ${own}layer's mean ${this.typical[j].toPrecision(3)}`;
+    this.classReadout.textContent = text;
+    showTip(text, x ?? box.left + across * box.width, y ?? box.top + box.height / 2);
+  }
+}
+
+// --- the page ---
+
+function setUpTheme() {
+  const root = document.documentElement, button = document.querySelector(".theme");
+  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches);
+  const name = () => { button.textContent = isDark() ? "Light" : "Dark"; };
+  button.setAttribute("aria-label", "Other theme: light or dark");
+  button.addEventListener("click", () => {
+    root.dataset.theme = isDark() ? "light" : "dark";
+    name();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", name);
+  button.hidden = false;
+  name();
+}
+
+document.body.append(tip);
+setUpTheme();
+for (const section of document.querySelectorAll(".neurons-of")) new RunView(section);

@@ -1,0 +1,252 @@
+"""What a page is made from: finished runs, what a comparison found between them, geometry where it was measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probing.errors import UserError, as_clause
+from probing.runs import PARTIAL, Row, Run, load_run, read_csv
+
+# What a ranked table must have for a page to be made of it.
+NEEDED = {
+    "layer", "rank", "neuron", "contribution", "ratio", "share", "contribution_centred", "eta_squared",
+    "eta_squared_z", "mean", "sd", "flag",
+}  # fmt: skip
+# And what its other tables must have.
+NEEDED_ACCURACY = {"layer", "accuracy", "accuracy_low", "accuracy_high", "cross_entropy", "optimality_gap"}
+NEEDED_RESULTS = {"versions", "cache", "classes", "n_sentences", "timings", "layers"}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A finished run as a page shows it.
+
+    Args:
+        label: Its name on the page, different for each.
+        run: The run.
+        by_class: Mean contribution to each class's logit over the tokens of that class, shape (n_layers, n_classes,
+            d_model).
+    """
+
+    label: str
+    run: Run
+    by_class: NDArray[np.float32]
+
+    @property
+    def task(self) -> str:
+        """What its probes predict, in words."""
+        return str(self.run.config["task"]).replace("_", " ")
+
+    @property
+    def layers(self) -> list[int]:
+        """Layer numbers, ascending."""
+        return [row["layer"] for row in self.run.accuracy]
+
+    @property
+    def classes(self) -> list[int | str]:
+        """Labels of the classes."""
+        return list(self.run.results["classes"])
+
+    @property
+    def d_model(self) -> int:
+        """Neurons of a layer."""
+        return int(self.by_class.shape[2])
+
+    @cached_property
+    def ranked(self) -> dict[int, list[Row]]:
+        """Each layer's ranked table."""
+        tables: dict[int, list[Row]] = {layer: [] for layer in self.layers}
+        for row in self.run.neurons:
+            tables[row["layer"]].append(row)
+        return tables
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What a finished comparison found.
+
+    Args:
+        folder: Where it is.
+        config: Its configuration.
+        rows: As in `agreement.csv`.
+        everywhere: As in `top_everywhere.csv`.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    rows: list[dict[str, Any]]
+    everywhere: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The geometry of a model's layers.
+
+    Args:
+        folder: Where it is.
+        rows: As in `geometry.csv`.
+        outliers: As in `outliers.csv`; empty where there is none.
+    """
+
+    folder: Path
+    rows: list[dict[str, Any]]
+    outliers: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Sources:
+    """All that a page is made from.
+
+    Args:
+        subjects: The runs.
+        agreement: What was found between them, where a comparison was given.
+        geometry: Where it was measured.
+    """
+
+    subjects: Sequence[Subject]
+    agreement: Agreement | None = None
+    geometry: Sequence[Geometry] = ()
+
+
+def read_sources(folders: Sequence[str | Path]) -> Sources:
+    """Read the folders that a page is to be made from, with the runs that a comparison among them compared.
+
+    Raises:
+        UserError: If one holds no finished run, is damaged, or is given twice, or there is more than one comparison.
+    """
+    runs: list[Run] = []
+    agreements: list[tuple[Agreement, Mapping[str, str]]] = []
+    geometry: list[Geometry] = []
+    paths = [Path(folder) for folder in folders]
+    for path in paths:
+        if sum(path.resolve() == other.resolve() for other in paths) > 1:
+            raise UserError(f"`{path}` is given twice; each run is shown once.")
+        kind = _kind(path)
+        with _reading(path):
+            if kind == "comparison":
+                agreements.append(_read_agreement(path))
+            elif kind == "geometry":
+                geometry.append(_read_geometry(path))
+            else:
+                runs.append(load_run(path))
+    if len(agreements) > 1:
+        raise UserError(f"`report` shows one comparison, and {len(agreements)} are given: {_names(agreements)}.")
+    names: dict[str, Run] = {}
+    for agreement, compared in agreements:
+        names = {label: _find(agreement.folder, folder, runs) for label, folder in compared.items()}
+    others = [run for run in runs if not any(run is found for found in names.values())]
+    if not names and not others:
+        raise UserError(f"`{paths[0]}` holds geometry alone; give a run that `fit` wrote too.")
+    labelled = names | dict(zip(labels(others, taken=list(names)), others, strict=True))
+    subjects = [_subject(label, run) for label, run in labelled.items()]
+    return Sources(subjects, agreements[0][0] if agreements else None, geometry)
+
+
+def labels(runs: Sequence[Run], taken: Sequence[str] = ()) -> list[str]:
+    """Name each run by its model; where that is not enough, also by its task, else by its folder or its whole path."""
+    models = [_model(run) for run in runs]
+    with_tasks = [f"{name} {run.config['task']}" for name, run in zip(models, runs, strict=True)]
+    for names in (models, with_tasks, [run.folder.name for run in runs]):
+        if len({*names, *taken}) == len(names) + len(taken):
+            return names
+    return [str(run.folder) for run in runs]
+
+
+def _model(run: Run) -> str:
+    model = str(run.config["model"])
+    name = Path(model).name or model
+    return f"{name} (untrained)" if run.config.get("random_weights") else name
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    """Say of what goes wrong while a folder is read that it is damaged."""
+    from safetensors import SafetensorError
+    from yaml import YAMLError
+
+    try:
+        yield
+    except KeyError as error:
+        raise UserError(f"`{folder}` is damaged (there is no {error} in it); repeat the run.") from error
+    except OSError as error:
+        what = f"{Path(error.filename).name}: " if error.filename else ""
+        raise UserError(f"`{folder}` is damaged ({what}{as_clause(error)}); repeat the run.") from error
+    except (ValueError, TypeError, AttributeError, YAMLError, SafetensorError) as error:
+        raise UserError(f"`{folder}` is damaged ({as_clause(error)}); repeat the run.") from error
+
+
+def _kind(folder: Path) -> str:
+    if not (folder / "results.json").is_file() or folder.name.endswith(PARTIAL):
+        return "run"  # of which `load_run` says what is wrong
+    with _reading(folder):
+        return str(json.loads((folder / "results.json").read_text()).get("kind", "run"))
+
+
+def _read_agreement(folder: Path) -> tuple[Agreement, Mapping[str, str]]:
+    import yaml
+
+    compared = json.loads((folder / "results.json").read_text())["runs"]
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    rows, everywhere = read_csv(folder / "agreement.csv"), read_csv(folder / "top_everywhere.csv")
+    if not rows or not {"model_a", "layer_a", "statistic", "value"} <= set(rows[0]):
+        raise ValueError("agreement.csv holds no agreement")
+    return Agreement(folder, config, rows, everywhere), compared
+
+
+def _read_geometry(folder: Path) -> Geometry:
+    rows, outliers = read_csv(folder / "geometry.csv"), folder / "outliers.csv"
+    if not rows or not {"layer", "transform", "measure", "value"} <= set(rows[0]):
+        raise ValueError("geometry.csv holds no measures")
+    return Geometry(folder, rows, read_csv(outliers) if outliers.is_file() else [])
+
+
+def _find(comparison: Path, folder: str, given: Sequence[Run]) -> Run:
+    """Return a run that was compared: among those given, where it was then, or beside the comparison.
+
+    Raises:
+        UserError: If it is nowhere.
+    """
+    name = Path(folder).name
+    known = {run.folder.resolve(): run for run in given}
+    same = known.get(Path(folder).resolve()) or next((run for run in given if run.folder.name == name), None)
+    if same is not None:
+        return same
+    for place in (Path(folder), comparison.parent / name):
+        if (place / "results.json").is_file():
+            with _reading(place):
+                return load_run(place)
+    raise UserError(f"`{comparison}` compares {folder}, which is not there any more; give its folder too.")
+
+
+def _subject(label: str, run: Run) -> Subject:
+    from safetensors.numpy import load_file
+
+    with _reading(run.folder):
+        by_class = load_file(run.folder / "contributions.safetensors")["contribution"]
+        n_layers, n_classes, d_model = by_class.shape
+        for name, needed, rows in (
+            ("neurons.csv", NEEDED, run.neurons),
+            ("accuracy.csv", NEEDED_ACCURACY, run.accuracy),
+            ("results.json", NEEDED_RESULTS, [run.results]),
+        ):
+            if missing := needed - set(rows[0] if rows else {}):
+                raise ValueError(f"{name} has no {min(missing)}")
+        subject = Subject(label, run, by_class)
+        if len(subject.classes) != n_classes or any(len(table) != d_model for table in subject.ranked.values()):
+            raise ValueError("neurons.csv and contributions.safetensors are not of one run")
+        if len(subject.layers) != n_layers:
+            raise ValueError("accuracy.csv and contributions.safetensors are not of one run")
+    return subject
+
+
+def _names(agreements: Sequence[tuple[Agreement, Mapping[str, str]]]) -> str:
+    return ", ".join(str(agreement.folder) for agreement, _ in agreements)

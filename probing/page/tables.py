@@ -1,0 +1,55 @@
+"""Plain tables of a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from probing.page.markup import Child, Html, element
+from probing.page.sources import Subject
+from probing.runs import controls_of
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Child]], caption: Child = None) -> Html:
+    """Return a table whose first column names the rows."""
+    body = [
+        element("tr", element("th", first, scope="row"), *(element("td", cell) for cell in rest))
+        for first, *rest in rows
+    ]
+    return element(
+        "div",
+        element(
+            "table",
+            element("caption", caption) if caption else None,
+            element("thead", element("tr", *(element("th", name, scope="col") for name in head))),
+            element("tbody", *body),
+        ),
+        class_="scroll",
+    )
+
+
+def accuracy_table(subject: Subject, caption: str) -> Html:
+    """Return a run's accuracy by layer with what it is to be held against."""
+    rows, controls = subject.run.accuracy, controls_of(subject.run.accuracy)
+    optional = {"within 1": ("within_one", ".3f"), "error": ("mean_absolute_error", ".2f"),
+                "selectivity": ("selectivity", ".3f"), "compression": ("compression", ".1f")}  # fmt: skip
+    shown = {heading: how for heading, how in optional.items() if how[0] in rows[0]}
+    head = ["layer", "accuracy", "95% range", *controls.values(), *shown, "nats", "gap"]
+    body = [
+        [
+            row["layer"],
+            f"{row['accuracy']:.3f}",
+            f"{row['accuracy_low']:.3f}–{row['accuracy_high']:.3f}",
+            *(f"{row[f'{name}_accuracy']:.3f}" for name in controls),
+            *(format(row[column], form) for column, form in shown.values()),
+            f"{row['cross_entropy']:.3f}",
+            f"{row['optimality_gap']:.1e}",
+        ]
+        for row in rows
+    ]
+    return table(head, body, caption)
+
+
+def pairs(entries: Sequence[tuple[str, Child]]) -> Html:
+    """Return names with what they stand for."""
+    parts = [part for name, value in entries for part in (element("dt", name), element("dd", value))]
+    return element("dl", *parts)
