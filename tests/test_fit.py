@@ -33,7 +33,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 NO_WANDB = WandbOptions(mode="disabled")
 # Columns of neurons that take more training; a run with all of them is tested with the controls.
-RETRAINED = {column for column in NEURON_COLUMNS if column.startswith(("rank_", "unique", "cross_entropy", "removed"))}
+RETRAINED = {
+    column
+    for column in NEURON_COLUMNS
+    if column.startswith(("rank_", "unique", "cross_entropy", "removed", "contribution_companion"))
+}
 
 
 @pytest.fixture(scope="module")
