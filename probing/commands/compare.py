@@ -126,7 +126,9 @@ def compare(
         comparison = Comparison(folder.finish(), rows, common)
     if not quiet:
         terminal.show(*terminal.agreement_tables(rows))
-        print(f"{len(common)} neurons are, with those they go with, among the first {top} of every run at their depth.")
+        n = len(common)
+        subject = "1 neuron is, with the one it goes with," if n == 1 else f"{n} neurons are, with those they go with,"
+        print(f"{subject} among the first {top} of every run at {'its' if n == 1 else 'their'} depth.")
     where = tracker.where(comparison.folder) if tracker else None
     print(f"Results: {comparison.folder}" + (f"; on Weights & Biases: {where}" if where else ""))
     return comparison
