@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from probing.runs import controls_of
+from probing.columns import controls_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

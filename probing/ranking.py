@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from probing.columns import BELOW_RESOLUTION
 from probing.companion import is_far
 from probing.contributions import ClassMagnitudes, MagnitudeAccumulator, mean_contribution
 from probing.examples import Examples, read
 from probing.moments import Moments
 from probing.permutation import permute_within_sentences
 from probing.removal import Rise
-from probing.runs import BELOW_RESOLUTION
 from probing.separation import DRAWS, Separation, SeparationAccumulator
 from probing.stability import Stability
 

@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.cache.tokens import disk_errors
+from probing.columns import ACCURACY_COLUMNS, NEURON_COLUMNS
 from probing.contributions import class_contributions
 from probing.examples import Sides
 from probing.figures import write_figures
 from probing.intervals import accuracy_interval
 from probing.mdl import CodeLength
 from probing.ranking import Evidence, neuron_table
-from probing.runs import ACCURACY_COLUMNS, NEURON_COLUMNS, write_csv
+from probing.runs import write_csv
 from probing.training import LayerFit
 
 _PACKAGES = (

@@ -9,39 +9,16 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from probing.control_names import CONTROLS, TRANSFORM_CONTROLS
+from probing.columns import Row
 from probing.errors import RunError, UserError
 
 PARTIAL = ".partial"
-
-# Columns of the tables in their order; what was not measured is absent.
-ACCURACY_COLUMNS = (
-    "layer", "accuracy", "accuracy_low", "accuracy_high", "macro_accuracy", "within_one", "mean_absolute_error",
-    "cross_entropy", "optimality_gap", "majority_accuracy", "n_train_tokens", "n_test_tokens", "n_classes",
-    *(
-        column
-        for control in (*CONTROLS, *TRANSFORM_CONTROLS)
-        for column in (f"{control}_accuracy", f"above_{control}_low", f"above_{control}_high")
-    ),
-    "selectivity", "bootstrap_overlap", "more_penalty_overlap", "more_penalty_spearman", "less_penalty_overlap",
-    "less_penalty_spearman", "online_code_bits", "uniform_code_bits", "compression",
-)  # fmt: skip
-NEURON_COLUMNS = (
-    "layer", "rank", "neuron", "contribution", "ratio", "share", "rank_low", "rank_high", "contribution_centred",
-    "contribution_companion", "eta_squared", "eta_squared_z", "unique", "cross_entropy_without",
-    "cross_entropy_without_low", "cross_entropy_without_high", "removed", "mean", "sd", "flag",
-)  # fmt: skip
-
-# Of what retraining without a neuron showed, where that is not well above what probes may be short of their optima.
-BELOW_RESOLUTION = "below resolution"
-
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -74,7 +51,8 @@ class Run:
         return [row for row in self.neurons if row["layer"] == layer][:n]
 
     def __repr__(self) -> str:
-        from probing.terminal import accuracy_table, neurons_table, render
+        from probing.tables.probes import accuracy_table, neurons_table
+        from probing.terminal import render
 
         last = self.accuracy[-1]["layer"]
         return render(accuracy_table(self.accuracy), neurons_table(self.top(last))) + f"{self.folder}"
@@ -107,12 +85,6 @@ def load_run(folder: str | Path) -> Run:
         read_csv(folder / "accuracy.csv"),
         read_csv(folder / "neurons.csv"),
     )
-
-
-def controls_of(rows: Sequence[Row]) -> dict[str, str]:
-    """Return which controls accuracies come with, the majority class first, and what to call them."""
-    known = {"majority": "majority", **CONTROLS, **TRANSFORM_CONTROLS}
-    return {name: words for name, words in known.items() if f"{name}_accuracy" in rows[0]}
 
 
 class RunFolder:

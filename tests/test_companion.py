@@ -15,7 +15,8 @@ from probing.evidence import Retraining, with_companions
 from probing.moments import PenaltySpace
 from probing.ranking import Evidence, collect_evidence, conclusion, neuron_table
 from probing.solvers import Penalty
-from probing.terminal import neurons_table, render
+from probing.tables.probes import neurons_table
+from probing.terminal import render
 from probing.training import Training
 from synthetic import LIGHTNING_WARNINGS, Array, Data, make_store, make_tokens, positional, sides
 

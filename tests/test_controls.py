@@ -17,13 +17,13 @@ from probing import Run, WandbOptions, fit
 from probing.anatomy import examine, hidden_states
 from probing.cache import Request, activations
 from probing.cache.tokens import Tokens
+from probing.columns import NEURON_COLUMNS
 from probing.control_names import chosen_controls
 from probing.controls import control_task, shuffled, token_identity, with_activations
 from probing.corpus import Corpus, from_sentences, from_words
 from probing.errors import UserError
 from probing.examples import choose_classes, label, read
 from probing.models import resolve_model
-from probing.runs import NEURON_COLUMNS
 from synthetic import LIGHTNING_WARNINGS, Data, make_splits, make_store, make_tokens, positional, sides
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
@@ -262,7 +262,8 @@ def test_all_evidence_is_in_the_tables_by_default(made: Run) -> None:
 
 
 def test_controls_are_shown(made: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    from probing.terminal import controls_table, render
+    from probing.tables.probes import controls_table
+    from probing.terminal import render
 
     table = render(controls_table(made.accuracy))
     assert "positions permuted" in table

@@ -15,7 +15,8 @@ from probing.figures import write_curves_figure
 from probing.rankings import METHODS, LayerData, read_layer
 from probing.samples import load
 from probing.solvers import Penalty
-from probing.terminal import curves_lines, curves_tables, render
+from probing.tables.rankings import curves_lines, curves_tables
+from probing.terminal import render
 from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, sides
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]

@@ -23,9 +23,9 @@ from conftest import BARE, BARE_ARGS
 from probing import ProbeOptions, Run, WandbOptions, fit, load_run
 from probing.__main__ import COMMANDS
 from probing.cache.tokens import Tokens
+from probing.columns import ACCURACY_COLUMNS, NEURON_COLUMNS
 from probing.commandline import run as main_run
 from probing.commands.extract import extract
-from probing.runs import ACCURACY_COLUMNS, NEURON_COLUMNS
 from wandb_reader import read_offline_runs
 from wandb_server import WandbServer
 

@@ -14,7 +14,8 @@ from conftest import BARE
 from probing import WandbOptions, fit
 from probing.mdl import online_code, prefix_sizes, sentence_order
 from probing.solvers import Penalty
-from probing.terminal import accuracy_table, render
+from probing.tables.probes import accuracy_table
+from probing.terminal import render
 from probing.training import Training
 from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, optimum, positional, sides
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from probing.columns import ACCURACY_COLUMNS
 from probing.errors import UserError
-from probing.runs import ACCURACY_COLUMNS, RunFolder, check_name, load_run, read_csv, write_csv
+from probing.runs import RunFolder, check_name, load_run, read_csv, write_csv
 
 
 def test_a_run_is_partial_until_it_is_whole(tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ class Comparison:
     top_everywhere: list[dict[str, Any]]
 
     def __repr__(self) -> str:
-        from probing.terminal import agreement_tables, render
+        from probing.tables.agreement import agreement_tables
+        from probing.terminal import render
 
         return render(*agreement_tables(self.agreement)) + str(self.folder)
 
@@ -125,7 +126,9 @@ def compare(
                 tracker.log_results([], [], figures, files, tables, kind="comparison")
         comparison = Comparison(folder.finish(), rows, common)
     if not quiet:
-        terminal.show(*terminal.agreement_tables(rows))
+        from probing.tables.agreement import agreement_tables
+
+        terminal.show(*agreement_tables(rows))
         n = len(common)
         subject = "1 neuron is, with the one it goes with," if n == 1 else f"{n} neurons are, with those they go with,"
         print(f"{subject} among the first {top} of every run at {'its' if n == 1 else 'their'} depth.")

@@ -6,6 +6,7 @@ import time
 from functools import partial
 from typing import Any, Literal
 
+from probing.columns import controls_of
 from probing.commands.shared import (
     Dtype,
     Layers,
@@ -22,7 +23,7 @@ from probing.control_names import chosen_controls
 from probing.errors import out_of_range, refuse
 from probing.models import layer_numbers
 from probing.options import ProbeOptions, WandbOptions, as_options
-from probing.runs import Run, RunFolder, check_name, controls_of, load_run
+from probing.runs import Run, RunFolder, check_name, load_run
 from probing.tasks import load_task
 from probing.wandb_mode import resolve_mode
 
@@ -198,16 +199,17 @@ def _report(run: Run, where: str | None, quiet: bool) -> None:
     from probing import terminal
     from probing.geometry.report import transform_lines
     from probing.ranking import conclusion
+    from probing.tables import probes
 
     layers = [row["layer"] for row in run.accuracy]
     if quiet:
         for row in run.accuracy:
-            print(terminal.result_line(row, run.top(row["layer"], 5)))
+            print(probes.result_line(row, run.top(row["layer"], 5)))
     else:
         # A screen shows the last layer's ranking, and of the others what is to be said of the top; all are on disk.
-        terminal.show(terminal.neurons_table(run.top(layers[-1])), terminal.accuracy_table(run.results["layers"]))
+        terminal.show(probes.neurons_table(run.top(layers[-1])), probes.accuracy_table(run.results["layers"]))
         if len(controls_of(run.accuracy)) > 1:
-            terminal.show(terminal.controls_table(run.accuracy))
+            terminal.show(probes.controls_table(run.accuracy))
         if len(layers) > 1:
             print(f"The other layers' rankings are in {run.folder / 'neurons.csv'}.")
         for layer, fitted in zip(layers, run.results["layers"], strict=True):

@@ -14,6 +14,14 @@ from probing.errors import UserError, did_you_mean, out_of_range, refuse
 from probing.models import layer_numbers
 from probing.options import WandbOptions, as_options
 from probing.runs import Row, Run, load_run, read_csv, write_csv
+from probing.tables.rankings import (
+    curves_lines,
+    curves_tables,
+    erasure_tables,
+    evaluation_tables,
+    rankings_lines,
+    rankings_tables,
+)
 from probing.tracking import Tracker
 from probing.wandb_mode import resolve_mode
 
@@ -44,8 +52,6 @@ class Rankings:
 
     def tables(self) -> list[Any]:
         """Return what was found as rich tables."""
-        from probing.terminal import curves_tables, erasure_tables, evaluation_tables, rankings_tables
-
         return [
             *rankings_tables(self.rankings),
             *evaluation_tables(self.evaluation),
@@ -170,11 +176,11 @@ def rank(
     tables |= {"erasure": erasure, "curves": curve_rows}
     where = _track(place, wandb, f"{run.folder.name}-rankings", config, tables, figures)
     if quiet:
-        for line in terminal.rankings_lines(rankings):
+        for line in rankings_lines(rankings):
             print(line)
     else:
         terminal.show(*made.tables())
-    for line in terminal.curves_lines(curve_rows):
+    for line in curves_lines(curve_rows):
         print(line)
     print(f"Results: {place}" + (f"; on Weights & Biases: {where}" if where else ""))
     return made

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from probing.columns import Row, controls_of
 from probing.comparison import aligned
 from probing.page.sources import Agreement, Subject
 from probing.ranking import conclusion
-from probing.runs import Row, controls_of
 
 
 def title(subjects: Sequence[Subject]) -> str:

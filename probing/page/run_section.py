@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from probing.columns import BELOW_RESOLUTION, controls_of
 from probing.companion import FAR
 from probing.page.answers import conclusions
 from probing.page.class_chart import class_chart
@@ -15,7 +16,6 @@ from probing.page.neuron_map import neuron_map, scale
 from probing.page.neuron_table import first_rows, packed_rows
 from probing.page.sources import Subject
 from probing.page.tables import accuracy_table
-from probing.runs import BELOW_RESOLUTION, controls_of
 
 # What a reader must know of each flag.
 FLAGS = {

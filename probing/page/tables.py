@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from probing.columns import controls_of
 from probing.page.markup import Child, Html, element
 from probing.page.sources import Subject
-from probing.runs import controls_of
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Child]], caption: Child = None) -> Html:

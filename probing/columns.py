@@ -1,0 +1,37 @@
+"""Columns of a run's tables, and words that stand in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from probing.control_names import CONTROLS, TRANSFORM_CONTROLS
+
+Row = Mapping[str, Any]
+
+# Columns of the tables in their order; what was not measured is absent.
+ACCURACY_COLUMNS = (
+    "layer", "accuracy", "accuracy_low", "accuracy_high", "macro_accuracy", "within_one", "mean_absolute_error",
+    "cross_entropy", "optimality_gap", "majority_accuracy", "n_train_tokens", "n_test_tokens", "n_classes",
+    *(
+        column
+        for control in (*CONTROLS, *TRANSFORM_CONTROLS)
+        for column in (f"{control}_accuracy", f"above_{control}_low", f"above_{control}_high")
+    ),
+    "selectivity", "bootstrap_overlap", "more_penalty_overlap", "more_penalty_spearman", "less_penalty_overlap",
+    "less_penalty_spearman", "online_code_bits", "uniform_code_bits", "compression",
+)  # fmt: skip
+NEURON_COLUMNS = (
+    "layer", "rank", "neuron", "contribution", "ratio", "share", "rank_low", "rank_high", "contribution_centred",
+    "contribution_companion", "eta_squared", "eta_squared_z", "unique", "cross_entropy_without",
+    "cross_entropy_without_low", "cross_entropy_without_high", "removed", "mean", "sd", "flag",
+)  # fmt: skip
+
+# Of what retraining without a neuron showed, where that is not well above what probes may be short of their optima.
+BELOW_RESOLUTION = "below resolution"
+
+
+def controls_of(rows: Sequence[Row]) -> dict[str, str]:
+    """Return which controls accuracies come with, the majority class first, and what to call them."""
+    known = {"majority": "majority", **CONTROLS, **TRANSFORM_CONTROLS}
+    return {name: words for name, words in known.items() if f"{name}_accuracy" in rows[0]}

@@ -1,0 +1,51 @@
+"""What `compare` shows: two runs, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from probing.columns import Row
+from probing.terminal import plain_table
+
+
+def agreement_tables(rows: Sequence[Row]) -> list[Any]:
+    """Return for each pair of runs a table of their layers at the same relative depth."""
+    pairs = list(dict.fromkeys((row["model_a"], row["model_b"]) for row in rows))
+    return [_agreement_table([row for row in rows if (row["model_a"], row["model_b"]) == pair]) for pair in pairs]
+
+
+def _agreement_table(rows: Sequence[Row]) -> Any:
+    from probing.comparison import aligned
+
+    layers_a, layers_b = (sorted({row[f"layer_{side}"] for row in rows}) for side in "ab")
+    found = {(row["layer_a"], row["layer_b"], row["statistic"]): row for row in rows}
+    table = plain_table(f"{rows[0]['model_a']} (a) and {rows[0]['model_b']} (b), matched by {rows[0]['matching']}")
+    for heading in ("layers", "top overlap", "by chance", "Spearman", "95% range", "by chance", "p", "match", "CKA"):
+        table.add_column(heading, justify="right")
+    for i, j in aligned(layers_a, layers_b):
+        layers = layers_a[i], layers_b[j]
+        overlap, spearman, match, cka = (
+            found.get((*layers, name), {}) for name in ("overlap", "spearman", "correlation", "cka")
+        )
+        table.add_row(
+            f"{layers[0]}, {layers[1]}",
+            _two(overlap, "value"),
+            _range(overlap, "chance"),
+            _two(spearman, "value"),
+            _range(spearman, ""),
+            _range(spearman, "chance"),
+            f"{spearman['p_value']:.1g}" if "p_value" in spearman else "",
+            _two(match, "value"),
+            _two(cka, "value"),
+        )
+    return table
+
+
+def _two(row: Row, column: str) -> str:
+    return f"{row[column]:.2f}" if column in row else ""
+
+
+def _range(row: Row, of: str) -> str:
+    low, high = (f"{of}_{end}".lstrip("_") for end in ("low", "high"))
+    return f"{_two(row, low)} to {_two(row, high)}" if low in row else ""

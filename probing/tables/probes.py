@@ -1,0 +1,112 @@
+"""What `fit` shows: ranked neurons, accuracies, and what they are held against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from probing.columns import BELOW_RESOLUTION, Row, controls_of
+from probing.terminal import plain_table
+
+
+def result_line(row: Row, top: Sequence[Row]) -> str:
+    """Return a layer's result in one line, for --quiet."""
+    interval = f"{row['accuracy_low']:.3f} to {row['accuracy_high']:.3f}"
+    return (
+        f"layer {row['layer']}: accuracy {row['accuracy']:.3f} ({interval}), majority {row['majority_accuracy']:.3f}, "
+        f"gap {row['optimality_gap']:.1e} nats, top neurons {', '.join(str(n['neuron']) for n in top)}"
+    )
+
+
+def accuracy_table(rows: Sequence[Row]) -> Any:
+    """Return the accuracies by layer as a rich table."""
+    table = plain_table("Test accuracy by layer")
+    optional = {
+        "within 1": ("within_one", ".3f"),
+        "error": ("mean_absolute_error", ".2f"),
+        "compression": ("compression", ".1f"),
+    }
+    shown = {heading: how for heading, how in optional.items() if how[0] in rows[0]}
+    for heading in ("layer", "accuracy", "95% range", "majority", *shown, "nats", "gap"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(
+            str(row["layer"]),
+            f"{row['accuracy']:.3f}",
+            f"{row['accuracy_low']:.3f}-{row['accuracy_high']:.3f}",
+            f"{row['majority_accuracy']:.3f}",
+            *(format(row[column], form) for column, form in shown.values()),
+            f"{row['cross_entropy']:.3f}",
+            f"{row['optimality_gap']:.1e}" + ("" if row.get("converged", True) else " stopped short"),
+        )
+    return table
+
+
+def controls_table(rows: Sequence[Row]) -> Any:
+    """Return what the accuracies are to be held against as a rich table."""
+    shown = controls_of(rows)
+    table = plain_table("What to hold it against: the same probe on other examples")
+    for heading in ("layer", "accuracy", *shown.values()):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        columns = ("accuracy", *(f"{name}_accuracy" for name in shown))
+        table.add_row(str(row["layer"]), *(f"{row[column]:.3f}" for column in columns))
+    return table
+
+
+def neurons_table(rows: Sequence[Row]) -> Any:
+    """Return the first neurons of one layer's ranking as a rich table."""
+    table = plain_table(f"Layer {rows[0]['layer']}: neurons by contribution to the true class's logit")
+    has_range, has_removals = "rank_low" in rows[0], "removed" in rows[0]
+    headings = (
+        ["rank"] + ["range"] * has_range + ["neuron", "contribution", "ratio", "share", "centred", "eta sq.", "z"]
+    )
+    for heading in [*headings, *["without it"] * has_removals]:
+        table.add_column(heading, justify="right")
+    table.add_column("flag")
+    for row in rows:
+        table.add_row(
+            str(row["rank"]),
+            *([f"{row['rank_low']}-{row['rank_high']}"] if has_range else []),
+            str(row["neuron"]),
+            f"{row['contribution']:.4f}",
+            f"{row['ratio']:.1f}",
+            f"{row['share']:.1%}",
+            _centred(row),
+            f"{row['eta_squared']:.3f}",
+            f"{row['eta_squared_z']:.0f}",
+            *([_without(row)] if has_removals else []),
+            row["flag"],
+        )
+    if far := [row for row in rows if _is_far(row)]:
+        from probing.companion import FAR
+
+        companion = all(_has_companion(row) for row in far)
+        instead = "taken from a probe with an intercept" if companion else "unreliable"
+        table.caption = f"* mean more than {FAR:.0f} sd from 0: {instead}"
+        table.caption_justify = "left"
+    return table
+
+
+def _is_far(row: Row) -> bool:
+    """Whether a neuron's mean is so far from 0 that its centred contribution is unreliable."""
+    from probing.companion import FAR
+
+    return bool(abs(row["mean"]) > FAR * row["sd"] and row["flag"] != "dead")
+
+
+def _has_companion(row: Row) -> bool:
+    return isinstance(row.get("contribution_companion"), float)
+
+
+def _centred(row: Row) -> str:
+    """Return the contribution without the mean; with a star where it is unreliable, and the companion's if there is."""
+    value = row["contribution_companion"] if _has_companion(row) else row["contribution_centred"]
+    return f"{value:.4f}" + "*" * _is_far(row)
+
+
+def _without(row: Row) -> str:
+    """Return the rise of the cross-entropy without a neuron, in nats."""
+    if not row["removed"]:
+        return ""
+    return "unresolved" if BELOW_RESOLUTION in row["removed"] else f"{row['cross_entropy_without']:+.4f}"

@@ -1,0 +1,159 @@
+"""What `rank` shows: rankings side by side, and what probes make of their ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from probing.columns import Row
+from probing.terminal import plain_table
+
+# Neurons of a ranking that a screen shows.
+_SHOWN = 10
+
+
+def rankings_lines(rankings: Mapping[str, Sequence[Row]]) -> list[str]:
+    """Return for each layer and method the first neurons in one line, for --quiet."""
+    return [
+        f"layer {layer}, {method}: top neurons {', '.join(map(str, _first(rows, layer)[:5]))}"
+        for layer in _layers_of(rankings)
+        for method, rows in rankings.items()
+    ]
+
+
+def rankings_tables(rankings: Mapping[str, Sequence[Row]]) -> list[Any]:
+    """Return for each layer a table of the first neurons by each method."""
+    tables = []
+    for layer in _layers_of(rankings):
+        table = plain_table(f"Layer {layer}: first neurons by each ranking")
+        table.add_column("ranking")
+        for place in range(1, _SHOWN + 1):
+            table.add_column(str(place), justify="right")
+        for method, rows in rankings.items():
+            table.add_row(method, *map(str, _first(rows, layer)))
+        tables.append(table)
+    return tables
+
+
+def _layers_of(rankings: Mapping[str, Sequence[Row]]) -> list[int]:
+    return sorted({row["layer"] for rows in rankings.values() for row in rows})
+
+
+def _first(rows: Sequence[Row], layer: int) -> list[int]:
+    return [row["neuron"] for row in rows if row["layer"] == layer][:_SHOWN]
+
+
+def evaluation_tables(rows: Sequence[Row]) -> list[Any]:
+    """Return for each layer and probe a table of what it does with the neurons of each ranking."""
+    found = dict.fromkeys((row["layer"], row["probe"]) for row in rows)
+    return [
+        _evaluation_table([row for row in rows if (row["layer"], row["probe"]) == (layer, probe)])
+        for layer, probe in found
+    ]
+
+
+def _evaluation_table(rows: Sequence[Row]) -> Any:
+    sizes = sorted({row["k"] for row in rows})
+    probe = {"linear": "a linear probe", "gaussian": "a Gaussian probe"}[rows[0]["probe"]]
+    known = [row for row in rows if row["share_of_entropy"]]
+    of = f" of {known[0]['mutual_information'] / known[0]['share_of_entropy']:.2f}" if known else ""
+    table = plain_table(
+        f"Layer {rows[0]['layer']}: accuracy of {probe} of the top or bottom k, and of the top's bits{of}"
+    )
+    table.add_column("ranking", no_wrap=True)
+    for heading in ("top", "bottom", "bits"):
+        for i, k in enumerate(sizes):
+            table.add_column(str(k) if i else f"{heading} {k}", justify="right")
+    for ranking in dict.fromkeys(row["ranking"] for row in rows):
+        of_ranking = [row for row in rows if row["ranking"] == ranking]
+        ends = [[row for row in of_ranking if row["from"] in (end, "random")] for end in ("top", "bottom")]
+        # Of random neurons the best stands where others have their first, and the worst where they have their last.
+        top = [max(row["accuracy"] for row in ends[0] if row["k"] == k) for k in sizes]
+        bottom = [min(row["accuracy"] for row in ends[1] if row["k"] == k) for k in sizes]
+        bits = [max(row["mutual_information"] for row in ends[0] if row["k"] == k) for k in sizes]
+        n_draws = max(row.get("draw") or 0 for row in of_ranking)
+        name = f"{n_draws} draws, best | worst" if n_draws else ranking
+        table.add_row(name, *(f"{value:.3f}" for value in top + bottom), *(f"{value:.2f}" for value in bits))
+    return table
+
+
+def erasure_tables(rows: Sequence[Row]) -> list[Any]:
+    """Return for each layer a table of what its probe knows under each condition."""
+    return [_erasure_table([row for row in rows if row["layer"] == layer]) for layer in _layers_of({"": rows})]
+
+
+def _erasure_table(rows: Sequence[Row]) -> Any:
+    from probing.knowledge import CONDITIONS
+
+    majority = f"{rows[0]['majority_accuracy']:.3f}"
+    table = plain_table(f"Layer {rows[0]['layer']}: what a linear probe knows, trained anew (majority {majority})")
+    table.add_column("of the layer is left")
+    for heading in ("neurons", "removed", "accuracy", "95% range", "nats known", "share"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(
+            CONDITIONS[row["condition"]],
+            str(row["n_neurons"]),
+            str(row["n_removed"]),
+            f"{row['accuracy']:.3f}",
+            f"{row['accuracy_low']:.3f}-{row['accuracy_high']:.3f}",
+            f"{row['information']:.3f}",
+            f"{row['share']:.3f}",
+        )
+    return table
+
+
+def curves_tables(rows: Sequence[Row]) -> list[Any]:
+    """Return for each layer and ranking a table of accuracy over the number of neurons."""
+    return [_curves_table(of_ranking, beside) for of_ranking, beside in _curves(rows)]
+
+
+def curves_lines(rows: Sequence[Row]) -> list[str]:
+    """Return for each layer and ranking a sentence on how many neurons it takes."""
+    from probing.curves import smallest
+
+    lines = []
+    for of_ranking, random in _curves(rows):
+        reached = {row["k"]: row["accuracy"] for row in of_ranking if (row["kind"], row["from"]) == ("only", "top")}
+        d_model, fewest, sizes = max(reached), smallest(of_ranking), {row["k"] for row in random}
+        first, *others = [k for k in (10, 100) if k in sizes] or [min(sizes)]
+        within = f"the smallest number within 1 point is {fewest['k']}, chosen on validation tokens"
+        parts = [
+            f"{first} of {d_model} neurons reach {reached[first]:.3f}",
+            *(f"{k} reach {reached[k]:.3f}" for k in others),
+            f"all {reached[d_model]:.3f}",
+        ]
+        end = f"{within} ({fewest['accuracy']:.3f})" if fewest["k"] < d_model else "no fewer are within 1 point"
+        lines.append(f"Layer {fewest['layer']}, {fewest['ranking']}: {', '.join(parts)}; {end}.")
+    return lines
+
+
+def _curves(rows: Sequence[Row]) -> Iterator[tuple[list[Row], list[Row]]]:
+    """Yield for each layer and ranking its rows, and those of random neurons beside it."""
+    for layer, ranking in dict.fromkeys((row["layer"], row["ranking"]) for row in rows if row["ranking"] != "random"):
+        here = [row for row in rows if row["layer"] == layer]
+        yield tuple([row for row in here if row["ranking"] == name] for name in (ranking, "random"))  # type: ignore[misc]
+
+
+def _curves_table(rows: Sequence[Row], random: Sequence[Row]) -> Any:
+    from probing.curves import smallest
+
+    n_draws = max(row["draw"] for row in random)
+    table = plain_table(
+        f"Layer {rows[0]['layer']}, {rows[0]['ranking']}: accuracy by number of neurons, {n_draws} draws"
+    )
+    for heading in ("k", "only top", "random", "bottom", "without top", "random", "bottom"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    # Of the numbers tried by bisection, the one that was found.
+    tried = {row["k"] for row in rows}
+    for k in sorted({row["k"] for row in random} & tried | {smallest(rows)["k"], max(tried)}):
+        cells = []
+        for kind in ("only", "without"):
+            top, drawn, bottom = (
+                [row["accuracy"] for row in of if (row["kind"], row["k"], row["from"]) == (kind, k, end)]
+                for of, end in ((rows, "top"), (random, "random"), (rows, "bottom"))
+            )
+            cells += [f"{top[0]:.3f}" if top else "", f"{min(drawn):.3f}-{max(drawn):.3f}" if drawn else ""]
+            cells += [f"{bottom[0]:.3f}" if bottom else ""]
+        table.add_row(str(k), *cells)
+    return table
