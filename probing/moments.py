@@ -111,6 +111,12 @@ class Covariance:
         """Standard deviation of each neuron, shape (d_model,)."""
         return self.covariance.diagonal().clamp(min=0).sqrt()
 
+    @property
+    def dead(self) -> Tensor:
+        """Which neurons hardly vary, shape (d_model,), bool."""
+        sd = self.sd
+        return sd <= torch.maximum(DEAD * sd.median(), ROUNDING * self.mean.abs())
+
 
 class CovarianceAccumulator:
     """Takes batches of hidden states and returns their mean and covariance; everything is summed in float64.

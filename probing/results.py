@@ -16,7 +16,6 @@ import yaml
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.cache.tokens import disk_errors
 from probing.columns import ACCURACY_COLUMNS, NEURON_COLUMNS
 from probing.contributions import class_contributions
 from probing.examples import Sides
@@ -25,6 +24,7 @@ from probing.intervals import accuracy_interval
 from probing.mdl import CodeLength
 from probing.ranking import Evidence, neuron_table
 from probing.runs import write_csv
+from probing.tensor_files import tensor_file
 from probing.training import LayerFit
 
 _PACKAGES = (
@@ -182,8 +182,9 @@ def _write_tensors(folder: Path, measured: Measured, task: str, model: str) -> N
     weight = torch.stack([fit.weight for fit in measured.fits])
     pairs = zip(measured.fits, measured.evidence, strict=True)
     contribution = torch.stack([class_contributions(fit.weight, e.magnitudes).float() for fit, e in pairs])
-    with disk_errors():
-        save_file({"weight": weight}, folder / "probe.safetensors", metadata)
-        save_file({"contribution": contribution}, folder / "contributions.safetensors", metadata)
-        if measured.replicates is not None:
-            save_file({"weight": measured.replicates}, folder / "replicates.safetensors", metadata)
+    tensors = {"probe": {"weight": weight}, "contributions": {"contribution": contribution}}
+    if measured.replicates is not None:
+        tensors["replicates"] = {"weight": measured.replicates}
+    for name, content in tensors.items():
+        with tensor_file(folder / f"{name}.safetensors") as path:
+            save_file(content, path, metadata)

@@ -115,7 +115,7 @@ def test_without_training_part_the_built_in_corpus_is_fitted_on(
     assert found is not None
     assert {row["protocol"] for row in found.chosen} == {"published"}
     assert {row["fitted_on"] for row in found.chosen if row["transform"] != "none"} == {"builtin"}
-    assert "As published, too high" in repr(found)
+    assert "As published, which can be too high" in repr(found)
 
 
 def test_a_corpus_of_ones_own_can_be_fitted_on(data: Path, options: dict[str, Any], corpus_file: Path) -> None:

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probing.cache.plan import DTYPES, FORMAT, Plan, Shard, fingerprint
-from probing.cache.tokens import Tokens, disk_errors
+from probing.cache.tokens import Tokens
 from probing.errors import RunError, UserError
+from probing.tensor_files import tensor_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -185,7 +186,7 @@ class ActivationStore:
         path = self.path(layer, shard)
         path.parent.mkdir(exist_ok=True)
         with _put(path) as partial:
-            with disk_errors():
+            with tensor_file(partial):
                 save_file({"hidden_states": hidden_states}, partial)
             sha256 = _checksum(partial)
         self._append({"layer": layer, "shard": shard, "sha256": sha256, "plan": _plan_id(self.header)})

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from probing.tensor_files import tensor_file
 
 # Sentences tokenised at a time: bounds the memory of the tokenizer's own objects.
 CHUNK = 1024
@@ -84,7 +85,7 @@ class Tokens:
         from safetensors.numpy import save_file
 
         arrays: dict[str, NDArray[Any]] = {"lengths": self.lengths, "input_ids": self.input_ids, "words": self.words}
-        with disk_errors():
+        with tensor_file(path):
             save_file(arrays, path, metadata={"n_truncated": str(self.n_truncated)})
 
     @classmethod
@@ -107,17 +108,6 @@ def first_pieces(words: NDArray[np.integer], sentences: NDArray[np.integer]) -> 
     begins = np.ones(len(words), dtype=bool)
     begins[1:] = (words[1:] != words[:-1]) | (sentences[1:] != sentences[:-1])
     return begins & (words >= 0)
-
-
-@contextmanager
-def disk_errors() -> Iterator[None]:
-    """Turn what safetensors raises where a file cannot be written, which is no OSError, into one."""
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
 
 
 def tokenize(

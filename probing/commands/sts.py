@@ -230,9 +230,8 @@ def _report(found: SentenceSimilarity, where: str | None, quiet: bool) -> None:
     from probing import terminal
     from probing.downstream.tables import sts_lines, sts_tables
 
-    if quiet:
-        for line in sts_lines(found.chosen):
-            print(line)
-    else:
+    if not quiet:
         terminal.show(*sts_tables(found.layers, found.chosen))
+    for line in sts_lines(found.chosen):
+        print(line)
     print(f"Results: {found.folder}" + (f"; on Weights & Biases: {where}" if where else ""))

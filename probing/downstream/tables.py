@@ -79,7 +79,7 @@ def _chosen_sts(chosen: Sequence[Row], protocol: str) -> list[Any]:
     """Return what one protocol chose as a rich table, none where it chose nothing."""
     title = {
         "held_out": "Spearman x 100, the layer chosen on other pairs; in three aggregations",
-        "published": "As published, too high: the layer chosen on the set itself",
+        "published": "As published, which can be too high: the layer chosen on the set itself",
     }[protocol]
     is_own = any(TRANSDUCTIVE in row.get("fitted_on", "") for row in chosen)
     title += "; transforms fitted on the set's own sentences (transductive)" if is_own else ""
@@ -113,6 +113,8 @@ def sts_lines(chosen: Sequence[Row]) -> list[str]:
         if row["aggregation"] == "all" and (row["protocol"] == protocol or row["pooling"] == "static"):
             where = f" in layer {row['layer']}" if row["layer"] != "" else ""
             on = f", chosen on {row['chosen_on']}" if "chosen_on" in row else ""
+            if protocol == "published" and where:
+                on += " itself, which can be too high"
             line = (
                 f"{row['set']}, {row['pooling']}, {WORDS[row['transform']]}: Spearman {_times_100(row['spearman'])} "
                 f"({_times_100(row['low'])} to {_times_100(row['high'])}){where}{on}"

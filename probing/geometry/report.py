@@ -316,7 +316,10 @@ def _best(rows: Sequence[Row]) -> tuple[str, str]:
 def _explained_table(made: Tables) -> Any:
     """Partial R^2 of each source, R^2 alone in parentheses, and the joint one; other neurons as a mean."""
     table = _table(
-        "What outliers go with: share of what other sources leave (share alone)", "layer", "neuron", *SOURCES
+        f"What a layer's first {EXPLAINED} outliers go with: partial R squared (alone)",
+        "layer",
+        "neuron",
+        *SOURCES,
     )
     which = "include" if any(row["special_tokens"] == "include" for row in made.explained) else "exclude"
     here = [row for row in made.explained if row["special_tokens"] == which]

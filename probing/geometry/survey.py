@@ -134,7 +134,7 @@ def survey(
         distances = result.distances
         found.geometry += result.rows
         found.dimensions += _dimension_rows(here, plan.special_tokens, result)
-        found.explained += _explained(measured_on, layer, regressors, all_named, plan.seed)
+        found.explained += _explained(measured_on, layer, regressors, all_named, _dead(here), plan.seed)
     found.outliers += [
         row for which in ("exclude", "include") for row in _outlier_rows(_pooled(looks, which), ALL, which)
     ]
@@ -142,6 +142,10 @@ def survey(
     neurons = sorted({row["neuron"] for row in found.outliers})
     found.parameters = parameter_rows(parameters, neurons)
     return found
+
+
+def _dead(seen: Look) -> list[int]:
+    return seen.moments.dead.nonzero().flatten().tolist()
 
 
 def _clipped(plan: Plan, named: Mapping[SpecialTokens, Sequence[Outlier]], by_norm: Sequence[Outlier]) -> list[int]:
@@ -203,13 +207,17 @@ def _regressors(store: Activations, tokenizer: Any) -> Regressors:
 
 
 def _explained(
-    store: Activations, layer: int, regressors: Regressors, named: Sequence[int], seed: int
+    store: Activations, layer: int, regressors: Regressors, named: Sequence[int], dead: Sequence[int], seed: int
 ) -> list[dict[str, Any]]:
-    """Return what explains the outliers of a layer, and as many as ten other neurons beside them."""
+    """Return what explains the outliers of a layer, and as many as ten other neurons beside them.
+
+    Of dead neurons, which an outlier by its LayerNorms may be, nothing but rounding is left to explain.
+    """
+    named = [neuron for neuron in named if neuron not in dead]
     if not named:
         return []
-    d_model, special = store.plan.d_model, regressors.tokens.special
-    others = random_neurons(d_model, min(RANDOM, d_model - len(named)), named, np.random.default_rng([seed, layer, 1]))
+    d_model, special, out = store.plan.d_model, regressors.tokens.special, [*named, *dead]
+    others = random_neurons(d_model, min(RANDOM, d_model - len(out)), out, np.random.default_rng([seed, layer, 1]))
     neurons, columns = [*named, *others], regressors.columns
     without = {name: here for name, here in columns.items() if name != "special"}
     accumulators = {

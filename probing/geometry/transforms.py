@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probing.cache.tokens import disk_errors
-from probing.moments import DEAD, Covariance
+from probing.moments import Covariance
+from probing.tensor_files import tensor_file
 
 Kind = Literal["clip", "whiten", "standardise", "center", "all_but_the_top"]
 KINDS: tuple[Kind, ...] = ("clip", "whiten", "standardise", "center", "all_but_the_top")
@@ -131,8 +131,7 @@ def standardise(moments: Covariance) -> Transform:
 
     Neurons that hardly vary (sd at most a thousandth of the median) come out as 0: what would be left is rounding.
     """
-    sd = moments.sd
-    return _map("standardise", moments.mean, torch.where(sd <= DEAD * sd.median(), 0.0, 1 / sd))
+    return _map("standardise", moments.mean, torch.where(moments.dead, 0.0, 1 / moments.sd))
 
 
 def whiten(
@@ -257,7 +256,7 @@ def save(path: Path, transforms: Mapping[int, Transform]) -> None:
     }
     (kind,) = {transform.kind for transform in transforms.values()}
     ranks = {layer: transform.rank for layer, transform in transforms.items()}
-    with disk_errors():
+    with tensor_file(path):
         save_file(tensors, path, metadata={"kind": kind, "ranks": json.dumps(ranks)})
 
 
