@@ -35,8 +35,7 @@ class Moments:
     @property
     def dead(self) -> Tensor:
         """Which neurons hardly vary, shape (d_model,), bool."""
-        rms = self.second_moment.diagonal().clamp(min=0).sqrt()
-        return self.sd <= torch.maximum(DEAD * self.sd.median(), ROUNDING * rms)
+        return _hardly_vary(self.sd, self.second_moment.diagonal().clamp(min=0).sqrt())
 
     def inverse_scale(self, space: PenaltySpace) -> Tensor:
         """Return what takes neurons to the space where weights are penalised: 1 / scale, and 0 for dead neurons.
@@ -114,8 +113,7 @@ class Covariance:
     @property
     def dead(self) -> Tensor:
         """Which neurons hardly vary, shape (d_model,), bool."""
-        sd = self.sd
-        return sd <= torch.maximum(DEAD * sd.median(), ROUNDING * self.mean.abs())
+        return _hardly_vary(self.sd, self.mean.abs())
 
 
 class CovarianceAccumulator:
@@ -157,3 +155,8 @@ class CovarianceAccumulator:
         mean = self.sums / self.n_tokens
         covariance = self.products / self.n_tokens - torch.outer(mean, mean)
         return Covariance(self.n_tokens, self.origin + mean, covariance)
+
+
+def _hardly_vary(sd: Tensor, size: Tensor) -> Tensor:
+    """Return which neurons vary no more than rounding does, or next to nothing beside the others; shape (d_model,)."""
+    return sd <= torch.maximum(DEAD * sd.median(), ROUNDING * size)

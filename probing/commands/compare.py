@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from probing.commands.shared import (
-    cache_folder,
     number_problems,
+    places,
     plain,
-    runs_folder,
+    say_where,
     tracking,
 )
 from probing.errors import RunError, UserError, out_of_range, refuse
 from probing.options import WandbOptions, as_options
-from probing.runs import Run, RunFolder, check_name, load_run, write_csv
+from probing.runs import Run, RunFolder, load_run, write_csv
 from probing.wandb_mode import resolve_mode
 
 
@@ -84,9 +84,7 @@ def compare(
     say = terminal.silence if quiet else terminal.say
     refuse(number_problems(seed, None, None) + out_of_range("top", top, 1))
     resolve_mode(wandb.mode)
-    cached, place = cache_folder(cache, runs), runs_folder(runs)
-    if name is not None:
-        check_name(place, name)
+    cached, place = places(cache, runs, name)
     if len(folders or ()) + len(models or ()) < 2:
         raise UserError("`compare` takes two or more finished runs, such as runs/A runs/B, or `--models`.")
     if wrong := set(trainer or {}) - {"accelerator"}:
@@ -133,7 +131,7 @@ def compare(
         subject = "1 neuron is, with the one it goes with," if n == 1 else f"{n} neurons are, with those they go with,"
         print(f"{subject} among the first {top} of every run at {'its' if n == 1 else 'their'} depth.")
     where = tracker.where(comparison.folder) if tracker else None
-    print(f"Results: {comparison.folder}" + (f"; on Weights & Biases: {where}" if where else ""))
+    say_where(comparison.folder, where)
     return comparison
 
 

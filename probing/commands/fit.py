@@ -10,20 +10,20 @@ from probing.columns import controls_of
 from probing.commands.shared import (
     Dtype,
     Layers,
-    cache_folder,
     extract_all,
     number_problems,
+    places,
     plain,
     read_corpora,
-    runs_folder,
     say_what_was_left_out,
+    say_where,
     tracking,
 )
 from probing.control_names import chosen_controls
 from probing.errors import out_of_range, refuse
 from probing.models import layer_numbers
 from probing.options import ProbeOptions, WandbOptions, as_options
-from probing.runs import Run, RunFolder, check_name, load_run
+from probing.runs import Run, RunFolder, load_run
 from probing.tasks import load_task
 from probing.wandb_mode import resolve_mode
 
@@ -97,9 +97,7 @@ def fit(
     refuse(probe.problems() + number_problems(seed, max_length, batch_tokens) + _replicate_problems(replicates))
     resolve_mode(wandb.mode)
     layer_numbers(layer)
-    cached, place = cache_folder(cache, runs), runs_folder(runs)
-    if name is not None:
-        check_name(place, name)
+    cached, place = places(cache, runs, name)
     token_task = load_task(task, task_args or {})
     wanted = chosen_controls(controls, token_task.ordinal)
     corpora, splits = read_corpora(corpus, test_corpus, seed, say)
@@ -221,4 +219,4 @@ def _report(run: Run, where: str | None, quiet: bool) -> None:
                 )
     for line in transform_lines(run):
         print(line)
-    print(f"Results: {run.folder}" + (f"; on Weights & Biases: {where}" if where else ""))
+    say_where(run.folder, where)

@@ -13,18 +13,18 @@ from probing.choices import chosen
 from probing.commands.shared import (
     Dtype,
     Layers,
-    cache_folder,
     extract_all,
     number_problems,
+    places,
     plain,
-    runs_folder,
     say_what_was_left_out,
+    say_where,
     tracking,
 )
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import ModelSource, layer_numbers
 from probing.options import WandbOptions, as_options
-from probing.runs import RunFolder, check_name
+from probing.runs import RunFolder
 from probing.wandb_mode import resolve_mode
 
 Definition = Literal["argmin_share", "argmax_share", "mean_profile", "layer_norm", "variance"]
@@ -150,9 +150,7 @@ def geometry(
     )
     resolve_mode(wandb.mode)
     layer_numbers(layer)
-    cached, place = cache_folder(cache, runs), runs_folder(runs)
-    if name is not None:
-        check_name(place, name)
+    cached, place = places(cache, runs, name)
     if fit_corpus == corpus == "-":
         raise UserError("`--fit_corpus -`: standard input is read once; give one of the two as a file.")
     with terminal.quiet_libraries():
@@ -266,4 +264,4 @@ def _report(made: Geometry, clipped: Mapping[int, Sequence[int]], where: str | N
         terminal.show(*made.tables())
     for line in [*conclusions(made, clipped), *inside_conclusions(made.smoothing, made.interventions)]:
         print(line)
-    print(f"Results: {made.folder}" + (f"; on Weights & Biases: {where}" if where else ""))
+    say_where(made.folder, where)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from probing.commands.shared import Layers, cache_folder, number_problems, plain, writable_folder
+from probing.commands.shared import Layers, cache_folder, number_problems, plain, say_where, writable_folder
 from probing.errors import UserError, did_you_mean, out_of_range, refuse
 from probing.models import layer_numbers
 from probing.options import WandbOptions, as_options
@@ -182,7 +182,7 @@ def rank(
         terminal.show(*made.tables())
     for line in curves_lines(curve_rows):
         print(line)
-    print(f"Results: {place}" + (f"; on Weights & Biases: {where}" if where else ""))
+    say_where(place, where)
     return made
 
 

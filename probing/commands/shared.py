@@ -17,7 +17,7 @@ from probing.errors import UserError, as_clause, out_of_range
 from probing.interrupts import interrupt_behind
 from probing.models import ModelSource
 from probing.options import WandbOptions
-from probing.runs import RunFolder
+from probing.runs import RunFolder, check_name
 from probing.tracking import Tracker
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -57,6 +57,28 @@ def runs_folder(runs: str) -> Path:
         UserError: If a file is in the way or it cannot be written.
     """
     return writable_folder(runs, f"--runs {runs}", "name a folder of yours")
+
+
+def places(cache: str | None, runs: str, name: str | None) -> tuple[Path, Path]:
+    """Return the folders of the cache and of runs, where a run of that name can be made.
+
+    Raises:
+        UserError: If one is no folder, runs cannot be written, or the name is taken or no plain one.
+    """
+    cached, place = cache_folder(cache, runs), runs_folder(runs)
+    if name is not None:
+        check_name(place, name)
+    return cached, place
+
+
+def say_where(folder: Path, where: str | None) -> None:
+    """Print where results are, as every command that makes some ends.
+
+    Args:
+        folder: On disk.
+        where: On Weights & Biases, if they are there.
+    """
+    print(f"Results: {folder}" + (f"; on Weights & Biases: {where}" if where else ""))
 
 
 def writable_folder(path: str | Path, typed: str, way_out: str) -> Path:

@@ -11,19 +11,19 @@ from typing import Any
 from probing.commands.shared import (
     Dtype,
     Layers,
-    cache_folder,
     extract_all,
     number_problems,
+    places,
     plain,
-    runs_folder,
     say_what_was_left_out,
+    say_where,
     tracking,
 )
 from probing.downstream.space_names import Definition
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import layer_numbers
 from probing.options import WandbOptions, as_options
-from probing.runs import RunFolder, check_name
+from probing.runs import RunFolder
 from probing.wandb_mode import resolve_mode
 
 
@@ -119,9 +119,7 @@ def sts(
     layer_numbers(layer)
     poolings = named("--pooling", pooling, POOLINGS)
     spaces: list[Space] = ["none", *named("--transforms", transforms, SPACES[1:], "none")]
-    cached, place = cache_folder(cache, runs), runs_folder(runs)
-    if name is not None:
-        check_name(place, name)
+    cached, place = places(cache, runs, name)
     if not folders:
         raise UserError(f"`sts` takes {READABLE}.")
     sets = read_sts(folders)
@@ -234,4 +232,4 @@ def _report(found: SentenceSimilarity, where: str | None, quiet: bool) -> None:
         terminal.show(*sts_tables(found.layers, found.chosen))
     for line in sts_lines(found.chosen):
         print(line)
-    print(f"Results: {found.folder}" + (f"; on Weights & Biases: {where}" if where else ""))
+    say_where(found.folder, where)

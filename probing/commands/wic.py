@@ -11,19 +11,19 @@ from typing import Any, Literal
 from probing.commands.shared import (
     Dtype,
     Layers,
-    cache_folder,
     extract_all,
     number_problems,
+    places,
     plain,
-    runs_folder,
     say_what_was_left_out,
+    say_where,
     tracking,
 )
 from probing.downstream.space_names import Definition
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import layer_numbers
 from probing.options import WandbOptions, as_options
-from probing.runs import RunFolder, check_name
+from probing.runs import RunFolder
 from probing.wandb_mode import resolve_mode
 
 
@@ -109,9 +109,7 @@ def wic(
     resolve_mode(wandb.mode)
     layer_numbers(layer)
     spaces: list[Space] = ["none", *named("--transforms", transforms, SPACES[1:], "none")]
-    cached, place = cache_folder(cache, runs), runs_folder(runs)
-    if name is not None:
-        check_name(place, name)
+    cached, place = places(cache, runs, name)
     if not folder:
         raise UserError(f"`wic` takes {READABLE}.")
     data = read_wic(folder, ["train", part])
@@ -194,4 +192,4 @@ def _report(found: WordsInContext, where: str | None, quiet: bool) -> None:
         terminal.show(*wic_tables(found.layers, found.chosen))
     for line in wic_lines(found.chosen):
         print(line)
-    print(f"Results: {found.folder}" + (f"; on Weights & Biases: {where}" if where else ""))
+    say_where(found.folder, where)
