@@ -20,8 +20,11 @@ from probing.commands.geometry import Geometry, geometry
 from probing.corpus import load_corpus
 from probing.errors import UserError
 from probing.geometry import outliers, transforms
+from probing.geometry.explained import Regressors
 from probing.geometry.report import transform_lines
+from probing.geometry.survey import _explained
 from probing.runs import load_run, read_csv
+from synthetic import make_store, make_tokens
 from wandb_reader import read_offline_runs
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
@@ -159,6 +162,22 @@ def test_a_layer_is_the_same_whatever_other_layers_are_measured(made: Geometry) 
         rows = [row for row in getattr(made, name) if row["layer"] == 3]
         assert [row for row in getattr(again, name) if row["layer"] == 3] == rows != []
     assert "Outlier dimensions by five definitions" in repr(again)
+
+
+def test_of_a_dead_outlier_nothing_is_left_to_explain(tmp_path: Path) -> None:
+    # A neuron is an outlier by its LayerNorms in all layers, also where its gain is 0.
+    tokens = make_tokens([6, 9, 7, 8] * 10)
+    states = np.random.default_rng(0).normal(size=(tokens.n_tokens, 20))
+    store = make_store(tmp_path, [states], tokens)
+    regressors = Regressors(store.tokens, np.zeros(tokens.n_tokens, dtype=bool))
+
+    def explained(dead: list[int]) -> set[int]:
+        return {row["neuron"] for row in _explained(store, 0, regressors, [3, 11], dead, seed=0)}
+
+    assert {3, 11} <= explained([])
+    assert explained([11, *range(13, 20)]) - {3} <= {*range(11), 12}
+    assert 3 in explained([11])
+    assert explained([3, 11]) == set()
 
 
 def test_layers_transforms_and_tokens_can_be_chosen(bent: Path, corpus_file: Path, place: Path, made: Geometry) -> None:

@@ -12,11 +12,12 @@ from torch.nn.functional import layer_norm
 from torch.testing import assert_close
 
 from probing.agreement import agreement
+from probing.comparison import Ranked, compare_pair
 from probing.contributions import neuron_contributions
 from probing.cross_moments import CrossMomentsAccumulator
 from probing.examples import label
 from probing.matching import holds, judge, match
-from probing.random_bases import random_bases, strangers
+from probing.random_bases import Strangers, random_bases, strangers
 from synthetic import CORPUS, make_splits, make_store, make_tokens
 
 D = 40
@@ -93,3 +94,22 @@ def test_models_that_share_their_words_alone_agree_no_more_than_strangers() -> N
     assert small[0] > 0.12 > 0.08 > small[1]
     small = [float(np.mean(np.array(p) < 0.05)) for p in (quality_by_dealing, quality_by_strangers)]
     assert small[0] > 0.9 > 0.08 > small[1]
+
+
+def test_what_strangers_reach_is_chance_to_a_pair_of_runs() -> None:
+    generator = np.random.default_rng(0)
+    states, scores = generator.normal(size=(400, D)), generator.exponential(size=(1, D))
+    halves = CrossMomentsAccumulator((1, 1), (D, D)), CrossMomentsAccumulator((1, 1), (D, D))
+    for parity, half in enumerate(halves):
+        half.update([torch.from_numpy(states[parity::2])], [torch.from_numpy(states[parity::2])])
+    moments = halves[0].result(), halves[1].result()
+    one, other = (Ranked(name, [0], scores, np.stack([scores, scores], 1)) for name in "ab")
+    # Strangers that are the second run itself: agreement then is no more than chance.
+    same = Strangers(torch.eye(D)[None].repeat(2, 1, 1), np.stack([scores, scores]))
+    for known, chance, small in ((None, 0.0, True), (same, 1.0, False)):
+        rows = compare_pair(one, other, moments, "correlation", "one_to_one", 5, 0, known).rows
+        found = {row["statistic"]: row for row in rows}
+        for name in ("spearman", "correlation"):
+            assert found[name]["value"] == pytest.approx(1)
+            assert found[name]["chance"] == pytest.approx(chance, abs=0.03)
+            assert (found[name]["p_value"] < 0.01) is small
