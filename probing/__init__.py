@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from probing.commands.report import report as report
     from probing.commands.sts import SentenceSimilarity as SentenceSimilarity
     from probing.commands.sts import sts as sts
+    from probing.commands.sweep import FinishedSweep as FinishedSweep
+    from probing.commands.sweep import sweep as sweep
     from probing.commands.wic import WordsInContext as WordsInContext
     from probing.commands.wic import wic as wic
     from probing.options import ProbeOptions as ProbeOptions
@@ -32,6 +34,8 @@ _HOMES = {
     "report": "probing.commands.report",
     "SentenceSimilarity": "probing.commands.sts",
     "sts": "probing.commands.sts",
+    "FinishedSweep": "probing.commands.sweep",
+    "sweep": "probing.commands.sweep",
     "WordsInContext": "probing.commands.wic",
     "wic": "probing.commands.wic",
     "ProbeOptions": "probing.options",
@@ -40,8 +44,8 @@ _HOMES = {
     "load_run": "probing.runs",
 }
 __all__ = [
-    "Comparison", "ProbeOptions", "Rankings", "Run", "SentenceSimilarity", "WandbOptions", "WordsInContext",
-    "__version__", "compare", "fit", "load_run", "rank", "report", "sts", "wic",
+    "Comparison", "FinishedSweep", "ProbeOptions", "Rankings", "Run", "SentenceSimilarity", "WandbOptions", "WordsInContext",
+    "__version__", "compare", "fit", "load_run", "rank", "report", "sts", "sweep", "wic",
 ]  # fmt: skip
 
 

@@ -10,6 +10,7 @@ COMMANDS = {
     "extract": "probing.commands.extract:extract",
     "rank": "probing.commands.rank:rank",
     "compare": "probing.commands.compare:compare",
+    "sweep": "probing.commands.sweep:sweep",
     "geometry": "probing.commands.geometry:geometry",
     "wic": "probing.commands.wic:wic",
     "sts": "probing.commands.sts:sts",

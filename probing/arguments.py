@@ -15,8 +15,8 @@ from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, get_loader
 
 from probing.errors import UserError, as_clause, did_you_mean, refuse
 
-# The option that words without hyphens belong to, where a command has it: one for many words, one for a single word.
-WORDS, WORD = "folders", "folder"
+# The option that words without hyphens belong to, where a command has it: one for many words, two for a single word.
+WORDS, WORD = "folders", ("folder", "file")
 # Values in a configuration file; one that refers to itself has no end of them.
 MAX_VALUES = 10_000
 
@@ -54,10 +54,11 @@ def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[
             given.take_file(value or "")
     words = [option for option, _ in typed if not option.startswith("-")]
     known = option_types(function)
-    if len(words) > 1 and WORD in known:
-        raise UserError(f"`{name}` takes one folder, and {len(words)} are given: {', '.join(words)}.")
-    if words and (WORDS in known or WORD in known):
-        given.take_mapping({WORDS: words} if WORDS in known else {WORD: words[0]}, COMMAND_LINE)
+    one = next((option for option in WORD if option in known), None)
+    if len(words) > 1 and one:
+        raise UserError(f"`{name}` takes one {one}, and {len(words)} are given: {', '.join(words)}.")
+    if words and (WORDS in known or one):
+        given.take_mapping({one: words[0]} if one else {WORDS: words}, COMMAND_LINE)
         typed = [(option, value) for option, value in typed if option not in words]
     for option, value in typed:
         if option != "--config":
@@ -76,6 +77,12 @@ def checked(function: Callable[..., Any], options: Mapping[str, Any], owner: str
     given = Given(parser, function, owner)
     given.take_mapping(options, place)
     return given.keywords()
+
+
+def as_mapping(words: Sequence[str]) -> dict[str, Any]:
+    """Return options as a shell would give them, such as `--layer` and `6`, as a mapping; a bare one is true."""
+    pairs = ((with_underscores(option).removeprefix("--"), value) for option, value in _typed(words))
+    return {name: True if value is None else _as_yaml(value) for name, value in pairs}
 
 
 @dataclass(frozen=True)
@@ -234,8 +241,12 @@ def expected(hint: Any) -> str:
     return words.get(kind, "another value")
 
 
-def read_yaml(path: str) -> Mapping[Any, Any]:
+def read_yaml(path: str, typed: str = "--config") -> Mapping[Any, Any]:
     """Read a YAML file of options with safe types alone.
+
+    Args:
+        path: Of the file.
+        typed: What the user typed before the path, for messages.
 
     Raises:
         UserError: If it cannot be read, is no YAML, or is no mapping.
@@ -243,25 +254,25 @@ def read_yaml(path: str) -> Mapping[Any, Any]:
     import yaml
 
     if not path or "\0" in path:
-        raise UserError("`--config`: expected the path of a YAML file")
+        raise UserError(f"`{typed}`: expected the path of a YAML file")
     try:
         text = Path(path).read_text(encoding="utf-8")
         options, root = get_loader("yaml")(text), yaml.compose(text, Loader=yaml.SafeLoader)
     except OSError as error:
-        raise UserError(f"`--config {path}` cannot be read ({as_clause(error)})") from None
+        raise UserError(f"`{typed} {path}` cannot be read ({as_clause(error)})") from None
     except UnicodeDecodeError:
-        raise UserError(f"`--config {path}` is no YAML (it is not UTF-8)") from None
+        raise UserError(f"`{typed} {path}` is no YAML (it is not UTF-8)") from None
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise UserError(f"`--config {path}` is no YAML that is read here ({line}{error.problem or error})") from None
+        raise UserError(f"`{typed} {path}` is no YAML that is read here ({line}{error.problem or error})") from None
     except Exception as error:  # of PyYAML's own tags, such as !!timestamp, each raises what it stumbles over
-        raise UserError(f"`--config {path}` is no YAML that is read here ({as_clause(error)})") from None
+        raise UserError(f"`{typed} {path}` is no YAML that is read here ({as_clause(error)})") from None
     if not isinstance(options, Mapping):
-        raise UserError(f"`--config {path}` holds no options: expected lines such as `layer: 6`")
+        raise UserError(f"`{typed} {path}` holds no options: expected lines such as `layer: 6`")
     if sum(1 for _ in _values(options)) > MAX_VALUES:
-        raise UserError(f"`--config {path}` holds more than {MAX_VALUES} values, or refers to itself")
+        raise UserError(f"`{typed} {path}` holds more than {MAX_VALUES} values, or refers to itself")
     if twice := _repeated(root):
-        raise UserError(f"`--config {path}` has more than one `{twice[0]}`")
+        raise UserError(f"`{typed} {path}` has more than one `{twice[0]}`")
     return options
 
 

@@ -110,7 +110,7 @@ class Written:
     files: list[Path]
 
 
-def write(folder: Path, config: Mapping[str, Any], measured: Measured, model_name: str) -> Written:
+def write(folder: Path, config: Mapping[str, Any], measured: Measured, model_name: str, draws: bool = True) -> Written:
     """Write tables, tensors, figures and the configuration; `write_summary` adds the rest.
 
     Args:
@@ -118,13 +118,14 @@ def write(folder: Path, config: Mapping[str, Any], measured: Measured, model_nam
         config: The resolved configuration as plain values.
         measured: What the run found out.
         model_name: The model's short name, for titles.
+        draws: Whether figures are wanted.
     """
     accuracy, neurons = measured.accuracy(config["seed"]), measured.neurons()
     write_csv(folder / "accuracy.csv", accuracy, ACCURACY_COLUMNS)
     write_csv(folder / "neurons.csv", neurons, NEURON_COLUMNS)
     (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False))
     _write_tensors(folder, measured, config["task"], config["model"])
-    figures = write_figures(folder / "figures", accuracy, neurons, config["task"], model_name)
+    figures = write_figures(folder / "figures", accuracy, neurons, config["task"], model_name) if draws else []
     names = ["config.yaml", "accuracy.csv", "neurons.csv", "probe.safetensors", "contributions.safetensors"]
     names += ["replicates.safetensors"] * (measured.replicates is not None)
     return Written(accuracy, neurons, figures, [folder / name for name in names])

@@ -94,16 +94,18 @@ class RunFolder:
         runs: The folder of runs.
         name: Explicit name, refused where it exists or would leave the folder of runs.
         default: Start of the name where none is given; the time is added.
+        figures: Whether it gets a folder for figures.
 
     Raises:
         UserError: If the name cannot be used or the folder cannot be made.
     """
 
-    def __init__(self, runs: Path, name: str | None, default: str) -> None:
+    def __init__(self, runs: Path, name: str | None, default: str, figures: bool = True) -> None:
         try:
             runs.mkdir(parents=True, exist_ok=True)
             self.final = self._claim(check_name(runs, name)) if name is not None else self._claim_free(runs, default)
-            (self.path / "figures").mkdir()
+            if figures:
+                (self.path / "figures").mkdir()
         except OSError as error:
             raise UserError(f"`--runs {runs}` cannot be written ({error.strerror}); name a folder of yours.") from None
 
@@ -157,17 +159,26 @@ def check_name(runs: Path, name: str) -> Path:
     Raises:
         UserError: If the name is taken, by a run under way too, or is not a plain one inside the folder of runs.
     """
-    if not re.fullmatch(r"[\w][\w.+=@-]{0,199}", name) or name.endswith(PARTIAL):
-        raise UserError(
-            f"`--name {name}` is not a plain name inside {runs}: use letters, digits and - _ . + = @, "
-            f"beginning with a letter or digit and not ending in {PARTIAL}."
-        )
-    final = runs / name
+    final = check_plain(runs, name)
     if os.path.lexists(final):  # a link that leads nowhere, too, is in the way
         raise UserError(f"`--name {name}`: {final} exists and runs are never changed; choose another name.")
     if os.path.lexists(final.with_name(name + PARTIAL)):
         raise _is_partial(final)
     return final
+
+
+def check_plain(runs: Path, name: str) -> Path:
+    """Return the folder of that name among the runs.
+
+    Raises:
+        UserError: If the name is not a plain one inside the folder of runs.
+    """
+    if not re.fullmatch(r"[\w][\w.+=@-]{0,199}", name) or name.endswith(PARTIAL):
+        raise UserError(
+            f"`--name {name}` is not a plain name inside {runs}: use letters, digits and - _ . + = @, "
+            f"beginning with a letter or digit and not ending in {PARTIAL}."
+        )
+    return runs / name
 
 
 def _is_partial(final: Path) -> UserError:

@@ -264,11 +264,40 @@ def train_variants(
         The probe of each problem.
     """
     started = [p if p.start is not None else replace(p, start=fits[p.layer].weight) for p in problems]
-    moments, data = [fit.moments for fit in fits], ProbeData(sides, layers)
-    probe = FullPassProbe(started, **_stack(sides, moments, training), **_full_pass(sides, training))
     # Passes that the user allowed were meant for the probe itself.
-    options = {k: v for k, v in trainer_options.items() if k in _FOR_MEASURING} | {"max_epochs": MAX_PASSES}
-    trainer = build_trainer(options, None, callbacks, None)
+    options = {k: v for k, v in trainer_options.items() if k in _FOR_MEASURING}
+    moments = [fit.moments for fit in fits]
+    return train_problems(sides, layers, moments, started, training, options, callbacks, test)
+
+
+def train_problems(
+    sides: Sides,
+    layers: Sequence[int],
+    moments: Sequence[Moments],
+    problems: Sequence[Problem],
+    training: Training,
+    trainer_options: Mapping[str, Any],
+    callbacks: Sequence[pl.Callback] = (),
+    test: bool = False,
+) -> list[LayerFit]:
+    """Train any problems in one stack, by full passes.
+
+    Args:
+        sides: Examples and their classes.
+        layers: Layer numbers.
+        moments: Of the training tokens, for each layer.
+        problems: Each with its layer, penalty and start.
+        training: How to train; always to a bound on the distance to the optimum.
+        trainer_options: Arguments of Lightning's Trainer.
+        callbacks: Lightning callbacks.
+        test: Whether they are tested too; otherwise their metrics are empty.
+
+    Returns:
+        The probe of each problem.
+    """
+    data = ProbeData(sides, layers)
+    probe = FullPassProbe(problems, **_stack(sides, moments, training), **_full_pass(sides, training))
+    trainer = build_trainer({"max_epochs": MAX_PASSES, **trainer_options}, None, callbacks, None)
     with interrupts_pass():
         trainer.fit(probe, datamodule=data)
         if test:

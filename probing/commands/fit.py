@@ -94,7 +94,7 @@ def fit(
     say = terminal.silence if quiet else terminal.say
     progress = terminal.show_progress(quiet)
     # Everything that can be refused is refused before any work, what is quick to check first.
-    refuse(probe.problems() + number_problems(seed, max_length, batch_tokens) + _replicate_problems(replicates))
+    refuse(option_problems(probe, seed, max_length, batch_tokens, replicates))
     resolve_mode(wandb.mode)
     layer_numbers(layer)
     cached, place = places(cache, runs, name)
@@ -185,11 +185,14 @@ def fit(
     return run
 
 
-def _replicate_problems(replicates: int) -> list[str]:
-    """Return what is wrong with a number of bootstraps: one alone has no range."""
+def option_problems(
+    probe: ProbeOptions, seed: int, max_length: int | None, batch_tokens: int | None, replicates: int
+) -> list[str]:
+    """Return what is wrong with numbers whatever the model and the corpus; one bootstrap alone has no range."""
+    problems = probe.problems() + number_problems(seed, max_length, batch_tokens)
     if replicates == 1:
-        return ["`--replicates 1` has no range to show: expected 0 or at least 2"]
-    return out_of_range("replicates", replicates, 0)
+        return [*problems, "`--replicates 1` has no range to show: expected 0 or at least 2"]
+    return problems + out_of_range("replicates", replicates, 0)
 
 
 def _report(run: Run, where: str | None, quiet: bool) -> None:

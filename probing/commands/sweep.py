@@ -1,0 +1,308 @@
+"""`sweep`: the trials of a W&B sweep file, without a server."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import json
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from probing.arguments import read_yaml
+from probing.commands.shared import places, say_where
+from probing.commands.trial_options import TrialOptions
+from probing.errors import UserError, as_clause, out_of_range, refuse
+from probing.interrupts import interrupt_behind
+from probing.options import WandbOptions, as_options
+from probing.runs import load_run, write_csv
+from probing.sweeps.definition import Sweep, parse_sweep
+from probing.sweeps.folder import SweepFolder
+from probing.sweeps.trials import Trial, alike, is_stacked, stacks, trial_name
+from probing.wandb_mode import resolve_mode
+
+
+@dataclass(frozen=True)
+class FinishedSweep:
+    """A finished sweep.
+
+    Args:
+        folder: Where it is.
+        rows: A dict for each trial and layer, as in `sweep.csv`.
+        best: Name of the best trial.
+    """
+
+    folder: Path
+    rows: list[dict[str, Any]]
+    best: str
+
+
+def sweep(
+    file: str | None = None,
+    trials: int | None = None,
+    seed: int = 0,
+    fit: dict[str, Any] | None = None,
+    runs: str = "runs",
+    name: str | None = None,
+    cache: str | None = None,
+    quiet: bool = False,
+    wandb: WandbOptions = WandbOptions(),
+) -> FinishedSweep:
+    """Run the trials of a W&B sweep file here, those that differ in layer, seed or penalty together.
+
+    Args:
+        file: The sweep file, of trials of fit; `--file` itself may be left out.
+        trials: Most trials; all of a grid by default, run_cap of the file otherwise.
+        seed: Of random and Bayesian search; that of the split is an option of the trials.
+        fit: Options of fit for all trials, whatever the file says, such as --fit.corpus text.txt.
+        runs: Folder of runs, where the sweep goes too.
+        name: Name of the sweep, the file's by default; one that stopped half way goes on under its name.
+        cache: Folder of cached activations; $PROBING_CACHE or RUNS/cache by default.
+        quiet: Result lines only, no tables and no progress.
+        wandb: Where and how to track the trials, as one group, in Weights & Biases.
+
+    Returns:
+        The finished sweep.
+    """
+    wandb = as_options(WandbOptions, wandb, "wandb")
+    from probing import terminal
+
+    if file is None:
+        raise UserError("`sweep` takes a sweep file, such as conf/sweeps/layers.yaml.")
+    content = read_yaml(file, "sweep")
+    definition = parse_sweep(content, file)
+    refuse(out_of_range("trials", trials, 1) + out_of_range("seed", seed, 0))
+    options = TrialOptions(definition, file, fit or {})
+    runs, cache, quiet, wandb = _own_defaults(options.own, definition, runs, cache, quiet, wandb)
+    name = name or Path(file).stem
+    resolve_mode(wandb.mode)
+    cached, place = places(cache, runs, None)
+    n_trials = _number_of_trials(definition, trials, file)
+    settings = {"sweep": content, "trials": n_trials, "seed": seed, "fit": fit or {}}
+    folder = SweepFolder(place, name, settings)
+    say = terminal.silence if quiet else terminal.say
+    with terminal.quiet_libraries(), folder.claimed() as whole:
+        start = time.perf_counter()
+        runner = _Runner(definition, options, folder, whole, n_trials, seed, cached, wandb, say, quiet)
+        try:
+            made = runner.run()
+            rows, best, lines = _conclude(folder.path, definition, options, made, wandb, name, say, start)
+        except BaseException as error:
+            left = f"{shlex.join(['python', '-m', 'probing', 'sweep', file])} goes on where it stopped"
+            if interrupt := interrupt_behind(error):
+                raise type(interrupt)(f"the unfinished sweep is {folder.path}, and {left}") from None
+            if isinstance(error, OSError):
+                raise UserError(
+                    f"`--runs {runs}` cannot be written ({as_clause(error)}); make room: {left}."
+                ) from error
+            raise
+    finished = FinishedSweep(folder.finish(), rows, best)
+    if not quiet:
+        from probing.tables.sweeps import best_table
+
+        terminal.show(best_table(rows, options.varied, definition.metric, definition.goal))
+    for line in lines:
+        print(line)
+    say_where(finished.folder, None)
+    return finished
+
+
+def _own_defaults(
+    own: Mapping[str, Any], definition: Sweep, runs: str, cache: str | None, quiet: bool, wandb: WandbOptions
+) -> tuple[str, str | None, bool, WandbOptions]:
+    """Return the sweep's own options: what the file says for all trials, where the command line says nothing."""
+    usual = WandbOptions()
+    said: dict[str, Any] = {"project": definition.project, "entity": definition.entity}
+    said |= {name.removeprefix("wandb."): value for name, value in own.items() if name.startswith("wandb.")}
+    told = {name: value for name, value in said.items() if value and getattr(wandb, name) == getattr(usual, name)}
+    return (
+        own.get("runs", runs) if runs == "runs" else runs, cache or own.get("cache"), quiet or own.get("quiet", False),
+        replace(wandb, **told),
+    )  # fmt: skip
+
+
+def _number_of_trials(definition: Sweep, trials: int | None, file: str) -> int:
+    """Return how many trials there will be.
+
+    Raises:
+        UserError: If there is no end to them, or the search cannot be done here.
+    """
+    from probing.sweeps.bayes import check_installed
+    from probing.sweeps.search import n_points
+    from probing.sweeps.table import check_metric
+
+    refuse([problem] if (problem := check_metric(definition.metric)) else [])
+    cap = min((n for n in (trials, definition.run_cap) if n), default=None)
+    if definition.method == "grid":
+        return min(n_points(definition), cap or n_points(definition))
+    if cap is None:
+        raise UserError(f"`method: {definition.method}` in {file} never ends; give `run_cap` there, or --trials.")
+    if definition.method == "bayes":
+        check_installed()
+    return cap
+
+
+class _Runner:
+    """Runs the trials that are not whole yet.
+
+    Args:
+        definition: What is searched.
+        options: Turns points into the options of trials.
+        folder: Of the sweep.
+        whole: Names of the trials that are whole.
+        n_trials: Of the sweep.
+        seed: Of random and Bayesian search.
+        cache: The cache folder.
+        wandb: Where and how trials are tracked.
+        say: Takes one-line messages.
+        quiet: Whether there is no progress.
+    """
+
+    def __init__(
+        self, definition: Sweep, options: TrialOptions, folder: SweepFolder, whole: Sequence[str], n_trials: int,
+        seed: int, cache: Path, wandb: WandbOptions, say: Any, quiet: bool,
+    ) -> None:  # fmt: skip
+        self.definition, self.options, self.folder, self.whole = definition, options, folder, set(whole)
+        self.n_trials, self.seed, self.cache, self.say, self.quiet = n_trials, seed, cache, say, quiet
+        self.wandb = replace(wandb, group=wandb.group or folder.final.name)
+
+    def run(self) -> list[Trial]:
+        """Return all trials, which are whole."""
+        if self.whole:
+            self.say(f"{len(self.whole)} of {self.n_trials} trials are whole already")
+        if self.definition.stops_early:
+            self.say("early_terminate is for the agents of W&B: here every trial runs to its end")
+        if self.definition.method == "bayes":
+            return self._search()
+        trials = [self._trial(number, point) for number, point in enumerate(self._points())]
+        self._check(trials)
+        for stack in stacks(trials):
+            self._run(stack)
+        return trials
+
+    def _points(self) -> Iterator[Mapping[str, Any]]:
+        from probing.sweeps.search import draw, grid
+
+        if self.definition.method == "grid":
+            return itertools.islice(grid(self.definition), self.n_trials)
+        return (draw(self.definition, number, self.seed) for number in range(self.n_trials))
+
+    def _search(self) -> list[Trial]:
+        """Go where the metrics of the trials before point."""
+        from probing.sweeps.bayes import suggest
+        from probing.sweeps.table import metric_of, outcome
+
+        trials: list[Trial] = []
+        finished: list[tuple[dict[str, Any], float]] = []
+        for number in range(self.n_trials):
+            point = suggest(self.definition, finished, self.seed)
+            trials.append(self._trial(number, point))
+            self._check(trials[-1:])
+            self._run(trials[-1:])
+            made = outcome(trials[-1].name, point, load_run(self.folder.trials / trials[-1].name))
+            finished.append((point, metric_of(made, self.definition.metric)))
+        return trials
+
+    def _trial(self, number: int, point: Mapping[str, Any]) -> Trial:
+        varied = self.options.varied_of(point)
+        options = {**self.options.of(point), "cache": str(self.cache), "wandb": self.wandb}
+        return Trial(trial_name(number, self.n_trials, varied), varied, options)
+
+    def _check(self, trials: Sequence[Trial]) -> None:
+        """Refuse what the model or the training cannot do, before any work."""
+        from probing.models import load_config, parse_layers, resolve_model
+        from probing.training import check_trainer_options
+
+        for same in {alike(trial): trial for trial in trials}.values():
+            trainer = same.options["trainer"] or {}
+            if {"strategy", "num_nodes"} & set(trainer) or trainer.get("devices", 1) != 1:
+                raise UserError(
+                    "`trainer.strategy`, `trainer.devices` and `trainer.num_nodes`: a sweep runs in one process; "
+                    "`wandb agent` runs its trials on any number of hosts."
+                )
+            check_trainer_options(trainer, same.probe.solver)
+            if same.options["corpus"] == "-":
+                raise UserError("`corpus: -`: a sweep reads its corpus more than once; give it as a file.")
+        depth: dict[tuple[str, str | None], int] = {}
+        for trial in trials:
+            model, revision = trial.options["model"], trial.options["revision"]
+            if (model, revision) not in depth:
+                depth[model, revision] = load_config(resolve_model(model, revision)).num_hidden_layers
+            parse_layers(trial.options["layer"], depth[model, revision], model)
+
+    def _run(self, stack: Sequence[Trial]) -> None:
+        from probing import terminal
+
+        todo = [trial for trial in stack if trial.name not in self.whole]
+        if not todo:
+            return
+        if not is_stacked(todo[0]):
+            self._fit(todo[0])
+            return
+        from probing.commands.stacked_trials import Place, run_stack
+
+        progress = terminal.show_progress(self.quiet)
+
+        def callbacks(what: str) -> list[Any]:
+            return [terminal.training_progress(what)] if progress else []
+
+        done = [trial for trial in stack if trial.name in self.whole]
+        place = Place(self.folder.trials, self.cache, self.wandb, self.say, callbacks, self._finished)
+        run_stack(todo, done, place, progress)
+
+    def _fit(self, trial: Trial) -> None:
+        """Run a trial that asks for more than a probe as a fit of its own."""
+        import yaml
+
+        from probing.commands.fit import fit
+
+        with contextlib.redirect_stdout(io.StringIO()):  # its tables are on disk
+            made = fit(**{**trial.options, "runs": str(self.folder.trials), "name": trial.name, "quiet": True})
+        assert made is not None  # of one process the first rank
+        config = {**made.config, "runs": trial.options["runs"], "quiet": trial.options["quiet"]}
+        (made.folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+        self._finished(trial)
+
+    def _finished(self, trial: Trial) -> None:
+        before = len(self.whole)
+        self.whole.add(trial.name)
+        tenth = max(1, self.n_trials // 10)
+        if before // tenth != len(self.whole) // tenth or len(self.whole) == self.n_trials:
+            self.say(f"{len(self.whole)} of {self.n_trials} trials")
+
+
+def _conclude(
+    folder: Path, definition: Sweep, options: TrialOptions, trials: Sequence[Trial], wandb: WandbOptions, name: str,
+    say: Any, start: float,
+) -> tuple[list[dict[str, Any]], str, list[str]]:  # fmt: skip
+    """Write what the trials say together; return the rows, the best trial and what to say of it."""
+    import yaml
+
+    from probing.results import versions
+    from probing.sweeps import table
+    from probing.sweeps.figures import write_sweep_figure
+    from probing.tracking import Tracker
+
+    outcomes = [table.outcome(trial.name, trial.point, load_run(folder / "trials" / trial.name)) for trial in trials]
+    rows = table.rows(outcomes, options.varied)
+    best = table.best(outcomes, definition.metric, definition.goal)
+    (folder / "figures").mkdir(exist_ok=True)
+    figure = write_sweep_figure(folder / "figures" / "sweep.png", rows, options.varied)
+    write_csv(folder / "sweep.csv", rows, table.columns(options.varied))
+    settings = json.loads((folder / "definition.json").read_text())
+    (folder / "sweep.yaml").write_text(yaml.safe_dump(settings["sweep"], sort_keys=False))
+    summary = {
+        "kind": "sweep", "versions": versions(), **{key: settings[key] for key in ("trials", "seed", "fit")},
+        "best": {"trial": best.name, **best.point, "metric": table.metric_of(best, definition.metric)},
+        "timings": {"total_s": time.perf_counter() - start},
+    }  # fmt: skip
+    (folder / "results.json").write_text(json.dumps(summary, indent=2))
+    files = [folder / file for file in ("sweep.csv", "sweep.yaml", "results.json")]
+    tracker = Tracker(replace(wandb, group=wandb.group or name), folder, name, {**settings, **asdict(wandb)}, say)
+    tracker.log_results([], [], [figure], files, {"sweep": rows}, kind="sweep")
+    tracker.finish()
+    return rows, best.name, table.conclusion(rows, best, options.varied, definition.metric, definition.goal)

@@ -1,0 +1,232 @@
+"""A sweep file as Weights & Biases defines it: what is searched, how, and by what trials are judged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from probing.errors import did_you_mean, refuse
+
+METHODS = ("grid", "random", "bayes")
+GOALS = ("minimize", "maximize")
+# What stands in a file at its top; the last are about how W&B shows a sweep and runs it on its own machines.
+_KEYS = {
+    "method", "metric", "parameters", "command", "program", "run_cap", "early_terminate", "name", "project", "entity",
+    "description", "controller", "job", "image_uri", "scheduler",
+}  # fmt: skip
+# What a parameter's distribution takes, and of that what it needs.
+_RANGE, _NORMAL, _BETA = ("min", "max"), ("mu", "sigma"), ("a", "b")
+DISTRIBUTIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "constant": (("value",), ("value",)),
+    "categorical": (("values",), ("values",)),
+    "categorical_w_probabilities": (("values", "probabilities"), ("values", "probabilities")),
+    "int_uniform": (_RANGE, _RANGE),
+    **{
+        f"{q}{name}": ((*_RANGE, *(["q"] if q else [])), _RANGE)
+        for name in (
+            "uniform", "log_uniform", "log_uniform_values", "inv_log_uniform", "inv_log_uniform_values"
+        )
+        for q in ("", "q_")
+        if not (q and name.startswith("inv"))
+    },
+    **{f"{q}{name}": ((*_NORMAL, *(["q"] if q else [])), ()) for name in ("normal", "log_normal") for q in ("", "q_")},
+    **{f"{q}beta": ((*_BETA, *(["q"] if q else [])), _BETA) for q in ("", "q_")},
+}  # fmt: skip
+# Those that have finitely many values to go through.
+_COUNTED = ("constant", "categorical", "categorical_w_probabilities", "int_uniform", "q_uniform")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """What an option of the trials is drawn from.
+
+    Args:
+        name: Of the option, with dots.
+        distribution: One of `DISTRIBUTIONS`.
+        settings: Its settings, as they stand in the file.
+    """
+
+    name: str
+    distribution: str
+    settings: Mapping[str, Any]
+
+    @property
+    def varies(self) -> bool:
+        """Whether it is not the same in all trials."""
+        return not (
+            self.distribution == "constant"
+            or (self.distribution == "categorical" and len(self.settings["values"]) == 1)
+        )
+
+    def values(self) -> list[Any]:
+        """Return all values, in order, of a distribution that has finitely many."""
+        if self.distribution == "constant":
+            return [self.settings["value"]]
+        if self.distribution.startswith("categorical"):
+            return list(self.settings["values"])
+        low, high, q = self.settings["min"], self.settings["max"], self.settings.get("q", 1)
+        return [low + i * q for i in range(int((high - low) / q + 1e-9) + 1)]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep file.
+
+    Args:
+        method: How trials are chosen: `grid`, `random`, `bayes`.
+        parameters: Options of the trials, constant ones among them, in the file's order.
+        metric: By what trials are judged, as W&B names it, if the file says so.
+        goal: `minimize` or `maximize` it.
+        run_cap: Most trials, if the file says so.
+        command: Options that stand in the file's command rather than among the parameters, as they are typed.
+        stops_early: Whether W&B would end trials early.
+        project: Of W&B, if the file says so.
+        entity: Likewise.
+    """
+
+    method: str
+    parameters: tuple[Parameter, ...]
+    metric: str | None
+    goal: str
+    run_cap: int | None
+    command: tuple[str, ...]
+    stops_early: bool
+    project: str | None
+    entity: str | None
+
+    @property
+    def varied(self) -> list[str]:
+        """Names of the options that differ between trials."""
+        return [parameter.name for parameter in self.parameters if parameter.varies]
+
+
+def parse_sweep(content: Mapping[Any, Any], file: str) -> Sweep:
+    """Return what a sweep file says.
+
+    Args:
+        content: The file, as YAML gives it.
+        file: Its name, for messages.
+
+    Raises:
+        UserError: If keys are missing, unknown or at odds; it names them all.
+    """
+    problems = [
+        f"`{key}` in {file} is no key of a sweep{did_you_mean(str(key), _KEYS)}" for key in content if key not in _KEYS
+    ]
+    method = content.get("method")
+    if method not in METHODS:
+        problems.append(f"`method: {method}` in {file}: expected grid, random or bayes")
+    metric = content.get("metric") or {}
+    if not isinstance(metric, Mapping) or not isinstance(metric.get("name", ""), str):
+        problems.append(f"`metric: {metric}` in {file}: expected a name and a goal")
+        metric = {}
+    goal = metric.get("goal", "minimize")
+    if goal not in GOALS:
+        problems.append(f"`metric.goal: {goal}` in {file}: expected minimize or maximize")
+    if method == "bayes" and not metric.get("name"):
+        problems.append(f"`method: bayes` in {file} needs a metric to go by: expected `metric` with name and goal")
+    cap = content.get("run_cap")
+    if cap is not None and (not isinstance(cap, int) or isinstance(cap, bool) or cap < 1):
+        problems.append(f"`run_cap: {cap}` in {file}: expected a whole number of at least 1")
+    parameters = []
+    if not isinstance(given := content.get("parameters"), Mapping) or not given:
+        problems.append(f"`parameters` in {file}: expected options of `fit`, each with its value or values")
+    else:
+        for name, settings in _flat(given):
+            found, wrong = _parameter(name, settings, method, file)
+            problems += wrong
+            parameters += found
+    command, wrong = _fixed_in_command(content.get("command"), file)
+    refuse(problems + wrong)
+    return Sweep(
+        str(method), tuple(parameters), metric.get("name"), goal, cap, command, bool(content.get("early_terminate")),
+        content.get("project"), content.get("entity"),
+    )  # fmt: skip
+
+
+def _flat(parameters: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each parameter by its dotted name: W&B also takes groups, such as `probe: {parameters: {l2: ...}}`."""
+    for name, settings in parameters.items():
+        if isinstance(settings, Mapping) and isinstance(settings.get("parameters"), Mapping):
+            yield from _flat(settings["parameters"], f"{before}{name}.")
+        else:
+            yield f"{before}{name}".replace("-", "_"), settings
+
+
+def _parameter(name: str, settings: Any, method: Any, file: str) -> tuple[list[Parameter], list[str]]:
+    """Return a parameter, or what is wrong with it."""
+    where = f"`parameters.{name}` in {file}"
+    if not isinstance(settings, Mapping):
+        return [], [f"{where}: expected `value: {settings}`, `values: [...]` or a distribution"]
+    distribution = settings.get("distribution") or _distribution_of(settings)
+    if distribution not in DISTRIBUTIONS:
+        if distribution is None:
+            return [], [f"{where}: expected a value, values, or min and max"]
+        return [], [f"{where}: there is no distribution {distribution}{did_you_mean(str(distribution), DISTRIBUTIONS)}"]
+    takes, needs = DISTRIBUTIONS[distribution]
+    problems = [f"{where}: {distribution} needs `{key}`" for key in needs if key not in settings]
+    problems += [
+        f"{where}: {distribution} takes no `{key}`"
+        for key in settings
+        if key not in takes and key not in ("distribution", "description")
+    ]
+    problems += [
+        f"{where}: `{key}: {value}` is no number" for key, value in settings.items()
+        if key in (*_RANGE, *_NORMAL, *_BETA, "q") and not _is_number(value)
+    ]  # fmt: skip
+    problems = problems or _out_of_bounds(distribution, settings, where)
+    if not problems and method == "grid" and distribution not in _COUNTED:
+        problems.append(f"{where}: a grid cannot go through {distribution}; give values, or use method: random")
+    return ([] if problems else [Parameter(name, distribution, dict(settings))]), problems
+
+
+def _distribution_of(settings: Mapping[str, Any]) -> str | None:
+    """Return what is meant where no distribution is named, as W&B understands it."""
+    if "value" in settings:
+        return "constant"
+    if "values" in settings:
+        return "categorical_w_probabilities" if "probabilities" in settings else "categorical"
+    if not {"min", "max"} <= set(settings):
+        return "normal" if {"mu", "sigma"} & set(settings) else None
+    return "int_uniform" if isinstance(settings["min"], int) and isinstance(settings["max"], int) else "uniform"
+
+
+def _out_of_bounds(distribution: str, settings: Mapping[str, Any], where: str) -> list[str]:
+    """Return what is wrong with settings that are all there and of the right kind."""
+    problems = []
+    if distribution.startswith("categorical"):
+        values, shares = settings["values"], settings.get("probabilities")
+        if not isinstance(values, Sequence) or isinstance(values, str) or not values:
+            return [f"{where}: `values` is no list of at least one value"]
+        if any(values.count(value) > 1 for value in values):
+            problems.append(f"{where}: `values` has a value more than once")
+        if shares is not None and (
+            not isinstance(shares, Sequence)
+            or len(shares) != len(values)
+            or not all(_is_number(share) and share >= 0 for share in shares)
+            or abs(sum(shares) - 1) > 1e-3
+        ):
+            problems.append(f"{where}: `probabilities` must be as many as the values, at least 0, and sum to 1")
+    if "min" in settings and settings["min"] > settings["max"]:
+        problems.append(f"{where}: min {settings['min']} is above max {settings['max']}")
+    if "log_uniform_values" in distribution and settings["min"] <= 0:
+        problems.append(f"{where}: min {settings['min']} has no logarithm: expected a number above 0")
+    if settings.get("q", 1) <= 0:
+        problems.append(f"{where}: `q: {settings['q']}`: expected a number above 0")
+    return problems
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _fixed_in_command(command: Any, file: str) -> tuple[tuple[str, ...], list[str]]:
+    """Return the options of `fit` that stand in the command itself, or why it is not one of `fit`."""
+    if command is None:
+        return (), []
+    words = [str(word) for word in command] if isinstance(command, Sequence) and not isinstance(command, str) else []
+    if "fit" not in words:
+        return (), [f"`command: {command}` in {file}: expected one that runs `python -m probing fit`, in a list"]
+    return tuple(word for word in words[words.index("fit") + 1 :] if not word.startswith("${")), []

@@ -1,0 +1,101 @@
+"""The figure of a sweep: accuracy against each option, and how far rankings hold under each penalty."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probing.figures import BLUE, GREY, STYLE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Row = Mapping[str, Any]
+
+# Panels side by side, and values from which on a scale is logarithmic where they span so many times the least.
+COLUMNS, WIDE = 3, 30.0
+LAYERS_NAMED = 8  # at most in a legend
+PENALTIES = ("probe.l2", "probe.l1")
+
+
+def write_sweep_figure(path: Path, rows: Sequence[Row], varied: Sequence[str]) -> Path:
+    """Draw a sweep as a PNG file and return its path.
+
+    Args:
+        path: Of the file.
+        rows: A row for each trial and layer.
+        varied: Names of the options that differ between trials.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    axis_names = ["layer", *(name for name in varied if name != "layer")]
+    accuracy = [name for name in axis_names if len({str(row[name]) for row in rows}) > 1] or ["layer"]
+    penalties = [name for name in PENALTIES if name in varied]
+    # Under each penalty, what rankings have in common between the trials that differ in something else alone.
+    stability = [
+        (penalty, other) for penalty in penalties for other in varied if any(f"{other}_spearman" in row for row in rows)
+    ]
+    n = len(accuracy) + len(stability)
+    height = -(-n // COLUMNS)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(3.1 * min(n, COLUMNS) + 0.6, 2.7 * height), layout="constrained")
+        panels = [figure.add_subplot(height, min(n, COLUMNS), i + 1) for i in range(n)]
+        for axes, name in zip(panels, accuracy, strict=False):
+            _accuracy(axes, rows, name)
+        for axes, (penalty, other) in zip(panels[len(accuracy) :], stability, strict=True):
+            _stability(axes, rows, penalty, other)
+        figure.savefig(path)
+    return path
+
+
+def _accuracy(axes: Axes, rows: Sequence[Row], name: str) -> None:
+    """Draw every trial's accuracy against one option, and the mean at each of its values."""
+    places = _places(axes, [row[name] for row in rows])
+    heights = np.array([row["accuracy"] for row in rows])
+    axes.plot(places, heights, "o", color=GREY, ms=3, alpha=0.5, mew=0)
+    marks = sorted(set(places))
+    axes.plot(marks, [heights[places == mark].mean() for mark in marks], color=BLUE, marker="_", ms=12, lw=1)
+    axes.set(xlabel=name, ylabel="accuracy", ylim=(0, 1), title=f"accuracy by {name}")
+
+
+def _stability(axes: Axes, rows: Sequence[Row], penalty: str, other: str) -> None:
+    """Draw how rankings agree between trials that differ in one option alone, against the penalty, for each layer."""
+    column = f"{other}_spearman"
+    kept = [row for row in rows if column in row]
+    places = _places(axes, [row[penalty] for row in kept])
+    layers = sorted({row["layer"] for row in kept})
+    marks = sorted(set(places))
+    heights = np.array([row[column] for row in kept])
+    own = np.array([row["layer"] for row in kept])
+    for i, layer in enumerate(layers):
+        line = [heights[(places == mark) & (own == layer)].mean() for mark in marks]
+        shade = 0.75 * i / max(len(layers) - 1, 1)
+        named: dict[str, Any] = (
+            {"label": f"layer {layer}"} if len(layers) <= LAYERS_NAMED or i in (0, len(layers) - 1) else {}
+        )
+        axes.plot(marks, line, color=str(shade), marker="osv^Dx+*"[i % 8], ms=3.5, lw=1, **named)
+    axes.set(xlabel=penalty, ylabel="rank correlation", title=f"rankings between values of {other}")
+    axes.legend(fontsize=6, ncols=2)
+
+
+def _places(axes: Axes, values: Sequence[Any]) -> NDArray[np.float64]:
+    """Return where each value stands on the axis: numbers as such, others side by side; and set its scale."""
+    distinct = list(dict.fromkeys(values))
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in distinct):
+        distinct = sorted(distinct)
+        positive = [value for value in distinct if value > 0]
+        if len(positive) > 1 and positive[-1] / positive[0] >= WIDE:
+            axes.set_xscale("log" if len(positive) == len(distinct) else "symlog", **(
+                {} if len(positive) == len(distinct) else {"linthresh": positive[0]}
+            ))  # fmt: skip
+        elif all(isinstance(value, int) for value in distinct) and len(distinct) <= 16:
+            axes.set_xticks(distinct)
+        return np.array(values, dtype=np.float64)
+    index = {str(value): i for i, value in enumerate(distinct)}
+    axes.set_xticks(range(len(distinct)), [str(value)[-18:] for value in distinct], rotation=30, ha="right")
+    return np.array([index[str(value)] for value in values], dtype=np.float64)

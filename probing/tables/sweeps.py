@@ -1,0 +1,37 @@
+"""Tables of a sweep for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from probing.terminal import plain_table
+
+BEST = 10
+
+
+def best_table(rows: Sequence[Mapping[str, Any]], varied: Sequence[str], metric: str | None, goal: str) -> Any:
+    """Return the first trials as a rich table.
+
+    Args:
+        rows: A row for each trial and layer.
+        varied: Names of the options that differ between trials.
+        metric: By what trials are judged, as W&B names it.
+        goal: `minimize` or `maximize` it.
+    """
+    column = (metric or "").removeprefix("by_layer/")
+    column = column if rows and column in rows[0] else "accuracy"
+    sign = 1 if column != "accuracy" and goal == "minimize" else -1
+    ranked = sorted(rows, key=lambda row: sign * row[column])[:BEST]
+    shown = list(dict.fromkeys([*varied, "layer"]))
+    extra = [name for name in dict.fromkeys([column, "cross_entropy"]) if name != "accuracy" and name in rows[0]]
+    table = plain_table(f"The first {len(ranked)} of {len(rows)} by {column}")
+    for name in ("trial", *shown, "accuracy", "95% interval", *extra):
+        table.add_column(name.replace("_", " ") if "." not in name else name, justify="right")
+    for row in ranked:
+        interval = f"{row['accuracy_low']:.3f}-{row['accuracy_high']:.3f}"
+        table.add_row(
+            row["trial"].partition("-")[0], *(str(row[name]) for name in shown), f"{row['accuracy']:.3f}", interval,
+            *(f"{row[name]:.3f}" for name in extra),
+        )  # fmt: skip
+    return table
