@@ -44,8 +44,8 @@ _HOMES = {
     "load_run": "probing.runs",
 }
 __all__ = [
-    "Comparison", "FinishedSweep", "ProbeOptions", "Rankings", "Run", "SentenceSimilarity", "WandbOptions", "WordsInContext",
-    "__version__", "compare", "fit", "load_run", "rank", "report", "sts", "sweep", "wic",
+    "Comparison", "FinishedSweep", "ProbeOptions", "Rankings", "Run", "SentenceSimilarity", "WandbOptions",
+    "WordsInContext", "__version__", "compare", "fit", "load_run", "rank", "report", "sts", "sweep", "wic",
 ]  # fmt: skip
 
 

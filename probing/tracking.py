@@ -54,6 +54,8 @@ class Tracker:
         name: Name of the run and of its artifact.
         config: The run's resolved configuration, shown on W&B as it stands: no secrets.
         warn: Called at most once, with one sentence, when W&B fails.
+        light: Whether it is one of many runs of a process: packages and machine, which take longer to list than all
+            else, are left out.
 
     Raises:
         UserError: If the mode asked for is none of the modes.
@@ -66,8 +68,10 @@ class Tracker:
         name: str,
         config: Mapping[str, Any],
         warn: Callable[[str], None],
+        light: bool = False,
     ) -> None:
         self._options = options
+        self._light = light
         self._folder = folder.absolute()
         self._name = name
         self._config = dict(config)
@@ -123,7 +127,8 @@ class Tracker:
             tables: Further tables, by their names, each with the first 10,000 rows.
             kind: Type of the artifact.
         """
-        by_name = {"accuracy": accuracy, **_by_layer(neurons), **(tables or {})}
+        # Of one of many runs the curves say the same, and the table is another file for each.
+        by_name = {**({} if self._light else {"accuracy": accuracy}), **_by_layer(neurons), **(tables or {})}
 
         def log(run: Run) -> None:
             _log_results(run, self._name, accuracy, by_name, figures, files, kind)
@@ -217,6 +222,9 @@ class Tracker:
                     x_graphql_timeout_seconds=_REQUEST_S,
                     # By default a run that is killed loses its last 15 s.
                     x_transaction_log_flush_interval=1,
+                    x_save_requirements=not self._light,
+                    x_disable_stats=self._light,
+                    disable_git=self._light,
                 ),
             )
         _mind_artifacts(run, self._folder, offline=mode == "offline")
@@ -345,16 +353,29 @@ class Tracker:
             "WANDB_SILENT": "true",
             **credentials(),
         }
-        before = {variable: os.environ.get(variable) for variable in ours}
-        os.environ.update(ours)
-        try:
+        with _variables(ours):
             yield
-        finally:
-            for variable, value in before.items():
-                if value is None:
-                    os.environ.pop(variable, None)
-                else:
-                    os.environ[variable] = value
+
+
+@contextmanager
+def one_service(mode: Mode) -> Iterator[None]:
+    """Keep one background process of the client for all offline runs meanwhile: each has its own otherwise.
+
+    Online runs go on having one each, since that is how a server that falls silent is got rid of.
+    """
+    if mode != "offline" or "WANDB_SERVICE" in os.environ:
+        yield
+        return
+    with _variables({"WANDB_MODE": mode, "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}):
+        import wandb
+
+        with suppress(Exception):  # each run will have its own, or say what is wrong
+            wandb.setup()
+    try:
+        yield
+    finally:
+        with suppress(Exception, SystemExit):
+            wandb.teardown()
 
 
 def _log_results(
@@ -441,7 +462,7 @@ def _mind_artifacts(run: Run, folder: Path, offline: bool) -> None:
     will have when the folder has its final name. And the folder a table was written to first is
     left to the garbage collector, which warns of it much later.
     """
-    final = folder.with_name(folder.name.removesuffix(PARTIAL))
+    final = Path(*(part.removesuffix(PARTIAL) for part in folder.parts))  # that of a trial is in that of its sweep
     log_artifact = run.log_artifact
 
     def log_with_care(artifact: Artifact, *args: Any, **kwargs: Any) -> Artifact:
@@ -481,6 +502,21 @@ def _service_process() -> Popen[bytes] | None:
     except AttributeError:
         return None  # another version of the client: its own limits must do
     return cast("Popen[bytes]", process)
+
+
+@contextmanager
+def _variables(ours: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables, and put them back afterwards."""
+    before = {variable: os.environ.get(variable) for variable in ours}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for variable, value in before.items():
+            if value is None:
+                os.environ.pop(variable, None)
+            else:
+                os.environ[variable] = value
 
 
 def _is_number(value: object) -> bool:

@@ -183,8 +183,17 @@ def read_corpora(
 
 
 @contextmanager
-def tracking(folder: RunFolder | None, options: WandbOptions, config: Mapping[str, Any]) -> Iterator[Tracker | None]:
-    """Track the run on the first rank; a request refused meanwhile leaves no folder, a failed run a partial one."""
+def tracking(
+    folder: RunFolder | None, options: WandbOptions, config: Mapping[str, Any], light: bool = False
+) -> Iterator[Tracker | None]:
+    """Track the run on the first rank; a request refused meanwhile leaves no folder, a failed run a partial one.
+
+    Args:
+        folder: Of the run; None on other ranks.
+        options: Where and how to track it.
+        config: The run's resolved configuration.
+        light: Whether it is one of many.
+    """
     if folder is None:
         yield None
         return
@@ -192,7 +201,8 @@ def tracking(folder: RunFolder | None, options: WandbOptions, config: Mapping[st
 
     tracker = None
     try:
-        tracker = Tracker(options, folder.path, folder.final.name, config, say)  # takes seconds, and may be interrupted
+        # Takes seconds, and may be interrupted.
+        tracker = Tracker(options, folder.path, folder.final.name, config, say, light)
         yield tracker
     except BaseException as error:
         if tracker:

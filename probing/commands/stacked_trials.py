@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ STACK_BYTES, COPIES = 2**31, 60
 Key = tuple[int, Penalty]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Place:
     """Where trials go and who is told.
 
@@ -210,11 +210,13 @@ def _write(
     """Write one trial's run folder, without figures, and track it."""
     config = plain({**trial.options, "wandb": place.wandb})
     folder = RunFolder(place.trials, trial.name, "", figures=False)
-    with tracking(folder, place.wandb, config) as tracker:
+    with tracking(folder, place.wandb, config, light=True) as tracker:
         written = write(folder.path, config, measured, model_name, draws=False)
-        summary = write_summary(folder.path, measured, written, cached, timings)
+        write_summary(folder.path, measured, written, cached, timings)
         if tracker:
-            tracker.log_results(written.accuracy, [], [], [*written.files, summary])
+            tracker.log_results(written.accuracy, [], [], [])
+    if tracker:  # a server that failed once is not waited for by every trial
+        place.wandb = replace(place.wandb, mode=tracker.mode)
     folder.finish()
     place.finished(trial)
 

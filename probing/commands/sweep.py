@@ -79,13 +79,15 @@ def sweep(
     options = TrialOptions(definition, file, fit or {})
     runs, cache, quiet, wandb = _own_defaults(options.own, definition, runs, cache, quiet, wandb)
     name = name or Path(file).stem
-    resolve_mode(wandb.mode)
+    mode = resolve_mode(wandb.mode)
     cached, place = places(cache, runs, None)
     n_trials = _number_of_trials(definition, trials, file)
     settings = {"sweep": content, "trials": n_trials, "seed": seed, "fit": fit or {}}
     folder = SweepFolder(place, name, settings)
     say = terminal.silence if quiet else terminal.say
-    with terminal.quiet_libraries(), folder.claimed() as whole:
+    from probing.tracking import one_service
+
+    with terminal.quiet_libraries(), folder.claimed() as whole, one_service(mode):
         start = time.perf_counter()
         runner = _Runner(definition, options, folder, whole, n_trials, seed, cached, wandb, say, quiet)
         try:
