@@ -129,7 +129,8 @@ class Tracker:
                 afterwards: they are uploaded from where they are.
             tables: Further tables, by their names, each with the first 10,000 rows.
             kind: Type of the artifact.
-            report: A page that needs no other file, logged as `report`.
+            report: A page that needs no other file, logged as `report`, and kept in the artifact
+                as it is now: it may be written anew.
         """
         by_name = {**_by_layer(neurons), **(tables or {})}
         if any("accuracy" in row for row in accuracy):
@@ -407,7 +408,7 @@ def _log_results(
 
     # First, because it is the largest and is uploaded while the rest is logged.
     if files:
-        run.log_artifact(_artifact(name, files, kind))
+        run.log_artifact(_artifact(name, files, report, kind))
     run.summary.update(_best(accuracy))
     for point in _curve(run, accuracy):
         run.log(point)
@@ -462,13 +463,15 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return wandb.Table(columns=columns, data=data, allow_mixed_types=True)
 
 
-def _artifact(name: str, files: Sequence[Path], kind: str) -> Artifact:
+def _artifact(name: str, files: Sequence[Path], report: Path | None, kind: str) -> Artifact:
     import wandb
 
     artifact = wandb.Artifact(re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)[:128], type=kind)
     for file in files:
         # Immutable: read where it is, instead of a second copy of every tensor.
         artifact.add_file(str(file.absolute()), policy="immutable", skip_cache=True)
+    if report:
+        artifact.add_file(str(report.absolute()), skip_cache=True)
     return artifact
 
 
@@ -500,7 +503,7 @@ def _mind_artifacts(run: Run, folder: Path, offline: bool) -> None:
 def _guarded_logger(
     run: Run, note: Callable[[_Call], None], attempt: Callable[[Callable[[], None]], None], **options: Any
 ) -> WandbLogger:
-    """Return Lightning's logger on a run, which notes what it is told and keeps W&B's errors out of the training loop."""
+    """Return Lightning's logger on a run; it notes what it is told and keeps W&B's errors out of the training loop."""
     from pytorch_lightning.loggers import WandbLogger
 
     class GuardedLogger(WandbLogger):

@@ -242,8 +242,11 @@ def test_figures_and_files_belong_to_the_run(folder: Path) -> None:
     (figure,) = run.rows("figures/curve")
     assert (run.folder / "files" / figure["figures/curve"]["path"]).read_bytes() == (folder / "curve.png").read_bytes()
     (files,) = [files for name, kind, files in run.artifacts if (name, kind) == ("NAME", "probe")]
-    # Seen from the folder, whatever its name will be.
-    assert files == {"accuracy.csv": Path("accuracy.csv")}
+    # Seen from the folder, whatever its name will be; of the report, a copy that stays as it is.
+    assert files["accuracy.csv"] == Path("accuracy.csv")
+    page = (folder / "report.html").read_bytes()
+    (folder / "report.html").unlink()
+    assert (folder / files["report.html"]).read_bytes() == page
 
 
 def test_the_report_is_shown_as_the_page_that_it_is(folder: Path) -> None:
@@ -458,7 +461,7 @@ def test_an_online_run_arrives_whole(folder: Path, server: WandbServer) -> None:
     assert curve == [(0, 0.25), (3, 0.75), (12, 0.75)]
     assert run.summary["best_layer"] == 3
     probe = server.artifact("probe")
-    assert (probe.name, probe.files, probe.committed) == ("NAME", ["accuracy.csv"], True)
+    assert (probe.name, sorted(probe.files), probe.committed) == ("NAME", ["accuracy.csv", "report.html"], True)
     assert tracker.where(folder) == f"{server.url}/lab/probing/runs/{run.name}"
     assert not server.unknown
 
@@ -547,9 +550,9 @@ def test_the_line_for_the_user_uploads_an_offline_run_whole_wherever_it_is(
     # Every table is an artifact, too. Those whose files are not where the run says stay pending.
     assert len(server.artifacts) == 4
     assert all(artifact.committed for artifact in server.artifacts.values())
-    assert server.artifact("probe").files == ["accuracy.csv"]
-    uploaded = [name for name in server.uploads if name.endswith(".html")]
-    assert [server.uploads[name] for name in uploaded] == [(final / "report.html").read_bytes()]
+    assert sorted(server.artifact("probe").files) == ["accuracy.csv", "report.html"]
+    pages = [content for name, content in server.uploads.items() if name.endswith(".html")]
+    assert pages == [(final / "report.html").read_bytes()] * 2  # in the artifact, and to be seen
     assert not server.unknown
 
 
