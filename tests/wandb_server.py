@@ -75,6 +75,7 @@ class WandbServer:
     Args:
         delay_s: Wait before each answer.
         dies_after: Number of requests answered; then every connection is cut and the port closed.
+        dies_at: The GraphQL operation that is never answered: every connection is cut and the port closed.
         hangs_after: Number of requests answered; then connections are accepted and left waiting.
 
     Attributes:
@@ -86,6 +87,7 @@ class WandbServer:
         sweeps: By sweep id.
         stopped: Ids of runs that agents are told to stop, as early termination does.
         artifacts: By the server's own id.
+        died: Set when the server has died as it was asked to.
         uploads: File contents by run id (or artifact id) and name, as in `RUN/files.json`.
     """
 
@@ -94,6 +96,7 @@ class WandbServer:
         delay_s: float = 0.0,
         dies_after: int | None = None,
         hangs_after: int | None = None,
+        dies_at: str = "",
     ) -> None:
         self.connections = 0
         self.requests: list[str] = []
@@ -106,7 +109,9 @@ class WandbServer:
         self._delay_s = delay_s
         self._dies_after = dies_after
         self._hangs_after = hangs_after
+        self._dies_at = dies_at.encode()
         self._dead = False
+        self.died = threading.Event()
         self._closed = threading.Event()
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
@@ -149,9 +154,11 @@ class WandbServer:
         if self._hangs_after is not None and len(self.requests) >= self._hangs_after:
             self._closed.wait()
         with self._lock:
-            if self._dies_after is not None and len(self.requests) >= self._dies_after:
+            is_last = self._dies_at and b"mutation " + self._dies_at in body
+            if is_last or (self._dies_after is not None and len(self.requests) >= self._dies_after):
                 self._dead = True
                 self._http.socket.close()
+                self.died.set()
             if self._dead:
                 return None
             return self._route(method, path.partition("?")[0], body)
