@@ -23,9 +23,9 @@ COMMANDS = {
 
 def main() -> int:
     """Run the command line and return the exit status."""
-    from probing.commandline import run
+    from probing.commandline import run_process
 
-    return run(COMMANDS, sys.argv[1:])
+    return run_process(COMMANDS, sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -13,6 +15,32 @@ from probing.errors import RunError, UserError, did_you_mean, one_line
 from probing.interrupts import Terminated, interrupt_behind, signals_interrupt
 
 RUN_ERROR, USER_ERROR, INTERRUPTED, PIPE_CLOSED, TERMINATED = 1, 2, 130, 141, 143
+
+# Signals by the status that a shell shows for a process they ended.
+_SIGNALS = {INTERRUPTED: signal.SIGINT, TERMINATED: signal.SIGTERM}
+
+
+def run_process(commands: Mapping[str, str], args: Sequence[str]) -> int:
+    """Run a command as all that this process does, and return the exit status; interrupted, end by the signal.
+
+    To a shell that is the same status. But it ends the shell's loop as well, and an agent of W&B that has stopped a
+    trial does not take it for a failed one, of which it gives up after a few.
+
+    Args:
+        commands: As for `run`.
+        args: As the shell gives them.
+    """
+    ended_by: list[int] = []
+
+    def end() -> None:
+        for number in ended_by:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    atexit.register(end)  # what is registered first is done last
+    status = run(commands, args)
+    ended_by += [_SIGNALS[status]] if status in _SIGNALS else []
+    return status
 
 
 def run(commands: Mapping[str, str], args: Sequence[str]) -> int:

@@ -73,15 +73,19 @@ def load_run(folder: str | Path) -> Run:
         partial = folder.with_name(folder.name + PARTIAL)
         hint = f"; {partial} is one that did not finish" if partial.is_dir() else ""
         raise UserError(f"`{folder}` is no finished run: expected a folder that `fit` wrote{hint}.")
-    results = json.loads((folder / "results.json").read_text())
-    if kind := results.get("kind"):
+    if kind := json.loads((folder / "results.json").read_text()).get("kind"):
         raise UserError(f"`{folder}` holds a {kind}; give the folder of a run that `fit` wrote.")
+    return read_run(folder)
+
+
+def read_run(folder: Path) -> Run:
+    """Read a run whose tables are all written, whatever its folder is called."""
     import yaml
 
     return Run(
         folder,
         yaml.safe_load((folder / "config.yaml").read_text()),
-        results,
+        json.loads((folder / "results.json").read_text()),
         read_csv(folder / "accuracy.csv"),
         read_csv(folder / "neurons.csv"),
     )

@@ -13,22 +13,25 @@ import shlex
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Real
 from operator import attrgetter
 from pathlib import Path
+from secrets import token_hex
 from subprocess import Popen, TimeoutExpired
 from typing import TYPE_CHECKING, Any, cast
 
 from probing.options import WandbOptions
-from probing.runs import PARTIAL
 from probing.wandb_mode import Mode, credentials, resolve_mode
 
 if TYPE_CHECKING:
     from pytorch_lightning.loggers import WandbLogger
     from wandb import Artifact, Run, Table
+
+# Something told to Lightning's logger.
+_Call = Callable[["WandbLogger"], None]
 
 # What takes the place of a mode that fails.
 _FALLBACK: dict[Mode, Mode] = {"online": "offline", "offline": "disabled"}
@@ -79,9 +82,12 @@ class Tracker:
         self._warned = False
         self._mode = resolve_mode(options.mode)
         self._run: Run | None = None
+        # An agent of a sweep says which run this is; what takes the place of a run that fails has the id of that.
+        self._id = os.environ.get("WANDB_RUN_ID") or token_hex(6)
         self._url: str | None = None
         self._run_folder = ""
         self._failure: Exception | None = None  # what ended the logging to the present run
+        self._from_lightning: list[_Call] = []
         self._results: Callable[[Run], None] | None = None
         # The service outlives runs and keeps the environment it was started with; one that was
         # there before belongs to somebody else and is left alone.
@@ -103,7 +109,7 @@ class Tracker:
         """Lightning's logger on this run, for `Trainer(logger=...)`; None when disabled."""
         if self._run is None:
             return None
-        return _guarded_logger(self._run, self._options.project, self._folder, self._attempt)
+        return self._logger_on(self._run)
 
     def log_results(
         self,
@@ -113,12 +119,13 @@ class Tracker:
         files: Sequence[Path],
         tables: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
         kind: str = "probe",
+        report: Path | None = None,
     ) -> None:
         """Log what the run found.
 
         Args:
-            accuracy: One row per layer: the table `accuracy`, and `by_layer/COLUMN` as curves
-                over the layers.
+            accuracy: One row per layer: `by_layer/COLUMN` as curves over the layers and, where
+                there is a column of that name, the table `accuracy`.
             neurons: Rows with `layer` and `rank`: one table per layer, `neurons/layer_06`, with
                 the first 10,000 ranks.
             figures: Images, logged as `figures/STEM`.
@@ -126,12 +133,16 @@ class Tracker:
                 afterwards: they are uploaded from where they are.
             tables: Further tables, by their names, each with the first 10,000 rows.
             kind: Type of the artifact.
+            report: A page that needs no other file, logged as `report`, and kept in the artifact
+                as it is now: it may be written anew.
         """
+        by_name = {**_by_layer(neurons), **(tables or {})}
         # Of one of many runs the curves say the same, and the table is another file for each.
-        by_name = {**({} if self._light else {"accuracy": accuracy}), **_by_layer(neurons), **(tables or {})}
+        if not self._light and any("accuracy" in row for row in accuracy):
+            by_name["accuracy"] = accuracy
 
         def log(run: Run) -> None:
-            _log_results(run, self._name, accuracy, by_name, figures, files, kind)
+            _log_results(run, self._name, accuracy, by_name, figures, files, kind, report)
 
         self._results = log
         self._log_results()
@@ -139,8 +150,8 @@ class Tracker:
     def finish(self, exit_code: int = 0) -> None:
         """Close the run and everything that W&B holds open; a second call does nothing.
 
-        A run that did not reach the server whole is written again as an offline run, with all
-        results, since the log that an online run keeps for later leaves artifacts out.
+        A run that did not reach the server whole is written again as an offline run of the same
+        id, in place of the log that an online run keeps for later, which leaves artifacts out.
 
         Args:
             exit_code: 0 marks the run as finished on W&B, anything else as failed.
@@ -148,12 +159,16 @@ class Tracker:
         self._close(exit_code)
         if (failure := self._failure) is None:
             return
-        self._mode = _FALLBACK[self._mode]
+        self._mode, torn = _FALLBACK[self._mode], self._run_folder
         self._start()
+        if self._run:
+            self._repeat(self._run)
         self._log_results()
         self._close(exit_code)
         if self._failure:
             self._mode = "disabled"
+        elif self._mode == "offline":
+            self._remove(torn)  # a sync of both would end with whichever comes last
         self._report(failure)
         self._failure = None
 
@@ -164,13 +179,13 @@ class Tracker:
             folder: The run's folder under its final name.
 
         Returns:
-            The address when all of it was sent, the command that sends it when not, None when
-            W&B is disabled.
+            The address when all of it was sent, the command that sends it when not, wherever
+            the folder is copied to, None when W&B is disabled.
         """
         if self._mode == "online":
             return self._url
         if self._mode == "offline":
-            return f"wandb sync {shlex.quote(str(folder / 'wandb' / self._run_folder))}"
+            return f"cd {shlex.quote(str(folder))} && wandb sync wandb/{self._run_folder}"
         return None
 
     def _start(self) -> Exception | None:
@@ -181,11 +196,12 @@ class Tracker:
         """
         self._failure, first_error = None, None
         while self._mode != "disabled":
+            before = set(self._logs())
             try:
                 self._run = self._init(self._mode)
             except Exception as error:
                 first_error = first_error or error
-                self._clear_failed_start()
+                self._clear_failed_start(before)
                 self._mode = _FALLBACK[self._mode]
             else:
                 self._url = self._run.url
@@ -202,6 +218,7 @@ class Tracker:
             import wandb
 
             run = wandb.init(
+                id=self._id,
                 dir=self._folder,
                 mode=mode,
                 project=self._options.project,
@@ -250,6 +267,17 @@ class Tracker:
         with self._environment():
             self._attempt(lambda: self._within(self._log_s, lambda: log(run)))
 
+    def _logger_on(self, run: Run) -> WandbLogger:
+        options = {"project": self._options.project, "save_dir": self._folder}
+        return _guarded_logger(run, self._from_lightning.append, self._attempt, **options)
+
+    def _repeat(self, run: Run) -> None:
+        """Log again what Lightning logged to a run that failed."""
+        if self._from_lightning:
+            logger = self._logger_on(run)
+            for call in self._from_lightning:
+                self._attempt(partial(call, logger))
+
     def _close(self, exit_code: int) -> None:
         run, self._run = self._run, None
         if run is None:
@@ -268,7 +296,7 @@ class Tracker:
                 self._failure = self._failure or error
         self._remove("cache")
         if self._mode == "online":
-            self._remove("data")  # an offline run's tables are sent from there
+            self._remove(f"data/{self._id}")  # an offline run's tables are sent from there
 
     def _report(self, failure: Exception) -> None:
         """Tell the user, once, what is in force and what to do."""
@@ -286,16 +314,25 @@ class Tracker:
                 " without it, and `--wandb.mode disabled` leaves it out."
             )
 
-    def _clear_failed_start(self) -> None:
-        """Leave nothing behind of a run that never started."""
+    def _clear_failed_start(self, before: Container[Path]) -> None:
+        """Leave nothing behind of a run that never started, and all logs that were there before it."""
         with suppress(Exception):
             self._close_service()
-        prefix = "run-" if self._mode == "online" else "offline-run-"
-        self._remove(f"{prefix}*")
+        for path in self._logs():
+            if path not in before:
+                self._remove(path.name)
 
-    def _remove(self, pattern: str) -> None:
-        for path in (self._folder / "wandb").glob(pattern):
-            shutil.rmtree(path, ignore_errors=True)
+    def _logs(self) -> list[Path]:
+        """Return the folders of runs, this one's and those that were logged from the same folder."""
+        return list((self._folder / "wandb").glob("*run-*"))
+
+    def _remove(self, name: str) -> None:
+        """Remove a folder beneath `wandb`, and what it was in if that is empty then."""
+        path = self._folder / "wandb" / name
+        shutil.rmtree(path, ignore_errors=True)
+        if path.parent.name == "data":
+            with suppress(OSError):
+                path.parent.rmdir()
 
     def _close_service(self) -> None:
         """End the client's background process, which closes every file and clears its variable."""
@@ -346,7 +383,7 @@ class Tracker:
         ours = {
             "WANDB_MODE": self._mode,  # an empty one is an error even where another is given
             "WANDB_DIR": str(self._folder),
-            "WANDB_DATA_DIR": str(wandb_folder / "data"),  # copies of what goes into artifacts
+            "WANDB_DATA_DIR": str(wandb_folder / "data" / self._id),  # copies of what goes into artifacts
             "WANDB_CACHE_DIR": str(wandb_folder / "cache"),
             "WANDB_ERROR_REPORTING": "false",  # else even an offline run looks up its server
             "WANDB_HTTP_TIMEOUT": str(_REQUEST_S),
@@ -386,12 +423,13 @@ def _log_results(
     figures: Sequence[Path],
     files: Sequence[Path],
     kind: str,
+    report: Path | None,
 ) -> None:
     import wandb
 
     # First, because it is the largest and is uploaded while the rest is logged.
     if files:
-        run.log_artifact(_artifact(name, files, kind))
+        run.log_artifact(_artifact(name, files, report, kind))
     run.summary.update(_best(accuracy))
     for point in _curve(run, accuracy):
         run.log(point)
@@ -400,6 +438,8 @@ def _log_results(
             run.log({key: _table(rows[:_MAX_TABLE_ROWS])})
     for figure in figures:
         run.log({f"figures/{figure.stem}": wandb.Image(str(figure))})
+    if report:
+        run.log({"report": wandb.Html(str(report), inject=False)})  # its policy lets no other style in
 
 
 def _curve(run: Run, accuracy: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -444,13 +484,15 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return wandb.Table(columns=columns, data=data, allow_mixed_types=True)
 
 
-def _artifact(name: str, files: Sequence[Path], kind: str) -> Artifact:
+def _artifact(name: str, files: Sequence[Path], report: Path | None, kind: str) -> Artifact:
     import wandb
 
     artifact = wandb.Artifact(re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)[:128], type=kind)
     for file in files:
         # Immutable: read where it is, instead of a second copy of every tensor.
         artifact.add_file(str(file.absolute()), policy="immutable", skip_cache=True)
+    if report:
+        artifact.add_file(str(report.absolute()), skip_cache=True)
     return artifact
 
 
@@ -458,18 +500,18 @@ def _mind_artifacts(run: Run, folder: Path, offline: bool) -> None:
     """Mend two habits of the client with every artifact of a run, and every table is one.
 
     An offline run records the absolute paths of an artifact's files, and a sync that does not find
-    one leaves the artifact pending, with exit status 0: they have to be the paths that the files
-    will have when the folder has its final name. And the folder a table was written to first is
-    left to the garbage collector, which warns of it much later.
+    one leaves the artifact pending, with exit status 0. But the folder gets another name, and may
+    be copied to another machine: so paths are relative to it, and a sync is begun inside it. And
+    the folder a table was written to first is left to the garbage collector, which warns of it
+    much later.
     """
-    final = Path(*(part.removesuffix(PARTIAL) for part in folder.parts))  # that of a trial is in that of its sweep
     log_artifact = run.log_artifact
 
     def log_with_care(artifact: Artifact, *args: Any, **kwargs: Any) -> Artifact:
         for entry in artifact.manifest.entries.values():
             path = Path(entry.local_path or "")
             if offline and path.is_relative_to(folder):
-                entry.local_path = str(final / path.relative_to(folder))
+                entry.local_path = str(path.relative_to(folder))
         logged = log_artifact(artifact, *args, **kwargs)
         if temporary := getattr(artifact, "_tmp_dir", None):
             temporary.cleanup()
@@ -479,18 +521,24 @@ def _mind_artifacts(run: Run, folder: Path, offline: bool) -> None:
     run.log_artifact = log_with_care  # type: ignore[assignment,method-assign]
 
 
-def _guarded_logger(run: Run, project: str, folder: Path, attempt: Callable[[Callable[[], None]], None]) -> WandbLogger:
-    """Return Lightning's logger on a run, with errors of W&B kept out of the training loop."""
+def _guarded_logger(
+    run: Run, note: Callable[[_Call], None], attempt: Callable[[Callable[[], None]], None], **options: Any
+) -> WandbLogger:
+    """Return Lightning's logger on a run; it notes what it is told and keeps W&B's errors out of the training loop."""
     from pytorch_lightning.loggers import WandbLogger
 
     class GuardedLogger(WandbLogger):
         def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-            attempt(lambda: super(GuardedLogger, self).log_metrics(metrics, step))
+            self._do(lambda logger: WandbLogger.log_metrics(logger, metrics, step))
 
         def log_hyperparams(self, params: Any) -> None:
-            attempt(lambda: super(GuardedLogger, self).log_hyperparams(params))
+            self._do(lambda logger: WandbLogger.log_hyperparams(logger, params))
 
-    return GuardedLogger(experiment=run, project=project, save_dir=folder, id=run.id)
+        def _do(self, call: _Call) -> None:
+            note(call)
+            attempt(lambda: call(self))
+
+    return GuardedLogger(experiment=run, id=run.id, **options)
 
 
 def _service_process() -> Popen[bytes] | None:

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from transformers import AutoModel, AutoTokenizer
 
 from conftest import BARE, BARE_ARGS
-from probing import ProbeOptions, Run, WandbOptions, fit, load_run
+from probing import ProbeOptions, Run, WandbOptions, fit, load_run, report
 from probing.__main__ import COMMANDS
 from probing.cache.tokens import Tokens
 from probing.columns import ACCURACY_COLUMNS, NEURON_COLUMNS
@@ -77,6 +77,7 @@ def test_the_folder_holds_what_the_design_promises(run: Run) -> None:
     assert names == {
         "config.yaml", "results.json", "accuracy.csv", "neurons.csv", "probe.safetensors",
         "contributions.safetensors", "figures/accuracy.png", "figures/top_neurons.png", "figures/neuron_map.png",
+        "report.html",
     }  # fmt: skip
     with (run.folder / "accuracy.csv").open() as file:
         # Controls, which come after, have a file of tests of their own.
@@ -299,8 +300,17 @@ def test_the_offline_run_holds_curves_tables_and_the_artifact(run: Run) -> None:
     (files,) = [files for _, kind, files in tracked.artifacts if kind == "probe"]
     assert set(files) == {
         "config.yaml", "results.json", "accuracy.csv", "neurons.csv", "probe.safetensors", "contributions.safetensors",
+        "report.html",
     }  # fmt: skip
-    assert all(path.is_file() for path in files.values())
+    (logged,) = tracked.rows("report")
+    page = (tracked.folder / "files" / logged["report"]["path"]).read_bytes()
+    # The page is the one that the command makes of the finished run.
+    assert page == (made.folder / "report.html").read_bytes() == report([str(made.folder)]).read_bytes()
+    # By these W&B groups the runs of several models, whose curves have the same names.
+    assert {key: tracked.config[key] for key in ("model", "task", "layer", "seed")} == {
+        "model": run.config["model"], "task": "position", "layer": "all", "seed": 0,
+    }  # fmt: skip
+    assert all((made.folder / path).is_file() for path in files.values())
 
 
 def test_an_online_run_arrives_at_the_server(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,4 +373,4 @@ def test_a_server_that_is_absent_slow_or_dying_costs_one_warning(
     (tracked,) = read_offline_runs(made.folder)
     assert tracked.exit_code == 0
     assert [row["neuron"] for row in tracked.table("neurons/layer_02")] == [n["neuron"] for n in made.top(2, 1000)]
-    assert f"wandb sync {made.folder / 'wandb'}" in output.out
+    assert f"cd {made.folder} && wandb sync wandb/{tracked.folder.name}" in output.out

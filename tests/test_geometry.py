@@ -150,6 +150,13 @@ def test_wandb_has_the_tables_and_figures(made: Geometry) -> None:
     (logged,) = read_offline_runs(made.folder)
     assert logged.table("outliers")[0]["neuron"] == 11
     assert all(logged.rows(key) for key in (*TABLES, "figures/transforms"))
+    curve = [(row["layer"], row["by_layer/mean_cosine"]) for row in logged.rows("by_layer/mean_cosine")]
+    plain = {row["layer"]: row["value"] for row in made.geometry
+             if (row["transform"], row["measure"]) == ("none", "mean_cosine")}  # fmt: skip
+    assert dict(curve) == plain
+    assert (
+        logged.step_metrics["by_layer/mean_cosine_low"] == logged.step_metrics["by_layer/clip_mean_cosine"] == "layer"
+    )
     (artifact,) = [files for name, kind, files in logged.artifacts if kind == "geometry"]
     assert {"geometry.csv", "whiten.safetensors", "results.json"} <= {Path(name).name for name in artifact}
 

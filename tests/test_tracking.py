@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "runs" / "NAME.partial"
     folder.mkdir(parents=True)
     (folder / "accuracy.csv").write_text("layer,accuracy\n", encoding="utf-8")
+    (folder / "report.html").write_text("<!doctype html><p>Position</p>", encoding="utf-8")
     Image.new("RGB", (2, 2)).save(folder / "curve.png")
     return folder
 
@@ -76,7 +77,8 @@ def track(folder: Path, warn: Callable[[str], None] | None = None, **options: An
 
 
 def log_all(tracker: Tracker, folder: Path) -> None:
-    tracker.log_results(ACCURACY, NEURONS, [folder / "curve.png"], [folder / "accuracy.csv"])
+    report = folder / "report.html"
+    tracker.log_results(ACCURACY, NEURONS, [folder / "curve.png"], [folder / "accuracy.csv"], report=report)
 
 
 def offline_run(folder: Path, **options: Any) -> OfflineRun:
@@ -174,7 +176,8 @@ def test_importing_the_module_loads_no_heavy_library() -> None:
 
 def test_an_offline_run_carries_its_name_its_options_and_its_config(folder: Path) -> None:
     run = offline_run(folder, project="p", group="g", tags=["a", "b"])
-    assert run.run == {"name": "NAME", "project": "p", "group": "g", "tags": ["a", "b"]}
+    named = {key: value for key, value in run.run.items() if key != "id"}
+    assert named == {"name": "NAME", "project": "p", "sweep": "", "group": "g", "tags": ["a", "b"]}
     assert run.config["seed"] == 7
     assert run.config["probe"] == {"l2": 1e-4}
     assert run.exit_code == 0
@@ -213,7 +216,7 @@ def test_a_table_holds_the_first_ten_thousand_ranks(folder: Path) -> None:
     final = folder.rename(folder.with_name("NAME"))
     ((_, _, files),) = read_offline_runs(final)[0].artifacts
     # Not the media copy, which the client itself cuts at this length.
-    table = json.loads(files["neurons/layer_00.table.json"].read_text(encoding="utf-8"))
+    table = json.loads((final / files["neurons/layer_00.table.json"]).read_text(encoding="utf-8"))
     assert table["data"] == [[0, rank] for rank in range(1, 10_001)]
 
 
@@ -239,8 +242,26 @@ def test_figures_and_files_belong_to_the_run(folder: Path) -> None:
     (figure,) = run.rows("figures/curve")
     assert (run.folder / "files" / figure["figures/curve"]["path"]).read_bytes() == (folder / "curve.png").read_bytes()
     (files,) = [files for name, kind, files in run.artifacts if (name, kind) == ("NAME", "probe")]
-    # Where the file will be once the folder has its final name.
-    assert files == {"accuracy.csv": folder.with_name("NAME") / "accuracy.csv"}
+    # Seen from the folder, whatever its name will be; of the report, a copy that stays as it is.
+    assert files["accuracy.csv"] == Path("accuracy.csv")
+    page = (folder / "report.html").read_bytes()
+    (folder / "report.html").unlink()
+    assert (folder / files["report.html"]).read_bytes() == page
+
+
+def test_the_report_is_shown_as_the_page_that_it_is(folder: Path) -> None:
+    run = offline_run(folder)
+    (logged,) = run.rows("report")
+    assert (run.folder / "files" / logged["report"]["path"]).read_bytes() == (folder / "report.html").read_bytes()
+
+
+def test_rows_without_accuracy_are_curves_and_no_table_of_accuracy(folder: Path) -> None:
+    tracker = track(folder, mode="offline")
+    tracker.log_results([{"layer": 2, "mean_cosine": 0.5}], [], [], [])
+    tracker.finish()
+    (run,) = read_offline_runs(folder)
+    assert run.rows("layer")[0]["by_layer/mean_cosine"] == 0.5
+    assert not run.rows("accuracy")
 
 
 def test_the_artifact_has_a_name_that_wandb_allows(folder: Path) -> None:
@@ -286,6 +307,49 @@ def test_an_error_while_lightning_logs_is_one_warning_and_keeps_the_results(
     assert tracker.mode == "offline"
     (run,) = read_offline_runs(folder)
     assert run.table("accuracy") == ACCURACY
+    # What failed is there, too, and the run that a sync makes is the one that began online.
+    assert [row["train/loss"] for row in run.rows("train/loss")] == [0.5, 0.4]
+    assert run.run["id"] == one(server.runs)
+    assert [path.name for path in (folder / "wandb").glob("*run-*")] == [run.folder.name]
+
+
+def one(found: Iterable[str]) -> str:
+    (it,) = found
+    return it
+
+
+def test_the_run_that_an_agent_asked_for_is_the_run(
+    folder: Path, server: WandbServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = {"RUN_ID": "asked", "SWEEP_ID": "grid", "PROJECT": "elsewhere", "ENTITY": "lab", "DIR": "."}
+    for variable, value in environment.items():
+        monkeypatch.setenv(f"WANDB_{variable}", value)
+    tracker = track(folder, mode="online")
+    log_all(tracker, folder)
+    tracker.finish()
+    (run,) = server.runs.values()
+    # Its project is the sweep's; its name is that of the folder.
+    assert (run.name, run.sweep, run.project, run.display_name) == ("asked", "grid", "elsewhere", "NAME")
+    assert run.exit_code == 0
+    # And where the server is lost, the run that is to be uploaded later is the same.
+    server.close()
+    monkeypatch.setattr("probing.tracking._INIT_S", 1.0)
+    tracker = track(folder, print, mode="online")
+    tracker.finish()
+    (offline,) = read_offline_runs(folder)
+    assert (offline.run["id"], offline.run["sweep"], offline.run["project"]) == ("asked", "grid", "elsewhere")
+
+
+def test_logs_of_runs_before_outlast_one_that_cannot_start(
+    folder: Path, server: WandbServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker = track(folder, mode="online")
+    tracker.finish()
+    (log,) = (folder / "wandb").glob("run-*")
+    server.close()
+    monkeypatch.setattr("probing.tracking._INIT_S", 1.0)
+    track(folder, print, mode="online").finish()
+    assert log.is_dir()
 
 
 def test_two_trackers_in_one_process_are_two_runs(tmp_path: Path) -> None:
@@ -379,7 +443,7 @@ def test_an_offline_run_writes_and_connects_nowhere_else(tmp_path: Path, folder:
     (run,) = read_offline_runs(folder)
     assert run.table("accuracy") == ACCURACY
     assert set((tmp_path / "elsewhere").rglob("*")) == set(elsewhere.values())
-    assert {path.name for path in folder.iterdir()} == {"accuracy.csv", "curve.png", "wandb"}
+    assert {path.name for path in folder.iterdir()} == {"accuracy.csv", "curve.png", "report.html", "wandb"}
 
 
 # Online
@@ -397,7 +461,7 @@ def test_an_online_run_arrives_whole(folder: Path, server: WandbServer) -> None:
     assert curve == [(0, 0.25), (3, 0.75), (12, 0.75)]
     assert run.summary["best_layer"] == 3
     probe = server.artifact("probe")
-    assert (probe.name, probe.files, probe.committed) == ("NAME", ["accuracy.csv"], True)
+    assert (probe.name, sorted(probe.files), probe.committed) == ("NAME", ["accuracy.csv", "report.html"], True)
     assert tracker.where(folder) == f"{server.url}/lab/probing/runs/{run.name}"
     assert not server.unknown
 
@@ -464,30 +528,56 @@ def assert_falls_back(folder: Path) -> None:
     (run,) = read_offline_runs(folder)
     assert run.table("accuracy") == ACCURACY
     assert run.exit_code == 0
+    assert [path.name for path in (folder / "wandb").glob("*run-*")] == [run.folder.name]
     (warning,) = warnings
     assert f"`wandb sync wandb/{run.folder.name}`" in warning
 
 
-def test_the_line_for_the_user_uploads_an_offline_run_whole(folder: Path, tmp_path: Path, server: WandbServer) -> None:
+@pytest.mark.parametrize("place", ["runs/NAME", "another place/copy"])
+def test_the_line_for_the_user_uploads_an_offline_run_whole_wherever_it_is(
+    place: str, folder: Path, tmp_path: Path, server: WandbServer
+) -> None:
     tracker = track(folder, mode="offline")
     log_all(tracker, folder)
     tracker.finish()
-    final = folder.rename(folder.with_name("NAME"))
-    line = tracker.where(final)
-    assert line is not None
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    final = folder.rename(tmp_path / place)
     assert not server.connections
-    command, *arguments = line.split()
-    assert command == "wandb"
-    # The command of this interpreter, whatever the PATH holds.
-    subprocess.run([sys.executable, "-m", "wandb", *arguments], cwd=tmp_path, check=True, timeout=60)
+    sync(tracker.where(final), tmp_path)
     (run,) = server.runs.values()
     assert run.exit_code == 0
     assert len([row for row in run.history if "layer" in row]) == len(ACCURACY)
     # Every table is an artifact, too. Those whose files are not where the run says stay pending.
     assert len(server.artifacts) == 4
     assert all(artifact.committed for artifact in server.artifacts.values())
-    assert server.artifact("probe").files == ["accuracy.csv"]
+    assert sorted(server.artifact("probe").files) == ["accuracy.csv", "report.html"]
+    pages = [content for name, content in server.uploads.items() if name.endswith(".html")]
+    assert pages == [(final / "report.html").read_bytes()] * 2  # in the artifact, and to be seen
     assert not server.unknown
+
+
+def sync(line: str | None, cwd: Path) -> None:
+    """Do what the line tells the user to."""
+    assert line is not None
+    assert "&& wandb sync " in line
+    # The command of this interpreter, whatever the PATH holds.
+    line = line.replace("wandb sync", f"{sys.executable} -m wandb sync")
+    subprocess.run(line, shell=True, cwd=cwd, check=True, timeout=60)
+
+
+def test_an_online_run_in_the_same_folder_takes_no_table_of_an_offline_one(
+    folder: Path, tmp_path: Path, server: WandbServer
+) -> None:
+    lines = []
+    for mode in ("offline", "online"):
+        tracker = track(folder, mode=mode)
+        log_all(tracker, folder)
+        tracker.finish()
+        lines.append(tracker.where(folder))
+    assert len(server.artifacts) == 4
+    sync(lines[0], tmp_path)
+    assert len(server.artifacts) == 8
+    assert all(artifact.committed for artifact in server.artifacts.values())
 
 
 def test_reading_a_torn_log_gives_what_came_before(folder: Path) -> None:

@@ -27,7 +27,7 @@ class OfflineRun:
 
     Attributes:
         folder: The run's own folder, `.../wandb/offline-run-...`.
-        run: Name, project, group and tags.
+        run: Id, name, project, sweep, group and tags.
         step_metrics: The x axis of each metric that was declared, or "".
         artifacts: Per artifact its name, its type and the paths its files are read from.
         exit_code: None if the run was never finished.
@@ -74,8 +74,8 @@ def _add(found: OfflineRun, record: Any) -> None:
     match record.WhichOneof("record_type"):
         case "run":
             run = record.run
-            found.run = {"name": run.display_name, "project": run.project}
-            found.run |= {"group": run.run_group, "tags": list(run.tags)}
+            found.run = {"id": run.run_id, "name": run.display_name, "project": run.project}
+            found.run |= {"sweep": run.sweep_id, "group": run.run_group, "tags": list(run.tags)}
             _update(found.config, run.config.update)
         case "config":
             _update(found.config, record.config.update)

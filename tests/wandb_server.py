@@ -1,8 +1,8 @@
 """A stand-in for the W&B service on the loopback interface.
 
-It answers what the pinned client sends for init, log, tables, images, artifacts, finish and
-`wandb sync`, and keeps what it received. It proves what is sent, not what the real service
-accepts or draws.
+It answers what the pinned client sends for init, log, tables, images, artifacts, finish,
+`wandb sync`, `wandb sweep` and `wandb agent`, and keeps what it received. It proves what is sent,
+not what the real service accepts or draws.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import itertools
 import json
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
+
+import yaml
 
 JSON = dict[str, Any]
 
@@ -30,6 +32,8 @@ class ServedRun:
 
     name: str
     display_name: str | None = None
+    project: str | None = None
+    sweep: str | None = None
     config: JSON = field(default_factory=dict)
     history: list[JSON] = field(default_factory=list)
     summary: JSON = field(default_factory=dict)
@@ -46,12 +50,32 @@ class ServedArtifact:
     files: list[str] = field(default_factory=list)
 
 
+@dataclass
+class ServedSweep:
+    """What the server knows of one sweep.
+
+    Attributes:
+        project: Where it is.
+        config: Its file.
+        waiting: The points of its grid that no agent has yet.
+        points: Those handed out, by the id of the run that each was to become.
+        agents: How many asked for points.
+    """
+
+    project: str
+    config: JSON
+    waiting: Iterator[JSON]
+    points: dict[str, JSON] = field(default_factory=dict)
+    agents: int = 0
+
+
 class WandbServer:
     """Serve until the `with` block ends.
 
     Args:
         delay_s: Wait before each answer.
         dies_after: Number of requests answered; then every connection is cut and the port closed.
+        dies_at: The GraphQL operation that is never answered: every connection is cut and the port closed.
         hangs_after: Number of requests answered; then connections are accepted and left waiting.
 
     Attributes:
@@ -60,7 +84,10 @@ class WandbServer:
         unknown: Those that the server has no answer to. They get a 4xx: the client retries a
             5xx for ever.
         runs: By run id.
+        sweeps: By sweep id.
+        stopped: Ids of runs that agents are told to stop, as early termination does.
         artifacts: By the server's own id.
+        died: Set when the server has died as it was asked to.
         uploads: File contents by run id (or artifact id) and name, as in `RUN/files.json`.
     """
 
@@ -69,17 +96,22 @@ class WandbServer:
         delay_s: float = 0.0,
         dies_after: int | None = None,
         hangs_after: int | None = None,
+        dies_at: str = "",
     ) -> None:
         self.connections = 0
         self.requests: list[str] = []
         self.unknown: list[str] = []
         self.runs: dict[str, ServedRun] = {}
+        self.sweeps: dict[str, ServedSweep] = {}
+        self.stopped: set[str] = set()
         self.artifacts: dict[str, ServedArtifact] = {}
         self.uploads: dict[str, bytes] = {}
         self._delay_s = delay_s
         self._dies_after = dies_after
         self._hangs_after = hangs_after
+        self._dies_at = dies_at.encode()
         self._dead = False
+        self.died = threading.Event()
         self._closed = threading.Event()
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
@@ -122,9 +154,11 @@ class WandbServer:
         if self._hangs_after is not None and len(self.requests) >= self._hangs_after:
             self._closed.wait()
         with self._lock:
-            if self._dies_after is not None and len(self.requests) >= self._dies_after:
+            is_last = self._dies_at and b"mutation " + self._dies_at in body
+            if is_last or (self._dies_after is not None and len(self.requests) >= self._dies_after):
                 self._dead = True
                 self._http.socket.close()
+                self.died.set()
             if self._dead:
                 return None
             return self._route(method, path.partition("?")[0], body)
@@ -223,6 +257,8 @@ def _upsert_bucket(server: WandbServer, variables: JSON) -> JSON:
     inserted = name not in server.runs
     run = server.runs.setdefault(name, ServedRun(name))
     run.display_name = variables.get("displayName") or run.display_name
+    run.project = variables.get("project") or run.project
+    run.sweep = variables.get("sweep") or run.sweep
     if variables.get("config"):
         run.config = json.loads(variables["config"])
     if variables.get("summaryMetrics"):
@@ -235,7 +271,7 @@ def _upsert_bucket(server: WandbServer, variables: JSON) -> JSON:
         "displayName": run.display_name,
         "description": None,
         "config": json.dumps(run.config),
-        "sweepName": None,
+        "sweepName": run.sweep,
         "historyLineCount": len(run.history),
         "project": {"id": "P1", "name": project, "entity": entity},
     }
@@ -292,6 +328,54 @@ def _commit_artifact(server: WandbServer, variables: JSON) -> JSON:
     return {"commitArtifact": {"artifact": {"id": identity, "digest": ""}}}
 
 
+def _upsert_sweep(server: WandbServer, variables: JSON) -> JSON:
+    config = yaml.safe_load(variables["config"])
+    name = server.new_id("sweep")
+    server.sweeps[name] = ServedSweep(variables["projectName"], config, _grid(config["parameters"]))
+    entity = {"id": "E1", "name": variables.get("entityName") or _ENTITY}
+    project = {"id": "P1", "name": variables["projectName"], "entity": entity}
+    return {"upsertSweep": {"sweep": {"name": name, "project": project}, "configValidationWarnings": []}}
+
+
+def _grid(parameters: JSON) -> Iterator[JSON]:
+    choices = [parameter.get("values", [parameter.get("value")]) for parameter in parameters.values()]
+    for point in itertools.product(*choices):
+        yield dict(zip(parameters, point, strict=True))
+
+
+def _sweep_with_runs(server: WandbServer, variables: JSON) -> JSON:
+    if (sweep := server.sweeps.get(variables["sweep"])) is None or sweep.project != variables["project"]:
+        return {"project": None}
+    # Of what the client asks for, all that an agent reads.
+    found = {"id": variables["sweep"], "name": variables["sweep"], "config": yaml.safe_dump(sweep.config)}
+    return {"project": {"sweep": {**found, "runs": {"edges": []}}}}
+
+
+def _create_agent(server: WandbServer, variables: JSON) -> JSON:
+    server.sweeps[variables["sweep"]].agents += 1
+    return {"createAgent": {"agent": {"id": f"{server.new_id('agent')} {variables['sweep']}"}}}
+
+
+def _heartbeat(server: WandbServer, variables: JSON) -> JSON:
+    """Hand the next point to an agent that runs nothing; tell it to go where there is none."""
+    name = variables["id"].split()[1]
+    sweep, running = server.sweeps[name], json.loads(variables["runState"])
+    commands: list[JSON] = [{"type": "stop", "run_id": run} for run in running if run in server.stopped]
+    if not running and (point := next(sweep.waiting, None)) is None:
+        commands = [{"type": "exit"}]
+    elif not running:
+        run = server.new_id("run")
+        sweep.points[run] = point
+        server.runs[run] = ServedRun(run, project=sweep.project, sweep=name)
+        args = {parameter: {"value": value} for parameter, value in point.items()}
+        commands = [{"type": "run", "run_id": run, "program": sweep.config.get("program"), "args": args}]
+    return {"agentHeartbeat": {"agent": {"id": variables["id"]}, "commands": json.dumps(commands)}}
+
+
+def _run_stopped_status(server: WandbServer, variables: JSON) -> JSON:
+    return {"project": {"run": {"stopped": variables["runId"] in server.stopped}}}
+
+
 def _always(answer: JSON) -> Callable[[WandbServer, JSON], JSON]:
     return lambda server, variables: answer
 
@@ -309,7 +393,11 @@ _RESOLVERS: dict[str, Callable[[WandbServer, JSON], JSON]] = {
     "CreateArtifactFiles": _create_artifact_files,
     "CommitArtifact": _commit_artifact,
     "ArtifactType": _always({"project": {"artifact": None}}),
-    "RunStoppedStatus": _always({"project": {"run": {"stopped": False}}}),
+    "RunStoppedStatus": _run_stopped_status,
+    "UpsertSweep": _upsert_sweep,
+    "SweepWithRuns": _sweep_with_runs,
+    "CreateAgent": _create_agent,
+    "Heartbeat": _heartbeat,
     "ServerFeaturesQuery": _always({"serverInfo": {"features": []}}),
     "ServerInfo": _always({"serverInfo": {"cliVersionInfo": _VERSIONS, "latestLocalVersionInfo": None}}),
     "OrganizationCoreWeaveOrganizationID": _always({"entity": {"organization": {"coreWeaveOrganizationId": ""}}}),

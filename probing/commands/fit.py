@@ -10,6 +10,7 @@ from probing.columns import controls_of
 from probing.commands.shared import (
     Dtype,
     Layers,
+    defaults,
     extract_all,
     number_problems,
     places,
@@ -23,7 +24,7 @@ from probing.control_names import chosen_controls
 from probing.errors import out_of_range, refuse
 from probing.models import layer_numbers
 from probing.options import ProbeOptions, WandbOptions, as_options
-from probing.runs import Run, RunFolder, load_run
+from probing.runs import Run, RunFolder, load_run, read_run
 from probing.tasks import load_task
 from probing.wandb_mode import resolve_mode
 
@@ -109,6 +110,8 @@ def fit(
         from probing.geometry.transforms import save
         from probing.mdl import online_code
         from probing.models import load_config, parse_layers, resolve_model
+        from probing.page.build import build
+        from probing.page.sources import source_of
         from probing.ranking import collect_evidence
         from probing.results import Measured, write, write_summary
         from probing.solvers import Penalty
@@ -179,7 +182,9 @@ def fit(
             if fitted:
                 save(path := folder.path / "transform.safetensors", fitted)
                 files.append(path)
-            tracker.log_results(written.accuracy, written.neurons, written.figures, files)
+            page = folder.path / "report.html"
+            page.write_bytes(build(source_of(read_run(folder.path)), defaults(fit)))
+            tracker.log_results(written.accuracy, written.neurons, written.figures, files, report=page)
         run = load_run(folder.finish())
     _report(run, tracker.where(run.folder), quiet)
     return run

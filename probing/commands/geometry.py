@@ -228,10 +228,27 @@ def geometry(
             cached_of = {"measured": origin(stores[0]), "fitted": origin(stores[-1])}
             files.append(write_summary(folder.path, found, cached_of, timings))
             if tracker:
-                tracker.log_results([], [], figures, files, tables, kind="geometry")
+                tracker.log_results(_curves(found.geometry), [], figures, files, tables, kind="geometry")
         made = Geometry(folder.finish(), **tables)
     _report(made, found.clipped, tracker.where(made.folder) if tracker else None, quiet)
     return made
+
+
+def _curves(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row per layer with a column for each measure and its interval, for W&B's curves.
+
+    Of transforms, which are many, there is what they are for: the mean cosine.
+    """
+    by_layer: dict[int, dict[str, Any]] = {}
+    for row in rows:
+        transform, measure = row["transform"], row["measure"]
+        point = by_layer.setdefault(row["layer"], {"layer": row["layer"]})
+        if transform == "none":
+            ends = {f"{measure}_{end}": row[end] for end in ("low", "high") if row.get(end) is not None}
+            point |= {measure: row["value"], **ends}
+        elif measure == "mean_cosine":
+            point[f"{transform}_{measure}"] = row["value"]
+    return list(by_layer.values())
 
 
 def _check_tokens(tokens: Any, special_tokens: str) -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from probing.errors import UserError, as_clause
 from probing.runs import PARTIAL
@@ -38,10 +35,11 @@ def report(folders: list[str] | None = None, output: str | None = None) -> Path:
     from probing import terminal
 
     with terminal.quiet_libraries():
+        from probing.commands.fit import fit
+        from probing.commands.shared import defaults
         from probing.page.build import build
 
-        page = build(sources, _defaults())
-    content = page.encode("utf-8", "backslashreplace")  # names of folders may be no UTF-8
+        content = build(sources, defaults(fit))
     _write(path, content)
     print(f"Report: {path} ({len(content) / 1e6:.1f} MB)")
     return path
@@ -109,11 +107,3 @@ def _umask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
-
-
-def _defaults() -> Mapping[str, Any]:
-    """Return the defaults of the options of `fit`, groups of options as mappings."""
-    from probing.commands.fit import fit
-    from probing.commands.shared import plain
-
-    return plain({name: parameter.default for name, parameter in inspect.signature(fit).parameters.items()})

@@ -7,6 +7,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
@@ -218,6 +219,11 @@ def tracking(
             ) from error
         raise
     tracker.finish()
+
+
+def defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the defaults of a command's options as plain values, groups of options as mappings."""
+    return plain({name: parameter.default for name, parameter in signature(function).parameters.items()})
 
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,8 +24,8 @@ from probing.page.tables import pairs
 ROOM, PER_NEURON = 4_600_000, 90
 
 
-def build(sources: Sources, defaults: Mapping[str, Any]) -> str:
-    """Return the page.
+def build(sources: Sources, defaults: Mapping[str, Any]) -> bytes:
+    """Return the page, in UTF-8.
 
     Args:
         sources: What it shows.
@@ -34,7 +34,7 @@ def build(sources: Sources, defaults: Mapping[str, Any]) -> str:
     script, style = _file("script.js"), _file("style.css")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     title = answers.title(sources.subjects)
-    return Template(_file("page.html")).substitute(
+    page = Template(_file("page.html")).substitute(
         mark=MARK,
         title=element("title", title[:1].upper() + title[1:]),
         digest=digest,
@@ -45,6 +45,7 @@ def build(sources: Sources, defaults: Mapping[str, Any]) -> str:
         content=_content(sources, defaults),
         script=script,
     )
+    return page.encode("utf-8", "backslashreplace")  # names of folders may be no UTF-8
 
 
 def _links(sources: Sources) -> Html:

@@ -151,6 +151,16 @@ def read_sources(folders: Sequence[str | Path]) -> Sources:
     return Sources(subjects, agreements[0][0] if agreements else None, geometry)
 
 
+def source_of(run: Run) -> Sources:
+    """Return a single run as what a page is made from.
+
+    Raises:
+        UserError: If the run is damaged.
+    """
+    (label,) = labels([run])
+    return Sources([_subject(label, run)])
+
+
 def labels(runs: Sequence[Run], taken: Sequence[str] = ()) -> list[str]:
     """Name each run by its model; where that is not enough, also by its task, else by its folder or its whole path."""
     models = [_model(run) for run in runs]
