@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 from probing.cache.plan import Plan, Shard
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, Split
+from probing.distributed import place
 from probing.errors import UserError
 from probing.tasks import Labels, TokenTask, has_label
 from probing.words import pool_words
@@ -173,6 +174,12 @@ def read_shard(examples: Examples, layers: Sequence[int], shard: int) -> Batch:
 def read(examples: Examples, layers: Sequence[int]) -> Iterator[Batch]:
     """Yield all batches of examples once, in order."""
     return (read_shard(examples, layers, shard.index) for shard in examples.store.plan.shards)
+
+
+def read_share(examples: Examples, layers: Sequence[int]) -> Iterator[Batch]:
+    """Yield the batches of this rank's shards, for sums that `sum_over_ranks` then takes together."""
+    rank, n_ranks = place()
+    return (read_shard(examples, layers, shard.index) for shard in examples.store.plan.shards[rank::n_ranks])
 
 
 def label(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -17,8 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from probing.distributed import end_together, launched, sum_over_ranks
 from probing.errors import UserError, as_clause, did_you_mean, out_of_range, refuse
-from probing.examples import Batch, Examples, ShardBatches, Sides, read
+from probing.examples import Batch, Examples, ShardBatches, Sides, read_share
 from probing.interrupts import interrupts_pass
 from probing.metrics import ProbeMetrics, SumBySentence
 from probing.moments import Moments, MomentsAccumulator, PenaltySpace
@@ -48,6 +50,8 @@ _AT_LEAST = {
     "max_epochs": -1, "min_epochs": 0, "limit_train_batches": 1, "limit_val_batches": 0, "accumulate_grad_batches": 1,
     "check_val_every_n_epoch": 1,
 }  # fmt: skip
+# Ways in which processes work together that bring what they learnt back to the command.
+STRATEGIES = ("auto", "ddp")
 _FOR_MEASURING = _HONOURED - {"max_epochs", "max_time", "enable_checkpointing"}
 
 
@@ -172,12 +176,14 @@ class MiniBatches(IterableDataset[Batch]):
 
 
 def layer_moments(train: Examples, layers: Sequence[int]) -> list[Moments]:
-    """Return the moments of each layer's training tokens, in one streamed pass."""
+    """Return the moments of each layer's training tokens, in one streamed pass, divided among ranks."""
     accumulators = [MomentsAccumulator(train.store.plan.d_model) for _ in layers]
-    for batch in read(train, layers):
+    for batch in read_share(train, layers):
         kept = batch.labels >= 0
         for accumulator, states in zip(accumulators, batch.hidden_states, strict=True):
             accumulator.update(states[kept])
+    for accumulator in accumulators:
+        accumulator.gather(sum_over_ranks)
     return [accumulator.result() for accumulator in accumulators]
 
 
@@ -405,6 +411,7 @@ def check_trainer_options(options: Mapping[str, Any], solver: SolverName) -> Non
     if not isinstance(max_time := options.get("max_time", {}), str | Mapping | timedelta):
         problems.append(f"`--trainer.max_time {max_time}`: expected DD:HH:MM:SS")
     refuse(problems)
+    refuse(_rank_problems(options))
     # One by one, so that the message names what is refused; then all, which may be at odds with one another.
     for tried in [*({name: value} for name, value in options.items()), options]:
         try:
@@ -414,6 +421,29 @@ def check_trainer_options(options: Mapping[str, Any], solver: SolverName) -> Non
             raise UserError(f"`{typed}`: Lightning refuses it ({as_clause(error)}).") from None
     if "max_time" in options and (pl.callbacks.Timer(options["max_time"]).time_remaining() or 0) <= 0:
         raise UserError(f"`--trainer.max_time {options['max_time']}` leaves no time to train: expected DD:HH:MM:SS.")
+
+
+def _rank_problems(options: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with how many processes are asked for, and with how they would work together."""
+    problems = []
+    if (strategy := options.get("strategy", "auto")) not in STRATEGIES:
+        problems.append(f"`--trainer.strategy {strategy}`: expected {' or '.join(STRATEGIES)}")
+    joined = launched()
+    for name in ("devices", "num_nodes"):
+        if joined and (value := options.get(name)) not in (None, "auto", -1, "-1", joined[name], str(joined[name])):
+            problems.append(
+                f"`--trainer.{name} {value}`: torchrun or srun started {joined['devices']} processes a host on "
+                f"{joined['num_nodes']} hosts; leave the option out"
+            )
+    if options.get("accelerator", "auto") == "cpu" or not torch.cuda.is_available():
+        n, cores = options.get("devices", 1), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+        n, cores = int(n) if str(n).isdecimal() else 1, cores or os.cpu_count() or 1
+        if n > max(cores, 2):
+            problems.append(
+                f"`--trainer.devices {n}`: on this machine {cores} cores can be used, and more processes than cores "
+                "only wait for one another; give fewer"
+            )
+    return problems
 
 
 def build_trainer(
@@ -426,8 +456,8 @@ def build_trainer(
         "enable_progress_bar": False,
         "enable_checkpointing": False,
     }
-    return pl.Trainer(
-        **{**defaults, **options},
+    trainer = pl.Trainer(
+        **{**defaults, **launched(), **options},
         logger=logger or False,
         callbacks=list(callbacks),
         default_root_dir=folder,
@@ -436,3 +466,5 @@ def build_trainer(
         log_every_n_steps=1,
         use_distributed_sampler=False,  # shards are divided by `ShardBatches`, without repetition
     )
+    end_together(trainer.world_size)
+    return trainer
