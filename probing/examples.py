@@ -153,8 +153,8 @@ class ShardBatches(Dataset[Batch]):
         return read_shard(self.examples, self.layers, self.shards[index])
 
 
-def read_shard(examples: Examples, layers: Sequence[int], shard: int) -> Batch:
-    """Read the examples of one shard; rows that are no examples stay, labelled -1, where they are few."""
+def open_shard(examples: Examples, layers: Sequence[int], shard: int) -> Batch:
+    """Return all rows of one shard, labelled -1 where they are no examples; what can be is mapped and not read yet."""
     store, tokens = examples.store, examples.store.tokens
     here = store.shard_tokens(store.plan.shards[shard])
     rows = np.arange(here.start, here.stop)
@@ -162,10 +162,15 @@ def read_shard(examples: Examples, layers: Sequence[int], shard: int) -> Batch:
     if examples.word_means:
         states = pool_words(states, tokens.words[here], tokens.sentences[here]).hidden_states
         rows = rows[tokens.first_pieces[here]]
-    labels = torch.from_numpy(examples.labels[rows])
+    labels = torch.from_numpy(examples.labels[rows].astype(np.int64))
     sentences = torch.from_numpy(tokens.sentences[rows].astype(np.int64))
-    batch = Batch(states, labels, sentences, torch.from_numpy(rows))
-    is_example = labels >= 0
+    return Batch(states, labels, sentences, torch.from_numpy(rows))
+
+
+def read_shard(examples: Examples, layers: Sequence[int], shard: int) -> Batch:
+    """Read the examples of one shard; rows that are no examples stay, labelled -1, where they are few."""
+    batch = open_shard(examples, layers, shard)
+    is_example = batch.labels >= 0
     if is_example.float().mean() < DENSE:
         batch = batch.pick(is_example.nonzero().squeeze(1))
     return batch._replace(hidden_states=tuple(h.float() for h in batch.hidden_states))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -16,13 +16,14 @@ import pytorch_lightning as pl
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from probing.distributed import end_together, launched, sum_over_ranks
 from probing.errors import UserError, as_clause, did_you_mean, out_of_range, refuse
 from probing.examples import Batch, Examples, ShardBatches, Sides, read_share
 from probing.interrupts import interrupts_pass
 from probing.metrics import ProbeMetrics, SumBySentence
+from probing.mini_batches import MiniBatches
 from probing.moments import Moments, MomentsAccumulator, PenaltySpace
 from probing.probe import AdamProbe, FullPassProbe, LinearProbe, Problem
 from probing.solvers import Penalty
@@ -130,8 +131,8 @@ class ProbeData(pl.LightningDataModule):
         """Return whole shards in order, or shuffled mini-batches."""
         if self.mini_batches is None:
             return DataLoader(self._shards(self.sides.train), batch_size=None)
-        trainer, shards = cast(pl.Trainer, self.trainer), ShardBatches(self.sides.train, self.layers)
-        mini_batches = MiniBatches(shards, *self.mini_batches, trainer.global_rank, trainer.world_size)
+        ranks = (trainer := cast(pl.Trainer, self.trainer)).global_rank, trainer.world_size
+        mini_batches = MiniBatches(self.sides.train, self.layers, *self.mini_batches, *ranks)
         return DataLoader(mini_batches, batch_size=None)
 
     def val_dataloader(self) -> DataLoader[Batch] | list[Any]:
@@ -141,38 +142,6 @@ class ProbeData(pl.LightningDataModule):
     def test_dataloader(self) -> DataLoader[Batch]:
         """Return whole shards."""
         return DataLoader(self._shards(self.sides.test), batch_size=None)
-
-
-class MiniBatches(IterableDataset[Batch]):
-    """Shuffled batches of examples: shards in random order, tokens of a shard in random order, anew each epoch.
-
-    Ranks take equal shares of each batch, so that they train as one process would and none waits
-    for another; the `world_size` - 1 tokens at most that leave a remainder are passed over.
-
-    Args:
-        shards: Where they are read, all of them by every rank.
-        size: Tokens in a batch, over all ranks.
-        seed: Of the order; the epoch is mixed in.
-        rank: Of this process.
-        world_size: Number of processes.
-    """
-
-    def __init__(self, shards: ShardBatches, size: int, seed: int, rank: int = 0, world_size: int = 1) -> None:
-        self.shards, self.size, self.seed, self.epoch = shards, size, seed, 0
-        self.rank, self.world_size = rank, world_size
-
-    def __iter__(self) -> Iterator[Batch]:
-        generator = np.random.default_rng([self.seed, self.epoch])
-        self.epoch += 1
-        for shard in generator.permutation(len(self.shards)):
-            batch = self.shards[int(shard)]
-            rows = generator.permutation((batch.labels >= 0).nonzero().squeeze(1).numpy())
-            for start in range(0, len(rows), self.size):
-                share = len(rows[start : start + self.size]) // self.world_size
-                if not share:
-                    continue
-                kept = torch.from_numpy(rows[start + self.rank * share :][:share])
-                yield batch.pick(kept)
 
 
 def layer_moments(train: Examples, layers: Sequence[int]) -> list[Moments]:
