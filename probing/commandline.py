@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from probing.arguments import parse
-from probing.distributed import end_with_parent, is_main_process, let_the_first_speak, lost_rank
+from probing.distributed import end_others, end_with_parent, is_main_process, let_the_first_speak, lost_rank
 from probing.errors import RunError, UserError, did_you_mean, one_line
 from probing.interrupts import Terminated, interrupt_behind, signals_interrupt
 
@@ -45,6 +45,7 @@ def _run(commands: Mapping[str, str], args: Sequence[str]) -> int:
             function(**parse(name, function, rest))
             return 0
         except BaseException as error:
+            end_others()
             if interrupt := interrupt_behind(error):
                 is_term = isinstance(interrupt, Terminated)
                 status, how = (TERMINATED, "terminated") if is_term else (INTERRUPTED, "interrupted")

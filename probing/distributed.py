@@ -108,35 +108,44 @@ def _is_together() -> bool:
 
 # --- how ranks end ---
 
+_launchers: list[Any] = []  # of Lightning, those that may have started processes
+
 
 def end_with_parent() -> None:
-    """End this process, if it is a rank other than the first, soon after the one that started it has ended.
+    """End this process, if a launcher started it as a rank of a job, soon after the launcher has ended.
 
     A rank in the middle of its share would otherwise go on, for hours, for nobody.
     """
-    if is_main_process():
+    # Those whose parent is a launcher: Lightning's own, which is itself of local rank 0, or torchrun.
+    if "TORCHELASTIC_RUN_ID" not in os.environ and os.environ.get("LOCAL_RANK", "0") == "0":
         return
     parent = os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(1)
+        _say(f"the process that started this job has gone without a word, so all of it ends; {KEPT}")
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="parent-watch").start()
 
 
-def end_together(n_ranks: int) -> None:
+def end_together(trainer: Any) -> None:
     """Have the first rank say which other one has ended badly, and all of them part at the end.
 
     Lightning's launcher looks after the processes that it started: where one has ended badly, it kills the others
     within seconds, the first one too, which without this would go without a word.
 
     Args:
-        n_ranks: Of the job.
+        trainer: About to run.
     """
     logger = logging.getLogger(_LAUNCHER)
-    if n_ranks == 1 or any(isinstance(handler, _Obituary) for handler in logger.handlers):
+    if trainer.world_size == 1:
+        return
+    _launchers[:] = [launcher for launcher in _launchers if launcher.procs]
+    if hasattr(trainer.strategy.launcher, "procs"):
+        _launchers.append(trainer.strategy.launcher)
+    if any(isinstance(handler, _Obituary) for handler in logger.handlers):
         return
     logger.addHandler(_Obituary())
     logger.setLevel(logging.INFO)
@@ -155,8 +164,7 @@ class _Obituary(logging.Handler):
             return
         rank, code = map(int, found.groups())
         how = f"was killed by signal {-code}" if code < 0 else f"failed with status {code}"
-        told = f"process {rank} of this job {how}, so all of it ends; {KEPT}"
-        print(f"probing: {told}", file=sys.stderr, flush=True)
+        _say(f"process {rank} of this job {how}, so all of it ends; {KEPT}")
 
 
 def lost_rank(error: BaseException) -> RunError | None:
@@ -167,10 +175,21 @@ def lost_rank(error: BaseException) -> RunError | None:
     return RunError(f"another process of this job ended before its work was done; {KEPT}")
 
 
+def end_others() -> None:
+    """End the processes that this one had started, where it fails."""
+    for launcher in _launchers:
+        for process in launcher.procs:
+            process.kill()
+
+
 def let_the_first_speak() -> None:
-    """Give the first rank, on any rank but that, the time to say what all have met and to end the job."""
+    """Give the first rank, on any other one, time to say what all of them have met, and to end them."""
     if not is_main_process():
-        time.sleep(8)  # longer than it takes the launcher to look, or this process to see its parent gone
+        time.sleep(8)  # longer than the launcher takes to look
+
+
+def _say(message: str) -> None:
+    print(f"probing: {message}", file=sys.stderr, flush=True)
 
 
 def _part() -> None:

@@ -80,7 +80,7 @@ class Examples:
     """
 
     store: Activations
-    labels: NDArray[np.int64]
+    labels: NDArray[np.int32]
     n_dropped: int = 0
     word_means: bool = False
 
@@ -201,7 +201,7 @@ def label(
         side: Which side.
     """
     labels, n_dropped = class_of_tokens(store.tokens, corpus, task, splits, classes, side)
-    return Examples(store, labels, n_dropped, task.word_means)
+    return Examples(store, labels.astype(np.int32), n_dropped, task.word_means)
 
 
 def class_of_tokens(

@@ -22,6 +22,7 @@ from probing.distributed import end_together, launched, sum_over_ranks
 from probing.errors import UserError, as_clause, did_you_mean, out_of_range, refuse
 from probing.examples import Batch, Examples, ShardBatches, Sides, read_share
 from probing.interrupts import interrupts_pass
+from probing.kept import KeptBatches
 from probing.metrics import ProbeMetrics, SumBySentence
 from probing.mini_batches import MiniBatches
 from probing.moments import Moments, MomentsAccumulator, PenaltySpace
@@ -129,9 +130,12 @@ class ProbeData(pl.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Return whole shards in order, or shuffled mini-batches."""
+        trainer = cast(pl.Trainer, self.trainer)
         if self.mini_batches is None:
-            return DataLoader(self._shards(self.sides.train), batch_size=None)
-        ranks = (trainer := cast(pl.Trainer, self.trainer)).global_rank, trainer.world_size
+            shards, device = self._shards(self.sides.train), trainer.strategy.root_device
+            # Whole shards are read in every pass: to an accelerator they are copied once, as far as there is room.
+            return DataLoader(KeptBatches(shards, device) if device.type == "cuda" else shards, batch_size=None)
+        ranks = trainer.global_rank, trainer.world_size
         mini_batches = MiniBatches(self.sides.train, self.layers, *self.mini_batches, *ranks)
         return DataLoader(mini_batches, batch_size=None)
 
@@ -435,5 +439,5 @@ def build_trainer(
         log_every_n_steps=1,
         use_distributed_sampler=False,  # shards are divided by `ShardBatches`, without repetition
     )
-    end_together(trainer.world_size)
+    end_together(trainer)
     return trainer

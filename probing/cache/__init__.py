@@ -210,7 +210,7 @@ def _extract(
     )
     if not work and trainer.world_size == 1:
         return
-    end_together(trainer.world_size)
+    end_together(trainer)
 
     def load() -> tuple[torch.nn.Module, int]:
         encoder = load_encoder(request.source, getattr(torch, request.dtype), request.random_weights_seed)
