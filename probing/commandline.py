@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from probing.arguments import parse
+from probing.distributed import end_others, end_with_parent, is_main_process, let_the_first_speak, lost_rank
 from probing.errors import RunError, UserError, did_you_mean, one_line
 from probing.interrupts import Terminated, interrupt_behind, signals_interrupt
 
@@ -65,21 +66,25 @@ def _run(commands: Mapping[str, str], args: Sequence[str]) -> int:
     name, rest = _command(commands, args)
     if name is None:
         return _usage(commands, args)
+    end_with_parent()
     with signals_interrupt():
         try:
             function = _load(commands[name])
             function(**parse(name, function, rest))
             return 0
         except BaseException as error:
+            end_others()
             if interrupt := interrupt_behind(error):
                 is_term = isinstance(interrupt, Terminated)
                 status, how = (TERMINATED, "terminated") if is_term else (INTERRUPTED, "interrupted")
                 message = "; ".join([how, *map(str, interrupt.args), "what was cached is kept"])
-            elif isinstance(error, UserError | RunError):
-                status, message = USER_ERROR if isinstance(error, UserError) else RUN_ERROR, str(error)
+            elif isinstance(told := lost_rank(error) or error, UserError | RunError):
+                status, message = USER_ERROR if isinstance(told, UserError) else RUN_ERROR, str(told)
+                let_the_first_speak()
             else:
                 raise
-    print(one_line(f"probing {name}: {message}"), file=sys.stderr)
+    if is_main_process() or status in (USER_ERROR, RUN_ERROR):
+        print(one_line(f"probing {name}: {message}"), file=sys.stderr)
     return status
 
 

@@ -6,6 +6,7 @@ weights and a ranking does not, so weights are centred over classes first.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -78,6 +79,15 @@ class MagnitudeAccumulator:
         self.counts += classes.bincount(minlength=len(self.counts))
         self.magnitude.index_add_(0, classes, states.abs())
         self.deviation.index_add_(0, classes, (states - self.mean).abs_())
+
+    def gather(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
+        """Take together what several processes have added.
+
+        Args:
+            sum_over_ranks: Returns the sum of a tensor over all of them.
+        """
+        self.counts = sum_over_ranks(self.counts)
+        self.magnitude, self.deviation = sum_over_ranks(self.magnitude), sum_over_ranks(self.deviation)
 
     def result(self) -> ClassMagnitudes:
         """Return the sums of what was added."""

@@ -48,7 +48,7 @@ def control_task(sides: Sides, corpora: Sequence[Corpus], seed: int) -> Sides:
         types, of_token = _types(examples.store.tokens, corpus)
         uniform = [int.from_bytes(hashlib.sha256(f"{seed}\0{word}".encode()).digest()[:7]) / 2**56 for word in types]
         drawn = np.searchsorted(below, uniform, side="right").clip(max=len(below) - 1)[of_token]
-        return replace(examples, labels=np.where(examples.labels >= 0, drawn, -1))
+        return replace(examples, labels=np.where(examples.labels >= 0, drawn, -1).astype(np.int32))
 
     return sides.each(draw)
 

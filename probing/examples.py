@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 from probing.cache.plan import Plan, Shard
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, Split
+from probing.distributed import place
 from probing.errors import UserError
 from probing.tasks import Labels, TokenTask, has_label
 from probing.words import pool_words
@@ -79,7 +80,7 @@ class Examples:
     """
 
     store: Activations
-    labels: NDArray[np.int64]
+    labels: NDArray[np.int32]
     n_dropped: int = 0
     word_means: bool = False
 
@@ -152,8 +153,8 @@ class ShardBatches(Dataset[Batch]):
         return read_shard(self.examples, self.layers, self.shards[index])
 
 
-def read_shard(examples: Examples, layers: Sequence[int], shard: int) -> Batch:
-    """Read the examples of one shard; rows that are no examples stay, labelled -1, where they are few."""
+def open_shard(examples: Examples, layers: Sequence[int], shard: int) -> Batch:
+    """Return all rows of one shard, labelled -1 where they are no examples; what can be is mapped and not read yet."""
     store, tokens = examples.store, examples.store.tokens
     here = store.shard_tokens(store.plan.shards[shard])
     rows = np.arange(here.start, here.stop)
@@ -161,10 +162,15 @@ def read_shard(examples: Examples, layers: Sequence[int], shard: int) -> Batch:
     if examples.word_means:
         states = pool_words(states, tokens.words[here], tokens.sentences[here]).hidden_states
         rows = rows[tokens.first_pieces[here]]
-    labels = torch.from_numpy(examples.labels[rows])
+    labels = torch.from_numpy(examples.labels[rows].astype(np.int64))
     sentences = torch.from_numpy(tokens.sentences[rows].astype(np.int64))
-    batch = Batch(states, labels, sentences, torch.from_numpy(rows))
-    is_example = labels >= 0
+    return Batch(states, labels, sentences, torch.from_numpy(rows))
+
+
+def read_shard(examples: Examples, layers: Sequence[int], shard: int) -> Batch:
+    """Read the examples of one shard; rows that are no examples stay, labelled -1, where they are few."""
+    batch = open_shard(examples, layers, shard)
+    is_example = batch.labels >= 0
     if is_example.float().mean() < DENSE:
         batch = batch.pick(is_example.nonzero().squeeze(1))
     return batch._replace(hidden_states=tuple(h.float() for h in batch.hidden_states))
@@ -173,6 +179,12 @@ def read_shard(examples: Examples, layers: Sequence[int], shard: int) -> Batch:
 def read(examples: Examples, layers: Sequence[int]) -> Iterator[Batch]:
     """Yield all batches of examples once, in order."""
     return (read_shard(examples, layers, shard.index) for shard in examples.store.plan.shards)
+
+
+def read_share(examples: Examples, layers: Sequence[int]) -> Iterator[Batch]:
+    """Yield the batches of this rank's shards, for sums that `sum_over_ranks` then takes together."""
+    rank, n_ranks = place()
+    return (read_shard(examples, layers, shard.index) for shard in examples.store.plan.shards[rank::n_ranks])
 
 
 def label(
@@ -189,7 +201,7 @@ def label(
         side: Which side.
     """
     labels, n_dropped = class_of_tokens(store.tokens, corpus, task, splits, classes, side)
-    return Examples(store, labels, n_dropped, task.word_means)
+    return Examples(store, labels.astype(np.int32), n_dropped, task.word_means)
 
 
 def class_of_tokens(

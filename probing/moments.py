@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -79,6 +80,18 @@ class MomentsAccumulator:
         self.products += (hidden_states.T @ hidden_states).double()
         self.n_tokens = total
 
+    def gather(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
+        """Take together what several processes have added.
+
+        Args:
+            sum_over_ranks: Returns the sum of a tensor over all of them.
+        """
+        n = self.n_tokens
+        self.n_tokens = int(sum_over_ranks(torch.tensor(n)))
+        mean = sum_over_ranks(n * self.mean) / max(self.n_tokens, 1)
+        self.squares = sum_over_ranks(self.squares + n * (self.mean - mean).square())
+        self.mean, self.products = mean, sum_over_ranks(self.products)
+
     def result(self) -> Moments:
         """Return the moments of what was added.
 
@@ -143,6 +156,22 @@ class CovarianceAccumulator:
         self.sums += states.sum(0)
         self.products.addmm_(states.T, states)
         return states
+
+    def gather(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
+        """Take together what several processes have added.
+
+        Args:
+            sum_over_ranks: Returns the sum of a tensor over all of them.
+        """
+        n, own = self.n_tokens, torch.zeros_like(self.sums) if self.origin is None else self.origin
+        self.n_tokens = int(sum_over_ranks(torch.tensor(n)))
+        # Any point among the tokens will do for an origin: the mean of the processes' own.
+        origin = sum_over_ranks(n * own) / max(self.n_tokens, 1)
+        shift, sums = own - origin, self.sums
+        self.sums = sum_over_ranks(sums + n * shift)
+        moved = torch.outer(sums, shift) + torch.outer(shift, sums) + n * torch.outer(shift, shift)
+        self.products = sum_over_ranks(self.products + moved)
+        self.origin = origin if self.n_tokens else None
 
     def result(self) -> Covariance:
         """Return the moments of what was added.

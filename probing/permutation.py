@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
 
+_Label = TypeVar("_Label", np.int32, np.int64)
+
 
 def permute_within_sentences(
-    labels: NDArray[np.int64], sentences: NDArray[np.int32], input_ids: NDArray[np.int32], n_draws: int, seed: int
-) -> NDArray[np.int64]:
+    labels: NDArray[_Label], sentences: NDArray[np.int32], input_ids: NDArray[np.int32], n_draws: int, seed: int
+) -> NDArray[_Label]:
     """Return draws of the labels in which each sentence's labels are dealt anew to its own tokens.
 
     Such labels know a sentence's length and topic but not where a token stands. What a sentence
@@ -22,7 +26,7 @@ def permute_within_sentences(
         seed: Of all draws.
 
     Returns:
-        Shape (n_draws, n_tokens).
+        Shape (n_draws, n_tokens), of the labels' type.
     """
     examples = np.flatnonzero(labels >= 0)
     keys, here = _token_keys(sentences, input_ids)[examples], sentences[examples]

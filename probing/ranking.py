@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from probing.columns import BELOW_RESOLUTION
 from probing.companion import is_far
 from probing.contributions import ClassMagnitudes, MagnitudeAccumulator, mean_contribution
-from probing.examples import Examples, read
+from probing.distributed import sum_over_ranks
+from probing.examples import Batch, Examples, read_share
 from probing.moments import Moments
 from probing.permutation import permute_within_sentences
 from probing.removal import Rise
@@ -57,7 +59,7 @@ class Evidence:
 def collect_evidence(
     train: Examples, test: Examples, layers: Sequence[int], moments: Sequence[Moments], n_classes: int, seed: int
 ) -> list[Evidence]:
-    """Stream the training and the test tokens once and return the evidence of each layer.
+    """Stream the training and the test tokens once, divided among ranks, and return the evidence of each layer.
 
     Args:
         train: Training examples.
@@ -67,19 +69,36 @@ def collect_evidence(
         n_classes: Number of classes.
         seed: Of the permuted labels.
     """
-    tokens = train.store.tokens
-    permuted = permute_within_sentences(train.labels, tokens.sentences, tokens.input_ids, DRAWS, seed)
     separations = [SeparationAccumulator(m.mean, m.sd, n_classes) for m in moments]
-    for batch in read(train, layers):
-        draws = torch.from_numpy(permuted[:, batch.rows.numpy()])
+    for batch in read_share(train, layers):
+        draws = _permuted(train, batch, seed)
         for accumulator, states in zip(separations, batch.hidden_states, strict=True):
             accumulator.update(states, batch.labels, draws)
     magnitudes = [MagnitudeAccumulator(m.mean, n_classes) for m in moments]
-    for batch in read(test, layers):
+    for batch in read_share(test, layers):
         for sums, states in zip(magnitudes, batch.hidden_states, strict=True):
             sums.update(states, batch.labels)
+    for separation, sums in zip(separations, magnitudes, strict=True):
+        separation.gather(sum_over_ranks)
+        sums.gather(sum_over_ranks)
     parts = zip(moments, magnitudes, separations, strict=True)
     return [Evidence(m, sums.result(), separation.result()) for m, sums, separation in parts]
+
+
+def _permuted(train: Examples, batch: Batch, seed: int) -> Tensor:
+    """Return draws of a shard's labels, dealt anew within its sentences, shape (DRAWS, n).
+
+    A sentence is dealt the same wherever it stands, so the draws of all shards are those of the whole corpus, which
+    would take 160 bytes a token.
+    """
+    if not len(batch.rows):
+        return torch.empty(DRAWS, 0, dtype=torch.int64)
+    tokens = train.store.tokens
+    first, last = (int(tokens.sentences[row]) for row in (batch.rows[0], batch.rows[-1]))
+    here = tokens.of_sentences(first, last + 1 - first)
+    labels = train.labels[here].astype(np.int64)
+    draws = permute_within_sentences(labels, tokens.sentences[here], tokens.input_ids[here], DRAWS, seed)
+    return torch.from_numpy(draws)[:, batch.rows - here.start]
 
 
 def order(statistic: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +49,14 @@ class SeparationAccumulator:
         for total, classes in zip(self.sums, [labels, *permuted], strict=True):
             batch = torch.zeros(total.shape, dtype=states.dtype)
             total += batch.index_add_(0, classes[kept], states)
+
+    def gather(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
+        """Take together what several processes have added.
+
+        Args:
+            sum_over_ranks: Returns the sum of a tensor over all of them.
+        """
+        self.counts, self.sums = sum_over_ranks(self.counts), sum_over_ranks(self.sums)
 
     def result(self) -> Separation:
         """Return eta squared and its z for what was added; 0 for a neuron that does not vary."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -15,12 +16,15 @@ import pytorch_lightning as pl
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
+from probing.distributed import end_together, launched, sum_over_ranks
 from probing.errors import UserError, as_clause, did_you_mean, out_of_range, refuse
-from probing.examples import Batch, Examples, ShardBatches, Sides, read
+from probing.examples import Batch, Examples, ShardBatches, Sides, read_share
 from probing.interrupts import interrupts_pass
+from probing.kept import KeptBatches
 from probing.metrics import ProbeMetrics, SumBySentence
+from probing.mini_batches import MiniBatches
 from probing.moments import Moments, MomentsAccumulator, PenaltySpace
 from probing.probe import AdamProbe, FullPassProbe, LinearProbe, Problem
 from probing.solvers import Penalty
@@ -48,6 +52,8 @@ _AT_LEAST = {
     "max_epochs": -1, "min_epochs": 0, "limit_train_batches": 1, "limit_val_batches": 0, "accumulate_grad_batches": 1,
     "check_val_every_n_epoch": 1,
 }  # fmt: skip
+# Ways in which processes work together that bring what they learnt back to the command.
+STRATEGIES = ("auto", "ddp")
 _FOR_MEASURING = _HONOURED - {"max_epochs", "max_time", "enable_checkpointing"}
 
 
@@ -124,10 +130,13 @@ class ProbeData(pl.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Return whole shards in order, or shuffled mini-batches."""
+        trainer = cast(pl.Trainer, self.trainer)
         if self.mini_batches is None:
-            return DataLoader(self._shards(self.sides.train), batch_size=None)
-        trainer, shards = cast(pl.Trainer, self.trainer), ShardBatches(self.sides.train, self.layers)
-        mini_batches = MiniBatches(shards, *self.mini_batches, trainer.global_rank, trainer.world_size)
+            shards, device = self._shards(self.sides.train), trainer.strategy.root_device
+            # Whole shards are read in every pass: to an accelerator they are copied once, as far as there is room.
+            return DataLoader(KeptBatches(shards, device) if device.type == "cuda" else shards, batch_size=None)
+        ranks = trainer.global_rank, trainer.world_size
+        mini_batches = MiniBatches(self.sides.train, self.layers, *self.mini_batches, *ranks)
         return DataLoader(mini_batches, batch_size=None)
 
     def val_dataloader(self) -> DataLoader[Batch] | list[Any]:
@@ -139,45 +148,15 @@ class ProbeData(pl.LightningDataModule):
         return DataLoader(self._shards(self.sides.test), batch_size=None)
 
 
-class MiniBatches(IterableDataset[Batch]):
-    """Shuffled batches of examples: shards in random order, tokens of a shard in random order, anew each epoch.
-
-    Ranks take equal shares of each batch, so that they train as one process would and none waits
-    for another; the `world_size` - 1 tokens at most that leave a remainder are passed over.
-
-    Args:
-        shards: Where they are read, all of them by every rank.
-        size: Tokens in a batch, over all ranks.
-        seed: Of the order; the epoch is mixed in.
-        rank: Of this process.
-        world_size: Number of processes.
-    """
-
-    def __init__(self, shards: ShardBatches, size: int, seed: int, rank: int = 0, world_size: int = 1) -> None:
-        self.shards, self.size, self.seed, self.epoch = shards, size, seed, 0
-        self.rank, self.world_size = rank, world_size
-
-    def __iter__(self) -> Iterator[Batch]:
-        generator = np.random.default_rng([self.seed, self.epoch])
-        self.epoch += 1
-        for shard in generator.permutation(len(self.shards)):
-            batch = self.shards[int(shard)]
-            rows = generator.permutation((batch.labels >= 0).nonzero().squeeze(1).numpy())
-            for start in range(0, len(rows), self.size):
-                share = len(rows[start : start + self.size]) // self.world_size
-                if not share:
-                    continue
-                kept = torch.from_numpy(rows[start + self.rank * share :][:share])
-                yield batch.pick(kept)
-
-
 def layer_moments(train: Examples, layers: Sequence[int]) -> list[Moments]:
-    """Return the moments of each layer's training tokens, in one streamed pass."""
+    """Return the moments of each layer's training tokens, in one streamed pass, divided among ranks."""
     accumulators = [MomentsAccumulator(train.store.plan.d_model) for _ in layers]
-    for batch in read(train, layers):
+    for batch in read_share(train, layers):
         kept = batch.labels >= 0
         for accumulator, states in zip(accumulators, batch.hidden_states, strict=True):
             accumulator.update(states[kept])
+    for accumulator in accumulators:
+        accumulator.gather(sum_over_ranks)
     return [accumulator.result() for accumulator in accumulators]
 
 
@@ -434,6 +413,7 @@ def check_trainer_options(options: Mapping[str, Any], solver: SolverName) -> Non
     if not isinstance(max_time := options.get("max_time", {}), str | Mapping | timedelta):
         problems.append(f"`--trainer.max_time {max_time}`: expected DD:HH:MM:SS")
     refuse(problems)
+    refuse(_rank_problems(options))
     # One by one, so that the message names what is refused; then all, which may be at odds with one another.
     for tried in [*({name: value} for name, value in options.items()), options]:
         try:
@@ -443,6 +423,30 @@ def check_trainer_options(options: Mapping[str, Any], solver: SolverName) -> Non
             raise UserError(f"`{typed}`: Lightning refuses it ({as_clause(error)}).") from None
     if "max_time" in options and (pl.callbacks.Timer(options["max_time"]).time_remaining() or 0) <= 0:
         raise UserError(f"`--trainer.max_time {options['max_time']}` leaves no time to train: expected DD:HH:MM:SS.")
+
+
+def _rank_problems(options: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with how many processes are asked for, and with how they would work together."""
+    problems = []
+    strategy = options.get("strategy", "auto")
+    if isinstance(strategy, str) and strategy not in STRATEGIES:  # whoever gives an object knows what it does
+        problems.append(f"`--trainer.strategy {strategy}`: expected {' or '.join(STRATEGIES)}")
+    joined = launched()
+    for name in ("devices", "num_nodes"):
+        if joined and (value := options.get(name)) not in (None, "auto", -1, "-1", joined[name], str(joined[name])):
+            problems.append(
+                f"`--trainer.{name} {value}`: torchrun or srun started {joined['devices']} processes a host on "
+                f"{joined['num_nodes']} hosts; leave the option out"
+            )
+    if options.get("accelerator", "auto") == "cpu" or not torch.cuda.is_available():
+        n, cores = options.get("devices", 1), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+        n, cores = int(n) if str(n).isdecimal() else 1, cores or os.cpu_count() or 1
+        if n > max(cores, 2):
+            problems.append(
+                f"`--trainer.devices {n}`: on this machine {cores} cores can be used, and more processes than cores "
+                "only wait for one another; give fewer"
+            )
+    return problems
 
 
 def build_trainer(
@@ -455,8 +459,8 @@ def build_trainer(
         "enable_progress_bar": False,
         "enable_checkpointing": False,
     }
-    return pl.Trainer(
-        **{**defaults, **options},
+    trainer = pl.Trainer(
+        **{**defaults, **launched(), **options},
         logger=logger or False,
         callbacks=list(callbacks),
         default_root_dir=folder,
@@ -465,3 +469,5 @@ def build_trainer(
         log_every_n_steps=1,
         use_distributed_sampler=False,  # shards are divided by `ShardBatches`, without repetition
     )
+    end_together(trainer)
+    return trainer

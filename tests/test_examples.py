@@ -5,7 +5,6 @@ from probing_tasks.position import Position
 
 from probing.errors import UserError
 from probing.examples import DENSE, Examples, ShardBatches, choose_classes, label, read, read_shard
-from probing.training import MiniBatches
 from synthetic import CORPUS, make_splits, make_store, make_tokens, sides
 
 LENGTHS = np.random.default_rng(0).integers(6, 12, 60).tolist()
@@ -126,44 +125,3 @@ def test_ranks_read_every_example_once_in_equally_many_steps(store, world_size):
 def test_beyond_the_last_shard_batches_are_empty(store):
     shards = ShardBatches(sides(store).train, [0, 2], rank=49, world_size=50)
     assert [tuple(states.shape) for states in shards[0].hidden_states] == [(0, 3), (0, 3)]
-
-
-# --- mini-batches ---
-
-
-def test_mini_batches_are_examples_in_step_each_once_an_epoch(store):
-    examples = sides(store).train
-    mini_batches = MiniBatches(ShardBatches(examples, [0, 1]), size=16, seed=0)
-    batches = list(mini_batches)
-    seen = check_in_step(examples, batches, [0, 1])
-    assert sorted(seen) == np.flatnonzero(examples.labels >= 0).tolist()
-    assert max(len(batch.labels) for batch in batches) == 16
-    assert all((batch.labels >= 0).all() for batch in batches)
-
-
-def test_mini_batches_come_in_another_order_each_epoch_and_the_seed_repeats_them(store):
-    examples = sides(store).train
-
-    def epochs(seed):
-        mini_batches = MiniBatches(ShardBatches(examples, [0]), size=16, seed=seed)
-        return [check_in_step(examples, mini_batches, [0]) for _ in range(2)]
-
-    first, second = epochs(0)
-    assert first != second
-    assert [first, second] == epochs(0)
-    assert first not in epochs(1)
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_ranks_share_each_mini_batch_equally(store, world_size):
-    examples, shards = sides(store).train, ShardBatches(sides(store).train, [0])
-    alone = list(MiniBatches(shards, 16, 0))
-    ranks = [list(MiniBatches(shards, 16, 0, rank, world_size)) for rank in range(world_size)]
-    whole = [batch for batch in alone if len(batch.labels) >= world_size]
-    for batch, *shares in zip(whole, *ranks, strict=True):
-        indices = [share.hidden_states[0][:, 1] for share in shares]
-        assert len({len(index) for index in indices}) == 1
-        together = torch.cat(indices)
-        assert torch.equal(together, batch.hidden_states[0][: len(together), 1])
-        assert len(batch.labels) - len(together) < world_size
-    check_in_step(examples, [share for shares in ranks for share in shares], [0])

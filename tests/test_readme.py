@@ -7,6 +7,7 @@ import io
 import re
 import shlex
 import subprocess
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import probing
 from conftest import BARE, BARE_ARGS
 from downstream_data import word_pairs, write_sts, write_wic
 from probing.__main__ import COMMANDS
+from probing.arguments import parse
 from probing.commandline import run
+from probing.training import check_trainer_options
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -89,6 +92,18 @@ def test_the_python_of_the_readme_runs(toy: Path, monkeypatch: pytest.MonkeyPatc
     names: dict[str, Any] = {}
     exec(code.replace("top(6", "top(2"), names)
     assert names["run"].accuracy[0]["layer"] == 2
+
+
+def test_commands_for_several_processes_are_understood() -> None:
+    # Started for real in test_ranks.py; here, that no option of theirs is misspelled.
+    blocks = [block for language, block in BLOCKS if language == "sh"]
+    found = [line.split("-m probing ")[1] for block in blocks for line in block.splitlines() if "-m probing" in line]
+    assert len(found) >= 4
+    for line in found:
+        name, *args = shlex.split(line)
+        module, function = COMMANDS[name].split(":")
+        options = parse(name, getattr(import_module(module), function), args)
+        check_trainer_options(options["trainer"] or {}, "lbfgs")
 
 
 def test_every_option_that_the_readme_names_exists() -> None:

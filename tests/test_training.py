@@ -240,6 +240,8 @@ def test_nothing_is_written_unless_asked_for(data, tmp_path, solver, monkeypatch
         ({"max_epochs": 1.5}, r"`--trainer.max_epochs 1.5`: expected a whole number"),
         ({"accelerator": "abacus"}, r"Lightning refuses it.*abacus"),
         ({"max_time": "soon"}, r"Lightning refuses it.*soon"),
+        ({"strategy": "ddp_spawn", "devices": 2}, r"`--trainer.strategy ddp_spawn`: expected auto or ddp"),
+        ({"accelerator": "cpu", "devices": 9999}, r"`--trainer.devices 9999`: on this machine \d+ cores can be used"),
     ],
 )
 def test_options_that_cannot_be_met_are_refused_before_any_work(options, message):
@@ -267,6 +269,7 @@ def test_a_share_of_the_batches_is_refused_since_their_number_is_not_known():
     [
         ({}, "lbfgs"),
         ({"max_epochs": 5, "devices": 1, "max_time": "00:01:00:00", "deterministic": True}, "lbfgs"),
+        ({"accelerator": "cpu", "devices": 2, "strategy": "ddp"}, "lbfgs"),
         ({"precision": "bf16-mixed", "gradient_clip_val": 0.5, "accumulate_grad_batches": 2}, "adam"),
     ],
 )
@@ -275,6 +278,14 @@ def test_options_that_can_be_met_are_accepted(options, solver):
 
 
 # --- several processes ---
+
+
+def test_what_is_at_odds_with_torchrun_is_refused(monkeypatch):
+    for name, value in {"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=r"`--trainer.devices 1`: torchrun or srun started 2 processes a host on 1"):
+        check_trainer_options({"accelerator": "cpu", "devices": 1}, "lbfgs")
+
 
 TWO_RANKS = """
 import json, sys, warnings

@@ -12,7 +12,7 @@ from probing.cache.plan import FORMAT, Plan, divide, fingerprint, shard_tokens
 from probing.cache.store import ActivationStore, DamagedCache, leftovers, not_written, remove
 from probing.cache.tokens import LONGEST, Tokens, tokenize
 from probing.corpus import Corpus
-from probing.distributed import is_main_process
+from probing.distributed import end_together, is_main_process
 from probing.errors import RunError, UserError
 from probing.models import ModelSource, length_limits, load_config, load_encoder, load_tokenizer
 
@@ -210,6 +210,7 @@ def _extract(
     )
     if not work and trainer.world_size == 1:
         return
+    end_together(trainer)
 
     def load() -> tuple[torch.nn.Module, int]:
         encoder = load_encoder(request.source, getattr(torch, request.dtype), request.random_weights_seed)

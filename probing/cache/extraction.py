@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from probing.anatomy import Anatomy, examine, hidden_states
 from probing.cache.plan import batches
 from probing.cache.store import ActivationStore, not_written
+from probing.distributed import launched
 from probing.errors import RunError
 from probing.interrupts import interrupts_pass
 from probing.permutation import permute_within_sentences
@@ -154,6 +155,9 @@ def run_extraction(
 
 
 def trainer_keywords(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of the Trainer's options that concerns a forward pass: devices and strategy, not epochs."""
+    """Return the part of the Trainer's options that concerns a forward pass: devices and strategy, not epochs.
+
+    Processes that torchrun or srun started are joined.
+    """
     concerned = ("accelerator", "devices", "num_nodes", "strategy", "plugins", "enable_progress_bar")
-    return {name: value for name, value in options.items() if name in concerned}
+    return launched() | {name: value for name, value in options.items() if name in concerned}

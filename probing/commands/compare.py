@@ -15,6 +15,7 @@ from probing.commands.shared import (
     say_where,
     tracking,
 )
+from probing.distributed import refuse_several
 from probing.errors import RunError, UserError, out_of_range, refuse
 from probing.options import WandbOptions, as_options
 from probing.runs import Run, RunFolder, load_run, write_csv
@@ -81,6 +82,7 @@ def compare(
     config = plain(locals())
     from probing import terminal
 
+    refuse_several("compare")
     say = terminal.silence if quiet else terminal.say
     refuse(number_problems(seed, None, None) + out_of_range("top", top, 1))
     resolve_mode(wandb.mode)

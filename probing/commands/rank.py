@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from probing.commands.shared import Layers, cache_folder, number_problems, plain, say_where, writable_folder
+from probing.distributed import refuse_several
 from probing.errors import UserError, did_you_mean, out_of_range, refuse
 from probing.models import layer_numbers
 from probing.options import WandbOptions, as_options
@@ -109,6 +110,7 @@ def rank(
     config = plain(locals())
     from probing import terminal
 
+    refuse_several("rank")
     say = terminal.silence if quiet else terminal.say
     progress = terminal.say if terminal.show_progress(quiet) else terminal.silence
     sizes = _sizes(k)

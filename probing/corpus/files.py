@@ -8,6 +8,7 @@ import sys
 import zlib
 from pathlib import Path
 
+from probing.distributed import is_main_process
 from probing.errors import UserError
 
 READABLE = (
@@ -61,6 +62,8 @@ def read_bytes(path: Path, typed: str, readable: str) -> bytes:
 
 def _read_standard_input(typed: str) -> bytes:
     try:
+        if not is_main_process():
+            raise UserError(f"`{typed}`: standard input reaches but one of several processes; give the text as a file.")
         if sys.stdin is None:
             raise OSError("it is closed")
         return sys.stdin.buffer.read()

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from probing.distributed import sum_over_ranks
 from probing.erasure import Changed
-from probing.examples import Examples, Sides, read
+from probing.examples import Examples, Sides, read_share
 from probing.geometry.outliers import by_mean_profile
 from probing.geometry.transforms import Fitting, Kind, Transform, clip, fit_transform, random_neurons
 from probing.moments import Covariance, CovarianceAccumulator
@@ -18,12 +19,14 @@ HOW = Fitting(whitening="zca")
 
 
 def moments_of(train: Examples, layers: Sequence[int]) -> dict[int, Covariance]:
-    """Return mean and covariance of each layer's examples, in one streamed pass."""
+    """Return mean and covariance of each layer's examples, in one streamed pass, divided among ranks."""
     accumulators = {layer: CovarianceAccumulator(train.store.plan.d_model) for layer in layers}
-    for batch in read(train, layers):
+    for batch in read_share(train, layers):
         kept = batch.labels >= 0
         for accumulator, states in zip(accumulators.values(), batch.hidden_states, strict=True):
             accumulator.update(states[kept])
+    for accumulator in accumulators.values():
+        accumulator.gather(sum_over_ranks)
     return {layer: accumulator.result() for layer, accumulator in accumulators.items()}
 
 

@@ -1,0 +1,100 @@
+"""Sums of several processes taken together: threads stand for the processes, and one of them has nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from probing.contributions import MagnitudeAccumulator
+from probing.distributed import lost_rank, place, sum_over_ranks
+from probing.moments import CovarianceAccumulator, MomentsAccumulator
+from probing.separation import SeparationAccumulator
+
+N, D, CLASSES, DRAWS = 300, 5, 4, 3
+# What each of three processes reads; the second has no shard.
+PARTS = (slice(0, 110), slice(110, 110), slice(110, N))
+
+
+def together(accumulators: list[Any]) -> list[Any]:
+    """Gather, each in its own thread, and return what every one then has."""
+    barrier, sent = threading.Barrier(len(accumulators), timeout=20), [torch.empty(0)] * len(accumulators)
+
+    def gather(rank: int) -> Any:
+        def total(tensor: Tensor) -> Tensor:
+            sent[rank] = tensor
+            barrier.wait()
+            found = torch.stack(list(sent)).sum(0)
+            barrier.wait()
+            return found
+
+        accumulators[rank].gather(total)
+        return accumulators[rank].result()
+
+    with ThreadPoolExecutor(len(accumulators)) as pool:
+        return list(pool.map(gather, range(len(accumulators))))
+
+
+@pytest.fixture
+def data() -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    # Far from 0 and drifting, so that the processes' means differ.
+    states = torch.randn(N, D, generator=generator) + 50 + torch.linspace(0, 3, N)[:, None]
+    labels = torch.randint(-1, CLASSES, (N,), generator=generator)
+    return states, labels, torch.stack([labels[torch.randperm(N, generator=generator)] for _ in range(DRAWS)])
+
+
+def moments() -> tuple[Any, Callable[..., None]]:
+    accumulator = MomentsAccumulator(D)
+    return accumulator, lambda states, labels, draws: accumulator.update(states)
+
+
+def covariance() -> tuple[Any, Callable[..., None]]:
+    accumulator = CovarianceAccumulator(D)
+    return accumulator, lambda states, labels, draws: accumulator.update(states)
+
+
+def separation() -> tuple[Any, Callable[..., None]]:
+    accumulator = SeparationAccumulator(torch.full((D,), 50.0).double(), torch.ones(D).double(), CLASSES, DRAWS)
+    # Those that do not count are the same in every draw.
+    return accumulator, lambda states, labels, draws: accumulator.update(
+        states, labels, torch.where(labels >= 0, draws.clamp(min=0), -1)
+    )
+
+
+def magnitudes() -> tuple[Any, Callable[..., None]]:
+    accumulator = MagnitudeAccumulator(torch.full((D,), 50.0).double(), CLASSES)
+    return accumulator, lambda states, labels, draws: accumulator.update(states, labels)
+
+
+@pytest.mark.parametrize("make", [moments, covariance, separation, magnitudes])
+def test_what_processes_gather_is_what_one_adds(make: Any, data: tuple[Tensor, Tensor, Tensor]) -> None:
+    states, labels, draws = data
+    one, add = make()
+    add(states, labels, draws)
+    several = []
+    for part in PARTS:
+        accumulator, add = make()
+        if len(states[part]):
+            add(states[part], labels[part], draws[:, part])
+        several.append(accumulator)
+    expected = vars(one.result())
+    for found in together(several):
+        assert vars(found).keys() == expected.keys()
+        for name, value in expected.items():
+            # Squares and products of batches are in float32.
+            torch.testing.assert_close(
+                torch.as_tensor(getattr(found, name)), torch.as_tensor(value), rtol=1e-5, atol=1e-6
+            )
+
+
+def test_alone_a_sum_is_what_it_is_and_no_rank_is_lost() -> None:
+    tensor = torch.ones(2)
+    assert place() == (0, 1)
+    assert sum_over_ranks(tensor) is tensor
+    assert lost_rank(RuntimeError("gloo: Connection closed by peer")) is None
