@@ -12,7 +12,8 @@ Row = Mapping[str, Any]
 # Columns of the tables in their order; what was not measured is absent.
 ACCURACY_COLUMNS = (
     "layer", "accuracy", "accuracy_low", "accuracy_high", "macro_accuracy", "within_one", "mean_absolute_error",
-    "cross_entropy", "optimality_gap", "majority_accuracy", "n_train_tokens", "n_test_tokens", "n_classes",
+    "cross_entropy", "validation_cross_entropy", "optimality_gap", "majority_accuracy", "n_train_tokens",
+    "n_test_tokens", "n_classes",
     *(
         column
         for control in (*CONTROLS, *TRANSFORM_CONTROLS)

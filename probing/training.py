@@ -364,10 +364,16 @@ def _layer_fit(
         optimality_gap=gap,
         converged=gap <= solved.tolerance,
         n_passes=n_epochs if is_adam else solution.n_passes,
-        metrics=metrics.compute() if tested else {},
+        metrics=(metrics.compute() if tested else {}) | _validated(probe, i),
         correct_by_sentence=_by_sentence(metrics.correct_by_sentence, tested),
         cross_entropy_by_sentence=_by_sentence(metrics.cross_entropy_by_sentence, tested),
     )
+
+
+def _validated(probe: LinearProbe, i: int) -> dict[str, float]:
+    """Return the cross-entropy by which Adam chose its weights, if there was anything to choose by."""
+    value = probe.best_cross_entropy[i] if isinstance(probe, AdamProbe) else math.inf
+    return {"validation_cross_entropy": value} if math.isfinite(value) else {}
 
 
 def _by_sentence(metric: SumBySentence, tested: bool) -> NDArray[Any]:

@@ -199,6 +199,9 @@ def test_the_best_is_by_the_files_metric_and_goal() -> None:
     assert table.metric_of(made[0], "by_layer/cross_entropy") == 1.0
     assert table.metric_of(made[0], "best_layer") == 0
     assert math.isnan(table.metric_of(made[0], "by_layer/selectivity"))
+    adam = table.Outcome("a", {}, [{"layer": 6, "accuracy": 0.5, "validation_cross_entropy": 2.5}], {})
+    assert table.metric_of(adam, "val/layer_06/cross_entropy") == 2.5
+    assert math.isnan(table.metric_of(made[0], "val/layer_06/cross_entropy"))
 
 
 def test_a_metric_that_no_trial_has_never_wins() -> None:

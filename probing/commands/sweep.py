@@ -16,6 +16,7 @@ from typing import Any
 from probing.arguments import read_yaml
 from probing.commands.shared import places, say_where
 from probing.commands.trial_options import TrialOptions
+from probing.distributed import refuse_several
 from probing.errors import UserError, as_clause, out_of_range, refuse
 from probing.interrupts import interrupt_behind
 from probing.options import WandbOptions, as_options
@@ -71,6 +72,7 @@ def sweep(
     wandb = as_options(WandbOptions, wandb, "wandb")
     from probing import terminal
 
+    refuse_several("sweep")
     if file is None:
         raise UserError("`sweep` takes a sweep file, such as conf/sweeps/layers.yaml.")
     content = read_yaml(file, "sweep")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ TOP = 10
 # What a trial is judged by where its file names nothing.
 BEST_ACCURACY = "best_accuracy"
 _CURVE = "by_layer/"
+# What Adam logs after each epoch; a trial ends with its lowest.
+_VALIDATION = re.compile(r"val/layer_(\d+)/cross_entropy")
 
 
 @dataclass(frozen=True)
@@ -87,16 +90,21 @@ def columns(varied: Sequence[str]) -> list[str]:
 def check_metric(metric: str | None) -> str | None:
     """Return what is wrong with the name of a metric, if anything."""
     known = {BEST_ACCURACY, "best_layer", *(f"{_CURVE}{column}" for column in ACCURACY_COLUMNS if column != "layer")}
-    if metric is None or metric in known:
+    if metric is None or metric in known or _VALIDATION.fullmatch(metric):
         return None
-    expected = f"{BEST_ACCURACY}, or {_CURVE} with a column of accuracy.csv"
+    expected = f"{BEST_ACCURACY}, {_CURVE} with a column of accuracy.csv, or of adam val/layer_06/cross_entropy"
     return f"`metric.name: {metric}` is not what a trial ends with: expected {expected}"
 
 
 def metric_of(one: Outcome, metric: str | None) -> float:
-    """Return a trial's metric: as W&B does, of a curve over layers the last value."""
+    """Return a trial's metric, NaN where it has none: as W&B does, of a curve over layers the last value."""
     if metric is not None and metric.startswith(_CURVE):
         return float(one.accuracy[-1].get(metric.removeprefix(_CURVE), float("nan")))
+    if metric is not None and (layer := _VALIDATION.fullmatch(metric)):
+        found = [
+            row.get("validation_cross_entropy", float("nan")) for row in one.accuracy if row["layer"] == int(layer[1])
+        ]
+        return float(found[0]) if found else float("nan")
     best = max(one.accuracy, key=lambda row: (row["accuracy"], -row["layer"]))
     return float(best["layer" if metric == "best_layer" else "accuracy"])
 
