@@ -83,7 +83,7 @@ class Tracker:
         self._mode = resolve_mode(options.mode)
         self._run: Run | None = None
         # An agent of a sweep says which run this is; what takes the place of a run that fails has the id of that.
-        self._id = os.environ.get("WANDB_RUN_ID") or token_hex(6)
+        self._id = (None if light else os.environ.get("WANDB_RUN_ID")) or token_hex(6)
         self._url: str | None = None
         self._run_folder = ""
         self._failure: Exception | None = None  # what ended the logging to the present run
