@@ -198,7 +198,7 @@ def test_agents_run_every_point_once_each_as_one_run_of_the_sweep(swept: tuple[W
 @pytest.mark.slow
 def test_each_trial_is_whole_on_disk_under_a_name_of_its_own(swept: tuple[WandbServer, Session, str]) -> None:
     server, session, said = swept
-    runs = {path.name: load_run(path) for path in (session.cwd / "runs").glob("bert-position-*")}
+    runs = {path.name: load_run(path) for path in (session.cwd / "runs").glob("tiny-bert-position-*")}
     assert len(runs) == 3
     assert {run.display_name for run in server.runs.values()} == set(runs)
     for run in server.runs.values():
@@ -228,7 +228,7 @@ def test_online_trials_write_nothing_outside_their_folders_but_what_the_agent_do
     assert {path.name for path in (session.cwd / "wandb").iterdir()} == {f"sweep-{name}"}
     assert all(path.name.startswith("debug-cli.") for path in session.temporary.iterdir())
     assert not [path for path in session.home.rglob("*") if "wandb" in path.name]
-    for folder in (session.cwd / "runs").glob("bert-position-*"):
+    for folder in (session.cwd / "runs").glob("tiny-bert-position-*"):
         assert {path.name.split("-")[0] for path in (folder / "wandb").iterdir()} == {"run"}
 
 
@@ -242,13 +242,13 @@ def test_a_trial_whose_server_dies_is_whole_on_disk_in_time_and_says_how_to_uplo
         try:
             assert server.died.wait(PATIENCE_S)
             died = time.monotonic()
-            wait_for(lambda: any((session.cwd / "runs").glob("bert-position-*/results.json")) and not any(
+            wait_for(lambda: any((session.cwd / "runs").glob("tiny-bert-position-*/results.json")) and not any(
                 (session.cwd / "runs").glob("*.partial")))  # fmt: skip
             assert time.monotonic() - died < 30 + 5  # the promise, and what a busy machine may add
         finally:
             agent.terminate()  # by itself, an agent gives up after some minutes
             said = agent.communicate(timeout=PATIENCE_S)[0]
-    (folder,) = (session.cwd / "runs").glob("bert-position-*")
+    (folder,) = (session.cwd / "runs").glob("tiny-bert-position-*")
     assert load_run(folder).accuracy[0]["layer"] == 2
     (tracked,) = read_offline_runs(folder)
     ((asked, _),) = server.sweeps[tracked.run["sweep"]].points.items()
