@@ -28,31 +28,41 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 def main(args: Sequence[str] | None = None) -> int:
     """Read the options, measure what is asked for, write the page; return the exit status."""
-    # As Ctrl-C does: ends the contestant that is running, and removes what is to be thrown away.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     options = _options(args)
     options.results.mkdir(parents=True, exist_ok=True)
-    failed = []
-    for name in options.comparisons:
-        start = time.perf_counter()
-        print(f"{name}:", flush=True)
-        # Beside the results and so on a disk: the system's folder for temporary files may be in memory.
-        with tempfile.TemporaryDirectory(prefix=".work-", dir=options.results) as work:
-            setting = Setting(
-                options.pairs, options.threads, options.model, options.sentences, options.largest, Path(work), _say
-            )
-            context = describe(options.threads)
-            try:
-                found = importlib.import_module(f"benchmarks.{name}").compare(setting)
-            except BenchmarkError as error:
-                failed.append(name)
-                print(f"{name} was not measured: {error}", file=sys.stderr, flush=True)
-                continue
-        save(options.results, name, found, context)
-        (options.results / "README.md").write_text(render(options.results))
-        print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
+    before = signal.signal(signal.SIGTERM, _stop)
+    try:
+        failed = [name for name in options.comparisons if not _compare(name, options)]
+    finally:
+        signal.signal(signal.SIGTERM, before)
     print(f"{options.results / 'README.md'}{': without ' + ', '.join(failed) if failed else ''}")
     return 1 if failed else 0
+
+
+def _compare(name: str, options: argparse.Namespace) -> bool:
+    """Make one comparison, write its tables and the page; return whether it could be made."""
+    start = time.perf_counter()
+    _say(f"{name}:")
+    # Beside the results and so on a disk: the system's folder for temporary files may be in memory.
+    with tempfile.TemporaryDirectory(prefix=".work-", dir=options.results) as work:
+        setting = Setting(
+            options.pairs, options.threads, options.model, options.sentences, options.largest, Path(work), _say
+        )
+        context = describe(options.threads)
+        try:
+            found = importlib.import_module(f"benchmarks.{name}").compare(setting)
+        except BenchmarkError as error:
+            print(f"{name} was not measured: {error}", file=sys.stderr, flush=True)
+            return False
+    save(options.results, name, found, context)
+    (options.results / "README.md").write_text(render(options.results))
+    _say(f"{name}: {time.perf_counter() - start:.0f} s")
+    return True
+
+
+def _stop(*_: object) -> None:
+    """End as Ctrl-C does: with the contestant that is running, and what is to be thrown away."""
+    sys.exit(143)
 
 
 def _options(args: Sequence[str] | None) -> argparse.Namespace:

@@ -19,7 +19,6 @@ import torch
 
 def states(model: str, corpus: str, entry: str, *files: str) -> dict[str, Any]:
     """Return for each file the largest difference to the cached hidden states, any layer and token."""
-    import h5py
     from transformers import AutoTokenizer
 
     from probing.cache import ActivationStore
@@ -34,6 +33,8 @@ def states(model: str, corpus: str, entry: str, *files: str) -> dict[str, Any]:
         if file.endswith(".pt"):
             theirs: Any = torch.load(file)
         else:
+            import h5py
+
             parts = [file] if Path(file).exists() else [f"{file[:-5]}-layer{k}.hdf5" for k in layers]
             stored = [h5py.File(part) for part in parts]
             theirs = (np.concatenate([part[str(i)][:] for part in stored]) for i in range(len(texts)))

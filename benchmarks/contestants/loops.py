@@ -40,8 +40,6 @@ def batches(model: Any, tokenizer: Any, texts: Sequence[str]) -> Iterator[Tensor
 
 def extract(how: str, folder: str, corpus: str, file: str) -> dict[str, Any]:
     """Extract all layers: a sentence at a time into one file of torch, in batches into HDF5."""
-    import h5py
-
     start = time.perf_counter()
     texts = Path(corpus).read_text(encoding="utf-8").splitlines()
     model, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
@@ -49,6 +47,8 @@ def extract(how: str, folder: str, corpus: str, file: str) -> dict[str, Any]:
         if how == "sentences":
             torch.save(list(sentences(model, tokenizer, texts)), file)
         else:
+            import h5py
+
             with h5py.File(file, "w") as out:
                 for i, states in enumerate(batches(model, tokenizer, texts)):
                     out.create_dataset(str(i), data=states.numpy())
@@ -57,8 +57,6 @@ def extract(how: str, folder: str, corpus: str, file: str) -> dict[str, Any]:
 
 def load(file: str, layer: str) -> dict[str, Any]:
     """Read one layer, or all."""
-    import h5py
-
     forget(Path(file))
     start, total, rows = time.perf_counter(), 0.0, 0
     wanted = slice(None) if layer == "all" else slice(int(layer), int(layer) + 1)
@@ -66,6 +64,8 @@ def load(file: str, layer: str) -> dict[str, Any]:
         for states in torch.load(file):
             total, rows = total + float(states[wanted].sum()), rows + states.shape[1]
     else:
+        import h5py
+
         with h5py.File(file) as stored:
             for i in range(len(stored)):
                 states = torch.from_numpy(stored[str(i)][wanted])

@@ -64,7 +64,9 @@ def load(file: str, layer: str) -> dict[str, Any]:
         for path in found:
             activations, n_layers = loader.load_activations(str(path))
             if layer != "all" and n_layers > 1:
-                activations = ablation.filter_activations_by_layers(activations, [int(layer)], int(n_layers))
+                d_model = activations[0].shape[1] // int(n_layers)
+                own = slice(int(layer) * d_model, (int(layer) + 1) * d_model)
+                activations = [sentence[:, own] for sentence in activations]
             total += sum(float(sentence.sum()) for sentence in activations)
             rows = sum(len(sentence) for sentence in activations)
     return {"seconds": time.perf_counter() - start, "sum": total, "rows": rows}
@@ -117,12 +119,14 @@ def whole(model: str, corpus: str, labels: str, sides: str, folder: str) -> dict
         lap("load_s")
         side_of = json.loads(Path(sides).read_text())
         accuracies, table = [], []
+        x_all, y, mappings = utils.create_tensors(*_side(tokens, activations, side_of, "train"), "0")
+        x_test_all, y_test, _ = utils.create_tensors(*_side(tokens, activations, side_of, "test"), "0", mappings)
         for layer in range(int(n_layers)):
-            here = ablation.filter_activations_by_layers(activations, [layer], int(n_layers))
-            x, y, mappings = utils.create_tensors(*_side(tokens, here, side_of, "train"), "0")
+            x, x_test = (
+                ablation.filter_activations_by_layers(each, [layer], int(n_layers)) for each in (x_all, x_test_all)
+            )
             lap("load_s")
             trained = linear_probe.train_logistic_regression_probe(x, y)
-            x_test, y_test, _ = utils.create_tensors(*_side(tokens, here, side_of, "test"), "0", mappings)
             scores = linear_probe.evaluate_probe(trained, x_test, y_test, mappings[1])
             accuracies.append(float(scores["__OVERALL__"]))
             lap("probe_s")
