@@ -15,13 +15,16 @@ endif
 PY := $(ENV)/bin/python
 INSTALLED := $(ENV)/.neuron-probing-installed
 
-.PHONY: fit test lint types clean
+.PHONY: fit test bench lint types clean
 
 fit: $(INSTALLED)
 	$(PY) -m probing fit --layer 6 $(ARGS)
 
 test: $(INSTALLED)
 	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
+
+bench: $(INSTALLED)
+	$(PY) -m benchmarks $(ARGS)
 
 lint: $(INSTALLED)
 	$(PY) -m ruff check .

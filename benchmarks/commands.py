@@ -1,0 +1,88 @@
+"""The command lines of the contestants that several comparisons share."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import Setting, measure
+
+# A probe without the evidence beside it, at the distance from its optimum that targets name.
+BARE = ("--replicates", "0", "--controls", "none", "--evidence", "none")
+TO_A_THOUSANDTH = ("--probe.tolerance", "1e-3")
+
+# How other tools extract: contestant, action, file, and what else it is told.
+EXTRACTORS = {
+    "NeuroX, HDF5": ("neurox_tool", "extract", "neurox.hdf5"),
+    "NeuroX, HDF5, a file a layer": ("neurox_tool", "extract", "neurox_layers.hdf5", "layers"),
+    "transformers, a sentence at a time, torch.save": ("loops", "sentences", "sentences.pt"),
+    "transformers, padded batches of 32, h5py": ("loops", "batches", "batches.hdf5"),
+}
+
+
+def ours(*args: str | Path) -> list[str]:
+    """Return the command line of `benchmarks.contestants.ours`."""
+    return [sys.executable, "-m", "benchmarks.contestants.ours", *map(str, args)]
+
+
+def peer(python: str, name: str, *args: str | Path) -> list[str]:
+    """Return the command line of another contestant, in the peers' environment."""
+    return [python, "-m", f"benchmarks.contestants.{name}", *map(str, args)]
+
+
+def extract(setting: Setting, corpus: Path, cache: Path, *more: str) -> list[str]:
+    """Return the command line that fills a cache."""
+    options = ("--model", setting.model, "--corpus", str(corpus), "--cache", str(cache), "--quiet", *more)
+    return ours("command", "extract", *options)
+
+
+def extract_by(name: str, python: str, model: str, corpus: Path, folder: Path) -> list[str]:
+    """Return the command line by which another tool extracts into a file of the folder.
+
+    Args:
+        name: Of the tool, in `EXTRACTORS`.
+        python: The peers' interpreter.
+        model: Its folder.
+        corpus: The text.
+        folder: For the answer.
+    """
+    tool, action, file, *more = EXTRACTORS[name]
+    return peer(python, tool, action, model, corpus, folder / file, *more)
+
+
+def fit_args(setting: Setting, corpus: Path, cache: Path | str, runs: Path | str, *more: str) -> list[str]:
+    """Return the arguments of a `fit` into the run RUNS/run."""
+    folders = ("--cache", str(cache), "--runs", str(runs), "--name", "run")
+    options = ("--model", setting.model, "--corpus", str(corpus), *folders, "--quiet", "--wandb.mode", "disabled")
+    return ["fit", *options, *more]
+
+
+def fit(setting: Setting, corpus: Path, cache: Path | str, runs: Path | str, *more: str) -> list[str]:
+    """Return the command line of such a `fit`."""
+    return ours("command", *fit_args(setting, corpus, cache, runs, *more))
+
+
+def prepare(setting: Setting, command: list[str]) -> dict[str, Any]:
+    """Run what the contestants need and nobody times."""
+    return measure(command, setting.threads)
+
+
+def entry(cache: Path) -> Path:
+    """Return the one entry of a cache."""
+    (found,) = (path.parent for path in cache.glob("*/manifest.jsonl"))
+    return found
+
+
+def accuracies(runs: Path) -> dict[int, float]:
+    """Return the accuracy of each layer of the run in RUNS/run."""
+    layers = json.loads((runs / "run" / "results.json").read_text())["layers"]
+    return {row["layer"]: row["accuracy"] for row in layers}
+
+
+def model_folder(model: str) -> str:
+    """Return the folder of a model, as other tools are told it."""
+    from probing.models import resolve_model
+
+    return str(resolve_model(model).folder)

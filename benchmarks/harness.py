@@ -1,0 +1,332 @@
+"""Contestants run in turns, each in a process of its own; what they measured, as statistics and tables on disk."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+# Seconds after which a contestant is given up, and between two looks at its memory.
+GIVE_UP_S, LOOK_S = 3600.0, 0.02
+
+
+class BenchmarkError(Exception):
+    """A contestant failed, or its answer is not the others'."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One way of doing a job.
+
+    Args:
+        name: As tables show it.
+        command: Takes an empty folder for the answer and returns the command line, which prints one JSON line.
+        rounds: In how many rounds it takes part; all by default.
+    """
+
+    name: str
+    command: Callable[[Path], Sequence[str]]
+    rounds: int | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one process measured: by measure, a number."""
+
+    contestant: str
+    round: int
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Check:
+    """Whether answers agree: what was compared, how far apart they are, and how far they may be."""
+
+    what: str
+    difference: float
+    at_most: float
+
+    @property
+    def held(self) -> bool:
+        """Whether they are near enough; NaN is not."""
+        return self.difference <= self.at_most
+
+
+@dataclass(frozen=True)
+class Met:
+    """What was measured where the project has a target.
+
+    Args:
+        key: Of the target, in `benchmarks.targets`.
+        measured: In words.
+        is_met: Whether what must be is; None where it is only told.
+    """
+
+    key: str
+    measured: str
+    is_met: bool | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a comparison found.
+
+    Args:
+        runs: All of them.
+        reference: The contestant that the others are divided by; None where they do different jobs.
+        checks: Of the answers.
+        met: Of the targets.
+        notes: Sentences for the reader.
+    """
+
+    runs: Sequence[Run]
+    reference: str | None = None
+    checks: Sequence[Check] = ()
+    met: Sequence[Met] = ()
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all comparisons share.
+
+    Args:
+        pairs: Rounds of each comparison.
+        threads: That each contestant may use.
+        model: Alias or folder.
+        sentences: Of the built-in corpus, from its start; None for all.
+        largest: Tokens of the largest corpus of `scaling`.
+        work: Folder for what is thrown away; on a disk, not in memory.
+        say: Takes one-line messages.
+    """
+
+    pairs: int
+    threads: int
+    model: str
+    sentences: int | None
+    largest: int
+    work: Path
+    say: Callable[[str], None] = field(default=print)
+
+
+def environment(threads: int) -> dict[str, str]:
+    """Return the environment of every contestant: as many threads, no network, this checkout."""
+    counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    offline = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "true"}
+    kept = {k: v for k, v in os.environ.items() if k != "PROBING_CACHE"}
+    return {**kept, **counts, **offline, "PYTHONPATH": path}
+
+
+def measure(command: Sequence[str], threads: int = 1) -> dict[str, Any]:
+    """Run a command and return what it printed as its last JSON line, with `wall_s` and `peak_anonymous_mb`.
+
+    The latter, in MiB, is the largest RssAnon seen: memory that is no file's, which is what can run out. It is absent
+    where the system does not tell it.
+
+    Raises:
+        BenchmarkError: If it fails or prints no JSON; with the end of what it said.
+    """
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        start = time.perf_counter()
+        process = subprocess.Popen(command, stdout=out, stderr=err, env=environment(threads), cwd=ROOT)
+        peak = _Peak(process.pid)
+        try:
+            process.wait(GIVE_UP_S)
+        except BaseException as error:
+            process.kill()
+            process.wait()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise BenchmarkError(f"{' '.join(command)}: given up after {GIVE_UP_S:.0f} s") from None
+            raise
+        finally:
+            wall, peak_mb = time.perf_counter() - start, peak.stop()
+        out.seek(0)
+        err.seek(0)
+        lines = [line for line in out.read().splitlines() if line.startswith("{")]
+        if process.returncode or not lines:
+            said = "\n".join(err.read().splitlines()[-20:])
+            raise BenchmarkError(f"{' '.join(command)}\nended with {process.returncode}, having said:\n{said}")
+    memory = {} if peak_mb is None else {"peak_anonymous_mb": peak_mb}
+    return {**json.loads(lines[-1]), "wall_s": wall, **memory}
+
+
+class _Peak:
+    """Watches the anonymous memory of a process."""
+
+    def __init__(self, pid: int) -> None:
+        self.path, self.peak_kb, self.ended = Path(f"/proc/{pid}/status"), 0, threading.Event()
+        self.thread = threading.Thread(target=self._watch, daemon=True)
+        self.thread.start()
+
+    def _watch(self) -> None:
+        while not self.ended.wait(LOOK_S):
+            try:
+                found = re.search(r"^RssAnon:\s+(\d+) kB", self.path.read_text(), re.MULTILINE)
+            except OSError:
+                return
+            self.peak_kb = max(self.peak_kb, int(found[1]) if found else 0)
+
+    def stop(self) -> float | None:
+        self.ended.set()
+        self.thread.join()
+        return self.peak_kb / 1024 or None
+
+
+def interleave(
+    contestants: Sequence[Contestant],
+    setting: Setting,
+    check: Callable[[Mapping[str, Path]], Sequence[Check]] = lambda answers: (),
+) -> tuple[list[Run], list[Check]]:
+    """Run the contestants in turns, A B A B ..., each with an empty folder of its own.
+
+    After the first round the answers are compared; later ones are thrown away as soon as they are there.
+
+    Args:
+        contestants: In the order of a round.
+        setting: Says how many rounds.
+        check: Takes the folder of each contestant's answer.
+
+    Returns:
+        All runs, and the checks.
+
+    Raises:
+        BenchmarkError: If a contestant fails, or the answers disagree: then no time says anything.
+    """
+    runs: list[Run] = []
+    checks: list[Check] = []
+    answers: dict[str, Path] = {}
+    try:
+        for turn in range(setting.pairs):
+            for contestant in contestants:
+                if contestant.rounds is not None and turn >= contestant.rounds:
+                    continue
+                folder = Path(tempfile.mkdtemp(dir=setting.work))
+                answers[contestant.name] = folder
+                found = measure(contestant.command(folder), setting.threads)
+                values = {k: float(v) for k, v in found.items() if isinstance(v, int | float)}
+                runs.append(Run(contestant.name, turn, values))
+                shown = values.get("seconds", values["wall_s"])
+                setting.say(f"  round {turn + 1} of {setting.pairs}: {contestant.name}: {shown:.2f} s")
+                if turn:
+                    shutil.rmtree(folder)
+            if turn == 0:
+                checks = list(check(answers))
+                for one in checks:
+                    setting.say(f"  {one.what}: {one.difference:.3g} (at most {one.at_most:g})")
+                if broken := [one for one in checks if not one.held]:
+                    raise BenchmarkError(
+                        "answers differ: " + "; ".join(f"{c.what}: {c.difference:.3g}" for c in broken)
+                    )
+                for folder in answers.values():
+                    shutil.rmtree(folder)
+    finally:
+        for folder in answers.values():
+            shutil.rmtree(folder, ignore_errors=True)
+    return runs, checks
+
+
+# --- statistics ---
+
+
+def values_of(runs: Iterable[Run], contestant: str, name: str) -> dict[int, float]:
+    """Return a contestant's values of one measure by round."""
+    return {run.round: run.values[name] for run in runs if run.contestant == contestant and name in run.values}
+
+
+def median_of(runs: Iterable[Run], contestant: str, name: str) -> float:
+    """Return the median of a contestant's values of one measure."""
+    return statistics.median(values_of(runs, contestant, name).values())
+
+
+def ratios(ours: Mapping[int, float], theirs: Mapping[int, float]) -> tuple[float, float]:
+    """Return theirs / ours: the ratio of the medians, and the median of the ratios within a round."""
+    both = sorted(set(ours) & set(theirs))
+    paired = statistics.median(_divide(theirs[i], ours[i]) for i in both) if both else float("nan")
+    return _divide(statistics.median(theirs.values()), statistics.median(ours.values())), paired
+
+
+def _divide(a: float, b: float) -> float:
+    return a / b if b else float("nan")
+
+
+def slope(x: Sequence[float], y: Sequence[float]) -> float:
+    """Return the slope of log y against log x by least squares: 1 where cost is proportional."""
+    import numpy as np
+
+    return float(np.polyfit(np.log(x), np.log(y), 1)[0])
+
+
+COLUMNS = ("contestant", "measure", "n", "median", "min", "max", "ratio_of_medians", "median_of_paired_ratios")
+
+
+def summarise(runs: Sequence[Run], reference: str | None) -> list[dict[str, Any]]:
+    """Return a row for each contestant and measure, with its ratio to the reference's where both have it."""
+    rows: list[dict[str, Any]] = []
+    for contestant in dict.fromkeys(run.contestant for run in runs):
+        for name in dict.fromkeys(n for run in runs if run.contestant == contestant for n in run.values):
+            found = values_of(runs, contestant, name)
+            row: dict[str, Any] = {
+                "contestant": contestant, "measure": name, "n": len(found), "median": statistics.median(found.values()),
+                "min": min(found.values()), "max": max(found.values()),
+            }  # fmt: skip
+            if reference is not None and contestant != reference and (ours := values_of(runs, reference, name)):
+                row["ratio_of_medians"], row["median_of_paired_ratios"] = ratios(ours, found)
+            rows.append(row)
+    return rows
+
+
+# --- on disk ---
+
+
+def save(folder: Path, name: str, comparison: Comparison, context: Mapping[str, Any]) -> None:
+    """Write a comparison's tables, replacing those of an earlier one; whoever reads them sees all or nothing new."""
+    folder.mkdir(parents=True, exist_ok=True)
+    single = [
+        {"contestant": run.contestant, "round": run.round, "measure": measure, "value": value}
+        for run in comparison.runs
+        for measure, value in run.values.items()
+    ]
+    write_csv(folder / f"{name}.runs.csv", ("contestant", "round", "measure", "value"), single)
+    write_csv(folder / f"{name}.csv", COLUMNS, summarise(comparison.runs, comparison.reference))
+    told: list[dict[str, Any]] = [
+        *(
+            {"kind": "check", "key": c.what, "text": f"{c.difference:.3g}", "bound": c.at_most}
+            for c in comparison.checks
+        ),
+        *(
+            {"kind": "target", "key": m.key, "text": m.measured, "bound": "" if m.is_met is None else m.is_met}
+            for m in comparison.met
+        ),
+        *({"kind": "note", "key": "", "text": note, "bound": ""} for note in comparison.notes),
+        *({"kind": "context", "key": key, "text": value, "bound": ""} for key, value in context.items()),
+    ]
+    write_csv(folder / f"{name}.told.csv", ("kind", "key", "text", "bound"), told)
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows aside and rename, in full precision, absent values empty."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    partial.replace(path)
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """Read what `write_csv` wrote, as text."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
