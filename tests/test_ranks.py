@@ -32,6 +32,7 @@ pytestmark = [
 
 # Long enough for a busy machine; nothing waits so long unless something is wrong.
 PATIENCE_S = 600
+SEVERAL = pytest.mark.several
 # Within which a job whose rank was killed has ended: the launcher looks every 5 seconds.
 BOUND_S = 90
 
@@ -185,7 +186,10 @@ MORE = ["--layer", "2", "--replicates", "2", "--controls", "shuffled", "--probe.
 LESS = ["--layer", "2", "--probe.l2", "0.01", *BARE_ARGS]
 
 
-@pytest.mark.parametrize(("how", "args"), [("ddp", MORE), ("torchrun", LESS), ("slurm", LESS)])
+@pytest.mark.parametrize(
+    ("how", "args"),
+    [pytest.param("ddp", MORE, marks=SEVERAL), ("torchrun", LESS), pytest.param("slurm", LESS, marks=SEVERAL)],
+)
 def test_two_processes_make_what_one_makes_each_half_of_it(
     job: Callable[..., Job], alone: Callable[..., tuple[Path, str]], how: str, args: list[str]
 ) -> None:
@@ -213,6 +217,7 @@ def test_two_processes_make_what_one_makes_each_half_of_it(
     assert set().union(*readers.values()) == {"0", "1"}
 
 
+@pytest.mark.several
 def test_more_processes_than_shards_are_no_more_than_idle(
     job: Callable[..., Job], alone: Callable[..., tuple[Path, str]]
 ) -> None:
@@ -250,6 +255,7 @@ def is_gone(one: Job) -> Callable[[], bool]:
     return lambda: not one.processes()
 
 
+@pytest.mark.several
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_a_rank_killed_in_extraction_ends_the_job_and_the_next_goes_on(
     job: Callable[..., Job], alone: Callable[..., tuple[Path, str]], rank: str
@@ -281,7 +287,7 @@ def test_a_rank_killed_in_extraction_ends_the_job_and_the_next_goes_on(
     ("how", "rank", "told"),
     [
         ("ddp", "1", "another process of this job ended before its work was done"),
-        ("slurm", "1", "another process of this job ended before its work was done"),
+        pytest.param("slurm", "1", "another process of this job ended before its work was done", marks=SEVERAL),
     ],
 )
 def test_a_rank_killed_in_training_ends_the_job(job: Callable[..., Job], how: str, rank: str, told: str) -> None:
@@ -301,6 +307,7 @@ def test_a_rank_killed_in_training_ends_the_job(job: Callable[..., Job], how: st
     assert partial.name.endswith(".partial")
 
 
+@pytest.mark.several
 def test_what_one_rank_alone_cannot_do_it_says_and_the_job_ends(job: Callable[..., Job]) -> None:
     one = job("extract")
     one.args[one.args.index("--corpus") + 1] = "-"

@@ -167,6 +167,7 @@ def test_a_stack_that_is_killed_goes_on_from_the_points_it_had_reached(
         assert row["cross_entropy"] == pytest.approx(other["cross_entropy"], abs=1e-4)
 
 
+@pytest.mark.several
 def test_a_killed_process_leaves_a_sweep_that_goes_on(tmp_path: Path, data: dict[str, Any]) -> None:
     file = write(tmp_path / "s.yaml", points={"seed": list(range(12)), "probe.l2": [1e-4, 1e-3]})
     options = [f"--fit.{key}={value}" for key, value in data.items()] + ["--fit.layer=0"]
@@ -265,11 +266,11 @@ def test_trials_are_one_group_in_wandb_and_the_sweep_has_a_run_of_its_own(
     made = sweep(file, fit=data, runs=str(tmp_path / "runs"), quiet=True)
     for folder in sorted((made.folder / "trials").iterdir()):
         (own,) = read_offline_runs(folder)
-        assert (own.group, own.display_name) == ("s", folder.name)
+        assert (own.run["group"], own.run["name"]) == ("s", folder.name)
         assert own.config["probe"]["l2"] == 1e-4
         assert own.summary["best_accuracy"] == load_run(folder).accuracy[0]["accuracy"]
     (whole,) = read_offline_runs(made.folder)
-    assert whole.group == "s"
+    assert whole.run["group"] == "s"
     assert "figures/sweep" in whole.summary
 
 
@@ -302,7 +303,7 @@ def test_without_a_file_or_with_one_that_is_none(tmp_path: Path, capsys: pytest.
     assert run(COMMANDS, ["sweep"]) == 2
     assert "takes a sweep file, such as" in capsys.readouterr().err
     assert run(COMMANDS, ["sweep", str(tmp_path / "none.yaml")]) == 2
-    assert "none.yaml cannot be read" in capsys.readouterr().err
+    assert "none.yaml` cannot be read" in capsys.readouterr().err
     assert run(COMMANDS, ["sweep", "a.yaml", "b.yaml"]) == 2
     assert "takes one file" in capsys.readouterr().err
 

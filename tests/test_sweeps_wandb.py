@@ -179,7 +179,7 @@ def swept(
         yield server, session, "".join(said)
 
 
-@pytest.mark.slow
+@pytest.mark.several
 def test_agents_run_every_point_once_each_as_one_run_of_the_sweep(swept: tuple[WandbServer, Session, str]) -> None:
     server, _, _ = swept
     ((name, sweep),) = server.sweeps.items()
@@ -195,7 +195,7 @@ def test_agents_run_every_point_once_each_as_one_run_of_the_sweep(swept: tuple[W
     assert not server.unknown
 
 
-@pytest.mark.slow
+@pytest.mark.several
 def test_each_trial_is_whole_on_disk_under_a_name_of_its_own(swept: tuple[WandbServer, Session, str]) -> None:
     server, session, said = swept
     runs = {path.name: load_run(path) for path in (session.cwd / "runs").glob("tiny-bert-position-*")}
@@ -208,7 +208,7 @@ def test_each_trial_is_whole_on_disk_under_a_name_of_its_own(swept: tuple[WandbS
         assert f"{found.folder.name}; on Weights & Biases: {server.url}/researcher/probing/runs/{run.name}" in said
 
 
-@pytest.mark.slow
+@pytest.mark.several
 def test_agents_that_start_at_once_share_one_extraction(swept: tuple[WandbServer, Session, str]) -> None:
     _, session, _ = swept
     (entry,) = (path for path in (session.cwd / "runs" / "cache").iterdir() if path.is_dir())
@@ -217,7 +217,7 @@ def test_agents_that_start_at_once_share_one_extraction(swept: tuple[WandbServer
     assert len((entry / MANIFEST).read_text().splitlines()) == 1 + 1
 
 
-@pytest.mark.slow
+@pytest.mark.several
 def test_online_trials_write_nothing_outside_their_folders_but_what_the_agent_does(
     swept: tuple[WandbServer, Session, str],
 ) -> None:
@@ -232,7 +232,7 @@ def test_online_trials_write_nothing_outside_their_folders_but_what_the_agent_do
         assert {path.name.split("-")[0] for path in (folder / "wandb").iterdir()} == {"run"}
 
 
-@pytest.mark.patient
+@pytest.mark.several
 def test_a_trial_whose_server_dies_is_whole_on_disk_in_time_and_says_how_to_upload_it(
     sweep_file: dict[str, Any], tmp_path: Path
 ) -> None:
