@@ -39,6 +39,7 @@ from benchmarks.harness import (
 )
 from benchmarks.report import render
 from benchmarks.targets import TARGETS
+from conftest import N_LAYERS
 from probing.corpus import assign_splits
 
 
@@ -141,7 +142,7 @@ def test_the_summary_has_medians_the_spread_and_both_ratios() -> None:
     runs = of("ours", 1, 1, 2) + of("theirs", 3, 5, 6)
     ours, theirs = summarise(runs, "ours")
     assert ours == {"contestant": "ours", "measure": "seconds", "n": 3, "median": 1, "min": 1, "max": 2}
-    assert theirs["median"], (theirs["min"], theirs["max"]) == (5, (3, 6))
+    assert (theirs["median"], theirs["min"], theirs["max"]) == (5, 3, 6)
     assert theirs["ratio_of_medians"] == 5
     assert theirs["median_of_paired_ratios"] == 3
 
@@ -285,7 +286,6 @@ def test_extraction_and_a_plain_loop_take_turns_for_real_and_agree(
         entry, file = commands.entry(answers["ours"]), answers["loop"] / "loop.pt"
         of_loop = commands.peer(sys.executable, "answers", "states", model, corpus_file, entry, file)
         found = commands.prepare(small, of_loop)["loop"]
-        assert commands.prepare(small, commands.ours("load", entry, "all"))["rows"] > 2000
         stored = sum(path.stat().st_size for path in entry.rglob("*") if path.is_file())
         sizes.append(stored)
         return [Check("hidden states", found, 1e-4)]
@@ -295,7 +295,7 @@ def test_extraction_and_a_plain_loop_take_turns_for_real_and_agree(
     assert 0 < agreed.difference < 1e-4  # not the same arithmetic, so not a comparison with itself
     ours = runs[0].values
     assert sizes == [ours["bytes"]]
-    assert ours["n_layers_cached"] == 3
+    assert ours["n_layers_cached"] == N_LAYERS["bert"] + 1
     assert 0 < ours["seconds"] < ours["wall_s"]
     assert ours["token_pairs"] > ours["n_tokens"] > 2000
 
