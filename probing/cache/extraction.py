@@ -81,9 +81,7 @@ def extract_shard(
     lengths = store.tokens.lengths[here.first_sentence : here.first_sentence + here.n_sentences]
     positions = _permuted_positions(store, rows)
     dtype = getattr(torch, plan.dtype)
-    # Put in their places once, at the end, which costs less than to scatter each batch.
-    states = {layer: [torch.empty(0, plan.d_model, dtype=dtype)] for layer in layers}
-    order = [torch.empty(0, dtype=torch.int64)]
+    states = {layer: torch.empty(len(input_ids), plan.d_model, dtype=dtype) for layer in layers}
     for sentences in batches(lengths, plan.batch_tokens, with_padding=anatomy.padding_is_neutral):
         index, mask = padded_index(lengths, sentences)
         padded = torch.where(mask, input_ids[index], pad_token_id)
@@ -93,21 +91,17 @@ def extract_shard(
             None if positions is None else torch.where(mask, positions[index], torch.arange(mask.shape[1])).to(device)
         )
         output = hidden_states(encoder, anatomy, layers, told, **inputs)
-        order.append(index[mask])
-        kept = mask.flatten().nonzero().squeeze(1).to(device)
         for layer, values in output.items():
             values = values.to(dtype)  # T5 keeps some weights, and so some states, in float32
-            flat = values.flatten(0, 1).index_select(0, kept).cpu()
-            # A sum with a part that is not finite is not either, and costs little; a finite one can overflow.
-            if not torch.isfinite(flat.sum(dtype=torch.float32)) and not torch.isfinite(flat).all():
+            flat = values[mask.to(device)].cpu()
+            if not torch.isfinite(flat).all():
                 bad = int(sentences[~torch.isfinite(values).all(-1).all(-1).cpu().numpy()][0])
                 raise RunError(
                     f"layer {layer} has activations that are not finite in sentence {here.first_sentence + bad} "
                     f"of the corpus (counted from 0) with --dtype {plan.dtype}; extract in float32 or bfloat16"
                 )
-            states[layer].append(flat)
-    back = torch.cat(order).argsort()
-    return {layer: torch.cat(states.pop(layer)).index_select(0, back) for layer in layers}
+            states[layer][index[mask]] = flat
+    return states
 
 
 def _permuted_positions(store: ActivationStore, rows: slice) -> Tensor | None:
