@@ -22,7 +22,9 @@ from probing.errors import UserError
 from probing.interrupts import interrupts_pass
 from probing.options import ProbeOptions
 
-EXPERIMENTS = sorted((Path(__file__).parent.parent / "conf").rglob("*.yaml"))
+EXPERIMENTS = sorted(
+    (Path(__file__).parent.parent / "conf" / "experiments").glob("*.yaml")
+)  # sweeps are read by `sweep`
 
 
 def test_there_are_experiments_to_check() -> None:

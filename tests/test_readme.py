@@ -69,6 +69,9 @@ def test_every_command_of_the_readme_runs(line: str, toy: Path) -> None:
         args += BARE_ARGS
     if args[0] in ("fit", "extract", "geometry"):
         args += ["--model", str(toy)] + ([] if "--corpus" in args else ["--corpus", "sentences.txt"])
+    if args[0] == "sweep":
+        args += [f"--fit.{name}={value}" for name, value in (("model", toy), ("corpus", "sentences.txt"), ("layer", 0))]
+        args += ["--trials", "2"]
     if args[0] in ("wic", "sts"):
         args += ["--model", str(toy)]
     if "runs/A" in args:
@@ -108,7 +111,7 @@ def test_commands_for_several_processes_are_understood() -> None:
 
 def test_every_option_that_the_readme_names_exists() -> None:
     help_text = io.StringIO()
-    for command in ("fit", "rank", "compare", "geometry", "wic", "sts", "report"):
+    for command in ("fit", "rank", "compare", "sweep", "geometry", "wic", "sts", "report"):
         with contextlib.redirect_stdout(help_text), pytest.raises(SystemExit):
             run(COMMANDS, [command, "--help"])
     named = set(re.findall(r"`(--[a-z_]+(?:\.[a-z0-9_]+)?)", README)) - {"--help", "--yes"}

@@ -308,6 +308,15 @@ def test_without_a_file_or_with_one_that_is_none(tmp_path: Path, capsys: pytest.
     assert "takes one file" in capsys.readouterr().err
 
 
+def test_options_for_all_trials_go_before_those_of_the_file(tmp_path: Path, data: dict[str, Any]) -> None:
+    file = str(write(tmp_path / "s.yaml", points={"layer": [1, 2], "probe.l2": [1e-4, 1e-2], "seed": [0, 1]}))
+    over = {**data, "layer": 0, "probe": {"l2": 1.0}}
+    made = sweep(file, fit=over, runs=str(tmp_path / "runs"), quiet=True)
+    assert [(row["layer"], row["seed"]) for row in made.rows] == [(0, 0), (0, 1)]
+    config = load_run(next((made.folder / "trials").iterdir())).config
+    assert config["probe"]["l2"] == 1.0
+
+
 def test_bare_trials_are_the_default(tmp_path: Path, data: dict[str, Any]) -> None:
     made = sweep(str(write(tmp_path / "s.yaml", points={"layer": [0, 1]})), fit=data, runs=str(tmp_path), quiet=True)
     config = load_run(next((made.folder / "trials").iterdir())).config

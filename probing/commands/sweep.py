@@ -76,15 +76,16 @@ def sweep(
     if file is None:
         raise UserError("`sweep` takes a sweep file, such as conf/sweeps/layers.yaml.")
     content = read_yaml(file, "sweep")
-    definition = parse_sweep(content, file)
+    over = _flat(fit or {})
+    definition = parse_sweep(content, file).without(over)
     refuse(out_of_range("trials", trials, 1) + out_of_range("seed", seed, 0))
-    options = TrialOptions(definition, file, fit or {})
+    options = TrialOptions(definition, file, over)
     runs, cache, quiet, wandb = _own_defaults(options.own, definition, runs, cache, quiet, wandb)
     name = name or Path(file).stem
     mode = resolve_mode(wandb.mode)
     cached, place = places(cache, runs, None)
     n_trials = _number_of_trials(definition, trials, file)
-    settings = {"sweep": content, "trials": n_trials, "seed": seed, "fit": fit or {}}
+    settings = {"sweep": content, "trials": n_trials, "seed": seed, "fit": over}
     folder = SweepFolder(place, name, settings)
     say = terminal.silence if quiet else terminal.say
     from probing.tracking import one_service
@@ -113,6 +114,13 @@ def sweep(
         print(line)
     say_where(finished.folder, None)
     return finished
+
+
+def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options by dotted names, those too that Python gives as groups."""
+    groups = {name: value for name, value in options.items() if isinstance(value, Mapping)}
+    inner = {f"{name}.{key}": value for name, group in groups.items() for key, value in group.items()}
+    return {**{name: value for name, value in options.items() if name not in groups}, **inner}
 
 
 def _own_defaults(

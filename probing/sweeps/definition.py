@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from probing.errors import did_you_mean, refuse
@@ -95,6 +95,10 @@ class Sweep:
     stops_early: bool
     project: str | None
     entity: str | None
+
+    def without(self, names: Container[str]) -> Sweep:
+        """Return the sweep without some of its parameters, which are decided elsewhere."""
+        return replace(self, parameters=tuple(p for p in self.parameters if p.name not in names))
 
     @property
     def varied(self) -> list[str]:
