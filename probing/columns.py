@@ -12,8 +12,7 @@ Row = Mapping[str, Any]
 # Columns of the tables in their order; what was not measured is absent.
 ACCURACY_COLUMNS = (
     "layer", "accuracy", "accuracy_low", "accuracy_high", "macro_accuracy", "within_one", "mean_absolute_error",
-    "cross_entropy", "validation_cross_entropy", "optimality_gap", "majority_accuracy", "n_train_tokens",
-    "n_test_tokens", "n_classes",
+    "cross_entropy", "optimality_gap", "majority_accuracy", "n_train_tokens", "n_test_tokens", "n_classes",
     *(
         column
         for control in (*CONTROLS, *TRANSFORM_CONTROLS)
@@ -21,6 +20,7 @@ ACCURACY_COLUMNS = (
     ),
     "selectivity", "bootstrap_overlap", "more_penalty_overlap", "more_penalty_spearman", "less_penalty_overlap",
     "less_penalty_spearman", "online_code_bits", "uniform_code_bits", "compression",
+    "validation_cross_entropy",
 )  # fmt: skip
 NEURON_COLUMNS = (
     "layer", "rank", "neuron", "contribution", "ratio", "share", "rank_low", "rank_high", "contribution_centred",

@@ -411,7 +411,7 @@ CASES: list[tuple[str, ...]] = [
     ("fit --trainer.max_time 00:00:00:00", "`--trainer.max_time 00:00:00:00` leaves no time"),
     ("fit --trainer.accelerator abacus", "`--trainer.accelerator abacus`: Lightning refuses it"),
     ("fit --trainer.devices 0 --trainer.max_epochs 3", "`--trainer.devices 0`: Lightning refuses it"),
-    ("fit --trainer.strategy warp", "`--trainer.strategy warp`: Lightning refuses it"),
+    ("fit --trainer.strategy warp", "`--trainer.strategy warp`: expected auto or ddp"),
     ("fit --trainer.num_nodes 0", "`--trainer.num_nodes 0`: Lightning refuses it"),
     ("fit --trainer.deterministic maybe", "`--trainer.deterministic maybe`: expected true or false"),
     *((f"fit --probe.solver adam --trainer.{what}", f"`--trainer.{what}`") for what in NOT_WITH_ADAM),
