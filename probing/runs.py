@@ -143,18 +143,26 @@ class RunFolder:
         Raises:
             RunError: If something of that name came up meanwhile.
         """
-        try:
-            self.path.rename(self.final)
-        except OSError as error:
-            raise RunError(
-                f"the run is whole but stays in {self.path}: it could not be renamed to {self.final.name} "
-                f"({error.strerror})"
-            ) from None
-        return self.final
+        return rename_whole(self.path, self.final, "run")
 
     def discard(self) -> None:
         """Remove what was written: nothing was worth keeping."""
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def rename_whole(partial: Path, final: Path, what: str) -> Path:
+    """Rename a folder that is whole to its final name and return that.
+
+    Raises:
+        RunError: If something of that name came up meanwhile.
+    """
+    try:
+        partial.rename(final)
+    except OSError as error:
+        raise RunError(
+            f"the {what} is whole but stays in {partial}: it could not be renamed to {final.name} ({error.strerror})"
+        ) from None
+    return final
 
 
 def check_name(runs: Path, name: str) -> Path:

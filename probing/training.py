@@ -202,11 +202,7 @@ def train_probes(
         full = {k: v for k, v in trainer_options.items() if k in _FOR_MEASURING} | {"max_epochs": MAX_PASSES}
         with interrupts_pass():
             build_trainer(full, None, callbacks, folder).fit(solved, datamodule=data)
-    if not all(solution.n_passes for solution in solved.solutions.values()):
-        raise UserError(
-            "`--trainer.max_epochs` or `--trainer.max_time` ended the training before its first pass over the tokens; "
-            "allow more."
-        )
+    _refuse_no_pass(solved)
     if fitting.checkpoint_callback is not None:  # which knows neither the solvers' last point nor Adam's best
         fitting.save_checkpoint(Path(fitting.default_root_dir) / "checkpoints" / "probe.ckpt", weights_only=True)
     with interrupts_pass():
@@ -279,12 +275,26 @@ def train_problems(
     trainer = build_trainer({"max_epochs": MAX_PASSES, **trainer_options}, None, callbacks, None)
     with interrupts_pass():
         trainer.fit(probe, datamodule=data)
+        _refuse_no_pass(probe)
         if test:
             trainer.test(probe, datamodule=data, verbose=False)
     return [
         _layer_fit(layers[p.layer], i, probe, probe, moments[p.layer], trainer.current_epoch, test)
         for i, p in enumerate(problems)
     ]
+
+
+def _refuse_no_pass(probe: FullPassProbe) -> None:
+    """Refuse weights that no pass over the tokens has moved.
+
+    Raises:
+        UserError: If there are any.
+    """
+    if not all(solution.n_passes for solution in probe.solutions.values()):
+        raise UserError(
+            "`--trainer.max_epochs` or `--trainer.max_time` ended the training before its first pass over the tokens; "
+            "allow more."
+        )
 
 
 def _stack(sides: Sides, moments: Sequence[Moments], training: Training) -> dict[str, Any]:

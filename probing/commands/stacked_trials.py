@@ -81,10 +81,10 @@ def run_stack(trials: Sequence[Trial], done: Sequence[Trial], place: Place, prog
         fits: dict[Key, LayerFit] = {}
         for part in _parts(keys, len(sides.classes), stores[0].plan.d_model):
             here = sorted({layer for layer, _ in part})
-            names = [f"layer_{layer:02d}/l1_{penalty.l1:g}_l2_{penalty.l2:g}" for layer, penalty in part]
-            saved = Progress(
-                place.trials.parent / "progress.safetensors", stack=f"{seed} {alike(trials[0])}", names=names
-            )
+            names = [f"layer_{layer:02d}/l1_{penalty.l1}_l2_{penalty.l2}" for layer, penalty in part]
+            # Of the same text too: the file may be another by now.
+            stack = f"{seed} {stores[0].header['key']} {alike(trials[0])}"
+            saved = Progress(place.trials.parent / "progress.safetensors", stack, names)
             starts = saved.starts()
             problems = [
                 Problem(name, here.index(key[0]), key[1], starts.get(name, solved.start(key, sides.classes)))

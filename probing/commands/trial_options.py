@@ -44,14 +44,15 @@ class TrialOptions:
         fixed = {**LIGHT, **{name: value for name, value in constant.items() if not _decided(name)}, **over}
         self.varied = [p.name for p in varied]
         self.known: dict[tuple[str, str], Mapping[str, Any]] = {}
-        self.base: Mapping[str, Any] = {}
-        for attempt in (fixed, *({p.name: value} for p in varied for value in _some_values(p))):
+        for name, value in ((p.name, value) for p in varied for value in _some_values(p)):
             try:
-                self.base = checked(fit, attempt, "fit", self.place) if attempt is fixed else self.base
-                if attempt is not fixed:
-                    self._checked(*next(iter(attempt.items())))
+                self._checked(name, value)
             except UserError as error:
                 problems.append(str(error).rstrip("."))
+        try:
+            self.base = checked(fit, fixed, "fit", self.place)
+        except UserError as error:
+            problems.append(str(error).rstrip("."))
         refuse(problems)
 
     def of(self, point: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from probing.errors import RunError, UserError, as_clause
-from probing.runs import PARTIAL, check_plain
+from probing.errors import UserError, as_clause
+from probing.runs import PARTIAL, check_plain, rename_whole
 
 _DEFINITION = "definition.json"
 
@@ -84,14 +84,7 @@ class SweepFolder:
         """
         for left in (".lock", "progress.safetensors"):
             (self.path / left).unlink(missing_ok=True)
-        try:
-            self.path.rename(self.final)
-        except OSError as error:
-            raise RunError(
-                f"the sweep is whole but stays in {self.path}: it could not be renamed to {self.final.name} "
-                f"({as_clause(error)})"
-            ) from None
-        return self.final
+        return rename_whole(self.path, self.final, "sweep")
 
     def _stored(self) -> Any:
         """Return the definition that the folder has, None where it has none yet."""
