@@ -223,20 +223,9 @@ def train_variants(
     callbacks: Sequence[pl.Callback] = (),
     test: bool = False,
 ) -> list[LayerFit]:
-    """Train small changes of finished probes: other sentences, another penalty, fewer neurons.
+    """Train small changes of finished probes by `train_problems`: other sentences, another penalty, fewer neurons.
 
-    Args:
-        sides: Examples and their classes.
-        layers: Layer numbers.
-        fits: The finished probes of these layers.
-        problems: The changed ones, all in one stack; those that say no other start from the finished probe.
-        training: How to train; always to a bound on the distance to the optimum.
-        trainer_options: Arguments of Lightning's Trainer.
-        callbacks: Lightning callbacks.
-        test: Whether they are tested too; otherwise their metrics are empty.
-
-    Returns:
-        The probe of each problem.
+    Problems that say no other start begin from the finished probe of their layer, in `fits`.
     """
     started = [p if p.start is not None else replace(p, start=fits[p.layer].weight) for p in problems]
     # Passes that the user allowed were meant for the probe itself.

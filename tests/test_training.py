@@ -11,7 +11,9 @@ from sklearn.linear_model import LogisticRegression
 
 from probing.controls import shuffled
 from probing.errors import UserError
-from probing.training import check_trainer_options, layer_moments
+from probing.probe import Problem
+from probing.solvers import Penalty
+from probing.training import Training, check_trainer_options, layer_moments, train_problems
 from synthetic import (
     LIGHTNING_WARNINGS,
     make_store,
@@ -139,6 +141,14 @@ def test_no_pass_at_all_is_refused(data):
         data.fit(trainer={"max_epochs": 0})
     with pytest.raises(UserError, match=r"`--trainer.max_time`"):
         data.fit(trainer={"max_time": {"seconds": 0}})
+
+
+def test_no_pass_at_all_is_refused_for_any_stack(data):
+    penalty = Penalty(0.0, L2)
+    training = Training(penalty, "sd", "lbfgs", 1e-5, 0.01, 64, 3, 0)
+    problem, moments = Problem("one", 0, penalty), layer_moments(data.train, [0])
+    with pytest.raises(UserError, match=r"`--trainer.max_time` ended the training before its first pass"):
+        train_problems(data, [0], moments, [problem], training, {"max_time": {"seconds": 0}})
 
 
 @pytest.mark.parametrize("space", ["rms", "raw"])
