@@ -59,7 +59,7 @@ def compare(setting: Setting) -> Comparison:
         Contestant(OURS, lambda f: commands.fit(setting, corpus, cache, f, *training("--replicates", "0"))),
         Contestant(REPLICATES, lambda f: commands.fit(setting, corpus, cache, f, *training("--replicates", "5"))),
         Contestant(NEUROX, lambda folder: commands.peer(python, "neurox_tool", "probe", examples)),
-        Contestant(SCIKIT, lambda folder: commands.peer(python, "scikit", "probe", examples, L2), SCIKIT_ROUNDS),
+        Contestant(SCIKIT, lambda folder: commands.peer(python, "scikit", examples, L2), SCIKIT_ROUNDS),
     ]  # fmt: skip
     quality: dict[str, float] = {}
 

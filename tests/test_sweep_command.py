@@ -185,17 +185,19 @@ def test_a_killed_process_leaves_a_sweep_that_goes_on(tmp_path: Path, data: dict
     assert {name: (made.folder / "trials" / name).stat().st_mtime_ns for name in kept} == kept
 
 
-def test_two_processes_at_one_sweep_are_told_apart(tmp_path: Path, data: dict[str, Any]) -> None:
+def test_two_processes_at_one_sweep_are_told_apart(
+    tmp_path: Path, data: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     from filelock import FileLock
 
     file = write(tmp_path / "s.yaml", points={"seed": [0, 1]})
-    sweep(str(file), fit={**data, "layer": 0}, runs=str(tmp_path / "other"), quiet=True)
+    options = [f"--fit.{key}={value}" for key, value in data.items()]
     partial = tmp_path / "runs" / "s.partial"
-    (tmp_path / "other" / "s").rename(tmp_path / "other" / "kept")
     partial.mkdir(parents=True)
     with FileLock(partial / ".lock"):
-        status = run(COMMANDS, ["sweep", str(file), "--runs", str(tmp_path / "runs")])
-    assert status == 2
+        assert run(COMMANDS, ["sweep", str(file), "--runs", str(tmp_path / "runs"), *options]) == 2
+    assert "another process is at this sweep" in capsys.readouterr().err
+    assert {path.name for path in partial.rglob("*")} <= {".lock", "trials"}
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ class SweepFolder:
             raise UserError(
                 f"`--name {name}`: {self.final} exists and runs are never changed; choose another name for the sweep."
             )
-        if self.path.exists() and self._stored() != self.definition:
+        if self.path.exists() and self._stored() not in (None, self.definition):
             raise UserError(
                 f"`--name {name}`: {self.path} is of another sweep, or of another version of this file; "
                 "remove it or choose another name."
