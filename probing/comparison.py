@@ -75,10 +75,9 @@ def rank_on_sentences(label: str, weight: Tensor, test: Examples, layers: Sequen
     sentences = test.sentences()
     sums = torch.zeros(len(layers), len(sentences), weight.shape[2], dtype=torch.float64)
     for batch in read(test, layers):
-        kept = batch.labels >= 0
-        rows = torch.from_numpy(np.searchsorted(sentences, batch.sentences[kept].numpy()))
+        rows = torch.from_numpy(np.searchsorted(sentences, batch.sentences.numpy()))
         for i, states in enumerate(batch.hidden_states):
-            sentence_contributions(weight[i], states[kept], batch.labels[kept], rows, out=sums[i])
+            sentence_contributions(weight[i], states, batch.labels, rows, out=sums[i])
     n_tokens = np.bincount(np.searchsorted(sentences, test.store.tokens.sentences[test.labels >= 0]))
     draws = np.stack([redraw(layer.numpy(), n_tokens, seed, DRAWS) for layer in sums])
     return Ranked(label, layers, sums.sum(1).numpy() / n_tokens.sum(), draws)

@@ -170,6 +170,5 @@ def _accuracies(examples: Examples, fits: Sequence[LayerFit], layer: int) -> NDA
     weight = torch.stack([fit.weight for fit in fits])
     right = torch.zeros(len(fits), dtype=torch.int64)
     for batch in read(examples, [layer]):
-        batch = batch.pick((batch.labels >= 0).nonzero().squeeze(1))
         right += ((batch.hidden_states[0] @ weight.mT).argmax(2) == batch.labels).sum(1)
     return (right.double() / examples.n_tokens).numpy()

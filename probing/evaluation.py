@@ -177,7 +177,6 @@ def of_gaussians(chosen: Sequence[Chosen], data: LayerData, sides: Sides) -> lis
     nats = torch.zeros(len(chosen), dtype=torch.float64)
     right = torch.zeros(len(chosen), sides.test.store.tokens.n_sentences, dtype=torch.int64)
     for batch in read(sides.test, [data.layer]):
-        batch = batch.pick((batch.labels >= 0).nonzero().squeeze(1))
         for i, neurons in enumerate(live):
             log_p = probe.log_p(batch.hidden_states[0], neurons)
             nats[i] -= log_p.gather(1, batch.labels[:, None]).sum()

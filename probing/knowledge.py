@@ -124,10 +124,9 @@ def cross_entropy_by_sentence(test: Examples, fits: Sequence[LayerFit]) -> NDArr
     """
     sums = torch.zeros(len(fits), test.store.tokens.n_sentences, dtype=torch.float64)
     for batch in read(test, [fit.layer for fit in fits]):
-        kept = batch.labels >= 0
         for total, fit, states in zip(sums, fits, batch.hidden_states, strict=True):
-            loss = torch.nn.functional.cross_entropy(states[kept] @ fit.weight.T, batch.labels[kept], reduction="none")
-            total.index_add_(0, batch.sentences[kept], loss.double())
+            loss = torch.nn.functional.cross_entropy(states @ fit.weight.T, batch.labels, reduction="none")
+            total.index_add_(0, batch.sentences, loss.double())
     return sums.numpy()
 
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Logits that are worked on at a time, so that they stay in a processor's cache: with 20 stacked problems a fifth faster
-# than all at once; and the rows of a product that still keep it busy.
-BLOCK, LEAST_ROWS = 2**19, 256
+# Logits that are worked on at a time, and how few and how many examples that may be: so that what is made of them stays
+# in a processor's cache and its products stay busy. Found on two cores with 1, 4 and 20 stacked problems of 65 classes.
+BLOCK, LEAST_ROWS, MOST_ROWS = 2**20, 512, 4096
 
 
 class Sums(NamedTuple):
@@ -35,31 +35,30 @@ def cross_entropy_sums(weight: Tensor, hidden_states: Tensor, labels: Tensor, co
         labels: Class of each token, -1 for tokens that do not count, shape (n_tokens,).
         counts: How often each token counts in each problem, once if None, shape (n_problems, n_tokens).
     """
+    rows = (labels >= 0).nonzero().squeeze(1)
     n_problems, n_classes, _ = weight.shape
-    size = max(LEAST_ROWS, BLOCK // (n_problems * n_classes))
     sums: Sums | None = None
-    for start in range(0, max(len(labels), 1), size):
-        rows = slice(start, start + size)
-        own = None if counts is None else counts[:, rows]
-        block = _block_sums(weight, hidden_states[rows], labels[rows], own)
-        sums = block if sums is None else Sums(*(total.add_(more) for total, more in zip(sums, block, strict=True)))
-    assert sums is not None
+    for block in rows.split(min(max(BLOCK // (n_problems * n_classes), LEAST_ROWS), MOST_ROWS)):
+        # Copied block by block, which costs a tenth of copying them all: that needs no new pages of memory.
+        states = hidden_states.index_select(0, block).to(weight.dtype)
+        own = None if counts is None else counts[:, block]
+        more = _block_sums(weight, states, labels[block], own)
+        sums = more if sums is None else Sums(*(total.add_(part) for total, part in zip(sums, more, strict=True)))
+    assert sums is not None  # of no rows there is one empty block
     return sums
 
 
 def _block_sums(weight: Tensor, hidden_states: Tensor, labels: Tensor, counts: Tensor | None) -> Sums:
     n_problems, n_classes, d_model = weight.shape
-    times = (labels >= 0).to(weight.dtype)[:, None, None].expand(-1, n_problems, 1)
-    if counts is not None:
-        times = times * counts.T[:, :, None]
-    target = labels.clamp(min=0)[:, None, None].expand(-1, n_problems, 1)
-    logits = (hidden_states @ weight.reshape(-1, d_model).T).view(-1, n_problems, n_classes)
-    log_p = logits.log_softmax(-1)
-    cross_entropy = -(log_p.gather(-1, target) * times).sum((0, 2), dtype=torch.float64)
+    target = labels.expand(n_problems, 1, len(labels))
+    times = torch.ones((), device=weight.device, dtype=weight.dtype) if counts is None else counts[:, None]
+    # Classes before tokens: both products then read rows as they lie.
+    logits = (weight.view(-1, d_model) @ hidden_states.T).view(n_problems, n_classes, len(labels))
+    log_p = logits.log_softmax(1)
+    cross_entropy = -(log_p.gather(1, target) * times).sum((1, 2), dtype=torch.float64)
     p = log_p.exp_()
-    # Times of 0 and 1 are their own squares, and spare a copy.
-    counted = p.mul_(times) if counts is None else p * times
-    class_covariance = torch.diag_embed(counted.sum(0)) - counted.permute(1, 2, 0) @ p.transpose(0, 1)
-    residual = counted.scatter_add_(-1, target, -times)
-    gradient = residual.reshape(-1, n_problems * n_classes).T @ hidden_states
+    counted = p if counts is None else p * times
+    class_covariance = torch.diag_embed(counted.sum(2)) - counted @ p.transpose(1, 2)
+    residual = counted.scatter_add_(1, target, -times.expand_as(target).to(p.dtype))
+    gradient = residual.flatten(0, 1) @ hidden_states
     return Sums(cross_entropy, gradient.view_as(weight), class_covariance)

@@ -107,11 +107,10 @@ class LinearProbe(pl.LightningModule):
 
     def test_step(self, batch: Batch) -> None:
         """Update the metrics of every problem."""
-        kept = batch.labels >= 0
-        if not kept.any():
+        if not len(batch.labels):
             return
         for metrics, logits in zip(self.metrics, self(batch.hidden_states), strict=True):
-            cast(ProbeMetrics, metrics).update(logits[kept].float(), batch.labels[kept], batch.sentences[kept])
+            cast(ProbeMetrics, metrics).update(logits.float(), batch.labels, batch.sentences)
 
 
 class FullPassProbe(LinearProbe):
@@ -272,10 +271,9 @@ class AdamProbe(LinearProbe):
 
     def validation_step(self, batch: Batch) -> None:
         """Add a batch's cross-entropy."""
-        kept = batch.labels >= 0
-        for i, logits in enumerate(self(batch.hidden_states)):
-            total = nn.functional.cross_entropy(logits[kept], batch.labels[kept], reduction="sum")
-            self.validation[:, i] += torch.stack([total.double(), kept.sum().double()])
+        for total, logits in zip(self.validation[0], self(batch.hidden_states), strict=True):
+            total += nn.functional.cross_entropy(logits, batch.labels, reduction="sum")
+        self.validation[1] += len(batch.labels)
 
     def on_validation_epoch_end(self) -> None:
         """Keep what is better; stop once nothing has been for `patience` epochs."""

@@ -80,11 +80,8 @@ def strangers(weight: Tensor, test: Examples, layers: Sequence[int], seed: int, 
     sums = torch.zeros(n, len(layers), weight.shape[2], dtype=torch.float64)
     n_tokens = 0
     for batch in read(test, layers):
-        kept = batch.labels >= 0
-        labels = batch.labels[kept]
-        n_tokens += len(labels)
+        n_tokens += len(batch.labels)
         for i, states in enumerate(batch.hidden_states):
-            own = states[kept].float()
             for basis, rows, total in zip(bases, turned[:, i], sums[:, i], strict=True):
-                total += (rows[labels] * (own @ basis)).abs().sum(0)
+                total += (rows[batch.labels] * (states @ basis)).abs().sum(0)
     return Strangers(bases, (sums / n_tokens).numpy())

@@ -93,9 +93,9 @@ def read_layer(
         classes.update(batch.hidden_states[0], batch.labels)
     true, predicted = (MagnitudeAccumulator(moments.mean, len(weight)) for _ in range(2))
     for batch in read(sides.test, [layer]):
-        (states,), kept = batch.hidden_states, batch.labels >= 0
+        (states,) = batch.hidden_states
         true.update(states, batch.labels)
-        predicted.update(states[kept], (states[kept] @ weight.T).argmax(1))
+        predicted.update(states, (states @ weight.T).argmax(1))
     train = load(thin(sides.train, MOST_TRAIN, seed), layer)
     validation = load(thin(sides.validation, MOST_VALIDATION, seed), layer)
     return LayerData(

@@ -46,7 +46,6 @@ def load(examples: Examples, layer: int) -> Sample:
     """Read the examples of one layer into memory."""
     states, labels = [], []
     for batch in read(examples, [layer]):
-        kept = batch.labels >= 0
-        states.append(batch.hidden_states[0][kept])
-        labels.append(batch.labels[kept])
+        states.append(batch.hidden_states[0])
+        labels.append(batch.labels)
     return Sample(torch.cat(states), torch.cat(labels))

@@ -202,17 +202,20 @@ class _History:
     """The last pairs of L-BFGS and its two-loop recursion (Nocedal & Wright 2006, algorithm 7.4)."""
 
     def __init__(self) -> None:
-        self.pairs: list[tuple[Tensor, Tensor]] = []
+        self.pairs: list[tuple[Tensor, Tensor, float]] = []
 
     def add(self, step: Tensor, change: Tensor) -> None:
-        self.pairs = [*self.pairs[1 - HISTORY :], (step, change)]
+        self.pairs = [*self.pairs[1 - HISTORY :], (step, change, _dot(step, change))]
 
     def inverse_hessian(
         self, gradient: Tensor, initial: Callable[[Tensor], Tensor], free: Tensor | None = None
     ) -> Tensor:
         """Apply the inverse Hessian that the pairs and `initial` model, within the subspace of `free` weights."""
-        pairs = self.pairs if free is None else [(free * step, free * change) for step, change in self.pairs]
-        curved = [(step, change, c) for step, change in pairs if (c := _dot(step, change)) > 0]
+        pairs = self.pairs
+        if free is not None:
+            cut = ((free * step, free * change) for step, change, _ in pairs)
+            pairs = [(step, change, _dot(step, change)) for step, change in cut]
+        curved = [pair for pair in pairs if pair[2] > 0]
         result, weights = gradient.clone(), []
         for step, change, curvature in reversed(curved):
             weights.append(_dot(step, result) / curvature)
@@ -233,4 +236,5 @@ def _within_orthant(trial: Tensor, point: Tensor, subgradient: Tensor) -> Tensor
 
 
 def _dot(a: Tensor, b: Tensor) -> float:
-    return float((a.double() * b.double()).sum())
+    # In float32: it chooses a direction, and only the gap, which certifies the point, is summed in float64.
+    return float(torch.dot(a.reshape(-1), b.reshape(-1)))

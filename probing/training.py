@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from probing.distributed import end_together, launched, sum_over_ranks
 from probing.errors import UserError, as_clause, did_you_mean, out_of_range, refuse
-from probing.examples import Batch, Examples, ShardBatches, Sides, read_share
+from probing.examples import Batch, Examples, ShardBatches, Sides, open_shard, read_share
 from probing.interrupts import interrupts_pass
 from probing.kept import KeptBatches
 from probing.metrics import ProbeMetrics, SumBySentence
@@ -124,17 +124,20 @@ class ProbeData(pl.LightningDataModule):
         super().__init__()
         self.sides, self.layers, self.mini_batches = sides, layers, mini_batches
 
-    def _shards(self, examples: Examples) -> ShardBatches:
+    def _shards(self, examples: Examples, **how: Any) -> ShardBatches:
         trainer = cast(pl.Trainer, self.trainer)
-        return ShardBatches(examples, self.layers, trainer.global_rank, trainer.world_size)
+        return ShardBatches(examples, self.layers, trainer.global_rank, trainer.world_size, **how)
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Return whole shards in order, or shuffled mini-batches."""
         trainer = cast(pl.Trainer, self.trainer)
         if self.mini_batches is None:
-            shards, device = self._shards(self.sides.train), trainer.strategy.root_device
-            # Whole shards are read in every pass: to an accelerator they are copied once, as far as there is room.
-            return DataLoader(KeptBatches(shards, device) if device.type == "cuda" else shards, batch_size=None)
+            # Whole shards are read in every pass: on a processor as they lie on disk, to an accelerator copied once, as
+            # far as there is room.
+            device = trainer.strategy.root_device
+            if device.type == "cuda":
+                return DataLoader(KeptBatches(self._shards(self.sides.train), device), batch_size=None)
+            return DataLoader(self._shards(self.sides.train, read=open_shard), batch_size=None)
         ranks = trainer.global_rank, trainer.world_size
         mini_batches = MiniBatches(self.sides.train, self.layers, *self.mini_batches, *ranks)
         return DataLoader(mini_batches, batch_size=None)
@@ -152,9 +155,8 @@ def layer_moments(train: Examples, layers: Sequence[int]) -> list[Moments]:
     """Return the moments of each layer's training tokens, in one streamed pass, divided among ranks."""
     accumulators = [MomentsAccumulator(train.store.plan.d_model) for _ in layers]
     for batch in read_share(train, layers):
-        kept = batch.labels >= 0
         for accumulator, states in zip(accumulators, batch.hidden_states, strict=True):
-            accumulator.update(states[kept])
+            accumulator.update(states)
     for accumulator in accumulators:
         accumulator.gather(sum_over_ranks)
     return [accumulator.result() for accumulator in accumulators]

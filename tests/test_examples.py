@@ -4,7 +4,7 @@ import torch
 from probing_tasks.position import Position
 
 from probing.errors import UserError
-from probing.examples import DENSE, Examples, ShardBatches, choose_classes, label, read, read_shard
+from probing.examples import ShardBatches, choose_classes, label, open_shard, read, read_shard
 from synthetic import CORPUS, make_splits, make_store, make_tokens, sides
 
 LENGTHS = np.random.default_rng(0).integers(6, 12, 60).tolist()
@@ -42,15 +42,13 @@ def test_activations_labels_and_sentences_stay_in_step(store, side):
     assert seen == np.flatnonzero(examples.labels >= 0).tolist()
 
 
-def test_few_examples_are_copied_and_many_are_masked(store):
-    data = sides(store)
-    sparse = read_shard(data.validation, [0], 0)
-    assert 0 < len(sparse.labels) < store.plan.shards[0].n_tokens * DENSE
-    assert (sparse.labels >= 0).all()
-    train = Examples(store, np.where(np.arange(store.tokens.n_tokens) % 20, 0, -1))
-    dense = read_shard(train, [0], 0)
-    assert len(dense.labels) == store.plan.shards[0].n_tokens
-    assert (dense.labels < 0).any()
+def test_what_is_read_is_examples_and_what_is_opened_all_rows_where_they_lie(store):
+    train = sides(store).train
+    read_, opened = read_shard(train, [0], 0), open_shard(train, [0], 0)
+    assert 0 < len(read_.labels) < len(opened.labels) == store.plan.shards[0].n_tokens
+    assert (read_.labels >= 0).all()
+    assert torch.equal(opened.pick((opened.labels >= 0).nonzero().squeeze(1)).hidden_states[0], read_.hidden_states[0])
+    assert opened.hidden_states[0].data_ptr() == store.read(0, 0).data_ptr()
 
 
 def test_sides_share_no_token_and_cover_all_that_are_of_a_class(store):

@@ -114,7 +114,7 @@ def export(entry: str, corpus: str, layer: str, seed: str, folder: str) -> dict[
     classes = choose_classes(store.tokens, text, task, splits)
     for side in ("train", "test"):
         examples = label(store, text, task, splits, classes, side)  # type: ignore[arg-type]
-        parts = [batch.pick((batch.labels >= 0).nonzero().squeeze(1)) for batch in read(examples, [int(layer)])]
+        parts = list(read(examples, [int(layer)]))
         np.save(Path(folder) / f"X_{side}.npy", np.concatenate([part.hidden_states[0].numpy() for part in parts]))
         np.save(Path(folder) / f"y_{side}.npy", np.concatenate([part.labels.numpy() for part in parts]))
         if side == "train":

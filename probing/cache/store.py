@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MANIFEST, TOKENS = "manifest.jsonl", "tokens.safetensors"
+# Files that a store keeps mapped: mapping one anew in every pass costs a sixth of the pass. The system allows a process
+# some 65,000; those beyond are mapped when they are read.
+MOST_MAPPED = 8192
 
 
 # Of an entry: the model's name and what its key begins with.
@@ -55,6 +58,7 @@ class ActivationStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._mapped: dict[tuple[int, int], Tensor] = {}
         try:
             header = _parse(self._manifest_lines()[0])
             if header["format"] > FORMAT:
@@ -161,14 +165,19 @@ class ActivationStore:
         """
         from safetensors import safe_open
 
+        if (mapped := self._mapped.get((layer, shard))) is not None:
+            return mapped
         try:
             with safe_open(self.path(layer, shard), framework="pt") as file:
-                return file.get_tensor("hidden_states")
+                mapped = file.get_tensor("hidden_states")
         except FileNotFoundError:
             raise RunError(
                 f"{self.path(layer, shard)} was removed while it was in use, as `cache prune` does; "
                 "run the same command again"
             ) from None
+        if len(self._mapped) < MOST_MAPPED:
+            self._mapped[layer, shard] = mapped
+        return mapped
 
     def write(self, layer: int, shard: int, hidden_states: Tensor) -> None:
         """Store the activations of one layer and shard: written aside, synced, renamed, then recorded.
@@ -184,6 +193,7 @@ class ActivationStore:
         from safetensors.torch import save_file
 
         path = self.path(layer, shard)
+        self._mapped.pop((layer, shard), None)
         path.parent.mkdir(exist_ok=True)
         with _put(path) as partial:
             with tensor_file(partial):

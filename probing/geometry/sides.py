@@ -22,9 +22,8 @@ def moments_of(train: Examples, layers: Sequence[int]) -> dict[int, Covariance]:
     """Return mean and covariance of each layer's examples, in one streamed pass, divided among ranks."""
     accumulators = {layer: CovarianceAccumulator(train.store.plan.d_model) for layer in layers}
     for batch in read_share(train, layers):
-        kept = batch.labels >= 0
         for accumulator, states in zip(accumulators.values(), batch.hidden_states, strict=True):
-            accumulator.update(states[kept])
+            accumulator.update(states)
     for accumulator in accumulators.values():
         accumulator.gather(sum_over_ranks)
     return {layer: accumulator.result() for layer, accumulator in accumulators.items()}
