@@ -83,9 +83,11 @@ def let_be(moment: str, events: Any) -> None:
 
 
 def die(moment: str, events: Any) -> None:
-    """Die while the lock is held and a shard is done."""
-    if moment == "shard":
+    """Die while the lock is held, one shard is whole and the next, extracted, may be half-written."""
+    if moment == "shard" and events.is_set():
         os.kill(os.getpid(), signal.SIGKILL)
+    if moment == "shard":
+        events.set()
 
 
 def interrupt(moment: str, events: Any) -> None:
@@ -129,8 +131,9 @@ def test_a_process_that_dies_with_the_lock_blocks_nobody_and_loses_nothing(
     job.start()
     job.join(PATIENCE_S)
     assert job.exitcode == -signal.SIGKILL
-    kept = {path: path.stat().st_ino for path in tmp_path.glob("*/layer_*/*.safetensors")}
-    assert len(kept) == len(LAYERS)  # one shard
+    kept = {path: path.stat().st_ino for path in tmp_path.glob("*/layer_*/000000.safetensors")}
+    assert len(kept) == len(LAYERS)
+    assert not list(tmp_path.glob("*/layer_*/000002.safetensors"))
     after = context.Process(target=watched, args=(events, results, let_be, *arguments))
     after.start()
     said, _, end = results.get(timeout=PATIENCE_S)

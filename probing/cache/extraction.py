@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from probing.anatomy import Anatomy, examine, hidden_states
-from probing.cache.plan import batches
+from probing.cache.plan import Plan, batches
 from probing.cache.store import ActivationStore, not_written
 from probing.distributed import launched
 from probing.errors import RunError
@@ -30,12 +32,19 @@ class Extraction(pl.LightningModule):
             masked.
         folder: Of the store; the first rank has made it.
         work: For each shard that needs work, the layers to be written; None on the other ranks.
+        writer: Writes a shard while the next one is extracted; of one thread.
     """
 
     def __init__(
-        self, load: Callable[[], tuple[nn.Module, int]], folder: Path, work: Mapping[int, Sequence[int]] | None
+        self,
+        load: Callable[[], tuple[nn.Module, int]],
+        folder: Path,
+        work: Mapping[int, Sequence[int]] | None,
+        writer: Executor,
     ) -> None:
         super().__init__()
+        self.writer, self.writing = writer, Future[None]()
+        self.writing.set_result(None)
         # A rank may be left without work: a few shards are missing and there are many ranks.
         self.allow_zero_length_dataloader_with_multiple_devices = True
         self.load, self.folder, self.work = load, folder, work
@@ -57,12 +66,20 @@ class Extraction(pl.LightningModule):
         return DataLoader(share, batch_size=None)  # type: ignore[arg-type]
 
     def predict_step(self, shard: int) -> int:
-        """Extract and store one shard, all its missing layers in one pass, and return it: Lightning warns of None."""
+        """Extract one shard, all its missing layers in one pass, and return it: Lightning warns of None."""
         layers = (self.work or {})[shard]
-        states_of = extract_shard(self.encoder, self.anatomy, self.store, shard, layers, self.pad_token_id)
+        states = extract_shard(self.encoder, self.anatomy, self.store, shard, layers, self.pad_token_id)
+        self.writing.result()  # so that no more than one shard waits in memory
+        self.writing = self.writer.submit(self._write, shard, states)
+        return shard
+
+    def on_predict_end(self) -> None:
+        """Wait for the last shard."""
+        self.writing.result()
+
+    def _write(self, shard: int, states_of: Mapping[int, Tensor]) -> None:
         for layer, states in states_of.items():
             self.store.write(layer, shard, states)
-        return shard
 
 
 @torch.inference_mode()
@@ -91,17 +108,27 @@ def extract_shard(
             None if positions is None else torch.where(mask, positions[index], torch.arange(mask.shape[1])).to(device)
         )
         output = hidden_states(encoder, anatomy, layers, told, **inputs)
+        tokens, places = mask.flatten().nonzero().squeeze(1).to(device), index[mask]
         for layer, values in output.items():
-            values = values.to(dtype)  # T5 keeps some weights, and so some states, in float32
-            flat = values[mask.to(device)].cpu()
-            if not torch.isfinite(flat).all():
-                bad = int(sentences[~torch.isfinite(values).all(-1).all(-1).cpu().numpy()][0])
-                raise RunError(
-                    f"layer {layer} has activations that are not finite in sentence {here.first_sentence + bad} "
-                    f"of the corpus (counted from 0) with --dtype {plan.dtype}; extract in float32 or bfloat16"
-                )
-            states[layer][index[mask]] = flat
+            flat = values.flatten(0, 1).index_select(0, tokens)
+            # T5 keeps some weights, and so some states, in float32.
+            states[layer].index_copy_(0, places, flat.to(dtype).cpu())
+    for layer, values in states.items():
+        _refuse_infinite(values, layer, np.repeat(here.first_sentence + np.arange(here.n_sentences), lengths), plan)
     return states
+
+
+def _refuse_infinite(states: Tensor, layer: int, sentences: NDArray[np.int64], plan: Plan) -> None:
+    """Raise RunError if a hidden state is not finite, naming the first such sentence; shapes (n, d_model), (n,)."""
+    # A sum tells at a fraction of the cost, and where it merely overflowed, each value is looked at.
+    if math.isfinite(float(states.sum(dtype=torch.float32))):
+        return
+    bad = (~torch.isfinite(states).all(1)).nonzero()
+    if len(bad):
+        raise RunError(
+            f"layer {layer} has activations that are not finite in sentence {sentences[int(bad[0])]} "
+            f"of the corpus (counted from 0) with --dtype {plan.dtype}; extract in float32 or bfloat16"
+        )
 
 
 def _permuted_positions(store: ActivationStore, rows: slice) -> Tensor | None:
@@ -146,8 +173,9 @@ def run_extraction(
         KeyboardInterrupt: If the user interrupted it.
     """
     try:
-        with interrupts_pass():
-            trainer.predict(Extraction(load, folder, work), return_predictions=False)
+        # Whatever happens, nobody else is let in before the last shard is written.
+        with interrupts_pass(), ThreadPoolExecutor(1) as writer:
+            trainer.predict(Extraction(load, folder, work, writer), return_predictions=False)
         # Ranks finish at different times; nobody looks before all have written.
         trainer.strategy.barrier()
     except OSError as error:
