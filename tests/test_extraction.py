@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +22,7 @@ from families import FAMILIES as ALL_FAMILIES
 from families import untouched
 from probing import cache as cache_module
 from probing.cache import ActivationStore, Request, activations, plan, store
-from probing.cache.extraction import trainer_keywords
+from probing.cache.extraction import n_readers, trainer_keywords, with_the_same_weights
 from probing.corpus import from_sentences
 from probing.errors import RunError, UserError
 from probing.models import load_tokenizer, resolve_model
@@ -78,6 +78,17 @@ def shards_on_disk(cache: Path) -> dict[str, tuple[int, int, bytes]]:
     return found
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Let two batches be worked on at once, whatever the machine has."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    assert n_readers(torch.device("cpu")) == 2
+    yield
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)
+
+
 def no_extraction(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **keywords: Any) -> None:
         raise AssertionError("nothing was missing, yet the model was loaded")
@@ -88,6 +99,7 @@ def no_extraction(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- the right rows ---
 
 
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("family", ALL_FAMILIES)
 @torch.inference_mode()
 def test_cached_rows_are_the_plain_forward_pass_sentence_by_sentence(
@@ -122,6 +134,27 @@ def test_batches_of_another_size_give_the_same_activations(request_for: Callable
     many = activations(request_for([2], batch_tokens=10**6), tmp_path / "many", CPU)
     for shard in few.plan.shards:
         assert_close(few.read(2, shard.index), many.read(2, shard.index), rtol=1e-4, atol=1e-4)  # as above
+
+
+def test_batches_worked_on_at_once_have_the_bytes_of_one_after_the_other(
+    request_for: Callable[..., Request], tmp_path: Path
+) -> None:
+    before, found = torch.get_num_threads(), []
+    for n in (1, 3):
+        torch.set_num_threads(n)
+        try:
+            activations(request_for([0, 1, 2]), tmp_path / str(n), CPU)
+        finally:
+            torch.set_num_threads(before)
+        found.append(contents(tmp_path / str(n)))
+    assert found[0] == found[1]
+
+
+def test_a_second_reader_runs_the_same_weights_and_hooks_of_its_own(checkpoints: dict[str, Path]) -> None:
+    encoder = untouched(checkpoints["bert"])
+    copy = with_the_same_weights(encoder)
+    assert [p.data_ptr() for p in copy.parameters()] == [p.data_ptr() for p in encoder.parameters()]
+    assert not {id(module) for module in copy.modules()} & {id(module) for module in encoder.modules()}
 
 
 def test_bfloat16_is_computed_and_stored_as_such(request_for: Callable[..., Request], tmp_path: Path) -> None:

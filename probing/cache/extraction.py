@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 import numpy as np
 import pytorch_lightning as pl
@@ -55,7 +57,10 @@ class Extraction(pl.LightningModule):
         if self.work:
             self.store = ActivationStore(self.folder)
             self.encoder, self.pad_token_id = self.load()
-            self.anatomy = examine(self.encoder, self.pad_token_id, str(self.store.header["model"]))
+            n = n_readers(self.trainer.strategy.root_device)
+            encoders = [self.encoder, *(with_the_same_weights(self.encoder) for _ in range(n - 1))]
+            name = str(self.store.header["model"])
+            self.readers = [(encoder, examine(encoder, self.pad_token_id, name)) for encoder in encoders]
 
     def predict_dataloader(self) -> DataLoader[int]:
         """Return the indices of the shards that need work, this rank's share of them.
@@ -68,7 +73,7 @@ class Extraction(pl.LightningModule):
     def predict_step(self, shard: int) -> int:
         """Extract one shard, all its missing layers in one pass, and return it: Lightning warns of None."""
         layers = (self.work or {})[shard]
-        states = extract_shard(self.encoder, self.anatomy, self.store, shard, layers, self.pad_token_id)
+        states = extract_shard(self.readers, self.store, shard, layers, self.pad_token_id)
         self.writing.result()  # so that no more than one shard waits in memory
         self.writing = self.writer.submit(self._write, shard, states)
         return shard
@@ -82,11 +87,34 @@ class Extraction(pl.LightningModule):
             self.store.write(layer, shard, states)
 
 
-@torch.inference_mode()
+_Item = TypeVar("_Item")
+Reader = tuple[nn.Module, Anatomy]
+# Batches in work at once on a processor. Its threads wait less for one another where each has a batch of its own; more
+# batches than this a shard seldom has.
+MOST_READERS = 4
+
+
+def n_readers(device: torch.device) -> int:
+    """Return how many batches to work on at once: on an accelerator one."""
+    return min(MOST_READERS, torch.get_num_threads()) if device.type == "cpu" else 1
+
+
+def with_the_same_weights(encoder: nn.Module) -> nn.Module:
+    """Return a copy that shares parameters and buffers, so that another thread can run it with hooks of its own."""
+    return deepcopy(encoder, {id(tensor): tensor for tensor in (*encoder.parameters(), *encoder.buffers())})
+
+
 def extract_shard(
-    encoder: nn.Module, anatomy: Anatomy, store: ActivationStore, shard: int, layers: Sequence[int], pad_token_id: int
+    readers: Sequence[Reader], store: ActivationStore, shard: int, layers: Sequence[int], pad_token_id: int
 ) -> dict[int, Tensor]:
     """Return the hidden states of one shard, for each layer of shape (n_tokens_in_shard, d_model), without padding.
+
+    Args:
+        readers: Encoders of the same weights, and their anatomy; as many batches are worked on at once.
+        store: Whose plan is followed.
+        shard: Index of the shard.
+        layers: Layer numbers.
+        pad_token_id: What fills a batch.
 
     Raises:
         RunError: If a hidden state is not finite; the message names the layer and the sentence.
@@ -99,7 +127,13 @@ def extract_shard(
     positions = _permuted_positions(store, rows)
     dtype = getattr(torch, plan.dtype)
     states = {layer: torch.empty(len(input_ids), plan.d_model, dtype=dtype) for layer in layers}
-    for sentences in batches(lengths, plan.batch_tokens, with_padding=anatomy.padding_is_neutral):
+    idle: SimpleQueue[Reader] = SimpleQueue()
+    for reader in readers:
+        idle.put(reader)
+
+    @torch.inference_mode()
+    def extract(sentences: NDArray[np.int64]) -> None:
+        encoder, anatomy = reader = idle.get()
         index, mask = padded_index(lengths, sentences)
         padded = torch.where(mask, input_ids[index], pad_token_id)
         device = next(encoder.parameters()).device
@@ -113,9 +147,34 @@ def extract_shard(
             flat = values.flatten(0, 1).index_select(0, tokens)
             # T5 keeps some weights, and so some states, in float32.
             states[layer].index_copy_(0, places, flat.to(dtype).cpu())
+        idle.put(reader)
+
+    _for_each(extract, batches(lengths, plan.batch_tokens, with_padding=readers[0][1].padding_is_neutral), len(readers))
     for layer, values in states.items():
         _refuse_infinite(values, layer, np.repeat(here.first_sentence + np.arange(here.n_sentences), lengths), plan)
     return states
+
+
+def _for_each(work: Callable[[_Item], None], items: Iterable[_Item], n_at_once: int) -> None:
+    """Call `work` with each item, several at once, the threads of this process divided among them."""
+    if n_at_once == 1:
+        for item in items:
+            work(item)
+        return
+    n_threads = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(
+            n_at_once, initializer=torch.set_num_threads, initargs=(n_threads // n_at_once,)
+        ) as pool:
+            futures = [pool.submit(work, item) for item in items]
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+    finally:
+        torch.set_num_threads(n_threads)
 
 
 def _refuse_infinite(states: Tensor, layer: int, sentences: NDArray[np.int64], plan: Plan) -> None:
