@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -18,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from probing.distributed import end_together, launched, sum_over_ranks
-from probing.errors import UserError, as_clause, did_you_mean, out_of_range, refuse
+from probing.distributed import sum_over_ranks
+from probing.errors import UserError
 from probing.examples import Batch, Examples, ShardBatches, Sides, open_shard, read_share
 from probing.interrupts import interrupts_pass
 from probing.kept import KeptBatches
@@ -28,6 +25,7 @@ from probing.mini_batches import MiniBatches
 from probing.moments import Moments, MomentsAccumulator, PenaltySpace
 from probing.probe import AdamProbe, FullPassProbe, LinearProbe, Problem
 from probing.solvers import Penalty
+from probing.trainer import HONOURED, build_trainer
 
 SolverName = Literal["lbfgs", "adam"]
 
@@ -36,25 +34,8 @@ MAX_PASSES = 1000
 # Epochs of Adam where no problem stops by itself.
 MAX_EPOCHS = 100
 
-# Arguments of Lightning's Trainer that mean something here: for both solvers, for mini-batches alone, and for
-# measuring how far these stayed from the optimum.
-_HONOURED = {
-    "accelerator", "strategy", "devices", "num_nodes", "max_epochs", "max_time", "deterministic", "benchmark",
-    "enable_progress_bar", "enable_checkpointing", "detect_anomaly",
-}  # fmt: skip
-_HONOURED_BY_ADAM = _HONOURED | {
-    "precision", "min_epochs", "gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches",
-    "limit_train_batches", "limit_val_batches", "check_val_every_n_epoch",
-}  # fmt: skip
-_YES_OR_NO = {"deterministic", "benchmark", "enable_progress_bar", "enable_checkpointing", "detect_anomaly"}
-# Whole numbers and the least of each; -1 epochs are as many as it takes.
-_AT_LEAST = {
-    "max_epochs": -1, "min_epochs": 0, "limit_train_batches": 1, "limit_val_batches": 0, "accumulate_grad_batches": 1,
-    "check_val_every_n_epoch": 1,
-}  # fmt: skip
-# Ways in which processes work together that bring what they learnt back to the command.
-STRATEGIES = ("auto", "ddp")
-_FOR_MEASURING = _HONOURED - {"max_epochs", "max_time", "enable_checkpointing"}
+# Arguments of the Trainer that hold where the distance to the optimum is measured, or a probe is trained anew.
+_FOR_MEASURING = HONOURED - {"max_epochs", "max_time", "enable_checkpointing"}
 
 
 @dataclass(frozen=True)
@@ -381,100 +362,3 @@ def _by_sentence(metric: SumBySentence, tested: bool) -> NDArray[Any]:
     # Of one sentence, torchmetrics makes a number; of a metric that saw nothing, a warning.
     values: NDArray[Any] = (metric.compute() if tested else metric.total).cpu().numpy().reshape(-1)
     return values
-
-
-def check_trainer_options(options: Mapping[str, Any], solver: SolverName) -> None:
-    """Check the Trainer's arguments before any work.
-
-    Raises:
-        UserError: If one is unknown, cannot be honoured by the solver, or has a value that Lightning refuses.
-    """
-    known = set(inspect.signature(pl.Trainer).parameters)
-    honoured = _HONOURED_BY_ADAM if solver == "adam" else _HONOURED
-    problems = [
-        f"`--trainer.{name}` is no argument of Lightning's Trainer{did_you_mean(str(name), honoured, '--trainer.')}"
-        if name not in known
-        else f"`--trainer.{name}` cannot be honoured by the solver {solver}"
-        for name in options
-        if name not in honoured
-    ]
-    if problems:
-        problems.append(f"what can be set is {', '.join(sorted(honoured))}")
-    # What Lightning would refuse or stumble over only once it trains.
-    for name, least in _AT_LEAST.items():
-        if (value := options.get(name)) is None:
-            continue
-        if isinstance(value, int) or (name.startswith("limit") and isinstance(value, float) and value.is_integer()):
-            problems += out_of_range(f"trainer.{name}", value, least)
-        else:
-            problems.append(f"`--trainer.{name} {value}`: expected a whole number")
-    if isinstance(clip := options.get("gradient_clip_val"), int | float):
-        problems += out_of_range("trainer.gradient_clip_val", clip, 0)
-    for name in _YES_OR_NO & set(options):
-        if not (isinstance(options[name], bool) or (name == "deterministic" and options[name] == "warn")):
-            problems.append(f"`--trainer.{name} {options[name]}`: expected true or false")
-    if options.get("max_epochs") == 0:
-        problems.append(
-            "`--trainer.max_epochs 0` leaves no pass over the tokens: expected at least 1, or -1 for no limit"
-        )
-    if not isinstance(max_time := options.get("max_time", {}), str | Mapping | timedelta):
-        problems.append(f"`--trainer.max_time {max_time}`: expected DD:HH:MM:SS")
-    refuse(problems)
-    refuse(_rank_problems(options))
-    # One by one, so that the message names what is refused; then all, which may be at odds with one another.
-    for tried in [*({name: value} for name, value in options.items()), options]:
-        try:
-            build_trainer(tried, logger=False, callbacks=(), folder=None)
-        except Exception as error:  # Lightning raises many kinds
-            typed = " ".join(f"--trainer.{name} {value}" for name, value in tried.items())
-            raise UserError(f"`{typed}`: Lightning refuses it ({as_clause(error)}).") from None
-    if "max_time" in options and (pl.callbacks.Timer(options["max_time"]).time_remaining() or 0) <= 0:
-        raise UserError(f"`--trainer.max_time {options['max_time']}` leaves no time to train: expected DD:HH:MM:SS.")
-
-
-def _rank_problems(options: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with how many processes are asked for, and with how they would work together."""
-    problems = []
-    strategy = options.get("strategy", "auto")
-    if isinstance(strategy, str) and strategy not in STRATEGIES:  # whoever gives an object knows what it does
-        problems.append(f"`--trainer.strategy {strategy}`: expected {' or '.join(STRATEGIES)}")
-    joined = launched()
-    for name in ("devices", "num_nodes"):
-        if joined and (value := options.get(name)) not in (None, "auto", -1, "-1", joined[name], str(joined[name])):
-            problems.append(
-                f"`--trainer.{name} {value}`: torchrun or srun started {joined['devices']} processes a host on "
-                f"{joined['num_nodes']} hosts; leave the option out"
-            )
-    if options.get("accelerator", "auto") == "cpu" or not torch.cuda.is_available():
-        n, cores = options.get("devices", 1), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
-        n, cores = int(n) if str(n).isdecimal() else 1, cores or os.cpu_count() or 1
-        if n > max(cores, 2):
-            problems.append(
-                f"`--trainer.devices {n}`: on this machine {cores} cores can be used, and more processes than cores "
-                "only wait for one another; give fewer"
-            )
-    return problems
-
-
-def build_trainer(
-    options: Mapping[str, Any], logger: Any, callbacks: Sequence[pl.Callback], folder: str | None
-) -> pl.Trainer:
-    """Return a Trainer with this project's defaults under the user's options."""
-    defaults = {
-        "accelerator": "gpu" if torch.cuda.is_available() else "cpu",
-        "devices": 1,
-        "enable_progress_bar": False,
-        "enable_checkpointing": False,
-    }
-    trainer = pl.Trainer(
-        **{**defaults, **launched(), **options},
-        logger=logger or False,
-        callbacks=list(callbacks),
-        default_root_dir=folder,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        log_every_n_steps=1,
-        use_distributed_sampler=False,  # shards are divided by `ShardBatches`, without repetition
-    )
-    end_together(trainer)
-    return trainer

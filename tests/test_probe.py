@@ -8,7 +8,8 @@ from probing.examples import Batch
 from probing.moments import MomentsAccumulator
 from probing.probe import AdamProbe, FullPassProbe, LinearProbe, Problem
 from probing.solvers import Penalty
-from probing.training import ProbeData, build_trainer, layer_moments
+from probing.trainer import build_trainer
+from probing.training import ProbeData, layer_moments
 from synthetic import (
     LIGHTNING_WARNINGS,
     make_store,

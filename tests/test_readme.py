@@ -19,7 +19,7 @@ from downstream_data import word_pairs, write_sts, write_wic
 from probing.__main__ import COMMANDS
 from probing.arguments import parse
 from probing.commandline import run
-from probing.training import check_trainer_options
+from probing.trainer import check_trainer_options
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -13,7 +13,8 @@ from probing.controls import shuffled
 from probing.errors import UserError
 from probing.probe import Problem
 from probing.solvers import Penalty
-from probing.training import Training, check_trainer_options, layer_moments, train_problems
+from probing.trainer import check_trainer_options
+from probing.training import Training, layer_moments, train_problems
 from synthetic import (
     LIGHTNING_WARNINGS,
     make_store,

@@ -101,7 +101,7 @@ def compare(
     with terminal.quiet_libraries():
         from probing.commands.finished import Extraction, open_runs, pairs_of, ranked_of
         from probing.comparison import top_everywhere
-        from probing.training import check_trainer_options
+        from probing.trainer import check_trainer_options
 
         check_trainer_options(trainer or {}, "lbfgs")
         opened = open_runs(made, matching)

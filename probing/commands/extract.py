@@ -49,7 +49,7 @@ def extract(
     from probing.corpus import load_corpus
     from probing.distributed import is_main_process
     from probing.models import load_config, parse_layers, resolve_model
-    from probing.training import check_trainer_options
+    from probing.trainer import check_trainer_options
 
     refuse(number_problems(seed, max_length, batch_tokens))
     layer_numbers(layer)

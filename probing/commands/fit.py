@@ -115,7 +115,8 @@ def fit(
         from probing.ranking import collect_evidence
         from probing.results import Measured, write, write_summary
         from probing.solvers import Penalty
-        from probing.training import Training, check_trainer_options, train_controls, train_probes
+        from probing.trainer import check_trainer_options
+        from probing.training import Training, train_controls, train_probes
 
         start = time.perf_counter()
         check_trainer_options(trainer or {}, probe.solver)

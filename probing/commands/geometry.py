@@ -165,7 +165,7 @@ def geometry(
         from probing.geometry.survey import Plan, survey
         from probing.geometry.transforms import KINDS, Fitting
         from probing.models import load_config, parse_layers, resolve_model
-        from probing.training import check_trainer_options
+        from probing.trainer import check_trainer_options
 
         start = time.perf_counter()
         kinds = chosen("--transforms", transforms, KINDS, "none")

@@ -154,7 +154,7 @@ def sts(
         from probing.downstream.spaces import Fitting
         from probing.downstream.static import read_static
         from probing.models import load_config, parse_layers, resolve_model
-        from probing.training import check_trainer_options
+        from probing.trainer import check_trainer_options
 
         start = time.perf_counter()
         fitting = Fitting(spaces, definition, components, seed)

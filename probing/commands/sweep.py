@@ -227,7 +227,7 @@ class _Runner:
     def _check(self, trials: Sequence[Trial]) -> None:
         """Refuse what the model or the training cannot do, before any work."""
         from probing.models import load_config, parse_layers, resolve_model
-        from probing.training import check_trainer_options
+        from probing.trainer import check_trainer_options
 
         for same in {alike(trial): trial for trial in trials}.values():
             trainer = same.options["trainer"] or {}

@@ -121,7 +121,7 @@ def wic(
         from probing.downstream.figures import write_wic_figure
         from probing.downstream.spaces import Fitting
         from probing.models import load_config, parse_layers, resolve_model
-        from probing.training import check_trainer_options
+        from probing.trainer import check_trainer_options
 
         start = time.perf_counter()
         fitting = Fitting(spaces, definition, components, seed)
