@@ -21,8 +21,9 @@ from conftest import N_LAYERS
 from families import FAMILIES as ALL_FAMILIES
 from families import untouched
 from probing import cache as cache_module
+from probing.anatomy import Anatomy
 from probing.cache import ActivationStore, Request, activations, plan, store
-from probing.cache.extraction import n_readers, trainer_keywords, with_the_same_weights
+from probing.cache.extraction import n_readers, share_out, trainer_keywords, with_the_same_weights
 from probing.corpus import from_sentences
 from probing.errors import RunError, UserError
 from probing.models import load_tokenizer, resolve_model
@@ -148,6 +149,29 @@ def test_batches_worked_on_at_once_have_the_bytes_of_one_after_the_other(
             torch.set_num_threads(before)
         found.append(contents(tmp_path / str(n)))
     assert found[0] == found[1]
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_reader_that_fails_ends_the_others_and_is_heard() -> None:
+    readers = [(torch.nn.Identity(), Anatomy(None, 1, True)) for _ in range(2)]
+    begun = []
+
+    def fail_at(reader: torch.nn.Module, anatomy: Anatomy, batch: int) -> None:
+        begun.append(batch)
+        if batch == 3:
+            raise IndexError("out of range")
+
+    with pytest.raises(IndexError, match="out of range"):
+        share_out(fail_at, readers, range(10_000))
+    assert 3 in begun
+    assert len(begun) < 10_000
+
+
+@pytest.mark.parametrize(("threads", "expected"), [(1, 1), (2, 2), (3, 3), (5, 1), (6, 3), (16, 4)])
+def test_readers_divide_the_threads_evenly(monkeypatch: pytest.MonkeyPatch, threads: int, expected: int) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert n_readers(torch.device("cpu")) == expected
+    assert n_readers(torch.device("cuda")) == 1
 
 
 def test_a_second_reader_runs_the_same_weights_and_hooks_of_its_own(checkpoints: dict[str, Path]) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import numpy as np
@@ -87,7 +87,7 @@ class Extraction(pl.LightningModule):
             self.store.write(layer, shard, states)
 
 
-_Item = TypeVar("_Item")
+_Batch = TypeVar("_Batch")
 Reader = tuple[nn.Module, Anatomy]
 # Batches in work at once on a processor. Its threads wait less for one another where each has a batch of its own; more
 # batches than this a shard seldom has.
@@ -95,8 +95,9 @@ MOST_READERS = 4
 
 
 def n_readers(device: torch.device) -> int:
-    """Return how many batches to work on at once: on an accelerator one."""
-    return min(MOST_READERS, torch.get_num_threads()) if device.type == "cpu" else 1
+    """Return how many batches to work on at once: on an accelerator one, else what divides the threads evenly."""
+    n_threads = torch.get_num_threads() if device.type == "cpu" else 1
+    return max(n for n in range(1, MOST_READERS + 1) if n_threads % n == 0)
 
 
 def with_the_same_weights(encoder: nn.Module) -> nn.Module:
@@ -127,13 +128,9 @@ def extract_shard(
     positions = _permuted_positions(store, rows)
     dtype = getattr(torch, plan.dtype)
     states = {layer: torch.empty(len(input_ids), plan.d_model, dtype=dtype) for layer in layers}
-    idle: SimpleQueue[Reader] = SimpleQueue()
-    for reader in readers:
-        idle.put(reader)
 
     @torch.inference_mode()
-    def extract(sentences: NDArray[np.int64]) -> None:
-        encoder, anatomy = reader = idle.get()
+    def extract(encoder: nn.Module, anatomy: Anatomy, sentences: NDArray[np.int64]) -> None:
         index, mask = padded_index(lengths, sentences)
         padded = torch.where(mask, input_ids[index], pad_token_id)
         device = next(encoder.parameters()).device
@@ -147,34 +144,55 @@ def extract_shard(
             flat = values.flatten(0, 1).index_select(0, tokens)
             # T5 keeps some weights, and so some states, in float32.
             states[layer].index_copy_(0, places, flat.to(dtype).cpu())
-        idle.put(reader)
 
-    _for_each(extract, batches(lengths, plan.batch_tokens, with_padding=readers[0][1].padding_is_neutral), len(readers))
+    share_out(extract, readers, batches(lengths, plan.batch_tokens, with_padding=readers[0][1].padding_is_neutral))
     for layer, values in states.items():
         _refuse_infinite(values, layer, np.repeat(here.first_sentence + np.arange(here.n_sentences), lengths), plan)
     return states
 
 
-def _for_each(work: Callable[[_Item], None], items: Iterable[_Item], n_at_once: int) -> None:
-    """Call `work` with each item, several at once, the threads of this process divided among them."""
-    if n_at_once == 1:
-        for item in items:
-            work(item)
+def share_out(
+    extract: Callable[[nn.Module, Anatomy, _Batch], None], readers: Sequence[Reader], some: Iterable[_Batch]
+) -> None:
+    """Give every reader a batch whenever it has none, each in a thread with its share of the process's threads.
+
+    Args:
+        extract: Takes encoder, anatomy and a batch.
+        readers: Encoders and their anatomy; a single one stays in this thread.
+        some: The batches.
+
+    Raises:
+        Exception: The first that a reader raised; the others then begin no further batch.
+    """
+    if len(readers) == 1:
+        for batch in some:
+            extract(*readers[0], batch)
         return
-    n_threads = torch.get_num_threads()
+    waiting, n_threads = deque(some), torch.get_num_threads()
+
+    def read(reader: Reader) -> None:
+        torch.set_num_threads(n_threads // len(readers))
+        try:
+            while (batch := _next(waiting)) is not None:
+                extract(*reader, batch)
+        finally:
+            waiting.clear()  # of no use to the others either, if this one failed
+
     try:
-        with ThreadPoolExecutor(
-            n_at_once, initializer=torch.set_num_threads, initargs=(n_threads // n_at_once,)
-        ) as pool:
-            futures = [pool.submit(work, item) for item in items]
+        with ThreadPoolExecutor(len(readers)) as pool:
             try:
-                for future in futures:
-                    future.result()
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+                list(pool.map(read, readers))
+            finally:
+                waiting.clear()  # if this thread was interrupted
     finally:
         torch.set_num_threads(n_threads)
+
+
+def _next(waiting: deque[_Batch]) -> _Batch | None:
+    try:
+        return waiting.popleft()
+    except IndexError:
+        return None
 
 
 def _refuse_infinite(states: Tensor, layer: int, sentences: NDArray[np.int64], plan: Plan) -> None:
