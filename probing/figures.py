@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from probing.columns import controls_of
+from probing.decimals import two_decimals
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -185,7 +186,7 @@ def layers_by_layers(figure: Figure, rows: Sequence[Row]) -> None:
         axes.imshow(values, cmap="Greys", vmin=0, vmax=1, origin="lower", aspect="auto")
         for (i, j), value in np.ndenumerate(values):
             if np.isfinite(value) and values.size <= 200:
-                shown = f"{value:.2f}".replace("0.", ".", 1)
+                shown = two_decimals(value).replace("0.", ".", 1)
                 axes.text(j, i, shown, ha="center", va="center", fontsize=6, color="white" if value > 0.6 else "black")
         axes.set_xticks(range(len(layers_b)), [str(layer) for layer in layers_b])
         axes.set_yticks(range(len(layers_a)), [str(layer) for layer in layers_a])

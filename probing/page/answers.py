@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from probing.columns import Row, controls_of
 from probing.comparison import aligned
+from probing.decimals import two_decimals
 from probing.page.sources import Agreement, Subject
 from probing.ranking import conclusion
 
@@ -132,7 +133,7 @@ def _agreement(pair: tuple[str, str], rows: dict[tuple[int, int], Row]) -> str:
     here = [rows[layers] for layers in depths(list(rows.values())) if layers in rows]
     values = [row["value"] for row in here]
     beyond = sum(row["p_value"] < 0.05 for row in here)
-    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+    low, high = two_decimals(min(values)), two_decimals(max(values))
     return (
         f"{pair[0]} and {pair[1]}: in layers of the same relative depth the rankings' Spearman correlation is "
         f"{low if low == high else f'{low} to {high}'}, above chance (p < .05, corrected) in {beyond} of "

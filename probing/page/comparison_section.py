@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from probing.decimals import two_decimals
 from probing.page.answers import depths, listed
 from probing.page.heat_map import heat_map
 from probing.page.line_chart import Line, line_chart
@@ -111,8 +112,8 @@ def _has(row: Row, column: str) -> bool:
 
 
 def _two(row: Row) -> str:
-    return f"{row['value']:.2f}" if _has(row, "value") else ""
+    return two_decimals(row["value"]) if _has(row, "value") else ""
 
 
 def _range(row: Row, of: str) -> str:
-    return f"{row[f'{of}low']:.2f} to {row[f'{of}high']:.2f}" if _has(row, f"{of}low") else ""
+    return f"{two_decimals(row[f'{of}low'])} to {two_decimals(row[f'{of}high'])}" if _has(row, f"{of}low") else ""

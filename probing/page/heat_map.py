@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from probing.decimals import two_decimals
 from probing.page.markup import Html, element
 
 CELL_WIDTH, CELL_HEIGHT = 34, 24
@@ -46,7 +47,7 @@ def heat_map(
 def _cell(value: float, title: str, column: int, row: int) -> Html:
     x, y = LEFT + column * CELL_WIDTH, row * CELL_HEIGHT
     shade = min(max(value, 0.0), 1.0)
-    text, look = f"{value:.2f}".replace("0.", ".", 1), "on-strong" if shade > STRONG else None
+    text, look = two_decimals(value).replace("0.", ".", 1), "on-strong" if shade > STRONG else None
     width, height = CELL_WIDTH - 1, CELL_HEIGHT - 1
     return element(
         "g",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from probing.columns import Row
+from probing.decimals import two_decimals
 from probing.terminal import plain_table
 
 
@@ -43,7 +44,7 @@ def _agreement_table(rows: Sequence[Row]) -> Any:
 
 
 def _two(row: Row, column: str) -> str:
-    return f"{row[column]:.2f}" if column in row else ""
+    return two_decimals(row[column]) if column in row else ""
 
 
 def _range(row: Row, of: str) -> str:
