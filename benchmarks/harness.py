@@ -188,16 +188,16 @@ class _Peak:
 def interleave(
     contestants: Sequence[Contestant],
     setting: Setting,
-    check: Callable[[Mapping[str, Path]], Sequence[Check]] = lambda answers: (),
+    check: Callable[[Mapping[str, Path]], Sequence[Check]] | None = None,
 ) -> tuple[list[Run], list[Check]]:
     """Run the contestants in turns, A B A B ..., each with an empty folder of its own.
 
-    After the first round the answers are compared; later ones are thrown away as soon as they are there.
+    After the first round the answers are compared; what nobody compares is thrown away as soon as it is there.
 
     Args:
         contestants: In the order of a round.
         setting: Says how many rounds.
-        check: Takes the folder of each contestant's answer.
+        check: Takes the folder of each contestant's answer, if answers are to be compared.
 
     Returns:
         All runs, and the checks.
@@ -220,9 +220,9 @@ def interleave(
                 runs.append(Run(contestant.name, turn, values))
                 shown = values.get("seconds", values["wall_s"])
                 setting.say(f"  round {turn + 1} of {setting.pairs}: {contestant.name}: {shown:.2f} s")
-                if turn:
+                if turn or check is None:
                     shutil.rmtree(folder)
-            if turn == 0:
+            if turn == 0 and check is not None:
                 checks = list(check(answers))
                 for one in checks:
                     setting.say(f"  {one.what}: {one.difference:.3g} (at most {one.at_most:g})")
