@@ -11,14 +11,15 @@ from benchmarks import commands, floor
 from benchmarks.corpora import sentences, write_text
 from benchmarks.harness import Check, Comparison, Contestant, Met, Run, Setting, interleave, median_of, values_of
 from benchmarks.peers import peers_python
+from probing.cache import BATCH_TOKENS_CPU
 
 OURS, HALF = "probing, float32", "probing, bfloat16"
 # The slow ones read the first sentences alone; targets are about the corpus.
 OURS_ALL, HALF_ALL = (f"{name}, whole corpus" for name in (OURS, HALF))
 _DTYPES = {OURS: "float32", HALF: "bfloat16", OURS_ALL: "float32", HALF_ALL: "bfloat16"}
 FLOOR = "what the machine can do"
-# Sentences that the slow ones can read in the time there is, and rows of a batch as extraction has them.
-N_SENTENCES, ROWS = 1000, 2048
+# Sentences that the slow ones can read in the time there is.
+N_SENTENCES = 1000
 AGREE, HALF_AGREES = 1e-4, 0.005
 _FLOOR = (sys.executable, "-m", "benchmarks.floor")
 
@@ -29,7 +30,7 @@ def compare(setting: Setting) -> Comparison:
     corpus = write_text(setting.work / "sentences.txt", sentences(min(setting.sentences or N_SENTENCES, N_SENTENCES)))
     whole = write_text(setting.work / "corpus.txt", sentences(setting.sentences))
     contestants = [
-        Contestant(FLOOR, lambda folder: [*_FLOOR, setting.model, str(ROWS), str(folder)]),
+        Contestant(FLOOR, lambda folder: [*_FLOOR, setting.model, str(BATCH_TOKENS_CPU), str(folder)]),
         Contestant(OURS, lambda folder: commands.extract(setting, corpus, folder)),
         Contestant(HALF, lambda folder: commands.extract(setting, corpus, folder, "--dtype", "bfloat16")),
         Contestant(OURS_ALL, lambda folder: commands.extract(setting, whole, folder)),

@@ -236,5 +236,5 @@ def _within_orthant(trial: Tensor, point: Tensor, subgradient: Tensor) -> Tensor
 
 
 def _dot(a: Tensor, b: Tensor) -> float:
-    # In float32: it chooses a direction, and only the gap, which certifies the point, is summed in float64.
+    # In float32: it chooses directions and steps; the gap, which certifies the point, is summed in float64.
     return float(torch.dot(a.reshape(-1), b.reshape(-1)))

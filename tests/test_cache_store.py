@@ -72,6 +72,17 @@ def test_what_is_read_is_what_was_written(tmp_path: Path, dtype: str) -> None:
     assert again.damaged([0, 1, 2]) == []
 
 
+def test_a_file_stays_mapped_until_it_is_written_anew(store: ActivationStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = store.read(1, 0)
+    assert store.read(1, 0).data_ptr() == before.data_ptr()
+    store.write(1, 0, before + 1)
+    assert torch.equal(store.read(1, 0), before + 1)
+    monkeypatch.setattr(store_module, "MOST_MAPPED", 0)
+    fresh = ActivationStore(store.folder)
+    assert torch.equal(fresh.read(1, 0), before + 1)
+    assert not fresh._mapped
+
+
 def test_plan_tokens_and_description_survive(store: ActivationStore) -> None:
     again = ActivationStore(store.folder)
     assert again.plan == store.plan
