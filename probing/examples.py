@@ -20,6 +20,10 @@ from probing.errors import UserError
 from probing.tasks import Labels, TokenTask, has_label
 from probing.words import pool_words
 
+# Of hidden states that are copied at a time, all layers together: so that each copy takes the place of the one before
+# and needs no new pages of memory.
+BLOCK_BYTES = 32 * 2**20
+
 
 class Batch(NamedTuple):
     """Examples, or the rows of one shard.
@@ -175,19 +179,39 @@ def open_shard(examples: Examples, layers: Sequence[int], shard: int) -> Batch:
 def read_shard(examples: Examples, layers: Sequence[int], shard: int) -> Batch:
     """Read the examples of one shard, and nothing but them, in float32."""
     batch = open_shard(examples, layers, shard)
-    batch = batch.pick((batch.labels >= 0).nonzero().squeeze(1))
-    return batch._replace(hidden_states=tuple(h.float() for h in batch.hidden_states))
+    return _copy(batch, _examples(batch))
+
+
+def blocks(batch: Batch, dtype: torch.dtype = torch.float32) -> Iterator[Batch]:
+    """Yield the examples of a batch, and nothing but them, in order and as a dtype, some `BLOCK_BYTES` at a time."""
+    width = sum(states.shape[1] for states in batch.hidden_states)
+    n = max(BLOCK_BYTES // (4 * width), 1)
+    return (_copy(batch, rows, dtype) for rows in _examples(batch).split(n))
+
+
+def _examples(batch: Batch) -> Tensor:
+    return (batch.labels >= 0).nonzero().squeeze(1)
+
+
+def _copy(batch: Batch, rows: Tensor, dtype: torch.dtype = torch.float32) -> Batch:
+    batch = batch.pick(rows)
+    return batch._replace(hidden_states=tuple(h.to(dtype) for h in batch.hidden_states))
 
 
 def read(examples: Examples, layers: Sequence[int]) -> Iterator[Batch]:
-    """Yield all batches of examples once, in order."""
-    return (read_shard(examples, layers, shard.index) for shard in examples.store.plan.shards)
+    """Yield all examples once, in order, in blocks of no more than a shard."""
+    return _read(examples, layers, examples.store.plan.shards)
 
 
 def read_share(examples: Examples, layers: Sequence[int]) -> Iterator[Batch]:
-    """Yield the batches of this rank's shards, for sums that `sum_over_ranks` then takes together."""
+    """Yield those of this rank's shards, for sums that `sum_over_ranks` then takes together."""
     rank, n_ranks = place()
-    return (read_shard(examples, layers, shard.index) for shard in examples.store.plan.shards[rank::n_ranks])
+    return _read(examples, layers, examples.store.plan.shards[rank::n_ranks])
+
+
+def _read(examples: Examples, layers: Sequence[int], shards: Sequence[Shard]) -> Iterator[Batch]:
+    for shard in shards:
+        yield from blocks(open_shard(examples, layers, shard.index))
 
 
 def label(

@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
-from probing.examples import Batch
+from probing.examples import Batch, blocks
 from probing.metrics import ProbeMetrics
 from probing.moments import Moments, PenaltySpace
 from probing.objective import cross_entropy_sums
@@ -107,10 +107,10 @@ class LinearProbe(pl.LightningModule):
 
     def test_step(self, batch: Batch) -> None:
         """Update the metrics of every problem."""
-        if not len(batch.labels):
-            return
-        for metrics, logits in zip(self.metrics, self(batch.hidden_states), strict=True):
-            cast(ProbeMetrics, metrics).update(logits.float(), batch.labels, batch.sentences)
+        for block in blocks(batch, self.scaled_weight.dtype):
+            if len(block.labels):
+                for metrics, logits in zip(self.metrics, self(block.hidden_states), strict=True):
+                    cast(ProbeMetrics, metrics).update(logits.float(), block.labels, block.sentences)
 
 
 class FullPassProbe(LinearProbe):
@@ -271,9 +271,10 @@ class AdamProbe(LinearProbe):
 
     def validation_step(self, batch: Batch) -> None:
         """Add a batch's cross-entropy."""
-        for total, logits in zip(self.validation[0], self(batch.hidden_states), strict=True):
-            total += nn.functional.cross_entropy(logits, batch.labels, reduction="sum")
-        self.validation[1] += len(batch.labels)
+        for block in blocks(batch, self.scaled_weight.dtype):
+            for total, logits in zip(self.validation[0], self(block.hidden_states), strict=True):
+                total += nn.functional.cross_entropy(logits, block.labels, reduction="sum")
+            self.validation[1] += len(block.labels)
 
     def on_validation_epoch_end(self) -> None:
         """Keep what is better; stop once nothing has been for `patience` epochs."""

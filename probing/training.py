@@ -13,11 +13,11 @@ import pytorch_lightning as pl
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from probing.distributed import sum_over_ranks
 from probing.errors import UserError
-from probing.examples import Batch, Examples, ShardBatches, Sides, open_shard, read_share
+from probing.examples import Batch, Examples, ShardBatches, Sides, open_shard, read_shard, read_share
 from probing.interrupts import interrupts_pass
 from probing.kept import KeptBatches
 from probing.metrics import ProbeMetrics, SumBySentence
@@ -105,31 +105,33 @@ class ProbeData(pl.LightningDataModule):
         super().__init__()
         self.sides, self.layers, self.mini_batches = sides, layers, mini_batches
 
-    def _shards(self, examples: Examples, **how: Any) -> ShardBatches:
-        trainer = cast(pl.Trainer, self.trainer)
-        return ShardBatches(examples, self.layers, trainer.global_rank, trainer.world_size, **how)
-
     def train_dataloader(self) -> DataLoader[Batch]:
         """Return whole shards in order, or shuffled mini-batches."""
         trainer = cast(pl.Trainer, self.trainer)
         if self.mini_batches is None:
-            # Whole shards are read in every pass: on a processor as they lie on disk, to an accelerator copied once, as
-            # far as there is room.
-            device = trainer.strategy.root_device
-            if device.type == "cuda":
-                return DataLoader(KeptBatches(self._shards(self.sides.train), device), batch_size=None)
-            return DataLoader(self._shards(self.sides.train, read=open_shard), batch_size=None)
+            shards, device = self._shards(self.sides.train), trainer.strategy.root_device
+            # Read in every pass, and so copied to an accelerator once, as far as there is room.
+            return _loader(KeptBatches(shards, device) if device.type == "cuda" else shards)
         ranks = trainer.global_rank, trainer.world_size
-        mini_batches = MiniBatches(self.sides.train, self.layers, *self.mini_batches, *ranks)
-        return DataLoader(mini_batches, batch_size=None)
+        return _loader(MiniBatches(self.sides.train, self.layers, *self.mini_batches, *ranks))
 
     def val_dataloader(self) -> DataLoader[Batch] | list[Any]:
         """Return whole shards; nothing where there are no mini-batches to choose between."""
-        return DataLoader(self._shards(self.sides.validation), batch_size=None) if self.mini_batches else []
+        return _loader(self._shards(self.sides.validation)) if self.mini_batches else []
 
     def test_dataloader(self) -> DataLoader[Batch]:
         """Return whole shards."""
-        return DataLoader(self._shards(self.sides.test), batch_size=None)
+        return _loader(self._shards(self.sides.test))
+
+    def _shards(self, examples: Examples) -> ShardBatches:
+        """Return an item a shard: on a processor as it lies on disk, for an accelerator only what is to go there."""
+        trainer = cast(pl.Trainer, self.trainer)
+        read = read_shard if trainer.strategy.root_device.type == "cuda" else open_shard
+        return ShardBatches(examples, self.layers, trainer.global_rank, trainer.world_size, read)
+
+
+def _loader(batches: Dataset[Batch]) -> DataLoader[Batch]:
+    return DataLoader(batches, batch_size=None)
 
 
 def layer_moments(train: Examples, layers: Sequence[int]) -> list[Moments]:

@@ -3,8 +3,9 @@ import pytest
 import torch
 from probing_tasks.position import Position
 
+from probing import examples as examples_module
 from probing.errors import UserError
-from probing.examples import ShardBatches, choose_classes, label, open_shard, read, read_shard
+from probing.examples import ShardBatches, blocks, choose_classes, label, open_shard, read, read_shard
 from synthetic import CORPUS, make_splits, make_store, make_tokens, sides
 
 LENGTHS = np.random.default_rng(0).integers(6, 12, 60).tolist()
@@ -27,11 +28,11 @@ def check_in_step(examples, batches, layers):
     for batch in batches:
         for layer, states in zip(layers, batch.hidden_states, strict=True):
             assert states.dtype == torch.float32
-            index = states[:, 1].long()
+            index = states[:, 1].long().numpy()
             assert (states[:, 0] == layer).all()
             assert batch.labels.tolist() == examples.labels[index].tolist()
             assert batch.sentences.tolist() == examples.store.tokens.sentences[index].tolist()
-        seen += index[batch.labels >= 0].tolist()
+        seen += index[batch.labels.numpy() >= 0].tolist()
     return seen
 
 
@@ -49,6 +50,16 @@ def test_what_is_read_is_examples_and_what_is_opened_all_rows_where_they_lie(sto
     assert (read_.labels >= 0).all()
     assert torch.equal(opened.pick((opened.labels >= 0).nonzero().squeeze(1)).hidden_states[0], read_.hidden_states[0])
     assert opened.hidden_states[0].data_ptr() == store.read(0, 0).data_ptr()
+
+
+def test_no_more_is_copied_at_a_time_than_a_block(store, monkeypatch):
+    monkeypatch.setattr(examples_module, "BLOCK_BYTES", 5 * 4 * 3 * 2 + 23)  # five rows of two layers, and not six
+    train = sides(store).train
+    found = list(read(train, [2, 0]))
+    assert check_in_step(train, found, [2, 0]) == np.flatnonzero(train.labels >= 0).tolist()
+    assert {len(block.labels) for block in found} == {1, 2, 3, 4, 5}
+    (whole,) = blocks(open_shard(train, [0], 0)._replace(labels=torch.full((store.plan.shards[0].n_tokens,), -1)))
+    assert [tuple(part.shape) for part in (*whole.hidden_states, *whole[1:])] == [(0, 3), (0,), (0,), (0,)]
 
 
 def test_sides_share_no_token_and_cover_all_that_are_of_a_class(store):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from probing_tasks.position import Position
 
+from probing import examples as examples_module
 from probing.cache.tokens import Tokens
 from probing.corpus import assign_splits
 from probing.examples import Examples
@@ -171,6 +172,14 @@ def test_the_table_does_not_depend_on_the_order_of_sentences_or_the_size_of_shar
     store = make_store(tmp_path / "b", [moved_states], moved, shard_tokens=77)
     other = tabulate(sides(store, splits=[splits[s] for s in sentences]), tolerance=1e-6)
     assert_same_tables(one, other)
+
+
+def test_the_table_does_not_depend_on_where_blocks_end(tmp_path, monkeypatch):
+    tokens, states = planted(n4=informative, n9=constant)
+    data = sides(make_store(tmp_path / "store", [states], tokens))
+    whole = tabulate(data, tolerance=1e-6)
+    monkeypatch.setattr(examples_module, "BLOCK_BYTES", 7 * 4 * N_NOISE)  # within sentences
+    assert_same_tables(whole, tabulate(data, tolerance=1e-6))
 
 
 def relabelled(examples, order):
