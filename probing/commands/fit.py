@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import Any, Literal
 
@@ -20,6 +19,7 @@ from probing.commands.shared import (
     say_where,
     tracking,
 )
+from probing.commands.stopwatch import Stopwatch
 from probing.control_names import chosen_controls
 from probing.errors import out_of_range, refuse
 from probing.models import layer_numbers
@@ -118,7 +118,7 @@ def fit(
         from probing.trainer import check_trainer_options
         from probing.training import Training, train_controls, train_probes
 
-        start = time.perf_counter()
+        watch = Stopwatch()
         check_trainer_options(trainer or {}, probe.solver)
         source = resolve_model(model, revision)
         layers = parse_layers(layer, load_config(source).num_hidden_layers, model)
@@ -136,7 +136,7 @@ def fit(
         fitted: dict[int, Any] = {}
         if transform != "none":
             sides, others, fitted = transform_all(transform, sides, others, layers, seed)
-        extracted = time.perf_counter()
+        watch.end("extract")
 
         folder = RunFolder(place, name, f"{source.short_name}-{task}") if is_main_process() else None
         with tracking(folder, wandb, config) as tracker:
@@ -149,7 +149,7 @@ def fit(
                 callbacks=[terminal.training_progress()] if progress else (),
                 folder=str(folder.path) if folder else None,
             )  # fmt: skip
-            trained = time.perf_counter()
+            watch.end("probe")
 
             def bar(what: str) -> list[Any]:
                 return [terminal.training_progress(what)] if progress else []
@@ -166,19 +166,12 @@ def fit(
             found, again = strengthened(streamed, retraining, replicates, evidence == "all")
             if folder is None or tracker is None:
                 return None
-            proved = time.perf_counter()
+            watch.end("evidence")
             measured = Measured(sides, fits, found, held_against, again, codes)
             written = write(folder.path, config, measured, source.short_name)
-            done = time.perf_counter()
-            timings = {
-                "extract_s": extracted - start,
-                "probe_s": trained - extracted,
-                "evidence_s": proved - trained,
-                "rank_s": done - proved,
-                "total_s": done - start,
-            }
+            watch.end("rank")
             cached_of = {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))}
-            summary = write_summary(folder.path, measured, written, cached_of, timings)
+            summary = write_summary(folder.path, measured, written, cached_of, watch.timings())
             files = [*written.files, summary]
             if fitted:
                 save(path := folder.path / "transform.safetensors", fitted)

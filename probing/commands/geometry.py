@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +20,7 @@ from probing.commands.shared import (
     say_where,
     tracking,
 )
+from probing.commands.stopwatch import Stopwatch
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import ModelSource, layer_numbers
 from probing.options import WandbOptions, as_options
@@ -167,7 +167,7 @@ def geometry(
         from probing.models import load_config, parse_layers, resolve_model
         from probing.trainer import check_trainer_options
 
-        start = time.perf_counter()
+        watch = Stopwatch()
         kinds = chosen("--transforms", transforms, KINDS, "none")
         estimated = chosen("--estimators", estimators, ESTIMATORS, "none")
         check_trainer_options(trainer or {}, "lbfgs")
@@ -188,7 +188,7 @@ def geometry(
             max_length=max_length, batch_tokens=batch_tokens, random_weights_seed=weights_seed,
         )  # fmt: skip
         say_what_was_left_out(corpora, stores, say)
-        extracted = time.perf_counter()
+        watch.end("extract")
         if not is_main_process():
             return None
         folder = RunFolder(place, name, f"{source.short_name}-geometry")
@@ -211,22 +211,16 @@ def geometry(
                     source, encoder, tokenizer, stores[0], corpora[0], found.clipped, not random_weights, draws, seed,
                     say, progress,
                 )  # fmt: skip
-            measured = time.perf_counter()
+            watch.end("measure")
             files = write(folder.path, config, found)
             tables = tables_of(found)
             figures = write_figures(folder.path / "figures", tables, source.short_name)
             figures += write_inside_figures(
                 folder.path / "figures", found.smoothing, found.interventions, source.short_name
             )
-            done = time.perf_counter()
-            timings = {
-                "extract_s": extracted - start,
-                "measure_s": measured - extracted,
-                "write_s": done - measured,
-                "total_s": done - start,
-            }
+            watch.end("write")
             cached_of = {"measured": origin(stores[0]), "fitted": origin(stores[-1])}
-            files.append(write_summary(folder.path, found, cached_of, timings))
+            files.append(write_summary(folder.path, found, cached_of, watch.timings()))
             if tracker:
                 tracker.log_results(_curves(found.geometry), [], figures, files, tables, kind="geometry")
         made = Geometry(folder.finish(), **tables)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from probing.commands.shared import (
     say_where,
     tracking,
 )
+from probing.commands.stopwatch import Stopwatch
 from probing.downstream.space_names import Definition
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import layer_numbers
@@ -156,7 +156,7 @@ def sts(
         from probing.models import load_config, parse_layers, resolve_model
         from probing.trainer import check_trainer_options
 
-        start = time.perf_counter()
+        watch = Stopwatch()
         fitting = Fitting(spaces, definition, components, seed)
         check_trainer_options(trainer or {}, "lbfgs")
         source = resolve_model(model, revision)
@@ -177,7 +177,7 @@ def sts(
         )  # fmt: skip
         if not is_main_process():
             return None
-        extracted = time.perf_counter()
+        watch.end("extract")
         say_what_was_left_out(corpora, stores, say)
         vectors = Vectors(sets, stores[: len(sets)], (outside, stores[-1]) if outside else None, words)
         texts = fitted_texts(vectors, targets, fit_on)
@@ -191,14 +191,14 @@ def sts(
             for row in (*rows, *chosen):
                 if row["transform"] != "none":
                     row["fitted_on"] = " and ".join(texts[row["set"]].names)
-            done = time.perf_counter()
+            watch.end("evaluate")
             tables = {"sts": (rows, sentences.STS_COLUMNS), "chosen": (chosen, sentences.CHOSEN_COLUMNS)}
             summary = {
                 "kind": "similarity evaluation",
                 "cache": {corpus.name: origin(store) for corpus, store in zip(corpora, stores, strict=True)},
                 "sets": [described(one, words) for one in sets],
                 "fitted_on": {label: text.described() for label, text in texts.items()},
-                "timings": {"extract_s": extracted - start, "evaluate_s": done - extracted, "total_s": done - start},
+                "timings": watch.timings(),
             }
             files = write_results(run_folder.path, config, tables, summary)
             figures = [

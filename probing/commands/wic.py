@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from probing.commands.shared import (
     say_where,
     tracking,
 )
+from probing.commands.stopwatch import Stopwatch
 from probing.downstream.space_names import Definition
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import layer_numbers
@@ -123,7 +123,7 @@ def wic(
         from probing.models import load_config, parse_layers, resolve_model
         from probing.trainer import check_trainer_options
 
-        start = time.perf_counter()
+        watch = Stopwatch()
         fitting = Fitting(spaces, definition, components, seed)
         check_trainer_options(trainer or {}, "lbfgs")
         source = resolve_model(model, revision)
@@ -141,7 +141,7 @@ def wic(
         )  # fmt: skip
         if not is_main_process():
             return None
-        extracted = time.perf_counter()
+        watch.end("extract")
         say_what_was_left_out(corpora, stores, say)
         n_cut = {}
         for (which, pairs), store in zip(list(data.items()), stores, strict=True):
@@ -155,7 +155,7 @@ def wic(
             scored = scored_pairs(layers, list(data.values()), stores, fit_on, fitting)
             rows = words.by_layer(scored, train.labels, test.labels, seed)
             chosen = words.chosen(scored, rows, train.labels, test.labels, part, seed)
-            done = time.perf_counter()
+            watch.end("evaluate")
             tables = {"wic": (rows, words.WIC_COLUMNS), "chosen": (chosen, words.CHOSEN_COLUMNS)}
             summary = {
                 "kind": "word-in-context evaluation",
@@ -163,7 +163,7 @@ def wic(
                 "n_pairs": {which: pairs.n_pairs for which, pairs in data.items()},
                 "n_cut_pairs": n_cut,
                 "n_sentences_fitted_on": int(kept.sum()),
-                "timings": {"extract_s": extracted - start, "evaluate_s": done - extracted, "total_s": done - start},
+                "timings": watch.timings(),
             }
             files = write_results(run_folder.path, config, tables, summary)
             figures = [write_wic_figure(run_folder.path / "figures" / "wic.png", rows, part, source.short_name)]
