@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import platform
+import re
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +28,13 @@ from families import untouched
 from probing import cache as cache_module
 from probing.anatomy import Anatomy
 from probing.cache import ActivationStore, Request, activations, plan, store
-from probing.cache.extraction import n_readers, share_out, trainer_keywords, with_the_same_weights
+from probing.cache.extraction import (
+    give_back_memory,
+    n_readers,
+    share_out,
+    trainer_keywords,
+    with_the_same_weights,
+)
 from probing.corpus import from_sentences
 from probing.errors import RunError, UserError
 from probing.models import load_tokenizer, resolve_model
@@ -481,3 +490,22 @@ def test_the_caller_gets_the_tokens_with_the_activations(extracted: Path) -> Non
         assert stored.read(0, shard.index).shape == (rows.stop - rows.start, stored.plan.d_model)
         sentences = np.unique(stored.tokens.sentences[rows])
         assert sentences.tolist() == list(range(shard.first_sentence, shard.first_sentence + shard.n_sentences))
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators keep memory by other rules")
+def test_what_threads_have_freed_is_given_back_to_the_system() -> None:
+    def anonymous_mib() -> float:
+        found = re.search(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())
+        assert found
+        return int(found[1]) / 1024
+
+    def work() -> torch.Tensor:
+        pieces = [torch.ones(25_000) for _ in range(800)]  # 76 MiB, each too small to be mapped by itself
+        return pieces[-1]  # holds the heap that the others leave free
+
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(work).result()
+    before = anonymous_mib()
+    give_back_memory()
+    assert anonymous_mib() < before - 50
+    assert (held == 1).all()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, TypeVar
@@ -257,6 +259,18 @@ def run_extraction(
         trainer.strategy.barrier()
     except OSError as error:
         raise not_written(folder, error) from error
+    finally:
+        give_back_memory()
+
+
+def give_back_memory() -> None:
+    """Return to the system what the allocator keeps free, where it is glibc's.
+
+    A thread frees into a heap that others do not draw from: of what readers and writer used, 300 MiB would lie idle
+    beside what comes next.
+    """
+    with suppress(AttributeError, OSError, TypeError):  # another C library, or none by that name
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def trainer_keywords(options: Mapping[str, Any]) -> dict[str, Any]:
