@@ -77,6 +77,7 @@ class Extraction(pl.LightningModule):
         layers = (self.work or {})[shard]
         states = extract_shard(self.readers, self.store, shard, layers, self.pad_token_id)
         self.writing.result()  # so that no more than one shard waits in memory
+        give_back_memory()
         self.writing = self.writer.submit(self._write, shard, states)
         return shard
 
@@ -266,8 +267,8 @@ def run_extraction(
 def give_back_memory() -> None:
     """Return to the system what the allocator keeps free, where it is glibc's.
 
-    A thread frees into a heap that others do not draw from: of what readers and writer used, 300 MiB would lie idle
-    beside what comes next.
+    A thread frees into a heap that others do not draw from. What readers and writer leave so grows from shard to shard,
+    by 100 MiB over 18 of them, and 300 MiB would lie idle beside what comes after the extraction.
     """
     with suppress(AttributeError, OSError, TypeError):  # another C library, or none by that name
         ctypes.CDLL(None).malloc_trim(0)
