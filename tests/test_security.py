@@ -29,7 +29,7 @@ from probing.commandline import run
 from probing.errors import UserError
 from probing.models import load_config, load_encoder, load_tokenizer, resolve_model
 from probing.runs import load_run
-from probing.wandb_mode import resolve_mode
+from probing.tracking import resolve_mode
 from wandb_server import WandbServer
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")

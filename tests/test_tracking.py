@@ -17,8 +17,7 @@ from PIL import Image
 
 from probing.errors import UserError
 from probing.options import WandbOptions
-from probing.tracking import Tracker
-from probing.wandb_mode import resolve_mode
+from probing.tracking import Tracker, resolve_mode
 from wandb_reader import OfflineRun, read_offline_run, read_offline_runs
 from wandb_server import WandbServer
 
@@ -333,7 +332,7 @@ def test_the_run_that_an_agent_asked_for_is_the_run(
     assert run.exit_code == 0
     # And where the server is lost, the run that is to be uploaded later is the same.
     server.close()
-    monkeypatch.setattr("probing.tracking._INIT_S", 1.0)
+    monkeypatch.setattr("probing.tracking.tracker._INIT_S", 1.0)
     tracker = track(folder, print, mode="online")
     tracker.finish()
     (offline,) = read_offline_runs(folder)
@@ -347,7 +346,7 @@ def test_logs_of_runs_before_outlast_one_that_cannot_start(
     tracker.finish()
     (log,) = (folder / "wandb").glob("run-*")
     server.close()
-    monkeypatch.setattr("probing.tracking._INIT_S", 1.0)
+    monkeypatch.setattr("probing.tracking.tracker._INIT_S", 1.0)
     track(folder, print, mode="online").finish()
     assert log.is_dir()
 

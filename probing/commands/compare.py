@@ -19,7 +19,7 @@ from probing.distributed import refuse_several
 from probing.errors import RunError, UserError, out_of_range, refuse
 from probing.options import WandbOptions, as_options
 from probing.runs import Run, RunFolder, load_run, write_csv
-from probing.wandb_mode import resolve_mode
+from probing.tracking import resolve_mode
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from probing.models import layer_numbers
 from probing.options import ProbeOptions, WandbOptions, as_options
 from probing.runs import Run, RunFolder, load_run, read_run
 from probing.tasks import load_task
-from probing.wandb_mode import resolve_mode
+from probing.tracking import resolve_mode
 
 
 def fit(

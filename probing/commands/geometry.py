@@ -25,7 +25,7 @@ from probing.errors import UserError, out_of_range, refuse
 from probing.models import ModelSource, layer_numbers
 from probing.options import WandbOptions, as_options
 from probing.runs import RunFolder
-from probing.wandb_mode import resolve_mode
+from probing.tracking import resolve_mode
 
 Definition = Literal["argmin_share", "argmax_share", "mean_profile", "layer_norm", "variance"]
 

@@ -23,8 +23,7 @@ from probing.tables.rankings import (
     rankings_lines,
     rankings_tables,
 )
-from probing.tracking import Tracker
-from probing.wandb_mode import resolve_mode
+from probing.tracking import Tracker, resolve_mode
 
 RANKING_COLUMNS = ("layer", "rank", "neuron", "score")
 RANKING_KEY = ("layer", "neuron")

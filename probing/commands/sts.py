@@ -24,7 +24,7 @@ from probing.errors import UserError, out_of_range, refuse
 from probing.models import layer_numbers
 from probing.options import WandbOptions, as_options
 from probing.runs import RunFolder
-from probing.wandb_mode import resolve_mode
+from probing.tracking import resolve_mode
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from probing.runs import load_run, write_csv
 from probing.sweeps.definition import Sweep, parse_sweep
 from probing.sweeps.folder import SweepFolder
 from probing.sweeps.trials import Trial, alike, is_stacked, stacks, trial_name
-from probing.wandb_mode import resolve_mode
+from probing.tracking import Tracker, one_service, resolve_mode
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,6 @@ def sweep(
     settings = {"sweep": content, "trials": n_trials, "seed": seed, "fit": over}
     folder = SweepFolder(place, name, settings)
     say = terminal.silence if quiet else terminal.say
-    from probing.tracking import one_service
-
     with terminal.quiet_libraries(), folder.claimed() as whole, one_service(mode):
         start = time.perf_counter()
         runner = _Runner(definition, options, folder, whole, n_trials, seed, cached, wandb, say, quiet)
@@ -297,7 +295,6 @@ def _conclude(
     from probing.results import versions
     from probing.sweeps import table
     from probing.sweeps.figures import write_sweep_figure
-    from probing.tracking import Tracker
 
     outcomes = [table.outcome(trial.name, trial.point, load_run(folder / "trials" / trial.name)) for trial in trials]
     rows = table.rows(outcomes, options.varied)

@@ -1,37 +1,29 @@
-"""Log a run to Weights & Biases without ever depending on it.
-
-The only file that imports wandb. The files of a run are complete before anything here is told
-about them, so whatever W&B does (no network, a dead server, a full quota) ends in one warning.
-Measured with wandb 0.31; comments say which habit of the client each precaution is for.
-"""
+"""One W&B run, from its start to its end."""
 
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import shutil
-import threading
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
-from numbers import Real
-from operator import attrgetter
 from pathlib import Path
 from secrets import token_hex
-from subprocess import Popen, TimeoutExpired
-from typing import TYPE_CHECKING, Any, cast
+from subprocess import Popen
+from typing import TYPE_CHECKING, Any
 
 from probing.options import WandbOptions
-from probing.wandb_mode import Mode, credentials, resolve_mode
+from probing.tracking.environment import variables
+from probing.tracking.logger import Call, guarded_logger
+from probing.tracking.mode import Mode, credentials, resolve_mode
+from probing.tracking.results import by_layer, log_results, mind_artifacts
+from probing.tracking.service import background_process, close_service, within
 
 if TYPE_CHECKING:
     from pytorch_lightning.loggers import WandbLogger
-    from wandb import Artifact, Run, Table
-
-# Something told to Lightning's logger.
-_Call = Callable[["WandbLogger"], None]
+    from wandb import Run
 
 # What takes the place of a mode that fails.
 _FALLBACK: dict[Mode, Mode] = {"online": "offline", "offline": "disabled"}
@@ -43,9 +35,6 @@ _INIT_S = 8.0
 _FINISH_S = 10.0
 _COPY_S = 3.0
 _REQUEST_S = 4
-
-# The media copy of a table, which offline runs show, is cut here without a word.
-_MAX_TABLE_ROWS = 10_000
 
 
 class Tracker:
@@ -87,7 +76,7 @@ class Tracker:
         self._url: str | None = None
         self._run_folder = ""
         self._failure: Exception | None = None  # what ended the logging to the present run
-        self._from_lightning: list[_Call] = []
+        self._from_lightning: list[Call] = []
         self._results: Callable[[Run], None] | None = None
         # The service outlives runs and keeps the environment it was started with; one that was
         # there before belongs to somebody else and is left alone.
@@ -136,13 +125,13 @@ class Tracker:
             report: A page that needs no other file, logged as `report`, and kept in the artifact
                 as it is now: it may be written anew.
         """
-        by_name = {**_by_layer(neurons), **(tables or {})}
+        by_name = {**by_layer(neurons), **(tables or {})}
         # Of one of many runs the curves say the same, and the table is another file for each.
         if not self._light and any("accuracy" in row for row in accuracy):
             by_name["accuracy"] = accuracy
 
         def log(run: Run) -> None:
-            _log_results(run, self._name, accuracy, by_name, figures, files, kind, report)
+            log_results(run, self._name, accuracy, by_name, figures, files, kind, report)
 
         self._results = log
         self._log_results()
@@ -244,8 +233,8 @@ class Tracker:
                     disable_git=self._light,
                 ),
             )
-        _mind_artifacts(run, self._folder, offline=mode == "offline")
-        self._service = _service_process() if mode == "online" and self._owns_service else None
+        mind_artifacts(run, self._folder, offline=mode == "offline")
+        self._service = background_process() if mode == "online" and self._owns_service else None
         # What Lightning does for runs of its own making: its metrics over its own step count.
         run.define_metric("trainer/global_step")
         run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
@@ -265,11 +254,11 @@ class Tracker:
         if run is None or log is None:
             return
         with self._environment():
-            self._attempt(lambda: self._within(self._log_s, lambda: log(run)))
+            self._attempt(lambda: within(self._log_s, self._service, lambda: log(run)))
 
     def _logger_on(self, run: Run) -> WandbLogger:
         options = {"project": self._options.project, "save_dir": self._folder}
-        return _guarded_logger(run, self._from_lightning.append, self._attempt, **options)
+        return guarded_logger(run, self._from_lightning.append, self._attempt, **options)
 
     def _repeat(self, run: Run) -> None:
         """Log again what Lightning logged to a run that failed."""
@@ -287,11 +276,12 @@ class Tracker:
             try:
                 run.finish(exit_code)
             finally:
-                self._close_service()
+                if self._owns_service:
+                    close_service()
 
         with self._environment():
             try:
-                self._within(_FINISH_S, close)
+                within(_FINISH_S, self._service, close)
             except Exception as error:
                 self._failure = self._failure or error
         self._remove("cache")
@@ -317,7 +307,8 @@ class Tracker:
     def _clear_failed_start(self, before: Container[Path]) -> None:
         """Leave nothing behind of a run that never started, and all logs that were there before it."""
         with suppress(Exception):
-            self._close_service()
+            if self._owns_service:
+                close_service()
         for path in self._logs():
             if path not in before:
                 self._remove(path.name)
@@ -334,48 +325,6 @@ class Tracker:
             with suppress(OSError):
                 path.parent.rmdir()
 
-    def _close_service(self) -> None:
-        """End the client's background process, which closes every file and clears its variable."""
-        if not self._owns_service:
-            return
-        import wandb
-
-        try:
-            wandb.teardown()
-        except SystemExit as stopped:  # how the client says that the process ended badly
-            raise RuntimeError("its background process failed") from stopped
-
-    def _within(self, seconds: float, action: Callable[[], None]) -> None:
-        """Do something; if it takes longer, stop an online run's background process.
-
-        That ends the wait with an error. The client's own limits do not hold everywhere: when a
-        server falls silent during the upload of an artifact, `finish` with a limit of 9 s takes
-        minutes.
-        """
-        if (service := self._service) is None:
-            return action()
-        expired = threading.Event()
-
-        def stop() -> None:
-            expired.set()
-            service.terminate()
-            try:
-                service.wait(2)
-            except TimeoutExpired:
-                service.kill()
-
-        timer = threading.Timer(seconds, stop)
-        timer.daemon = True
-        timer.start()
-        try:
-            action()
-        except Exception as error:
-            if expired.is_set():
-                raise TimeoutError("the server answers too slowly") from error
-            raise
-        finally:
-            timer.cancel()
-
     @contextmanager
     def _environment(self) -> Iterator[None]:
         """Set what the client can be told by variables alone, and put them back afterwards."""
@@ -390,185 +339,8 @@ class Tracker:
             "WANDB_SILENT": "true",
             **credentials(),
         }
-        with _variables(ours):
+        with variables(ours):
             yield
-
-
-@contextmanager
-def one_service(mode: Mode) -> Iterator[None]:
-    """Keep one background process of the client for all offline runs meanwhile: each has its own otherwise.
-
-    Online runs go on having one each, since that is how a server that falls silent is got rid of.
-    """
-    if mode != "offline" or "WANDB_SERVICE" in os.environ:
-        yield
-        return
-    with _variables({"WANDB_MODE": mode, "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}):
-        import wandb
-
-        with suppress(Exception):  # each run will have its own, or say what is wrong
-            wandb.setup()
-    try:
-        yield
-    finally:
-        with suppress(Exception, SystemExit):
-            wandb.teardown()
-
-
-def _log_results(
-    run: Run,
-    name: str,
-    accuracy: Sequence[Mapping[str, Any]],
-    tables: Mapping[str, Sequence[Mapping[str, Any]]],
-    figures: Sequence[Path],
-    files: Sequence[Path],
-    kind: str,
-    report: Path | None,
-) -> None:
-    import wandb
-
-    # First, because it is the largest and is uploaded while the rest is logged.
-    if files:
-        run.log_artifact(_artifact(name, files, report, kind))
-    run.summary.update(_best(accuracy))
-    for point in _curve(run, accuracy):
-        run.log(point)
-    for key, rows in tables.items():
-        if rows:
-            run.log({key: _table(rows[:_MAX_TABLE_ROWS])})
-    for figure in figures:
-        run.log({f"figures/{figure.stem}": wandb.Image(str(figure))})
-    if report:
-        run.log({"report": wandb.Html(str(report), inject=False)})  # its policy lets no other style in
-
-
-def _curve(run: Run, accuracy: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Declare the numeric columns as curves over the layer; return one point of all per layer."""
-    numeric = [{column: value for column, value in row.items() if _is_number(value)} for row in accuracy]
-    run.define_metric("layer")
-    # Exact names: a pattern would lose to the `*` of Lightning's metrics.
-    for column in dict.fromkeys(column for row in numeric for column in row if column != "layer"):
-        run.define_metric(f"by_layer/{column}", step_metric="layer")
-    for row in numeric:
-        yield {key if key == "layer" else f"by_layer/{key}": value for key, value in row.items()}
-
-
-def _best(accuracy: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Find the best layer, the lowest of equals.
-
-    Set by hand because `define_metric(summary="max")` means something else before and after a
-    sync.
-    """
-    measured = [row for row in accuracy if _is_number(row.get("accuracy"))]
-    if not measured:
-        return {}
-    best = max(measured, key=lambda row: (row["accuracy"], -row["layer"]))
-    return {"best_accuracy": best["accuracy"], "best_layer": best["layer"]}
-
-
-def _by_layer(neurons: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Split the ranking into one table per layer, in order of rank."""
-    layers = sorted({row["layer"] for row in neurons})
-    tables: dict[str, list[Mapping[str, Any]]] = {f"neurons/layer_{n:02d}": [] for n in layers}
-    for row in sorted(neurons, key=lambda row: row["rank"]):
-        tables[f"neurons/layer_{row['layer']:02d}"].append(row)
-    return tables
-
-
-def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    import wandb
-
-    columns: list[str | int] = list(dict.fromkeys(column for row in rows for column in row))
-    data = [[row.get(str(column)) for column in columns] for row in rows]
-    # A column may hold 0 and 0.5, or a number and "below resolution".
-    return wandb.Table(columns=columns, data=data, allow_mixed_types=True)
-
-
-def _artifact(name: str, files: Sequence[Path], report: Path | None, kind: str) -> Artifact:
-    import wandb
-
-    artifact = wandb.Artifact(re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)[:128], type=kind)
-    for file in files:
-        # Immutable: read where it is, instead of a second copy of every tensor.
-        artifact.add_file(str(file.absolute()), policy="immutable", skip_cache=True)
-    if report:
-        artifact.add_file(str(report.absolute()), skip_cache=True)
-    return artifact
-
-
-def _mind_artifacts(run: Run, folder: Path, offline: bool) -> None:
-    """Mend two habits of the client with every artifact of a run, and every table is one.
-
-    An offline run records the absolute paths of an artifact's files, and a sync that does not find
-    one leaves the artifact pending, with exit status 0. But the folder gets another name, and may
-    be copied to another machine: so paths are relative to it, and a sync is begun inside it. And
-    the folder a table was written to first is left to the garbage collector, which warns of it
-    much later.
-    """
-    log_artifact = run.log_artifact
-
-    def log_with_care(artifact: Artifact, *args: Any, **kwargs: Any) -> Artifact:
-        for entry in artifact.manifest.entries.values():
-            path = Path(entry.local_path or "")
-            if offline and path.is_relative_to(folder):
-                entry.local_path = str(path.relative_to(folder))
-        logged = log_artifact(artifact, *args, **kwargs)
-        if temporary := getattr(artifact, "_tmp_dir", None):
-            temporary.cleanup()
-        return logged
-
-    # Tables, too, reach the run through this method.
-    run.log_artifact = log_with_care  # type: ignore[assignment,method-assign]
-
-
-def _guarded_logger(
-    run: Run, note: Callable[[_Call], None], attempt: Callable[[Callable[[], None]], None], **options: Any
-) -> WandbLogger:
-    """Return Lightning's logger on a run; it notes what it is told and keeps W&B's errors out of the training loop."""
-    from pytorch_lightning.loggers import WandbLogger
-
-    class GuardedLogger(WandbLogger):
-        def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-            self._do(lambda logger: WandbLogger.log_metrics(logger, metrics, step))
-
-        def log_hyperparams(self, params: Any) -> None:
-            self._do(lambda logger: WandbLogger.log_hyperparams(logger, params))
-
-        def _do(self, call: _Call) -> None:
-            note(call)
-            attempt(lambda: call(self))
-
-    return GuardedLogger(experiment=run, id=run.id, **options)
-
-
-def _service_process() -> Popen[bytes] | None:
-    """Find the client's background process, which it has no public name for."""
-    from wandb.sdk import wandb_setup
-
-    try:
-        process = attrgetter("_connection._proc._process")(wandb_setup.singleton())
-    except AttributeError:
-        return None  # another version of the client: its own limits must do
-    return cast("Popen[bytes]", process)
-
-
-@contextmanager
-def _variables(ours: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables, and put them back afterwards."""
-    before = {variable: os.environ.get(variable) for variable in ours}
-    os.environ.update(ours)
-    try:
-        yield
-    finally:
-        for variable, value in before.items():
-            if value is None:
-                os.environ.pop(variable, None)
-            else:
-                os.environ[variable] = value
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _reason(error: Exception) -> str:

@@ -1,0 +1,21 @@
+"""Which model and which layers: names, files, configuration, tokenizer, weights."""
+
+from probing.models.layers import layer_numbers, parse_layers
+from probing.models.limits import length_limits, max_length_of
+from probing.models.loading import load_config, load_encoder, load_masked_lm, load_tokenizer
+from probing.models.source import ALIASES, BUILTIN_PACKAGE, ModelSource, resolve_model
+
+__all__ = [
+    "ALIASES",
+    "BUILTIN_PACKAGE",
+    "ModelSource",
+    "layer_numbers",
+    "length_limits",
+    "load_config",
+    "load_encoder",
+    "load_masked_lm",
+    "load_tokenizer",
+    "max_length_of",
+    "parse_layers",
+    "resolve_model",
+]

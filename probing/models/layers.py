@@ -1,0 +1,38 @@
+"""Which layers the user asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from probing.errors import UserError
+
+
+def parse_layers(layer: int | str | Sequence[int], n_layers: int, model: str) -> list[int]:
+    """Turn `6`, `"0,3,6"`, `[0, 3]` or `"all"` into ascending layer numbers.
+
+    Raises:
+        UserError: If one is not a whole number from 0 to `n_layers`.
+    """
+    if (layers := layer_numbers(layer)) is None:
+        return list(range(n_layers + 1))
+    if out := [k for k in layers if not 0 <= k <= n_layers]:
+        typed = _typed_layers(layer)
+        raise UserError(f"`--layer {typed}`: {model} has layers 0 (embeddings) to {n_layers}, so not {out[0]}.")
+    return layers
+
+
+def layer_numbers(layer: int | str | Sequence[int]) -> list[int] | None:
+    """Return the layers that are named, ascending, or None for all of them; known without the model.
+
+    Raises:
+        UserError: If one is not a whole number.
+    """
+    typed = _typed_layers(layer) or "[]"
+    try:
+        return None if typed == "all" else sorted({int(part) for part in typed.split(",")})
+    except ValueError:
+        raise UserError(f"`--layer {typed}` is not a layer: expected a number, a list such as 0,3,6, or all.") from None
+
+
+def _typed_layers(layer: int | str | Sequence[int]) -> str:
+    return str(layer) if isinstance(layer, int | str) else ",".join(map(str, layer))

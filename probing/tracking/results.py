@@ -1,0 +1,126 @@
+"""What a run's results are on W&B: curves over the layers, tables, images and an artifact."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from wandb import Artifact, Run, Table
+
+# The media copy of a table, which offline runs show, is cut here without a word.
+_MAX_TABLE_ROWS = 10_000
+
+
+def log_results(
+    run: Run,
+    name: str,
+    accuracy: Sequence[Mapping[str, Any]],
+    tables: Mapping[str, Sequence[Mapping[str, Any]]],
+    figures: Sequence[Path],
+    files: Sequence[Path],
+    kind: str,
+    report: Path | None,
+) -> None:
+    """Log curves over the layers, tables, images, one artifact and a page; `Tracker.log_results` says how."""
+    import wandb
+
+    # First, because it is the largest and is uploaded while the rest is logged.
+    if files:
+        run.log_artifact(_artifact(name, files, report, kind))
+    run.summary.update(_best(accuracy))
+    for point in _curve(run, accuracy):
+        run.log(point)
+    for key, rows in tables.items():
+        if rows:
+            run.log({key: _table(rows[:_MAX_TABLE_ROWS])})
+    for figure in figures:
+        run.log({f"figures/{figure.stem}": wandb.Image(str(figure))})
+    if report:
+        run.log({"report": wandb.Html(str(report), inject=False)})  # its policy lets no other style in
+
+
+def _curve(run: Run, accuracy: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Declare the numeric columns as curves over the layer; return one point of all per layer."""
+    numeric = [{column: value for column, value in row.items() if _is_number(value)} for row in accuracy]
+    run.define_metric("layer")
+    # Exact names: a pattern would lose to the `*` of Lightning's metrics.
+    for column in dict.fromkeys(column for row in numeric for column in row if column != "layer"):
+        run.define_metric(f"by_layer/{column}", step_metric="layer")
+    for row in numeric:
+        yield {key if key == "layer" else f"by_layer/{key}": value for key, value in row.items()}
+
+
+def _best(accuracy: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Find the best layer, the lowest of equals.
+
+    Set by hand because `define_metric(summary="max")` means something else before and after a
+    sync.
+    """
+    measured = [row for row in accuracy if _is_number(row.get("accuracy"))]
+    if not measured:
+        return {}
+    best = max(measured, key=lambda row: (row["accuracy"], -row["layer"]))
+    return {"best_accuracy": best["accuracy"], "best_layer": best["layer"]}
+
+
+def by_layer(neurons: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Split the ranking into one table per layer, in order of rank."""
+    layers = sorted({row["layer"] for row in neurons})
+    tables: dict[str, list[Mapping[str, Any]]] = {f"neurons/layer_{n:02d}": [] for n in layers}
+    for row in sorted(neurons, key=lambda row: row["rank"]):
+        tables[f"neurons/layer_{row['layer']:02d}"].append(row)
+    return tables
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    import wandb
+
+    columns: list[str | int] = list(dict.fromkeys(column for row in rows for column in row))
+    data = [[row.get(str(column)) for column in columns] for row in rows]
+    # A column may hold 0 and 0.5, or a number and "below resolution".
+    return wandb.Table(columns=columns, data=data, allow_mixed_types=True)
+
+
+def _artifact(name: str, files: Sequence[Path], report: Path | None, kind: str) -> Artifact:
+    import wandb
+
+    artifact = wandb.Artifact(re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)[:128], type=kind)
+    for file in files:
+        # Immutable: read where it is, instead of a second copy of every tensor.
+        artifact.add_file(str(file.absolute()), policy="immutable", skip_cache=True)
+    if report:
+        artifact.add_file(str(report.absolute()), skip_cache=True)
+    return artifact
+
+
+def mind_artifacts(run: Run, folder: Path, offline: bool) -> None:
+    """Mend two habits of the client with every artifact of a run, and every table is one.
+
+    An offline run records the absolute paths of an artifact's files, and a sync that does not find
+    one leaves the artifact pending, with exit status 0. But the folder gets another name, and may
+    be copied to another machine: so paths are relative to it, and a sync is begun inside it. And
+    the folder a table was written to first is left to the garbage collector, which warns of it
+    much later.
+    """
+    log_artifact = run.log_artifact
+
+    def log_with_care(artifact: Artifact, *args: Any, **kwargs: Any) -> Artifact:
+        for entry in artifact.manifest.entries.values():
+            path = Path(entry.local_path or "")
+            if offline and path.is_relative_to(folder):
+                entry.local_path = str(path.relative_to(folder))
+        logged = log_artifact(artifact, *args, **kwargs)
+        if temporary := getattr(artifact, "_tmp_dir", None):
+            temporary.cleanup()
+        return logged
+
+    # Tables, too, reach the run through this method.
+    run.log_artifact = log_with_care  # type: ignore[assignment,method-assign]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
