@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
+from probing import __version__
 from probing.arguments import parse
 from probing.distributed import end_others, end_with_parent, is_main_process, let_the_first_speak, lost_rank
 from probing.errors import RunError, UserError, did_you_mean, one_line
@@ -97,13 +98,17 @@ def _command(commands: Mapping[str, str], args: Sequence[str]) -> tuple[str | No
 
 
 def _usage(commands: Mapping[str, str], args: Sequence[str]) -> int:
+    if args and args[0] == "--version":
+        print(f"probing {__version__}")
+        return 0
     if args and args[0] not in ("-h", "--help"):
         typed = " ".join(arg for arg in args[:2] if arg == args[0] or not arg.startswith("-"))
         near = did_you_mean(typed, commands) or did_you_mean(args[0], commands)
         message = f"probing: there is no command `{typed}`{near}; commands are {', '.join(commands)}"
         print(one_line(message), file=sys.stderr)
         return USER_ERROR
-    print("usage: python -m probing COMMAND [OPTIONS]   (python -m probing COMMAND --help lists a command's options)\n")
+    print("usage: python -m probing COMMAND [OPTIONS]   (python -m probing COMMAND --help lists a command's options)")
+    print("       python -m probing --version\n")
     for name, function in commands.items():
         print(f"  {name:14} {(_load(function).__doc__ or '').splitlines()[0]}")
     return 0

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,11 @@ def test_exit_status_tells_mistakes_from_failures(capsys: pytest.CaptureFixture[
     assert "probing mistaken: `--x 3` is too much" in error
     assert "probing nothing" not in error
     assert "there is no command `nothing`; commands are mistaken" in error
+
+
+def test_the_version_is_that_of_the_installation(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(COMMANDS, ["--version"]) == 0
+    assert capsys.readouterr().out == f"probing {version('neuron-probing')}\n"
 
 
 def mistaken() -> None:

@@ -20,8 +20,9 @@ from probing.tasks import Labels, TokenTask
 
 
 def origin(store: ActivationStore) -> dict[str, Any]:
-    """Return what activations were made from, as it stands in a run's `results.json`."""
-    return {name: store.header[name] for name in ("model", "revision", "corpus", "key", "versions")}
+    """Return what activations were made from, and how many sentences were cut, as in a run's `results.json`."""
+    header = {name: store.header[name] for name in ("model", "revision", "corpus", "key", "versions")}
+    return {**header, "n_truncated": store.tokens.n_truncated}
 
 
 def label_sides(
