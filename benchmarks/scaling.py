@@ -26,14 +26,14 @@ SERIES = {
 
 
 def compare(setting: Setting) -> Comparison:
-    """Run the whole job on ever larger corpora; then series in one process each, on a small one."""
+    """Run the whole job on ever larger corpora; then series in one process each, most of them on a small one."""
     small = write_text(setting.work / "small.txt", sentences(min(setting.sentences or N_SENTENCES, N_SENTENCES)))
     cache = setting.work / "cache"
     found = commands.prepare(setting, commands.extract(setting, small, cache))
     n_layers = int(found["n_layers_cached"]) - 1
     sizes = [n for n in TOKENS if n <= setting.largest]
     contestants = [_of_size(setting, n) for n in sizes]
-    contestants.append(_steps(setting, small, n_layers))
+    contestants.append(_steps(setting, write_text(setting.work / "steps.txt", sentences(setting.sentences)), n_layers))
     contestants += [_series(setting, small, cache, name, n_layers) for name in SERIES]
     runs, _ = interleave(contestants, setting)
     return Comparison(runs, None, (), _met(runs, sizes, n_layers), _slopes(runs, sizes))
@@ -56,13 +56,13 @@ def _tokens(n: int) -> str:
 def _jobs(setting: Setting, name: str, jobs: Mapping[str, Sequence[str]]) -> Contestant:
     file = setting.work / f"{name}.json"
     file.write_text(json.dumps(jobs))
-    return Contestant(name, lambda folder: commands.ours("jobs", file), ROUNDS if name in SERIES else None)
+    return Contestant(name, lambda folder: commands.ours("jobs", file), ROUNDS)
 
 
 def _steps(setting: Setting, corpus: Path, n_layers: int) -> Contestant:
-    """Extract up to each layer, after one that nobody counts."""
+    """Extract up to each layer, after all of them once, which nobody counts: what a process does once is done then."""
     options = ["extract", "--model", setting.model, "--corpus", str(corpus), "--cache", "{fresh}", "--quiet"]
-    jobs = {"first": [*options, "--layer", "0"]}
+    jobs = {"first": [*options, "--layer", str(n_layers)]}
     jobs |= {str(k): [*options, "--layer", str(k)] for k in range(n_layers + 1)}
     return _jobs(setting, "steps", jobs)
 
