@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,16 @@ from probing.distributed import refuse_several
 from probing.errors import UserError, did_you_mean, out_of_range, refuse
 from probing.models import layer_numbers
 from probing.options import WandbOptions, as_options
-from probing.runs import Row, Run, load_run, read_csv, write_csv
+from probing.rankings_folder import (
+    RANKING_COLUMNS,
+    RANKING_KEY,
+    Table,
+    draw_curves,
+    ranking_rows,
+    write_tables,
+    writing,
+)
+from probing.runs import Row, Run, load_run
 from probing.tables.rankings import (
     curves_lines,
     curves_tables,
@@ -24,12 +31,6 @@ from probing.tables.rankings import (
     rankings_tables,
 )
 from probing.tracking import Tracker, resolve_mode
-
-RANKING_COLUMNS = ("layer", "rank", "neuron", "score")
-RANKING_KEY = ("layer", "neuron")
-
-# Rows, their columns in order, and the columns that tell one row from another.
-Table = tuple[Sequence[Row], Sequence[str], Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ def rank(
             for name in methods:
                 progress(f"layer {number}: {name}")
                 found[name] = METHODS[name](data)
-                rankings[name] += _rows(number, found[name].order.tolist(), found[name].score.tolist())
+                rankings[name] += ranking_rows(number, found[name].order.tolist(), found[name].score.tolist())
             if evaluate:
                 progress(f"layer {number}: evaluation")
                 fitting = sizes or [size for size in SIZES if size < width] or [max(1, width // 2)]
@@ -170,9 +171,9 @@ def rank(
         files["evaluation"] = evaluation, EVALUATION_COLUMNS, EVALUATION_KEY
         files["erasure"] = erasure, KNOWLEDGE_COLUMNS, KNOWLEDGE_KEY
         files["curves"] = curve_rows, how_many.CURVE_COLUMNS, how_many.CURVE_KEY
-        with _writing(place, run):
-            _write(place, files)
-            figures = _draw(place, layers, finished.label, run) if curves else []
+        with writing(place, run):
+            write_tables(place, files)
+            figures = draw_curves(place, layers, finished.label, run) if curves else []
     tables = {**{f"rankings/{name}": rows for name, rows in rankings.items()}, "evaluation": evaluation}
     tables |= {"erasure": erasure, "curves": curve_rows}
     where = _track(place, wandb, f"{run.folder.name}-rankings", config, tables, figures)
@@ -234,74 +235,6 @@ def _methods(typed: str | Sequence[str], known: Mapping[str, Callable[..., Any]]
             near = did_you_mean(name, known)
             raise UserError(f"`--method {name}` is no method{near}; they are {', '.join(known)}, or all.")
     return [name for name in known if name in names]
-
-
-def _rows(layer: int, order: Sequence[int], score: Sequence[float]) -> list[dict[str, Any]]:
-    return [
-        {"layer": layer, "rank": place, "neuron": neuron, "score": score[neuron]}
-        for place, neuron in enumerate(order, start=1)
-    ]
-
-
-@contextmanager
-def _writing(folder: Path, run: Run) -> Iterator[None]:
-    """Make the folder that is written to.
-
-    Raises:
-        UserError: If it cannot be written.
-    """
-    try:
-        folder.mkdir(exist_ok=True)
-        yield
-    except OSError as error:
-        raise UserError(
-            f"`rank {run.folder}`: {folder} cannot be written ({error.strerror or error}); make room, or copy the run "
-            "to a folder of yours."
-        ) from None
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Yield where to write a file that takes its place at once or not at all."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield partial
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _write(folder: Path, tables: Mapping[str, Table]) -> None:
-    """Write tables, none without rows; rows of other layers or rankings that are there already stay."""
-    for name, (rows, columns, key) in tables.items():
-        if rows:
-            with _replacing(path := folder / f"{name}.csv") as partial:
-                write_csv(partial, _merged(path, rows, key), columns)
-
-
-def _draw(folder: Path, layers: Sequence[int], model: str, run: Run) -> list[Path]:
-    """Draw the curves of these layers, those of earlier commands with them, and return the figures' paths."""
-    from probing.figures import write_curves_figure
-
-    rows, paths = read_csv(folder / "curves.csv"), []
-    majority = {row["layer"]: row["majority_accuracy"] for row in run.accuracy}
-    for layer in layers:
-        of_layer = [row for row in rows if row["layer"] == layer]
-        with _replacing(path := folder / f"curves_{layer:02d}.png") as partial:
-            write_curves_figure(partial, of_layer, majority[layer], run.config["task"], model)
-        paths.append(path)
-    return paths
-
-
-def _merged(path: Path, rows: Sequence[Row], key: Sequence[str]) -> list[Row]:
-    """Return the rows in the order of layers, with those in the file that no new row takes the place of."""
-
-    def identity(row: Row) -> tuple[str, ...]:
-        return tuple(str(row.get(column, "")) for column in key)
-
-    new = {identity(row) for row in rows}
-    kept = [row for row in read_csv(path) if identity(row) not in new] if path.is_file() else []
-    return sorted([*kept, *rows], key=lambda row: int(row["layer"]))
 
 
 def _track(
