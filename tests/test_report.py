@@ -7,10 +7,11 @@ import csv
 import hashlib
 import io
 import json
+import math
 import re
 import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import unescape
 from html.parser import HTMLParser
 from inspect import signature
@@ -27,7 +28,15 @@ from probing.__main__ import COMMANDS
 from probing.arguments import parse
 from probing.commandline import run
 from probing.commands.shared import plain
+from probing.downstream.sentence_similarity import CHOSEN_COLUMNS as STS_CHOSEN_COLUMNS
+from probing.downstream.sentence_similarity import STS_COLUMNS
+from probing.downstream.tables import sts_lines, sts_tables, wic_lines, wic_tables
+from probing.downstream.words_in_context import CHOSEN_COLUMNS as WIC_CHOSEN_COLUMNS
+from probing.downstream.words_in_context import WIC_COLUMNS
 from probing.errors import UserError
+from probing.geometry.inside_report import interventions_conclusion, interventions_tables
+from probing.geometry.interventions import INTERVENTION_COLUMNS
+from probing.geometry.layers import GEOMETRY_COLUMNS
 from probing.page import answers
 from probing.page.class_chart import class_chart
 from probing.page.class_data import class_data
@@ -40,7 +49,7 @@ from probing.page.packing import pack_floats, pack_halves, pack_integers, shades
 from probing.page.reproduce import command_line
 from probing.page.run_section import script_data
 from probing.page.sources import Agreement, Subject, read_sources
-from probing.runs import read_csv
+from probing.runs import read_csv, write_csv
 from report_runs import QUICKLY, make_run
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -242,9 +251,7 @@ def test_the_runs_of_a_comparison_that_moved_are_asked_for(
 
 
 def test_geometry_is_shown_where_it_was_measured(runs: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "shape"
-    folder.mkdir()
-    (folder / "results.json").write_text('{"kind": "geometry"}')
+    folder = measured(tmp_path / "shape", "geometry")
     (folder / "geometry.csv").write_text(
         "layer,transform,measure,value,low,high,n_tokens\n0,none,mean_cosine,0.51234,0.5,0.53,900\n"
         "2,none,mean_cosine,0.71,,,900\n2,clip,mean_cosine,0.12,,,900\n"
@@ -258,8 +265,122 @@ def test_geometry_is_shown_where_it_was_measured(runs: Path, tmp_path: Path) -> 
     assert "none, layer 2: 0.710" in text
     assert "argmax share" not in text  # values are as measured, only headings are put in words
     assert "argmax_share70.875" in text
-    with pytest.raises(UserError, match="holds geometry alone"):
+    with pytest.raises(UserError, match="is by `geometry`; give a run that `fit` wrote too"):
         report([str(folder)])
+
+
+def measured(folder: Path, kind: str, **tables: tuple[list[dict[str, Any]], Sequence[str]]) -> Path:
+    """Write tables as a command of that kind does."""
+    folder.mkdir(parents=True)
+    (folder / "results.json").write_text(json.dumps({"kind": kind}))
+    (folder / "config.yaml").write_text(f"name: the config of {folder.name}\n")
+    for name, (rows, columns) in tables.items():
+        write_csv(folder / f"{name}.csv", rows, columns)
+    return folder
+
+
+def cells(tables: Sequence[Any]) -> list[list[str]]:
+    """Return the columns of rich tables, headings first."""
+    return [[str(column.header), *map(str, column.cells)] for shown in tables for column in shown.columns]
+
+
+def word_senses(place: Path) -> tuple[Path, list[dict[str, Any]], list[dict[str, Any]]]:
+    rows: list[dict[str, Any]] = [
+        {"layer": layer, "transform": space, "threshold": 0.7, "accuracy": 0.5312 + 0.1 * layer + 0.02 * i,
+         "accuracy_low": 0.5, "accuracy_high": 0.8, "auc": 0.6, "auc_low": 0.5, "auc_high": 0.7,
+         "constant_true_accuracy": 0.4375, "n_pairs": 80}
+        for layer in (0, 2) for i, space in enumerate(("none", "whiten"))
+    ]  # fmt: skip
+    common = {"protocol": "held_out", "layer": 2, "threshold": 0.7123, "reported_on": "dev", "n_pairs": 80}
+    ends = {"accuracy": 0.7312, "accuracy_low": 0.6512, "accuracy_high": 0.8112}
+    chosen: list[dict[str, Any]] = [
+        {**common, **ends, "transform": "none"},
+        {**common, **ends, "transform": "whiten", "gain": 0.02, "gain_low": -0.03, "gain_high": 0.07, "n_gained": 5,
+         "n_lost": 3, "p_value": 0.7266},
+        {"protocol": "constant_true", "reported_on": "dev", "accuracy": 0.4375, "accuracy_low": 0.33,
+         "accuracy_high": 0.54, "n_pairs": 80},
+        {"protocol": "published", "transform": "none", "layer": 0, "threshold": 0.6, "accuracy": 0.7777},
+    ]  # fmt: skip
+    tables = {"wic": (rows, WIC_COLUMNS), "chosen": (chosen, WIC_CHOSEN_COLUMNS)}
+    return measured(place / "senses", "word-in-context evaluation", **tables), rows, chosen
+
+
+def test_word_senses_are_shown_as_the_terminal_shows_them(runs: Path, tmp_path: Path) -> None:
+    folder, rows, chosen = word_senses(tmp_path)
+    page = report([str(runs / "bare"), str(folder)], output=str(tmp_path / "page.html")).read_text()
+    text = Words(page).text
+    for line in wic_lines(chosen):
+        assert line in text
+    assert columns_of(page, "evaluations") == cells(wic_tables(rows, chosen))
+    assert "whitened, layer 2: 0.751 (0.500 to 0.800)" in text
+    assert "always yes, layer 0: 0.438" in text
+    assert "the config of senses" in text
+    assert 'href="#evaluations"' in page
+    with pytest.raises(UserError, match="is by `wic`; give a run that `fit` wrote too"):
+        report([str(folder)])
+
+
+def test_similar_sentences_are_shown_by_set_and_undefined_ones_are_not_drawn(runs: Path, tmp_path: Path) -> None:
+    common = {"aggregation": "all", "n_pairs": 50, "fitted_on": "other sentences", "n_clipped": 0}
+    rows: list[dict[str, Any]] = [
+        {**common, "set": name, "pooling": "mean", "layer": layer, "transform": "none",
+         "spearman": math.nan if (name, layer) == (EVIL, 0) else 0.6181 + 0.1 * layer, "low": 0.5, "high": 0.9}
+        for name in ("2012", EVIL) for layer in (0, 2)
+    ]  # fmt: skip
+    rows += [{**row, "pooling": "static", "layer": "", "spearman": 0.4242} for row in rows if row["layer"] == 0]
+    chosen = [
+        {**row, "protocol": "published", "aggregation": how}
+        for row in (rows[1], rows[3], *rows[4:])
+        for how in ("all", "mean", "wmean")
+    ]
+    tables = {"sts": (rows, STS_COLUMNS), "chosen": (chosen, STS_CHOSEN_COLUMNS)}
+    folder = measured(tmp_path / "alike", "similarity evaluation", **tables)
+    page = report([str(runs / "bare"), str(folder)], output=str(tmp_path / "page.html")).read_text()
+    text = Words(page).text
+    for line in sts_lines(chosen):
+        assert line in text
+    assert columns_of(page, "evaluations") == cells(sts_tables(rows, chosen))
+    assert "plain, layer 2: 0.818 (0.500 to 0.900)" in text
+    assert "static vectors, plain, layer 0: 0.424" in text
+    assert text.count("plain, layer 0: 0.618") == 1  # of 2012; of the other set it is undefined
+    assert "nan" not in page.lower().split('id="evaluations"')[1].split('id="terms"')[0]
+    assert EVIL not in page
+
+
+def test_what_was_taken_out_of_the_model_is_shown_as_the_terminal_shows_it(runs: Path, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"measure": "position_accuracy", "where": "", "kind": "intact", "value": 0.3088}]
+    for where in ("inside", "after"):
+        effect = {"effect": -0.0979, "effect_low": -0.11, "effect_high": -0.083}
+        common = {"measure": "position_accuracy", "where": where, "value": 0.21}
+        rows += [{**common, **effect, "kind": "outliers", "neurons": "7", "percentile": 100.0, "p_value": 0.0909}]
+        rows += [{**common, "kind": "random", "draw": 1, "neurons": "3", "effect": -0.0123}]
+    kinds = {"geometry": ([{"layer": 0, "transform": "none", "measure": "iso_score", "value": 0.1}], GEOMETRY_COLUMNS)}
+    folder = measured(tmp_path / "shape", "geometry", **kinds, interventions=(rows, INTERVENTION_COLUMNS))
+    page = report([str(runs / "bare"), str(folder)], output=str(tmp_path / "page.html")).read_text()
+    assert columns_of(page, "geometry")[-7:] == cells(interventions_tables(rows))
+    assert interventions_conclusion(rows) in Words(page).text
+
+
+@pytest.mark.parametrize("column", ["accuracy_low", "transform", "constant_true_accuracy"])
+def test_damaged_tables_of_an_evaluation_are_refused(runs: Path, tmp_path: Path, column: str) -> None:
+    folder, rows, _ = word_senses(tmp_path)
+    write_csv(folder / "wic.csv", rows, [name for name in WIC_COLUMNS if name != column])
+    with pytest.raises(UserError, match=f"senses` is damaged .*{column}"):
+        report([str(runs / "bare"), str(folder)], output=str(tmp_path / "page.html"))
+    assert not (tmp_path / "page.html").exists()
+
+
+def columns_of(page: str, part: str) -> list[list[str]]:
+    """Return the columns of the tables in a part of the page, headings first."""
+    found = []
+    inside = page.split(f'id="{part}"')[1].split('id="terms"')[0]
+    for shown in re.findall(r"<table>(.*?)</table>", inside, re.DOTALL):
+        rows = [
+            [unescape(re.sub("<[^>]*>", "", cell)) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL)]
+            for row in re.findall(r"<tr>(.*?)</tr>", shown, re.DOTALL)
+        ]
+        found += [list(column) for column in zip(*rows, strict=True)]
+    return found
 
 
 # --- where it goes ---

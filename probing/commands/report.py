@@ -14,7 +14,8 @@ def report(folders: list[str] | None = None, output: str | None = None) -> Path:
     """Write finished runs as one HTML page: question and answer, figures, tables that sort, what repeats them.
 
     Args:
-        folders: Folders of finished runs, of one comparison, or of their geometry; `--folders` itself may be left out.
+        folders: Folders of finished runs, of one comparison of them, of what `geometry`, `wic` or `sts` wrote;
+            `--folders` itself may be left out.
         output: File to write; RUN/report.html by default, of several runs report-A-B.html beside the first, with a
             comparison among them report.html in its folder. A report that is there is replaced.
 

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.resources import files
 from string import Template
-from typing import Any
+from typing import Any, TypeVar
 
 from probing import __version__
 from probing.companion import FAR
 from probing.page import answers
 from probing.page.comparison_section import accuracies_figure, agreement_section
+from probing.page.evaluation_section import evaluation_section
 from probing.page.geometry_section import geometry_section
 from probing.page.markup import MARK, Html, element, joined
-from probing.page.reproduce import comparison_block, run_block
+from probing.page.reproduce import folder_block, run_block
 from probing.page.run_section import FLAGS, accuracy_figure, neurons_section
-from probing.page.sources import Sources
+from probing.page.sources import Evaluation, Geometry, Sources, reading
 from probing.page.tables import pairs
 
 # Characters of a page, if its tables leave room for anything else, and what a table takes for each neuron.
 ROOM, PER_NEURON = 4_600_000, 90
+
+_Measured = TypeVar("_Measured", bound=Geometry | Evaluation)
 
 
 def build(sources: Sources, defaults: Mapping[str, Any]) -> bytes:
@@ -53,6 +56,7 @@ def _links(sources: Sources) -> Html:
     links += [("#agreement", "Agreement")] if sources.agreement else []
     links += [(f"#neurons-{i}", f"Neurons of {subject.label}") for i, subject in enumerate(sources.subjects)]
     links += [("#geometry", "Geometry")] if sources.geometry else []
+    links += [("#evaluations", "Words and sentences")] if sources.evaluations else []
     links += [("#terms", "Terms"), ("#reproduce", "To reproduce")]
     return element("ul", *(element("li", element("a", text, href=href)) for href, text in links))
 
@@ -69,12 +73,24 @@ def _content(sources: Sources, defaults: Mapping[str, Any]) -> Html:
         parts.append(agreement_section(sources.agreement))
     parts += [neurons_section(subject, i, room) for i, subject in enumerate(subjects)]
     if sources.geometry:
-        parts.append(element("div", *map(geometry_section, sources.geometry), id="geometry"))
+        parts.append(element("div", *_each(geometry_section, sources.geometry), id="geometry"))
+    if sources.evaluations:
+        parts.append(element("div", *_each(evaluation_section, sources.evaluations), id="evaluations"))
     parts.append(_terms())
     blocks = [run_block(subject, defaults) for subject in subjects]
-    blocks += [comparison_block(sources.agreement)] if sources.agreement else []
+    blocks += [folder_block("The comparison", sources.agreement.folder)] if sources.agreement else []
+    others: list[Geometry | Evaluation] = [*sources.geometry, *sources.evaluations]
+    blocks += _each(lambda one: folder_block(one.title, one.folder), others)
     parts.append(element("section", element("h2", "To reproduce"), *blocks, id="reproduce"))
     return joined(*parts)
+
+
+def _each(section: Callable[[_Measured], Html], measured: Iterable[_Measured]) -> Iterator[Html]:
+    """Yield the section of each of what was measured, whose tables are as its command wrote them, or damaged."""
+    for one in measured:
+        with reading(one.folder):
+            made = section(one)
+        yield made
 
 
 def _answers(sources: Sources) -> Html:

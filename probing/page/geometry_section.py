@@ -1,27 +1,37 @@
-"""The geometry of a model's layers, where it was measured."""
+"""The geometry of a model's layers, and what was done inside it, where that was measured."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from probing.geometry.inside_report import inside_conclusions, inside_tables
 from probing.page.line_chart import Line, line_chart
 from probing.page.markup import Html, element
 from probing.page.sources import Geometry
-from probing.page.tables import table
+from probing.page.tables import as_in_terminal, table
 from probing.runs import Row
 
 
 def geometry_section(geometry: Geometry) -> Html:
-    """Return what was measured of each layer, untransformed and transformed, and its outlier dimensions."""
+    """Return what was measured of each layer, its outlier dimensions, and what was found inside the model."""
     transforms = list(dict.fromkeys(row["transform"] for row in geometry.rows))
     cosines = [row for row in geometry.rows if row["measure"] == "mean_cosine"]
     return element(
         "section",
-        element("h2", f"Geometry: {geometry.folder.name}"),
+        element("h2", geometry.title),
         _cosines(cosines) if cosines else None,
         *(_measures(geometry, transform) for transform in transforms),
         _outliers(geometry) if geometry.outliers else None,
+        *_inside(geometry),
     )
+
+
+def _inside(geometry: Geometry) -> list[Html]:
+    """Return what blocks do to the distance of tokens, and what is lost without outliers, as the terminal says it."""
+    measured = geometry.smoothing, geometry.interventions
+    shown = [element("figure", element("figcaption", t.title), as_in_terminal(t)) for t in inside_tables(*measured)]
+    told = [element("p", sentence) for sentence in inside_conclusions(*measured)]
+    return [element("h3", "Inside the model"), *told, *shown] if shown else []
 
 
 def _cosines(rows: Sequence[Row]) -> Html:

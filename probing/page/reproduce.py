@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from probing.page.markup import Html, element, joined
-from probing.page.sources import Agreement, Subject
+from probing.page.sources import Subject
 from probing.page.tables import pairs
 
 # Where results go and how they are shown changes nothing of them.
@@ -50,9 +50,9 @@ def run_block(subject: Subject, defaults: Mapping[str, Any]) -> Html:
     )  # fmt: skip
 
 
-def comparison_block(agreement: Agreement) -> Html:
-    """Return what it takes to repeat a comparison."""
-    return element("section", element("h3", "The comparison"), _configuration(agreement.folder))
+def folder_block(heading: str, folder: Path) -> Html:
+    """Return what it takes to repeat what is no run of `fit`."""
+    return element("section", element("h3", heading), _configuration(folder))
 
 
 def _option(name: str, value: Any, default: Any) -> list[str]:

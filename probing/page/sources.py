@@ -1,4 +1,4 @@
-"""What a page is made from: finished runs, what a comparison found between them, geometry where it was measured."""
+"""What a page is made from: finished runs, a comparison of them, geometry, and what layers are worth to other tasks."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ NEEDED = {
 # And what its other tables must have.
 NEEDED_ACCURACY = {"layer", "accuracy", "accuracy_low", "accuracy_high", "cross_entropy", "optimality_gap"}
 NEEDED_RESULTS = {"versions", "cache", "classes", "n_sentences", "timings", "layers"}
+# Which command wrote a run of some kind, of those that wrote no probes.
+_COMMANDS = {"geometry": "geometry", "word-in-context evaluation": "wic", "similarity evaluation": "sts"}
 
 
 @dataclass(frozen=True)
@@ -95,11 +97,42 @@ class Geometry:
         folder: Where it is.
         rows: As in `geometry.csv`.
         outliers: As in `outliers.csv`; empty where there is none.
+        smoothing: As in `smoothing.csv`; empty where it was not measured.
+        interventions: As in `interventions.csv`; empty where there were none.
     """
 
     folder: Path
     rows: list[dict[str, Any]]
     outliers: list[dict[str, Any]]
+    smoothing: list[dict[str, Any]]
+    interventions: list[dict[str, Any]]
+
+    @property
+    def title(self) -> str:
+        """What it is called on the page."""
+        return f"Geometry: {self.folder.name}"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What cosines of a model's hidden states are worth to a task.
+
+    Args:
+        folder: Where it is.
+        command: That measured it, `wic` or `sts`.
+        rows: As in `wic.csv` or `sts.csv`.
+        chosen: As in `chosen.csv`.
+    """
+
+    folder: Path
+    command: str
+    rows: list[dict[str, Any]]
+    chosen: list[dict[str, Any]]
+
+    @property
+    def title(self) -> str:
+        """What it is called on the page."""
+        return f"{'Word senses' if self.command == 'wic' else 'Similar sentences'}: {self.folder.name}"
 
 
 @dataclass(frozen=True)
@@ -110,11 +143,13 @@ class Sources:
         subjects: The runs.
         agreement: What was found between them, where a comparison was given.
         geometry: Where it was measured.
+        evaluations: By `wic` and `sts`.
     """
 
     subjects: Sequence[Subject]
     agreement: Agreement | None = None
     geometry: Sequence[Geometry] = ()
+    evaluations: Sequence[Evaluation] = ()
 
 
 def read_sources(folders: Sequence[str | Path]) -> Sources:
@@ -126,16 +161,19 @@ def read_sources(folders: Sequence[str | Path]) -> Sources:
     runs: list[Run] = []
     agreements: list[tuple[Agreement, Mapping[str, str]]] = []
     geometry: list[Geometry] = []
+    evaluations: list[Evaluation] = []
     paths = [Path(folder) for folder in folders]
     for path in paths:
         if sum(path.resolve() == other.resolve() for other in paths) > 1:
             raise UserError(f"`{path}` is given twice; each run is shown once.")
         kind = _kind(path)
-        with _reading(path):
+        with reading(path):
             if kind == "comparison":
                 agreements.append(_read_agreement(path))
             elif kind == "geometry":
                 geometry.append(_read_geometry(path))
+            elif kind in _COMMANDS:
+                evaluations.append(_read_evaluation(path, _COMMANDS[kind]))
             else:
                 runs.append(load_run(path))
     if len(agreements) > 1:
@@ -145,10 +183,10 @@ def read_sources(folders: Sequence[str | Path]) -> Sources:
         names = {label: _find(agreement.folder, folder, runs) for label, folder in compared.items()}
     others = [run for run in runs if not any(run is found for found in names.values())]
     if not names and not others:
-        raise UserError(f"`{paths[0]}` holds geometry alone; give a run that `fit` wrote too.")
+        raise UserError(f"`{paths[0]}` is by `{_COMMANDS[_kind(paths[0])]}`; give a run that `fit` wrote too.")
     labelled = names | dict(zip(labels(others, taken=list(names)), others, strict=True))
     subjects = [_subject(label, run) for label, run in labelled.items()]
-    return Sources(subjects, agreements[0][0] if agreements else None, geometry)
+    return Sources(subjects, agreements[0][0] if agreements else None, geometry, evaluations)
 
 
 def source_of(run: Run) -> Sources:
@@ -178,8 +216,12 @@ def _model(run: Run) -> str:
 
 
 @contextmanager
-def _reading(folder: Path) -> Iterator[None]:
-    """Say of what goes wrong while a folder is read that it is damaged."""
+def reading(folder: Path) -> Iterator[None]:
+    """Say of what goes wrong while a folder is read, or while its tables are put on a page, that it is damaged.
+
+    Raises:
+        UserError: If something does.
+    """
     from safetensors import SafetensorError
     from yaml import YAMLError
 
@@ -190,14 +232,14 @@ def _reading(folder: Path) -> Iterator[None]:
     except OSError as error:
         what = f"{Path(error.filename).name}: " if error.filename else ""
         raise UserError(f"`{folder}` is damaged ({what}{as_clause(error)}); repeat the run.") from error
-    except (ValueError, TypeError, AttributeError, YAMLError, SafetensorError) as error:
+    except (ValueError, TypeError, AttributeError, LookupError, StopIteration, YAMLError, SafetensorError) as error:
         raise UserError(f"`{folder}` is damaged ({as_clause(error)}); repeat the run.") from error
 
 
 def _kind(folder: Path) -> str:
     if not (folder / "results.json").is_file() or folder.name.endswith(PARTIAL):
         return "run"  # of which `load_run` says what is wrong
-    with _reading(folder):
+    with reading(folder):
         return str(json.loads((folder / "results.json").read_text()).get("kind", "run"))
 
 
@@ -213,10 +255,29 @@ def _read_agreement(folder: Path) -> tuple[Agreement, Mapping[str, str]]:
 
 
 def _read_geometry(folder: Path) -> Geometry:
-    rows, outliers = read_csv(folder / "geometry.csv"), folder / "outliers.csv"
+    rows = read_csv(folder / "geometry.csv")
     if not rows or not {"layer", "transform", "measure", "value"} <= set(rows[0]):
         raise ValueError("geometry.csv holds no measures")
-    return Geometry(folder, rows, read_csv(outliers) if outliers.is_file() else [])
+    how = {"outliers": read_csv, "smoothing": _measured, "interventions": _measured}
+    others = [(folder / f"{name}.csv", read) for name, read in how.items()]
+    return Geometry(folder, rows, *(read(path) if path.is_file() else [] for path, read in others))
+
+
+def _read_evaluation(folder: Path, command: str) -> Evaluation:
+    tables = []
+    for name in (command, "chosen"):
+        tables.append(_measured(folder / f"{name}.csv"))
+        if not tables[-1]:
+            raise ValueError(f"{name}.csv holds no measures")
+    return Evaluation(folder, command, *tables)
+
+
+def _measured(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a table as the command had them: what was not measured is absent, names are text."""
+    # Of some rows the place is empty, which is no number left out: static vectors have no layer.
+    places = ("layer", "where")
+    rows = [{name: value for name, value in row.items() if value != "" or name in places} for row in read_csv(path)]
+    return [{**row, "set": str(row["set"])} if "set" in row else row for row in rows]
 
 
 def _find(comparison: Path, folder: str, given: Sequence[Run]) -> Run:
@@ -232,7 +293,7 @@ def _find(comparison: Path, folder: str, given: Sequence[Run]) -> Run:
         return same
     for place in (Path(folder), comparison.parent / name):
         if (place / "results.json").is_file():
-            with _reading(place):
+            with reading(place):
                 return load_run(place)
     raise UserError(f"`{comparison}` compares {folder}, which is not there any more; give its folder too.")
 
@@ -240,7 +301,7 @@ def _find(comparison: Path, folder: str, given: Sequence[Run]) -> Run:
 def _subject(label: str, run: Run) -> Subject:
     from safetensors.numpy import load_file
 
-    with _reading(run.folder):
+    with reading(run.folder):
         by_class = load_file(run.folder / "contributions.safetensors")["contribution"]
         n_layers, n_classes, d_model = by_class.shape
         for name, needed, rows in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from probing.columns import controls_of
 from probing.page.markup import Child, Html, element
@@ -25,6 +26,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Child]], caption: Child =
         ),
         class_="scroll",
     )
+
+
+def as_in_terminal(shown: Any) -> Html:
+    """Return a rich table as one of the page, so that both say the same; its title is for whoever shows it."""
+    columns = [list(column.cells) for column in shown.columns]
+    head = [str(column.header) for column in shown.columns]
+    return table(head, list(zip(*columns, strict=True)))
 
 
 def accuracy_table(subject: Subject, caption: str) -> Html:
