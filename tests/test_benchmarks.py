@@ -304,6 +304,21 @@ def test_amounts_are_read_off_the_options() -> None:
     assert [scaling._amount(value, 6) for value in ("all", "0", "0,1,2", "16")] == [7, 1, 3, 16]
 
 
+def test_what_is_off_a_line_is_told_as_a_share_of_the_line() -> None:
+    assert scaling._off_a_line({0: 1.0, 1: 3.0, 4: 9.0}) < 1e-9
+    # The line is .8 + 1.3 k, and the first is the furthest from it in share: 1 where .8 is expected.
+    assert scaling._off_a_line({0: 1.0, 1: 2.0, 2: 3.0, 3: 5.0}) == pytest.approx(0.25)
+
+
+def test_peaks_of_one_contestant_are_compared_with_the_lowest() -> None:
+    peaks = {"a": (800.0, 900.0, 840.0), "b": (100.0,)}
+    runs = [
+        Run(name, i, {"peak_anonymous_mb": peak}) for name, all_of in peaks.items() for i, peak in enumerate(all_of)
+    ]
+    assert scaling._apart(runs, "a") == pytest.approx(0.125)
+    assert scaling._apart(runs, "b") == 0
+
+
 def test_a_comparison_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as error:
         main(["extractoin"])
