@@ -218,7 +218,7 @@ def test_sentences_longer_than_the_model_are_cut_counted_and_reported(
     assert tokens.lengths[-3:].tolist() == [128, 128, 128]
     full_stop = 124 if suffix == "conllu" else 125  # part of its word, or one of its own
     assert tokens.words[-128:].tolist() == [-1, *range(125), full_stop, -1]
-    made = again(run, corpus=str(corpus), name="cut", cache=str(tmp_path / "cache"))
+    made = again(run, corpus=str(corpus), name=f"cut-{suffix}", cache=str(tmp_path / "cache"))
     assert made.results["cache"]["train"]["n_truncated"] == 2
     assert run.results["cache"]["train"]["n_truncated"] == 0
 
