@@ -12,7 +12,8 @@ Row = Mapping[str, Any]
 # Columns of the tables in their order; what was not measured is absent.
 ACCURACY_COLUMNS = (
     "layer", "accuracy", "accuracy_low", "accuracy_high", "macro_accuracy", "within_one", "mean_absolute_error",
-    "cross_entropy", "optimality_gap", "majority_accuracy", "n_train_tokens", "n_test_tokens", "n_classes",
+    "cross_entropy", "prior_cross_entropy", "train_cross_entropy", "information", "information_low", "information_high",
+    "optimality_gap", "majority_accuracy", "n_train_tokens", "n_test_tokens", "n_classes",
     *(
         column
         for control in (*CONTROLS, *TRANSFORM_CONTROLS)
@@ -20,7 +21,7 @@ ACCURACY_COLUMNS = (
     ),
     "selectivity", "bootstrap_overlap", "more_penalty_overlap", "more_penalty_spearman", "less_penalty_overlap",
     "less_penalty_spearman", "online_code_bits", "uniform_code_bits", "compression",
-    "validation_cross_entropy",
+    "validation_cross_entropy", "flag",
 )  # fmt: skip
 NEURON_COLUMNS = (
     "layer", "rank", "neuron", "contribution", "ratio", "share", "rank_low", "rank_high", "contribution_centred",
@@ -28,8 +29,20 @@ NEURON_COLUMNS = (
     "cross_entropy_without_low", "cross_entropy_without_high", "removed", "mean", "sd", "flag",
 )  # fmt: skip
 
+# A layer whose probe does not beat a constant answer in nats, beyond the interval: its ranking is not to be read.
+UNINFORMATIVE = "uninformative"
 # Of what retraining without a neuron showed, where that is not well above what probes may be short of their optima.
 BELOW_RESOLUTION = "below resolution"
+
+
+def accuracy_flag(row: Row) -> str:
+    """Return `uninformative` where a layer's probe does not beat a constant answer, else nothing.
+
+    A probe beats it where the lower end of `information`, the nats it saves over the shares of the classes in
+    training, is above 0, or the value itself where the test sentences are too few for an interval.
+    """
+    low = row["information_low"] if row.get("information_low") is not None else row["information"]
+    return "" if low > 0 else UNINFORMATIVE
 
 
 def controls_of(rows: Sequence[Row]) -> dict[str, str]:

@@ -19,6 +19,7 @@ import pytorch_lightning as pl
 import torch
 from numpy.typing import NDArray
 
+from probing.constant_answer import prior_cross_entropy_by_sentence
 from probing.controls import shuffled
 from probing.erasure import fit_erasers, with_neurons, without
 from probing.examples import Examples, Sides, read
@@ -141,11 +142,10 @@ def _known(sides: Sides, fit: LayerFit, loss: NDArray[np.float64], seed: int) ->
     """
     test, counts = sides.test, sides.train.counts(len(sides.classes))
     kept = test.labels >= 0
-    sentence, labels, n = test.store.tokens.sentences[kept], test.labels[kept], len(loss)
-    n_tokens = np.bincount(sentence, minlength=n)
-    # A class that no training token has would cost infinitely much: half a token is added for it.
-    constant = -np.log(np.maximum(counts, 0.5) / counts.sum())[labels]
-    saved = np.bincount(sentence, constant, minlength=n) - loss
+    labels = test.labels[kept]
+    n_tokens = np.bincount(test.store.tokens.sentences[kept], minlength=len(loss))
+    constant = prior_cross_entropy_by_sentence(sides.train, test, len(sides.classes))
+    saved = constant - loss
     of_test = test.sentences()
     draws = redraw(np.stack([fit.correct_by_sentence, saved], 1)[of_test], n_tokens[of_test], seed)
     (accuracy_low, information_low), (accuracy_high, information_high) = np.quantile(
@@ -157,7 +157,7 @@ def _known(sides: Sides, fit: LayerFit, loss: NDArray[np.float64], seed: int) ->
         "accuracy_high": accuracy_high,
         "majority_accuracy": float((labels == counts.argmax()).mean()),
         "cross_entropy": float(loss.sum() / len(labels)),
-        "constant_cross_entropy": float(constant.mean()),
+        "constant_cross_entropy": float(constant.sum() / len(labels)),
         "information": float(saved.sum() / len(labels)),
         "information_low": information_low,
         "information_high": information_high,

@@ -24,7 +24,8 @@ class ProbeOptions:
 
     Args:
         l1: Strength of the l1 penalty on the scaled weights.
-        l2: Strength of the squared l2 penalty on the scaled weights; above 0.
+        l2: Strength of the squared l2 penalty on the scaled weights, above 0; auto chooses one value for all layers on
+            validation sentences.
         penalty_space: What neurons are divided by where their weights are penalised.
         solver: lbfgs trains to a bound on the distance to the optimum, adam as published probes were.
         tolerance: Bound on the distance to the optimum at which lbfgs stops, in nats.
@@ -34,7 +35,7 @@ class ProbeOptions:
     """
 
     l1: float = 0.0
-    l2: float = 1e-4
+    l2: float | Literal["auto"] = "auto"
     penalty_space: Literal["sd", "rms", "raw"] = "sd"
     solver: Literal["lbfgs", "adam"] = "lbfgs"
     # Pairs of neurons whose contributions differ by more than 1% stood in the order of the optimum from a true
@@ -50,6 +51,8 @@ class ProbeOptions:
         problems += out_of_range("probe.batch_size", self.batch_size, 1)
         problems += out_of_range("probe.patience", self.patience, 1)
         for name in ("l2", "tolerance", "learning_rate"):
+            if getattr(self, name) == "auto":
+                continue
             if not SMALLEST <= (value := getattr(self, name)) <= LARGEST:
                 why = ", without which the distance to the optimum has no bound" if name == "l2" else ""
                 problem = f"`--probe.{name} {value}` is out of range: expected a number above 0"

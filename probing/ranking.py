@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probing.columns import BELOW_RESOLUTION
+from probing.columns import BELOW_RESOLUTION, UNINFORMATIVE
 from probing.companion import is_far
 from probing.contributions import ClassMagnitudes, MagnitudeAccumulator, mean_contribution
 from probing.distributed import sum_over_ranks
@@ -122,19 +122,23 @@ def flags(contribution: Tensor, contribution_centred: Tensor, separation: Separa
     ]
 
 
-def neuron_table(layer: int, weight: Tensor, evidence: Evidence) -> list[dict[str, Any]]:
+def neuron_table(layer: int, weight: Tensor, evidence: Evidence, is_informative: bool = True) -> list[dict[str, Any]]:
     """Return the ranked table of a layer, a row a neuron, by contribution.
 
     Args:
         layer: Layer number.
         weight: Of the layer's probe on raw hidden states, shape (n_classes, d_model).
         evidence: Of the layer.
+        is_informative: Whether the layer's probe beats a constant answer; where it does not, the flag says so of every
+            neuron that is not dead, and no other.
     """
     contribution = mean_contribution(weight, evidence.magnitudes)
     centred = mean_contribution(weight, evidence.magnitudes, centred=True)
     mean, total = float(contribution.mean()), float(contribution.sum())
     dead = evidence.moments.dead
     flag = flags(contribution, centred, evidence.separation, dead)
+    if not is_informative:
+        flag = [own if own == "dead" else UNINFORMATIVE for own in flag]
     columns: dict[str, Any] = {
         "contribution": contribution.tolist(),
         "ratio": (contribution / mean if mean else contribution).tolist(),
@@ -182,6 +186,11 @@ def conclusion(rows: Sequence[Mapping[str, Any]], task: str) -> str:
     top = rows[0]
     if not top["contribution"]:
         return f"Layer {top['layer']}: no neuron contributes, for every weight of the probe is 0."
+    if top["flag"] == UNINFORMATIVE:
+        return (
+            f"Layer {top['layer']}: its ranking is not to be read, for the probe does not predict test tokens better, "
+            f"in nats, than the constant answer of how common each class is: it shows no {task} in this layer."
+        )
     who = f"Layer {top['layer']}: neuron {top['neuron']} contributes most, {top['ratio']:.1f} times the mean"
     if "rank_low" in top:
         who += f" (rank {top['rank_low']} to {top['rank_high']} over bootstraps)"

@@ -16,7 +16,8 @@ import yaml
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.columns import ACCURACY_COLUMNS, NEURON_COLUMNS
+from probing.columns import ACCURACY_COLUMNS, NEURON_COLUMNS, accuracy_flag
+from probing.constant_answer import prior_cross_entropy_by_sentence
 from probing.contributions import class_contributions
 from probing.examples import Sides
 from probing.figures import write_figures
@@ -44,6 +45,7 @@ class Measured:
         replicates: Weights of bootstrapped probes on raw hidden states, shape (n_replicates, n_layers, n_classes,
             d_model), if there were any.
         codes: How long the training labels are, encoded with each layer's activations; empty if not measured.
+        penalty: The l2 penalty as `l2`, and how it was chosen, if it was.
     """
 
     sides: Sides
@@ -52,31 +54,43 @@ class Measured:
     controls: Mapping[str, Sequence[LayerFit]] = field(default_factory=dict)
     replicates: Tensor | None = None
     codes: Sequence[CodeLength] = ()
+    penalty: Mapping[str, Any] = field(default_factory=dict)
 
     def accuracy(self, seed: int) -> list[dict[str, Any]]:
         """Return a row per layer, as in `accuracy.csv`."""
         return [self._accuracy_row(i, seed) for i in range(len(self.fits))]
 
-    def neurons(self) -> list[dict[str, Any]]:
-        """Return a row per layer and neuron in ranked order, as in `neurons.csv`."""
-        pairs = zip(self.fits, self.evidence, strict=True)
-        return [row for fit, evidence in pairs for row in neuron_table(fit.layer, fit.weight, evidence)]
+    def neurons(self, flags: Sequence[str]) -> list[dict[str, Any]]:
+        """Return a row per layer and neuron in ranked order, as in `neurons.csv`.
+
+        Args:
+            flags: The flag of each layer in `accuracy.csv`.
+        """
+        pairs = zip(self.fits, self.evidence, flags, strict=True)
+        return [
+            row
+            for fit, evidence, flag in pairs
+            for row in neuron_table(fit.layer, fit.weight, evidence, is_informative=not flag)
+        ]
 
     def _accuracy_row(self, i: int, seed: int) -> dict[str, Any]:
         fit, train, test, n_classes = self.fits[i], self.sides.train, self.sides.test, len(self.sides.classes)
         majority = int(train.counts(n_classes).argmax())
         low, high = self._interval(fit.correct_by_sentence, seed)
-        row = {
+        row: dict[str, Any] = {
             "layer": fit.layer,
             **fit.metrics,
             "accuracy_low": low,
             "accuracy_high": high,
+            "train_cross_entropy": fit.train_cross_entropy,
+            **self._information(fit, seed),
             "optimality_gap": fit.optimality_gap,
             "majority_accuracy": float(test.counts(n_classes)[majority] / test.n_tokens),
             "n_train_tokens": train.n_tokens,
             "n_test_tokens": test.n_tokens,
             "n_classes": n_classes,
         }
+        row["flag"] = accuracy_flag(row)
         for name, fits in self.controls.items():
             control = fits[i] if len(fits) > 1 else fits[0]
             row[f"{name}_accuracy"] = control.metrics["accuracy"]
@@ -92,7 +106,20 @@ class Measured:
             row["compression"] = self.codes[i].compression
         return row | dict(self.evidence[i].penalty_stability)
 
-    def _interval(self, correct_by_sentence: NDArray[np.int64], seed: int) -> tuple[float, float]:
+    def _information(self, fit: LayerFit, seed: int) -> dict[str, float]:
+        """Return what a constant answer costs on the test tokens, and how much less the probe does, in nats a token."""
+        test, n_classes = self.sides.test, len(self.sides.classes)
+        prior = prior_cross_entropy_by_sentence(self.sides.train, test, n_classes)
+        saved = prior - fit.cross_entropy_by_sentence
+        low, high = self._interval(saved, seed)
+        return {
+            "prior_cross_entropy": float(prior.sum() / test.n_tokens),
+            "information": float(saved.sum() / test.n_tokens),
+            "information_low": low,
+            "information_high": high,
+        }
+
+    def _interval(self, correct_by_sentence: NDArray[Any], seed: int) -> tuple[float, float]:
         """Return the interval of a share of the test tokens, or of the difference of two such shares."""
         test = self.sides.test
         sentences = test.sentences()
@@ -120,7 +147,8 @@ def write(folder: Path, config: Mapping[str, Any], measured: Measured, model_nam
         model_name: The model's short name, for titles.
         draws: Whether figures are wanted.
     """
-    accuracy, neurons = measured.accuracy(config["seed"]), measured.neurons()
+    accuracy = measured.accuracy(config["seed"])
+    neurons = measured.neurons([row["flag"] for row in accuracy])
     write_csv(folder / "accuracy.csv", accuracy, ACCURACY_COLUMNS)
     write_csv(folder / "neurons.csv", neurons, NEURON_COLUMNS)
     (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False))
@@ -153,6 +181,7 @@ def write_summary(
         "versions": versions(),
         "cache": dict(cached),
         "classes": sides.classes.tolist(),
+        "penalty": dict(measured.penalty),
         "n_dropped_tokens": {side: examples.n_dropped for side, examples in named.items()},
         "n_sentences": {side: len(examples.sentences()) for side, examples in named.items()},
         "timings": dict(timings),

@@ -72,6 +72,7 @@ class LayerFit:
         weight: On raw hidden states, shape (n_classes, d_model), float32.
         moments: Of the layer's training tokens.
         objective: On the training tokens, in nats.
+        train_cross_entropy: The same without the penalty.
         optimality_gap: Upper bound on the objective's distance to its minimum, in nats.
         converged: Whether the gap is within the tolerance asked for; Adam's seldom is.
         n_passes: Passes over the training tokens.
@@ -84,6 +85,7 @@ class LayerFit:
     weight: Tensor
     moments: Moments
     objective: float
+    train_cross_entropy: float
     optimality_gap: float
     converged: bool
     n_passes: int
@@ -153,6 +155,8 @@ def train_probes(
     logger: Any = None,
     callbacks: Sequence[pl.Callback] = (),
     folder: str | None = None,
+    moments: Sequence[Moments] | None = None,
+    starts: Sequence[Tensor] | None = None,
 ) -> list[LayerFit]:
     """Train one probe per layer, all in one stack, and test them.
 
@@ -164,9 +168,13 @@ def train_probes(
         logger: Lightning logger for the training curves.
         callbacks: Lightning callbacks.
         folder: Where Lightning writes what it writes (checkpoints, if asked for).
+        moments: Moments of the training tokens of each layer, where they are known already.
+        starts: Weights on raw hidden states from which L-BFGS begins, for each layer; Adam always begins from 0, as
+            published probes did.
     """
-    moments = layer_moments(sides.train, layers)
-    problems = [Problem(f"layer_{layer:02d}", i, training.penalty) for i, layer in enumerate(layers)]
+    moments = moments or layer_moments(sides.train, layers)
+    begins = starts if starts and training.solver == "lbfgs" else [None] * len(layers)
+    problems = [Problem(f"layer_{layer:02d}", i, training.penalty, begins[i]) for i, layer in enumerate(layers)]
     stack, data = _stack(sides, moments, training), ProbeData(sides, layers)
     probe: LinearProbe
     if training.solver == "lbfgs":
@@ -184,7 +192,7 @@ def train_probes(
         # How far Adam stayed from the optimum is measured by going there from where it stopped.
         problems = [replace(p, start=weight.cpu()) for p, weight in zip(problems, probe.weight, strict=True)]
         solved = FullPassProbe(problems, **stack, **_full_pass(sides, training))
-        full = {k: v for k, v in trainer_options.items() if k in _FOR_MEASURING} | {"max_epochs": MAX_PASSES}
+        full = for_measuring(trainer_options) | {"max_epochs": MAX_PASSES}
         with interrupts_pass():
             build_trainer(full, None, callbacks, folder).fit(solved, datamodule=data)
     _refuse_no_pass(solved)
@@ -213,9 +221,8 @@ def train_variants(
     Problems that say no other start begin from the finished probe of their layer, in `fits`.
     """
     started = [p if p.start is not None else replace(p, start=fits[p.layer].weight) for p in problems]
-    # Passes that the user allowed were meant for the probe itself.
-    options = {k: v for k, v in trainer_options.items() if k in _FOR_MEASURING}
     moments = [fit.moments for fit in fits]
+    options = for_measuring(trainer_options)
     return train_problems(sides, layers, moments, started, training, options, callbacks, test)
 
 
@@ -256,6 +263,11 @@ def train_problems(
         _layer_fit(layers[p.layer], i, probe, probe, moments[p.layer], trainer.current_epoch, test)
         for i, p in enumerate(problems)
     ]
+
+
+def for_measuring(trainer_options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the Trainer's arguments for other probes than the one asked for, which alone the passes are limited of."""
+    return {name: value for name, value in trainer_options.items() if name in _FOR_MEASURING}
 
 
 def _refuse_no_pass(probe: FullPassProbe) -> None:
@@ -339,12 +351,14 @@ def _layer_fit(
     metrics = cast(ProbeMetrics, probe.metrics[i])
     is_adam = probe is not solved
     objective = solved.first_objectives[i] if is_adam else solution.objective
+    penalty = probe.problems[i].penalty(probe.scaled_weight.data[i])
     gap = objective - solution.objective + solution.optimality_gap
     return LayerFit(
         layer=layer,
         weight=probe.weight[i].float().cpu(),
         moments=moments,
         objective=objective,
+        train_cross_entropy=objective - penalty,
         optimality_gap=gap,
         converged=gap <= solved.tolerance,
         n_passes=n_epochs if is_adam else solution.n_passes,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from probing.commands.finished import penalty_of
+from probing.commands.preparation import training_of
 from probing.examples import Sides
 from probing.knowledge import CONDITIONS, what_is_known
 from probing.options import ProbeOptions, as_options
 from probing.runs import Run
-from probing.solvers import Penalty
-from probing.training import CONTROL_TOLERANCE, Training
+from probing.training import CONTROL_TOLERANCE
 
 
 def top_problems(n_top: int, d_model: int) -> list[str]:
@@ -46,10 +48,7 @@ def erasure_rows(
     d_model = sides.train.store.plan.d_model
     rankings = {layer: [row["neuron"] for row in run.top(layer, d_model)] for layer in layers}
     probe = as_options(ProbeOptions, run.config["probe"], "probe")
-    training = Training(
-        Penalty(probe.l1, probe.l2), probe.penalty_space, "lbfgs", CONTROL_TOLERANCE, probe.learning_rate,
-        probe.batch_size, probe.patience, run.config["seed"],
-    )  # fmt: skip
+    training = training_of(replace(probe, tolerance=CONTROL_TOLERANCE), penalty_of(run).l2, run.config["seed"], "lbfgs")
     return what_is_known(
         sides, rankings, n_top, training, {}, seed,
         lambda condition: [training_progress(CONDITIONS[condition])] if progress else (),

@@ -28,6 +28,7 @@ from probing.matching import Method
 from probing.models import ModelSource, length_limits, load_config, load_tokenizer, resolve_model
 from probing.random_bases import Strangers, strangers
 from probing.runs import Run
+from probing.solvers import Penalty
 from probing.tasks import Labels, load_task
 
 Say = Callable[[str], None]
@@ -158,6 +159,12 @@ def probe_weight(run: Run) -> Tensor:
     with safe_open(run.folder / "probe.safetensors", "pt") as file:
         weight: Tensor = file.get_tensor("weight")
     return weight
+
+
+def penalty_of(run: Run) -> Penalty:
+    """Return the penalty of a run's probes: what was chosen, or what its configuration says."""
+    options = run.config["probe"]
+    return Penalty(options["l1"], run.results["penalty"]["l2"] if options["l2"] == "auto" else options["l2"])
 
 
 def sides_of(finished: Finished, extract: Extraction) -> Sides:

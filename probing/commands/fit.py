@@ -103,7 +103,7 @@ def fit(
     wanted = chosen_controls(controls, token_task.ordinal)
     corpora, splits = read_corpora(corpus, test_corpus, seed, say)
     with terminal.quiet_libraries():
-        from probing.commands.preparation import control_sides, example_checks, label_sides, origin
+        from probing.commands.preparation import control_sides, example_checks, label_sides, origin, penalised
         from probing.distributed import is_main_process
         from probing.evidence import Retraining, strengthened
         from probing.geometry.sides import transform_all
@@ -114,9 +114,8 @@ def fit(
         from probing.page.sources import source_of
         from probing.ranking import collect_evidence
         from probing.results import Measured, write, write_summary
-        from probing.solvers import Penalty
         from probing.trainer import check_trainer_options
-        from probing.training import Training, train_controls, train_probes
+        from probing.training import layer_moments, train_controls, train_probes
 
         watch = Stopwatch()
         check_trainer_options(trainer or {}, probe.solver)
@@ -128,7 +127,7 @@ def fit(
             max_length=max_length, batch_tokens=batch_tokens,
         )  # fmt: skip
         weights_seed = seed if random_weights else None
-        checks = example_checks(token_task, corpora, splits, probe.solver, say)
+        checks = example_checks(token_task, corpora, splits, probe, say)
         stores = extract(checks=checks, random_weights_seed=weights_seed)
         say_what_was_left_out(corpora, stores, say)
         sides = label_sides(stores, corpora, splits, token_task)
@@ -140,23 +139,20 @@ def fit(
 
         folder = RunFolder(place, name, f"{source.short_name}-{task}") if is_main_process() else None
         with tracking(folder, wandb, config) as tracker:
-            training = Training(
-                Penalty(probe.l1, probe.l2), probe.penalty_space, probe.solver, probe.tolerance, probe.learning_rate,
-                probe.batch_size, probe.patience, seed,
-            )  # fmt: skip
-            fits = train_probes(
-                sides, layers, training, trainer or {}, logger=tracker and tracker.logger,
-                callbacks=[terminal.training_progress()] if progress else (),
-                folder=str(folder.path) if folder else None,
-            )  # fmt: skip
-            watch.end("probe")
 
             def bar(what: str) -> list[Any]:
                 return [terminal.training_progress(what)] if progress else []
 
+            moments = layer_moments(sides.train, layers)
+            path, training = penalised(probe, seed, sides, layers, moments, trainer or {}, bar)
+            fits = train_probes(
+                sides, layers, training, trainer or {}, logger=tracker and tracker.logger,
+                callbacks=[terminal.training_progress()] if progress else (),
+                folder=str(folder.path) if folder else None, moments=moments, starts=path.weights if path else None,
+            )  # fmt: skip
+            watch.end("probe")
             held_against = train_controls(others, layers, training, trainer or {}, bar)
             codes = online_code(sides, layers, training, trainer or {}, seed, bar) if mdl else ()
-            moments = [fit.moments for fit in fits]
             streamed = collect_evidence(sides.train, sides.test, layers, moments, len(sides.classes), seed)
             at_optimum = probe.solver == "lbfgs" and all(fit.converged for fit in fits)
             if (replicates or evidence == "all") and not at_optimum:
@@ -167,15 +163,17 @@ def fit(
             if folder is None or tracker is None:
                 return None
             watch.end("evidence")
-            measured = Measured(sides, fits, found, held_against, again, codes)
+            measured = Measured(
+                sides, fits, found, held_against, again, codes, path.summary() if path else {"l2": probe.l2}
+            )
             written = write(folder.path, config, measured, source.short_name)
             watch.end("rank")
             cached_of = {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))}
             summary = write_summary(folder.path, measured, written, cached_of, watch.timings())
             files = [*written.files, summary]
             if fitted:
-                save(path := folder.path / "transform.safetensors", fitted)
-                files.append(path)
+                save(written_to := folder.path / "transform.safetensors", fitted)
+                files.append(written_to)
             page = folder.path / "report.html"
             page.write_bytes(build(source_of(read_run(folder.path)), defaults(fit)))
             tracker.log_results(written.accuracy, written.neurons, written.figures, files, report=page)
@@ -210,6 +208,8 @@ def _report(run: Run, where: str | None, quiet: bool) -> None:
         terminal.show(probes.neurons_table(run.top(layers[-1])), probes.accuracy_table(run.results["layers"]))
         if len(controls_of(run.accuracy)) > 1:
             terminal.show(probes.controls_table(run.accuracy))
+        for line in probes.penalty_lines(run.results.get("penalty", {})):
+            print(line)
         if len(layers) > 1:
             print(f"The other layers' rankings are in {run.folder / 'neurons.csv'}.")
         for layer, fitted in zip(layers, run.results["layers"], strict=True):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
+from pytorch_lightning import Callback
 
 from probing import controls
 from probing.anatomy import examine
@@ -16,7 +17,12 @@ from probing.corpus import Corpus, Split
 from probing.errors import UserError
 from probing.examples import Sides, choose_classes, class_of_tokens, label
 from probing.models import ModelSource, load_encoder
+from probing.moments import Moments
+from probing.options import ProbeOptions
+from probing.penalty_path import FIRST, PenaltyPath, choose_penalty, strength
+from probing.solvers import Penalty
 from probing.tasks import Labels, TokenTask
+from probing.training import SolverName, Training
 
 
 def origin(store: ActivationStore) -> dict[str, Any]:
@@ -77,13 +83,15 @@ def example_checks(
     task: TokenTask,
     corpora: Sequence[Corpus],
     splits: Sequence[Sequence[Split]],
-    solver: str,
+    probe: ProbeOptions,
     say: Callable[[str], None],
 ) -> list[Callable[[Tokens], None]]:
     """Return for each corpus what refuses its tokens where a side has no examples, and says how many are of no class.
 
-    Known from the tokens alone, this is said before a model has read the corpus, which may take hours.
+    Known from the tokens alone, this is said before a model has read the corpus, which may take hours. The validation
+    side may be empty where nothing is chosen on it.
     """
+    chooses = probe.solver == "adam" or probe.l2 == "auto"
     classes: Labels  # of the first corpus, which is checked first
 
     def check(tokens: Tokens, part: int) -> None:
@@ -93,8 +101,8 @@ def example_checks(
         for side in _sides_of(part, len(corpora)):
             labels, n_dropped = class_of_tokens(tokens, corpora[part], task, splits[part], classes, side)
             n = int((labels >= 0).sum())
-            if not n and (solver == "adam" or side != "validation"):
-                way_out = "give more sentences" + (" or another --test_corpus" if side == "test" else "")
+            if not n and (chooses or side != "validation"):
+                way_out = "give more sentences" + _ways_out(side, probe)
                 raise UserError(f"`--corpus`: no sentence of the {side} part has a token of any class; {way_out}.")
             if n_dropped:
                 say(
@@ -102,6 +110,45 @@ def example_checks(
                 )
 
     return [partial(check, part=part) for part in range(len(corpora))]
+
+
+def _ways_out(side: Split, probe: ProbeOptions) -> str:
+    """Return what else would do than more sentences where a side is empty."""
+    if side == "test":
+        return " or another --test_corpus"
+    return " or a penalty, such as --probe.l2 1e-2" if side == "validation" and probe.solver == "lbfgs" else ""
+
+
+def training_of(probe: ProbeOptions, l2: float, seed: int, solver: SolverName | None = None) -> Training:
+    """Return how probes are trained.
+
+    Args:
+        probe: The options.
+        l2: Strength of the squared l2 penalty, which the options may leave to be chosen.
+        seed: Seed of Adam's batches.
+        solver: Trains in place of the one in the options.
+    """
+    return Training(
+        Penalty(probe.l1, l2), probe.penalty_space, solver or probe.solver, probe.tolerance, probe.learning_rate,
+        probe.batch_size, probe.patience, seed,
+    )  # fmt: skip
+
+
+def penalised(
+    probe: ProbeOptions,
+    seed: int,
+    sides: Sides,
+    layers: Sequence[int],
+    moments: Sequence[Moments],
+    trainer: Mapping[str, Any],
+    callbacks: Callable[[str], Sequence[Callback]],
+) -> tuple[PenaltyPath | None, Training]:
+    """Return how probes are trained, and the path along which their penalty was chosen if it was left to be."""
+    if probe.l2 != "auto":
+        return None, training_of(probe, probe.l2, seed)
+    first = training_of(probe, strength(FIRST), seed)
+    path = choose_penalty(sides, layers, moments, first, trainer, callbacks)
+    return path, training_of(probe, path.chosen, seed)
 
 
 def _sides_of(part: int, n_corpora: int) -> tuple[Split, ...]:

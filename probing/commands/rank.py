@@ -126,18 +126,24 @@ def rank(
     with terminal.quiet_libraries():
         from probing import curves as how_many
         from probing.commands.erase import erasure_rows, top_problems
-        from probing.commands.finished import Extraction, check_contributions, open_runs, probe_weight, sides_of
+        from probing.commands.finished import (
+            Extraction,
+            check_contributions,
+            open_runs,
+            penalty_of,
+            probe_weight,
+            sides_of,
+        )
         from probing.evaluation import DRAWS, EVALUATION_COLUMNS, EVALUATION_KEY, SIZES
         from probing.evaluation import evaluate as judge
         from probing.knowledge import KNOWLEDGE_COLUMNS, KNOWLEDGE_KEY
         from probing.rankings import METHODS, read_layer
-        from probing.solvers import Penalty
 
         methods = _methods(method or ("contribution" if erase or curves else "all"), METHODS)
         if curves and methods == ["random"]:
             raise UserError("`--curves`: random neurons stand beside every ranking anyway; name one with --method.")
         weight, probe = probe_weight(run), run.config["probe"]
-        penalty, width = Penalty(probe["l1"], probe["l2"]), weight.shape[2]
+        penalty, width = penalty_of(run), weight.shape[2]
         problems = [problem for size in sizes or () for problem in out_of_range("k", size, 1, width)]
         refuse(problems + (top_problems(top, width) if erase else []))
         (finished,) = open_runs([run], "index")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from probing.cache import ActivationStore
-from probing.commands.preparation import example_checks, label_sides, origin
+from probing.commands.preparation import example_checks, label_sides, origin, training_of
 from probing.commands.shared import extract_all, plain, read_corpora, say_what_was_left_out, tracking
 from probing.examples import Sides
 from probing.models import load_config, parse_layers, resolve_model
@@ -29,7 +29,7 @@ from probing.solvers import Penalty
 from probing.sweeps.progress import Progress, SavedProgress
 from probing.sweeps.trials import Trial, alike, by_seed
 from probing.tasks import Labels, load_task
-from probing.training import LayerFit, Training, layer_moments, train_problems
+from probing.training import LayerFit, layer_moments, train_problems
 
 # What the problems of one stack may take, in bytes, and copies that a solver keeps of a problem's weights: those of its
 # history, and what is summed in float64.
@@ -75,7 +75,7 @@ def run_stack(trials: Sequence[Trial], done: Sequence[Trial], place: Place, prog
         sides, stores = data.of_seed(seed)
         start = time.perf_counter()
         keys = sorted({key for trial in group for key in data.keys(trial)}, key=lambda key: (key[0], key[1].l2))
-        training = _training(trials[0], seed)
+        training = training_of(trials[0].probe, _penalty(trials[0]).l2, seed)
         layers = sorted({layer for layer, _ in keys})
         moments = dict(zip(layers, layer_moments(sides.train, layers), strict=True))
         fits: dict[Key, LayerFit] = {}
@@ -109,7 +109,10 @@ def run_stack(trials: Sequence[Trial], done: Sequence[Trial], place: Place, prog
         cached_of = {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))}
         for trial in group:
             measured = Measured(
-                sides, [fits[key] for key in data.keys(trial)], [evidence[layer] for layer, _ in data.keys(trial)]
+                sides,
+                [fits[key] for key in data.keys(trial)],
+                [evidence[layer] for layer, _ in data.keys(trial)],
+                penalty={"l2": _penalty(trial).l2},
             )
             timings = {"probe_s": trained - start, "probes_trained_together": len(fits)}
             _write(trial, measured, cached_of, timings, place, data.source.short_name)
@@ -121,7 +124,7 @@ class _Data:
     """What the trials of a stack are trained on; what does not depend on the seed is opened once."""
 
     def __init__(self, trials: Sequence[Trial], place: Place, progress: bool) -> None:
-        self.options, self.place = trials[0].options, place
+        self.options, self.probe, self.place = trials[0].options, trials[0].probe, place
         self.source = resolve_model(self.options["model"], self.options["revision"])
         self.n_layers = load_config(self.source).num_hidden_layers
         self.task = load_task(self.options["task"], self.options["task_args"] or {})
@@ -139,13 +142,13 @@ class _Data:
 
     def keys(self, trial: Trial) -> list[Key]:
         """Return the layer and the penalty of each probe of a trial."""
-        return [(layer, Penalty(trial.probe.l1, trial.probe.l2)) for layer in self.layers_of(trial)]
+        return [(layer, _penalty(trial)) for layer in self.layers_of(trial)]
 
     def of_seed(self, seed: int) -> tuple[Sides, list[ActivationStore]]:
         """Return the sides of the split that a seed makes, and the activations."""
         say = self.place.say if not self.stores else _silence
         corpora, splits = read_corpora(self.options["corpus"], self.options["test_corpus"], seed, say)
-        checks = example_checks(self.task, corpora, splits, "lbfgs", say)
+        checks = example_checks(self.task, corpora, splits, self.probe, say)
         if not self.stores or self.options["random_weights"]:
             weights_seed = seed if self.options["random_weights"] else None
             self.stores = self.extract(corpora=corpora, checks=checks, random_weights_seed=weights_seed)
@@ -167,7 +170,7 @@ class _Solved:
             with safe_open(trials / trial.name / "probe.safetensors", "pt") as file:
                 classes = np.array(json.loads(file.metadata()["classes"]))
                 for layer, weight in zip(layers_of(trial), file.get_tensor("weight"), strict=True):
-                    self.weights[layer, Penalty(trial.probe.l1, trial.probe.l2)] = weight, classes
+                    self.weights[layer, _penalty(trial)] = weight, classes
 
     def add(self, fits: dict[Key, LayerFit], classes: Labels) -> None:
         """Add the probes of a seed."""
@@ -191,12 +194,10 @@ def _parts(keys: Sequence[Key], n_classes: int, d_model: int) -> Iterator[list[K
         yield list(keys[start : start + size])
 
 
-def _training(trial: Trial, seed: int) -> Training:
-    probe = trial.probe
-    return Training(
-        Penalty(probe.l1, probe.l2), probe.penalty_space, "lbfgs", probe.tolerance, probe.learning_rate,
-        probe.batch_size, probe.patience, seed,
-    )  # fmt: skip
+def _penalty(trial: Trial) -> Penalty:
+    """Return the penalty of a stacked trial, which names one: those that choose their own are fits of their own."""
+    assert trial.probe.l2 != "auto"
+    return Penalty(trial.probe.l1, trial.probe.l2)
 
 
 def _write(

@@ -61,12 +61,12 @@ def stacks(trials: Iterable[Trial]) -> list[list[Trial]]:
 
 
 def is_stacked(trial: Trial) -> bool:
-    """Whether a trial is trained in a stack; others are fits of their own."""
+    """Whether a trial is trained in a stack; others, such as those that choose their penalty, are fits of their own."""
     options = trial.options
     has_more = (
         options["mdl"] or options["transform"] != "none" or any(options[key] != off for key, off in LIGHT.items())
     )
-    return trial.probe.solver == "lbfgs" and not has_more
+    return trial.probe.solver == "lbfgs" and trial.probe.l2 != "auto" and not has_more
 
 
 def by_seed(trials: Sequence[Trial]) -> dict[int, list[Trial]]:

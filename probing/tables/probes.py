@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.columns import BELOW_RESOLUTION, Row, controls_of
+from probing.columns import BELOW_RESOLUTION, UNINFORMATIVE, Row, controls_of
 from probing.terminal import plain_table
 
 
@@ -27,7 +27,9 @@ def accuracy_table(rows: Sequence[Row]) -> Any:
         "compression": ("compression", ".1f"),
     }
     shown = {heading: how for heading, how in optional.items() if how[0] in rows[0]}
-    for heading in ("layer", "accuracy", "95% range", "majority", *shown, "nats", "gap"):
+    has_prior = "prior_cross_entropy" in rows[0]
+    nats = ["nats", "constant", "training"] if has_prior else ["nats"]
+    for heading in ("layer", "accuracy", "95% range", "majority", *shown, *nats, "gap"):
         table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(
@@ -37,9 +39,45 @@ def accuracy_table(rows: Sequence[Row]) -> Any:
             f"{row['majority_accuracy']:.3f}",
             *(format(row[column], form) for column, form in shown.values()),
             f"{row['cross_entropy']:.3f}",
+            *([f"{row['prior_cross_entropy']:.3f}", f"{row['train_cross_entropy']:.3f}"] if has_prior else []),
             f"{row['optimality_gap']:.1e}" + ("" if row.get("converged", True) else " stopped short"),
         )
+    if poor := [str(row["layer"]) for row in rows if row.get("flag") == UNINFORMATIVE]:
+        of = "layer" if len(poor) == 1 else "layers"
+        table.caption = (
+            f"no better in nats than a constant answer, so that rankings are not to be read: {of} {', '.join(poor)}"
+        )
+        table.caption_justify = "left"
     return table
+
+
+def penalty_lines(penalty: Mapping[str, Any]) -> list[str]:
+    """Return how the penalty was chosen, in sentences; nothing where it was given.
+
+    Args:
+        penalty: As in `results.json`.
+    """
+    if "tried" not in penalty:
+        return []
+    tried, nats, chosen = penalty["tried"], penalty["validation_cross_entropy"], penalty["l2"]
+    at = tried.index(chosen)
+    near = [f"{nats[i]:.4f} at {tried[i]:.1e}" for i in (at - 1, at + 1) if 0 <= i < len(tried)]
+    alone: dict[float, list[str]] = {}
+    for layer, l2 in penalty["alone"].items():
+        alone.setdefault(l2, []).append(layer)
+    lines = [
+        f"Penalty: l2 {chosen:.1e} for all layers, where the mean cross-entropy of validation tokens is lowest "
+        f"({nats[at]:.4f} nats; {' and '.join(near)})."
+    ]
+    if len(penalty["alone"]) > 1:
+        own = [f"{_end(l2, tried)}{l2:.1e} (layer{'s' * (len(of) > 1)} {', '.join(of)})" for l2, of in alone.items()]
+        lines.append(f"Each layer by itself would take {', '.join(own)}.")
+    return lines
+
+
+def _end(l2: float, tried: Sequence[float]) -> str:
+    """Return what stands before a penalty at an end of those tried, beyond which a layer may do better still."""
+    return "at most " if l2 == tried[-1] else "at least " if l2 == tried[0] else ""
 
 
 def controls_table(rows: Sequence[Row]) -> Any:
