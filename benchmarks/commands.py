@@ -9,8 +9,9 @@ from typing import Any
 
 from benchmarks.harness import Setting, measure
 
-# A probe without the evidence beside it, at the distance from its optimum that targets name.
-BARE = ("--replicates", "0", "--controls", "none", "--evidence", "none")
+# A probe without the evidence beside it, at the distance from its optimum that targets name; its penalty is given, for
+# the others have one given too and choose none.
+BARE = ("--replicates", "0", "--controls", "none", "--evidence", "none", "--probe.l2", "1e-4")
 TO_A_THOUSANDTH = ("--probe.tolerance", "1e-3")
 
 # How other tools extract: contestant, action, file, and what else it is told.

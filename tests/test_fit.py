@@ -377,3 +377,42 @@ def test_a_server_that_is_absent_slow_or_dying_costs_one_warning(
     assert tracked.exit_code == 0
     assert [row["neuron"] for row in tracked.table("neurons/layer_02")] == [n["neuron"] for n in made.top(2, 1000)]
     assert f"cd {made.folder} && wandb sync wandb/{tracked.folder.name}" in output.out
+
+
+def test_a_layer_that_says_nothing_of_the_labels_is_not_ranked_in_earnest(
+    checkpoints: dict[str, Path], sentences: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generator, lines = torch.Generator().manual_seed(0), []
+    for sentence in sentences[:120]:
+        lines += [f"{word}\t{'ab'[int(torch.randint(2, (), generator=generator))]}" for word in sentence.split()] + [""]
+    (tmp_path / "noise.tsv").write_text("\n".join(lines))
+    made = fit(
+        model=str(checkpoints["bert"]), corpus=str(tmp_path / "noise.tsv"), task="label", runs=str(tmp_path / "runs"),
+        name="noise", layer=2, wandb=NO_WANDB, task_args={"min_count": 5}, **BARE,
+    )  # fmt: skip
+    assert made is not None
+    (row,) = made.accuracy
+    assert row["flag"] == "uninformative"
+    assert row["information_low"] <= 0
+    assert {neuron["flag"] for neuron in made.neurons} <= {"uninformative", "dead"}
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Layer 2: its ranking is not to be read" in said
+    assert "rankings are not to be read: layer 2" in said
+    assert "its ranking is not to be read" in (made.folder / "report.html").read_text()
+
+
+def test_a_run_says_how_its_penalty_was_chosen_and_what_it_saves(run: Run) -> None:
+    penalty = run.results["penalty"]
+    assert run.config["probe"]["l2"] == "auto"
+    at = penalty["tried"].index(penalty["l2"])
+    assert penalty["validation_cross_entropy"][at] == min(penalty["validation_cross_entropy"])
+    for row in run.accuracy:
+        assert row["information"] == pytest.approx(row["prior_cross_entropy"] - row["cross_entropy"], abs=1e-6)
+        assert row["information_low"] <= row["information"] <= row["information_high"]
+        assert row["train_cross_entropy"] < row["prior_cross_entropy"]
+        assert row["flag"] == ""
+    fixed = again(run, name="fixed", probe=ProbeOptions(l2=penalty["l2"]))
+    assert fixed.results["penalty"] == {"l2": penalty["l2"]}
+    # One comes from the end of the path, the other from 0, and both end within 3e-6 nats of one optimum.
+    for row, other in zip(run.accuracy, fixed.accuracy, strict=True):
+        assert row["cross_entropy"] == pytest.approx(other["cross_entropy"], abs=0.02)
