@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, MeanMetric, Metric
-from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics.classification import MulticlassStatScores
 
 
 class SumBySentence(Metric):
@@ -48,8 +48,7 @@ class ProbeMetrics(nn.Module):
         super().__init__()
         self.register_buffer("classes", classes, persistent=False)
         n_classes = len(classes)
-        self.accuracy = MulticlassAccuracy(n_classes, average="micro")
-        self.macro_accuracy = MulticlassAccuracy(n_classes, average="macro")
+        self.by_class = MulticlassStatScores(n_classes, average="none")
         self.cross_entropy = MeanMetric()
         self.correct_by_sentence = SumBySentence(n_sentences, torch.int64)
         self.cross_entropy_by_sentence = SumBySentence(n_sentences, torch.float64)
@@ -60,8 +59,7 @@ class ProbeMetrics(nn.Module):
     def update(self, logits: Tensor, labels: Tensor, sentences: Tensor) -> None:
         """Add tokens: logits of shape (n, n_classes), labels and sentences of shape (n,)."""
         predicted = logits.argmax(-1)
-        self.accuracy.update(predicted, labels)
-        self.macro_accuracy.update(predicted, labels)
+        self.by_class.update(predicted, labels)
         cross_entropy = nn.functional.cross_entropy(logits, labels, reduction="none")
         self.cross_entropy.update(cross_entropy)
         self.cross_entropy_by_sentence.update(cross_entropy, sentences)
@@ -73,6 +71,15 @@ class ProbeMetrics(nn.Module):
             self.mean_absolute_error.update(values[predicted], values[labels])
 
     def compute(self) -> dict[str, float]:
-        """Return each metric by name: accuracies as fractions, cross-entropy in nats."""
-        names = ("accuracy", "macro_accuracy", "within_one", "mean_absolute_error", "cross_entropy")
-        return {name: float(getattr(self, name).compute()) for name in names if hasattr(self, name)}
+        """Return each metric by name: accuracies as fractions, cross-entropy in nats.
+
+        `macro_accuracy` is the mean over the classes that have test tokens; the others have no accuracy.
+        """
+        right, n_tokens = self.by_class.compute()[:, [0, 4]].double().T
+        there = n_tokens > 0
+        found = {
+            "accuracy": float(right.sum() / n_tokens.sum()),
+            "macro_accuracy": float((right[there] / n_tokens[there]).mean()),
+        }
+        names = ("within_one", "mean_absolute_error", "cross_entropy")
+        return found | {name: float(getattr(self, name).compute()) for name in names if hasattr(self, name)}
