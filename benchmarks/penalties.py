@@ -126,38 +126,32 @@ def compare(sides: Sides, layers: Sequence[int], n_sentences: int, fixed: float,
     return rows
 
 
+HEAD = (
+    "sentences", "training tokens", "layer", "l2 chosen (alone)", "constant, nats", "nats", "accuracy",
+    f"top {TOP} of halves", "Spearman of halves",
+)  # fmt: skip
+
+
 def report(rows: Sequence[Row], fixed: float) -> str:
-    """Return the rows as a Markdown table: under the fixed penalty, then under the chosen one."""
-    lines = [
-        "| sentences | training tokens | layer | l2 chosen (alone) | constant, nats | nats | accuracy | "
-        "top 10 of halves | Spearman of halves |",
-        f"|---|---|---|---|---|{' at ' + format(fixed, 'g') + ', chosen |'}---|---|---|",
-    ]
-    lines[1] = "|" + "---|" * 9
+    """Return the rows as a Markdown table, each pair under the fixed penalty and then under the chosen one."""
+    lines = [f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD)]
     for row in rows:
-        pairs = [
-            f"{a:.{digits}f}, {b:.{digits}f}"
-            for (a, b), digits in (
-                (row.cross_entropy, 2),
-                (row.accuracy, 3),
-                (row.overlap, 1),
-                (row.spearman, 2),
-            )  # fmt: skip
-        ]
-        head = f"| {row.n_sentences} | {row.n_train_tokens} | {row.layer} | {row.l2:.1e} ({row.alone:.1e}) | {row.prior:.2f} |"
-        lines.append(" ".join([head, *(f"{pair} |" for pair in pairs)]))
-    better = (
-        [np.sign(row.overlap[1] - row.overlap[0]) for row in rows],
-        [row.spearman[1] - row.spearman[0] for row in rows],
-    )
-    lines += [
+        pairs = ((row.cross_entropy, 2), (row.accuracy, 3), (row.overlap, 1), (row.spearman, 2))
+        cells = [
+            str(row.n_sentences), str(row.n_train_tokens), str(row.layer), f"{row.l2:.1e} ({row.alone:.1e})",
+            f"{row.prior:.2f}", *(f"{one:.{digits}f}, {other:.{digits}f}" for (one, other), digits in pairs),
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    overlap = [row.overlap[1] - row.overlap[0] for row in rows]
+    gain = [row.spearman[1] - row.spearman[0] for row in rows]
+    return "\n".join([
+        *lines,
         "",
-        f"Each pair is at {fixed:g}, then at the chosen penalty. Halves share more of their first ten neurons at the "
-        f"chosen one in {sum(sign > 0 for sign in better[0])} of {len(rows)} rows and fewer in "
-        f"{sum(sign < 0 for sign in better[0])}; their rank correlation is higher in "
-        f"{sum(gain > 0 for gain in better[1])}, on average by {np.mean(better[1]):+.3f}.",
-    ]
-    return "\n".join(lines)
+        f"Each pair is at {fixed:g}, then at the chosen penalty. Halves share more of their first {TOP} neurons at the "
+        f"chosen one in {sum(more > 0 for more in overlap)} of {len(rows)} rows and fewer in "
+        f"{sum(more < 0 for more in overlap)}; their rank correlation is higher in {sum(more > 0 for more in gain)}, "
+        f"on average by {np.mean(gain):+.3f}.",
+    ])  # fmt: skip
 
 
 def main() -> None:
