@@ -15,7 +15,7 @@ endif
 PY := $(ENV)/bin/python
 INSTALLED := $(ENV)/.neuron-probing-installed
 
-.PHONY: fit test bench lint types clean
+.PHONY: fit test bench models lint types clean
 
 fit: $(INSTALLED)
 	$(PY) -m probing fit --layer 6 $(ARGS)
@@ -25,6 +25,9 @@ test: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(PY) -m benchmarks $(ARGS)
+
+models: $(INSTALLED)
+	$(PY) -m benchmarks.models $(ARGS)
 
 lint: $(INSTALLED)
 	$(PY) -m ruff check .

@@ -24,6 +24,8 @@ BARE_ARGS = ["--replicates=0", "--controls=none", "--evidence=none"]
 
 # Those that stand for the others where every family would take long.
 FAMILIES = ("bert", "roberta", "distilbert")
+# A real model of 12 blocks and 768 neurons, for tests marked `base`.
+BASE_MODEL = Path(__file__).parent.parent / "runs" / "models" / "all-mpnet-base-v2"
 # Blocks of each tiny model.
 N_LAYERS = {name: family.n_layers for name, family in ALL_FAMILIES.items()}
 
@@ -83,3 +85,11 @@ def corpus_file(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) 
     path = tmp_path_factory.mktemp("corpus") / "sentences.txt"
     path.write_text("".join(f"{sentence}\n" for sentence in sentences), encoding="utf-8")
     return path
+
+
+@pytest.fixture(scope="session")
+def base_model() -> Path:
+    """The folder of all-mpnet-base-v2; read only."""
+    if not BASE_MODEL.is_dir():
+        pytest.skip("all-mpnet-base-v2 is not there: run `make models`")
+    return BASE_MODEL
