@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probing.control_names import CONTROLS, TRANSFORM_CONTROLS
+from probing.sample_size import SIZE_COLUMNS
 
 Row = Mapping[str, Any]
 
@@ -21,7 +22,7 @@ ACCURACY_COLUMNS = (
     ),
     "selectivity", "bootstrap_overlap", "more_penalty_overlap", "more_penalty_spearman", "less_penalty_overlap",
     "less_penalty_spearman", "online_code_bits", "uniform_code_bits", "compression",
-    "validation_cross_entropy", "flag",
+    "validation_cross_entropy", *SIZE_COLUMNS, "flag",
 )  # fmt: skip
 NEURON_COLUMNS = (
     "layer", "rank", "neuron", "contribution", "ratio", "share", "rank_low", "rank_high", "contribution_centred",

@@ -25,6 +25,7 @@ from probing.intervals import accuracy_interval
 from probing.mdl import CodeLength
 from probing.ranking import Evidence, neuron_table
 from probing.runs import write_csv
+from probing.sample_size import size_columns
 from probing.tensor_files import tensor_file
 from probing.training import LayerFit
 
@@ -46,6 +47,7 @@ class Measured:
             d_model), if there were any.
         codes: How long the training labels are, encoded with each layer's activations; empty if not measured.
         penalty: The l2 penalty as `l2`, and how it was chosen, if it was.
+        transform: What the activations were passed through, fitted on the training examples.
     """
 
     sides: Sides
@@ -55,6 +57,7 @@ class Measured:
     replicates: Tensor | None = None
     codes: Sequence[CodeLength] = ()
     penalty: Mapping[str, Any] = field(default_factory=dict)
+    transform: str = "none"
 
     def accuracy(self, seed: int) -> list[dict[str, Any]]:
         """Return a row per layer, as in `accuracy.csv`."""
@@ -104,6 +107,7 @@ class Measured:
         if self.codes:
             row["online_code_bits"], row["uniform_code_bits"] = self.codes[i].online, self.codes[i].uniform
             row["compression"] = self.codes[i].compression
+        row |= size_columns(self.transform, train.n_tokens, len(train.sentences()), train.store.plan.d_model)
         return row | dict(self.evidence[i].penalty_stability)
 
     def _information(self, fit: LayerFit, seed: int) -> dict[str, float]:

@@ -164,6 +164,8 @@ def test_quiet_prints_a_line_a_space(data: Path, options: dict[str, Any], capsys
     wic(str(data), layer="0,1", part="dev", quiet=True, **options)
     said = capsys.readouterr()
     assert said.err == ""
-    assert [line.split(":")[0] for line in said.out.splitlines()] == ["Plain", "Clipped", "Whitened", "Results"]
+    *spaces, fitted_on, results = said.out.splitlines()
+    assert [line.split(":")[0] for line in (*spaces, results)] == ["Plain", "Clipped", "Whitened", "Results"]
+    assert fitted_on.startswith("Whitening of 16 dimensions is fitted on")
     # A model of 16 neurons has none that is five standard deviations from their mean.
     assert "no neuron being an outlier there" in said.out.splitlines()[1]

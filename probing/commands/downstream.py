@@ -41,6 +41,12 @@ class Text:
     store: ActivationStore
     kept: NDArray[np.bool_]
 
+    @property
+    def taken(self) -> NDArray[np.bool_]:
+        """Which tokens are of these sentences and not special, shape (n_tokens,)."""
+        tokens = self.store.tokens
+        return self.kept[tokens.sentences] & ~tokens.special
+
 
 def not_in(sentences: Sequence[str], others: Sequence[str]) -> NDArray[np.bool_]:
     """Return which sentences are none of the others, but for case and punctuation, shape (n_sentences,)."""
@@ -71,8 +77,7 @@ def outliers(texts: Sequence[Text], layer: int, definition: Definition) -> list[
 def _words_of(texts: Sequence[Text], layer: int) -> Iterator[Tensor]:
     """Yield for each shard its hidden states but those of special tokens, shape (n, d_model)."""
     for text in texts:
-        tokens = text.store.tokens
-        taken = text.kept[tokens.sentences] & ~tokens.special
+        taken = text.taken
         for shard in text.store.plan.shards:
             rows = torch.from_numpy(np.flatnonzero(taken[text.store.shard_tokens(shard)]))
             yield text.store.read(layer, shard.index)[rows]

@@ -163,9 +163,8 @@ def fit(
             if folder is None or tracker is None:
                 return None
             watch.end("evidence")
-            measured = Measured(
-                sides, fits, found, held_against, again, codes, path.summary() if path else {"l2": probe.l2}
-            )
+            penalty = path.summary() if path else {"l2": probe.l2}
+            measured = Measured(sides, fits, found, held_against, again, codes, penalty, transform)
             written = write(folder.path, config, measured, source.short_name)
             watch.end("rank")
             cached_of = {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))}

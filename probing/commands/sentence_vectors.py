@@ -24,6 +24,7 @@ from probing.downstream.static import StaticVectors
 from probing.downstream.sts import SentencePairs
 from probing.errors import UserError
 from probing.moments import CovarianceAccumulator
+from probing.sample_size import size_columns
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,23 @@ class FitOn:
     def described(self) -> dict[str, Any]:
         """Return what it is, for `results.json`."""
         return {"corpora": self.names, "n_sentences": self.n_sentences}
+
+
+def fitted_columns(
+    row: Mapping[str, Any], text: FitOn, d_model: int, words: StaticVectors | None, components: int | None
+) -> dict[str, Any]:
+    """Return what a row says of the text that its transform was fitted on.
+
+    Args:
+        row: With its pooling and transform.
+        text: What it was fitted on.
+        d_model: Width of hidden states.
+        words: Static vectors, if there are any, which have a width of their own.
+        components: Directions that whitening keeps.
+    """
+    width = words.vectors.shape[1] if words and row["pooling"] == "static" else d_model
+    size = size_columns(row["transform"], text.n_sentences, text.n_sentences, width, components)
+    return {"fitted_on": " and ".join(text.names), **size}
 
 
 def described(one: SentencePairs, words: StaticVectors | None) -> dict[str, Any]:

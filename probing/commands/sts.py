@@ -144,6 +144,7 @@ def sts(
             check_text_to_fit_on,
             described,
             first_token_check,
+            fitted_columns,
             fitted_texts,
             similarities,
         )
@@ -181,16 +182,13 @@ def sts(
         say_what_was_left_out(corpora, stores, say)
         vectors = Vectors(sets, stores[: len(sets)], (outside, stores[-1]) if outside else None, words)
         texts = fitted_texts(vectors, targets, fit_on)
-        fewest = min(text.n_sentences for text in texts.values())
-        if "whiten" in spaces and fewest < 2 * architecture.hidden_size:
-            say(f"whitening is fitted on {fewest} sentences, few for {architecture.hidden_size} neurons")
         with tracking(run_folder := RunFolder(place, name, f"{source.short_name}-sts"), wandb, config) as tracker:
             found = similarities(vectors, texts, layers, poolings, fitting)
             rows = sentences.by_layer(found, targets, seed)
             chosen = sentences.chosen(found, targets, sets, seed)
             for row in (*rows, *chosen):
                 if row["transform"] != "none":
-                    row["fitted_on"] = " and ".join(texts[row["set"]].names)
+                    row |= fitted_columns(row, texts[row["set"]], architecture.hidden_size, words, components)
             watch.end("evaluate")
             tables = {"sts": (rows, sentences.STS_COLUMNS), "chosen": (chosen, sentences.CHOSEN_COLUMNS)}
             summary = {

@@ -24,6 +24,7 @@ from probing.errors import UserError, out_of_range, refuse
 from probing.models import layer_numbers
 from probing.options import WandbOptions, as_options
 from probing.runs import RunFolder
+from probing.sample_size import size_columns
 from probing.tracking import resolve_mode
 
 
@@ -155,6 +156,9 @@ def wic(
             scored = scored_pairs(layers, list(data.values()), stores, fit_on, fitting)
             rows = words.by_layer(scored, train.labels, test.labels, seed)
             chosen = words.chosen(scored, rows, train.labels, test.labels, part, seed)
+            fitted_on = (int(fit_on[0].taken.sum()), int(kept.sum()), architecture.hidden_size, components)
+            for row in (*rows, *chosen):
+                row |= size_columns(row.get("transform", ""), *fitted_on)
             watch.end("evaluate")
             tables = {"wic": (rows, words.WIC_COLUMNS), "chosen": (chosen, words.CHOSEN_COLUMNS)}
             summary = {

@@ -11,6 +11,7 @@ import numpy as np
 
 from probing.downstream.space_names import WORDS
 from probing.figures import BLUE, GREY, STYLE
+from probing.sample_size import label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +44,7 @@ def write_wic_figure(path: Path, rows: Sequence[Row], part: str, model: str) -> 
         figure.set_size_inches(9.2, 3.3)
         panels = {"accuracy": f"accuracy on {part}, threshold chosen on train", "auc": "area under the ROC curve"}
         for axes, (measure, title) in zip(figure.subplots(1, 2), panels.items(), strict=True):
-            _by_layer(axes, rows, measure, 1)
+            _by_layer(axes, rows, measure, 1, rows)
             chance = rows[0]["constant_true_accuracy"] if measure == "accuracy" else 0.5
             words = "always yes" if measure == "accuracy" else "chance"
             axes.axhline(chance, color=GREY, lw=0.8, ls=":", label=words)
@@ -68,6 +69,7 @@ def write_sts_figure(path: Path, rows: Sequence[Row], pooling: str, model: str) 
         model: For the title.
     """
     rows = [row for row in rows if row["aggregation"] == "all"]
+    of_pooling = [row for row in rows if row["pooling"] == pooling]
     sets = list(dict.fromkeys(row["set"] for row in rows))
     n_columns = min(4, len(sets))
     with _figure(path) as figure:
@@ -76,7 +78,7 @@ def write_sts_figure(path: Path, rows: Sequence[Row], pooling: str, model: str) 
         grid = np.atleast_1d(figure.subplots(n_rows, n_columns, squeeze=False, sharey=True)).ravel()
         for axes, name in zip(grid, sets, strict=False):
             here = [row for row in rows if row["set"] == name]
-            _by_layer(axes, [row for row in here if row["pooling"] == pooling], "spearman", 100)
+            _by_layer(axes, [row for row in here if row["pooling"] == pooling], "spearman", 100, of_pooling)
             for row in here:
                 if row["pooling"] == "static" and row["transform"] == "none":
                     axes.axhline(100 * row["spearman"], color=GREY, lw=1, ls=":", label="static vectors,\nplain")
@@ -95,17 +97,26 @@ def write_sts_figure(path: Path, rows: Sequence[Row], pooling: str, model: str) 
     return path
 
 
-def _by_layer(axes: Axes, rows: Sequence[Row], measure: str, times: int) -> None:
-    """Draw one measure over layers, a line for each space, shifted a little so that bars stay apart."""
+def _by_layer(axes: Axes, rows: Sequence[Row], measure: str, times: int, of_figure: Sequence[Row]) -> None:
+    """Draw one measure over layers, a line for each space, shifted a little so that bars stay apart.
+
+    Args:
+        axes: Where.
+        rows: What is drawn.
+        measure: Column of the rows.
+        times: Values are multiplied by it.
+        of_figure: All rows that share the legend.
+    """
     spaces = list(dict.fromkeys(row["transform"] for row in rows))
     ends = {"accuracy": ("accuracy_low", "accuracy_high"), "auc": ("auc_low", "auc_high")}.get(measure, ("low", "high"))
     for i, space in enumerate(spaces):
         here = [row for row in rows if row["transform"] == space]
         shift = 0.12 * (i - (len(spaces) - 1) / 2)
+        name = label(WORDS[space], [row for row in of_figure if row["transform"] == space])
         values, low, high = (times * np.array([row[name] for row in here]) for name in (measure, *ends))
         axes.errorbar(
             [row["layer"] + shift for row in here], values, yerr=np.clip([values - low, high - values], 0, None),
-            ms=4, capsize=2, lw=1.3, elinewidth=0.7, label=WORDS[space], **LOOKS[space],
+            ms=4, capsize=2, lw=1.3, elinewidth=0.7, label=name, **LOOKS[space],
         )  # fmt: skip
     layers = sorted({row["layer"] for row in rows})
     step = -(-len(layers) // 9)

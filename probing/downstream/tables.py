@@ -6,15 +6,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probing.downstream.space_names import CLIPPING, TRANSDUCTIVE, WORDS
+from probing.sample_size import label, size_lines
 
 Row = Mapping[str, Any]
+
+# What helps where a covariance was fitted on too little.
+FEWER_DIRECTIONS = "Of whitening, keep fewer directions with `--components`."
+MORE_TEXT = "Fit it on more text with `--fit_on`, or keep fewer directions of whitening with `--components`."
 
 
 def wic_tables(rows: Sequence[Row], chosen: Sequence[Row]) -> list[Any]:
     """Return the accuracies by layer, and what each protocol chose, as rich tables."""
     spaces = list(dict.fromkeys(row["transform"] for row in rows))
     part = next(row["reported_on"] for row in chosen if row["protocol"] == "held_out")
-    headings = [heading for space in spaces for heading in (WORDS[space], "area")]
+    headings = [heading for space in spaces for heading in (_label(space, rows), "area")]
     layers = _table(f"Accuracy on {part} and area under the curve", "layer", *headings)
     for layer in dict.fromkeys(row["layer"] for row in rows):
         here = {row["transform"]: row for row in rows if row["layer"] == layer}
@@ -27,7 +32,8 @@ def wic_tables(rows: Sequence[Row], chosen: Sequence[Row]) -> list[Any]:
         "accuracy on train",
     )  # fmt: skip
     for row in chosen:
-        start = [WORDS.get(row.get("transform", ""), "always yes"), str(row.get("layer", ""))]
+        name = _label(row["transform"], [row]) if "transform" in row else "always yes"
+        start = [name, str(row.get("layer", ""))]
         if row["protocol"] == "published":
             published.add_row(*start, f"{row['threshold']:.1f}", f"{row['accuracy']:.3f}")
         else:
@@ -43,18 +49,19 @@ def wic_tables(rows: Sequence[Row], chosen: Sequence[Row]) -> list[Any]:
 
 
 def wic_lines(chosen: Sequence[Row]) -> list[str]:
-    """Return a sentence for each space."""
+    """Return a sentence for each space, and what transforms were fitted on."""
     lines = []
     constant = next(row for row in chosen if row["protocol"] == "constant_true")["accuracy"]
     for row in chosen:
         if row["protocol"] == "held_out":
+            name = label(WORDS[row["transform"]].capitalize(), [row])
             line = (
-                f"{WORDS[row['transform']].capitalize()}: accuracy {row['accuracy']:.3f} on {row['reported_on']} "
+                f"{name}: accuracy {row['accuracy']:.3f} on {row['reported_on']} "
                 f"({row['accuracy_low']:.3f} to {row['accuracy_high']:.3f}; always yes {constant:.3f}) in layer "
                 f"{row['layer']}, chosen on train"
             )
             lines.append(line + _verdict(row, "+.3f", 1, f"{row['n_pairs']} pairs") + ".")
-    return lines
+    return lines + size_lines(chosen, FEWER_DIRECTIONS)
 
 
 def sts_tables(rows: Sequence[Row], chosen: Sequence[Row]) -> list[Any]:
@@ -64,7 +71,8 @@ def sts_tables(rows: Sequence[Row], chosen: Sequence[Row]) -> list[Any]:
     sets = list(dict.fromkeys(row["set"] for row in rows))
     tables = []
     for space in dict.fromkeys(row["transform"] for row in rows if row["pooling"] == pooling):
-        table = _table(f"Spearman x 100: {pooling}, {WORDS[space]}", "layer", *sets)
+        of_pooling = [row for row in rows if row["pooling"] == pooling]
+        table = _table(f"Spearman x 100: {pooling}, {_label(space, of_pooling)}", "layer", *sets)
         for layer in dict.fromkeys(row["layer"] for row in rows if row["pooling"] == pooling):
             here = {r["set"]: r for r in rows if (r["pooling"], r["layer"], r["transform"]) == (pooling, layer, space)}
             table.add_row(str(layer), *(_times_100(here[name]["spearman"]) for name in sets))
@@ -93,7 +101,7 @@ def _chosen_sts(chosen: Sequence[Row], protocol: str) -> list[Any]:
         row = by["all"]
         table.add_row(
             name,
-            f"{pooling}, {WORDS[space]}",
+            f"{pooling}, {_label(space, [row])}",
             str(row["layer"]),
             *[str(row.get("chosen_on", "")) for _ in on],
             _times_100(row["spearman"]),
@@ -105,7 +113,10 @@ def _chosen_sts(chosen: Sequence[Row], protocol: str) -> list[Any]:
 
 
 def sts_lines(chosen: Sequence[Row]) -> list[str]:
-    """Return a sentence for each set and space, of all pairs together; where no layer could be chosen, of the best."""
+    """Return a sentence for each set and space, of all pairs together; where no layer could be chosen, of the best.
+
+    What transforms were fitted on comes last.
+    """
     protocols = [row["protocol"] for row in chosen if row["pooling"] != "static"]
     protocol = "held_out" if "held_out" in protocols else "published"
     lines = []
@@ -115,12 +126,17 @@ def sts_lines(chosen: Sequence[Row]) -> list[str]:
             on = f", chosen on {row['chosen_on']}" if "chosen_on" in row else ""
             if protocol == "published" and where:
                 on += " itself, which can be too high"
+            name = f"{row['set']}, {row['pooling']}, {_label(row['transform'], [row])}"
             line = (
-                f"{row['set']}, {row['pooling']}, {WORDS[row['transform']]}: Spearman {_times_100(row['spearman'])} "
+                f"{name}: Spearman {_times_100(row['spearman'])} "
                 f"({_times_100(row['low'])} to {_times_100(row['high'])}){where}{on}"
             )
             lines.append(line + _verdict(row, "+.1f", 100, f"{row['n_pairs']} pairs") + ".")
-    return lines
+    return lines + size_lines(chosen, MORE_TEXT)
+
+
+def _label(space: str, rows: Sequence[Row]) -> str:
+    return label(WORDS[space], [row for row in rows if row.get("transform") == space])
 
 
 def _gain(row: Row, form: str, times: int) -> list[str]:

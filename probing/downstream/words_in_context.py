@@ -25,15 +25,16 @@ from probing.downstream.threshold import (
     gain_interval,
     mcnemar,
 )
+from probing.sample_size import SIZE_COLUMNS
 
 WIC_COLUMNS = (
     "layer", "transform", "threshold", "train_accuracy", "accuracy", "accuracy_low", "accuracy_high", "auc", "auc_low",
     "auc_high", "train_auc", "published_threshold", "published_accuracy", "constant_true_accuracy", "n_clipped",
-    "clipped", "n_train_pairs", "n_pairs",
+    "clipped", "n_train_pairs", "n_pairs", *SIZE_COLUMNS,
 )  # fmt: skip
 CHOSEN_COLUMNS = (
     "protocol", "transform", "layer", "threshold", "accuracy", "accuracy_low", "accuracy_high", "reported_on", "gain",
-    "gain_low", "gain_high", "n_gained", "n_lost", "p_value", "n_clipped", "n_pairs",
+    "gain_low", "gain_high", "n_gained", "n_lost", "p_value", "n_clipped", "n_pairs", *SIZE_COLUMNS,
 )  # fmt: skip
 
 Row = dict[str, Any]

@@ -10,6 +10,7 @@ import numpy as np
 
 from probing.figures import BLUE, GREY, STYLE
 from probing.geometry.report import layers_of, most_named
+from probing.sample_size import label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -188,20 +189,21 @@ def _mean(values: Sequence[float]) -> float:
 
 def _lines(axes: Axes, geometry: Sequence[Row], measures: Mapping[str, tuple[str, dict[str, Any]]]) -> None:
     """Draw some measures of untransformed states by layer."""
-    for measure, (label, look) in measures.items():
-        _line(axes, [r for r in geometry if (r["transform"], r["measure"]) == ("none", measure)], label, look)
+    for measure, (words, look) in measures.items():
+        _line(axes, [r for r in geometry if (r["transform"], r["measure"]) == ("none", measure)], words, look)
     _whole_layers(axes, geometry)
 
 
 def _by_transform(axes: Axes, geometry: Sequence[Row], measure: str, only: Sequence[str] = tuple(LOOKS)) -> None:
     """Draw one measure by layer under each transform."""
     for transform in only:
-        label, look = LOOKS[transform]
-        _line(axes, [r for r in geometry if (r["transform"], r["measure"]) == (transform, measure)], label, look)
+        words, look = LOOKS[transform]
+        here = [r for r in geometry if (r["transform"], r["measure"]) == (transform, measure)]
+        _line(axes, here, label(words, here), look)
     _whole_layers(axes, geometry)
 
 
-def _line(axes: Axes, rows: Sequence[Row], label: str, look: Mapping[str, Any]) -> None:
+def _line(axes: Axes, rows: Sequence[Row], words: str, look: Mapping[str, Any]) -> None:
     """Draw values by layer, with their intervals where they have them; layers that lack one break the line."""
     if not rows:
         return
@@ -213,7 +215,7 @@ def _line(axes: Axes, rows: Sequence[Row], label: str, look: Mapping[str, Any]) 
         [abs(found[k]["value"] - found[k][end]) if found.get(k, {}).get(end, "") != "" else 0 for k in layers]
         for end in ("low", "high")
     ]
-    axes.errorbar(list(layers), values, yerr=ends, ms=4, capsize=2, label=label, **look)
+    axes.errorbar(list(layers), values, yerr=ends, ms=4, capsize=2, label=words, **look)
 
 
 def _whole_layers(axes: Axes, geometry: Sequence[Row]) -> None:

@@ -28,13 +28,14 @@ from probing.geometry.self_similarity import Occurrences, SelfSimilarityAccumula
 from probing.geometry.smoothing import smoothness
 from probing.geometry.transforms import Transform
 from probing.moments import Covariance, CovarianceAccumulator
+from probing.sample_size import SIZE_COLUMNS
 from probing.words import pool_words
 
 SpecialTokens = Literal["exclude", "include"]
 Estimator = Literal["e19", "lkm", "tvs"]
 ESTIMATORS: tuple[Estimator, ...] = ("e19", "lkm", "tvs")
 
-GEOMETRY_COLUMNS = ("layer", "transform", "measure", "value", "low", "high", "n_tokens")
+GEOMETRY_COLUMNS = ("layer", "transform", "measure", "value", "low", "high", "n_tokens", *SIZE_COLUMNS)
 
 # Tokens that are kept for what cannot be streamed, and sentences of which one token is.
 POOL, POOL_SENTENCES = 10_000, 2_000

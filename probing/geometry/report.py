@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from probing.runs import Run
+from probing.sample_size import label, size_lines
 
 Row = Mapping[str, Any]
 
@@ -28,6 +29,10 @@ DEFINITIONS = {
 }
 SOURCES = ("position", "frequency", "punctuation", "special", "all")
 
+# What helps where a covariance was fitted on too little.
+MORE_TEXT = "Fit it on more text with `--fit_corpus`, or keep fewer directions of whitening with `--components`."
+MORE_SENTENCES = "It takes more training sentences."
+
 # Neurons of a table on a screen; all are in the files.
 SHOWN, EXPLAINED = 8, 3
 
@@ -45,7 +50,15 @@ _DONE = {
 def transform_lines(run: Run) -> list[str]:
     """Return for each layer of a run of `fit --transform` what the transform did to accuracy; nothing for others."""
     done = _DONE.get(run.config.get("transform", "none"))
-    return [_transform_line(row, done) for row in run.accuracy] if done else []
+    if done is None:
+        return []
+    return [*(_transform_line(row, label(done, [row])) for row in run.accuracy), *transform_sizes(run)]
+
+
+def transform_sizes(run: Run) -> list[str]:
+    """Return what the transform of a run of `fit --transform` was fitted on, if it uses a covariance."""
+    transform = run.config.get("transform", "none")
+    return size_lines(({**row, "transform": transform} for row in run.accuracy), MORE_SENTENCES)
 
 
 def _transform_line(row: Row, done: str) -> str:
@@ -127,6 +140,7 @@ def conclusions(made: Tables, clipped: Mapping[int, Sequence[int]]) -> list[str]
         _why(found, layers, made.dimensions),
         *_does_clipping_help(found, layers, clipped),
         _alike(found, layers),
+        *size_lines(made.geometry, MORE_TEXT),
     ]
 
 
@@ -249,7 +263,8 @@ def _number(found: Mapping[tuple[int, str, str], Row], layer: int, transform: st
 def _transforms_table(geometry: Sequence[Row]) -> Any:
     found = values_of(geometry)
     there = [name for name in TRANSFORMS if any(row["transform"] == name for row in geometry)]
-    table = _table("Mean cosine", "layer", *(TRANSFORMS[name] for name in there))
+    headings = [label(TRANSFORMS[name], (row for row in geometry if row["transform"] == name)) for name in there]
+    table = _table("Mean cosine", "layer", *headings)
     for layer in layers_of(geometry) if len(there) > 1 else ():
         table.add_row(str(layer), *(_number(found, layer, name, "mean_cosine") for name in there))
     return table

@@ -19,6 +19,7 @@ from probing.geometry.layers import Estimator, Look, Measured, Sampled, SpecialT
 from probing.geometry.outliers import Definition, Outlier
 from probing.geometry.parameters import find_parameters, not_applicable, parameter_rows
 from probing.geometry.transforms import Fitting, Kind, Transform, fit_transform, identity, random_neurons
+from probing.sample_size import size_columns
 
 OUTLIER_COLUMNS = ("definition", "layer", "neuron", "value", "special_tokens")
 DIMENSION_COLUMNS = ("layer", "neuron", "mean", "sd", "cosine_share", "argmin_share", "argmax_share")
@@ -132,7 +133,8 @@ def survey(
             distances if layer - 1 in [one.layer for one in looks[-2:]] else None,
         )  # fmt: skip
         distances = result.distances
-        found.geometry += result.rows
+        sizes = {kind: _size(kind, fitted, seen, plan.fitting.n_components) for kind in transforms}
+        found.geometry += [row | sizes.get(row["transform"], {}) for row in result.rows]
         found.dimensions += _dimension_rows(here, plan.special_tokens, result)
         found.explained += _explained(measured_on, layer, regressors, all_named, _dead(here), plan.seed)
     found.outliers += [
@@ -162,6 +164,12 @@ def _transforms(plan: Plan, seen: Look, clipped: Sequence[int]) -> dict[str, Tra
         if applies:
             fitted[kind] = fit_transform(kind, seen.moments, clipped, plan.fitting)
     return fitted
+
+
+def _size(kind: str, fitted: Sampled, seen: Look, n_components: int | None) -> dict[str, int | float]:
+    """Return what the rows of a transform say of the tokens it was fitted on."""
+    n_sentences = len(np.unique(fitted.tokens.sentences[fitted.counts]))
+    return size_columns(kind, seen.moments.n_tokens, n_sentences, len(seen.moments.mean), n_components)
 
 
 def _random_choices(

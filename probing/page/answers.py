@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from probing.columns import Row, controls_of
 from probing.comparison import aligned
 from probing.decimals import two_decimals
+from probing.geometry.report import transform_sizes
 from probing.page.sources import Agreement, Subject
 from probing.ranking import conclusion
 
@@ -42,7 +43,7 @@ def answer(subject: Subject) -> str:
         of = "layer" if len(short) == 1 else "layers"
         sentences.append(f"In {of} {listed(short)} the probe stopped short of its optimum: that ranking may be the "
                          "optimiser's rather than the data's.")  # fmt: skip
-    return " ".join(sentence for sentence in sentences if sentence)
+    return " ".join(sentence for sentence in [*sentences, *transform_sizes(subject.run)] if sentence)
 
 
 def conclusions(subject: Subject) -> list[str]:

@@ -11,6 +11,7 @@ from probing.page.markup import Html, element
 from probing.page.sources import Evaluation
 from probing.page.tables import as_in_terminal
 from probing.runs import Row
+from probing.sample_size import label
 
 
 def evaluation_section(evaluation: Evaluation) -> Html:
@@ -64,7 +65,7 @@ def _by_space(rows: Sequence[Row], columns: tuple[str, str, str]) -> list[Line]:
     for space in dict.fromkeys(row["transform"] for row in rows):
         here = sorted((row for row in rows if row["transform"] == space), key=lambda row: row["layer"])
         layers, (values, low, high) = [row["layer"] for row in here], ([row[name] for row in here] for name in columns)
-        lines.append(Line(WORDS[space], layers, values, list(zip(low, high, strict=True))))
+        lines.append(Line(label(WORDS[space], here), layers, values, list(zip(low, high, strict=True))))
     return lines
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from probing.geometry.inside_report import inside_conclusions, inside_tables
+from probing.geometry.report import MORE_TEXT
 from probing.page.line_chart import Line, line_chart
 from probing.page.markup import Html, element
 from probing.page.sources import Geometry
 from probing.page.tables import as_in_terminal, table
 from probing.runs import Row
+from probing.sample_size import label, size_lines
 
 
 def geometry_section(geometry: Geometry) -> Html:
@@ -20,6 +22,7 @@ def geometry_section(geometry: Geometry) -> Html:
         "section",
         element("h2", geometry.title),
         _cosines(cosines) if cosines else None,
+        *(element("p", sentence) for sentence in size_lines(geometry.rows, MORE_TEXT)),
         *(_measures(geometry, transform) for transform in transforms),
         _outliers(geometry) if geometry.outliers else None,
         *_inside(geometry),
@@ -41,7 +44,7 @@ def _cosines(rows: Sequence[Row]) -> Html:
         here = sorted((row for row in rows if row["transform"] == transform), key=lambda row: row["layer"])
         ranges = [(row["low"], row["high"]) for row in here if isinstance(row.get("low"), int | float)]
         layers, values = [row["layer"] for row in here], [row["value"] for row in here]
-        lines.append(Line(str(transform), layers, values, ranges if len(ranges) == len(here) else ()))
+        lines.append(Line(label(str(transform), here), layers, values, ranges if len(ranges) == len(here) else ()))
     title = "Mean cosine of the hidden states of any two tokens, by layer and transform (below 0 drawn at 0)"
     return element("figure", element("figcaption", title), line_chart(lines, title))
 
@@ -54,7 +57,7 @@ def _measures(geometry: Geometry, transform: str) -> Html:
         [layer, *(_value(found.get((layer, measure))) for measure in measures)]
         for layer in sorted({row["layer"] for row in rows})
     ]
-    name = "without a transform" if transform == "none" else f"after {transform}"
+    name = "without a transform" if transform == "none" else f"after {label(transform, rows)}"
     head = ["layer", *(str(measure).replace("_", " ") for measure in measures)]
     return element("details", element("summary", f"Measures of each layer, {name}"), table(head, body))
 
