@@ -8,6 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from probing.running_mean import RunningMean
+
 
 @dataclass(frozen=True)
 class ClassMoments:
@@ -43,31 +45,28 @@ class ClassMoments:
 class ClassMomentsAccumulator:
     """Takes batches of one layer and returns the moments of its classes; holds n_classes x d_model^2 numbers.
 
+    Everything is summed in float64: a scatter is inverted, and of neurons that nearly repeat each other rounding to
+    float32 would leave one that has no inverse, or a negative one.
+
     Args:
-        mean: Of the training tokens, shape (d_model,), float64; subtracted first, which changes
-            nothing but the rounding.
+        d_model: Number of neurons.
         n_classes: Number of classes.
     """
 
-    def __init__(self, mean: Tensor, n_classes: int) -> None:
-        self.mean = mean
-        self.counts = torch.zeros(n_classes, dtype=torch.float64)
-        self.sums = torch.zeros(n_classes, len(mean), dtype=torch.float64)
-        self.products = torch.zeros(n_classes, len(mean), len(mean), dtype=torch.float64)
+    def __init__(self, d_model: int, n_classes: int) -> None:
+        self.means = [RunningMean(d_model) for _ in range(n_classes)]
+        self.scatter = torch.zeros(n_classes, d_model, d_model, dtype=torch.float64)
 
     def update(self, hidden_states: Tensor, labels: Tensor) -> None:
         """Add tokens, shapes (n, d_model) and (n,); those labelled -1 do not count."""
-        by_class = labels.argsort()[int((labels < 0).sum()) :]
-        counts = labels[by_class].bincount(minlength=len(self.counts))
-        states = hidden_states[by_class] - self.mean.to(hidden_states.dtype)
-        for c, rows in enumerate(states.split(counts.tolist())):
-            self.sums[c] += rows.sum(0, dtype=torch.float64)
-            self.products[c] += rows.T @ rows
-        self.counts += counts
+        by_class = labels.argsort(stable=True)[int((labels < 0).sum()) :]
+        counts = labels[by_class].bincount(minlength=len(self.means))
+        parts = hidden_states[by_class].split(counts.tolist())
+        for mean, scatter, states in zip(self.means, self.scatter, parts, strict=True):
+            deviations = mean.update(states.double())
+            scatter.addmm_(deviations.T, deviations)
 
     def result(self) -> ClassMoments:
         """Return the moments of what was added."""
-        n = self.counts.clamp(min=1)[:, None]
-        offset = self.sums / n
-        scatter = self.products - n[:, :, None] * offset[:, :, None] * offset[:, None]
-        return ClassMoments(self.counts, torch.where(self.counts[:, None] > 0, offset + self.mean, 0.0), scatter)
+        counts = torch.tensor([mean.n for mean in self.means], dtype=torch.float64)
+        return ClassMoments(counts, torch.stack([mean.mean for mean in self.means]), self.scatter)

@@ -64,11 +64,11 @@ def with_constant(moments: Moments, space: PenaltySpace) -> Callable[[Tensor], T
 def companion_moments(moments: Moments, space: PenaltySpace) -> Moments:
     """Return the moments of the companion's features; the constant counts as live."""
     inverse_scale = moments.inverse_scale(space)
-    covariance = moments.second_moment - moments.mean[:, None] * moments.mean
-    second = torch.block_diag(inverse_scale[:, None] * covariance * inverse_scale, torch.tensor([[CONSTANT**2]]))
+    scaled = inverse_scale[:, None] * moments.covariance * inverse_scale
+    covariance = torch.nn.functional.pad(scaled, (0, 1, 0, 1))  # of the constant 0
     sd = torch.cat([moments.sd * inverse_scale, torch.ones(1)])
     mean = torch.cat([torch.zeros_like(moments.mean), torch.tensor([CONSTANT])])
-    return Moments(moments.n_tokens, mean.double(), sd.double(), second.double())
+    return Moments(moments.n_tokens, mean.double(), sd.double(), covariance)
 
 
 def companion_start(weight: Tensor, moments: Moments, space: PenaltySpace) -> Tensor:

@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.moments import DEAD
-
-# Words multiplied at a time: sums over so many are taken in float32, all else in float64.
-ROWS = 4096
+from probing.running_mean import ROWS, RunningMean
 
 
 @dataclass(frozen=True)
@@ -76,8 +74,7 @@ class CrossMoments:
 class CrossMomentsAccumulator:
     """Takes the same words of two models, batch by batch, and returns their moments.
 
-    Neurons are shifted by their mean over the first batch, which changes no covariance and keeps the digits of those
-    that vary little around a large mean.
+    Products of `ROWS` words at a time are taken in float32, all else in float64.
 
     Args:
         n_layers: Of either model.
@@ -85,13 +82,16 @@ class CrossMomentsAccumulator:
     """
 
     def __init__(self, n_layers: tuple[int, int], d_model: tuple[int, int]) -> None:
-        self.n_words = 0
         self.sizes = tuple(zip(n_layers, d_model, strict=True))
-        self.shifts: list[Tensor] = []
-        self.sums = [torch.zeros(n, d, dtype=torch.float64) for n, d in self.sizes]
+        self.means = [RunningMean(n, d) for n, d in self.sizes]
         self.own = [torch.zeros(n, d, d, dtype=torch.float64) for n, d in self.sizes]
         (n_a, d_a), (n_b, d_b) = self.sizes
         self.cross = torch.zeros(n_a * d_a, n_b * d_b, dtype=torch.float64)
+
+    @property
+    def n_words(self) -> int:
+        """Words seen."""
+        return self.means[0].n
 
     def update(self, batch_a: Sequence[Tensor], batch_b: Sequence[Tensor]) -> None:
         """Add words: for each layer of either model shape (n_words, d_model); none is fine.
@@ -102,13 +102,8 @@ class CrossMomentsAccumulator:
         sides = [self._stack(batch, *size) for batch, size in zip((batch_a, batch_b), self.sizes, strict=True)]
         if sides[0].shape[1] != sides[1].shape[1]:
             raise ValueError(f"both models must give the same words, found {[side.shape[1] for side in sides]}")
-        if sides[0].shape[1] == 0:
-            return
-        if not self.shifts:
-            self.shifts = [side.mean(1, keepdim=True, dtype=torch.float64).to(side.dtype) for side in sides]
-        for start in range(0, sides[0].shape[1], ROWS):
-            rows = slice(start, start + ROWS)
-            self._add(*((side[:, rows] - shift).float() for side, shift in zip(sides, self.shifts, strict=True)))
+        for some in zip(*(side.split(ROWS, 1) for side in sides), strict=True):
+            self._add(*(mean.update(words).float() for mean, words in zip(self.means, some, strict=True)))
 
     def result(self) -> CrossMoments:
         """Return the covariances of what was added.
@@ -118,10 +113,8 @@ class CrossMomentsAccumulator:
         """
         if not self.n_words:
             raise ValueError("no words to take moments of")
-        n, means = self.n_words, [total / self.n_words for total in self.sums]
-        own = [products / n - m[:, :, None] * m[:, None] for products, m in zip(self.own, means, strict=True)]
-        cross = self.cross / n - torch.outer(means[0].flatten(), means[1].flatten())
-        return CrossMoments(n, own[0], own[1], cross.reshape(*means[0].shape, *means[1].shape))
+        n, (own_a, own_b) = self.n_words, self.own
+        return CrossMoments(n, own_a / n, own_b / n, (self.cross / n).reshape(*self.sizes[0], *self.sizes[1]))
 
     def _stack(self, batch: Sequence[Tensor], n_layers: int, d_model: int) -> Tensor:
         shapes = [tuple(states.shape) for states in batch]
@@ -134,10 +127,8 @@ class CrossMomentsAccumulator:
         return side
 
     def _add(self, a: Tensor, b: Tensor) -> None:
-        """Add shifted words, shapes (n_layers, n, d_model)."""
-        self.n_words += a.shape[1]
-        for side, sums, own in zip((a, b), self.sums, self.own, strict=True):
-            sums += side.sum(1, dtype=torch.float64)
+        """Add the deviations of words, shapes (n_layers, n, d_model)."""
+        for side, own in zip((a, b), self.own, strict=True):
             own += side.mT @ side
         flat_a, flat_b = (side.transpose(0, 1).flatten(1) for side in (a, b))
         self.cross += flat_a.T @ flat_b

@@ -21,6 +21,7 @@ from probing.cache.plan import Plan, Shard
 from probing.cache.tokens import Tokens
 from probing.examples import Activations, Examples, Sides, read
 from probing.moments import CovarianceAccumulator
+from probing.running_mean import ROWS
 
 # Eigenvalues of the neurons' correlations below this share of the largest are rounding: states in float32 are rounded
 # by 6e-8 of their size, so that a direction without variance, as every LayerNorm leaves one, shows some 1e-14.
@@ -74,15 +75,22 @@ class ErasureAccumulator:
     def __init__(self, d_model: int, n_classes: int) -> None:
         self.moments = CovarianceAccumulator(d_model)
         self.counts = torch.zeros(n_classes, dtype=torch.float64)
-        # Around the origin of the moments.
+        # Of the sums of classes: the mean of the first batch, so that they keep the digits that tell classes apart.
+        self.origin: Tensor | None = None
         self.class_sums = torch.zeros(n_classes, d_model, dtype=torch.float64)
 
     def update(self, hidden_states: Tensor, labels: Tensor) -> None:
         """Add tokens, shapes (n, d_model) and (n,); those labelled -1 do not count, and none is fine."""
         kept = labels >= 0
-        states, classes = self.moments.update(hidden_states[kept]), labels[kept]
+        states, classes = hidden_states[kept], labels[kept]
+        if not len(states):
+            return
+        if self.origin is None:
+            self.origin = states.mean(0, dtype=torch.float64)
+        self.moments.update(states)
         self.counts += classes.bincount(minlength=len(self.counts))
-        self.class_sums.index_add_(0, classes, states)
+        for rows, own in zip(states.split(ROWS), classes.split(ROWS), strict=True):
+            self.class_sums.index_add_(0, own, rows.double() - self.origin)
 
     def result(self) -> Eraser:
         """Return the eraser of what was added.
@@ -104,7 +112,7 @@ class ErasureAccumulator:
         # Classes divided by their own standard deviations, so that singular values are canonical correlations.
         seen = self.counts > 0
         counts = self.counts[seen]
-        centred = self.class_sums[seen] - counts[:, None] * (self.moments.sums / n_tokens)
+        centred = self.class_sums[seen] - counts[:, None] * (self.class_sums.sum(0) / n_tokens)
         cross = centred / (n_tokens * counts).sqrt()[:, None]
         directions, correlations, _ = torch.linalg.svd(whiten @ cross.T, full_matrices=False)
         directions = directions[:, correlations > CORRELATION_CUT][:, : len(counts) - 1]

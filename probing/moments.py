@@ -9,6 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from probing.running_mean import ROWS, RunningMean
+
 PenaltySpace = Literal["sd", "rms", "raw"]
 
 # A neuron whose sd is below this fraction of the median is dead: divided by its sd it would stand in for the intercept.
@@ -25,18 +27,28 @@ class Moments:
         n_tokens: Tokens seen.
         mean: Shape (d_model,), float64.
         sd: Population standard deviation, shape (d_model,), float64.
-        second_moment: Uncentred, mean over tokens of h h', shape (d_model, d_model), float64.
+        covariance: Divided by `n_tokens`, shape (d_model, d_model), float64; of products that were taken in float32.
     """
 
     n_tokens: int
     mean: Tensor
     sd: Tensor
-    second_moment: Tensor
+    covariance: Tensor
+
+    @property
+    def second_moment(self) -> Tensor:
+        """Uncentred second moment, the mean over tokens of h h', shape (d_model, d_model)."""
+        return self.covariance + torch.outer(self.mean, self.mean)
+
+    @property
+    def rms(self) -> Tensor:
+        """Root mean square of each neuron, shape (d_model,)."""
+        return torch.hypot(self.sd, self.mean)
 
     @property
     def dead(self) -> Tensor:
         """Which neurons hardly vary, shape (d_model,), bool."""
-        return _hardly_vary(self.sd, self.second_moment.diagonal().clamp(min=0).sqrt())
+        return _hardly_vary(self.sd, self.rms)
 
     def inverse_scale(self, space: PenaltySpace) -> Tensor:
         """Return what takes neurons to the space where weights are penalised: 1 / scale, and 0 for dead neurons.
@@ -44,41 +56,28 @@ class Moments:
         Args:
             space: `sd` divides by the standard deviation, `rms` by the root mean square, `raw` by nothing.
         """
-        scale = {"sd": self.sd, "rms": self.second_moment.diagonal().sqrt(), "raw": torch.ones_like(self.sd)}[space]
+        scale = {"sd": self.sd, "rms": self.rms, "raw": torch.ones_like(self.sd)}[space]
         return torch.where(self.dead, 0.0, 1 / scale)
 
 
 class MomentsAccumulator:
-    """Takes batches of hidden states and returns their moments.
-
-    Mean and variance are merged by the pairwise update of Chan, Golub & LeVeque (1979), so that
-    a neuron that hardly varies around a large mean keeps its digits.
+    """Takes batches of hidden states and returns their moments; products are taken in float32, all else in float64.
 
     Args:
         d_model: Number of neurons.
     """
 
     def __init__(self, d_model: int) -> None:
-        self.n_tokens = 0
-        self.mean = torch.zeros(d_model, dtype=torch.float64)
+        self.mean = RunningMean(d_model)
         self.squares = torch.zeros(d_model, dtype=torch.float64)
         self.products = torch.zeros(d_model, d_model, dtype=torch.float64)
 
     def update(self, hidden_states: Tensor) -> None:
         """Add tokens, shape (n, d_model); none is fine."""
-        n = len(hidden_states)
-        if n == 0:
-            return
-        mean = hidden_states.mean(0, dtype=torch.float64)
-        # Around a float32 mean: exact differences, so squares lose nothing to the mean's size.
-        centred = hidden_states - mean.to(hidden_states.dtype)
-        offset = mean - mean.to(hidden_states.dtype).double()
-        squares = centred.square().sum(0, dtype=torch.float64) - n * offset.square()
-        difference, total = mean - self.mean, self.n_tokens + n
-        self.squares += squares + difference.square() * (self.n_tokens * n / total)
-        self.mean += difference * (n / total)
-        self.products += (hidden_states.T @ hidden_states).double()
-        self.n_tokens = total
+        for states in hidden_states.split(ROWS):
+            deviations = self.mean.update(states)
+            self.squares += deviations.square().sum(0, dtype=torch.float64)
+            self.products += deviations.T @ deviations
 
     def gather(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
         """Take together what several processes have added.
@@ -86,11 +85,9 @@ class MomentsAccumulator:
         Args:
             sum_over_ranks: Returns the sum of a tensor over all of them.
         """
-        n = self.n_tokens
-        self.n_tokens = int(sum_over_ranks(torch.tensor(n)))
-        mean = sum_over_ranks(n * self.mean) / max(self.n_tokens, 1)
-        self.squares = sum_over_ranks(self.squares + n * (self.mean - mean).square())
-        self.mean, self.products = mean, sum_over_ranks(self.products)
+        apart = self.mean.gather(sum_over_ranks)
+        self.squares = sum_over_ranks(self.squares + apart.square().sum(0))
+        self.products = sum_over_ranks(self.products + apart.T @ apart)
 
     def result(self) -> Moments:
         """Return the moments of what was added.
@@ -98,10 +95,10 @@ class MomentsAccumulator:
         Raises:
             ValueError: If nothing was.
         """
-        if not self.n_tokens:
+        n = self.mean.n
+        if not n:
             raise ValueError("no tokens to take moments of")
-        sd = (self.squares / self.n_tokens).clamp(min=0).sqrt()
-        return Moments(self.n_tokens, self.mean, sd, self.products / self.n_tokens)
+        return Moments(n, self.mean.mean, (self.squares / n).sqrt(), self.products / n)
 
 
 @dataclass(frozen=True)
@@ -128,34 +125,28 @@ class Covariance:
         """Which neurons hardly vary, shape (d_model,), bool."""
         return _hardly_vary(self.sd, self.mean.abs())
 
+    @property
+    def varies(self) -> bool:
+        """Whether any neuron does."""
+        return not bool(self.dead.all())
+
 
 class CovarianceAccumulator:
     """Takes batches of hidden states and returns their mean and covariance; everything is summed in float64.
-
-    All sums are around the first batch's mean, so that large means cost no digits.
 
     Args:
         d_model: Number of neurons.
     """
 
     def __init__(self, d_model: int) -> None:
-        self.n_tokens = 0
-        self.origin: Tensor | None = None
-        self.sums = torch.zeros(d_model, dtype=torch.float64)
+        self.mean = RunningMean(d_model)
         self.products = torch.zeros(d_model, d_model, dtype=torch.float64)
 
-    def update(self, hidden_states: Tensor) -> Tensor:
-        """Add tokens, shape (n, d_model), none is fine; return them in float64 around the origin of the sums."""
-        states = hidden_states.double()
-        if not len(states):
-            return states
-        if self.origin is None:
-            self.origin = states.mean(0)
-        states = states - self.origin
-        self.n_tokens += len(states)
-        self.sums += states.sum(0)
-        self.products.addmm_(states.T, states)
-        return states
+    def update(self, hidden_states: Tensor) -> None:
+        """Add tokens, shape (n, d_model); none is fine."""
+        for states in hidden_states.split(ROWS):
+            deviations = self.mean.update(states.double())
+            self.products.addmm_(deviations.T, deviations)
 
     def gather(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
         """Take together what several processes have added.
@@ -163,15 +154,8 @@ class CovarianceAccumulator:
         Args:
             sum_over_ranks: Returns the sum of a tensor over all of them.
         """
-        n, own = self.n_tokens, torch.zeros_like(self.sums) if self.origin is None else self.origin
-        self.n_tokens = int(sum_over_ranks(torch.tensor(n)))
-        # Any point among the tokens will do for an origin: the mean of the processes' own.
-        origin = sum_over_ranks(n * own) / max(self.n_tokens, 1)
-        shift, sums = own - origin, self.sums
-        self.sums = sum_over_ranks(sums + n * shift)
-        moved = torch.outer(sums, shift) + torch.outer(shift, sums) + n * torch.outer(shift, shift)
-        self.products = sum_over_ranks(self.products + moved)
-        self.origin = origin if self.n_tokens else None
+        apart = self.mean.gather(sum_over_ranks)
+        self.products = sum_over_ranks(self.products.addmm(apart.T, apart))
 
     def result(self) -> Covariance:
         """Return the moments of what was added.
@@ -179,11 +163,10 @@ class CovarianceAccumulator:
         Raises:
             ValueError: If nothing was.
         """
-        if self.origin is None:
+        n = self.mean.n
+        if not n:
             raise ValueError("no tokens to take moments of")
-        mean = self.sums / self.n_tokens
-        covariance = self.products / self.n_tokens - torch.outer(mean, mean)
-        return Covariance(self.n_tokens, self.origin + mean, covariance)
+        return Covariance(n, self.mean.mean, self.products / n)
 
 
 def _hardly_vary(sd: Tensor, size: Tensor) -> Tensor:

@@ -88,7 +88,7 @@ def read_layer(
         seed: Of what is drawn.
     """
     (moments,) = layer_moments(sides.train, [layer])
-    classes = ClassMomentsAccumulator(moments.mean, len(weight))
+    classes = ClassMomentsAccumulator(weight.shape[1], len(weight))
     for batch in read(sides.train, [layer]):
         classes.update(batch.hidden_states[0], batch.labels)
     true, predicted = (MagnitudeAccumulator(moments.mean, len(weight)) for _ in range(2))
@@ -178,10 +178,10 @@ def elastic_net_path(data: LayerData) -> Ranking:
 
 def mean_differences(mean: Tensor) -> Tensor:
     """Return the sum over pairs of classes of |mean[a] - mean[b]|, shapes (n_classes, d_model) and (d_model,)."""
-    ascending = mean.sort(0).values
-    # The k-th smallest of K is subtracted K - 1 - k times and added k times.
-    times = 2 * torch.arange(len(mean), dtype=mean.dtype) - (len(mean) - 1)
-    return times @ ascending
+    gaps = mean.sort(0).values.diff(dim=0)
+    # The gap above the k-th smallest of K means is between k (K - k) pairs of them.
+    k = torch.arange(1, len(mean), dtype=mean.dtype)
+    return (k * (len(mean) - k)) @ gaps
 
 
 def probeless(data: LayerData) -> Ranking:

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import pytorch_lightning as pl
+import torch
 from sklearn.linear_model import LogisticRegression
 
-from probing.companion import is_far
+from probing.companion import companion_moments, is_far, with_constant
 from probing.evidence import Retraining, with_companions
-from probing.moments import PenaltySpace
+from probing.moments import MomentsAccumulator, PenaltySpace
 from probing.ranking import Evidence, collect_evidence, conclusion, neuron_table
 from probing.solvers import Penalty
 from probing.tables.probes import neurons_table
@@ -128,6 +129,21 @@ def test_far_is_more_than_three_standard_deviations_and_alive(tmp_path: Path) ->
     moments = replace(found.moments, mean=-3.01 * found.moments.sd)
     assert is_far(moments)[:8].all()
     assert not is_far(replace(moments, mean=2.99 * moments.sd)).any()
+
+
+@pytest.mark.parametrize("space", ["sd", "rms", "raw"])
+def test_its_moments_are_those_of_its_features_however_far_neurons_are(space: PenaltySpace) -> None:
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(5000, 6, generator=generator) + torch.tensor([0, 1, 10, 100, 1e3, 1e4])
+    accumulator = MomentsAccumulator(6)
+    accumulator.update(states)
+    moments = accumulator.result()
+    features = with_constant(moments, space)(states.double())
+    found = companion_moments(moments, space).second_moment
+    # Correlations of features that are centred in float64 and multiplied in float32.
+    scale = found.diagonal().rsqrt()
+    expected = features.T @ features / len(features)
+    torch.testing.assert_close(scale[:, None] * found * scale, scale[:, None] * expected * scale, rtol=0, atol=1e-3)
 
 
 def test_the_table_and_the_sentence_take_the_companions_word_where_centring_is_unreliable(tmp_path: Path) -> None:

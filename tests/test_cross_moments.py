@@ -72,6 +72,15 @@ def test_a_mean_ten_thousand_times_the_sd_keeps_the_correlations(cuts):
     np.testing.assert_allclose(moments(a, b, *cuts).correlation(0, 0), wide, atol=1e-5)
 
 
+def test_a_first_batch_far_from_the_others_takes_no_digits_from_them():
+    shared = normal(1, 20_000, 1)
+    a, b = shared + normal(1, 20_000, 3, seed=1), shared + normal(1, 20_000, 3, seed=2)
+    a[:, 0], b[:, 0] = 400, -400
+    wide = np.corrcoef(a[0].T, b[0].T)[:3, 3:]
+    a, b = a.astype(np.float32), b.astype(np.float32)
+    np.testing.assert_allclose(moments(a, b, 1).correlation(0, 0), wide, atol=1e-5)
+
+
 def test_dead_neurons_correlate_with_nothing():
     a, b = normal(400, D), normal(400, D, seed=1)
     b[:, 3:] = a[:, 3:]

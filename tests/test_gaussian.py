@@ -29,7 +29,7 @@ def draw(n: int, seed: int = 0, apart: float = 1.0) -> tuple[Tensor, Tensor]:
 
 
 def moments(states: Tensor, labels: Tensor, batch: int = 50) -> ClassMoments:
-    accumulator = ClassMomentsAccumulator(states.double().mean(0), N_CLASSES)
+    accumulator = ClassMomentsAccumulator(states.shape[1], N_CLASSES)
     for rows in range(0, len(states), batch):
         accumulator.update(states[rows : rows + batch], labels[rows : rows + batch])
     return accumulator.result()
@@ -43,9 +43,38 @@ def test_class_moments_are_numpys_however_they_are_fed(batch: int) -> None:
     for c in range(N_CLASSES):
         rows = states[labels == c].double().numpy()
         assert found.counts[c] == len(rows)
-        np.testing.assert_allclose(found.mean[c], rows.mean(0), rtol=1e-6)
-        # Products of float32 differences from the mean.
-        np.testing.assert_allclose(found.scatter[c], np.cov(rows.T, bias=True) * len(rows), rtol=1e-4, atol=1e-3)
+        # Float64 throughout.
+        np.testing.assert_allclose(found.mean[c], rows.mean(0), rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(found.scatter[c], np.cov(rows.T, bias=True) * len(rows), rtol=1e-10, atol=1e-10)
+
+
+def test_neurons_that_are_constant_within_classes_have_no_scatter_there() -> None:
+    # As many values as it takes for products of their float32 distances from the mean to be rounded, on any processor.
+    _, labels = draw(300)
+    levels = torch.randn(N_CLASSES, 200, generator=torch.Generator().manual_seed(3))
+    found = moments(levels[labels], labels)
+    assert torch.equal(found.mean, levels.double())
+    assert not found.scatter.any()
+    assert (found.between > 0).all()
+
+
+def test_the_scatter_of_neurons_that_repeat_each_other_is_not_negative_in_any_direction() -> None:
+    states, labels = draw(3000)
+    sums = states @ torch.randn(D_MODEL, D_MODEL, generator=torch.Generator().manual_seed(4))
+    for scatter in moments(torch.cat([states, sums], 1), labels).scatter:
+        scale = scatter.diagonal().rsqrt()
+        values = torch.linalg.eigvalsh(scale[:, None] * scatter * scale)
+        # The sums are rounded to float32; what is left in the directions that they repeat is that, squared.
+        assert float(values.abs().min()) < 1e-11
+        assert float(values.min()) > -1e-14
+
+
+def test_class_means_far_from_0_keep_their_digits() -> None:
+    labels = torch.arange(N_CLASSES).repeat(100)
+    states = (1e4 + 1e-3 * torch.randn(300, 5, generator=torch.Generator().manual_seed(0))).float()
+    found = moments(states, labels)
+    for c in range(N_CLASSES):
+        torch.testing.assert_close(found.mean[c], states[labels == c].double().mean(0), rtol=1e-14, atol=0)
 
 
 def test_a_class_without_tokens_has_no_moments() -> None:
@@ -186,9 +215,7 @@ def test_few_tokens_for_many_neurons_borrow_from_all_classes() -> None:
         return torch.from_numpy(states).float(), torch.from_numpy(labels)
 
     train, held_out = many(120), many(500)
-    accumulator = ClassMomentsAccumulator(train[0].double().mean(0), N_CLASSES)
-    accumulator.update(*train)
-    probe = choose_shared(accumulator.result(), *held_out, range(30))
+    probe = choose_shared(moments(*train), *held_out, range(30))
     assert probe.shared > SHARED[0]
     own = GaussianProbe(probe.classes, 0.0)
     assert information(own.log_p(held_out[0], range(30)), held_out[1]) < 0

@@ -80,6 +80,16 @@ def test_a_ranking_is_of_all_neurons_and_each_once(planted: tuple[LayerData, Dat
         assert (ranking.score[ranking.order].diff() <= 0).all()
 
 
+def test_neurons_that_are_constant_within_classes_have_the_largest_f(tmp_path: Path) -> None:
+    tokens, states = states_of()
+    states[:, :6] = np.random.default_rng(5).standard_normal((tokens.positions.max() + 1, 6))[tokens.positions]
+    data, _ = data_of(tmp_path / "store", states, tokens)
+    found = METHODS["anova"](data)
+    assert sorted(found.order[:6].tolist()) == [*range(6)]
+    assert torch.isposinf(found.score[:6]).all()
+    assert torch.isfinite(found.score[6:]).all()
+
+
 # --- symmetries ---
 
 
@@ -174,6 +184,9 @@ def test_probeless_is_a_sum_over_pairs_of_classes(planted: tuple[LayerData, Data
 
 def test_differences_of_two_means_are_their_distance() -> None:
     assert mean_differences(torch.tensor([[1.0, -2.0], [4.0, 0.5]])).tolist() == [3.0, 2.5]
+    # Means that are equal are no distance apart, whatever they are: a sum of signed means would be rounded.
+    equal = torch.rand(50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert not mean_differences(equal.expand(7, -1)).any()
 
 
 def test_weight_mass_is_the_union_over_classes_grown_percent_by_percent(planted: tuple[LayerData, Data]) -> None:

@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from probing.running_mean import ROWS, RunningMean
+
 Definition = Literal["argmin_share", "argmax_share", "mean_profile", "layer_norm", "variance"]
 DEFINITIONS: tuple[Definition, ...] = ("argmin_share", "argmax_share", "mean_profile", "layer_norm", "variance")
 
@@ -65,31 +67,27 @@ class Profile:
 
 
 class ProfileAccumulator:
-    """Takes batches of tokens and returns their profile; sums are in float64, around the first batch's mean.
+    """Takes batches of tokens and returns their profile; sums are in float64.
 
     Args:
         d_model: Number of neurons.
     """
 
     def __init__(self, d_model: int) -> None:
-        self.n_tokens = 0
-        self.origin: Array | None = None
-        self.sums, self.squares = np.zeros(d_model), np.zeros(d_model)
-        self.smallest, self.largest = np.zeros(d_model), np.zeros(d_model)
+        self.mean = RunningMean(d_model)
+        self.squares, self.smallest, self.largest = np.zeros(d_model), np.zeros(d_model), np.zeros(d_model)
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens seen."""
+        return self.mean.n
 
     def update(self, hidden_states: Tensor) -> None:
         """Add tokens, shape (n, d_model), float32 or wider; none is fine. Of equal neurons the first is the extreme."""
-        states = hidden_states.numpy()
-        if not len(states):
-            return
-        wide = states.astype(np.float64)
-        if self.origin is None:
-            self.origin = wide.mean(0)
-        wide -= self.origin
-        self.n_tokens += len(states)
-        self.sums += wide.sum(0)
-        self.squares += np.einsum("nd,nd->d", wide, wide)
-        d_model = states.shape[1]
+        for states in hidden_states.split(ROWS):
+            deviations = self.mean.update(states.double()).numpy()
+            self.squares += np.einsum("nd,nd->d", deviations, deviations)
+        states, d_model = hidden_states.numpy(), hidden_states.shape[1]
         self.smallest += np.bincount(states.argmin(1), minlength=d_model)
         self.largest += np.bincount(states.argmax(1), minlength=d_model)
 
@@ -99,11 +97,10 @@ class ProfileAccumulator:
         Raises:
             ValueError: If nothing was.
         """
-        if self.origin is None:
+        if not self.n_tokens:
             raise ValueError("no tokens to take a profile of")
-        n, mean = self.n_tokens, self.sums / self.n_tokens
-        variance = np.maximum(self.squares / n - mean**2, 0)
-        return Profile(n, self.origin + mean, variance, self.smallest / n, self.largest / n)
+        n = self.n_tokens
+        return Profile(n, self.mean.mean.numpy(), self.squares / n, self.smallest / n, self.largest / n)
 
 
 def pooled(profiles: Sequence[Profile]) -> Profile:
