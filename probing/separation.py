@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from probing.running_mean import ROWS
+
 # Labellings permuted within sentences that make the null.
 DRAWS = 20
 
@@ -43,12 +45,13 @@ class SeparationAccumulator:
 
     def update(self, hidden_states: Tensor, labels: Tensor, permuted: Tensor) -> None:
         """Add tokens: shapes (n, d_model), (n,) and (n_draws, n); those labelled -1 do not count."""
-        kept = labels >= 0
-        states = hidden_states[kept] - self.mean.to(hidden_states.dtype)
+        kept = (labels >= 0).nonzero().squeeze(1)
+        labellings = torch.cat([labels[None], permuted])
         self.counts += labels[kept].bincount(minlength=len(self.counts))
-        for total, classes in zip(self.sums, [labels, *permuted], strict=True):
-            batch = torch.zeros(total.shape, dtype=states.dtype)
-            total += batch.index_add_(0, classes[kept], states)
+        for rows in kept.split(ROWS):
+            states = hidden_states[rows].double() - self.mean
+            for total, classes in zip(self.sums, labellings[:, rows], strict=True):
+                total.index_add_(0, classes, states)
 
     def gather(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
         """Take together what several processes have added.
@@ -61,8 +64,9 @@ class SeparationAccumulator:
     def result(self) -> Separation:
         """Return eta squared and its z for what was added; 0 for a neuron that does not vary."""
         n_tokens = self.counts.sum()
-        means = self.sums.sum(1, keepdim=True) / n_tokens
-        between = (self.sums.square() / self.counts.clamp(min=1)[:, None]).sum(1) - n_tokens * means.squeeze(1).square()
+        # Class means are centred before they are squared, so that no sum of squares is below 0.
+        apart = self.sums / self.counts.clamp(min=1)[:, None] - self.sums.sum(1, keepdim=True) / n_tokens
+        between = (self.counts[:, None] * apart.square()).sum(1)
         variance = n_tokens * self.sd.square()
         eta_squared = torch.where(variance > 0, between / variance, 0.0)
         true, null = eta_squared[0], eta_squared[1:]

@@ -123,12 +123,13 @@ def test_many_batches_in_any_order_give_what_one_gives(data):
     torch.testing.assert_close(parts.z, whole.z, rtol=1e-8, atol=1e-8)
 
 
-def test_float32_activations_far_from_zero_lose_nothing(data):
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+def test_float32_activations_lose_nothing_near_zero_or_far_from_it(data, offset):
     states, labels, permuted = data
-    far = (states + 1e4).astype(np.float32)
-    expected = separate(far.astype(np.float64), labels, permuted)
-    # Differences from a mean near 1e4 are exact; sums of 80 of them are not, by 1e-6 at most.
-    torch.testing.assert_close(separate(far, labels, permuted).eta_squared, expected.eta_squared, rtol=1e-5, atol=1e-6)
+    narrow = (states + offset).astype(np.float32)
+    expected = separate(narrow.astype(np.float64), labels, permuted)
+    # Sums are taken in float64 whatever comes in.
+    torch.testing.assert_close(separate(narrow, labels, permuted).eta_squared, expected.eta_squared, rtol=0, atol=1e-13)
 
 
 def test_the_mean_that_is_subtracted_first_changes_nothing(data):
