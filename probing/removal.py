@@ -23,9 +23,11 @@ RESOLVED = 2.0
 def _inverse_curvature(moments: Moments, space: PenaltySpace, l2: float, n_classes: int) -> tuple[Tensor, Tensor]:
     """Return the inverse of C + 2 l2 K, C being the scaled features' second moment, and 1 / scale, both float64."""
     inverse_scale = moments.inverse_scale(space)
-    features = inverse_scale[:, None] * moments.second_moment * inverse_scale
-    ridge = 2 * l2 * n_classes * torch.eye(len(features), dtype=features.dtype)
-    return torch.linalg.inv(features + ridge), inverse_scale
+    values, vectors = torch.linalg.eigh(inverse_scale[:, None] * moments.second_moment * inverse_scale)
+    # No second moment has an eigenvalue below 0, but rounding makes one where neurons repeat each other, and beside a
+    # small penalty an inverse that is positive no more.
+    curvature = values.clamp(min=0) + 2 * l2 * n_classes
+    return (vectors / curvature) @ vectors.T, inverse_scale
 
 
 def unique(weight: Tensor, moments: Moments, space: PenaltySpace, l2: float) -> Tensor:

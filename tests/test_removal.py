@@ -51,6 +51,14 @@ def test_a_dead_neuron_is_not_unique() -> None:
     assert unique(torch.ones(3, 4) * torch.arange(3.0)[:, None], moments_of(states), "sd", L2)[2] == 0
 
 
+def test_nothing_is_less_than_useless_however_neurons_repeat_each_other_and_small_the_penalty() -> None:
+    states = torch.randn(500, 40, generator=torch.Generator().manual_seed(0))
+    states[:, 20:] = states[:, :20] @ torch.randn(20, 20, generator=torch.Generator().manual_seed(1)) + 100
+    weight = torch.randn(2, 40, generator=torch.Generator().manual_seed(2))
+    for l2 in (1e-5, 1e-9):
+        assert (unique(weight, moments_of(states), "sd", l2) > 0).all()
+
+
 # --- doing without ---
 
 
