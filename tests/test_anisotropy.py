@@ -112,6 +112,15 @@ def test_clipping_many_choices_at_once_is_clipping_each() -> None:
         assert float(value) == pytest.approx(mean_cosine(clipped, [1] * 300).estimate.value, abs=1e-6)
 
 
+def test_what_is_left_of_vectors_that_are_nearly_all_in_the_clipped_neurons_keeps_its_digits() -> None:
+    x = gaussian(300, 10, mean=0.3).float()
+    found, choice = ClippedCosines(torch.tensor([[4]]), 10), x.clone()
+    choice[:, 4] = 0
+    x[:, 4] = 1e4 * x[:, 4]
+    found.update(x)
+    assert float(found.result()) == pytest.approx(mean_cosine(choice, [1] * 300).estimate.value, abs=1e-6)
+
+
 # --- IsoScore and energy ---
 
 
@@ -124,6 +133,12 @@ def published_isoscore(x: np.ndarray) -> float:  # type: ignore[type-arg]
     defect = np.linalg.norm(scaled - 1) / np.sqrt(2 * (d - np.sqrt(d)))
     used = (d - defect**2 * (d - np.sqrt(d))) ** 2 / d
     return float((used - 1) / (d - 1))
+
+
+def test_no_isoscore_is_below_0() -> None:
+    for seed in range(100):
+        direction = gaussian(1, 7, seed=seed)
+        assert 0 <= anisotropy.isoscore(direction.T @ direction) < 1e-15
 
 
 @pytest.mark.parametrize("scales", [[1.0] * 6, [1, 2, 3, 4, 5, 6.0], [1, 0, 0, 0, 0, 0.0], [1, 1, 1, 0, 0, 0.0]])

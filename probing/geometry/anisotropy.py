@@ -113,8 +113,8 @@ class MeanCosineAccumulator:
 class ClippedCosines:
     """The mean cosine with some neurons set to 0, for several choices of neurons at once.
 
-    Only lengths change: |x|^2 loses the squares of the neurons, so that all choices together take one product of
-    (n_choices, n) with (n, d) instead of a pass each.
+    Only lengths change, so that all choices together take two products, of (n, d) with (d, n_choices) for the squared
+    lengths and of (n_choices, n) with (n, d), instead of a pass each.
 
     Args:
         choices: Neurons of each choice, equally many, shape (n_choices, n_neurons).
@@ -123,15 +123,15 @@ class ClippedCosines:
 
     def __init__(self, choices: Tensor, d: int) -> None:
         self.choices, self.n = choices, 0
+        self.kept = torch.ones(d, len(choices)).scatter_(0, choices.T, 0.0)
         self.totals = torch.zeros(len(choices), d, dtype=torch.float64)
 
     def update(self, vectors: Tensor) -> None:
         """Add vectors, shape (n, d), those of length 0 counting as everywhere."""
-        # Double: what is left may be small beside what is taken away.
-        taken = vectors[:, self.choices].double().square().sum(2).T
-        left = vectors.norm(dim=1).double().square() - taken
-        inverse = torch.where(left > 0, left.clamp_min(1e-300).rsqrt(), 0.0)
-        self.totals += (inverse.to(vectors.dtype) @ vectors).double()
+        # What is kept is summed: a whole length less what is taken away would be rounding where little is left.
+        left = (vectors.square() @ self.kept.to(vectors.dtype)).T
+        inverse = torch.where(left > torch.finfo(left.dtype).tiny, left.rsqrt(), 0.0)
+        self.totals += (inverse @ vectors).double()
         self.n += len(vectors)
 
     def result(self) -> Tensor:
@@ -160,7 +160,8 @@ def isoscore(covariance: Tensor) -> float:
     squares = float(covariance.square().sum())
     if d == 1 or not squares > 0:
         return float("nan")
-    return (float(covariance.trace()) ** 2 / squares - 1) / (d - 1)
+    # No spectrum has a participation ratio below 1, but rounding may make one.
+    return max(float(covariance.trace()) ** 2 / squares - 1, 0.0) / (d - 1)
 
 
 def mean_energy_share(mean: Tensor, covariance: Tensor) -> float:
