@@ -63,6 +63,16 @@ def test_equal_tokens_are_at_distance_0_and_a_common_offset_moves_cosines_and_no
     assert float(after.relative_distance[0]) < 0.002
 
 
+def test_equal_tokens_are_at_distance_0_exactly_in_float32_too() -> None:
+    # 50 sentences of 3 to 12 equal tokens: their means would be rounded.
+    x = torch.randn(50, 20, generator=torch.Generator().manual_seed(0)) * 100
+    lengths = [3 + i % 10 for i in range(50)]
+    found = measured(x.repeat_interleave(torch.tensor(lengths), 0), lengths)
+    assert not found.distance.any()
+    assert not found.relative_distance.any()
+    torch.testing.assert_close(found.intra_sentence_similarity, torch.ones(50).double())
+
+
 def test_a_small_spread_around_a_large_vector_keeps_its_digits_in_float32() -> None:
     x, _ = sentences()
     far = (x + 300).float()

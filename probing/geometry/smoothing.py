@@ -50,8 +50,11 @@ def smoothness(vectors: Tensor, units: Tensor, unit_sums: Tensor, lengths: Tenso
         lengths: Tokens of each sentence, 1 at least, shape (n_sentences,).
     """
     n = lengths.double()
-    means = sum_by_sentence(vectors, lengths) / lengths[:, None]
-    away = vectors - means.repeat_interleave(lengths, 0)
+    # Seen from the first token of each sentence, equal tokens are 0, and so is their distance: a mean would be rounded.
+    first = vectors[lengths.cumsum(0) - lengths]
+    shifted = vectors - first.repeat_interleave(lengths, 0)
+    shift = sum_by_sentence(shifted, lengths) / lengths[:, None]
+    away, means = shifted - shift.repeat_interleave(lengths, 0), first + shift
     squares = torch.stack([away.norm(dim=1), vectors.norm(dim=1)], 1).double().square()
     distance, norm = sum_by_sentence(squares, lengths).sqrt().T
     sums, mean_length = unit_sums.double(), means.double().norm(dim=1)
