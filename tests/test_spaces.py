@@ -42,6 +42,14 @@ def test_vectors_that_do_not_vary_are_centred_not_whitened() -> None:
     assert fitted(Fitting(["whiten"]), moments(states).result(), [], 0)["whiten"](states).abs().max() == 0
 
 
+def test_vectors_that_vary_by_rounding_alone_are_centred_not_whitened() -> None:
+    values = torch.randn(4, generator=torch.Generator().manual_seed(0))
+    last_digit = torch.randint(0, 2, (50, 4), generator=torch.Generator().manual_seed(1))
+    states = torch.where(last_digit == 1, values.nextafter(torch.tensor(2.0)), values)
+    assert (states.std(0) > 0).all()
+    assert fitted(Fitting(["whiten"]), moments(states).result(), [], 0)["whiten"](states).abs().max() < 1e-6
+
+
 def test_names_are_chosen_in_the_order_of_tables() -> None:
     assert chosen("--x", "whiten,clip", SPACES) == ["clip", "whiten"]
     assert chosen("--x", ["clip"], SPACES) == ["clip"]

@@ -56,7 +56,7 @@ def _fitted(name: Space, fitting: Fitting, moments: Covariance, outliers: Sequen
     if name == "clip_random":
         generator = np.random.default_rng([fitting.seed, layer])
         return of.clip(moments, of.random_neurons(d_model, len(outliers), outliers, generator))
-    if name == "whiten" and moments.covariance.diagonal().any():
+    if name == "whiten" and moments.varies:
         return of.whiten(moments, n_components=fitting.components and min(fitting.components, d_model))
     if name == "standardise":
         return of.standardise(moments)

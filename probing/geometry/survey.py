@@ -160,7 +160,7 @@ def _transforms(plan: Plan, seen: Look, clipped: Sequence[int]) -> dict[str, Tra
     """Fit the transforms of a layer; without outliers there is nothing to clip, and without variance to whiten."""
     fitted: dict[str, Transform] = {}
     for kind in plan.kinds:
-        applies = bool(clipped) if kind == "clip" else bool((seen.moments.sd > 0).any())
+        applies = bool(clipped) if kind == "clip" else seen.moments.varies
         if applies:
             fitted[kind] = fit_transform(kind, seen.moments, clipped, plan.fitting)
     return fitted

@@ -166,11 +166,11 @@ def whiten(
         raise ValueError(f"n_components is 1 to {d_model}, not {n_components}")
     if not 0 <= shrinkage <= 1:
         raise ValueError(f"shrinkage is 0 to 1, not {shrinkage}")
+    if not moments.varies:
+        raise ValueError("no neuron varies: there is nothing to whiten")
     isotropic = moments.covariance.trace() / d_model * torch.eye(d_model, dtype=torch.float64)
     values, vectors = torch.linalg.eigh((1 - shrinkage) * moments.covariance + shrinkage * isotropic)
     values, vectors = values.flip(0), vectors.flip(1)
-    if not values[0] > 0:
-        raise ValueError("no neuron varies: there is nothing to whiten")
     kept = (values > floor * values[0]).nonzero().squeeze(1)[:n_components]
     matrix = vectors[:, kept] / values[kept].sqrt()
     matrix = matrix @ vectors[:, kept].T if method == "zca" else matrix
