@@ -101,6 +101,15 @@ def test_sources_that_repeat_each_other_add_nothing_to_each_other(tokens: Tokens
     assert found["special"][1] < 0.005
 
 
+def test_where_others_explain_all_there_is_a_source_adds_nothing(tokens: Tokens) -> None:
+    # What is left without it is rounding, of which it would explain some share between minus many and 1.
+    neurons = np.random.default_rng(0).standard_normal((40, 30))[tokens.positions] + 99
+    found = shares(tokens, neurons)
+    np.testing.assert_allclose(found["position"][0], 1, atol=1e-9)
+    for name in ("frequency", "punctuation"):
+        assert not found[name][1].any()
+
+
 def test_without_special_tokens_their_columns_are_left_out(tokens: Tokens) -> None:
     plain, neurons = ~tokens.special, np.stack([*planted(tokens).values()], 1)
     regressors = Regressors(tokens, tokens.input_ids == DOT)

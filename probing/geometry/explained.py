@@ -28,6 +28,8 @@ SOURCES = ("position", "frequency", "punctuation", "special")
 POSITIONS = 128
 # Regressors repeat each other along directions whose eigenvalue is below this share of the largest.
 _REPEATED = 1e-10
+# What is left of a neuron's squares is rounding if it is below this share of them.
+_ROUNDING = 1e-10
 
 Array = NDArray[np.float64]
 
@@ -145,6 +147,7 @@ class ExplainedAccumulator:
             raise ValueError("no tokens to explain neurons of")
         every = np.arange(len(self.xx))
         whole, none = self._sse(every), self._sse(every[:1])
+        none = np.where(none > 0, none, np.nan)
         found = {}
         for name, here in self.columns.items():
             own = np.arange(here.start, here.stop)
@@ -161,8 +164,8 @@ class ExplainedAccumulator:
         values, vectors = np.linalg.eigh(scale[:, None] * xx * scale)
         kept = values > _REPEATED * values[-1]
         along = (vectors[:, kept].T * scale) @ xv / np.sqrt(values[kept])[:, None]
-        left: Array = np.maximum(self.vv - np.square(along).sum(0), 0)
-        return np.where(self.vv > 0, left, np.nan)
+        left = self.vv - np.square(along).sum(0)
+        return np.where(left > _ROUNDING * self.vv, left, 0)
 
 
 def explained_rows(
