@@ -9,7 +9,7 @@ with the spread of the dealings; the lower end of its interval stays. It is neve
 
 **The interval** of a value is another thing than the interval of chance. The neurons of a layer are all there are, no
 sample of others, and a bootstrap of them counts twins as agreement; what could have come out otherwise is the
-sentences. So it is made from scorings of redrawn sentences (`probing.intervals.redraw`), and is NaN where none are
+sentences. So it is made from scorings of redrawn sentences (`probing.bootstrap.redraw`), and is NaN where none are
 given. Redrawing adds the noise of sampling once more, which lowers every agreement: only the spread of the redrawn
 values is used, laid around the value. It covers the agreement that runs on as many sentences have on average (in
 trials 88 to 99 times of 100); more sentences would raise that.
@@ -28,7 +28,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.chance import CHOICE, ENDS, STATISTICS, Settings, Statistic, chance, compared, similarity
+from probing.bootstrap import percentiles
+from probing.chance import CHOICE, STATISTICS, Settings, Statistic, chance, compared, similarity
 from probing.rank_similarity import Array
 
 # With p = .98 the first 50 neurons have 85% of the weight (Webber et al., equation 21): between the top 10 and the
@@ -169,8 +170,8 @@ def _intervals(
     ends = {}
     for name in STATISTICS:
         redrawn = np.array([_value(name, x, y, settings) for x, y in zip(*draws, strict=True)])
-        spread = np.quantile(redrawn - redrawn.mean(), ENDS)
-        low, high = (_value(name, a, b, settings) + spread).clip(0 if name in CHOICE else -1, 1)
+        spread = percentiles(redrawn - redrawn.mean())
+        low, high = (_value(name, a, b, settings) + np.array(spread)).clip(0 if name in CHOICE else -1, 1)
         ends[name] = (float(low), float(high))
     return ends
 

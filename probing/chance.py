@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import hypergeom, rankdata
 
-from probing.intervals import LEVEL
+from probing.bootstrap import percentiles
+from probing.intervals import ENDS
 from probing.rank_similarity import Array, kendall, places, rank_biased_overlap, spearman, top_overlap
 
 Statistic = Literal["overlap", "rbo", "spearman", "kendall"]
 STATISTICS: tuple[Statistic, ...] = ("overlap", "rbo", "spearman", "kendall")
 # These ask which neurons were chosen, the others in which order all of them stand.
 CHOICE: tuple[Statistic, ...] = ("overlap", "rbo")
-ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 # Equal values may differ by rounding, as they are summed in another order.
 ROUNDING = 1e-12
 
@@ -83,11 +83,9 @@ def chance(
     if name == "overlap" and not shared:
         return _exact_overlap(value, a, b, strangers, settings.k)
     null = _blocks_dealt(name, a, b, group, settings) if shared else _dealt(name, a, b, settings)
-    low = np.quantile(null, ENDS[0])
-    null = null + excess(strangers, float(null.mean()))
-    high = np.quantile(null, ENDS[1])
-    p_value = (1 + (null >= value - ROUNDING).sum()) / (1 + len(null))
-    return Chance(float(null.mean()), float(low), float(high), float(p_value))
+    (low, high), moved = percentiles(null), excess(strangers, float(null.mean()))
+    p_value = (1 + (null + moved >= value - ROUNDING).sum()) / (1 + len(null))
+    return Chance(float(null.mean()) + moved, low, high + moved, float(p_value))
 
 
 def excess(strangers: Sequence[float], dealt: float) -> float:

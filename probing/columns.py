@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,8 +43,9 @@ def accuracy_flag(row: Row) -> str:
     A probe beats it where the lower end of `information`, the nats it saves over the shares of the classes in
     training, is above 0, or the value itself where the test sentences are too few for an interval.
     """
-    low = row["information_low"] if row.get("information_low") is not None else row["information"]
-    return "" if low > 0 else UNINFORMATIVE
+    low = row.get("information_low")
+    has_interval = low is not None and not math.isnan(low)
+    return "" if (low if has_interval else row["information"]) > 0 else UNINFORMATIVE
 
 
 def controls_of(rows: Sequence[Row]) -> dict[str, str]:

@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.agreement import agreement, holm, permutations_for
+from probing.bootstrap import redraw
 from probing.cache.store import ActivationStore
 from probing.cache.tokens import Tokens
 from probing.contributions import sentence_contributions
 from probing.cross_moments import CrossMoments, CrossMomentsAccumulator
 from probing.errors import UserError
 from probing.examples import Examples, read
-from probing.intervals import redraw
+from probing.intervals import MIN_SENTENCES
 from probing.matching import Method, holds, judge, match
 from probing.random_bases import Strangers
 from probing.words import common_words, pool_words
@@ -42,13 +43,13 @@ class Ranked:
         label: Name in tables and figures, different for each run.
         layers: Layer numbers.
         scores: Contribution of each neuron, shape (n_layers, d_model).
-        draws: The same on redrawn test sentences, shape (n_layers, n_draws, d_model).
+        draws: The same on redrawn test sentences, shape (n_layers, n_draws, d_model); None where these are too few.
     """
 
     label: str
     layers: Sequence[int]
     scores: Array
-    draws: Array
+    draws: Array | None
 
     @property
     def d_model(self) -> int:
@@ -78,8 +79,10 @@ def rank_on_sentences(label: str, weight: Tensor, test: Examples, layers: Sequen
         rows = torch.from_numpy(np.searchsorted(sentences, batch.sentences.numpy()))
         for i, states in enumerate(batch.hidden_states):
             sentence_contributions(weight[i], states, batch.labels, rows, out=sums[i])
-    n_tokens = np.bincount(np.searchsorted(sentences, test.store.tokens.sentences[test.labels >= 0]))
-    draws = np.stack([redraw(layer.numpy(), n_tokens, seed, DRAWS) for layer in sums])
+    n_tokens = test.tokens_by_sentence()[sentences]
+    draws = None
+    if len(sentences) >= MIN_SENTENCES:
+        draws = np.stack([redraw(layer.numpy(), n_tokens, seed, DRAWS) for layer in sums])
     return Ranked(label, layers, sums.sum(1).numpy() / n_tokens.sum(), draws)
 
 
@@ -248,12 +251,13 @@ def _statistics(
     theirs = partner[kept]
     if len(kept) < 2:
         return []
+    draws = None if a.draws is None or b.draws is None else (a.draws[i][:, kept], b.draws[j][:, theirs])
     found = agreement(
         a.scores[i][kept],
         b.scores[j][theirs],
         k=min(k, len(kept)),
         groups=theirs,
-        draws=(a.draws[i][:, kept], b.draws[j][:, theirs]),
+        draws=draws,
         unrelated=unrelated,
         permutations=permutations,
         seed=seed,

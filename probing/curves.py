@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from probing.evaluation import MOST_TOKENS, Chosen, accuracy_intervals, choices, of_columns, rough_training
+from probing.evaluation import MOST_TOKENS, Chosen, choices, of_columns, rough_training
 from probing.examples import Examples, Sides, read
+from probing.intervals import accuracy_interval
 from probing.probe import Problem
 from probing.rankings import LayerData, Ranking
 from probing.samples import thin
@@ -150,7 +151,8 @@ class _Measure:
 
     def _rows(self, kind: str, chosen: Sequence[Chosen], fits: Sequence[LayerFit]) -> list[dict[str, Any]]:
         test, data = self.sides.test, self.data
-        intervals = accuracy_intervals([fit.correct_by_sentence for fit in fits], test, data.seed)
+        n_tokens = test.tokens_by_sentence()
+        intervals = [accuracy_interval(fit.correct_by_sentence, n_tokens) for fit in fits]
         validation = _accuracies(self.sides.validation, fits, data.layer)
         return [
             {

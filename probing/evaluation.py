@@ -20,7 +20,7 @@ from probing import gaussian
 from probing.cache.plan import Plan, Shard
 from probing.cache.tokens import Tokens
 from probing.examples import Activations, Examples, Sides, read
-from probing.intervals import LEVEL, redraw
+from probing.intervals import accuracy_interval
 from probing.rankings import LayerData, Ranking
 from probing.samples import thin
 from probing.training import Training, train_probes
@@ -114,20 +114,20 @@ def evaluate(
         draws: How many times as many neurons are drawn blindly.
     """
     test = sides.test
-    labels = torch.from_numpy(test.labels[test.labels >= 0])
+    labels, n_tokens = torch.from_numpy(test.labels[test.labels >= 0]), test.tokens_by_sentence()
     rows = []
     for k in sizes:
         chosen = choices(rankings, data, k, draws)
         for probe, judge in PROBES.items():
             judged = judge(chosen, data, sides)
-            intervals = accuracy_intervals([found.correct_by_sentence for found in judged], test, data.seed)
-            for choice, found, interval in zip(chosen, judged, intervals, strict=True):
+            for choice, found in zip(chosen, judged, strict=True):
+                low, high = accuracy_interval(found.correct_by_sentence, n_tokens)
                 bits = gaussian.entropy(labels) - found.cross_entropy / math.log(2)
                 rows.append({
                     "layer": data.layer, "ranking": choice.ranking, "probe": probe, "from": choice.end, "k": k,
                     **({"draw": choice.draw} if choice.draw else {}),
                     "accuracy": float(found.correct_by_sentence.sum() / len(labels)),
-                    "accuracy_low": interval[0], "accuracy_high": interval[1],
+                    "accuracy_low": low, "accuracy_high": high,
                     "cross_entropy": found.cross_entropy, "mutual_information": bits,
                     "share_of_entropy": bits / gaussian.entropy(labels),
                     "n_train_tokens": found.n_train_tokens, "n_test_tokens": len(labels),
@@ -188,20 +188,3 @@ def of_gaussians(chosen: Sequence[Chosen], data: LayerData, sides: Sides) -> lis
 
 # What rankings are judged by.
 PROBES = {"linear": linear, "gaussian": of_gaussians}
-
-
-def accuracy_intervals(
-    correct_by_sentence: Sequence[NDArray[np.int64]], test: Examples, seed: int
-) -> list[tuple[float, float]]:
-    """Return the interval of each probe's accuracy when test sentences are drawn anew, the same ones for all.
-
-    Args:
-        correct_by_sentence: For each probe the tokens rightly predicted, shape (n_sentences of the corpus,).
-        test: What it was tested on.
-        seed: Of the redrawn sentences.
-    """
-    sentences = test.sentences()
-    n_tokens = np.bincount(test.store.tokens.sentences[test.labels >= 0])[sentences]
-    correct = np.stack([found[sentences].astype(np.float64) for found in correct_by_sentence], 1)
-    low, high = np.quantile(redraw(correct, n_tokens, seed), [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
-    return list(zip(low.tolist(), high.tolist(), strict=True))

@@ -153,12 +153,11 @@ def _rises(retraining: Retraining, evidence: Evidence, scores: Tensor) -> tuple[
         for n, start in zip(removed, starts, strict=True)
     ]
     changed = retraining.train(f"layer {fit.layer} without a neuron", problems, test=True)
-    sentences = sides.test.sentences()
-    n_tokens = np.bincount(np.searchsorted(sentences, sides.test.store.tokens.sentences[sides.test.labels >= 0]))
+    n_tokens = sides.test.tokens_by_sentence()
     rises = {
         n: rise(
-            fit.cross_entropy_by_sentence[sentences], other.cross_entropy_by_sentence[sentences], n_tokens,
-            fit.optimality_gap + other.optimality_gap, retraining.seed,
+            fit.cross_entropy_by_sentence, other.cross_entropy_by_sentence, n_tokens,
+            fit.optimality_gap + other.optimality_gap,
         )
         for n, other in zip(removed, changed, strict=True)
     }  # fmt: skip

@@ -94,6 +94,11 @@ class Examples:
         """Return the examples of each class, shape (n_classes,)."""
         return np.bincount(self.labels[self.labels >= 0], minlength=n_classes)
 
+    def tokens_by_sentence(self) -> NDArray[np.int64]:
+        """Return how many examples each sentence of the corpus has, those of other sides 0, shape (n_sentences,)."""
+        tokens = self.store.tokens
+        return np.bincount(tokens.sentences[self.labels >= 0], minlength=tokens.n_sentences)
+
     def sentences(self) -> NDArray[np.int32]:
         """Return the sentences with at least one example, ascending."""
         return np.unique(self.store.tokens.sentences[self.labels >= 0])

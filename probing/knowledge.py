@@ -23,7 +23,7 @@ from probing.constant_answer import prior_cross_entropy_by_sentence
 from probing.controls import shuffled
 from probing.erasure import fit_erasers, with_neurons, without
 from probing.examples import Examples, Sides, read
-from probing.intervals import LEVEL, redraw
+from probing.intervals import accuracy_interval, mean_interval
 from probing.training import LayerFit, Training, train_probes
 
 # What a probe is left with, in the order of the table.
@@ -62,7 +62,7 @@ def what_is_known(
         n_top: How many of them are kept or removed.
         training: How to train.
         trainer_options: Arguments of Lightning's Trainer.
-        seed: Of random neurons, shuffled labels and redrawn sentences.
+        seed: Of random neurons and shuffled labels.
         callbacks: Returns Lightning callbacks for a condition.
 
     Returns:
@@ -98,7 +98,7 @@ def what_is_known(
         losses = cross_entropy_by_sentence(changed.test, fits)
         for fit, loss in zip(fits, losses, strict=True):
             row = {"layer": fit.layer, "condition": condition, "n_neurons": changed.test.store.plan.d_model}
-            rows.append({**row, "n_removed": n_removed[fit.layer], **_known(sides, fit, loss, seed)})
+            rows.append({**row, "n_removed": n_removed[fit.layer], **_known(sides, fit, loss)})
     full = {row["layer"]: row["information"] for row in rows if row["condition"] == "all"}
     for row in rows:
         row["share"] = row["information"] / full[row["layer"]] if full[row["layer"]] > 0 else float("nan")
@@ -131,26 +131,21 @@ def cross_entropy_by_sentence(test: Examples, fits: Sequence[LayerFit]) -> NDArr
     return sums.numpy()
 
 
-def _known(sides: Sides, fit: LayerFit, loss: NDArray[np.float64], seed: int) -> dict[str, Any]:
+def _known(sides: Sides, fit: LayerFit, loss: NDArray[np.float64]) -> dict[str, Any]:
     """Return accuracy and information with their intervals over test sentences.
 
     Args:
         sides: Examples and their classes.
         fit: The probe.
         loss: Its cross-entropy over each sentence, shape (n_sentences,).
-        seed: Of redrawn sentences.
     """
     test, counts = sides.test, sides.train.counts(len(sides.classes))
     kept = test.labels >= 0
-    labels = test.labels[kept]
-    n_tokens = np.bincount(test.store.tokens.sentences[kept], minlength=len(loss))
+    labels, n_tokens = test.labels[kept], test.tokens_by_sentence()
     constant = prior_cross_entropy_by_sentence(sides.train, test, len(sides.classes))
     saved = constant - loss
-    of_test = test.sentences()
-    draws = redraw(np.stack([fit.correct_by_sentence, saved], 1)[of_test], n_tokens[of_test], seed)
-    (accuracy_low, information_low), (accuracy_high, information_high) = np.quantile(
-        draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0
-    ).tolist()
+    accuracy_low, accuracy_high = accuracy_interval(fit.correct_by_sentence, n_tokens)
+    information_low, information_high = mean_interval(saved, n_tokens)
     return {
         "accuracy": float(fit.metrics["accuracy"]),
         "accuracy_low": accuracy_low,

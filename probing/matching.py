@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from probing.chance import ENDS, ROUNDING, excess
+from probing.bootstrap import percentiles
+from probing.chance import ROUNDING, excess
 
 Method = Literal["many_to_one", "one_to_one"]
 Array = NDArray[np.float64]
@@ -122,11 +123,10 @@ def judge(
     signed = np.sign(fit) * held_out
     generator = np.random.default_rng(seed)
     null = np.array([signed[rows, generator.permutation(columns)].mean() for _ in range(permutations)])
-    low = float(np.quantile(null, ENDS[0]))
-    null += excess(strangers, float(null.mean()))
-    high = float(np.quantile(null, ENDS[1]))
+    (low, high), moved = percentiles(null), excess(strangers, float(null.mean()))
     true = holds(partner, fit, held_out)
-    p_value = float((1 + (null >= true - ROUNDING).sum()) / (1 + permutations))
+    p_value = float((1 + (null + moved >= true - ROUNDING).sum()) / (1 + permutations))
     return MatchQuality(
-        float(np.abs(fit[rows, columns]).mean()), true, float(null.mean()), low, high, p_value, len(rows)
-    )
+        float(np.abs(fit[rows, columns]).mean()), true, float(null.mean()) + moved, low, high + moved, p_value,
+        len(rows),
+    )  # fmt: skip

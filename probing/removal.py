@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.contributions import centre_over_classes
-from probing.intervals import LEVEL, redraw
+from probing.intervals import mean_interval
 from probing.moments import Moments, PenaltySpace
 
 # Neurons at the top that are removed one by one, and as many others beside them.
@@ -100,7 +100,7 @@ class Rise:
 
     Args:
         value: Rise of the mean test cross-entropy, in nats; negative where the probe does better without.
-        low: Lower end of its interval over test sentences, the same ones for both probes.
+        low: Lower end of its interval over test sentences, paired; NaN where these are too few.
         high: Upper end.
         resolved: Whether it is well above what both probes may be short of their optima.
     """
@@ -112,19 +112,16 @@ class Rise:
 
 
 def rise(
-    with_it: NDArray[np.float64], without_it: NDArray[np.float64], n_tokens: NDArray[np.int64], gaps: float, seed: int
+    with_it: NDArray[np.float64], without_it: NDArray[np.float64], n_tokens: NDArray[np.int64], gaps: float
 ) -> Rise:
     """Return the rise of the cross-entropy, paired by sentence.
 
     Args:
         with_it: Cross-entropy of each test sentence, summed over its tokens, in nats, shape (n_sentences,).
         without_it: The same of the probe without the neuron.
-        n_tokens: Test tokens of each sentence, shape (n_sentences,).
+        n_tokens: Test tokens of each sentence, shape (n_sentences,); sentences without any do not count.
         gaps: What both probes may be short of their optima, in nats, taken together.
-        seed: Of the redrawn sentences.
     """
     difference = without_it - with_it
     value = float(difference.sum() / n_tokens.sum())
-    means = redraw(difference[:, None], n_tokens, seed)[:, 0]
-    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Rise(value, float(low), float(high), abs(value) > RESOLVED * gaps)
+    return Rise(value, *mean_interval(difference, n_tokens), abs(value) > RESOLVED * gaps)

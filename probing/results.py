@@ -10,10 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import yaml
-from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.columns import ACCURACY_COLUMNS, NEURON_COLUMNS, accuracy_flag
@@ -21,7 +19,7 @@ from probing.constant_answer import prior_cross_entropy_by_sentence
 from probing.contributions import class_contributions
 from probing.examples import Sides
 from probing.figures import write_figures
-from probing.intervals import accuracy_interval
+from probing.intervals import accuracy_interval, difference_interval, mean_interval
 from probing.mdl import CodeLength
 from probing.ranking import Evidence, neuron_table
 from probing.runs import write_csv
@@ -59,9 +57,9 @@ class Measured:
     penalty: Mapping[str, Any] = field(default_factory=dict)
     transform: str = "none"
 
-    def accuracy(self, seed: int) -> list[dict[str, Any]]:
+    def accuracy(self) -> list[dict[str, Any]]:
         """Return a row per layer, as in `accuracy.csv`."""
-        return [self._accuracy_row(i, seed) for i in range(len(self.fits))]
+        return [self._accuracy_row(i) for i in range(len(self.fits))]
 
     def neurons(self, flags: Sequence[str]) -> list[dict[str, Any]]:
         """Return a row per layer and neuron in ranked order, as in `neurons.csv`.
@@ -76,17 +74,18 @@ class Measured:
             for row in neuron_table(fit.layer, fit.weight, evidence, is_informative=not flag)
         ]
 
-    def _accuracy_row(self, i: int, seed: int) -> dict[str, Any]:
+    def _accuracy_row(self, i: int) -> dict[str, Any]:
         fit, train, test, n_classes = self.fits[i], self.sides.train, self.sides.test, len(self.sides.classes)
         majority = int(train.counts(n_classes).argmax())
-        low, high = self._interval(fit.correct_by_sentence, seed)
+        n_tokens = test.tokens_by_sentence()
+        low, high = accuracy_interval(fit.correct_by_sentence, n_tokens)
         row: dict[str, Any] = {
             "layer": fit.layer,
             **fit.metrics,
             "accuracy_low": low,
             "accuracy_high": high,
             "train_cross_entropy": fit.train_cross_entropy,
-            **self._information(fit, seed),
+            **self._information(fit),
             "optimality_gap": fit.optimality_gap,
             "majority_accuracy": float(test.counts(n_classes)[majority] / test.n_tokens),
             "n_train_tokens": train.n_tokens,
@@ -97,9 +96,8 @@ class Measured:
         for name, fits in self.controls.items():
             control = fits[i] if len(fits) > 1 else fits[0]
             row[f"{name}_accuracy"] = control.metrics["accuracy"]
-            row[f"above_{name}_low"], row[f"above_{name}_high"] = self._interval(
-                fit.correct_by_sentence - control.correct_by_sentence, seed
-            )
+            difference = fit.correct_by_sentence - control.correct_by_sentence
+            row[f"above_{name}_low"], row[f"above_{name}_high"] = difference_interval(difference, n_tokens)
         if "control_task" in self.controls:
             row["selectivity"] = row["accuracy"] - row["control_task_accuracy"]
         if (stability := self.evidence[i].stability) is not None:
@@ -110,25 +108,18 @@ class Measured:
         row |= size_columns(self.transform, train.n_tokens, len(train.sentences()), train.store.plan.d_model)
         return row | dict(self.evidence[i].penalty_stability)
 
-    def _information(self, fit: LayerFit, seed: int) -> dict[str, float]:
+    def _information(self, fit: LayerFit) -> dict[str, float]:
         """Return what a constant answer costs on the test tokens, and how much less the probe does, in nats a token."""
         test, n_classes = self.sides.test, len(self.sides.classes)
         prior = prior_cross_entropy_by_sentence(self.sides.train, test, n_classes)
         saved = prior - fit.cross_entropy_by_sentence
-        low, high = self._interval(saved, seed)
+        low, high = mean_interval(saved, test.tokens_by_sentence())
         return {
             "prior_cross_entropy": float(prior.sum() / test.n_tokens),
             "information": float(saved.sum() / test.n_tokens),
             "information_low": low,
             "information_high": high,
         }
-
-    def _interval(self, correct_by_sentence: NDArray[Any], seed: int) -> tuple[float, float]:
-        """Return the interval of a share of the test tokens, or of the difference of two such shares."""
-        test = self.sides.test
-        sentences = test.sentences()
-        n_tokens = np.bincount(test.store.tokens.sentences[test.labels >= 0], minlength=len(correct_by_sentence))
-        return accuracy_interval(correct_by_sentence[sentences], n_tokens[sentences], seed)
 
 
 @dataclass(frozen=True)
@@ -151,7 +142,7 @@ def write(folder: Path, config: Mapping[str, Any], measured: Measured, model_nam
         model_name: The model's short name, for titles.
         draws: Whether figures are wanted.
     """
-    accuracy = measured.accuracy(config["seed"])
+    accuracy = measured.accuracy()
     neurons = measured.neurons([row["flag"] for row in accuracy])
     write_csv(folder / "accuracy.csv", accuracy, ACCURACY_COLUMNS)
     write_csv(folder / "neurons.csv", neurons, NEURON_COLUMNS)

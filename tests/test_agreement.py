@@ -3,8 +3,8 @@ import pytest
 from scipy.stats import hypergeom, kstest
 
 from probing.agreement import PERSISTENCE, agreement, holm, permutations_for
+from probing.bootstrap import redraw
 from probing.chance import STATISTICS
-from probing.intervals import redraw
 from probing.rank_similarity import places, rank_biased_overlap
 
 N = 60

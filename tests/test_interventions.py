@@ -89,12 +89,12 @@ def test_nothing_is_compared_where_there_is_nothing_to_take_out_or_nothing_left(
 
 # Each neuron's worth: the loss rises by it where the neuron is zeroed inside, by a tenth of it where it is clipped.
 WORTH = np.array([5.0, 0, 1, 2, 3, 4, 0.5, 0])
-SENTENCES = np.array([2.0, -1, 3, 0.5])
-N_TOKENS = np.array([3, 1, 2, 0])
+SENTENCES = np.tile([2.0, -1, 3, 0.5], 8)
+N_TOKENS = np.tile([3, 1, 2, 0], 8)
 
 
 class Planted:
-    """Reads a loss, and an accuracy that is its opposite, off the gains of a norm."""
+    """Reads a loss, and an accuracy that falls by a hundredth of what it rises by, off the gains of a norm."""
 
     def __init__(self, norm: nn.LayerNorm, sign: float = 1.0) -> None:
         self.norm, self.sign, self.seen = norm, sign, []
@@ -106,7 +106,10 @@ class Planted:
         losses = [self.sign * (WORTH[zero].sum() + WORTH[list(neurons)].sum() / 10) for neurons in clips]
         return [
             Read(
-                {"mlm_loss": (SENTENCES + loss) * N_TOKENS, "position_accuracy": -(SENTENCES + loss) * N_TOKENS},
+                {
+                    "mlm_loss": (SENTENCES + loss) * N_TOKENS,
+                    "position_accuracy": (0.5 - (SENTENCES + loss) / 100) * N_TOKENS,
+                },
                 dict.fromkeys(("mlm_loss", "position_accuracy"), N_TOKENS),
             )
             for loss in losses
@@ -117,7 +120,7 @@ def planted(outlier: int, n_draws: int = 12, sign: float = 1.0) -> tuple[list[di
     norm = nn.LayerNorm(8)
     nn.init.ones_(norm.bias)
     reader = Planted(norm, sign)
-    return intervene([norm], conditions([outlier], np.ones(8), n_draws, 0), reader, 0), reader, norm
+    return intervene([norm], conditions([outlier], np.ones(8), n_draws, 0), reader), reader, norm
 
 
 def test_effects_are_differences_to_the_intact_model_with_intervals_over_sentences() -> None:
@@ -129,18 +132,21 @@ def test_effects_are_differences_to_the_intact_model_with_intervals_over_sentenc
     intact = by["mlm_loss", "", "intact"]
     assert intact["value"] == pytest.approx(mean)
     assert intact["low"] < mean < intact["high"]
-    assert intact["n_tokens"] == 6
+    assert intact["n_tokens"] == 48
     inside, after = (by["mlm_loss", where, "outliers"] for where in ("inside", "after"))
     assert (inside["effect"], after["effect"]) == (pytest.approx(5), pytest.approx(0.5))
     assert inside["value"] == pytest.approx(mean + 5)
-    # The effect is the same in every sentence: redrawing them changes the value and not the effect.
+    # The effect is the same in every sentence: sentences differ in the value and not in the effect.
     assert (inside["effect_low"], inside["effect_high"]) == (pytest.approx(5), pytest.approx(5))
     assert inside["low"] < inside["value"] < inside["high"]
-    assert by["position_accuracy", "inside", "outliers"]["effect"] == pytest.approx(-5)
+    accuracy = by["position_accuracy", "inside", "outliers"]
+    assert accuracy["effect"] == pytest.approx(-0.05)
+    assert accuracy["effect_low"] < -0.05 < accuracy["effect_high"]  # of accuracies, even that is not certain
+    assert 0 < accuracy["low"] < accuracy["value"] < accuracy["high"] < 1
     for row in rows:
         if row["kind"] == "random":
             worth = WORTH[int(row["neurons"])] * (1 if row["where"] == "inside" else 0.1)
-            assert row["effect"] == pytest.approx(worth if row["measure"] == "mlm_loss" else -worth)
+            assert row["effect"] == pytest.approx(worth if row["measure"] == "mlm_loss" else -worth / 100)
     assert len(rows) == 2 * (1 + 2 + 12 + 1 + 12)
 
 

@@ -21,7 +21,7 @@ from synthetic import sides as sides_of
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
 L2 = 1e-3
-LENGTHS = np.random.default_rng(0).integers(6, 14, 150).tolist()
+LENGTHS = np.random.default_rng(0).integers(6, 14, 240).tolist()
 
 
 def moments_of(states: Tensor) -> Moments:
@@ -84,11 +84,11 @@ def test_a_rise_is_paired_by_sentence() -> None:
     generator = np.random.default_rng(0)
     n_tokens = generator.integers(3, 30, 200)
     before = generator.exponential(5, 200) * n_tokens  # sentences differ far more than the rise
-    found = rise(before, before + 0.1 * n_tokens, n_tokens, gaps=0.01, seed=0)
+    found = rise(before, before + 0.1 * n_tokens, n_tokens, gaps=0.01)
     assert found.value == pytest.approx(0.1)
     assert (found.low, found.high) == (pytest.approx(0.1), pytest.approx(0.1))
     assert found.resolved
-    assert not rise(before, before + 0.1 * n_tokens, n_tokens, gaps=0.06, seed=0).resolved
+    assert not rise(before, before + 0.1 * n_tokens, n_tokens, gaps=0.06).resolved
 
 
 @pytest.fixture

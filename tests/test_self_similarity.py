@@ -54,8 +54,18 @@ def test_self_similarity_is_the_mean_over_ordered_pairs_and_twice_the_misprint()
         assert float(found.by_word()[word]) == pytest.approx(2 * halves / (n * (n - 1)), abs=1e-12)
     estimate = found.result(0)
     assert estimate.value == pytest.approx(float(found.by_word().mean()))
-    assert estimate.low <= estimate.value <= estimate.high
+    assert np.isnan([estimate.low, estimate.high]).all()  # three words are too few
     assert estimate.n == 3
+
+
+def test_the_interval_of_self_similarity_is_over_words() -> None:
+    x = torch.randn(100, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.5
+    found = SelfSimilarityAccumulator(20, 4)
+    found.update(x, torch.arange(100) % 20)
+    values, estimate = found.by_word().numpy(), found.result(0)
+    assert estimate.low < estimate.value < estimate.high
+    # A percentile interval of 20 lacks the factor of Student's t; 400 draws know a quantile to 5%.
+    assert estimate.high - estimate.low == pytest.approx(2 * 1.96 * values.std() / 20**0.5, rel=0.2)
 
 
 def test_without_words_there_is_no_number() -> None:

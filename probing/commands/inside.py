@@ -143,4 +143,4 @@ def interventions(
                 f"`--interventions`: {tokens.n_sentences} sentences are too few for a probe of position, by which "
                 f"{source.name} is read; give more, or leave the option out."
             ) from None
-    return intervene(modules, chosen, reader, seed, lambda what: progress(f"interventions: {what}"))
+    return intervene(modules, chosen, reader, lambda what: progress(f"interventions: {what}"))

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.intervals import DRAWS, LEVEL
+from probing.bootstrap import DRAWS
 
 Aggregation = Literal["all", "mean", "wmean"]
 AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
@@ -121,11 +121,3 @@ def aggregated_draws(a: Array, b: Array, subset: NDArray[np.int64], draws: Draws
         return dict.fromkeys(AGGREGATIONS, everything)
     each = np.stack([weighted_spearman(a[at], b[at], draws.times[:, at]) for at in (subset == one for one in subsets)])
     return {"all": everything, "mean": each.mean(0), "wmean": sizes @ each / sizes.sum()}
-
-
-def interval(draws: Array) -> tuple[float, float]:
-    """Return the percentile interval of what was drawn; draws without a value are left out."""
-    if not np.isfinite(draws).any():
-        return float("nan"), float("nan")
-    low, high = np.nanquantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)

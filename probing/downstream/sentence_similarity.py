@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from probing.bootstrap import percentile_interval
 from probing.corpus import split_key
 from probing.downstream.rank_correlation import (
     AGGREGATIONS,
@@ -22,7 +23,6 @@ from probing.downstream.rank_correlation import (
     Draws,
     aggregated,
     aggregated_draws,
-    interval,
     spearman,
 )
 from probing.downstream.sts import STS_B, SentencePairs
@@ -186,13 +186,14 @@ def _compared(best: Mapping[str, Similarities], target: SentencePairs, draws: Dr
     rows = []
     for name, one in best.items():
         for how in AGGREGATIONS:
-            low, high = interval(drawn[name][how])
+            low, high = percentile_interval(drawn[name][how], target.n_pairs)
             row = {"set": target.label, **one.place, "aggregation": how, "spearman": values[name][how]}
             row |= {"low": low, "high": high, "n_pairs": target.n_pairs}
             row |= {"n_clipped": len(clipped := one.clipped[target.label]), "clipped": " ".join(map(str, clipped))}
             gain = values[name][how] - values["none"][how] if "none" in best else float("nan")
             if name != "none" and np.isfinite(gain):
                 row["gain"] = gain
-                row["gain_low"], row["gain_high"] = interval(drawn[name][how] - drawn["none"][how])
+                gains = drawn[name][how] - drawn["none"][how]
+                row["gain_low"], row["gain_high"] = percentile_interval(gains, target.n_pairs)
             rows.append(row)
     return rows

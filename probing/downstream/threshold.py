@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.intervals import DRAWS, LEVEL
+from probing.bootstrap import DRAWS, percentile_interval
+from probing.intervals import LEVEL, difference_interval
 
 # Of Luo, Kulmizev & Mao (2021), who took the best of these and of all layers on the training set.
 PUBLISHED_THRESHOLDS = tuple(round(0.1 * k, 1) for k in range(1, 10))
@@ -130,7 +131,7 @@ def area_under_curve(scores: Scores, labels: Labels) -> Scores:
 
 
 def area_interval(scores: Scores, labels: Labels, seed: int, n_draws: int = DRAWS) -> tuple[float, float]:
-    """Return the percentile interval of the area under the curve when pairs are drawn anew.
+    """Return the percentile interval of the area under the curve over redrawn pairs; NaN where they are too few.
 
     Args:
         scores: Shape (n,).
@@ -139,20 +140,15 @@ def area_interval(scores: Scores, labels: Labels, seed: int, n_draws: int = DRAW
         n_draws: Bootstrap draws.
     """
     drawn = np.random.default_rng(seed).integers(len(labels), size=(n_draws, len(labels)))
-    low, high = np.nanquantile(area_under_curve(scores[drawn], labels[drawn]), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
+    return percentile_interval(area_under_curve(scores[drawn], labels[drawn]), len(labels))
 
 
-def gain_interval(first: Labels, second: Labels, seed: int, n_draws: int = DRAWS) -> tuple[float, float]:
-    """Return the percentile interval of the second rule's accuracy minus the first's when pairs are drawn anew.
+def gain_interval(first: Labels, second: Labels) -> tuple[float, float]:
+    """Return the interval of the second rule's accuracy minus the first's; NaN where pairs are too few.
 
     Args:
         first: Whether the first rule is right about each pair, shape (n,).
         second: The second.
-        seed: Of the draws.
-        n_draws: Bootstrap draws.
     """
-    drawn = np.random.default_rng(seed).integers(len(first), size=(n_draws, len(first)))
-    gains = second[drawn].mean(1) - first[drawn].mean(1)
-    low, high = np.quantile(gains, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
+    difference = second.astype(np.int64) - first
+    return difference_interval(difference, np.ones_like(difference))

@@ -122,7 +122,7 @@ def chosen(
         if "none" in right and row["transform"] != "none":
             test = mcnemar(right["none"], right[row["transform"]])
             row["gain"] = float(right[row["transform"]].mean() - right["none"].mean())
-            row["gain_low"], row["gain_high"] = gain_interval(right["none"], right[row["transform"]], seed)
+            row["gain_low"], row["gain_high"] = gain_interval(right["none"], right[row["transform"]])
             row |= {"n_gained": test.gained, "n_lost": test.lost, "p_value": test.p_value}
     compared = [row for row in found if "p_value" in row]
     for row, p_value in zip(compared, holm([row["p_value"] for row in compared]), strict=True):

@@ -70,7 +70,7 @@ class MeanCosineAccumulator:
     """
 
     def __init__(self, d: int, n_draws: int = N_DRAWS) -> None:
-        self.n = 0
+        self.n = self.n_sentences = 0
         self.total = torch.zeros(d, dtype=torch.float64)
         self.squares = torch.zeros(d, dtype=torch.float64)
         self.drawn = torch.zeros(n_draws, d, dtype=torch.float64)
@@ -89,6 +89,7 @@ class MeanCosineAccumulator:
             weights: How often each sentence counts in each draw, shape (n_draws, n_sentences).
         """
         self.n += len(units)
+        self.n_sentences += int((lengths > 0).sum())
         self.total += sums.double().sum(0)
         rows = units.numpy()
         # Thirty times as fast as a norm along the first axis.
@@ -107,7 +108,7 @@ class MeanCosineAccumulator:
             return MeanCosine(undefined(self.n), torch.full_like(self.total, float("nan")))
         by_neuron = (self.total.square() - self.squares) / n_pairs
         drawn = (self.drawn.square().sum(1) + self.cosines) / (self.drawn_tokens.square() + self.pairs)
-        return MeanCosine(estimate(float(by_neuron.sum()), drawn, self.n), by_neuron)
+        return MeanCosine(estimate(float(by_neuron.sum()), drawn, self.n, self.n_sentences), by_neuron)
 
 
 class ClippedCosines:

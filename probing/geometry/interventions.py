@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from probing.intervals import LEVEL, redraw
+from probing.intervals import accuracy_interval, difference_interval, mean_interval
 
 INTERVENTION_COLUMNS = (
     "measure", "where", "kind", "draw", "neurons", "value", "low", "high", "effect", "effect_low", "effect_high",
@@ -65,6 +65,8 @@ Reader = Callable[[Sequence[Sequence[int]]], list[Read]]
 
 # Measures that are larger where the model does worse.
 HARM = {"mlm_loss": 1, "position_accuracy": -1, "position_accuracy_retrained": -1}
+# Those that are means of numbers rather than shares of tokens.
+MEANS = {"mlm_loss"}
 
 
 @contextmanager
@@ -128,7 +130,6 @@ def intervene(
     norms: Sequence[nn.Module],
     chosen: Sequence[Condition],
     reader: Reader,
-    seed: int,
     say: Callable[[str], None] = lambda message: None,
 ) -> list[dict[str, Any]]:
     """Read a model as it is and under each condition.
@@ -137,13 +138,13 @@ def intervene(
         norms: The LayerNorm behind each block.
         chosen: The conditions.
         reader: Reads the model as it stands.
-        seed: Of redrawn sentences.
         say: Takes a line for each pass.
 
     Returns:
-        Rows as in `interventions.csv`. `effect` is the value less the intact model's, with its interval over sentences
-        drawn anew, the same for both. Of outliers and largest gains, `percentile` is the share of random draws (same
-        place) that do less harm, times 100, and `p_value` (1 + draws that do as much or more) / (1 + draws).
+        Rows as in `interventions.csv`. `effect` is the value less the intact model's, with its interval over sentences,
+        paired; ends are NaN where sentences are too few. Of outliers and largest gains, `percentile` is the share of
+        random draws (same place) that do less harm, times 100, and `p_value` (1 + draws that do as much or more) / (1 +
+        draws).
     """
     after = [condition for condition in chosen if condition.where == "after"]
     say("the model as it is")
@@ -156,7 +157,7 @@ def intervene(
                 (found[condition],) = reader([()])
     rows = []
     for measure, n_tokens in intact.n_tokens.items():
-        value, effects = _effects(measure, intact, [found[condition] for condition in chosen], seed)
+        value, effects = _effects(measure, intact, [found[condition] for condition in chosen])
         about: dict[str, Any] = {"measure": measure, "where": "", "kind": "intact", "n_tokens": int(n_tokens.sum())}
         rows.append(about | value)
         of = dict(zip(chosen, effects, strict=True))
@@ -171,30 +172,23 @@ def intervene(
     return rows
 
 
-def _effects(
-    measure: str, intact: Read, reads: Sequence[Read], seed: int
-) -> tuple[dict[str, float], list[dict[str, float]]]:
-    """Return what is measured of the intact model, and of others with how far that is from it.
-
-    All have intervals over the same sentences, drawn anew.
-    """
+def _effects(measure: str, intact: Read, reads: Sequence[Read]) -> tuple[dict[str, float], list[dict[str, float]]]:
+    """Return what is measured of the intact model, and of others with how far that is from it, with intervals."""
     before, n_tokens = intact.sums[measure], intact.n_tokens[measure]
+    of_value, of_effect = (
+        (mean_interval, mean_interval) if measure in MEANS else (accuracy_interval, difference_interval)
+    )
+
+    def value(sums: Array) -> dict[str, float]:
+        low, high = of_value(sums, n_tokens)
+        return {"value": float(sums.sum() / n_tokens.sum()), "low": low, "high": high}
+
+    def effect(difference: Array) -> dict[str, float]:
+        low, high = of_effect(difference, n_tokens)
+        return {"effect": float(difference.sum() / n_tokens.sum()), "effect_low": low, "effect_high": high}
+
     after = [read.sums[measure] for read in reads]
-    sums = np.stack([before, *after, *(one - before for one in after)], 1)
-    means = sums.sum(0) / n_tokens.sum()
-    kept = n_tokens > 0
-    draws = redraw(sums[kept], n_tokens[kept], seed)
-    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
-    found = np.stack([means, low, high], 1).tolist()
-
-    def named(value: Sequence[float], *names: str) -> dict[str, float]:
-        return dict(zip(names, value, strict=True))
-
-    values, effects = found[1 : 1 + len(reads)], found[1 + len(reads) :]
-    return named(found[0], "value", "low", "high"), [
-        named(value, "value", "low", "high") | named(effect, "effect", "effect_low", "effect_high")
-        for value, effect in zip(values, effects, strict=True)
-    ]
+    return value(before), [value(sums) | effect(sums - before) for sums in after]
 
 
 def _among(row: dict[str, Any], random: Sequence[dict[str, float]]) -> dict[str, float]:

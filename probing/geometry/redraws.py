@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probing.intervals import LEVEL
+from probing.bootstrap import percentile_interval
 
 # Fewer than where sentences are in memory: each draw is a vector of d_model sums for each layer and transform.
 N_DRAWS = 400
@@ -20,7 +20,7 @@ class Estimate:
 
     Args:
         value: The number; NaN where it is not defined.
-        low: Lower end of the 95% percentile interval over sentences drawn anew.
+        low: Lower end of the 95% percentile interval over redrawn sentences; NaN where there is none.
         high: Upper end.
         n: Tokens, or sentences, or words, that it is taken over.
     """
@@ -36,13 +36,16 @@ def undefined(n: int) -> Estimate:
     return Estimate(float("nan"), float("nan"), float("nan"), n)
 
 
-def estimate(value: float, draws: Tensor, n: int) -> Estimate:
-    """Return a number with the interval of its draws, shape (n_draws,), those not defined left out."""
-    defined = draws[draws.isfinite()].numpy()
-    if not len(defined):
-        return Estimate(value, float("nan"), float("nan"), n)
-    low, high = np.quantile(defined, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Estimate(value, float(low), float(high), n)
+def estimate(value: float, draws: Tensor, n: int, n_clusters: int) -> Estimate:
+    """Return a number with the interval of its draws, those not defined left out.
+
+    Args:
+        value: The number.
+        draws: The same of redrawn sentences or words, shape (n_draws,).
+        n: What it is taken over.
+        n_clusters: Sentences or words that are redrawn.
+    """
+    return Estimate(value, *percentile_interval(draws.double().numpy(), n_clusters), n)
 
 
 def weights(first_sentence: int, n_sentences: int, seed: int, n_draws: int = N_DRAWS) -> Tensor:
@@ -81,4 +84,4 @@ class MeanOverSentences:
     def result(self) -> Estimate:
         """Return the mean; NaN if no sentence has the number."""
         value = float(self.total / self.n) if self.n else float("nan")
-        return estimate(value, self.drawn[0] / self.drawn[1], self.n)
+        return estimate(value, self.drawn[0] / self.drawn[1], self.n, self.n)

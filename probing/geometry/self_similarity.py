@@ -95,4 +95,5 @@ class SelfSimilarityAccumulator:
         if not len(values):
             return undefined(0)
         rows = np.random.default_rng(seed).integers(len(values), size=(n_draws, len(values)))
-        return estimate(float(values.mean()), values[torch.from_numpy(rows)].mean(1), len(values))
+        n = len(values)
+        return estimate(float(values.mean()), values[torch.from_numpy(rows)].mean(1), n, n)
