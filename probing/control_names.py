@@ -2,7 +2,8 @@
 
 `shuffled`: labels dealt anew within each sentence; no probe can do better than a sentence's length and words allow.
 `token`: the input embedding's row of each token instead of its hidden state; what the token alone tells.
-`permuted_positions`: hidden states of the same trained model, told other positions; for position, the true floor.
+`permuted_positions`: hidden states of the same model, which reads each sentence with its tokens permuted; for position,
+    the true floor, however the model is told of order.
 `untrained`: hidden states of the untrained twin; for position a ceiling rather than a floor, for the architecture
     carries position by itself.
 `control_task`: labels drawn for each word type (Hewitt & Liang 2019); what a probe reaches by knowing words by heart.
@@ -18,7 +19,7 @@ from probing.choices import chosen
 CONTROLS = {
     "shuffled": "labels shuffled",
     "token": "token alone",
-    "permuted_positions": "positions permuted",
+    "permuted_positions": "tokens permuted",
     "control_task": "control task",
     "untrained": "untrained twin",
 }
@@ -38,6 +39,6 @@ def chosen_controls(typed: str | Sequence[str], ordinal: bool) -> list[str]:
     """
     wanted = chosen("--controls", "none" if typed in ("0", [], ["0"]) else typed, [*CONTROLS], "none")
     if typed in ("all", ["all"]):
-        # Positions told wrongly are a floor for position alone; words known by heart tell nothing of it.
+        # A sentence without its order is a floor for position alone; words known by heart tell nothing of it.
         wanted.remove("control_task" if ordinal else "permuted_positions")
     return wanted

@@ -35,8 +35,8 @@ class Request:
         dtype: Of the forward pass and of what is stored, as torch names it.
         max_length: Longest tokenised sentence; None for the model's own limit.
         random_weights_seed: Seed of the untrained twin, None for the trained model.
-        permuted_positions_seed: Seed by which the model is told other positions, dealt anew within each sentence
-            among the tokens that are not special; None for the true ones.
+        permuted_tokens_seed: Seed by which each sentence's tokens are permuted before the model reads them, special
+            ones in place; a hidden state is stored at its token's own row. None for the sentences as they are.
         batch_tokens: Padded tokens in one forward pass, None for what suits the machine; fixed by
             whoever makes the entry.
     """
@@ -47,7 +47,7 @@ class Request:
     dtype: str = "float32"
     max_length: int | None = None
     random_weights_seed: int | None = None
-    permuted_positions_seed: int | None = None
+    permuted_tokens_seed: int | None = None
     batch_tokens: int | None = None
 
     def key(self) -> dict[str, Any]:
@@ -60,9 +60,9 @@ class Request:
             "max_length": self.max_length,
             "dtype": self.dtype,
         }
-        # Named only where it is so: entries of true positions keep their name.
-        permuted = self.permuted_positions_seed
-        return key if permuted is None else {**key, "permuted_positions_seed": permuted}
+        # Named only where it is so: entries of sentences as they are keep their name.
+        permuted = self.permuted_tokens_seed
+        return key if permuted is None else {**key, "permuted_tokens_seed": permuted}
 
 
 def activations(

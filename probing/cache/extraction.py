@@ -128,20 +128,18 @@ def extract_shard(
     input_ids = torch.from_numpy(store.tokens.input_ids[rows].astype(np.int64))
     here = plan.shards[shard]
     lengths = store.tokens.lengths[here.first_sentence : here.first_sentence + here.n_sentences]
-    positions = _permuted_positions(store, rows)
+    order = _reading_order(store, rows)
     dtype = getattr(torch, plan.dtype)
     states = {layer: torch.empty(len(input_ids), plan.d_model, dtype=dtype) for layer in layers}
 
     @torch.inference_mode()
     def extract(encoder: nn.Module, anatomy: Anatomy, sentences: NDArray[np.int64]) -> None:
         index, mask = padded_index(lengths, sentences)
+        index = order[index]
         padded = torch.where(mask, input_ids[index], pad_token_id)
         device = next(encoder.parameters()).device
         inputs = {"input_ids": padded.to(device), "attention_mask": mask.long().to(device)}
-        told = (
-            None if positions is None else torch.where(mask, positions[index], torch.arange(mask.shape[1])).to(device)
-        )
-        output = hidden_states(encoder, anatomy, layers, told, **inputs)
+        output = hidden_states(encoder, anatomy, layers, **inputs)
         tokens, places = mask.flatten().nonzero().squeeze(1).to(device), index[mask]
         for layer, values in output.items():
             flat = values.flatten(0, 1).index_select(0, tokens)
@@ -211,17 +209,21 @@ def _refuse_infinite(states: Tensor, layer: int, sentences: NDArray[np.int64], p
         )
 
 
-def _permuted_positions(store: ActivationStore, rows: slice) -> Tensor | None:
-    """Return where the model is told that each token of a shard stands, None for where it does; shape (n,)."""
-    seed = store.plan.key.get("permuted_positions_seed")
+def _reading_order(store: ActivationStore, rows: slice) -> Tensor:
+    """Return which token of a shard the model reads at each place, shape (n,): its own, or one of the same sentence.
+
+    A token that the draw gives place p is read at place p. Special tokens are read at their own.
+    """
+    tokens, places = store.tokens, np.arange(rows.stop - rows.start)
+    seed = store.plan.key.get("permuted_tokens_seed")
     if seed is None:
-        return None
-    tokens = store.tokens
-    positions, special = tokens.positions[rows].astype(np.int64), tokens.special[rows]
-    (dealt,) = permute_within_sentences(
-        np.where(special, -1, positions), tokens.sentences[rows], tokens.input_ids[rows], 1, seed
+        return torch.from_numpy(places)
+    special = tokens.special[rows]
+    (drawn,) = permute_within_sentences(
+        np.where(special, -1, places), tokens.sentences[rows], tokens.input_ids[rows], 1, seed
     )
-    return torch.from_numpy(np.where(special, positions, dealt))
+    # The draw says for each token its place; the inverse permutation says for each place its token.
+    return torch.from_numpy(np.argsort(np.where(special, places, drawn)))
 
 
 def padded_index(lengths: NDArray[np.int32], sentences: NDArray[np.int64]) -> tuple[Tensor, Tensor]:

@@ -71,12 +71,12 @@ def fit(
         task_args: Options of the task, such as --task_args.special_tokens include.
         replicates: Bootstraps of the training sentences over which ranks are followed; 0 for none.
         controls: What accuracy is held against: all that say something of the task, none, or shuffled, token,
-            permuted_positions, untrained, control_task.
+            permuted_positions (the model reads each sentence's tokens permuted), untrained, control_task.
         evidence: all also trains without each of the first neurons and under other penalties; none does not.
         mdl: Also measure how many bits the training labels take, encoded online with each layer's activations.
         transform: Train on transformed activations, fitted on training tokens, beside probes on them as they are; clip
             sets outliers of the mean to 0, whiten is ZCA.
-        seed: Of the split, of permuted labels and bootstraps, of adam's batches and of untrained weights.
+        seed: Of the split, of permuted labels and tokens, of bootstraps, of adam's batches and of untrained weights.
         runs: Folder of runs.
         name: Name of this run; MODEL-TASK-YYYYMMDD-HHMMSS by default.
         cache: Folder of cached activations; $PROBING_CACHE or RUNS/cache by default.

@@ -10,7 +10,6 @@ import torch
 from pytorch_lightning import Callback
 
 from probing import controls
-from probing.anatomy import examine
 from probing.cache import ActivationStore
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, Split
@@ -59,18 +58,15 @@ def control_sides(
 ) -> dict[str, Sides]:
     """Return for each control that applies the examples that it is measured on, extracting what they need."""
     made: dict[str, Sides] = {}
-    encoder = load_encoder(source, torch.float32, weights_seed) if {"token", "permuted_positions"} & {*wanted} else None
     for name in wanted:
         if name == "shuffled":
             made[name] = controls.shuffled(sides, seed)
         elif name == "control_task":
             made[name] = controls.control_task(sides, corpora, seed)
-        elif name == "token" and encoder is not None:
-            made[name] = controls.token_identity(sides, encoder)
-        elif name == "permuted_positions" and encoder is not None and examine(encoder).position_table is None:
-            say(f"the control permuted_positions does not apply: {source.name} has no position table")
+        elif name == "token":
+            made[name] = controls.token_identity(sides, load_encoder(source, torch.float32, weights_seed))
         elif name == "permuted_positions":
-            stores = extract(random_weights_seed=weights_seed, permuted_positions_seed=seed)
+            stores = extract(random_weights_seed=weights_seed, permuted_tokens_seed=seed)
             made[name] = controls.with_activations(sides, stores)
         elif weights_seed is not None:
             say("the control untrained does not apply: the model is the untrained twin")
