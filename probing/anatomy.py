@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -88,9 +87,7 @@ def examine(encoder: nn.Module, pad_token_id: int = 0, name: str = "the model") 
         return Anatomy(blocks, n_layers, _padding_is_neutral(encoder, inputs, states), position_table)
 
 
-def hidden_states(
-    encoder: nn.Module, anatomy: Anatomy, layers: Sequence[int], positions: Tensor | None = None, **inputs: Tensor
-) -> dict[int, Tensor]:
+def hidden_states(encoder: nn.Module, anatomy: Anatomy, layers: Sequence[int], **inputs: Tensor) -> dict[int, Tensor]:
     """Run the blocks below the highest layer and return the hidden states asked for.
 
     Layer 0 is the embedding output, layer k < n_layers the residual stream that enters block
@@ -101,16 +98,11 @@ def hidden_states(
         encoder: The encoder.
         anatomy: What `examine` found in it.
         layers: Layer numbers.
-        positions: Where the encoder is told that each token stands, counted from 0, shape (batch, sequence);
-            None for where it does. It must have a position table.
         inputs: `input_ids` and `attention_mask`, shape (batch, sequence).
 
     Returns:
         For each layer, shape (batch, sequence, d_model), in the encoder's dtype.
     """
-    if positions is not None:
-        with _told(anatomy, positions):
-            return hidden_states(encoder, anatomy, layers, **inputs)
     if anatomy.blocks is None:
         states = encoder(**inputs, output_hidden_states=True).hidden_states
         return {k: states[k] for k in layers}
@@ -134,25 +126,6 @@ def hidden_states(
         for handle in handles:
             handle.remove()
     return {k: captured[k] for k in layers}
-
-
-@contextmanager
-def _told(anatomy: Anatomy, positions: Tensor) -> Iterator[None]:
-    """Have the position table hand out other rows than it is asked for."""
-    import torch
-
-    if anatomy.position_table is None:
-        raise ValueError("the encoder has no position table whose rows could be exchanged")
-    sentences = torch.arange(len(positions), device=positions.device)[:, None]
-
-    def exchange(module: nn.Module, args: Any, rows: Tensor) -> Tensor:
-        return rows.expand(*positions.shape, rows.shape[-1])[sentences, positions]
-
-    handle = anatomy.position_table.register_forward_hook(exchange)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 class _Enough(Exception):
