@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -217,6 +217,27 @@ def read_share(examples: Examples, layers: Sequence[int]) -> Iterator[Batch]:
 def _read(examples: Examples, layers: Sequence[int], shards: Sequence[Shard]) -> Iterator[Batch]:
     for shard in shards:
         yield from blocks(open_shard(examples, layers, shard.index))
+
+
+def whole_sentences(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Yield the same examples, in order, so that no sentence is in two batches."""
+    held: Batch | None = None
+    for batch in batches:
+        if not len(batch.sentences):
+            continue
+        if held is not None:
+            batch = _joined(held, batch)
+        is_last = batch.sentences == batch.sentences[-1]
+        yield batch.pick((~is_last).nonzero().squeeze(1))
+        held = batch.pick(is_last.nonzero().squeeze(1))
+    if held is not None:
+        yield held
+
+
+def _joined(first: Batch, second: Batch) -> Batch:
+    states = tuple(torch.cat(both) for both in zip(first.hidden_states, second.hidden_states, strict=True))
+    rest = (torch.cat([getattr(first, name), getattr(second, name)]) for name in ("labels", "sentences", "rows"))
+    return Batch(states, *rest)
 
 
 def label(

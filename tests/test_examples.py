@@ -5,7 +5,7 @@ from probing_tasks.position import Position
 
 from probing import examples as examples_module
 from probing.errors import UserError
-from probing.examples import ShardBatches, blocks, choose_classes, label, open_shard, read, read_shard
+from probing.examples import ShardBatches, blocks, choose_classes, label, open_shard, read, read_shard, whole_sentences
 from synthetic import CORPUS, make_splits, make_store, make_tokens, sides
 
 LENGTHS = np.random.default_rng(0).integers(6, 12, 60).tolist()
@@ -60,6 +60,17 @@ def test_no_more_is_copied_at_a_time_than_a_block(store, monkeypatch):
     assert {len(block.labels) for block in found} == {1, 2, 3, 4, 5}
     (whole,) = blocks(open_shard(train, [0], 0)._replace(labels=torch.full((store.plan.shards[0].n_tokens,), -1)))
     assert [tuple(part.shape) for part in (*whole.hidden_states, *whole[1:])] == [(0, 3), (0,), (0,), (0,)]
+
+
+@pytest.mark.parametrize("rows", [1, 5, 1000])
+def test_blocks_are_joined_and_cut_so_that_sentences_stay_whole(store, rows, monkeypatch):
+    monkeypatch.setattr(examples_module, "BLOCK_BYTES", rows * 4 * 3 * 2)
+    train = sides(store).train
+    found = list(whole_sentences(read(train, [2, 0])))
+    assert check_in_step(train, found, [2, 0]) == np.flatnonzero(train.labels >= 0).tolist()
+    in_blocks = [set(block.sentences.tolist()) for block in found]
+    assert sum(len(own) for own in in_blocks) == len(train.sentences())
+    assert list(whole_sentences([])) == []
 
 
 def test_sides_share_no_token_and_cover_all_that_are_of_a_class(store):
