@@ -37,7 +37,8 @@ from probing.commands.shared import cache_folder, read_corpora
 from probing.controls import shuffled
 from probing.examples import Activations, Sides, choose_classes, label
 from probing.models import resolve_model
-from probing.ranking import SIGNAL_Z, Evidence, collect_evidence, neuron_table
+from probing.multiple_testing import discovery_rates
+from probing.ranking import FALSE_DISCOVERIES, Evidence, collect_evidence, neuron_table
 from probing.solvers import Penalty
 from probing.training import Training, layer_moments, train_probes
 
@@ -131,18 +132,17 @@ def one_run(sides: Sides, layer: int, training: Training, seed: int) -> Answers:
     def grow(n: int) -> Sides:
         return sides.each(lambda examples: replace(examples, store=Planted(store, planted[:, :n])))
 
-    def evidence_on(some: Sides, seed: int) -> Evidence:
+    def evidence_on(some: Sides) -> Evidence:
         moments = layer_moments(some.train, [layer])
-        return collect_evidence(some.train, some.test, [layer], moments, len(some.classes), seed)[0]
+        return collect_evidence(some.train, some.test, [layer], moments, len(some.classes))[0]
 
     (fit,) = train_probes(grow(N_SEEN), [layer], training, {})
     weight = torch.nn.functional.pad(fit.weight, (0, len(STRENGTHS)))
-    rows = {row["neuron"]: row for row in neuron_table(layer, weight, evidence_on(grow(len(columns)), seed))}
+    rows = {row["neuron"]: row for row in neuron_table(layer, weight, evidence_on(grow(len(columns))))}
     found = {kind: rows[d_model + i] for i, kind in enumerate(columns)}
-    # Labels dealt by the seed that evidence permutes them by would be one of its own draws.
-    null = evidence_on(shuffled(sides, seed), seed + 2**32)
+    null = evidence_on(shuffled(sides, seed))
     live = (~null.moments.dead).nonzero().squeeze(1)
-    alarms = null.separation.z >= SIGNAL_Z
+    alarms = discovery_rates(null.separation.p, ~null.moments.dead) <= FALSE_DISCOVERIES
     unseen = {kind: "no-signal" in row["flag"] for kind, row in found.items()}
     yes = {
         **{kind: unseen[kind] for kind in ("noise", "sentence", "length")},

@@ -27,8 +27,8 @@ ACCURACY_COLUMNS = (
 )  # fmt: skip
 NEURON_COLUMNS = (
     "layer", "rank", "neuron", "contribution", "ratio", "share", "rank_low", "rank_high", "contribution_centred",
-    "contribution_companion", "eta_squared", "eta_squared_z", "unique", "cross_entropy_without",
-    "cross_entropy_without_low", "cross_entropy_without_high", "removed", "mean", "sd", "flag",
+    "contribution_companion", "eta_squared", "eta_squared_z", "eta_squared_p", "eta_squared_q", "unique",
+    "cross_entropy_without", "cross_entropy_without_low", "cross_entropy_without_high", "removed", "mean", "sd", "flag",
 )  # fmt: skip
 
 # A layer whose probe does not beat a constant answer in nats, beyond the interval: its ranking is not to be read.

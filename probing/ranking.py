@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,17 +13,17 @@ from probing.columns import BELOW_RESOLUTION, UNINFORMATIVE
 from probing.companion import is_far
 from probing.contributions import ClassMagnitudes, MagnitudeAccumulator, mean_contribution
 from probing.distributed import sum_over_ranks
-from probing.examples import Batch, Examples, read_share
+from probing.examples import Examples, read_share, whole_sentences
 from probing.moments import Moments
-from probing.permutation import permute_within_sentences
+from probing.multiple_testing import discovery_rates
 from probing.removal import Rise
-from probing.separation import DRAWS, Separation, SeparationAccumulator
+from probing.separation import Separation, SeparationAccumulator, neurons_at_a_time
 from probing.stability import Stability
 
 # Below this share of its contribution, what a neuron says beyond its mean is the smaller part.
 OFFSET_BELOW = 0.5
-# Separates planted nulls from real neurons (400 of 400 in trials on the built-in model).
-SIGNAL_Z = 4.0
+# Of a layer's neurons that are not flagged `no-signal`, the share that is expected to deserve it, at most.
+FALSE_DISCOVERIES = 0.01
 REMOVAL_COLUMNS = ("cross_entropy_without", "cross_entropy_without_low", "cross_entropy_without_high", "removed")
 
 
@@ -57,9 +56,9 @@ class Evidence:
 
 
 def collect_evidence(
-    train: Examples, test: Examples, layers: Sequence[int], moments: Sequence[Moments], n_classes: int, seed: int
+    train: Examples, test: Examples, layers: Sequence[int], moments: Sequence[Moments], n_classes: int
 ) -> list[Evidence]:
-    """Stream the training and the test tokens once, divided among ranks, and return the evidence of each layer.
+    """Stream the training and the test tokens, divided among ranks, and return the evidence of each layer.
 
     Args:
         train: Training examples.
@@ -67,38 +66,31 @@ def collect_evidence(
         layers: Layer numbers.
         moments: Of each layer's training tokens.
         n_classes: Number of classes.
-        seed: Of the permuted labels.
     """
-    separations = [SeparationAccumulator(m.mean, m.sd, n_classes) for m in moments]
-    for batch in read_share(train, layers):
-        draws = _permuted(train, batch, seed)
-        for accumulator, states in zip(separations, batch.hidden_states, strict=True):
-            accumulator.update(states, batch.labels, draws)
     magnitudes = [MagnitudeAccumulator(m.mean, n_classes) for m in moments]
     for batch in read_share(test, layers):
         for sums, states in zip(magnitudes, batch.hidden_states, strict=True):
             sums.update(states, batch.labels)
-    for separation, sums in zip(separations, magnitudes, strict=True):
-        separation.gather(sum_over_ranks)
+    for sums in magnitudes:
         sums.gather(sum_over_ranks)
-    parts = zip(moments, magnitudes, separations, strict=True)
-    return [Evidence(m, sums.result(), separation.result()) for m, sums, separation in parts]
+    parts = zip(layers, moments, magnitudes, strict=True)
+    return [Evidence(m, sums.result(), _separation(train, layer, m, n_classes)) for layer, m, sums in parts]
 
 
-def _permuted(train: Examples, batch: Batch, seed: int) -> Tensor:
-    """Return draws of a shard's labels, dealt anew within its sentences, shape (DRAWS, n).
+def _separation(train: Examples, layer: int, moments: Moments, n_classes: int) -> Separation:
+    """Stream one layer's training tokens, divided among ranks, and return how its neurons separate the classes.
 
-    A sentence is dealt the same wherever it stands, so the draws of all shards are those of the whole corpus, which
-    would take 160 bytes a token.
+    With so many classes that the covariances of all neurons would not fit, the tokens are streamed several times.
     """
-    if not len(batch.rows):
-        return torch.empty(DRAWS, 0, dtype=torch.int64)
-    tokens = train.store.tokens
-    first, last = (int(tokens.sentences[row]) for row in (batch.rows[0], batch.rows[-1]))
-    here = tokens.of_sentences(first, last + 1 - first)
-    labels = train.labels[here].astype(np.int64)
-    draws = permute_within_sentences(labels, tokens.sentences[here], tokens.input_ids[here], DRAWS, seed)
-    return torch.from_numpy(draws)[:, batch.rows - here.start]
+    sizes, parts = torch.from_numpy(train.counts(n_classes)), []
+    for neurons in torch.arange(len(moments.mean)).split(neurons_at_a_time(n_classes)):
+        here = slice(int(neurons[0]), int(neurons[-1]) + 1)
+        sums = SeparationAccumulator(moments.mean[here], moments.sd[here], sizes)
+        for batch in whole_sentences(read_share(train, [layer])):
+            sums.update(batch.hidden_states[0][:, here], batch.labels, batch.sentences)
+        sums.gather(sum_over_ranks)
+        parts.append(sums.result())
+    return Separation.of_all(parts)
 
 
 def order(statistic: Tensor) -> Tensor:
@@ -106,16 +98,23 @@ def order(statistic: Tensor) -> Tensor:
     return torch.sort(statistic, descending=True, stable=True).indices
 
 
-def flags(contribution: Tensor, contribution_centred: Tensor, separation: Separation, dead: Tensor) -> list[str]:
+def flags(contribution: Tensor, contribution_centred: Tensor, q: Tensor, dead: Tensor) -> list[str]:
     """Return what a reader must know before believing a neuron's rank.
 
     `dead`: hardly varies, weight and contribution are 0. `offset`: less than half of the
     contribution is left once the neuron's mean is taken off: large and nearly constant, it stands
     in for the intercept that the probe lacks. `no-signal`: its values differ between classes no
-    more than labels permuted within sentences would make them (z below 4).
+    more than labels permuted within sentences would make them. Among the layer's neurons without
+    this flag, at most `FALSE_DISCOVERIES` are expected to deserve it.
+
+    Args:
+        contribution: Shape (d_model,), as are the others.
+        contribution_centred: The same without the neurons' means.
+        q: Lowest false discovery rate at which each counts as a signal.
+        dead: Which hardly vary.
     """
     offset = contribution_centred < OFFSET_BELOW * contribution
-    no_signal = separation.z < SIGNAL_Z
+    no_signal = q > FALSE_DISCOVERIES
     return [
         "dead" if is_dead else " ".join(name for name, holds in (("offset", o), ("no-signal", n)) if holds)
         for is_dead, o, n in zip(dead.tolist(), offset.tolist(), no_signal.tolist(), strict=True)
@@ -135,8 +134,11 @@ def neuron_table(layer: int, weight: Tensor, evidence: Evidence, is_informative:
     contribution = mean_contribution(weight, evidence.magnitudes)
     centred = mean_contribution(weight, evidence.magnitudes, centred=True)
     mean, total = float(contribution.mean()), float(contribution.sum())
-    dead = evidence.moments.dead
-    flag = flags(contribution, centred, evidence.separation, dead)
+    dead, separation = evidence.moments.dead, evidence.separation
+    # Shares of a dead neuron's variance would be shares of rounding errors.
+    p = torch.where(dead, 1.0, separation.p)
+    q = discovery_rates(p, ~dead)
+    flag = flags(contribution, centred, q, dead)
     if not is_informative:
         flag = [own if own == "dead" else UNINFORMATIVE for own in flag]
     columns: dict[str, Any] = {
@@ -144,9 +146,10 @@ def neuron_table(layer: int, weight: Tensor, evidence: Evidence, is_informative:
         "ratio": (contribution / mean if mean else contribution).tolist(),
         "share": (contribution / total if total else contribution).tolist(),
         "contribution_centred": centred.tolist(),
-        # Shares of a dead neuron's variance would be shares of rounding errors.
-        "eta_squared": torch.where(dead, 0.0, evidence.separation.eta_squared).tolist(),
-        "eta_squared_z": torch.where(dead, 0.0, evidence.separation.z).tolist(),
+        "eta_squared": torch.where(dead, 0.0, separation.eta_squared).tolist(),
+        "eta_squared_z": torch.where(dead, 0.0, separation.z).tolist(),
+        "eta_squared_p": p.tolist(),
+        "eta_squared_q": q.tolist(),
         "mean": evidence.moments.mean.tolist(),
         "sd": evidence.moments.sd.tolist(),
         "flag": flag,
@@ -199,15 +202,18 @@ def conclusion(rows: Sequence[Mapping[str, Any]], task: str) -> str:
     left = f"{(companion if has_companion else top['contribution_centred']) / top['contribution']:.0%}"
     without_mean = "to a probe with an intercept" if has_companion else "without its mean"
     explained = f"{max(top['eta_squared'], 0):.1%} of its variance goes with {task} (z = {top['eta_squared_z']:.0f})"
+    # Runs of earlier versions have no p-values.
+    chance = f"chance (p = {top['eta_squared_p']:.2g})" if "eta_squared_p" in top else "chance"
     if top["flag"] == "offset no-signal":
         said = (
-            f"{who}, but it is large and nearly constant, and it tells classes apart no better than chance: "
+            f"{who}, but it is large and nearly constant, and it tells classes apart no better than {chance}: "
             f"it serves as the intercept and says nothing of {task}"
         )
     elif "offset" in top["flag"]:
         said = f"{who}, which overstates it: only {left} is left {without_mean}; {explained}, so it does carry some"
     elif "no-signal" in top["flag"]:
-        said = f"{who}, yet alone it tells classes apart no better than chance: it is useful only together with others"
+        no_better = f"yet alone it tells classes apart no better than {chance}"
+        said = f"{who}, {no_better}: it is useful only together with others"
     else:
         said = (
             f"{who}; {left} is left {without_mean} and {explained}: it carries {task}, "

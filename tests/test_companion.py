@@ -46,7 +46,7 @@ def strengthened(folder: Path, *layers: Array, space: PenaltySpace = "sd", toler
     data = sides(make_store(folder, layers, TOKENS, shard_tokens=400))
     numbers = list(range(len(layers)))
     fits = data.fit(layers=numbers, l2=L2, tolerance=1e-6, penalty_space=space)
-    evidence = collect_evidence(data.train, data.test, numbers, [fit.moments for fit in fits], len(data.classes), 0)
+    evidence = collect_evidence(data.train, data.test, numbers, [fit.moments for fit in fits], len(data.classes))
     training = Training(Penalty(0.0, L2), space, "lbfgs", tolerance, 0.01, 64, 3, 0)
     found = with_companions(evidence, Retraining(data, numbers, fits, training, {}, lambda what: (), 0))
     return data, found, [neuron_table(i, fits[i].weight, found[i]) for i in numbers]
@@ -114,7 +114,7 @@ def test_layers_without_far_neurons_have_no_companion(tmp_path: Path) -> None:
 def test_nothing_is_trained_where_no_neuron_is_far(tmp_path: Path) -> None:
     data = sides(make_store(tmp_path / "store", [positional(TOKENS, 4, 1.0)], TOKENS))
     (fit,) = data.fit()
-    evidence = collect_evidence(data.train, data.test, [0], [fit.moments], len(data.classes), 0)
+    evidence = collect_evidence(data.train, data.test, [0], [fit.moments], len(data.classes))
 
     def refuse(what: str) -> list[pl.Callback]:
         raise AssertionError(what)

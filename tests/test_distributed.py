@@ -16,8 +16,10 @@ from probing.distributed import lost_rank, place, sum_over_ranks
 from probing.moments import CovarianceAccumulator, MomentsAccumulator
 from probing.separation import SeparationAccumulator
 
-N, D, CLASSES, DRAWS = 300, 5, 4, 3
-# What each of three processes reads; the second has no shard.
+N, D, CLASSES = 300, 5, 4
+LABELS = torch.randint(-1, CLASSES, (N,), generator=torch.Generator().manual_seed(1))
+SENTENCES = torch.arange(N) // 10
+# What each of three processes reads, in whole sentences; the second has no shard.
 PARTS = (slice(0, 110), slice(110, 110), slice(110, N))
 
 
@@ -41,47 +43,42 @@ def together(accumulators: list[Any]) -> list[Any]:
 
 
 @pytest.fixture
-def data() -> tuple[Tensor, Tensor, Tensor]:
+def states() -> Tensor:
     generator = torch.Generator().manual_seed(0)
     # Far from 0 and drifting, so that the processes' means differ.
-    states = torch.randn(N, D, generator=generator) + 50 + torch.linspace(0, 3, N)[:, None]
-    labels = torch.randint(-1, CLASSES, (N,), generator=generator)
-    return states, labels, torch.stack([labels[torch.randperm(N, generator=generator)] for _ in range(DRAWS)])
+    return torch.randn(N, D, generator=generator) + 50 + torch.linspace(0, 3, N)[:, None]
 
 
 def moments() -> tuple[Any, Callable[..., None]]:
     accumulator = MomentsAccumulator(D)
-    return accumulator, lambda states, labels, draws: accumulator.update(states)
+    return accumulator, lambda states, labels, sentences: accumulator.update(states)
 
 
 def covariance() -> tuple[Any, Callable[..., None]]:
     accumulator = CovarianceAccumulator(D)
-    return accumulator, lambda states, labels, draws: accumulator.update(states)
+    return accumulator, lambda states, labels, sentences: accumulator.update(states)
 
 
 def separation() -> tuple[Any, Callable[..., None]]:
-    accumulator = SeparationAccumulator(torch.full((D,), 50.0).double(), torch.ones(D).double(), CLASSES, DRAWS)
-    # Those that do not count are the same in every draw.
-    return accumulator, lambda states, labels, draws: accumulator.update(
-        states, labels, torch.where(labels >= 0, draws.clamp(min=0), -1)
-    )
+    sizes = LABELS[LABELS >= 0].bincount()
+    accumulator = SeparationAccumulator(torch.full((D,), 50.0).double(), torch.ones(D).double(), sizes)
+    return accumulator, accumulator.update
 
 
 def magnitudes() -> tuple[Any, Callable[..., None]]:
     accumulator = MagnitudeAccumulator(torch.full((D,), 50.0).double(), CLASSES)
-    return accumulator, lambda states, labels, draws: accumulator.update(states, labels)
+    return accumulator, lambda states, labels, sentences: accumulator.update(states, labels)
 
 
 @pytest.mark.parametrize("make", [moments, covariance, separation, magnitudes])
-def test_what_processes_gather_is_what_one_adds(make: Any, data: tuple[Tensor, Tensor, Tensor]) -> None:
-    states, labels, draws = data
+def test_what_processes_gather_is_what_one_adds(make: Any, states: Tensor) -> None:
     one, add = make()
-    add(states, labels, draws)
+    add(states, LABELS, SENTENCES)
     several = []
     for part in PARTS:
         accumulator, add = make()
         if len(states[part]):
-            add(states[part], labels[part], draws[:, part])
+            add(states[part], LABELS[part], SENTENCES[part])
         several.append(accumulator)
     expected = vars(one.result())
     for found in together(several):

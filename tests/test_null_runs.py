@@ -39,10 +39,10 @@ def test_planted_neurons_are_told_for_what_they_are(null_runs: ModuleType, tmp_p
         assert answer.yes["strength_0.2"]
         assert answer.rank <= 10
         assert answer.n_live == 20
-    # A z of 4 from 20 draws is exceeded by chance now and then, more often with the few classes there are here.
+    # Of 16 a sixth is expected to be missed, at a false discovery rate of 1%.
     assert sum(answer.yes[kind] for answer in answers for kind in ("noise", "sentence", "length", "shuffled")) >= 14
     assert sum(answer.yes["strength_0.0002"] for answer in answers) <= 1  # of 2,000 tokens it takes more
-    assert sum(answer.false_alarms for answer in answers) <= 4
+    assert sum(answer.false_alarms for answer in answers) <= 1  # in 99% of runs there are none
     shown = null_runs.report(answers)
     assert "without a flag | 4 | 4 | 1.000 | 0.398 to 1.000 |" in shown  # .025 ** (1 / 4) = .398
     assert f"ranked {min(a.rank for a in answers)} to" in shown
@@ -55,7 +55,7 @@ def test_the_same_neurons_are_flagged_no_signal_once_labels_are_dealt_anew(
     tokens = make_tokens(np.random.default_rng(0).integers(6, 14, 300).tolist())
     data = sides(make_store(tmp_path / "store", [positional(tokens, 20, 3.0)], tokens, shard_tokens=1000))
     (answer,) = null_runs.runs(data, 0, 1, seed=0)
-    assert answer.false_alarms <= 2  # of 20 that position explains to nine tenths
+    assert answer.false_alarms == 0  # of 20 that position explains to nine tenths
     assert answer.n_live == 20
 
 

@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +11,14 @@ import torch
 from probing_tasks.position import Position
 
 from probing import examples as examples_module
+from probing import separation
 from probing.cache.tokens import Tokens
 from probing.corpus import assign_splits
 from probing.examples import Examples
 from probing.permutation import permute_within_sentences
 from probing.ranking import collect_evidence, conclusion, flags, neuron_table, order
-from probing.separation import Separation
+from probing.separation import SeparationAccumulator
+from probing.training import layer_moments
 from synthetic import LIGHTNING_WARNINGS, Data, make_splits, make_store, make_tokens, sides
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
@@ -37,9 +40,9 @@ def planted(seed=0, **columns):
     return tokens, states
 
 
-def tabulate(data, seed=0, **how):
+def tabulate(data, **how):
     fit = data.fit(**how)[0]
-    evidence = collect_evidence(data.train, data.test, [0], [fit.moments], len(data.classes), seed)[0]
+    evidence = collect_evidence(data.train, data.test, [0], [fit.moments], len(data.classes))[0]
     return neuron_table(0, fit.weight, evidence)
 
 
@@ -151,7 +154,7 @@ def assert_same_tables(one, other):
     """Assert that ranks and flags are equal and numbers are but for the order of float32 sums."""
     assert [row["neuron"] for row in one] == [row["neuron"] for row in other]
     assert [row["flag"] for row in one] == [row["flag"] for row in other]
-    for name in ("contribution", "contribution_centred", "eta_squared", "eta_squared_z"):
+    for name in ("contribution", "contribution_centred", "eta_squared", "eta_squared_z", "eta_squared_p"):
         np.testing.assert_allclose(
             [row[name] for row in one], [row[name] for row in other], rtol=1e-3, atol=1e-5, err_msg=name
         )
@@ -199,29 +202,54 @@ def test_a_vector_added_to_every_class_changes_no_row(tmp_path):
     tokens, states = planted(n4=informative)
     data = sides(make_store(tmp_path / "store", [states], tokens))
     fit = data.fit()[0]
-    evidence = collect_evidence(data.train, data.test, [0], [fit.moments], len(data.classes), 0)[0]
+    evidence = collect_evidence(data.train, data.test, [0], [fit.moments], len(data.classes))[0]
     shifted = fit.weight.double() + torch.linspace(-5, 5, N_NOISE)
     assert_same_tables(neuron_table(0, fit.weight, evidence), neuron_table(0, shifted, evidence))
 
 
 def test_evidence_of_few_and_of_many_examples_in_a_shard_agrees(tmp_path):
-    """Shards with few examples are read without their other rows; the draws must follow."""
     tokens, states = planted(n4=informative)
     data = sides(make_store(tmp_path / "store", [states], tokens))
     few = Examples(data.train.store, np.where(tokens.sentences % 5, -1, data.train.labels))
     moments = data.fit()[0].moments
-    found = collect_evidence(few, data.test, [0], [moments], len(data.classes), 0)[0].separation
+    found = collect_evidence(few, data.test, [0], [moments], len(data.classes))[0].separation
     kept = few.labels >= 0
     assert 0 < kept.mean() < 0.2
-    permuted = permute_within_sentences(few.labels, tokens.sentences, tokens.input_ids, 20, 0)
-    x = states.astype(np.float32)[kept].astype(float)
-    eta = [_between(x, labels[kept]) / (len(x) * moments.sd.numpy() ** 2) for labels in (few.labels, *permuted)]
-    np.testing.assert_allclose(found.eta_squared, eta[0] - np.mean(eta[1:], 0), atol=1e-5)  # float32 sums
+    alone = SeparationAccumulator(moments.mean, moments.sd, torch.from_numpy(few.counts(len(data.classes))))
+    rows = (torch.from_numpy(part[kept]) for part in (states.astype(np.float32), few.labels, tokens.sentences))
+    alone.update(*rows)
+    torch.testing.assert_close(found.eta_squared, alone.result().eta_squared, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(found.p, alone.result().p, rtol=1e-6, atol=1e-300)
 
 
 def _between(x, labels):
     groups = [x[labels == c] for c in np.unique(labels)]
     return sum(len(g) * (g.mean(0) - x.mean(0)) ** 2 for g in groups)
+
+
+def test_so_many_classes_that_neurons_are_taken_in_parts_change_nothing(tmp_path, monkeypatch):
+    tokens, states = planted(n4=informative)
+    data = sides(make_store(tmp_path / "store", [states], tokens))
+    moments = layer_moments(data.train, [0])
+    (whole,) = collect_evidence(data.train, data.test, [0], moments, len(data.classes))
+    monkeypatch.setattr(separation, "COVARIANCES", 7 * len(data.classes) ** 2)
+    (parts,) = collect_evidence(data.train, data.test, [0], moments, len(data.classes))
+    torch.testing.assert_close(parts.separation.p, whole.separation.p)
+
+
+@pytest.mark.parametrize("n_classes", [2, 8])
+def test_random_labels_leave_no_neuron_a_signal_whatever_the_number_of_classes(tmp_path, n_classes):
+    """A z of 4 from 20 draws is exceeded by chance in 2.3% of neurons with 2 classes, in .5% with 8."""
+    tokens, generator = make_tokens(LENGTHS), np.random.default_rng(3)
+    states = generator.standard_normal((tokens.n_tokens, 400))
+    data = sides(make_store(tmp_path / "store", [states], tokens))
+    random = generator.integers(n_classes, size=tokens.n_tokens)
+    train, test = (replace(e, labels=np.where(e.labels >= 0, random, -1)) for e in (data.train, data.test))
+    (evidence,) = collect_evidence(train, test, [0], layer_moments(train, [0]), n_classes)
+    rows = neuron_table(0, torch.from_numpy(generator.standard_normal((n_classes, 400))), evidence)
+    assert {row["flag"] for row in rows} == {"no-signal"}
+    assert min(row["eta_squared_p"] for row in rows) < 0.02  # of 400
+    assert min(row["eta_squared_q"] for row in rows) > 0.01
 
 
 SCRIPT = """
@@ -254,25 +282,26 @@ def test_the_table_does_not_depend_on_the_hash_seed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("contribution", "centred", "z", "dead", "flag"),
+    ("contribution", "centred", "q", "dead", "flag"),
     [
-        (1.0, 0.9, 10.0, False, ""),
-        (1.0, 0.4, 10.0, False, "offset"),
-        (1.0, 0.5, 4.0, False, ""),  # both bars are the first values that pass
-        (1.0, 0.9, 3.9, False, "no-signal"),
-        (1.0, 0.1, -1.0, False, "offset no-signal"),
-        (0.0, 0.0, 9.0, True, "dead"),
+        (1.0, 0.9, 1e-9, False, ""),
+        (1.0, 0.4, 1e-9, False, "offset"),
+        (1.0, 0.5, 0.01, False, ""),  # both bars are the first values that pass
+        (1.0, 0.9, 0.011, False, "no-signal"),
+        (1.0, 0.1, 1.0, False, "offset no-signal"),
+        (0.0, 0.0, 1e-9, True, "dead"),
     ],
 )
-def test_flags(contribution, centred, z, dead, flag):
-    separation = Separation(torch.tensor([0.1]), torch.tensor([z]))
-    assert flags(torch.tensor([contribution]), torch.tensor([centred]), separation, torch.tensor([dead])) == [flag]
+def test_flags(contribution, centred, q, dead, flag):
+    values = (torch.tensor([value], dtype=torch.float64) for value in (contribution, centred, q))
+    assert flags(*values, torch.tensor([dead])) == [flag]
 
 
 def row(**values):
     return {
         "layer": 3, "rank": 1, "neuron": 17, "contribution": 2.0, "ratio": 8.25, "share": 0.125,
-        "contribution_centred": 1.5, "eta_squared": 0.25, "eta_squared_z": 99.0, "flag": "", **values,
+        "contribution_centred": 1.5, "eta_squared": 0.25, "eta_squared_z": 99.0, "eta_squared_p": 0.034, "flag": "",
+        **values,
     }  # fmt: skip
 
 
@@ -296,6 +325,13 @@ def test_each_flag_is_put_in_words(flag, words, never):
     said = conclusion([row(flag=flag)], "depth")
     assert words in said
     assert never not in said
+
+
+@pytest.mark.parametrize("flag", ["no-signal", "offset no-signal"])
+def test_how_probable_it_is_under_chance_is_said_where_it_is_no_better(flag):
+    assert "no better than chance (p = 0.034)" in conclusion([row(flag=flag)], "depth")
+    old = {key: value for key, value in row(flag=flag).items() if key != "eta_squared_p"}
+    assert "no better than chance:" in conclusion([old], "depth")
 
 
 def test_a_negative_excess_is_said_as_none():
@@ -341,7 +377,7 @@ def test_neurons_planted_among_real_ones_are_told_apart(real, tmp_path):
     # 1e-3 nats: the ranking's top has settled (and its passes fit into a test).
     fit = data.fit(l2=1e-4, tolerance=1e-3)[0]
     assert fit.converged
-    evidence = collect_evidence(data.train, data.test, [0], [fit.moments], len(data.classes), 0)[0]
+    evidence = collect_evidence(data.train, data.test, [0], [fit.moments], len(data.classes))[0]
     rows = neuron_table(3, fit.weight, evidence)
     found = by_neuron(rows)
     assert max(rows, key=lambda row: row["eta_squared"])["neuron"] == 384

@@ -156,7 +156,7 @@ def test_a_sentence_that_is_drawn_twice_counts_twice(data: Data) -> None:
 def test_evidence_tells_what_only_one_neuron_says_from_what_several_say(data: Data) -> None:
     layers = [0, 1]
     fits = data.fit(layers=layers, tolerance=1e-6)
-    evidence = collect_evidence(data.train, data.test, layers, [fit.moments for fit in fits], len(data.classes), 0)
+    evidence = collect_evidence(data.train, data.test, layers, [fit.moments for fit in fits], len(data.classes))
     retraining = Retraining(data, layers, fits, training(1e-6), {}, lambda what: (), seed=0)
     found = with_removals(evidence, retraining)
     assert len(found) == 2
@@ -186,7 +186,7 @@ def test_replicates_of_a_strong_signal_agree_and_those_of_noise_do_not(data: Dat
     strong[:, :5] += positional(data.train.store.tokens, 5, 3.0)
     both = sides_of(make_store(tmp_path / "both", [strong, noise], data.train.store.tokens, shard_tokens=400))
     fits = both.fit(layers=[0, 1])
-    evidence = collect_evidence(both.train, both.test, [0, 1], [fit.moments for fit in fits], len(both.classes), 0)
+    evidence = collect_evidence(both.train, both.test, [0, 1], [fit.moments for fit in fits], len(both.classes))
     retraining = Retraining(both, [0, 1], fits, training(1e-4), {}, lambda what: (), seed=0)
     (sure, unsure), weight = with_replicates(evidence, retraining, 4)
     assert weight.shape == (4, 2, len(both.classes), 40)

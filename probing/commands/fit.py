@@ -153,7 +153,7 @@ def fit(
             watch.end("probe")
             held_against = train_controls(others, layers, training, trainer or {}, bar)
             codes = online_code(sides, layers, training, trainer or {}, seed, bar) if mdl else ()
-            streamed = collect_evidence(sides.train, sides.test, layers, moments, len(sides.classes), seed)
+            streamed = collect_evidence(sides.train, sides.test, layers, moments, len(sides.classes))
             at_optimum = probe.solver == "lbfgs" and all(fit.converged for fit in fits)
             if (replicates or evidence == "all") and not at_optimum:
                 say("the probes are not at their optimum: they are not trained again for --replicates and --evidence")

@@ -100,9 +100,7 @@ def run_stack(trials: Sequence[Trial], done: Sequence[Trial], place: Place, prog
         evidence = dict(
             zip(
                 layers,
-                collect_evidence(
-                    sides.train, sides.test, layers, [moments[n] for n in layers], len(sides.classes), seed
-                ),
+                collect_evidence(sides.train, sides.test, layers, [moments[n] for n in layers], len(sides.classes)),
                 strict=True,
             )
         )

@@ -11,6 +11,7 @@ from probing.companion import FAR
 from probing.page.markup import Html, element
 from probing.page.packing import pack_floats, pack_integers
 from probing.page.sources import Subject
+from probing.ranking import FALSE_DISCOVERIES as RATE
 
 # Rows that are there without a script.
 FIRST = 10
@@ -65,7 +66,8 @@ COLUMNS = (
     Column("contribution_centred", "centred", "contribution without the neuron's mean; * where that is unreliable", 4),
     Column("contribution_companion", "companion", "the same of a probe with an intercept, where * stands", 4),
     Column("eta_squared", "eta²", "share of the neuron's variance that goes with the class, less what chance gives", 3),
-    Column("eta_squared_z", "z", "that difference in standard deviations of chance; below 4: no-signal"),
+    Column("eta_squared_z", "z", "that difference in standard deviations of chance"),
+    Column("eta_squared_q", "q", f"false discoveries among neurons that stand out as far; no-signal above {RATE:g}", 3),
     Column("unique", "unique", "estimate of what a probe loses without the neuron: a rank, not a size", 4),
     Column("cross_entropy_without", "without it", "nats lost by a probe retrained without the neuron", 4, signed=True),
 )  # fmt: skip
