@@ -44,8 +44,8 @@ def accuracy_flag(row: Row) -> str:
     training, is above 0, or the value itself where the test sentences are too few for an interval.
     """
     low = row.get("information_low")
-    has_interval = low is not None and not math.isnan(low)
-    return "" if (low if has_interval else row["information"]) > 0 else UNINFORMATIVE
+    least = row["information"] if low is None or math.isnan(low) else low
+    return "" if least > 0 else UNINFORMATIVE
 
 
 def controls_of(rows: Sequence[Row]) -> dict[str, str]:
