@@ -15,13 +15,17 @@ endif
 PY := $(ENV)/bin/python
 INSTALLED := $(ENV)/.neuron-probing-installed
 
-.PHONY: fit test bench models lint types clean
+.PHONY: fit test test-kernels bench models lint types clean
 
 fit: $(INSTALLED)
 	$(PY) -m probing fit --layer 6 $(ARGS)
 
 test: $(INSTALLED)
 	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
+
+# Numeric tests under the arithmetic of other processors.
+test-kernels: $(INSTALLED)
+	$(PY) tests/kernels.py $(ARGS)
 
 bench: $(INSTALLED)
 	$(PY) -m benchmarks $(ARGS)

@@ -11,12 +11,23 @@ import pytest
 
 from families import FAMILIES as ALL_FAMILIES
 from families import make_checkpoint
+from kernels import numeric_tests
 
 # Read by huggingface_hub when it is first imported: no test reaches the network, whatever is asked.
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Read by torch when it is first imported. Tensors of a few kilobytes gain nothing from threads, which on a busy machine
 # wait for each other: with two, these tests took eight times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as numeric the tests of all that computes."""
+    names = numeric_tests()
+    for item in items:
+        if item.path.name in names:
+            item.add_marker("numeric")
+
 
 # A ranking without the evidence that takes more training: tests of other things need none.
 BARE = {"replicates": 0, "controls": "none", "evidence": "none"}

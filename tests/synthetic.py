@@ -20,9 +20,6 @@ from probing.examples import Examples, Sides, choose_classes, label
 from probing.solvers import Penalty
 from probing.training import LayerFit, Training, train_probes
 
-# Planted data is small: threads cost more than they give, seven times as much where other processes are busy.
-torch.set_num_threads(1)
-
 Array = NDArray[np.float64]
 
 # Tasks of position ask nothing of the text.

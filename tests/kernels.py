@@ -1,0 +1,75 @@
+"""Run the numeric tests under other arithmetic than this processor's own; `make test-kernels` does.
+
+Processors differ in how many numbers their kernels add at a time and in whether they round a product before it is
+added, and threads in where sums are cut. What fails under one of these settings fails on some other machine.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+PACKAGE = TESTS.parent / "probing"
+
+# What sets the kernels of torch, of MKL, of numpy's BLAS and the number of threads, beside how many tests run at a
+# time. Threads that wait are to sleep: on a busy machine they would otherwise keep each other from working.
+SETTINGS: tuple[tuple[Mapping[str, str], int], ...] = (
+    (
+        {
+            "ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "OPENBLAS_CORETYPE": "Prescott",
+            "OMP_NUM_THREADS": "1",
+        },
+        2,
+    ),
+    ({"ATEN_CPU_CAPABILITY": "avx2", "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}, 1),
+)  # fmt: skip
+
+# What computes imports one of these, and none of those: training loops, models and drawings are slow to test, and
+# compute nothing that these have not.
+_ARITHMETIC = {"numpy", "scipy", "torch"}
+_ABOVE = {"matplotlib", "pytorch_lightning", "torchmetrics", "transformers"}
+
+# Those that take minutes are left out here as they are by default.
+_CHOICE = "numeric and not patient and not several and not fuzz"
+
+
+def computing() -> list[Path]:
+    """Return the modules that compute, but for commands and pages."""
+    files = (file for file in sorted(PACKAGE.rglob("*.py")) if file.parent.name not in ("commands", "page"))
+    return [file for file in files if (found := _imported(file)) & _ARITHMETIC and not found & _ABOVE]
+
+
+def numeric_tests() -> set[str]:
+    """Return the names of the test files that are numeric: those named after a module that computes."""
+    return {name for file in computing() if (TESTS / (name := f"test_{file.stem}.py")).exists()}
+
+
+def _imported(file: Path) -> set[str]:
+    """Return the packages that a file imports when it is imported itself."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    plain = [alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names]
+    names = [node.module or "" for node in tree.body if isinstance(node, ast.ImportFrom)]
+    return {name.split(".")[0] for name in plain + names}
+
+
+def main(arguments: list[str]) -> int:
+    """Run them under each setting with further arguments of pytest; return 1 if a test failed, 0 otherwise."""
+    failed = False
+    for setting, at_a_time in SETTINGS:
+        words = " ".join(f"{name}={value}" for name, value in setting.items())
+        print(f"{words}: {at_a_time} at a time", flush=True)
+        command = [sys.executable, "-m", "pytest", "-n", str(at_a_time), "--dist", "loadfile", "-m", _CHOICE]
+        start = time.perf_counter()
+        failed |= subprocess.run([*command, *arguments], env={**os.environ, **setting}).returncode != 0
+        print(f"{words}: {time.perf_counter() - start:.0f} s", flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
