@@ -25,7 +25,7 @@ PARTS = (slice(0, 110), slice(110, 110), slice(110, N))
 
 def together(accumulators: list[Any]) -> list[Any]:
     """Gather, each in its own thread, and return what every one then has."""
-    barrier, sent = threading.Barrier(len(accumulators), timeout=20), [torch.empty(0)] * len(accumulators)
+    barrier, sent = threading.Barrier(len(accumulators), timeout=600), [torch.empty(0)] * len(accumulators)
 
     def gather(rank: int) -> Any:
         def total(tensor: Tensor) -> Tensor:

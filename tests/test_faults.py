@@ -22,7 +22,7 @@ from probing.cache import ActivationStore
 from probing.runs import RunFolder
 
 # Long enough for a busy machine; nothing waits so long unless something is wrong.
-PATIENCE_S = 120
+PATIENCE_S = 600
 NEURONS, ACCURACY = "neurons.csv", "accuracy.csv"
 
 

@@ -59,7 +59,7 @@ def test_a_notebook_sees_tables_and_can_repeat_a_run(
         input=CELLS,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr

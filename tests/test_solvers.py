@@ -129,7 +129,9 @@ def test_with_l1_the_minimum_is_that_of_proximal_gradients(seed):
     solution, _ = solve(x, y, 4, Penalty(l1, l2), tolerance=1e-7)
     point = solution.point.double().numpy()
     assert 0 < (reference != 0).sum() < reference.size
-    np.testing.assert_array_equal(point != 0, reference != 0)
+    # A weight that is about to leave 0 may have done so in one and not in the other.
+    assert np.abs(np.where((point == 0) != (reference == 0), point - reference, 0)).max() < 1e-3
+    assert 0 < (point == 0).sum() < point.size
     # By strong convexity |U - U*|^2 <= gap / l2 = 1e-4; in practice much nearer.
     np.testing.assert_allclose(point, reference, atol=1e-2)
     assert objective(point, x, y, l1, l2)[0] - objective(reference, x, y, l1, l2)[0] <= 1e-7

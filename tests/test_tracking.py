@@ -436,7 +436,7 @@ def test_an_offline_run_writes_and_connects_nowhere_else(tmp_path: Path, folder:
             cwd=elsewhere["cwd"],
             env=environment,
             check=True,
-            timeout=60,
+            timeout=600,
         )
         assert server.connections == 0
     (run,) = read_offline_runs(folder)
@@ -561,7 +561,7 @@ def sync(line: str | None, cwd: Path) -> None:
     assert "&& wandb sync " in line
     # The command of this interpreter, whatever the PATH holds.
     line = line.replace("wandb sync", f"{sys.executable} -m wandb sync")
-    subprocess.run(line, shell=True, cwd=cwd, check=True, timeout=60)
+    subprocess.run(line, shell=True, cwd=cwd, check=True, timeout=600)
 
 
 def test_an_online_run_in_the_same_folder_takes_no_table_of_an_offline_one(

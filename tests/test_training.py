@@ -336,7 +336,7 @@ def test_two_ranks_train_what_one_trains(data, tmp_path, solver):
         # The script starts its second rank itself, by Lightning's launcher.
         subprocess.run(
             [sys.executable, "script.py", str(data.train.store.folder), solver, devices, str(out)],
-            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)}, check=True, timeout=240,
+            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)}, check=True, timeout=600,
             capture_output=True,
         )  # fmt: skip
         results.append(json.loads(out.read_text()))
