@@ -10,38 +10,28 @@ import numpy as np
 
 from probing.columns import controls_of
 from probing.decimals import two_decimals
+from probing.figure_style import BLUE, GREEN, GREY, ORANGE, PURPLE, drawing, joined, name_layers, side_by_side
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Row = Mapping[str, Any]
 
-BLUE, GREY = "#0b5394", "#6b6b6b"
 TOP = 15  # neurons in the bar chart
-# Of the lines that an accuracy is held against, told apart without colour too.
+# The lines that an accuracy is held against can be told apart without colour, and by their marks alone.
 CONTROL_LOOKS: tuple[dict[str, Any], ...] = (
-    {"color": GREY, "ls": "--"},
+    {"color": GREY, "ls": "--", "marker": "_", "markersize": 8},
     {"color": GREY, "ls": ":", "marker": "x", "markersize": 4},
-    {"color": "#c27c0e", "ls": "-.", "marker": "s", "markersize": 3},
-    {"color": "#38761d", "ls": ":", "marker": "v", "markersize": 4},
-    {"color": "#741b47", "ls": "-", "marker": "^", "markersize": 3, "lw": 1},
+    {"color": ORANGE, "ls": "-.", "marker": "s", "markersize": 3},
+    {"color": GREEN, "ls": ":", "marker": "v", "markersize": 4},
+    {"color": PURPLE, "ls": "-", "marker": "^", "markersize": 3, "lw": 1},
     {"color": "black", "ls": "--", "marker": "D", "markersize": 4, "mfc": "white"},
     {"color": GREY, "ls": "-", "marker": "P", "markersize": 4},
 )
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 10,
-    "axes.titlelocation": "left",
-    "figure.dpi": 150,
-    "savefig.bbox": "tight",
-    "legend.frameon": False,
-}
 
 
 def write_figures(folder: Path, accuracy: Sequence[Row], neurons: Sequence[Row], task: str, model: str) -> list[Path]:
-    """Draw a run's figures as PNG files and return their paths.
+    """Draw a run's figures, each as PNG and as PDF, and return the paths of the PNG files.
 
     Args:
         folder: Where they go.
@@ -50,45 +40,38 @@ def write_figures(folder: Path, accuracy: Sequence[Row], neurons: Sequence[Row],
         task: What the probe predicts.
         model: For the titles.
     """
-    import matplotlib
-    from matplotlib.figure import Figure
-
     by_layer = {row["layer"]: [n for n in neurons if n["layer"] == row["layer"]] for row in accuracy}
-    paths = []
-    with matplotlib.rc_context(STYLE):
-        for name in ("accuracy", "top_neurons", "neuron_map"):
-            figure = Figure(layout="constrained")
-            if name == "accuracy":
-                accuracy_by_layer(figure, accuracy, task, model)
-            elif name == "top_neurons":
-                top_neurons(figure, by_layer, model)
-            else:
-                neuron_map(figure, by_layer, model)
-            paths.append(folder / f"{name}.png")
-            figure.savefig(paths[-1])
+    paths = [folder / f"{name}.png" for name in ("accuracy", "top_neurons", "neuron_map")]
+    with drawing(paths[0]) as figure:
+        accuracy_by_layer(figure, accuracy, task, model)
+    with drawing(paths[1]) as figure:
+        top_neurons(figure, by_layer, model)
+    with drawing(paths[2]) as figure:
+        neuron_map(figure, by_layer, model)
     return paths
 
 
 def accuracy_by_layer(figure: Figure, accuracy: Sequence[Row], task: str, model: str) -> None:
-    """Draw accuracy over layers with its interval, and what it is to be held against."""
+    """Draw accuracy over layers with its interval, and what it is to be held against.
+
+    Of a single layer all are marks beside each other, none of which covers another.
+    """
     figure.set_size_inches(6.4, 3.4)
     axes = figure.add_subplot()
     layers = [row["layer"] for row in accuracy]
+    controls = controls_of(accuracy)
+    shifts = side_by_side(1 + len(controls), layers)
     values = np.array([row["accuracy"] for row in accuracy])
     low, high = (np.array([row[f"accuracy_{end}"] for row in accuracy]) for end in ("low", "high"))
     axes.errorbar(
-        layers, values, yerr=np.clip([values - low, high - values], 0, None), color=BLUE, marker="o", ms=4, capsize=3,
-        label="probe (95% interval\nover test sentences)",
+        np.add(layers, shifts[0]), values, yerr=np.clip([values - low, high - values], 0, None), color=BLUE, marker="o",
+        ms=4, capsize=3, label="probe (95% interval\nover test sentences)", **joined({"ls": "-"}, layers),
     )  # fmt: skip
-    for (name, words), look in zip(controls_of(accuracy).items(), CONTROL_LOOKS, strict=False):
+    for (name, words), look, shift in zip(controls.items(), CONTROL_LOOKS, shifts[1:], strict=False):
         control = [row[f"{name}_accuracy"] for row in accuracy]
-        if len(layers) > 1:
-            axes.plot(layers, control, label=words, **look)
-        else:
-            axes.axhline(control[0], label=words, **{k: v for k, v in look.items() if "marker" not in k})
-    axes.set_xticks(layers)
+        axes.plot(np.add(layers, shift), control, label=words, **joined(look, layers))
+    name_layers(axes, layers)
     axes.set_ylim(0, 1.03)
-    axes.set_xlabel("layer (0 = embeddings)")
     axes.set_ylabel("test accuracy")
     axes.set_title(f"{model}: linear probe of {task}")
     handles, labels = axes.get_legend_handles_labels()
@@ -126,10 +109,12 @@ def neuron_map(figure: Figure, by_layer: Mapping[int, Sequence[Row]], model: str
 
     ratio = np.array([[n["ratio"] for n in sorted(table, key=lambda n: n["neuron"])] for table in by_layer.values()])
     figure.set_size_inches(7.0, 1.4 + 0.28 * len(by_layer))
+    # The map is some 5.5 inches wide: with a pixel or more for each neuron none is left out.
+    figure.set_dpi(max(figure.get_dpi(), ratio.shape[1] / 5))
     axes = figure.add_subplot()
     # Greys that darken with size read the same in print; one decade either side of the mean.
     image = axes.imshow(
-        np.clip(ratio, 0.1, None), aspect="auto", cmap="magma_r", norm=LogNorm(0.1, 10), interpolation="nearest"
+        np.clip(ratio, 0.1, None), aspect="auto", cmap="magma_r", norm=LogNorm(0.1, 10), interpolation="none"
     )
     axes.set_yticks(range(len(by_layer)), [str(layer) for layer in by_layer])
     axes.set_ylabel("layer")
@@ -147,7 +132,7 @@ def _marks(flag: str) -> str:
 def write_comparison_figures(
     folder: Path, agreement: Sequence[Row], accuracy: Mapping[str, Sequence[Row]], task: str
 ) -> list[Path]:
-    """Draw a comparison's figures as PNG files and return their paths: a heat map for each pair of runs, and curves.
+    """Draw a heat map for each pair of runs, and curves, each as PNG and as PDF; return the paths of the PNG files.
 
     Args:
         folder: Where they go.
@@ -155,21 +140,14 @@ def write_comparison_figures(
         accuracy: For each run, a row per layer.
         task: What the probes predict.
     """
-    import matplotlib
-    from matplotlib.figure import Figure
-
     pairs = list(dict.fromkeys((row["model_a"], row["model_b"]) for row in agreement))
-    paths = []
-    with matplotlib.rc_context(STYLE):
-        for number, pair in enumerate(pairs, start=1):
-            figure = Figure(layout="constrained")
+    names = [f"agreement_{number}" for number in range(1, len(pairs) + 1)] if len(pairs) > 1 else ["agreement"]
+    paths = [folder / f"{name}.png" for name in (*names, "accuracy")]
+    for path, pair in zip(paths, pairs, strict=False):
+        with drawing(path) as figure:
             layers_by_layers(figure, [row for row in agreement if (row["model_a"], row["model_b"]) == pair])
-            paths.append(folder / ("agreement.png" if len(pairs) == 1 else f"agreement_{number}.png"))
-            figure.savefig(paths[-1])
-        figure = Figure(layout="constrained")
+    with drawing(paths[-1]) as figure:
         accuracies(figure, accuracy, task)
-        paths.append(folder / "accuracy.png")
-        figure.savefig(paths[-1])
     return paths
 
 
@@ -177,13 +155,13 @@ def layers_by_layers(figure: Figure, rows: Sequence[Row]) -> None:
     """Draw the agreement of each layer of one run with each of another, a panel for each of three statistics."""
     panels = {"spearman": "Spearman of the rankings", "overlap": "overlap of the top", "cka": "linear CKA"}
     layers_a, layers_b = (sorted({row[f"layer_{side}"] for row in rows}) for side in "ab")
-    figure.set_size_inches(1.5 + 3 * max(1.6, 0.42 * len(layers_b)), 1.3 + max(1.6, 0.36 * len(layers_a)))
+    figure.set_size_inches(2.3 + 3 * max(1.9, 0.42 * len(layers_b)), 1.3 + max(1.6, 0.36 * len(layers_a)))
     for axes, (statistic, title) in zip(figure.subplots(1, 3), panels.items(), strict=True):
         values = np.full((len(layers_a), len(layers_b)), np.nan)
         for row in rows:
             if row["statistic"] == statistic:
                 values[layers_a.index(row["layer_a"]), layers_b.index(row["layer_b"])] = row["value"]
-        axes.imshow(values, cmap="Greys", vmin=0, vmax=1, origin="lower", aspect="auto")
+        image = axes.imshow(values, cmap="Greys", vmin=0, vmax=1, origin="lower", aspect="auto", interpolation="none")
         for (i, j), value in np.ndenumerate(values):
             if np.isfinite(value) and values.size <= 200:
                 shown = two_decimals(value).replace("0.", ".", 1)
@@ -193,44 +171,47 @@ def layers_by_layers(figure: Figure, rows: Sequence[Row]) -> None:
         axes.set_xlabel(f"layer of {rows[0]['model_b']}")
         axes.set_title(title)
     figure.axes[0].set_ylabel(f"layer of {rows[0]['model_a']}")
+    bar = figure.colorbar(image, ax=figure.axes, extend="min", aspect=30)
+    bar.set_label("agreement (below 0: white)")
 
 
 def accuracies(figure: Figure, accuracy: Mapping[str, Sequence[Row]], task: str) -> None:
-    """Draw the accuracy curves of several runs, told apart by line and mark as well as by colour."""
-    figure.set_size_inches(5.5, 3.4)
+    """Draw the accuracy curves of several runs, told apart by line and mark as well as by colour.
+
+    A run of one layer is a mark at that layer. Marks but the first are open, so that they cover none below.
+    """
+    figure.set_size_inches(6.4, 3.4)
     axes = figure.add_subplot()
     looks = [("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"), ("-", "v"), ("--", "P")]
+    measured = [row["layer"] for rows in accuracy.values() for row in rows]
+    shifts = side_by_side(len(accuracy), measured)
     for i, (label, rows) in enumerate(accuracy.items()):
+        layers = [row["layer"] for row in rows]
         line, mark = looks[i % len(looks)]
-        colour = (BLUE, "#c27c0e", "#38761d", GREY, "#741b47", "#000000")[i % 6]
+        colour = (BLUE, ORANGE, GREEN, GREY, PURPLE, "#000000")[i % 6]
         axes.plot(
-            [r["layer"] for r in rows], [r["accuracy"] for r in rows], line, marker=mark, ms=4, c=colour, label=label
-        )
-    axes.set_xticks(sorted({row["layer"] for rows in accuracy.values() for row in rows}))
+            np.add(layers, shifts[i]), [row["accuracy"] for row in rows], marker=mark, ms=5, c=colour, label=label,
+            mfc="none" if i else colour, **joined({"ls": line}, layers),
+        )  # fmt: skip
+    name_layers(axes, measured)
     axes.set_ylim(0, 1.03)
-    axes.set_xlabel("layer (0 = embeddings)")
     axes.set_ylabel("test accuracy")
     axes.set_title(f"linear probes of {task}")
-    axes.legend(loc="best")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
 
 
 def write_curves_figure(path: Path, rows: Sequence[Row], majority: float, task: str, model: str) -> None:
-    """Draw how accuracy goes with the number of neurons in one layer, as a PNG file of any name.
+    """Draw how accuracy goes with the number of neurons in one layer, as PNG and as PDF.
 
     Args:
-        path: Where it goes.
+        path: Of the PNG file.
         rows: Of `curves.csv`, of one layer.
         majority: Accuracy of the most frequent class.
         task: What the probes predict.
         model: For the title.
     """
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(layout="constrained")
+    with drawing(path) as figure:
         how_many_neurons(figure, rows, majority, task, model)
-        figure.savefig(path, format="png")
 
 
 def how_many_neurons(figure: Figure, rows: Sequence[Row], majority: float, task: str, model: str) -> None:
@@ -241,7 +222,7 @@ def how_many_neurons(figure: Figure, rows: Sequence[Row], majority: float, task:
 
     figure.set_size_inches(8.6, 3.3)
     rankings = list(dict.fromkeys(row["ranking"] for row in rows if row["ranking"] != "random"))
-    looks = [("o", BLUE), ("s", "#c27c0e"), ("^", "#38761d"), ("D", "#741b47"), ("v", "#000000")]
+    looks = [("o", BLUE), ("s", ORANGE), ("^", GREEN), ("D", PURPLE), ("v", "#000000")]
     all_neurons = max((row for row in rows if row["kind"] == "only"), key=lambda row: row["k"])
     panels = {"only": "with k neurons alone", "without": "without k neurons"}
     for axes, (kind, title) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):

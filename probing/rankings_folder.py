@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from probing.errors import UserError
+from probing.replaced_files import replacing
 from probing.runs import Row, Run, read_csv, write_csv
 
 RANKING_COLUMNS = ("layer", "rank", "neuron", "score")
@@ -43,22 +43,11 @@ def writing(folder: Path, run: Run) -> Iterator[None]:
         ) from None
 
 
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Yield where to write a file that takes its place at once or not at all."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield partial
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
 def write_tables(folder: Path, tables: Mapping[str, Table]) -> None:
     """Write tables, none without rows; rows of other layers or rankings that are there already stay."""
     for name, (rows, columns, key) in tables.items():
         if rows:
-            with _replacing(path := folder / f"{name}.csv") as partial:
+            with replacing(path := folder / f"{name}.csv") as partial:
                 write_csv(partial, _merged(path, rows, key), columns)
 
 
@@ -70,9 +59,8 @@ def draw_curves(folder: Path, layers: Sequence[int], model: str, run: Run) -> li
     majority = {row["layer"]: row["majority_accuracy"] for row in run.accuracy}
     for layer in layers:
         of_layer = [row for row in rows if row["layer"] == layer]
-        with _replacing(path := folder / f"curves_{layer:02d}.png") as partial:
-            write_curves_figure(partial, of_layer, majority[layer], run.config["task"], model)
-        paths.append(path)
+        paths.append(folder / f"curves_{layer:02d}.png")
+        write_curves_figure(paths[-1], of_layer, majority[layer], run.config["task"], model)
     return paths
 
 

@@ -104,7 +104,8 @@ def test_a_model_with_itself_goes_by_index_and_has_intervals(runs: Path, capsys:
         assert row["low"] < row["high"]
         assert row["value"] > 0.5  # other sentences, the same neurons
         assert row["p_value"] < 0.05
-    assert {path.name for path in (runs / "c" / "figures").iterdir()} == {"agreement.png", "accuracy.png"}
+    drawn = {f"{name}.{form}" for name in ("agreement", "accuracy") for form in ("png", "pdf")}
+    assert {path.name for path in (runs / "c" / "figures").iterdir()} == drawn
 
 
 def test_an_untrained_twin_ranks_no_more_alike_than_chance(runs: Path) -> None:

@@ -132,8 +132,8 @@ def test_what_is_shown_says_what_was_found(rows: list[dict[str, Any]], tmp_path:
     )
     shown = [cells.split()[0] for cells in render(*curves_tables(rows)).splitlines()[4:] if cells.strip()]
     assert shown == ["1", "2", "3", "8", "16", str(D_MODEL)]
-    write_curves_figure(tmp_path / "drawn", rows, 0.1, "position", "planted")
-    assert (tmp_path / "drawn").read_bytes()[1:4] == b"PNG"
+    write_curves_figure(tmp_path / "drawn.png", rows, 0.1, "position", "planted")
+    assert (tmp_path / "drawn.png").read_bytes()[1:4] == b"PNG"
 
 
 def test_tokens_are_thinned_and_counted(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ from wandb_server import WandbServer
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 NO_WANDB = WandbOptions(mode="disabled")
+FIGURES = {f"figures/{name}.pdf" for name in ("accuracy", "top_neurons", "neuron_map")}
 # Columns of neurons that take more training; a run with all of them is tested with the controls.
 RETRAINED = {
     column
@@ -76,8 +77,8 @@ def test_the_folder_holds_what_the_design_promises(run: Run) -> None:
     names = {str(path.relative_to(run.folder)) for path in run.folder.rglob("*") if path.is_file()}
     assert names == {
         "config.yaml", "results.json", "accuracy.csv", "neurons.csv", "probe.safetensors",
-        "contributions.safetensors", "figures/accuracy.png", "figures/top_neurons.png", "figures/neuron_map.png",
-        "report.html",
+        "contributions.safetensors", "report.html", *FIGURES,
+        *(figure.replace(".pdf", ".png") for figure in FIGURES),
     }  # fmt: skip
     with (run.folder / "accuracy.csv").open() as file:
         # Controls, which come after, have a file of tests of their own.
@@ -303,7 +304,7 @@ def test_the_offline_run_holds_curves_tables_and_the_artifact(run: Run) -> None:
     (files,) = [files for _, kind, files in tracked.artifacts if kind == "probe"]
     assert set(files) == {
         "config.yaml", "results.json", "accuracy.csv", "neurons.csv", "probe.safetensors", "contributions.safetensors",
-        "report.html",
+        "report.html", *FIGURES,
     }  # fmt: skip
     (logged,) = tracked.rows("report")
     page = (tracked.folder / "files" / logged["report"]["path"]).read_bytes()

@@ -122,7 +122,8 @@ def test_the_folder_holds_what_was_returned(made: Geometry) -> None:
     assert results["clipped"] == {str(layer): [11] for layer in range(6)}
     assert results["not_applicable"] == []
     figures = {path.name for path in (made.folder / "figures").iterdir()}
-    assert figures == {"outliers.png", "anisotropy.png", "transforms.png", "smoothing.png", "explained.png"}
+    names = ("outliers", "anisotropy", "transforms", "smoothing", "explained")
+    assert figures == {f"{name}.{form}" for name in names for form in ("png", "pdf")}
     with pytest.raises(UserError, match="holds a geometry"):
         load_run(made.folder)
 

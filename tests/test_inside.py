@@ -118,7 +118,7 @@ def test_tables_figures_and_sentences_are_where_the_others_are(made: Geometry, c
             kept = {k: v for k, v in again.items() if v != ""}
             assert {k: str(v) for k, v in kept.items()} == {k: str(v) for k, v in row.items() if v != ""}
     figures = {path.name for path in (made.folder / "figures").iterdir()}
-    assert {"smoothing_bound.png", "interventions.png"} <= figures
+    assert {"smoothing_bound.png", "interventions.png", "smoothing_bound.pdf", "interventions.pdf"} <= figures
     assert "zeroed inside the model" in repr(made)
     assert "Theorem 2" in repr(made)
     bound, effect = inside_conclusions(made.smoothing, made.interventions)

@@ -257,6 +257,7 @@ def test_how_many_neurons_from_the_command_line(planted: Path, capsys: pytest.Ca
     assert capsys.readouterr().out.splitlines()[1].startswith(f"Layer 0, weight: 4 of {D_MODEL} neurons reach")
     assert {row["ranking"] for row in read_csv(folder / "curves.csv")} == {"anova", "weight", "random"}
     assert (folder / "curves_00.png").read_bytes() != first
+    assert (folder / "curves_00.pdf").is_file()
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
     assert "Layer 0, weight: accuracy by number of neurons, 1 draws" in repr(made)
 

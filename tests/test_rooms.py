@@ -62,3 +62,15 @@ def test_wandb_is_imported_by_one_room(imports: dict[str, set[str]]) -> None:
     rooms = {name for name, others in imports.items() if any(other.split(".")[0] == "wandb" for other in others)}
     assert rooms
     assert all(name.startswith("probing.tracking.") for name in rooms)
+
+
+def test_figures_are_written_in_one_place() -> None:
+    writers = {
+        _name(file)
+        for file in (ROOT / "probing").rglob("*.py")
+        if any(
+            isinstance(node, ast.Attribute) and node.attr == "savefig"
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        )
+    }
+    assert writers == {"probing.figure_style"}

@@ -53,7 +53,8 @@ def test_sentences_that_share_words_are_alike_and_all_of_it_is_on_disk(
     assert {path.name for path in folder.iterdir()} == {
         "sts.csv", "chosen.csv", "config.yaml", "results.json", "figures", "wandb"
     }  # fmt: skip
-    assert {path.name for path in (folder / "figures").iterdir()} == {"sts_mean.png", "sts_cls.png"}
+    drawn = {f"sts_{pooling}.{form}" for pooling in ("mean", "cls") for form in ("png", "pdf")}
+    assert {path.name for path in (folder / "figures").iterdir()} == drawn
     rows, chosen = read_csv(folder / "sts.csv"), read_csv(folder / "chosen.csv")
     # Two poolings of four layers in three spaces, and static vectors in two.
     assert len(rows) == 3 * 3 * (2 * 4 * 3 + 2)

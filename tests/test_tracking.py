@@ -53,7 +53,8 @@ def folder(tmp_path: Path) -> Path:
     folder.mkdir(parents=True)
     (folder / "accuracy.csv").write_text("layer,accuracy\n", encoding="utf-8")
     (folder / "report.html").write_text("<!doctype html><p>Position</p>", encoding="utf-8")
-    Image.new("RGB", (2, 2)).save(folder / "curve.png")
+    for name in ("curve.png", "curve.pdf"):
+        Image.new("RGB", (2, 2)).save(folder / name)
     return folder
 
 
@@ -243,6 +244,9 @@ def test_figures_and_files_belong_to_the_run(folder: Path) -> None:
     (files,) = [files for name, kind, files in run.artifacts if (name, kind) == ("NAME", "probe")]
     # Seen from the folder, whatever its name will be; of the report, a copy that stays as it is.
     assert files["accuracy.csv"] == Path("accuracy.csv")
+    # The vector form of a figure is kept, and shown nowhere beside the image.
+    assert files["figures/curve.pdf"] == Path("curve.pdf")
+    assert [key for row in run.history for key in row if key.startswith("figures/")] == ["figures/curve"]
     page = (folder / "report.html").read_bytes()
     (folder / "report.html").unlink()
     assert (folder / files["report.html"]).read_bytes() == page
@@ -442,7 +446,8 @@ def test_an_offline_run_writes_and_connects_nowhere_else(tmp_path: Path, folder:
     (run,) = read_offline_runs(folder)
     assert run.table("accuracy") == ACCURACY
     assert set((tmp_path / "elsewhere").rglob("*")) == set(elsewhere.values())
-    assert {path.name for path in folder.iterdir()} == {"accuracy.csv", "curve.png", "report.html", "wandb"}
+    names = {"accuracy.csv", "curve.png", "curve.pdf", "report.html", "wandb"}
+    assert {path.name for path in folder.iterdir()} == names
 
 
 # Online

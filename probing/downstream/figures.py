@@ -2,45 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from probing.downstream.space_names import WORDS
-from probing.figures import BLUE, GREY, STYLE
+from probing.figure_style import BLUE, GREEN, GREY, ORANGE, PURPLE, drawing, joined, name_layers
 from probing.sample_size import label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Row = Mapping[str, Any]
 
 # Told apart by line and mark as well as by colour.
 LOOKS: dict[str, dict[str, Any]] = {
     "none": {"color": "black", "ls": "-", "marker": "o"},
-    "clip": {"color": "#c27c0e", "ls": "--", "marker": "s"},
+    "clip": {"color": ORANGE, "ls": "--", "marker": "s"},
     "whiten": {"color": BLUE, "ls": "-", "marker": "^"},
-    "clip_random": {"color": "#c27c0e", "ls": ":", "marker": "x"},
-    "standardise": {"color": "#38761d", "ls": "-.", "marker": "D"},
-    "center": {"color": "#741b47", "ls": ":", "marker": "v"},
+    "clip_random": {"color": ORANGE, "ls": ":", "marker": "x"},
+    "standardise": {"color": GREEN, "ls": "-.", "marker": "D"},
+    "center": {"color": PURPLE, "ls": ":", "marker": "v"},
     "all_but_the_top": {"color": GREY, "ls": "--", "marker": "P"},
 }
 
 
 def write_wic_figure(path: Path, rows: Sequence[Row], part: str, model: str) -> Path:
-    """Draw accuracy and area under the curve by layer as a PNG file, and return its path.
+    """Draw accuracy and area under the curve by layer, as PNG and as PDF, and return the path of the PNG file.
 
     Args:
-        path: Where it goes.
+        path: Of the PNG file.
         rows: Of `wic.csv`.
         part: What is reported on.
         model: For the title.
     """
-    with _figure(path) as figure:
+    with drawing(path) as figure:
         figure.set_size_inches(9.2, 3.3)
         panels = {"accuracy": f"accuracy on {part}, threshold chosen on train", "auc": "area under the ROC curve"}
         for axes, (measure, title) in zip(figure.subplots(1, 2), panels.items(), strict=True):
@@ -60,10 +58,10 @@ def write_wic_figure(path: Path, rows: Sequence[Row], part: str, model: str) -> 
 
 
 def write_sts_figure(path: Path, rows: Sequence[Row], pooling: str, model: str) -> Path:
-    """Draw Spearman's correlation by layer, a panel for each set, as a PNG file, and return its path.
+    """Draw Spearman's correlation by layer, a panel for each set, as PNG and as PDF; return the path of the PNG file.
 
     Args:
-        path: Where it goes.
+        path: Of the PNG file.
         rows: Of `sts.csv`; those of all pairs together are drawn.
         pooling: Which of the sentence vectors.
         model: For the title.
@@ -72,7 +70,7 @@ def write_sts_figure(path: Path, rows: Sequence[Row], pooling: str, model: str) 
     of_pooling = [row for row in rows if row["pooling"] == pooling]
     sets = list(dict.fromkeys(row["set"] for row in rows))
     n_columns = min(4, len(sets))
-    with _figure(path) as figure:
+    with drawing(path) as figure:
         n_rows = -(-len(sets) // n_columns)
         figure.set_size_inches(max(5.5, 1.6 + 2.6 * n_columns), 0.8 + 2.5 * n_rows)
         grid = np.atleast_1d(figure.subplots(n_rows, n_columns, squeeze=False, sharey=True)).ravel()
@@ -108,6 +106,7 @@ def _by_layer(axes: Axes, rows: Sequence[Row], measure: str, times: int, of_figu
         of_figure: All rows that share the legend.
     """
     spaces = list(dict.fromkeys(row["transform"] for row in rows))
+    layers = sorted({row["layer"] for row in rows})
     ends = {"accuracy": ("accuracy_low", "accuracy_high"), "auc": ("auc_low", "auc_high")}.get(measure, ("low", "high"))
     for i, space in enumerate(spaces):
         here = [row for row in rows if row["transform"] == space]
@@ -116,21 +115,7 @@ def _by_layer(axes: Axes, rows: Sequence[Row], measure: str, times: int, of_figu
         values, low, high = (times * np.array([row[name] for row in here]) for name in (measure, *ends))
         axes.errorbar(
             [row["layer"] + shift for row in here], values, yerr=np.clip([values - low, high - values], 0, None),
-            ms=4, capsize=2, lw=1.3, elinewidth=0.7, label=name, **LOOKS[space],
+            ms=4, capsize=2, lw=1.3, elinewidth=0.7, label=name, **joined(LOOKS[space], layers),
         )  # fmt: skip
-    layers = sorted({row["layer"] for row in rows})
-    step = -(-len(layers) // 9)
-    axes.set_xticks(layers[::step])
+    name_layers(axes, layers, most=9)
     axes.set_xlim(layers[0] - 0.6, layers[-1] + 0.6)
-    axes.set_xlabel("layer (0 = embeddings)")
-
-
-@contextmanager
-def _figure(path: Path) -> Iterator[Figure]:
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(layout="constrained")
-        yield figure
-        figure.savefig(path)

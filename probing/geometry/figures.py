@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from probing.figures import BLUE, GREY, STYLE
+from probing.figure_style import BLUE, GREEN, GREY, ORANGE, PURPLE, drawing, joined, name_layers, side_by_side
 from probing.geometry.report import layers_of, most_named
 from probing.sample_size import label
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
-ORANGE, GREEN, PURPLE = "#c27c0e", "#38761d", "#741b47"
 # Of each transform: what it is called, and how its line is told apart without colour.
 LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
     "none": ("as it is", {"color": "black", "ls": "-", "marker": "o"}),
@@ -32,16 +31,13 @@ LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def write_figures(folder: Path, tables: Mapping[str, Sequence[Row]], model: str) -> list[Path]:
-    """Draw a run's figures as PNG files and return their paths.
+    """Draw a run's figures, each as PNG and as PDF, and return the paths of the PNG files.
 
     Args:
         folder: Where they go.
         tables: The run's tables by name.
         model: For the titles.
     """
-    import matplotlib
-    from matplotlib.figure import Figure
-
     drawings = {
         "outliers": lambda figure: mean_profile(figure, tables["dimensions"], tables["outliers"], model),
         "anisotropy": lambda figure: anisotropy_by_layer(figure, tables["geometry"], model),
@@ -50,14 +46,11 @@ def write_figures(folder: Path, tables: Mapping[str, Sequence[Row]], model: str)
     }
     if any(row["kind"] == "outlier" for row in tables["explained"]):
         drawings["explained"] = lambda figure: explained_bars(figure, tables["explained"], tables["outliers"], model)
-    paths = []
-    with matplotlib.rc_context(STYLE):
-        for name, draw in drawings.items():
-            figure = Figure(layout="constrained")
+    paths = {name: folder / f"{name}.png" for name in drawings}
+    for name, draw in drawings.items():
+        with drawing(paths[name]) as figure:
             draw(figure)
-            paths.append(folder / f"{name}.png")
-            figure.savefig(paths[-1])
-    return paths
+    return list(paths.values())
 
 
 def mean_profile(figure: Figure, dimensions: Sequence[Row], outliers: Sequence[Row], model: str) -> None:
@@ -167,6 +160,7 @@ def explained_bars(figure: Figure, explained: Sequence[Row], outliers: Sequence[
     ]
     panels.append(("mean of others", [row for row in here if row["kind"] == "random"]))
     figure.set_size_inches(1.4 + 1.9 * len(panels), 2.9)
+    widest = max(len({row["layer"] for row in rows}) for _, rows in panels)  # bars are of one width in all panels
     for axes, (title, rows) in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True):
         layers = sorted({row["layer"] for row in rows})
         for i, (source, look) in enumerate(looks.items()):
@@ -174,6 +168,7 @@ def explained_bars(figure: Figure, explained: Sequence[Row], outliers: Sequence[
             x = np.arange(len(layers)) + (i - 1.5) * 0.2
             axes.bar(x, shares, 0.2, edgecolor="black", lw=0.5, label=source, **look)
         axes.set_xticks(range(len(layers)), [str(layer) for layer in layers], fontsize=7)
+        axes.set_xlim(-0.5, widest - 0.5)
         axes.set_title(title, fontsize=9)
         axes.set_xlabel("layer")
     figure.axes[0].set_ylabel("partial R²")
@@ -189,35 +184,47 @@ def _mean(values: Sequence[float]) -> float:
 
 def _lines(axes: Axes, geometry: Sequence[Row], measures: Mapping[str, tuple[str, dict[str, Any]]]) -> None:
     """Draw some measures of untransformed states by layer."""
-    for measure, (words, look) in measures.items():
-        _line(axes, [r for r in geometry if (r["transform"], r["measure"]) == ("none", measure)], words, look)
-    _whole_layers(axes, geometry)
+    lines = [
+        ([r for r in geometry if (r["transform"], r["measure"]) == ("none", measure)], *how)
+        for measure, how in measures.items()
+    ]
+    _draw_lines(axes, lines, layers_of(geometry))
 
 
 def _by_transform(axes: Axes, geometry: Sequence[Row], measure: str, only: Sequence[str] = tuple(LOOKS)) -> None:
     """Draw one measure by layer under each transform."""
-    for transform in only:
-        words, look = LOOKS[transform]
-        here = [r for r in geometry if (r["transform"], r["measure"]) == (transform, measure)]
-        _line(axes, here, label(words, here), look)
-    _whole_layers(axes, geometry)
+    lines = [
+        (
+            here := [r for r in geometry if (r["transform"], r["measure"]) == (transform, measure)],
+            label(words, here),
+            look,
+        )
+        for transform in only
+        for words, look in [LOOKS[transform]]
+    ]
+    _draw_lines(axes, lines, layers_of(geometry))
 
 
-def _line(axes: Axes, rows: Sequence[Row], words: str, look: Mapping[str, Any]) -> None:
-    """Draw values by layer, with their intervals where they have them; layers that lack one break the line."""
-    if not rows:
-        return
+def _draw_lines(axes: Axes, lines: Sequence[tuple[Sequence[Row], str, dict[str, Any]]], layers: Sequence[int]) -> None:
+    """Draw lines over the layers that were measured; each is its rows, what it is called and how it looks."""
+    there = [line for line in lines if line[0]]
+    for (rows, words, look), shift in zip(there, side_by_side(len(there), layers), strict=True):
+        _line(axes, rows, layers, shift, words, look)
+    name_layers(axes, layers)
+
+
+def _line(
+    axes: Axes, rows: Sequence[Row], layers: Sequence[int], shift: float, words: str, look: dict[str, Any]
+) -> None:
+    """Draw values by layer, with their intervals where they have them; layers that lack a value break the line."""
     found = {row["layer"]: row for row in rows}
-    layers = range(min(found), max(found) + 1)
     values = [found[k]["value"] if k in found else np.nan for k in layers]
     ends = [
         # Read from a file, a number without an interval has empty ends.
-        [abs(found[k]["value"] - found[k][end]) if found.get(k, {}).get(end, "") != "" else 0 for k in layers]
+        [abs(found[k]["value"] - found[k][end]) if found.get(k, {}).get(end, "") != "" else np.nan for k in layers]
         for end in ("low", "high")
     ]
-    axes.errorbar(list(layers), values, yerr=ends, ms=4, capsize=2, label=words, **look)
-
-
-def _whole_layers(axes: Axes, geometry: Sequence[Row]) -> None:
-    axes.set_xticks(layers_of(geometry))
-    axes.set_xlabel("layer (0 = embeddings)")
+    axes.errorbar(
+        np.add(layers, shift), values, yerr=None if np.isnan(ends).all() else ends, ms=4, capsize=2, label=words,
+        **joined(look, layers),
+    )  # fmt: skip

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probing.figures import BLUE, GREY, STYLE
+from probing.figure_style import BLUE, GREY, ORANGE, PURPLE, drawing, joined, name_layers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Row = Mapping[str, Any]
 
-ORANGE, GREEN, PURPLE = "#c27c0e", "#38761d", "#741b47"
 MEASURES = {
     "mlm_loss": "loss of masked words in nats",
     "position_accuracy": "accuracy of position by a probe of the intact model",
@@ -86,10 +85,10 @@ def draw_smoothing(figure: Figure, smoothing: Sequence[Row], model: str) -> None
     ends = [[abs(row["value"] - row[end]) for row in measured] for end in ("low", "high")]
     left.errorbar(
         layers, [row["value"] for row in measured], yerr=ends, c=BLUE, marker="o", ms=4, capsize=2,
-        label="measured (mean, 95% interval)",
+        label="measured (mean, 95% interval)", **joined({"ls": "-"}, layers),
     )  # fmt: skip
     left.set_ylim(0, None)
-    left.set_ylabel("distance to equal rows, after / before")
+    left.set_ylabel("distance to equal rows,\nafter / before")
     left.set_title("what happens")
     looks: dict[str, tuple[str, dict[str, Any]]] = {
         "bound": ("with gains and slope", {"color": PURPLE, "ls": "-.", "marker": "v"}),
@@ -97,7 +96,7 @@ def draw_smoothing(figure: Figure, smoothing: Sequence[Row], model: str) -> None
         "bound_per_matrix": ("matrix by matrix", {"color": ORANGE, "ls": "--", "marker": "s"}),
     }
     for name, (label, look) in looks.items():
-        middle.plot(layers, [blocks[k][name]["value"] for k in layers], ms=4, label=label, **look)
+        middle.plot(layers, [blocks[k][name]["value"] for k in layers], ms=4, label=label, **joined(look, layers))
     middle.set_yscale("log")
     middle.set_ylim(0.5, None)
     middle.set_ylabel("at most (log scale)")
@@ -111,8 +110,7 @@ def draw_smoothing(figure: Figure, smoothing: Sequence[Row], model: str) -> None
     right.set_title("least deviations entering LayerNorms")
     for axes in (left, middle, right):
         axes.axhline(1, color="black", lw=0.6)
-        axes.set_xticks(layers)
-        axes.set_xlabel("block")
+        name_layers(axes, layers, most=9, what="block")
         axes.legend(loc="upper left", bbox_to_anchor=(-0.1, -0.2), fontsize=8)
     figure.suptitle(f"{model}: do blocks make the tokens of a sentence alike?", x=0.01, ha="left", fontsize=10)
 
@@ -226,7 +224,7 @@ def inside_conclusions(smoothing: Sequence[Row], interventions: Sequence[Row]) -
 def write_inside_figures(
     folder: Path, smoothing: Sequence[Row], interventions: Sequence[Row], model: str
 ) -> list[Path]:
-    """Draw what was measured as PNG files and return their paths.
+    """Draw what was measured, each figure as PNG and as PDF, and return the paths of the PNG files.
 
     Args:
         folder: Where they go.
@@ -234,17 +232,13 @@ def write_inside_figures(
         interventions: Rows of `interventions.csv`.
         model: For the titles.
     """
-    import matplotlib
-    from matplotlib.figure import Figure
-
     drawings = {"smoothing_bound": (draw_smoothing, smoothing), "interventions": (draw_interventions, interventions)}
     paths = []
-    with matplotlib.rc_context(STYLE):
-        for name, (draw, rows) in drawings.items():
-            if rows:
-                draw(figure := Figure(layout="constrained"), rows, model)
-                paths.append(folder / f"{name}.png")
-                figure.savefig(paths[-1])
+    for name, (draw, rows) in drawings.items():
+        if rows:
+            paths.append(folder / f"{name}.png")
+            with drawing(paths[-1]) as figure:
+                draw(figure, rows, model)
     return paths
 
 

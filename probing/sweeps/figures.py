@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.figures import BLUE, GREY, STYLE
+from probing.figure_style import BLUE, GREY, drawing, name_layers
+from probing.layer_labels import spaced_layers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,21 +19,19 @@ Row = Mapping[str, Any]
 
 # Panels side by side, and values from which on a scale is logarithmic where they span so many times the least.
 COLUMNS, WIDE = 3, 30.0
-LAYERS_NAMED = 8  # at most in a legend
+# Layers named in the legend, and the lightest grey of a line.
+LAYERS_NAMED, LIGHTEST = 12, 0.65
 PENALTIES = ("probe.l2", "probe.l1")
 
 
 def write_sweep_figure(path: Path, rows: Sequence[Row], varied: Sequence[str]) -> Path:
-    """Draw a sweep as a PNG file and return its path.
+    """Draw a sweep, as PNG and as PDF, and return the path of the PNG file.
 
     Args:
-        path: Of the file.
+        path: Of the PNG file.
         rows: A row for each trial and layer.
         varied: Names of the options that differ between trials.
     """
-    import matplotlib
-    from matplotlib.figure import Figure
-
     axis_names = ["layer", *(name for name in varied if name != "layer")]
     accuracy = [name for name in axis_names if len({str(row[name]) for row in rows}) > 1] or ["layer"]
     penalties = [name for name in PENALTIES if name in varied]
@@ -42,25 +41,33 @@ def write_sweep_figure(path: Path, rows: Sequence[Row], varied: Sequence[str]) -
     ]
     n = len(accuracy) + len(stability)
     height = -(-n // COLUMNS)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(3.1 * min(n, COLUMNS) + 0.6, 2.7 * height), layout="constrained")
+    with drawing(path) as figure:
+        figure.set_size_inches(3.1 * min(n, COLUMNS) + 2.0, max(2.7 * height, 3.6))
         panels = [figure.add_subplot(height, min(n, COLUMNS), i + 1) for i in range(n)]
         for axes, name in zip(panels, accuracy, strict=False):
             _accuracy(axes, rows, name)
         for axes, (penalty, other) in zip(panels[len(accuracy) :], stability, strict=True):
             _stability(axes, rows, penalty, other)
-        figure.savefig(path)
+        # One legend for all panels, beside them: they draw the same trials and layers.
+        shown = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+        figure.legend(shown.values(), shown.keys(), loc="outside right center")
     return path
 
 
 def _accuracy(axes: Axes, rows: Sequence[Row], name: str) -> None:
     """Draw every trial's accuracy against one option, and the mean at each of its values."""
-    places = _places(axes, [row[name] for row in rows])
+    values = [row[name] for row in rows]
+    places = _places(axes, values)
     heights = np.array([row["accuracy"] for row in rows])
-    axes.plot(places, heights, "o", color=GREY, ms=3, alpha=0.5, mew=0)
+    axes.plot(places, heights, "o", color=GREY, ms=3, alpha=0.5, mew=0, label="one probe")
     marks = sorted(set(places))
-    axes.plot(marks, [heights[places == mark].mean() for mark in marks], color=BLUE, marker="_", ms=12, lw=1)
-    axes.set(xlabel=name, ylabel="accuracy", ylim=(0, 1), title=f"accuracy by {name}")
+    means = [heights[places == mark].mean() for mark in marks]
+    # Values that have no order are not joined.
+    join = "-" if _are_numbers(values) else ""
+    axes.plot(marks, means, ls=join, color=BLUE, marker="_", ms=12, lw=1, label="mean of probes")
+    axes.set(xlabel=name, ylabel="test accuracy", ylim=(0, 1.03), title=f"accuracy by {name}")
+    if name == "layer":
+        name_layers(axes, values, most=9)
 
 
 def _stability(axes: Axes, rows: Sequence[Row], penalty: str, other: str) -> None:
@@ -72,30 +79,34 @@ def _stability(axes: Axes, rows: Sequence[Row], penalty: str, other: str) -> Non
     marks = sorted(set(places))
     heights = np.array([row[column] for row in kept])
     own = np.array([row["layer"] for row in kept])
+    named = spaced_layers(layers, LAYERS_NAMED)
     for i, layer in enumerate(layers):
         line = [heights[(places == mark) & (own == layer)].mean() for mark in marks]
-        shade = 0.75 * i / max(len(layers) - 1, 1)
-        named: dict[str, Any] = (
-            {"label": f"layer {layer}"} if len(layers) <= LAYERS_NAMED or i in (0, len(layers) - 1) else {}
-        )
-        axes.plot(marks, line, color=str(shade), marker="osv^Dx+*"[i % 8], ms=3.5, lw=1, **named)
-    axes.set(xlabel=penalty, ylabel="rank correlation", title=f"rankings between values of {other}")
-    axes.legend(fontsize=6, ncols=2)
+        shade = LIGHTEST * i / max(len(layers) - 1, 1)
+        label = f"layer {layer}" if layer in named else None
+        axes.plot(marks, line, color=str(shade), marker="osv^Dx+*"[i % 8], ms=3.5, lw=1, label=label)
+    axes.set(xlabel=penalty, ylabel="rank correlation", title=f"rankings between\nvalues of {other}")
 
 
 def _places(axes: Axes, values: Sequence[Any]) -> NDArray[np.float64]:
     """Return where each value stands on the axis: numbers as such, others side by side; and set its scale."""
+    from matplotlib.ticker import MaxNLocator
+
     distinct = list(dict.fromkeys(values))
-    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in distinct):
+    if _are_numbers(distinct):
         distinct = sorted(distinct)
         positive = [value for value in distinct if value > 0]
         if len(positive) > 1 and positive[-1] / positive[0] >= WIDE:
             axes.set_xscale("log" if len(positive) == len(distinct) else "symlog", **(
                 {} if len(positive) == len(distinct) else {"linthresh": positive[0]}
             ))  # fmt: skip
-        elif all(isinstance(value, int) for value in distinct) and len(distinct) <= 16:
-            axes.set_xticks(distinct)
+        elif all(isinstance(value, int) for value in distinct):
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True))
         return np.array(values, dtype=np.float64)
     index = {str(value): i for i, value in enumerate(distinct)}
     axes.set_xticks(range(len(distinct)), [str(value)[-18:] for value in distinct], rotation=30, ha="right")
     return np.array([index[str(value)] for value in values], dtype=np.float64)
+
+
+def _are_numbers(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)

@@ -8,6 +8,8 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from probing.figure_style import vector_form
+
 if TYPE_CHECKING:
     from wandb import Artifact, Run, Table
 
@@ -30,7 +32,7 @@ def log_results(
 
     # First, because it is the largest and is uploaded while the rest is logged.
     if files:
-        run.log_artifact(_artifact(name, files, report, kind))
+        run.log_artifact(_artifact(name, files, figures, report, kind))
     run.summary.update(_best(accuracy))
     for point in _curve(run, accuracy):
         run.log(point)
@@ -85,13 +87,14 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return wandb.Table(columns=columns, data=data, allow_mixed_types=True)
 
 
-def _artifact(name: str, files: Sequence[Path], report: Path | None, kind: str) -> Artifact:
+def _artifact(name: str, files: Sequence[Path], figures: Sequence[Path], report: Path | None, kind: str) -> Artifact:
     import wandb
 
     artifact = wandb.Artifact(re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)[:128], type=kind)
-    for file in files:
+    names = {file: file.name for file in files} | {file: f"figures/{file.name}" for file in map(vector_form, figures)}
+    for file, kept_as in names.items():
         # Immutable: read where it is, instead of a second copy of every tensor.
-        artifact.add_file(str(file.absolute()), policy="immutable", skip_cache=True)
+        artifact.add_file(str(file.absolute()), kept_as, policy="immutable", skip_cache=True)
     if report:
         artifact.add_file(str(report.absolute()), skip_cache=True)
     return artifact

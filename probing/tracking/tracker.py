@@ -117,7 +117,8 @@ class Tracker:
                 there is a column of that name, the table `accuracy`.
             neurons: Rows with `layer` and `rank`: one table per layer, `neurons/layer_06`, with
                 the first 10,000 ranks.
-            figures: Images, logged as `figures/STEM`.
+            figures: Images, logged as `figures/STEM`; of each, the vector form that lies beside it
+                is kept in the artifact and logged nowhere else.
             files: Files of the run's folder, kept as one artifact. They must not change
                 afterwards: they are uploaded from where they are.
             tables: Further tables, by their names, each with the first 10,000 rows.
