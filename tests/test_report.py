@@ -41,7 +41,7 @@ from probing.page import answers
 from probing.page.class_chart import class_chart
 from probing.page.class_data import class_data
 from probing.page.heat_map import heat_map
-from probing.page.line_chart import Line, line_chart, y
+from probing.page.line_chart import LEFT, RIGHT, WIDTH, Line, line_chart, x, y
 from probing.page.markup import element
 from probing.page.neuron_map import neuron_map, ratio_shades, ratios
 from probing.page.neuron_table import FIRST, first_rows, packed_rows
@@ -671,9 +671,38 @@ def test_a_line_goes_through_its_values_and_bars_span_their_intervals() -> None:
     assert len(set(looks)) == len(looks)
 
 
-def test_a_single_layer_is_a_line_from_side_to_side() -> None:
-    made = line_chart([Line("probe", [6], [0.5]), Line("floor", [6], [0.1])], "title")
-    assert all("H" in path for path in re.findall(r'd="([^"]*)" class="line"', made)[:2])
+def marks(svg: str) -> list[list[tuple[float, float]]]:
+    """Return where the marks of each line of a chart stand."""
+    lines = re.findall(r'<g class="look-\d+">(.*?)</g></g>', svg, re.DOTALL) or [svg]
+    found = [re.findall(r'transform="translate\(([\d.]+) ([\d.]+)\)" class="mark"', line) for line in lines]
+    return [[(float(across), float(down)) for across, down in line] for line in found]
+
+
+def test_a_run_of_one_layer_is_a_mark_at_its_layer_among_runs_of_more() -> None:
+    layers = [0, 3, 6]
+    lines = [Line("one", [6], [0.5], [(0.4, 0.6)]), Line("three", layers, [1.0, 0.9, 0.4]), Line("first", [0], [0.2])]
+    made = line_chart(lines, "title")
+    svg, legend = made.split("</svg>", 1)
+    drawn = marks(svg)
+    assert [len(line) for line in drawn] == [1, 3, 1]
+    for line, found in zip(lines, drawn, strict=True):
+        places = [(x(layer, layers), y(value)) for layer, value in zip(line.layers, line.values, strict=True)]
+        for place, mark in zip(places, found, strict=True):
+            assert mark == pytest.approx(place, abs=0.06)
+    # Only what joins layers is a line, in the chart and in its legend.
+    assert svg.count('class="line"') == legend.count('class="line"') == 1
+    assert re.findall(r'text-anchor="middle">(\d+)<', svg) == ["0", "3", "6"]
+
+
+def test_marks_of_a_single_layer_stand_beside_each_other() -> None:
+    lines = [Line(str(i), [6], [0.1]) for i in range(7)]
+    svg = line_chart(lines, "title").split("</svg>", 1)[0]
+    across = [place for ((place, _),) in marks(svg)]
+    assert min(np.diff(across)) > 10  # none covers another, though all have the same height
+    assert np.mean(across) == pytest.approx(x(6, [6]), abs=0.06)
+    assert LEFT < across[0] < across[-1] < WIDTH - RIGHT
+    assert re.findall(r'text-anchor="middle">(\d+)<', svg) == ["6"]
+    assert 'class="line"' not in svg
 
 
 def test_the_bars_of_classes_are_as_high_as_their_values() -> None:
