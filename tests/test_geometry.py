@@ -23,6 +23,7 @@ from probing.geometry import outliers, transforms
 from probing.geometry.explained import Regressors
 from probing.geometry.report import transform_lines
 from probing.geometry.survey import _explained
+from probing.page.terms import GEOMETRY, MEASURES
 from probing.runs import load_run, read_csv
 from synthetic import make_store, make_tokens
 from wandb_reader import read_offline_runs
@@ -126,6 +127,13 @@ def test_the_folder_holds_what_was_returned(made: Geometry) -> None:
     assert figures == {f"{name}.{form}" for name in names for form in ("png", "pdf")}
     with pytest.raises(UserError, match="holds a geometry"):
         load_run(made.folder)
+
+
+def test_every_measure_and_transform_is_explained_in_a_report(made: Geometry) -> None:
+    measures, kinds = ({row[column] for row in made.geometry} for column in ("measure", "transform"))
+    assert len(measures) > 15
+    assert measures == set(MEASURES)
+    assert kinds <= set(GEOMETRY)
 
 
 def test_stored_transforms_are_those_that_were_measured(made: Geometry) -> None:

@@ -10,16 +10,15 @@ from string import Template
 from typing import Any, TypeVar
 
 from probing import __version__
-from probing.companion import FAR
 from probing.page import answers
 from probing.page.comparison_section import accuracies_figure, agreement_section
 from probing.page.evaluation_section import evaluation_section
 from probing.page.geometry_section import geometry_section
 from probing.page.markup import MARK, Html, element, joined
 from probing.page.reproduce import folder_block, run_block
-from probing.page.run_section import FLAGS, accuracy_figure, neurons_section
+from probing.page.run_section import accuracy_figure, neurons_section
 from probing.page.sources import Evaluation, Geometry, Sources, reading
-from probing.page.tables import pairs
+from probing.page.terms import terms_section
 
 # Characters of a page, if its tables leave room for anything else, and what a table takes for each neuron.
 ROOM, PER_NEURON = 4_600_000, 90
@@ -76,7 +75,7 @@ def _content(sources: Sources, defaults: Mapping[str, Any]) -> Html:
         parts.append(element("div", *_each(geometry_section, sources.geometry), id="geometry"))
     if sources.evaluations:
         parts.append(element("div", *_each(evaluation_section, sources.evaluations), id="evaluations"))
-    parts.append(_terms())
+    parts.append(terms_section(sources))
     blocks = [run_block(subject, defaults) for subject in subjects]
     blocks += [folder_block("The comparison", sources.agreement.folder)] if sources.agreement else []
     others: list[Geometry | Evaluation] = [*sources.geometry, *sources.evaluations]
@@ -104,25 +103,6 @@ def _answers(sources: Sources) -> Html:
         parts.append(element("h3", "Between them"))
         parts += [element("p", sentence, class_="answer") for sentence in found]
     return element("section", element("h2", "Question and answer"), *parts, id="answer")
-
-
-def _terms() -> Html:
-    entries = [
-        ("Accuracy", "Of the probe on sentences it was not trained on; its interval is a bootstrap over test "
-         "sentences. It says that the label can be read off linearly, not that the model uses it."),
-        ("Controls", "The same probe on examples that lack something: what it reaches there is not owed to what "
-         "they lack."),
-        ("Contribution", "Of a neuron, the mean over test tokens of |weight × activation| for the true class, in logit "
-         "units, weights centred over classes. A high rank does not say that the model uses the neuron."),
-        *((f"Flag {name}", f"{text[:1].upper()}{text[1:]}.") for name, text in FLAGS.items()),
-        ("Star", f"The neuron's mean is more than {FAR:.0f} standard deviations from 0, which makes its centred "
-         "contribution unreliable; companion is that of a probe with an intercept."),
-        ("Unresolved", "Without the neuron the probe loses less than twice what both probes may be short of their "
-         "optima."),
-        ("Precision", "What is shown is rounded, and contributions by class are kept to three digits; the tables and "
-         "tensors in the run's folder are exact."),
-    ]  # fmt: skip
-    return element("section", element("h2", "Terms"), pairs(entries), id="terms")
 
 
 def _file(name: str) -> str:

@@ -15,6 +15,8 @@ from probing.ranking import FALSE_DISCOVERIES as RATE
 
 # Rows that are there without a script.
 FIRST = 10
+# Stands where a probe without the neuron lost too little to be told from none.
+UNRESOLVED = "unresolved"
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Column:
     Args:
         key: Of the run's own table.
         label: Heading.
-        help: What it says.
+        help: What it means, in plain sentences for the list of terms.
         digits: Behind the point.
         percent: Whether it is a share shown in per cent.
         signed: Whether a plus is shown.
@@ -45,7 +47,7 @@ class Column:
         if value is None or value == "":
             return ""
         if self.key == "cross_entropy_without" and BELOW_RESOLUTION in row["removed"]:
-            return "unresolved"
+            return UNRESOLVED
         star = "*" if self.key == "contribution_centred" and is_far(row) else ""
         return star + format(value, f"{'+' * self.signed}.{self.digits}{'%' if self.percent else 'f'}")
 
@@ -56,20 +58,34 @@ def is_far(row: Row) -> bool:
 
 
 COLUMNS = (
-    Column("layer", "layer", "0 is the embedding output"),
-    Column("rank", "rank", "by contribution, within the layer"),
-    Column("rank_low", "range", "best and worst rank over probes trained on redrawn sentences: its stability"),
-    Column("neuron", "neuron", "coordinate of the hidden state; press to see what it contributes to each class"),
-    Column("contribution", "contribution", "mean of |weight x activation| for the true class, in logit units", 4),
-    Column("ratio", "× mean", "contribution in multiples of the layer's mean", 1),
-    Column("share", "share", "of the sum over the layer's neurons", 1, percent=True),
-    Column("contribution_centred", "centred", "contribution without the neuron's mean; * where that is unreliable", 4),
-    Column("contribution_companion", "companion", "the same of a probe with an intercept, where * stands", 4),
-    Column("eta_squared", "eta²", "share of the neuron's variance that goes with the class, less what chance gives", 3),
-    Column("eta_squared_z", "z", "that difference in standard deviations of chance"),
-    Column("eta_squared_q", "q", f"false discoveries among neurons that stand out as far; no-signal above {RATE:g}", 3),
-    Column("unique", "unique", "estimate of what a probe loses without the neuron: a rank, not a size", 4),
-    Column("cross_entropy_without", "without it", "nats lost by a probe retrained without the neuron", 4, signed=True),
+    Column("layer", "layer", "0 is the embedding output, and layer k the output of block k."),
+    Column("rank", "rank", "Place of the neuron among those of its layer, by contribution; 1 contributes most."),
+    Column("rank_low", "range", "Best and worst rank over probes that are trained on redrawn training sentences. It "
+           "says how stable the rank is and is no confidence interval."),
+    Column("neuron", "neuron", "Coordinate of the hidden state; press its number to see what it contributes to each "
+           "class."),
+    Column("contribution", "contribution", "Mean over the test tokens of |weight × activation| for the true class, in "
+           "logit units, weights centred over classes. A high one does not say that the model uses the neuron.", 4),
+    Column("ratio", "× mean", "Contribution in multiples of the mean of the layer's neurons.", 1),
+    Column("share", "share", "Contribution as a share of the sum over the layer's neurons.", 1, percent=True),
+    Column("contribution_centred", "centred", "Contribution without the neuron's mean over training tokens: what is "
+           "left once the neuron cannot stand in for the intercept that the probe lacks. * marks where it is "
+           "unreliable.", 4),
+    Column("contribution_companion", "companion", "Centred contribution by a probe that has an intercept, where * "
+           "marks that taking the mean off afterwards is unreliable.", 4),
+    Column("eta_squared", "eta²", "Eta squared: the share of the neuron's variance over training tokens that is "
+           "between classes rather than within them, less the mean of that share when labels are permuted within "
+           "sentences. 0 for a neuron that tells nothing of the class by itself.", 3),
+    Column("eta_squared_z", "z", "Eta squared in units of chance: how many standard deviations the share lies above "
+           "its mean under permuted labels."),
+    Column("eta_squared_q", "q", "Lowest false discovery rate over the neurons of the layer at which this one counts "
+           f"as telling something of the class. Above {RATE:g} the flag says no-signal.", 3),
+    Column("unique", "unique", "Estimate, without retraining, of what the probe loses without the neuron, from its "
+           "weights and from how well the other neurons can stand in for it. It is good for the order of neurons, and "
+           "several times too large as a number of nats.", 4),
+    Column("cross_entropy_without", "without it", "By how many nats the test tokens are predicted worse by a probe "
+           "that is retrained without the neuron. Little is lost where other neurons carry the same information.", 4,
+           signed=True),
 )  # fmt: skip
 # What else the script needs of a row, to show the neuron that was picked.
 BESIDE = ("rank_high", "cross_entropy_without_low", "cross_entropy_without_high", "mean", "sd")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from probing.columns import BELOW_RESOLUTION, UNINFORMATIVE, controls_of
+from probing.columns import BELOW_RESOLUTION, controls_of
 from probing.companion import FAR
 from probing.page.answers import conclusions
 from probing.page.class_chart import class_chart
@@ -16,17 +16,7 @@ from probing.page.neuron_map import neuron_map, scale
 from probing.page.neuron_table import first_rows, packed_rows
 from probing.page.sources import Subject
 from probing.page.tables import accuracy_table
-
-# What a reader must know of each flag.
-FLAGS = {
-    "offset": "overstated: less than half of the contribution is left without the neuron's mean, so it stands in for "
-    "the intercept that the probe lacks; it may carry the task all the same",
-    "no-signal": "alone it tells classes apart no better than chance; it may be useful together with others",
-    "offset no-signal": "the intercept, not the task: large, nearly constant, and telling nothing of the class",
-    UNINFORMATIVE: "the probe of this layer does not beat a constant answer in nats, so that its ranking is not to be "
-    "read",
-    "dead": "it hardly varies; its weight and contribution are exactly 0",
-}
+from probing.page.terms import FLAGS
 
 
 def accuracy_lines(subject: Subject) -> list[Line]:
