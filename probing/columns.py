@@ -52,3 +52,45 @@ def controls_of(rows: Sequence[Row]) -> dict[str, str]:
     """Return which controls accuracies come with, the majority class first, and what to call them."""
     known = {"majority": "majority", **CONTROLS, **TRANSFORM_CONTROLS}
     return {name: words for name, words in known.items() if f"{name}_accuracy" in rows[0]}
+
+
+def is_end(column: str) -> bool:
+    """Return whether a column holds an end of an interval, which is an empty cell where there is none."""
+    return column.split("_")[-1] in ("low", "high")
+
+
+def without_nan(row: Row) -> dict[str, Any]:
+    """Return a row with None in place of NaN, which JSON does not have."""
+    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
+
+
+def ends(row: Row, of: str = "") -> tuple[float, float] | None:
+    """Return both ends of an interval, or None where the row has none.
+
+    Args:
+        row: A row, from memory or from a file.
+        of: What the interval is of; the columns are `OF_low` and `OF_high`, or `low` and `high`.
+    """
+    low, high = (row.get(f"{of}_{end}".lstrip("_")) for end in ("low", "high"))
+    there = all(isinstance(end, int | float) and math.isfinite(end) for end in (low, high))
+    return (float(low), float(high)) if there else None  # type: ignore[arg-type]
+
+
+def interval(row: Row, of: str = "", between: str = "-", form: str = ".3f", times: float = 1) -> str:
+    """Return an interval as text, empty where the row has none.
+
+    Args:
+        row: A row, from memory or from a file.
+        of: What the interval is of, as in `ends`.
+        between: What stands between the ends.
+        form: Format of each.
+        times: Factor of each.
+    """
+    found = ends(row, of)
+    return between.join(format(times * end, form) for end in found) if found else ""
+
+
+def in_brackets(*parts: str) -> str:
+    """Return the parts that are not empty in brackets after a space; nothing where all are."""
+    said = "; ".join(part for part in parts if part)
+    return f" ({said})" if said else ""

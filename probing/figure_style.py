@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from probing.columns import Row, ends
 from probing.layer_labels import spaced_layers
 from probing.replaced_files import replacing
 
@@ -95,3 +96,19 @@ def side_by_side(n: int, layers: Sequence[int]) -> NDArray[np.float64]:
 def joined(look: dict[str, Any], layers: Sequence[int]) -> dict[str, Any]:
     """Return the look of a line over some layers: without a line where there is one layer, which joins nothing."""
     return look if len(set(layers)) > 1 else {**look, "ls": ""}
+
+
+def error_bars(rows: Sequence[Row], values: NDArray[np.float64], of: str = "", times: float = 1) -> NDArray[Any] | None:
+    """Return how far intervals reach below and above the values, shape (2, n); None if no row has an interval.
+
+    Args:
+        rows: A row for each value.
+        values: Shape (n,), multiplied by `times` already.
+        of: What the intervals are of, as in `probing.columns.ends`.
+        times: Factor of the ends. Where a row alone has none, its bar has no length.
+    """
+    found = [ends(row, of) for row in rows]
+    if not any(found):
+        return None
+    low, high = (np.array([times * pair[i] if pair else np.nan for pair in found]) for i in (0, 1))
+    return np.nan_to_num(np.clip([values - low, high - values], 0, None))

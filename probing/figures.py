@@ -10,7 +10,18 @@ import numpy as np
 
 from probing.columns import controls_of
 from probing.decimals import two_decimals
-from probing.figure_style import BLUE, GREEN, GREY, ORANGE, PURPLE, drawing, joined, name_layers, side_by_side
+from probing.figure_style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    drawing,
+    error_bars,
+    joined,
+    name_layers,
+    side_by_side,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,10 +73,10 @@ def accuracy_by_layer(figure: Figure, accuracy: Sequence[Row], task: str, model:
     controls = controls_of(accuracy)
     shifts = side_by_side(1 + len(controls), layers)
     values = np.array([row["accuracy"] for row in accuracy])
-    low, high = (np.array([row[f"accuracy_{end}"] for row in accuracy]) for end in ("low", "high"))
+    reach = error_bars(accuracy, values, "accuracy")
     axes.errorbar(
-        np.add(layers, shifts[0]), values, yerr=np.clip([values - low, high - values], 0, None), color=BLUE, marker="o",
-        ms=4, capsize=3, label="probe (95% interval\nover test sentences)", **joined({"ls": "-"}, layers),
+        np.add(layers, shifts[0]), values, yerr=reach, color=BLUE, marker="o", ms=4, capsize=3,
+        label="probe" if reach is None else "probe (95% interval\nover test sentences)", **joined({"ls": "-"}, layers),
     )  # fmt: skip
     for (name, words), look, shift in zip(controls.items(), CONTROL_LOOKS, shifts[1:], strict=False):
         control = [row[f"{name}_accuracy"] for row in accuracy]

@@ -153,9 +153,14 @@ class _Ratio:
         return float(3 / a * (np.cbrt(1 + a * (quantile - a / 6)) - 1))
 
 
-def few_sentences(n_sentences: int) -> str | None:
-    """Return why there is no interval, a sentence for the reader; None where there is one."""
-    if n_sentences >= MIN_SENTENCES:
+def few_sentences(n: int, what: str = "test sentence") -> str | None:
+    """Return why there is no interval, a sentence for the reader; None where there is one.
+
+    Args:
+        n: Sentences, or other clusters of tokens.
+        what: What one is called.
+    """
+    if n >= MIN_SENTENCES:
         return None
-    tested = "1 test sentence is" if n_sentences == 1 else f"{n_sentences} test sentences are"
-    return f"There are no intervals: {tested} too few for them, which take at least {MIN_SENTENCES}."
+    found = f"1 {what} is" if n == 1 else f"{n} {what}s are"
+    return f"There are no 95% intervals: {found} too few, since they take at least {MIN_SENTENCES}."

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from probing.columns import BELOW_RESOLUTION, UNINFORMATIVE
+from probing.columns import BELOW_RESOLUTION, UNINFORMATIVE, in_brackets, interval
 from probing.companion import is_far
 from probing.contributions import ClassMagnitudes, MagnitudeAccumulator, mean_contribution
 from probing.distributed import sum_over_ranks
@@ -232,6 +232,6 @@ def _without_it(rows: Sequence[Mapping[str, Any]]) -> str:
     beside = sorted(row["cross_entropy_without"] for row in rows if str(row["removed"]).startswith("matched"))
     usual = f", without others like it {beside[len(beside) // 2]:.4f}" if beside else ""
     return (
-        f"; retrained without it the probe loses {top['cross_entropy_without']:.4f} nats "
-        f"({top['cross_entropy_without_low']:.4f} to {top['cross_entropy_without_high']:.4f}){usual}"
+        f"; retrained without it the probe loses {top['cross_entropy_without']:.4f} nats"
+        f"{in_brackets(interval(top, 'cross_entropy_without', ' to ', '.4f'))}{usual}"
     )

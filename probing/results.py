@@ -14,7 +14,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from probing.columns import ACCURACY_COLUMNS, NEURON_COLUMNS, accuracy_flag
+from probing.columns import ACCURACY_COLUMNS, NEURON_COLUMNS, accuracy_flag, without_nan
 from probing.constant_answer import prior_cross_entropy_by_sentence
 from probing.contributions import class_contributions
 from probing.examples import Sides
@@ -181,7 +181,7 @@ def write_summary(
         "n_sentences": {side: len(examples.sentences()) for side, examples in named.items()},
         "timings": dict(timings),
         "layers": [
-            {**row, "converged": fit.converged, "n_passes": fit.n_passes, "objective": fit.objective}
+            {**without_nan(row), "converged": fit.converged, "n_passes": fit.n_passes, "objective": fit.objective}
             for row, fit in zip(written.accuracy, measured.fits, strict=True)
         ],
     }

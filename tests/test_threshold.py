@@ -88,7 +88,8 @@ def test_mcnemar_is_the_sum_of_binomial_terms() -> None:
 
 def test_the_exact_interval_is_that_of_the_beta_distribution() -> None:
     assert exact_interval(30, 80) == pytest.approx((beta.ppf(0.025, 30, 51), beta.ppf(0.975, 31, 50)))
-    assert exact_interval(0, 10)[0] == 0
+    assert exact_interval(0, 20)[0] == 0
+    assert np.isnan(exact_interval(0, 19)).all()
 
 
 def test_the_interval_of_a_gain_is_as_wide_as_theory_says_and_narrow_for_one_rule_with_itself() -> None:

@@ -101,6 +101,7 @@ def compare(
     with terminal.quiet_libraries():
         from probing.commands.finished import Extraction, open_runs, pairs_of, ranked_of
         from probing.comparison import top_everywhere
+        from probing.intervals import few_sentences
         from probing.trainer import check_trainer_options
 
         check_trainer_options(trainer or {}, "lbfgs")
@@ -132,6 +133,8 @@ def compare(
         n = len(common)
         subject = "1 neuron is, with the one it goes with," if n == 1 else f"{n} neurons are, with those they go with,"
         print(f"{subject} among the first {top} of every run at {'its' if n == 1 else 'their'} depth.")
+        if few := few_sentences(min(one.run.results["n_sentences"]["test"] for one in opened)):
+            print(few)
     where = tracker.where(comparison.folder) if tracker else None
     say_where(comparison.folder, where)
     return comparison

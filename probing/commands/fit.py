@@ -195,6 +195,7 @@ def _report(run: Run, where: str | None, quiet: bool) -> None:
     """Print the tables, what may be concluded of each layer's top neuron, and where everything is."""
     from probing import terminal
     from probing.geometry.report import transform_lines
+    from probing.intervals import few_sentences
     from probing.ranking import conclusion
     from probing.tables import probes
 
@@ -218,6 +219,8 @@ def _report(run: Run, where: str | None, quiet: bool) -> None:
                     f"Layer {layer}: the probe stopped up to {fitted['optimality_gap']:.1g} nats short of its optimum, "
                     "so this ranking may be the optimiser's rather than the data's."
                 )
+    if few := few_sentences(run.results["n_sentences"]["test"]):
+        print(few)
     for line in transform_lines(run):
         print(line)
     say_where(run.folder, where)

@@ -136,6 +136,7 @@ def rank(
         )
         from probing.evaluation import DRAWS, EVALUATION_COLUMNS, EVALUATION_KEY, SIZES
         from probing.evaluation import evaluate as judge
+        from probing.intervals import few_sentences
         from probing.knowledge import KNOWLEDGE_COLUMNS, KNOWLEDGE_KEY
         from probing.rankings import METHODS, read_layer
 
@@ -190,6 +191,8 @@ def rank(
         terminal.show(*made.tables())
     for line in curves_lines(curve_rows):
         print(line)
+    if (evaluation or erasure or curve_rows) and (few := few_sentences(run.results["n_sentences"]["test"])):
+        print(few)
     say_where(place, where)
     return made
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from probing.downstream.space_names import WORDS
-from probing.figure_style import BLUE, GREEN, GREY, ORANGE, PURPLE, drawing, joined, name_layers
+from probing.figure_style import BLUE, GREEN, GREY, ORANGE, PURPLE, drawing, error_bars, joined, name_layers
 from probing.sample_size import label
 
 if TYPE_CHECKING:
@@ -107,14 +107,14 @@ def _by_layer(axes: Axes, rows: Sequence[Row], measure: str, times: int, of_figu
     """
     spaces = list(dict.fromkeys(row["transform"] for row in rows))
     layers = sorted({row["layer"] for row in rows})
-    ends = {"accuracy": ("accuracy_low", "accuracy_high"), "auc": ("auc_low", "auc_high")}.get(measure, ("low", "high"))
+    of = measure if measure in ("accuracy", "auc") else ""
     for i, space in enumerate(spaces):
         here = [row for row in rows if row["transform"] == space]
         shift = 0.12 * (i - (len(spaces) - 1) / 2)
         name = label(WORDS[space], [row for row in of_figure if row["transform"] == space])
-        values, low, high = (times * np.array([row[name] for row in here]) for name in (measure, *ends))
+        values = times * np.array([row[measure] for row in here])
         axes.errorbar(
-            [row["layer"] + shift for row in here], values, yerr=np.clip([values - low, high - values], 0, None),
+            [row["layer"] + shift for row in here], values, yerr=error_bars(here, values, of, times),
             ms=4, capsize=2, lw=1.3, elinewidth=0.7, label=name, **joined(LOOKS[space], layers),
         )  # fmt: skip
     name_layers(axes, layers, most=9)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from probing.columns import ends, in_brackets, interval
 from probing.downstream.space_names import CLIPPING, TRANSDUCTIVE, WORDS
+from probing.intervals import few_sentences
 from probing.sample_size import label, size_lines
 
 Row = Mapping[str, Any]
@@ -41,7 +43,7 @@ def wic_tables(rows: Sequence[Row], chosen: Sequence[Row]) -> list[Any]:
                 *start,
                 f"{row['threshold']:.3f}" if "threshold" in row else "",
                 f"{row['accuracy']:.3f}",
-                f"{row['accuracy_low']:.3f}-{row['accuracy_high']:.3f}",
+                interval(row, "accuracy"),
                 *(_gain(row, "+.3f", 1) if "gain" in row else ["", ""]),
                 *((str(row["n_gained"]), str(row["n_lost"]), f"{row['p_value']:.2g}") if "gain" in row else ()),
             )
@@ -56,12 +58,12 @@ def wic_lines(chosen: Sequence[Row]) -> list[str]:
         if row["protocol"] == "held_out":
             name = label(WORDS[row["transform"]].capitalize(), [row])
             line = (
-                f"{name}: accuracy {row['accuracy']:.3f} on {row['reported_on']} "
-                f"({row['accuracy_low']:.3f} to {row['accuracy_high']:.3f}; always yes {constant:.3f}) in layer "
+                f"{name}: accuracy {row['accuracy']:.3f} on {row['reported_on']}"
+                f"{in_brackets(interval(row, 'accuracy', ' to '), f'always yes {constant:.3f}')} in layer "
                 f"{row['layer']}, chosen on train"
             )
             lines.append(line + _verdict(row, "+.3f", 1, f"{row['n_pairs']} pairs") + ".")
-    return lines + size_lines(chosen, FEWER_DIRECTIONS)
+    return lines + _why_no_intervals(chosen) + size_lines(chosen, FEWER_DIRECTIONS)
 
 
 def sts_tables(rows: Sequence[Row], chosen: Sequence[Row]) -> list[Any]:
@@ -105,7 +107,7 @@ def _chosen_sts(chosen: Sequence[Row], protocol: str) -> list[Any]:
             str(row["layer"]),
             *[str(row.get("chosen_on", "")) for _ in on],
             _times_100(row["spearman"]),
-            f"{_times_100(row['low'])}-{_times_100(row['high'])}",
+            interval(row, times=100, form=".1f"),
             *(_times_100(by[how]["spearman"]) for how in ("mean", "wmean")),
             *(_gain(row, "+.1f", 100) if "gain" in row else ()),
         )
@@ -128,32 +130,36 @@ def sts_lines(chosen: Sequence[Row]) -> list[str]:
                 on += " itself, which can be too high"
             name = f"{row['set']}, {row['pooling']}, {_label(row['transform'], [row])}"
             line = (
-                f"{name}: Spearman {_times_100(row['spearman'])} "
-                f"({_times_100(row['low'])} to {_times_100(row['high'])}){where}{on}"
+                f"{name}: Spearman {_times_100(row['spearman'])}"
+                f"{in_brackets(interval(row, '', ' to ', '.1f', 100))}{where}{on}"
             )
             lines.append(line + _verdict(row, "+.1f", 100, f"{row['n_pairs']} pairs") + ".")
-    return lines + size_lines(chosen, MORE_TEXT)
+    return lines + _why_no_intervals(chosen) + size_lines(chosen, MORE_TEXT)
 
 
 def _label(space: str, rows: Sequence[Row]) -> str:
     return label(WORDS[space], [row for row in rows if row.get("transform") == space])
 
 
+def _why_no_intervals(chosen: Sequence[Row]) -> list[str]:
+    few = few_sentences(min(row["n_pairs"] for row in chosen if "n_pairs" in row), "pair")
+    return [few] if few else []
+
+
 def _gain(row: Row, form: str, times: int) -> list[str]:
-    low, high = (format(times * row[f"gain_{end}"], form) for end in ("low", "high"))
-    return [format(times * row["gain"], form), f"{low} to {high}"]
+    return [format(times * row["gain"], form), interval(row, "gain", " to ", form, times)]
 
 
 def _verdict(row: Row, form: str, times: int, pairs: str) -> str:
     """Return how the space compares with the plain one, in half a sentence."""
     if "gain" not in row:
         return ""
-    gain, ends = _gain(row, form, times)
-    p_value = f"; McNemar p = {row['p_value']:.2g}" if "p_value" in row else ""
-    comment = "" if row["gain_low"] > 0 or row["gain_high"] < 0 else f", which {pairs} do not resolve"
+    (gain, within), found = _gain(row, form, times), ends(row, "gain")
+    p_value = f"McNemar p = {row['p_value']:.2g}" if "p_value" in row else ""
+    comment = "" if found and (found[0] > 0 or found[1] < 0) else f", which {pairs} do not resolve"
     if row["transform"] in CLIPPING and not row["n_clipped"]:
         comment = ", no neuron being an outlier there"
-    return f"; {gain} to plain ({ends}{p_value}){comment}"
+    return f"; {gain} to plain{in_brackets(within, p_value)}{comment}"
 
 
 def _times_100(value: float) -> str:

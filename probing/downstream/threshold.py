@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.bootstrap import DRAWS, percentile_interval
-from probing.intervals import LEVEL, difference_interval
+from probing.intervals import LEVEL, MIN_SENTENCES, NO_INTERVAL, difference_interval
 
 # Of Luo, Kulmizev & Mao (2021), who took the best of these and of all layers on the training set.
 PUBLISHED_THRESHOLDS = tuple(round(0.1 * k, 1) for k in range(1, 10))
@@ -70,12 +70,14 @@ def accuracy(scores: Scores, labels: Labels, threshold: float) -> float:
 
 
 def exact_interval(n_right: int, n: int) -> tuple[float, float]:
-    """Return the exact interval of a share (Clopper & Pearson 1934).
+    """Return the exact interval of a share (Clopper & Pearson 1934); NaN where pairs are too few for other intervals.
 
     It takes pairs to be independent; some share a sentence or a word, so the true one is a little wider.
     """
     from scipy.stats import binomtest
 
+    if n < MIN_SENTENCES:
+        return NO_INTERVAL
     interval = binomtest(n_right, n).proportion_ci(LEVEL, method="exact")
     return float(interval.low), float(interval.high)
 

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from probing.figure_style import BLUE, GREEN, GREY, ORANGE, PURPLE, drawing, joined, name_layers, side_by_side
+from probing.figure_style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    drawing,
+    error_bars,
+    joined,
+    name_layers,
+    side_by_side,
+)
 from probing.geometry.report import layers_of, most_named
 from probing.sample_size import label
 
@@ -219,12 +230,5 @@ def _line(
     """Draw values by layer, with their intervals where they have them; layers that lack a value break the line."""
     found = {row["layer"]: row for row in rows}
     values = [found[k]["value"] if k in found else np.nan for k in layers]
-    ends = [
-        # Read from a file, a number without an interval has empty ends.
-        [abs(found[k]["value"] - found[k][end]) if found.get(k, {}).get(end, "") != "" else np.nan for k in layers]
-        for end in ("low", "high")
-    ]
-    axes.errorbar(
-        np.add(layers, shift), values, yerr=None if np.isnan(ends).all() else ends, ms=4, capsize=2, label=words,
-        **joined(look, layers),
-    )  # fmt: skip
+    reach = error_bars([found.get(k, {}) for k in layers], np.array(values))
+    axes.errorbar(np.add(layers, shift), values, yerr=reach, ms=4, capsize=2, label=words, **joined(look, layers))

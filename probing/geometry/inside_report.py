@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probing.figure_style import BLUE, GREY, ORANGE, PURPLE, drawing, joined, name_layers
+import numpy as np
+
+from probing.columns import in_brackets, interval
+from probing.figure_style import BLUE, GREY, ORANGE, PURPLE, drawing, error_bars, joined, name_layers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -140,7 +143,7 @@ def _effects_table(rows: Sequence[Row]) -> Any:
         table.add_row(
             words,
             f"{outliers[0]['effect']:+.3f}",
-            f"{outliers[0]['effect_low']:+.3f} to {outliers[0]['effect_high']:+.3f}",
+            interval(outliers[0], "effect", " to ", "+.3f"),
             f"{low:+.3f} to {high:+.3f}" if random else "",
             f"{outliers[0]['percentile']:.0f}%" if random else "",
             f"{outliers[0]['p_value']:.2g}" if random else "",
@@ -163,7 +166,7 @@ def interventions_conclusion(rows: Sequence[Row]) -> str:
         for where in WHERE
     )
     parts = [
-        f"{what} moves it by {row['effect']:+.3f} ({row['effect_low']:+.3f} to {row['effect_high']:+.3f})"
+        f"{what} moves it by {row['effect']:+.3f}{in_brackets(interval(row, 'effect', ' to ', '+.3f'))}"
         + (f", with more harm than {row['percentile']:.0f}% of random draws" if "percentile" in row else "")
         for what, row in (
             (f"zeroing {_named(inside['neurons'])} inside the model", inside),
@@ -185,9 +188,9 @@ def draw_interventions(figure: Figure, rows: Sequence[Row], model: str) -> None:
                 those = [row for row in here if row["kind"] == kind]
                 effects = [row["effect"] for row in those]
                 label = {"random": "random others", "largest_gain": "largest other gains", "outliers": "outliers"}[kind]
-                ends = [[abs(row["effect"] - row[f"effect_{end}"]) for row in those] for end in ("low", "high")]
+                reach = error_bars(those, np.array(effects), "effect")
                 axes.errorbar(
-                    [x + shift] * len(those), effects, yerr=None if kind == "random" else ends, ls="", marker=mark,
+                    [x + shift] * len(those), effects, yerr=None if kind == "random" else reach, ls="", marker=mark,
                     ms=5, c=colour, capsize=3, label=label if x == 0 else None,
                 )  # fmt: skip
         intact = next(row for row in rows if (row["measure"], row["kind"]) == (measure, "intact"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from probing.columns import in_brackets, interval
+from probing.intervals import few_sentences
 from probing.runs import Run
 from probing.sample_size import label, size_lines
 
@@ -62,10 +64,10 @@ def transform_sizes(run: Run) -> list[str]:
 
 
 def _transform_line(row: Row, done: str) -> str:
-    low, high = (row[f"above_untransformed_{end}"] for end in ("low", "high"))
+    difference = interval(row, "above_untransformed", " to ", "+.3f")
     line = (
         f"Layer {row['layer']}, {done}: accuracy {row['accuracy']:.3f}, "
-        f"untransformed {row['untransformed_accuracy']:.3f} (difference {low:+.3f} to {high:+.3f})"
+        f"untransformed {row['untransformed_accuracy']:.3f}{in_brackets(difference and f'difference {difference}')}"
     )
     if "others_clipped_accuracy" in row:
         line += f", as many other neurons clipped {row['others_clipped_accuracy']:.3f}"
@@ -141,7 +143,14 @@ def conclusions(made: Tables, clipped: Mapping[int, Sequence[int]]) -> list[str]
         *_does_clipping_help(found, layers, clipped),
         _alike(found, layers),
         *size_lines(made.geometry, MORE_TEXT),
+        *_why_no_intervals(found, layers),
     ]
+
+
+def _why_no_intervals(found: Mapping[tuple[int, str, str], Row], layers: Sequence[int]) -> list[str]:
+    one_per_sentence = [row for k in layers if (row := found.get((k, "none", "mean_cosine_one_per_sentence")))]
+    few = few_sentences(min(row["n_tokens"] for row in one_per_sentence), "sentence") if one_per_sentence else None
+    return [few] if few else []
 
 
 def _which(clipped: Mapping[int, Sequence[int]]) -> str:
@@ -174,7 +183,9 @@ def _does_clipping_help(
     neurons = ", ".join(map(str, clipped[layer]))
     sentence = f"Clipping {neurons} takes the mean cosine of layer {layer} from {before:.3f} to {after:.3f}"
     if random := found.get((layer, "clip_random", "mean_cosine")):
-        sentence += f"; as many other neurons leave {random['value']:.3f} ({random['low']:.3f} to {random['high']:.3f})"
+        sentence += (
+            f"; as many other neurons leave {random['value']:.3f}{in_brackets(interval(random, between=' to '))}"
+        )
     return [sentence + "."]
 
 
@@ -245,7 +256,7 @@ def _anisotropy_table(made: Tables) -> Any:
             str(layer),
             _number(found, layer, "none", "mean_cosine"),
             _number(found, layer, "none", "mean_cosine_one_per_sentence"),
-            f"{one['low']:.3f}-{one['high']:.3f}" if one and "low" in one else "",
+            interval(one) if one else "",
             _number(found, layer, "none", "mean_cosine_centred"),
             _number(found, layer, "none", "mean_energy_share"),
             _number(found, layer, "none", "isoscore"),

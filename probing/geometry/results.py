@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from probing.columns import without_nan
 from probing.geometry import transforms
 from probing.geometry.explained import EXPLAINED_COLUMNS
 from probing.geometry.interventions import INTERVENTION_COLUMNS
@@ -81,7 +82,11 @@ def write_summary(
         "clipped": {str(layer): neurons for layer, neurons in found.clipped.items()},
         "not_applicable": found.not_applicable,
         "timings": dict(timings),
-        **{name: rows for name, rows in tables_of(found).items() if name in ("geometry", "outliers", *_OPTIONAL)},
+        **{
+            name: [without_nan(row) for row in rows]
+            for name, rows in tables_of(found).items()
+            if name in ("geometry", "outliers", *_OPTIONAL)
+        },
     }
     path = folder / "results.json"
     path.write_text(json.dumps(summary, indent=2))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from probing.columns import Row, controls_of
+from probing.columns import Row, controls_of, ends, in_brackets, interval
 from probing.comparison import aligned
 from probing.decimals import two_decimals
 from probing.geometry.report import transform_sizes
+from probing.intervals import few_sentences
 from probing.page.sources import Agreement, Subject
 from probing.ranking import conclusion
 
@@ -36,7 +37,8 @@ def question(subject: Subject) -> str:
 
 def answer(subject: Subject) -> str:
     """Return what a run answers, in a paragraph."""
-    sentences = [_accuracies(subject), _held_against(subject)]
+    few = few_sentences(subject.run.results["n_sentences"]["test"])
+    sentences = [_accuracies(subject), few or "", _held_against(subject)]
     sentences.append(conclusion(subject.ranked[subject.layers[-1]], subject.task))
     short = [row["layer"] for row in subject.run.results["layers"] if not row.get("converged", True)]
     if short:
@@ -104,17 +106,25 @@ def _highest(best: Row, first: Row, last: Row) -> str:
 
 
 def _share(row: Row) -> str:
-    return f"{row['accuracy']:.3f} ({row['accuracy_low']:.3f} to {row['accuracy_high']:.3f})"
+    return f"{row['accuracy']:.3f}{in_brackets(interval(row, 'accuracy', ' to '))}"
 
 
 def _held_against(subject: Subject) -> str:
-    """Return how the last layer's accuracy stands to each control, by the interval of the difference."""
+    """Return how the last layer's accuracy stands to each control, by the interval of the difference.
+
+    Where there are no intervals, only what it is held against.
+    """
     row = subject.run.accuracy[-1]
+    if ends(row, "accuracy") is None:
+        beside = [
+            f"{_called(name, words)} ({row[f'{name}_accuracy']:.3f})" for name, words in controls_of([row]).items()
+        ]
+        return f"In layer {row['layer']} it stands beside {listed(beside)}."
     sides: dict[str, list[str]] = {"above": [], "below": [], "not told apart from": []}
     for name, words in controls_of([row]).items():
-        low, high = row.get(f"above_{name}_low"), row.get(f"above_{name}_high")
-        if low is None or high is None:  # the majority class has no interval of its own
-            low, high = (row[f"accuracy_{end}"] - row[f"{name}_accuracy"] for end in ("low", "high"))
+        low, high = ends(row, f"above_{name}") or (  # the majority class has no interval of its own
+            row[f"accuracy_{end}"] - row[f"{name}_accuracy"] for end in ("low", "high")
+        )
         side = "above" if low > 0 else "below" if high < 0 else "not told apart from"
         sides[side].append(f"{_called(name, words)} ({row[f'{name}_accuracy']:.3f})")
     parts = [f"{side} {listed(named)}" for side, named in sides.items() if named]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from probing.columns import ends, interval
 from probing.decimals import two_decimals
 from probing.page.answers import depths, listed
 from probing.page.heat_map import heat_map
@@ -25,11 +26,12 @@ def accuracies_figure(subjects: Sequence[Subject]) -> Html:
             subject.label,
             subject.layers,
             [row["accuracy"] for row in subject.run.accuracy],
-            [(row["accuracy_low"], row["accuracy_high"]) for row in subject.run.accuracy],
+            [ends(row, "accuracy") for row in subject.run.accuracy],
         )
         for subject in subjects
     ]
-    title = f"Test accuracy of linear probes of {tasks} by layer, with 95% intervals over test sentences"
+    title = f"Test accuracy of linear probes of {tasks} by layer"
+    title += ", with 95% intervals over test sentences" * any(any(line.ranges) for line in lines)
     return element("figure", element("figcaption", title), line_chart(lines, title))
 
 
@@ -71,10 +73,9 @@ def _pair(rows: Sequence[Row]) -> Html:
 def _said(row: Row) -> str:
     """Return a cell's numbers in words."""
     parts = [f"layers {row['layer_a']} and {row['layer_b']}: {row['value']:.3f}"]
-    if _has(row, "low"):
-        parts.append(f"95% range {row['low']:.3f} to {row['high']:.3f}")
-    if _has(row, "chance_low"):
-        parts.append(f"by chance {row['chance_low']:.3f} to {row['chance_high']:.3f}")
+    for of, words in (("", "95% range"), ("chance", "by chance")):
+        if said := interval(row, of, " to "):
+            parts.append(f"{words} {said}")
     if _has(row, "p_value"):
         parts.append(f"p = {row['p_value']:.2g}")
     return ", ".join(parts)
@@ -88,8 +89,8 @@ def _aligned(rows: Sequence[Row]) -> Html:
             found.get((*layers, name), {}) for name in ("overlap", "spearman", "correlation", "cka")
         )
         p_value = f"{spearman['p_value']:.1g}" if _has(spearman, "p_value") else ""
-        cells = [_two(overlap), _range(overlap, "chance_"), _two(spearman), _range(spearman, "")]
-        cells += [_range(spearman, "chance_"), p_value, _two(match), _two(cka)]
+        cells = [_two(overlap), _range(overlap, "chance"), _two(spearman), _range(spearman, "")]
+        cells += [_range(spearman, "chance"), p_value, _two(match), _two(cka)]
         body.append([f"{layers[0]}, {layers[1]}", *cells])
     head = ["layers", "top overlap", "by chance", "Spearman", "95% range", "by chance", "p", "match", "CKA"]
     return table(head, body)
@@ -116,4 +117,4 @@ def _two(row: Row) -> str:
 
 
 def _range(row: Row, of: str) -> str:
-    return f"{two_decimals(row[f'{of}low'])} to {two_decimals(row[f'{of}high'])}" if _has(row, f"{of}low") else ""
+    return " to ".join(two_decimals(end) for end in ends(row, of) or ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from probing.columns import ends
 from probing.downstream.space_names import WORDS
 from probing.downstream.tables import sts_lines, sts_tables, wic_lines, wic_tables
 from probing.page.line_chart import Line, line_chart
@@ -30,7 +31,7 @@ def evaluation_section(evaluation: Evaluation) -> Html:
 def _senses(rows: Sequence[Row], chosen: Sequence[Row]) -> Html:
     """Return the accuracy of each space by layer, beside that of answering yes to all."""
     part = next(row["reported_on"] for row in chosen if row["protocol"] == "held_out")
-    lines = _by_space(rows, ("accuracy", "accuracy_low", "accuracy_high"))
+    lines = _by_space(rows, "accuracy", "accuracy")
     lines.append(_level("always yes", rows, rows[0]["constant_true_accuracy"]))
     title = (
         f"Accuracy on {part} by layer and space, the threshold chosen on train, with 95% intervals over "
@@ -49,7 +50,7 @@ def _similarities(rows: Sequence[Row]) -> list[Html]:
         pooled = [row for row in here if row["pooling"] != "static"]
         pooled = [row for row in pooled if row["pooling"] == pooled[0]["pooling"]]
         if pooled:
-            lines = _by_space(pooled, ("spearman", "low", "high"))
+            lines = _by_space(pooled, "spearman", "")
             lines += [_level("static vectors, plain", pooled, row["spearman"]) for row in static]
             title = (
                 f"{name}, sentences by {pooled[0]['pooling']}: Spearman of cosines and human scores by layer and "
@@ -59,13 +60,13 @@ def _similarities(rows: Sequence[Row]) -> list[Html]:
     return charts
 
 
-def _by_space(rows: Sequence[Row], columns: tuple[str, str, str]) -> list[Line]:
-    """Return a line for each space; columns are those of the value and of the ends of its interval."""
+def _by_space(rows: Sequence[Row], column: str, of: str) -> list[Line]:
+    """Return a line for each space: the column of the value, and what its interval's columns are called by."""
     lines = []
     for space in dict.fromkeys(row["transform"] for row in rows):
         here = sorted((row for row in rows if row["transform"] == space), key=lambda row: row["layer"])
-        layers, (values, low, high) = [row["layer"] for row in here], ([row[name] for row in here] for name in columns)
-        lines.append(Line(label(WORDS[space], here), layers, values, list(zip(low, high, strict=True))))
+        layers, values = [row["layer"] for row in here], [row[column] for row in here]
+        lines.append(Line(label(WORDS[space], here), layers, values, [ends(row, of) for row in here]))
     return lines
 
 

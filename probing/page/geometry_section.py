@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from probing.columns import ends, in_brackets, interval
 from probing.geometry.inside_report import inside_conclusions, inside_tables
 from probing.geometry.report import MORE_TEXT
 from probing.page.line_chart import Line, line_chart
@@ -42,9 +43,8 @@ def _cosines(rows: Sequence[Row]) -> Html:
     lines = []
     for transform in dict.fromkeys(row["transform"] for row in rows):
         here = sorted((row for row in rows if row["transform"] == transform), key=lambda row: row["layer"])
-        ranges = [(row["low"], row["high"]) for row in here if isinstance(row.get("low"), int | float)]
         layers, values = [row["layer"] for row in here], [row["value"] for row in here]
-        lines.append(Line(label(str(transform), here), layers, values, ranges if len(ranges) == len(here) else ()))
+        lines.append(Line(label(str(transform), here), layers, values, [ends(row) for row in here]))
     title = "Mean cosine of the hidden states of any two tokens, by layer and transform (below 0 drawn at 0)"
     return element("figure", element("figcaption", title), line_chart(lines, title))
 
@@ -72,8 +72,7 @@ def _outliers(geometry: Geometry) -> Html:
 def _value(row: Row | None) -> str:
     if row is None:
         return ""
-    interval = f" ({row['low']:.3g} to {row['high']:.3g})" if isinstance(row.get("low"), int | float) else ""
-    return f"{row['value']:.3g}{interval}"
+    return f"{row['value']:.3g}{in_brackets(interval(row, between=' to ', form='.3g'))}"
 
 
 def _cell(value: object) -> str:

@@ -38,13 +38,13 @@ class Line:
         label: In the legend.
         layers: Along the x axis.
         values: Shares, one a layer.
-        ranges: Intervals, one a layer; none if empty.
+        ranges: Intervals, one a layer, None where there is none; no layer has one if empty.
     """
 
     label: str
     layers: Sequence[int]
     values: Sequence[float]
-    ranges: Sequence[tuple[float, float]] = ()
+    ranges: Sequence[tuple[float, float] | None] = ()
 
 
 def line_chart(lines: Sequence[Line], title: str) -> Html:
@@ -103,12 +103,12 @@ def _line(line: Line, look: int, places: Sequence[float]) -> Html:
     marks = []
     for i, (layer, value) in enumerate(zip(line.layers, line.values, strict=True)):
         text, bar = f"{line.label}, layer {layer}: {value:.3f}", None
-        if line.ranges:
-            low, high = line.ranges[i]
+        if line.ranges and (ends := line.ranges[i]):
+            low, high = ends
             text += f" ({low:.3f} to {high:.3f})"
             place, top, bottom = _at(places[i]), _at(y(high)), _at(y(low))
-            ends = f"M{_at(places[i] - 4)} {top}h8M{_at(places[i] - 4)} {bottom}h8"
-            bar = element("path", d=f"M{place} {bottom}V{top}{ends}", class_="bar")
+            caps = f"M{_at(places[i] - 4)} {top}h8M{_at(places[i] - 4)} {bottom}h8"
+            bar = element("path", d=f"M{place} {bottom}V{top}{caps}", class_="bar")
         mark = element("path", d=_mark(look), transform=f"translate({points[i]})", class_="mark")
         marks.append(element("g", element("title", text), bar, mark))
     return element("g", _stroke(line, look, "M" + "L".join(points)), *marks, class_=f"look-{look % len(_MARKS)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from probing.columns import BELOW_RESOLUTION, controls_of
+from probing.columns import BELOW_RESOLUTION, controls_of, ends
 from probing.companion import FAR
 from probing.page.answers import conclusions
 from probing.page.class_chart import class_chart
@@ -22,8 +22,9 @@ from probing.page.terms import FLAGS
 def accuracy_lines(subject: Subject) -> list[Line]:
     """Return a run's accuracy with its intervals, and each control."""
     rows, layers = subject.run.accuracy, subject.layers
-    ranges = [(row["accuracy_low"], row["accuracy_high"]) for row in rows]
-    probe = Line("probe, 95% interval over test sentences", layers, [row["accuracy"] for row in rows], ranges)
+    ranges = [ends(row, "accuracy") for row in rows]
+    label = "probe" + ", 95% interval over test sentences" * any(ranges)
+    probe = Line(label, layers, [row["accuracy"] for row in rows], ranges)
     controls = controls_of(rows).items()
     return [probe, *(Line(words, layers, [row[f"{name}_accuracy"] for row in rows]) for name, words in controls)]
 

@@ -317,7 +317,7 @@ class RunView {
     note.textContent = flag ? `${flag}: ${this.data.flags[flag] || ""}` : "";
     const facts = this.table.columns.filter((column) => !["layer", "neuron"].includes(column.key));
     const entries = facts.map((column) => [column.label, this.table.text(row, column), column.help]);
-    if (this.table.values.cross_entropy_without_low && !Number.isNaN(get("cross_entropy_without"))) {
+    if (this.table.values.cross_entropy_without_low && !Number.isNaN(get("cross_entropy_without_low"))) {
       entries.push(["95% range of that", `${get("cross_entropy_without_low").toFixed(4)} to ${get("cross_entropy_without_high").toFixed(4)}`, "over test sentences"]);
     }
     for (const [key, help] of [["mean", "of its activations over training tokens"], ["sd", "standard deviation of its activations over training tokens"]]) {

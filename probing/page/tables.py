@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from probing.columns import controls_of
+from probing.columns import controls_of, interval
 from probing.page.markup import Child, Html, element
 from probing.page.sources import Subject
 
@@ -41,15 +41,18 @@ def accuracy_table(subject: Subject, caption: str) -> Html:
     optional = {"within 1": ("within_one", ".3f"), "error": ("mean_absolute_error", ".2f"),
                 "selectivity": ("selectivity", ".3f"), "compression": ("compression", ".1f")}  # fmt: skip
     shown = {heading: how for heading, how in optional.items() if how[0] in rows[0]}
-    head = ["layer", "accuracy", "95% range", *controls.values(), *shown, "nats", "gap"]
+    beside = {"constant": "prior_cross_entropy", "training": "train_cross_entropy"}
+    nats = {heading: column for heading, column in beside.items() if column in rows[0]}
+    head = ["layer", "accuracy", "95% range", *controls.values(), *shown, "nats", *nats, "gap"]
     body = [
         [
             row["layer"],
             f"{row['accuracy']:.3f}",
-            f"{row['accuracy_low']:.3f}–{row['accuracy_high']:.3f}",
+            interval(row, "accuracy", "–"),
             *(f"{row[f'{name}_accuracy']:.3f}" for name in controls),
             *(format(row[column], form) for column, form in shown.values()),
             f"{row['cross_entropy']:.3f}",
+            *(f"{row[column]:.3f}" for column in nats.values()),
             f"{row['optimality_gap']:.1e}",
         ]
         for row in rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from probing.columns import Row
+from probing.columns import Row, ends
 from probing.decimals import two_decimals
 from probing.terminal import plain_table
 
@@ -48,5 +48,4 @@ def _two(row: Row, column: str) -> str:
 
 
 def _range(row: Row, of: str) -> str:
-    low, high = (f"{of}_{end}".lstrip("_") for end in ("low", "high"))
-    return f"{_two(row, low)} to {_two(row, high)}" if low in row else ""
+    return " to ".join(two_decimals(end) for end in ends(row, of) or ())

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.columns import BELOW_RESOLUTION, UNINFORMATIVE, Row, controls_of
+from probing.columns import BELOW_RESOLUTION, UNINFORMATIVE, Row, controls_of, in_brackets, interval
 from probing.terminal import plain_table
 
 
 def result_line(row: Row, top: Sequence[Row]) -> str:
     """Return a layer's result in one line, for --quiet."""
-    interval = f"{row['accuracy_low']:.3f} to {row['accuracy_high']:.3f}"
+    within = in_brackets(interval(row, "accuracy", " to "))
     return (
-        f"layer {row['layer']}: accuracy {row['accuracy']:.3f} ({interval}), majority {row['majority_accuracy']:.3f}, "
+        f"layer {row['layer']}: accuracy {row['accuracy']:.3f}{within}, majority {row['majority_accuracy']:.3f}, "
         f"gap {row['optimality_gap']:.1e} nats, top neurons {', '.join(str(n['neuron']) for n in top)}"
     )
 
@@ -35,7 +35,7 @@ def accuracy_table(rows: Sequence[Row]) -> Any:
         table.add_row(
             str(row["layer"]),
             f"{row['accuracy']:.3f}",
-            f"{row['accuracy_low']:.3f}-{row['accuracy_high']:.3f}",
+            interval(row, "accuracy"),
             f"{row['majority_accuracy']:.3f}",
             *(format(row[column], form) for column, form in shown.values()),
             f"{row['cross_entropy']:.3f}",

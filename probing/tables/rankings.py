@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from probing.columns import Row
+from probing.columns import Row, interval
 from probing.terminal import plain_table
 
 # Neurons of a ranking that a screen shows.
@@ -96,7 +96,7 @@ def _erasure_table(rows: Sequence[Row]) -> Any:
             str(row["n_neurons"]),
             str(row["n_removed"]),
             f"{row['accuracy']:.3f}",
-            f"{row['accuracy_low']:.3f}-{row['accuracy_high']:.3f}",
+            interval(row, "accuracy"),
             f"{row['information']:.3f}",
             f"{row['share']:.3f}",
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from probing.columns import interval
 from probing.terminal import plain_table
 
 BEST = 10
@@ -29,9 +30,8 @@ def best_table(rows: Sequence[Mapping[str, Any]], varied: Sequence[str], metric:
     for name in ("trial", *shown, "accuracy", "95% interval", *extra):
         table.add_column(name.replace("_", " ") if "." not in name else name, justify="right")
     for row in ranked:
-        interval = f"{row['accuracy_low']:.3f}-{row['accuracy_high']:.3f}"
         table.add_row(
-            row["trial"].partition("-")[0], *(str(row[name]) for name in shown), f"{row['accuracy']:.3f}", interval,
-            *(f"{row[name]:.3f}" for name in extra),
+            row["trial"].partition("-")[0], *(str(row[name]) for name in shown), f"{row['accuracy']:.3f}",
+            interval(row, "accuracy"), *(f"{row[name]:.3f}" for name in extra),
         )  # fmt: skip
     return table
