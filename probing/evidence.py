@@ -88,8 +88,10 @@ def with_replicates(
     problems = replicate_problems(len(evidence), retraining.training.penalty, draws)
     fits = retraining.train("bootstraps", problems)
     weight = torch.stack([fit.weight for fit in fits]).unflatten(0, (len(evidence), n_replicates))
-    scores = [_scores(own, one) for own, one in zip(weight, evidence, strict=True)]
-    found = [replace(one, stability=stability_of(own)) for one, own in zip(evidence, scores, strict=True)]
+    found = [
+        replace(one, stability=stability_of(_scores(fit.weight[None], one)[0], _scores(own, one)))
+        for fit, own, one in zip(retraining.fits, weight, evidence, strict=True)
+    ]
     return found, weight.transpose(0, 1).contiguous()
 
 

@@ -196,7 +196,7 @@ def conclusion(rows: Sequence[Mapping[str, Any]], task: str) -> str:
         )
     who = f"Layer {top['layer']}: neuron {top['neuron']} contributes most, {top['ratio']:.1f} times the mean"
     if "rank_low" in top:
-        who += f" (rank {top['rank_low']} to {top['rank_high']} over bootstraps)"
+        who += f" (rank {top['rank_low']} to {top['rank_high']} over this probe and its bootstraps)"
     companion = top.get("contribution_companion")
     has_companion = isinstance(companion, float)
     left = f"{(companion if has_companion else top['contribution_centred']) / top['contribution']:.0%}"

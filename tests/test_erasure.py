@@ -17,6 +17,7 @@ from conftest import BARE
 from families import D_MODEL
 from probing import WandbOptions, fit, rank
 from probing.__main__ import COMMANDS
+from probing.columns import without_nan
 from probing.commandline import run
 from probing.erasure import Eraser, ErasureAccumulator, erased, fit_erasers, with_neurons
 from probing.examples import read
@@ -324,11 +325,11 @@ def test_of_a_finished_run_the_table_is_written_beside_its_rankings(
             assert row["cross_entropy"] == pytest.approx(fitted["cross_entropy"], abs=5e-3)
     # Another layer is added, in full precision like those that stay.
     added = rank(str(made.folder), layer=0, erase=True, top=4, quiet=True, wandb=WandbOptions(mode="disabled"))
-    for stored, row in zip(read_csv(folder / "erasure.csv"), [*added.erasure, *rows], strict=True):
-        assert stored == pytest.approx(row, rel=0, abs=0, nan_ok=True)
+    stored = read_csv(folder / "erasure.csv")
+    assert [without_nan(row) for row in stored] == [without_nan(row) for row in [*added.erasure, *rows]]
     assert added.erasure[0]["accuracy"] > 0.3  # the embeddings know position
     assert added.erasure[-2]["condition"] == "erased"
-    assert added.erasure[-2]["information_low"] <= 0
+    assert np.isnan(added.erasure[-2]["information_low"])  # a dozen test sentences
     assert "what a linear probe knows" in repr(added)
     for top in ("0", str(D_MODEL // 2 + 1)):
         assert run(COMMANDS, ["rank", str(made.folder), "--erase", "--top", top]) == 2

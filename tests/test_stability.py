@@ -39,18 +39,31 @@ def test_problems_of_a_layer_stand_side_by_side(data: Data) -> None:
     assert [(p.layer, p.penalty) for p in penalties[2:]] == [(1, Penalty(1e-2, 1e-3)), (1, Penalty(1e-4, 1e-5))]
 
 
-def test_ranks_range_over_the_replicates() -> None:
-    scores = np.array([[5.0, 4, 3, 0], [4.0, 5, 3, 0], [5.0, 3, 4, 0]])
-    found = stability_of(scores)
-    assert found.rank_low.tolist() == [1, 1, 2, 5]  # a neuron without any weight has no rank among four
-    assert found.rank_high.tolist() == [2, 3, 3, 5]
+def test_ranks_range_over_the_probe_and_its_replicates() -> None:
+    replicates = np.array([[5.0, 4, 3, 0, 0], [4.0, 5, 3, 0, 0], [5.0, 3, 4, 0, 0]])
+    found = stability_of(np.array([3.0, 4, 5, 0, 0]), replicates)
+    assert found.rank_low.tolist() == [1, 1, 1, 4, 5]  # the first of the replicates' third; dead ones by index
+    assert found.rank_high.tolist() == [3, 3, 3, 4, 5]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_range_contains_the_rank_it_is_about_whatever_replicates_say(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    scores = generator.exponential(size=40) * (generator.random(40) > 0.1)
+    biased = scores * np.linspace(0.5, 2, 40) * generator.uniform(0.9, 1.1, (5, 40))  # all err alike
+    found, rank = stability_of(scores, biased), np.argsort(np.argsort(-scores, kind="stable")) + 1
+    assert ((found.rank_low <= rank) & (rank <= found.rank_high)).all()
+    alone = stability_of(biased[0], biased[1:])
+    assert not ((alone.rank_low <= rank) & (rank <= alone.rank_high)).all()
+    assert found.rank_low.min() == 1
+    assert found.rank_high.max() <= 40
 
 
 def test_overlap_is_the_mean_over_pairs_of_replicates() -> None:
     one = np.arange(40.0, 0, -1)
     other = np.concatenate([one[20:], one[:20]])  # the last twenty come first
-    assert stability_of(np.stack([one, one, other])).bootstrap_overlap == pytest.approx(1 / 3)
-    assert stability_of(np.stack([one, one])).bootstrap_overlap == 1
+    assert stability_of(one, np.stack([one, one, other])).bootstrap_overlap == pytest.approx(1 / 3)
+    assert stability_of(other, np.stack([one, one])).bootstrap_overlap == 1  # the probe itself is no replicate
 
 
 def test_a_ranking_agrees_with_itself_and_not_with_its_reverse() -> None:

@@ -69,7 +69,8 @@ def fit(
         batch_tokens: Padded tokens in one forward pass, fixed when the cache entry is made.
         task: What is predicted, such as position.
         task_args: Options of the task, such as --task_args.special_tokens include.
-        replicates: Bootstraps of the training sentences over which ranks are followed; 0 for none.
+        replicates: Bootstraps of the training sentences; a rank's range is over their probes and the run's own. 0 for
+            none.
         controls: What accuracy is held against: all that say something of the task, none, or shuffled, token,
             permuted_positions (the model reads each sentence's tokens permuted), untrained, control_task.
         evidence: all also trains without each of the first neurons and under other penalties; none does not.

@@ -60,8 +60,8 @@ def is_far(row: Row) -> bool:
 COLUMNS = (
     Column("layer", "layer", "0 is the embedding output, and layer k the output of block k."),
     Column("rank", "rank", "Place of the neuron among those of its layer, by contribution; 1 contributes most."),
-    Column("rank_low", "range", "Best and worst rank over probes that are trained on redrawn training sentences. It "
-           "says how stable the rank is and is no confidence interval."),
+    Column("rank_low", "range", "Best and worst rank over this probe and those trained on redrawn training "
+           "sentences. It says how stable the rank is and is no confidence interval."),
     Column("neuron", "neuron", "Coordinate of the hidden state; press its number to see what it contributes to each "
            "class."),
     Column("contribution", "contribution", "Mean over the test tokens of |weight × activation| for the true class, in "

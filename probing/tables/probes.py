@@ -116,12 +116,15 @@ def neurons_table(rows: Sequence[Row]) -> Any:
             *([_without(row)] if has_removals else []),
             row["flag"],
         )
+    captions = ["range: best and worst rank over this probe and its bootstraps"] * has_range
     if far := [row for row in rows if _is_far(row)]:
         from probing.companion import FAR
 
         companion = all(_has_companion(row) for row in far)
         instead = "taken from a probe with an intercept" if companion else "unreliable"
-        table.caption = f"* mean more than {FAR:.0f} sd from 0: {instead}"
+        captions.append(f"* mean more than {FAR:.0f} sd from 0: {instead}")
+    if captions:
+        table.caption = "\n".join(captions)
         table.caption_justify = "left"
     return table
 
