@@ -361,7 +361,7 @@ def test_what_was_taken_out_of_the_model_is_shown_as_the_terminal_shows_it(runs:
     assert interventions_conclusion(rows) in Words(page).text
 
 
-@pytest.mark.parametrize("column", ["accuracy_low", "transform", "constant_true_accuracy"])
+@pytest.mark.parametrize("column", ["accuracy", "transform", "constant_true_accuracy"])
 def test_damaged_tables_of_an_evaluation_are_refused(runs: Path, tmp_path: Path, column: str) -> None:
     folder, rows, _ = word_senses(tmp_path)
     write_csv(folder / "wic.csv", rows, [name for name in WIC_COLUMNS if name != column])

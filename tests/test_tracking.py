@@ -465,7 +465,11 @@ def test_an_online_run_arrives_whole(folder: Path, server: WandbServer) -> None:
     assert curve == [(0, 0.25), (3, 0.75), (12, 0.75)]
     assert run.summary["best_layer"] == 3
     probe = server.artifact("probe")
-    assert (probe.name, sorted(probe.files), probe.committed) == ("NAME", ["accuracy.csv", "report.html"], True)
+    assert (probe.name, sorted(probe.files), probe.committed) == (
+        "NAME",
+        ["accuracy.csv", "figures/curve.pdf", "report.html"],
+        True,
+    )
     assert tracker.where(folder) == f"{server.url}/lab/probing/runs/{run.name}"
     assert not server.unknown
 
@@ -554,7 +558,7 @@ def test_the_line_for_the_user_uploads_an_offline_run_whole_wherever_it_is(
     # Every table is an artifact, too. Those whose files are not where the run says stay pending.
     assert len(server.artifacts) == 4
     assert all(artifact.committed for artifact in server.artifacts.values())
-    assert sorted(server.artifact("probe").files) == ["accuracy.csv", "report.html"]
+    assert sorted(server.artifact("probe").files) == ["accuracy.csv", "figures/curve.pdf", "report.html"]
     pages = [content for name, content in server.uploads.items() if name.endswith(".html")]
     assert pages == [(final / "report.html").read_bytes()] * 2  # in the artifact, and to be seen
     assert not server.unknown
