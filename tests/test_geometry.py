@@ -117,7 +117,9 @@ def test_the_folder_holds_what_was_returned(made: Geometry) -> None:
         stored = read_csv(made.folder / f"{name}.csv")
         assert len(stored) == len(rows) > 0
         for row, again in zip(rows[:200], stored, strict=False):
-            assert {k: v for k, v in again.items() if v != ""} == {k: v for k, v in row.items() if v != ""}
+            # What is empty on disk is missing in memory, and the ends of an interval that there is not are NaN.
+            read, kept = ({k: v for k, v in one.items() if v == v and v != ""} for one in (again, row))
+            assert read == kept
     results = json.loads((made.folder / "results.json").read_text())
     assert results["kind"] == "geometry"
     assert results["clipped"] == {str(layer): [11] for layer in range(6)}
