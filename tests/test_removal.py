@@ -89,6 +89,9 @@ def test_a_rise_is_paired_by_sentence() -> None:
     assert (found.low, found.high) == (pytest.approx(0.1), pytest.approx(0.1))
     assert found.resolved
     assert not rise(before, before + 0.1 * n_tokens, n_tokens, gaps=0.06).resolved
+    few = rise(before[:19], before[:19] + 0.1 * n_tokens[:19], n_tokens[:19], gaps=0.01)
+    assert few.value == pytest.approx(0.1)
+    assert np.isnan([few.low, few.high]).all()
 
 
 @pytest.fixture
