@@ -49,7 +49,14 @@ def test_a_run_on_few_test_sentences_has_empty_cells_in_place_of_intervals(shown
     with (run.folder / "accuracy.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     columns = [column for column in rows[0] if column.endswith(("_low", "_high"))]
-    assert columns == ["accuracy_low", "accuracy_high", "above_shuffled_low", "above_shuffled_high"]
+    assert columns == [
+        "accuracy_low",
+        "accuracy_high",
+        "information_low",
+        "information_high",
+        "above_shuffled_low",
+        "above_shuffled_high",
+    ]
     assert {row[column] for row in rows for column in columns} == {""}
     assert all(math.isnan(row["accuracy_low"]) and math.isnan(row["above_shuffled_high"]) for row in run.accuracy)
     text = (run.folder / "results.json").read_text()
@@ -75,7 +82,7 @@ def test_a_line_of_results_and_a_conclusion_leave_the_interval_out(shown_run: tu
     run, _ = shown_run
     row = run.accuracy[0]
     assert f"accuracy {row['accuracy']:.3f}, majority" in result_line(row, run.top(0, 5))
-    rows = run.top(0, 16)
+    rows = [{**row, "removed": ""} for row in run.top(0, 16)]
     removed = {"removed": "top", "cross_entropy_without": 0.01}
     assert "loses 0.0100 nats" in conclusion([{**rows[0], **removed}, *rows[1:]], "position")
     assert "nan" not in conclusion([{**rows[0], **removed}, *rows[1:]], "position")
