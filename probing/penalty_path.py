@@ -29,6 +29,9 @@ FIRST, WEAKEST, STRONGEST = -4, -20, 4
 # How near to its optimum a probe must come to be judged, in nats. At 1e-2 and 1e-3 the choice was the same, and mean
 # validation cross-entropies .0005 to .01 apart, where neighbours of the chosen penalty differed by .01 and more.
 TOLERANCE = 3e-3
+# A step that improves the mean by less ends the walk, in nats, and passes after which a probe is judged where it is:
+# where a layer tells everything, weaker penalties go on improving next to nothing, at ever more passes.
+RESOLUTION, MOST_PASSES = 2e-3, 60
 
 
 def strength(index: int) -> float:
@@ -111,7 +114,7 @@ def choose_penalty(
         raise ValueError("no validation tokens to choose a penalty by")
     judged = replace(sides, test=sides.validation)
     roughly = replace(training, tolerance=max(TOLERANCE, training.tolerance))
-    options = for_measuring(trainer_options)
+    options = for_measuring(trainer_options) | {"max_epochs": MOST_PASSES}
 
     def train(l2: float, starts: Sequence[Tensor | None]) -> list[LayerFit]:
         penalty = Penalty(training.penalty.l1, l2)
@@ -128,7 +131,7 @@ def choose_penalty(
 
 
 def walk(train: Callable[[float, Sequence[Tensor | None]], list[LayerFit]], n_layers: int) -> dict[int, list[LayerFit]]:
-    """Train on the grid until the best penalty has a worse one on either side, and return the probes by grid index.
+    """Train on the grid until a step no longer improves the mean, and return the probes by grid index.
 
     Towards weaker penalties first, where each probe starts from where the two before it point, which takes half the
     passes of starting from the one before; then, if the first was the best, towards stronger ones.
@@ -143,16 +146,16 @@ def walk(train: Callable[[float, Sequence[Tensor | None]], list[LayerFit]], n_la
         found[index] = train(strength(index), _starts([found[i] for i in near], n_layers))
         return _mean(found[index])
 
-    best = visit(FIRST, [])
+    first = best = visit(FIRST, [])
     for step, end in ((-1, WEAKEST), (1, STRONGEST)):
-        index = FIRST
+        index, best = FIRST, first
         while index != end:
             index += step
             here = visit(index, [i for i in (index - step, index - 2 * step) if i in found])
-            if here >= best:
+            if here > best - RESOLUTION:
                 break
             best = here
-        if min(found, key=lambda i: _mean(found[i])) != FIRST:
+        if best < first:
             break
     return found
 

@@ -33,6 +33,10 @@ pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNI
 TRAINING = Training(Penalty(0, 1e-4), "sd", "lbfgs", 1e-4, 0.01, 64, 3, 0)
 
 
+# Nats that a step of one on these curves is worth, well above what ends a walk.
+STEP = 0.1
+
+
 def follow(curve: Callable[[float], float]) -> tuple[list[float], list[int], list[list[float] | None]]:
     """Walk along a known curve whose weights are the square of the grid index; return what was asked for."""
     visited: list[float] = []
@@ -54,7 +58,7 @@ def test_the_grid_has_two_values_a_decade() -> None:
 
 @pytest.mark.parametrize("best", [-9, -5, -4, -3, 2])
 def test_a_walk_ends_with_a_worse_penalty_on_either_side_of_the_best(best: int) -> None:
-    _, found, _ = follow(lambda at: (at - best) ** 2)
+    _, found, _ = follow(lambda at: STEP * (at - best) ** 2)
     assert {best - 1, best, best + 1} <= {*found}
     assert found == list(range(found[0], found[-1] - 1, -1))
     assert min(found) >= min(best, FIRST) - 1
@@ -63,8 +67,14 @@ def test_a_walk_ends_with_a_worse_penalty_on_either_side_of_the_best(best: int) 
 
 @pytest.mark.parametrize(("sign", "end"), [(1, WEAKEST), (-1, STRONGEST)])
 def test_a_walk_that_goes_on_improving_ends_at_the_end_of_the_grid(sign: int, end: int) -> None:
-    _, found, _ = follow(lambda at: sign * at)
+    _, found, _ = follow(lambda at: sign * STEP * at)
     assert found[0 if end > 0 else -1] == end
+
+
+def test_a_walk_ends_where_it_no_longer_improves() -> None:
+    _, found, _ = follow(lambda at: 0.5 ** (-at))
+    assert WEAKEST < min(found) < FIRST - 2
+    assert max(found) == FIRST
 
 
 def test_each_step_begins_where_the_two_before_it_point() -> None:
