@@ -87,7 +87,8 @@ def test_every_probe_has_one_row(rows: list[dict[str, Any]]) -> None:
     tried = {key for key in keys if key not in grid}
     assert grid <= set(keys)
     assert tried == {(0, "anova", "only", "top", k, None) for k in (3, 5, D_MODEL)}
-    assert all(row["accuracy_low"] <= row["accuracy"] <= row["accuracy_high"] for row in rows)
+    # Without an interval, on few test sentences, both ends are NaN.
+    assert not any(row["accuracy_low"] > row["accuracy"] or row["accuracy"] > row["accuracy_high"] for row in rows)
 
 
 @pytest.mark.parametrize("k", [3, 16])

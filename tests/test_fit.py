@@ -82,7 +82,8 @@ def test_the_folder_holds_what_the_design_promises(run: Run) -> None:
     }  # fmt: skip
     with (run.folder / "accuracy.csv").open() as file:
         # Controls, which come after, have a file of tests of their own.
-        assert tuple(next(csv.reader(file))) == ACCURACY_COLUMNS[: ACCURACY_COLUMNS.index("n_classes") + 1]
+        measured = ACCURACY_COLUMNS[: ACCURACY_COLUMNS.index("n_classes") + 1]
+        assert tuple(next(csv.reader(file))) == (*measured, "flag")
     with (run.folder / "neurons.csv").open() as file:
         assert tuple(next(csv.reader(file))) == tuple(column for column in NEURON_COLUMNS if column not in RETRAINED)
     assert set(run.results["timings"]) == {"extract_s", "probe_s", "evidence_s", "rank_s", "total_s"}
