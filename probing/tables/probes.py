@@ -28,7 +28,7 @@ def accuracy_table(rows: Sequence[Row]) -> Any:
     }
     shown = {heading: how for heading, how in optional.items() if how[0] in rows[0]}
     has_prior = "prior_cross_entropy" in rows[0]
-    nats = ["nats", "constant", "training"] if has_prior else ["nats"]
+    nats = ["nats", "constant"] if has_prior else ["nats"]
     for heading in ("layer", "accuracy", "95% range", "majority", *shown, *nats, "gap"):
         table.add_column(heading, justify="right")
     for row in rows:
@@ -39,7 +39,7 @@ def accuracy_table(rows: Sequence[Row]) -> Any:
             f"{row['majority_accuracy']:.3f}",
             *(format(row[column], form) for column, form in shown.values()),
             f"{row['cross_entropy']:.3f}",
-            *([f"{row['prior_cross_entropy']:.3f}", f"{row['train_cross_entropy']:.3f}"] if has_prior else []),
+            *([f"{row['prior_cross_entropy']:.3f}"] if has_prior else []),
             f"{row['optimality_gap']:.1e}" + ("" if row.get("converged", True) else " stopped short"),
         )
     if poor := [str(row["layer"]) for row in rows if row.get("flag") == UNINFORMATIVE]:
