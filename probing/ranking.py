@@ -228,7 +228,7 @@ def _without_it(rows: Sequence[Mapping[str, Any]]) -> str:
     if not top.get("removed"):
         return ""
     if BELOW_RESOLUTION in top["removed"]:
-        return "; retrained without it the probe loses nothing that could be resolved: others say the same"
+        return "; what the probe loses when it is retrained without it could not be resolved"
     beside = sorted(row["cross_entropy_without"] for row in rows if str(row["removed"]).startswith("matched"))
     usual = f", without others like it {beside[len(beside) // 2]:.4f}" if beside else ""
     return (

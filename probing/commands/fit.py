@@ -220,7 +220,7 @@ def _report(run: Run, where: str | None, quiet: bool) -> None:
                     f"Layer {layer}: the probe stopped up to {fitted['optimality_gap']:.1g} nats short of its optimum, "
                     "so this ranking may be the optimiser's rather than the data's."
                 )
-    if few := few_sentences(run.results["n_sentences"]["test"]):
+    if not quiet and (few := few_sentences(run.results["n_sentences"]["test"])):
         print(few)
     for line in transform_lines(run):
         print(line)
