@@ -91,10 +91,10 @@ def tiny_model(tmp_path: Path, sentences: list[str]) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def corpus_file(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -> Path:
-    """The sentences as a text file, one a line; read only."""
+def corpus_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """300 sentences as a text file, one a line, of which more than 20 are on the test side; read only."""
     path = tmp_path_factory.mktemp("corpus") / "sentences.txt"
-    path.write_text("".join(f"{sentence}\n" for sentence in sentences), encoding="utf-8")
+    path.write_text("".join(f"{sentence}\n" for sentence in make_sentences(300)), encoding="utf-8")
     return path
 
 
