@@ -12,7 +12,7 @@ import torch
 from probing_tasks.upos import UniversalPartOfSpeech
 from safetensors import safe_open
 
-from probing import Run, WandbOptions, fit
+from probing import ProbeOptions, Run, WandbOptions, fit
 from probing.cache.tokens import Tokens
 from probing.columns import NEURON_COLUMNS
 from probing.control_names import chosen_controls
@@ -171,7 +171,7 @@ def test_activations_of_other_tokens_are_refused(planted: Data, tmp_path: Path) 
 def made(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     run = fit(
         model=str(checkpoints["bert"]), corpus=str(corpus_file), runs=str(tmp_path_factory.mktemp("runs")), name="all",
-        wandb=NO_WANDB, task_args={"min_count": 5},
+        wandb=NO_WANDB, task_args={"min_count": 5}, probe=ProbeOptions(l2=1e-4),
     )  # fmt: skip
     assert run is not None
     return run
