@@ -6,7 +6,8 @@
     the true floor, however the model is told of order.
 `untrained`: hidden states of the untrained twin; for position a ceiling rather than a floor, for the architecture
     carries position by itself.
-`control_task`: labels drawn for each word type (Hewitt & Liang 2019); what a probe reaches by knowing words by heart.
+`control_task`: labels drawn for each word type (Hewitt & Liang 2019), several times; what a probe reaches by knowing
+    words by heart.
 """
 
 from __future__ import annotations

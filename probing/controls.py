@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,6 +19,9 @@ from probing.corpus import Corpus
 from probing.examples import Activations, Examples, Sides
 from probing.permutation import permute_within_sentences
 
+# Draws of the control task's labels: one alone may happen to be easier or harder than most.
+CONTROL_DRAWS = 5
+
 
 def shuffled(sides: Sides, seed: int) -> Sides:
     """Return the sides with each sentence's labels dealt anew to its own tokens."""
@@ -30,38 +34,47 @@ def shuffled(sides: Sides, seed: int) -> Sides:
     return sides.each(deal)
 
 
-def control_task(sides: Sides, corpora: Sequence[Corpus], seed: int) -> Sides:
-    """Return the sides with a label for each word type, drawn as often as it is in training (Hewitt & Liang 2019).
+def control_tasks(
+    sides: Sides, corpora: Sequence[Corpus], fold: Callable[[str], str], seed: int, n_draws: int = CONTROL_DRAWS
+) -> list[Sides]:
+    """Return draws of a label for each word type, each label as often as it is in training (Hewitt & Liang 2019).
 
     Words of the test side that are not in training have labels of their own, which nobody can know.
 
     Args:
         sides: With the true labels.
         corpora: Of the training and, last, of the test side.
-        seed: Of the draw; a type's label depends on nothing else.
+        fold: Makes one type of the words that the model cannot tell apart.
+        seed: Of all draws; a type's label in a draw depends on nothing else.
+        n_draws: Number of draws.
     """
     counts = sides.train.counts(len(sides.classes))
     below = np.cumsum(counts / counts.sum())
+    main = _types(sides.train.store.tokens, corpora[0], fold)
+    last = main if len(corpora) == 1 else _types(sides.test.store.tokens, corpora[-1], fold)
 
-    def draw(examples: Examples) -> Examples:
-        corpus = corpora[-1] if examples is sides.test else corpora[0]
-        types, of_token = _types(examples.store.tokens, corpus)
-        uniform = [int.from_bytes(hashlib.sha256(f"{seed}\0{word}".encode()).digest()[:7]) / 2**56 for word in types]
+    def labelled(examples: Examples, draw: int) -> Examples:
+        types, of_token = last if examples is sides.test else main
+        salted = (hashlib.sha256(f"{seed}\0{draw}\0{word}".encode()).digest() for word in types)
+        uniform = [int.from_bytes(digest[:7]) / 2**56 for digest in salted]
         drawn = np.searchsorted(below, uniform, side="right").clip(max=len(below) - 1)[of_token]
         return replace(examples, labels=np.where(examples.labels >= 0, drawn, -1).astype(np.int32))
 
-    return sides.each(draw)
+    return [sides.each(partial(labelled, draw=draw)) for draw in range(n_draws)]
 
 
-def _types(tokens: Tokens, corpus: Corpus) -> tuple[list[str], NDArray[np.intp]]:
-    """Return the word types, and which of them each token belongs to; without a word list tokens are the types."""
+def _types(tokens: Tokens, corpus: Corpus, fold: Callable[[str], str]) -> tuple[list[str], NDArray[np.intp]]:
+    """Return word types, and which of them each token belongs to; without a word list tokens are the types.
+
+    Words that are folded into one are several entries of the same name.
+    """
     if corpus.words is None:
         ids, of_token = np.unique(tokens.input_ids, return_inverse=True)
         return [str(i) for i in ids], of_token
     words = corpus.words
     pairs = zip(tokens.sentences.tolist(), tokens.words.tolist(), strict=True)
-    types, of_token = np.unique([words[i][word] if word >= 0 else "" for i, word in pairs], return_inverse=True)
-    return [str(word) for word in types], of_token
+    found, of_token = np.unique([words[i][word] if word >= 0 else "" for i, word in pairs], return_inverse=True)
+    return [fold(str(word)) for word in found], of_token
 
 
 class TokenRows:

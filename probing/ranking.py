@@ -74,10 +74,10 @@ def collect_evidence(
     for sums in magnitudes:
         sums.gather(sum_over_ranks)
     parts = zip(layers, moments, magnitudes, strict=True)
-    return [Evidence(m, sums.result(), _separation(train, layer, m, n_classes)) for layer, m, sums in parts]
+    return [Evidence(m, sums.result(), separation_of(train, layer, m, n_classes)) for layer, m, sums in parts]
 
 
-def _separation(train: Examples, layer: int, moments: Moments, n_classes: int) -> Separation:
+def separation_of(train: Examples, layer: int, moments: Moments, n_classes: int) -> Separation:
     """Stream one layer's training tokens, divided among ranks, and return how its neurons separate the classes.
 
     With so many classes that the covariances of all neurons would not fit, the tokens are streamed several times.

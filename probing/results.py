@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 from torch import Tensor
@@ -21,6 +22,7 @@ from probing.examples import Sides
 from probing.figures import write_figures
 from probing.intervals import accuracy_interval, difference_interval, mean_interval
 from probing.mdl import CodeLength
+from probing.random_draws import widened
 from probing.ranking import Evidence, neuron_table
 from probing.runs import write_csv
 from probing.sample_size import size_columns
@@ -40,7 +42,7 @@ class Measured:
         sides: Examples of the train, validation and test parts, and their classes.
         fits: The probe of each layer.
         evidence: Of each layer, in the same order.
-        controls: By name, the same probes of each layer on other examples; one alone counts for every layer.
+        controls: By name and draw, the same probes of each layer on other examples; one alone counts for every layer.
         replicates: Weights of bootstrapped probes on raw hidden states, shape (n_replicates, n_layers, n_classes,
             d_model), if there were any.
         codes: How long the training labels are, encoded with each layer's activations; empty if not measured.
@@ -51,7 +53,7 @@ class Measured:
     sides: Sides
     fits: Sequence[LayerFit]
     evidence: Sequence[Evidence]
-    controls: Mapping[str, Sequence[LayerFit]] = field(default_factory=dict)
+    controls: Mapping[str, Sequence[Sequence[LayerFit]]] = field(default_factory=dict)
     replicates: Tensor | None = None
     codes: Sequence[CodeLength] = ()
     penalty: Mapping[str, Any] = field(default_factory=dict)
@@ -93,11 +95,8 @@ class Measured:
             "n_classes": n_classes,
         }
         row["flag"] = accuracy_flag(row)
-        for name, fits in self.controls.items():
-            control = fits[i] if len(fits) > 1 else fits[0]
-            row[f"{name}_accuracy"] = control.metrics["accuracy"]
-            difference = fit.correct_by_sentence - control.correct_by_sentence
-            row[f"above_{name}_low"], row[f"above_{name}_high"] = difference_interval(difference, n_tokens)
+        for name, draws in self.controls.items():
+            row |= self._held_against(name, fit, [fits[i] if len(fits) > 1 else fits[0] for fits in draws])
         if "control_task" in self.controls:
             row["selectivity"] = row["accuracy"] - row["control_task_accuracy"]
         if (stability := self.evidence[i].stability) is not None:
@@ -120,6 +119,15 @@ class Measured:
             "information_low": low,
             "information_high": high,
         }
+
+    def _held_against(self, name: str, fit: LayerFit, draws: Sequence[LayerFit]) -> dict[str, float]:
+        """Return a control's accuracy, the mean over its draws, and the interval of how far the probe is above it."""
+        accuracies = [draw.metrics["accuracy"] for draw in draws]
+        accuracy = float(np.mean(accuracies))
+        difference = fit.correct_by_sentence - np.mean([draw.correct_by_sentence for draw in draws], axis=0)
+        interval = difference_interval(difference, self.sides.test.tokens_by_sentence())
+        low, high = widened(fit.metrics["accuracy"] - accuracy, interval, accuracies)
+        return {f"{name}_accuracy": accuracy, f"above_{name}_low": low, f"above_{name}_high": high}
 
 
 @dataclass(frozen=True)

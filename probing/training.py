@@ -309,28 +309,34 @@ def roughly(training: Training) -> Training:
 
 
 def train_controls(
-    controls: Mapping[str, Sides],
+    controls: Mapping[str, Sequence[Sides]],
     layers: Sequence[int],
     training: Training,
     trainer_options: Mapping[str, Any],
     callbacks: Callable[[str], Sequence[pl.Callback]] = lambda name: (),
-) -> dict[str, list[LayerFit]]:
+) -> dict[str, list[list[LayerFit]]]:
     """Train the same probes on other examples, to be held against; on the tokens' own rows a single one.
 
     Args:
-        controls: By name, examples of the same tokens.
+        controls: By name, examples of the same tokens; several where they are draws of other labels.
         layers: Layer numbers.
         training: How the probes were trained.
         trainer_options: Arguments of Lightning's Trainer.
         callbacks: Returns Lightning callbacks for a control.
+
+    Returns:
+        For each control the probes of every draw.
     """
     options = {name: value for name, value in trainer_options.items() if name != "enable_checkpointing"}
-    return {
-        name: train_probes(
-            sides, layers[:1] if name == "token" else layers, roughly(training), options, None, callbacks(name)
-        )
-        for name, sides in controls.items()
-    }
+    found: dict[str, list[list[LayerFit]]] = {}
+    for name, draws in controls.items():
+        own, moments = layers[:1] if name == "token" else layers, None
+        for sides in draws:
+            found.setdefault(name, []).append(
+                train_probes(sides, own, roughly(training), options, None, callbacks(name), moments=moments)
+            )
+            moments = [fit.moments for fit in found[name][0]]  # draws share their activations
+    return found
 
 
 def _diverged(training: Training, trainer_options: Mapping[str, Any]) -> UserError:

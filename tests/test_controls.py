@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,15 @@ from probing import ProbeOptions, Run, WandbOptions, fit
 from probing.cache.tokens import Tokens
 from probing.columns import NEURON_COLUMNS
 from probing.control_names import chosen_controls
-from probing.controls import control_task, shuffled, token_identity, with_activations
+from probing.controls import CONTROL_DRAWS, control_tasks, shuffled, token_identity, with_activations
 from probing.corpus import Corpus, from_words
 from probing.errors import UserError
 from probing.examples import choose_classes, label, read
+from probing.models import load_tokenizer, resolve_model, word_folding
+from probing.ranking import collect_evidence
+from probing.results import Measured
+from probing.solvers import Penalty
+from probing.training import Training, roughly, train_controls, train_probes
 from synthetic import LIGHTNING_WARNINGS, Data, make_splits, make_store, make_tokens, positional, sides
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
@@ -86,22 +92,59 @@ def words_of(n: int, seed: int) -> Corpus:
     )
 
 
-def test_a_word_type_has_one_label_everywhere_and_labels_are_as_frequent_as_the_true_ones(tmp_path: Path) -> None:
-    main, test = words_of(200, 1), words_of(80, 2)
+@pytest.mark.parametrize("fold", [str, str.lower])
+def test_a_word_type_has_one_label_everywhere_and_labels_are_as_frequent_as_the_true_ones(
+    fold: Callable[[str], str], tmp_path: Path
+) -> None:
+    main, test = capitalised(words_of(200, 1)), words_of(80, 2)
     labelled = labelled_by(np.random.default_rng(3), [main, test], tmp_path)
-    drawn = control_task(labelled, [main, test], seed=5)
+    drawn = control_tasks(labelled, [main, test], fold, seed=5)[0]
     seen: dict[str, int] = {}
     for true, control, corpus in ((labelled.train, drawn.train, main), (labelled.test, drawn.test, test)):
         assert ((true.labels >= 0) == (control.labels >= 0)).all()
         tokens = true.store.tokens
         for row in np.flatnonzero(control.labels >= 0):
-            word = corpus.words[tokens.sentences[row]][tokens.words[row]]  # type: ignore[index]
+            word = fold(corpus.words[tokens.sentences[row]][tokens.words[row]])  # type: ignore[index]
             assert seen.setdefault(word, control.labels[row]) == control.labels[row]
     shares = np.bincount([seen[word] for word in seen], minlength=3) / len(seen)
     expected = labelled.train.counts(3) / labelled.train.n_tokens
     # Types are few: within four standard errors.
     assert np.abs(shares - expected).max() < 4 * 0.5 / len(seen) ** 0.5
-    assert not np.array_equal(control_task(labelled, [main, test], seed=6).train.labels, drawn.train.labels)
+    both = [word for word in seen if word.startswith("w") and word.upper() in seen]
+    assert (len(both) > 10) == (fold is str)
+    # Of two cases of a word that are told apart, each has a label of its own: a share of .38 agrees by chance.
+    assert fold is not str or np.mean([seen[word] == seen[word.upper()] for word in both]) < 0.8
+
+
+def capitalised(corpus: Corpus) -> Corpus:
+    """Return the corpus with every second word in capitals."""
+    assert corpus.words is not None
+    words = [tuple(w.upper() if i % 2 else w for i, w in enumerate(sentence)) for sentence in corpus.words]
+    return replace(corpus, words=tuple(words), sentences=tuple(" ".join(sentence) for sentence in words))
+
+
+def test_draws_of_the_control_task_differ_and_a_seed_repeats_them(tmp_path: Path) -> None:
+    corpora = [words_of(200, 1), words_of(80, 2)]
+    labelled = labelled_by(np.random.default_rng(3), corpora, tmp_path)
+    draws, again, other = (control_tasks(labelled, corpora, str, seed) for seed in (5, 5, 6))
+    assert len(draws) == CONTROL_DRAWS
+    assert len({draw.train.labels.tobytes() for draw in (*draws, *other)}) == 2 * CONTROL_DRAWS
+    for one, same in zip(draws, again, strict=True):
+        np.testing.assert_array_equal(one.train.labels, same.train.labels)
+        np.testing.assert_array_equal(one.test.labels, same.test.labels)
+
+
+@pytest.mark.parametrize(("family", "n_types"), [("distilbert", 1), ("mpnet", 1), ("bert", 2), ("roberta", 2)])
+def test_words_are_folded_as_the_models_tokenizer_folds_them(
+    family: str, n_types: int, checkpoints: dict[str, Path]
+) -> None:
+    tokenizer = load_tokenizer(resolve_model(str(checkpoints[family])))
+    for words in (("probe", "Probe"), ("etude", "étude")):
+        folded = {word_folding(tokenizer)(word) for word in words}
+        read_as = {tuple(tokenizer(word, add_special_tokens=False)["input_ids"]) for word in words}
+        assert len(folded) == n_types
+        # What the model cannot tell apart is one type. (Of tokens that it does not know, it may not tell more.)
+        assert len(read_as) <= len(folded)
 
 
 def labelled_by(generator: np.random.Generator, corpora: list[Corpus], folder: Path) -> Data:
@@ -131,10 +174,34 @@ def test_who_knows_words_by_heart_masters_the_control_task_and_nothing_else(tmp_
     corpora = [main, main]
     labelled = labelled_by(np.random.default_rng(3), corpora, tmp_path)
     labelled = replace(labelled, test=replace(labelled.train))
-    control = control_task(labelled, corpora, seed=5).fit(l2=1e-6)[0].metrics["accuracy"]
+    control = control_tasks(labelled, corpora, str, seed=5)[0].fit(l2=1e-6)[0].metrics["accuracy"]
     true = labelled.fit(l2=1e-6)[0].metrics["accuracy"]
     assert control > 0.99
     assert true - control <= 0
+
+
+def test_selectivity_is_held_against_the_mean_of_all_draws_and_its_interval_is_theirs_too(tmp_path: Path) -> None:
+    corpora = [words_of(200, 1), words_of(80, 2)]
+    labelled = labelled_by(np.random.default_rng(3), corpora, tmp_path)
+    draws = control_tasks(labelled, corpora, str, seed=5, n_draws=3)
+    training = Training(Penalty(0, 1e-3), "sd", "lbfgs", 1e-5, 0.01, 64, 3, 0)
+    (fit,) = train_probes(labelled, [0], training, {})
+    fits = train_controls({"control_task": draws}, [0], training, {})["control_task"]
+    accuracies = [own[0].metrics["accuracy"] for own in fits]
+    alone = [train_probes(draw, [0], roughly(training), {})[0].metrics["accuracy"] for draw in draws]
+    assert accuracies == alone  # with the moments of the first draw
+    assert len(set(accuracies)) == 3
+    evidence = collect_evidence(labelled.train, labelled.test, [0], [fit.moments], 3)
+    (row,) = Measured(labelled, [fit], evidence, {"control_task": fits}).accuracy()
+    one_by_one = [Measured(labelled, [fit], evidence, {"control_task": [own]}).accuracy()[0] for own in fits]
+    assert row["control_task_accuracy"] == pytest.approx(np.mean(accuracies))
+    assert row["selectivity"] == pytest.approx(np.mean([own["selectivity"] for own in one_by_one]))
+    low, high = row["above_control_task_low"], row["above_control_task_high"]
+    assert low < row["selectivity"] < high
+    # Student's t of three draws is 4.3 standard errors: wider than what draws and sentences of one draw show.
+    spread = 4.302653 * np.std(accuracies, ddof=1) / 3**0.5
+    assert high - low > 2 * spread
+    assert high - low > max(own["above_control_task_high"] - own["above_control_task_low"] for own in one_by_one)
 
 
 # --- activations ---

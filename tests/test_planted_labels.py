@@ -52,24 +52,37 @@ def single_words(model: Path, sentences: list[str]) -> list[str]:
     return [word for word in known if len(tokenizer(word, add_special_tokens=False)["input_ids"]) == 1][:N_WORDS]
 
 
+def spelt(word: str, capitals: np.random.Generator | None) -> str:
+    """Return a word, with a capital half of the time if they are drawn."""
+    return word.capitalize() if capitals is not None and capitals.random() < 0.5 else word
+
+
 @pytest.fixture(scope="module")
 def made(
     checkpoints: dict[str, Path], sentences: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Run]:
-    """Runs on labels that are the word's own (`easy`) and drawn for every occurrence (`random`)."""
+    """Runs on labels that are the word's own (`easy`) and drawn for every occurrence (`random`).
+
+    And of an uncased model on words that are the same but for a capital now and then (`capitals`).
+    """
     place, generator = tmp_path_factory.mktemp("planted-labels"), np.random.default_rng(0)
     words = single_words(checkpoints["bert"], sentences)
     assert len(words) == N_WORDS
-    model = lookup(checkpoints["bert"], place / "lookup", words)
+    cased = lookup(checkpoints["bert"], place / "lookup", words)
+    uncased = lookup(checkpoints["distilbert"], place / "uncased", words)
     texts = [generator.integers(N_WORDS, size=generator.integers(6, 12)) for _ in range(N_SENTENCES)]
     labels: dict[str, Any] = {
         "easy": [[LABELS[i % 3] for i in text] for text in texts],
         "random": [generator.choice(LABELS, size=len(text)) for text in texts],
     }
+    labels["capitals"] = labels["easy"]
     found = {}
     for name, rows in labels.items():
+        model, capitals = (uncased, generator) if name == "capitals" else (cased, None)
         pairs = zip(texts, rows, strict=True)
-        lines = ["".join(f"{words[i]}\t{label}\n" for i, label in zip(*pair, strict=True)) for pair in pairs]
+        lines = [
+            "".join(f"{spelt(words[i], capitals)}\t{label}\n" for i, label in zip(*pair, strict=True)) for pair in pairs
+        ]
         (place / f"{name}.tsv").write_text("\n".join(lines))
         typed = ["fit", "--model", str(model), "--corpus", str(place / f"{name}.tsv"), "--task", "label"]
         typed += [
@@ -117,7 +130,7 @@ def test_erased_labels_are_predicted_as_well_as_by_the_best_constant_answer(made
     assert rows["erased_shuffled"]["information_low"] > erased["information_high"]
 
 
-@pytest.mark.parametrize("name", ["easy", "random"])
+@pytest.mark.parametrize("name", ["easy", "random", "capitals"])
 def test_who_looks_words_up_masters_the_control_task_so_that_selectivity_is_not_above_0(
     made: dict[str, Run], name: str
 ) -> None:
@@ -125,5 +138,6 @@ def test_who_looks_words_up_masters_the_control_task_so_that_selectivity_is_not_
     assert row["control_task_accuracy"] > 0.99
     assert row["selectivity"] == row["accuracy"] - row["control_task_accuracy"]
     assert row["selectivity"] <= 0
+    assert row["above_control_task_low"] <= row["selectivity"] <= row["above_control_task_high"]
     if name == "random":
         assert row["selectivity"] < -0.5

@@ -50,8 +50,8 @@ def test_outliers_are_clipped_and_a_layer_without_any_stays(data: Data) -> None:
     expected = rows(data.test, 1) * (np.arange(D) != 6)
     np.testing.assert_array_equal(rows(changed.test, 1), expected)
     assert set(controls) == {"untransformed", "others_clipped"}
-    np.testing.assert_array_equal(rows(controls["untransformed"].test, 1), rows(data.test, 1))
-    gone = np.flatnonzero((rows(controls["others_clipped"].test, 1) == 0).all(0))
+    np.testing.assert_array_equal(rows(controls["untransformed"][0].test, 1), rows(data.test, 1))
+    gone = np.flatnonzero((rows(controls["others_clipped"][0].test, 1) == 0).all(0))
     assert len(gone) == 1
     assert gone[0] != 6
 
@@ -60,7 +60,7 @@ def test_clipping_an_outlier_that_does_not_know_position_leaves_it(data: Data) -
     changed, controls, _ = transform_all("clip", data, {}, [1], 0)
     accuracy = [
         Data(each.train, each.validation, each.test, data.classes, True).fit([1])[0].metrics["accuracy"]
-        for each in (changed, controls["untransformed"])
+        for each in (changed, controls["untransformed"][0])
     ]
     assert accuracy[0] > 0.9
     assert accuracy[0] == pytest.approx(accuracy[1], abs=0.02)
@@ -70,14 +70,17 @@ def test_controls_with_activations_of_their_own_have_transforms_of_their_own(dat
     tokens = data.train.store.tokens
     other = make_store(tmp_path / "other", [positional(tokens, D, 1.0, 9) + 5] * 2, tokens)
     controls = {
-        "untrained": data.each(lambda examples: replace(examples, store=other)),
-        "shuffled": data.each(lambda examples: replace(examples, labels=np.minimum(examples.labels, 3))),
-        "token": data,
-    }
+        "untrained": [data.each(lambda examples: replace(examples, store=other))],
+        "control_task": [
+            data.each(lambda examples: replace(examples, labels=np.minimum(examples.labels, 3))), data,
+        ],
+        "token": [data],
+    }  # fmt: skip
     _, changed, fitted = transform_all("center", data, controls, [1], 0)
-    np.testing.assert_allclose(rows(changed["untrained"].train, 1).mean(0), 0, atol=1e-6)
-    np.testing.assert_allclose(rows(changed["shuffled"].train, 1).mean(0), 0, atol=1e-6)
-    assert changed["token"] is data
+    for draw in (*changed["untrained"], *changed["control_task"]):
+        np.testing.assert_allclose(rows(draw.train, 1).mean(0), 0, atol=1e-6)
+    assert len(changed["control_task"]) == 2
+    assert changed["token"] == [data]
     assert "others_clipped" not in changed
     torch.testing.assert_close(fitted[1].shift, moments_of(data.train, [1])[1].mean)
 

@@ -15,7 +15,7 @@ from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, Split
 from probing.errors import UserError
 from probing.examples import Sides, choose_classes, class_of_tokens, label
-from probing.models import ModelSource, load_encoder
+from probing.models import ModelSource, load_encoder, load_tokenizer, word_folding
 from probing.moments import Moments
 from probing.options import ProbeOptions
 from probing.penalty_path import FIRST, PenaltyPath, choose_penalty, strength
@@ -55,23 +55,26 @@ def control_sides(
     weights_seed: int | None,
     seed: int,
     say: Callable[[str], None],
-) -> dict[str, Sides]:
-    """Return for each control that applies the examples that it is measured on, extracting what they need."""
-    made: dict[str, Sides] = {}
+) -> dict[str, list[Sides]]:
+    """Return for each control that applies the examples that it is measured on, extracting what they need.
+
+    The control task has several draws of its labels, the others are one.
+    """
+    made: dict[str, list[Sides]] = {}
     for name in wanted:
         if name == "shuffled":
-            made[name] = controls.shuffled(sides, seed)
+            made[name] = [controls.shuffled(sides, seed)]
         elif name == "control_task":
-            made[name] = controls.control_task(sides, corpora, seed)
+            made[name] = controls.control_tasks(sides, corpora, word_folding(load_tokenizer(source)), seed)
         elif name == "token":
-            made[name] = controls.token_identity(sides, load_encoder(source, torch.float32, weights_seed))
+            made[name] = [controls.token_identity(sides, load_encoder(source, torch.float32, weights_seed))]
         elif name == "permuted_positions":
             stores = extract(random_weights_seed=weights_seed, permuted_tokens_seed=seed)
-            made[name] = controls.with_activations(sides, stores)
+            made[name] = [controls.with_activations(sides, stores)]
         elif weights_seed is not None:
             say("the control untrained does not apply: the model is the untrained twin")
         else:
-            made[name] = controls.with_activations(sides, extract(random_weights_seed=seed))
+            made[name] = [controls.with_activations(sides, extract(random_weights_seed=seed))]
     return made
 
 

@@ -61,8 +61,8 @@ def transformed(sides: Sides, transforms: Mapping[int, Transform]) -> Sides:
 
 
 def transform_all(
-    kind: Kind, sides: Sides, controls: Mapping[str, Sides], layers: Sequence[int], seed: int
-) -> tuple[Sides, dict[str, Sides], dict[int, Transform]]:
+    kind: Kind, sides: Sides, controls: Mapping[str, Sequence[Sides]], layers: Sequence[int], seed: int
+) -> tuple[Sides, dict[str, list[Sides]], dict[int, Transform]]:
     """Return sides and controls transformed, and the transforms of the sides.
 
     Two controls are added: the same sides untransformed, and for `clip` as many other neurons clipped. Controls with
@@ -72,7 +72,7 @@ def transform_all(
     Args:
         kind: Which transform.
         sides: Of the run.
-        controls: By name; those that share the sides' activations are transformed alike.
+        controls: By name, one or several draws; those that share the sides' activations are transformed alike.
         layers: Layer numbers.
         seed: Of other neurons.
     """
@@ -85,8 +85,8 @@ def transform_all(
         is_same = other.train.store is sides.train.store
         return transformed(other, fitted if is_same else fit_each(kind, moments_of(other.train, layers)))
 
-    changed = {name: change(name, other) for name, other in controls.items()}
-    changed["untransformed"] = sides
+    changed = {name: [change(name, draw) for draw in draws] for name, draws in controls.items()}
+    changed["untransformed"] = [sides]
     if kind == "clip":
-        changed["others_clipped"] = transformed(sides, clip_others(moments, fitted, seed))
+        changed["others_clipped"] = [transformed(sides, clip_others(moments, fitted, seed))]
     return transformed(sides, fitted), changed, fitted

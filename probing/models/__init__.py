@@ -1,5 +1,6 @@
 """Which model and which layers: names, files, configuration, tokenizer, weights."""
 
+from probing.models.folding import word_folding
 from probing.models.layers import layer_numbers, parse_layers
 from probing.models.limits import length_limits, max_length_of
 from probing.models.loading import load_config, load_encoder, load_masked_lm, load_tokenizer
@@ -18,4 +19,5 @@ __all__ = [
     "max_length_of",
     "parse_layers",
     "resolve_model",
+    "word_folding",
 ]

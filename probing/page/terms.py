@@ -33,8 +33,8 @@ _CONTROLS = {
     "tells.",
     "permuted_positions": "The same probe where the model reads each sentence with its tokens permuted: for position, "
     "the true floor.",
-    "control_task": "The same probe on labels that are drawn for each word type: what it reaches by knowing words by "
-    "heart.",
+    "control_task": "The same probe on labels that are drawn for each word type, the mean of several draws: what it "
+    "reaches by knowing words by heart.",
     "untrained": "The same probe on the same architecture with random weights: what the architecture hands on without "
     "any training. For position it is a ceiling rather than a floor.",
     "untransformed": "The same probe on the hidden states as they are, without the transform of this run.",
