@@ -32,17 +32,18 @@ def cross_entropy_sums(weight: Tensor, hidden_states: Tensor, labels: Tensor, co
     Args:
         weight: Shape (n_problems, n_classes, d_model).
         hidden_states: Shape (n_tokens, d_model).
-        labels: Class of each token, -1 for tokens that do not count, shape (n_tokens,).
+        labels: Class of each token, -1 for tokens that do not count, shape (n_tokens,); or of each problem, shape
+            (n_problems, n_tokens), where the same tokens count in all of them.
         counts: How often each token counts in each problem, once if None, shape (n_problems, n_tokens).
     """
-    rows = (labels >= 0).nonzero().squeeze(1)
     n_problems, n_classes, _ = weight.shape
+    rows = ((labels if labels.dim() == 1 else labels[0]) >= 0).nonzero().squeeze(1)
     sums: Sums | None = None
     for block in rows.split(min(max(BLOCK // (n_problems * n_classes), LEAST_ROWS), MOST_ROWS)):
         # Copied block by block, which costs a tenth of copying them all: that needs no new pages of memory.
         states = hidden_states.index_select(0, block).to(weight.dtype)
         own = None if counts is None else counts[:, block]
-        more = _block_sums(weight, states, labels[block], own)
+        more = _block_sums(weight, states, labels[..., block], own)
         sums = more if sums is None else Sums(*(total.add_(part) for total, part in zip(sums, more, strict=True)))
     assert sums is not None  # of no rows there is one empty block
     return sums
@@ -50,10 +51,11 @@ def cross_entropy_sums(weight: Tensor, hidden_states: Tensor, labels: Tensor, co
 
 def _block_sums(weight: Tensor, hidden_states: Tensor, labels: Tensor, counts: Tensor | None) -> Sums:
     n_problems, n_classes, d_model = weight.shape
-    target = labels.expand(n_problems, 1, len(labels))
+    n_tokens = len(hidden_states)
+    target = labels.expand(n_problems, n_tokens)[:, None]
     times = torch.ones((), device=weight.device, dtype=weight.dtype) if counts is None else counts[:, None]
     # Classes before tokens: both products then read rows as they lie.
-    logits = (weight.view(-1, d_model) @ hidden_states.T).view(n_problems, n_classes, len(labels))
+    logits = (weight.view(-1, d_model) @ hidden_states.T).view(n_problems, n_classes, n_tokens)
     log_p = logits.log_softmax(1)
     cross_entropy = -(log_p.gather(1, target) * times).sum((1, 2), dtype=torch.float64)
     p = log_p.exp_()

@@ -33,6 +33,8 @@ class Problem:
         start: Weights on raw hidden states to begin from, 0 if None, shape (n_classes, d_model).
         neurons: Which neurons it may use, all if None, shape (d_model,), bool.
         draws: How often each sentence of the training corpus counts, once if None, shape (n_sentences,).
+        labels: Class of each token of the training corpus instead of its own, if not None, shape (n_tokens,); the
+            same tokens are examples.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Problem:
     start: Tensor | None = None
     neurons: Tensor | None = None
     draws: Tensor | None = None
+    labels: Tensor | None = None
 
 
 class LinearProbe(pl.LightningModule):
@@ -182,7 +185,8 @@ class FullPassProbe(LinearProbe):
         self.n_counted += ((batch.labels >= 0) * counts).sum(1) if counts is not None else (batch.labels >= 0).sum()
         for layer, group in self.by_layer(self.solvers).items():
             own = None if counts is None else counts[group]
-            sums = cross_entropy_sums(weight[group], batch.hidden_states[layer], batch.labels, own)
+            labels = self._labels(batch, group)
+            sums = cross_entropy_sums(weight[group], batch.hidden_states[layer], labels, own)
             self.cross_entropy[group] += sums.cross_entropy
             self.gradient[group] += sums.gradient
             self.class_covariance[group] += sums.class_covariance
@@ -193,6 +197,13 @@ class FullPassProbe(LinearProbe):
             return None
         once = torch.ones(len(batch.labels), device=self.device)
         return torch.stack([once if p.draws is None else p.draws.to(once)[batch.sentences] for p in self.problems])
+
+    def _labels(self, batch: Batch, group: Sequence[int]) -> Tensor:
+        """Return the class of each token in some problems: shape (n_tokens,) where it is the batch's in all of them."""
+        if all(self.problems[i].labels is None for i in group):
+            return batch.labels
+        own = (self.problems[i].labels for i in group)
+        return torch.stack([batch.labels if of is None else of.to(batch.labels)[batch.rows] for of in own])
 
     @torch.no_grad()
     def on_train_epoch_end(self) -> None:

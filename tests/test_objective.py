@@ -77,6 +77,16 @@ def test_stacked_problems_give_what_each_gives_alone(batch):
             torch.testing.assert_close(one[i], alone[0], **EXACT)
 
 
+def test_problems_may_have_labels_of_their_own_for_the_same_tokens(batch):
+    weight, hidden_states, labels = batch
+    own = torch.stack([labels, labels.flip(0), (labels + 1) % 4])
+    own[:, [2, 9]] = -1
+    stacked = cross_entropy_sums(weight, hidden_states, own)
+    for i in range(3):
+        for one, alone in zip(stacked, cross_entropy_sums(weight[i : i + 1], hidden_states, own[i]), strict=True):
+            torch.testing.assert_close(one[i], alone[0], **EXACT)
+
+
 def test_two_batches_add_up_to_one(batch):
     weight, hidden_states, labels = batch
     parts = [cross_entropy_sums(weight, hidden_states[at], labels[at]) for at in (slice(0, 6), slice(6, None))]
