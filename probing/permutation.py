@@ -33,7 +33,7 @@ def permute_within_sentences(
     salts = np.random.default_rng(seed).integers(2**64, size=n_draws, dtype=np.uint64)
     draws = np.repeat(labels[None], n_draws, axis=0)
     for draw, salt in zip(draws, salts, strict=True):
-        order = np.lexsort((_mix(keys + salt), here))
+        order = np.lexsort((mix(keys + salt), here))
         draw[examples] = labels[examples[order]]
     return draws
 
@@ -41,13 +41,13 @@ def permute_within_sentences(
 def _token_keys(sentences: NDArray[np.int32], input_ids: NDArray[np.int32]) -> NDArray[np.uint64]:
     """Return a number for each token made from its sentence's tokens and its place among them."""
     _, first, sentence = np.unique(sentences, return_index=True, return_inverse=True)
-    places = _mix((np.arange(len(sentences)) - first[sentence]).astype(np.uint64))
+    places = mix((np.arange(len(sentences)) - first[sentence]).astype(np.uint64))
     of_sentence = np.zeros(len(first), dtype=np.uint64)
-    np.add.at(of_sentence, sentence, _mix(places + input_ids.astype(np.uint64)))
+    np.add.at(of_sentence, sentence, mix(places + input_ids.astype(np.uint64)))
     return of_sentence[sentence] + places
 
 
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Scatter integers over 64 bits (the finaliser of SplitMix64; Steele, Lea & Flood 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
