@@ -23,13 +23,14 @@ its index. Chance deals the scores to the same neurons as are compared.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from probing.bootstrap import percentiles
-from probing.chance import CHOICE, STATISTICS, Settings, Statistic, chance, compared, similarity
+from probing.chance import CHOICE, STATISTICS, Settings, Statistic, chance, compared, similarities
+from probing.label_null import label_chance
 from probing.rank_similarity import Array
 
 # With p = .98 the first 50 neurons have 85% of the weight (Webber et al., equation 21): between the top 10 and the
@@ -53,6 +54,8 @@ class Agreement:
         chance_high: Upper end.
         p_value: One-sided, not corrected for being one of many.
         n_neurons: Neurons compared.
+        null: The statistic under shuffled labels of the first task, and of the second, shape (2, n_draws), if rankings
+            by such labels were given.
     """
 
     statistic: Statistic
@@ -64,6 +67,7 @@ class Agreement:
     chance_high: float
     p_value: float
     n_neurons: int
+    null: Array | None = field(default=None, compare=False, repr=False)
 
 
 def agreement(
@@ -75,6 +79,7 @@ def agreement(
     groups: NDArray[np.int64] | None = None,
     draws: tuple[Array, Array] | None = None,
     unrelated: Sequence[tuple[Array, Array]] = (),
+    shuffled: tuple[Array, Array] | None = None,
     permutations: int = PERMUTATIONS,
     seed: int = 0,
 ) -> list[Agreement]:
@@ -93,6 +98,8 @@ def agreement(
             corpus should take the same sentences in each.
         unrelated: Pairs of scorings that were come by in the same way and have nothing to do with each other, each of
             shape (n,) of its own.
+        shuffled: Scorings of the same neurons by shuffled labels of the first task, and of the second, both of shape
+            (n_draws, n). Then these are what chance gives, and nothing is exchanged.
         permutations: Dealings. The least p-value is 1 / (1 + permutations); see `permutations_for`.
         seed: Of the dealings, which are the same for all comparisons of as many neurons; hence 49 pairs of layers
             cost little more than one.
@@ -110,6 +117,10 @@ def agreement(
     group = np.arange(len(a)) if groups is None else _check_groups(groups, b)
     settings = Settings(k, persistence, permutations, seed)
     ends = dict.fromkeys(STATISTICS, (np.nan, np.nan)) if draws is None else _intervals(a, b, draws, settings)
+    if shuffled is not None:
+        if (shapes := {x.shape for x in shuffled}) != {(len(shuffled[0]), len(a))}:
+            raise ValueError(f"shuffled: expected both of shape (n_draws, {len(a)}), found {sorted(shapes)}")
+        return [_against_shuffled(name, a, b, ends[name], shuffled, settings) for name in STATISTICS]
     return [_one(name, a, b, group, ends[name], unrelated, settings) for name in STATISTICS]
 
 
@@ -153,11 +164,20 @@ def _one(
     return Agreement(name, value, *ends, *by_chance, int(kept.sum()))
 
 
+def _against_shuffled(
+    name: Statistic, a: Array, b: Array, ends: tuple[float, float], shuffled: tuple[Array, Array], settings: Settings
+) -> Agreement:
+    kept, value, nan = compared(name, a, b), _value(name, a, b, settings), float("nan")
+    null = np.stack([
+        similarities(name, b, shuffled[0], settings), similarities(name, a, shuffled[1], settings)
+    ])  # fmt: skip
+    if np.isnan(value):
+        return Agreement(name, nan, nan, nan, nan, nan, nan, nan, int(kept.sum()), null)
+    return Agreement(name, value, *ends, *label_chance(value, null), int(kept.sum()), null)
+
+
 def _value(name: Statistic, a: Array, b: Array, settings: Settings) -> float:
-    kept = compared(name, a, b)
-    if not kept.any() or np.ptp(a) == 0 or np.ptp(b) == 0:
-        return float("nan")
-    return similarity(name, a[kept], b[kept], settings)
+    return float(similarities(name, a, b[None], settings)[0])
 
 
 def _intervals(

@@ -53,9 +53,25 @@ def compared(name: Statistic, a: Array, b: Array) -> NDArray[np.bool_]:
     return (a != 0) | (b != 0) if name in CHOICE else (a != 0) & (b != 0)
 
 
-def similarity(name: Statistic, a: Array, b: Array, settings: Settings) -> float:
-    """Return a statistic of two scorings of the neurons compared, shape (n,)."""
-    return float(_compare(name, _ranked(name, a), _ranked(name, b), settings))
+def similarities(name: Statistic, a: Array, others: Array, settings: Settings) -> Array:
+    """Return a statistic of one scoring with each of several; NaN where one of the two ranks nothing.
+
+    Args:
+        name: Which statistic.
+        a: Scores, shape (n,).
+        others: Scores of the same neurons, shape (n_others, n).
+        settings: Of the statistic.
+    """
+    found = np.full(len(others), np.nan)
+    live = others != 0
+    # Nearly always the same neurons are dead in all of them, and they are compared at once.
+    alike = [np.arange(len(others))] if (live == live[0]).all() else [np.array([i]) for i in range(len(others))]
+    for rows in alike:
+        kept = compared(name, a, others[rows[0]])
+        if kept.any() and np.ptp(a):
+            found[rows] = _compare(name, _ranked(name, a[kept]), _ranked(name, others[rows][:, kept]), settings)
+    found[np.ptp(others, axis=1) == 0] = np.nan
+    return found
 
 
 def chance(

@@ -301,6 +301,8 @@ def test_there_are_enough_dealings_to_pass_the_correction(n_tests):
         (np.arange(3.0), np.arange(3.0), {"groups": np.zeros(2)}, r"expected shape \(3,\)"),
         (np.arange(3.0), np.arange(3.0), {"draws": (np.ones((5, 3)), np.ones((4, 3)))}, "draws"),
         (np.arange(3.0), np.arange(3.0), {"draws": (np.ones((1, 3)), np.ones((1, 3)))}, "two or more"),
+        (np.arange(3.0), np.arange(3.0), {"shuffled": (np.ones((5, 3)), np.ones((4, 3)))}, "shuffled"),
+        (np.arange(3.0), np.arange(3.0), {"shuffled": (np.ones((5, 2)), np.ones((5, 2)))}, r"\(n_draws, 3\)"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(a, b, how, message):
