@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.agreement import agreement, holm, permutations_for
+from probing.agreement import Agreement, agreement, holm, permutations_for
 from probing.bootstrap import redraw
 from probing.cache.store import ActivationStore
 from probing.cache.tokens import Tokens
@@ -20,6 +20,7 @@ from probing.cross_moments import CrossMoments, CrossMomentsAccumulator
 from probing.errors import UserError
 from probing.examples import Examples, read
 from probing.intervals import MIN_SENTENCES
+from probing.label_null import max_p_values
 from probing.matching import Method, holds, judge, match
 from probing.random_bases import Strangers
 from probing.words import common_words, pool_words
@@ -31,7 +32,7 @@ DRAWS, BLOCK = 100, 256
 
 AGREEMENT_COLUMNS = (
     "model_a", "layer_a", "model_b", "layer_b", "matching", "statistic", "value", "low", "high", "p_value",
-    "p_uncorrected", "chance", "chance_low", "chance_high", "n_neurons",
+    "p_uncorrected", "chance", "chance_low", "chance_high", "null", "n_neurons", "n_no_signal",
 )  # fmt: skip
 
 
@@ -44,23 +45,22 @@ class Ranked:
         layers: Layer numbers.
         scores: Contribution of each neuron, shape (n_layers, d_model).
         draws: The same on redrawn test sentences, shape (n_layers, n_draws, d_model); None where these are too few.
+        no_signal: Which neurons are flagged `no-signal`, shape (n_layers, d_model), if that is known.
+        shuffled: Scores by probes of shuffled labels (`probing.null_rankings`), shape (n_layers, n_draws, d_model), where
+            neurons are compared by index.
     """
 
     label: str
     layers: Sequence[int]
     scores: Array
     draws: Array | None
+    no_signal: NDArray[np.bool_] | None = None
+    shuffled: Array | None = None
 
     @property
     def d_model(self) -> int:
         """Neurons of a layer."""
         return int(self.scores.shape[1])
-
-    def ranks(self, i: int) -> NDArray[np.int64]:
-        """Return each neuron's rank in the i-th layer, 1 for the highest score, ties by index; shape (d_model,)."""
-        ranks = np.empty(self.d_model, dtype=np.int64)
-        ranks[np.argsort(-self.scores[i], kind="stable")] = np.arange(1, self.d_model + 1)
-        return ranks
 
 
 def rank_on_sentences(label: str, weight: Tensor, test: Examples, layers: Sequence[int], seed: int) -> Ranked:
@@ -192,26 +192,31 @@ def compare_pair(
     partners = np.full((*shape, a.d_model), -1, dtype=np.int64)
     rows: list[dict[str, Any]] = []
     n_dealings = permutations_for(shape[0] * shape[1])
+    nulls: dict[str, list[Array]] = {}
     for i, j in np.ndindex(shape):
         correlations = fit.correlation(i, j), held_out.correlation(i, j)
         partners[i, j] = np.arange(a.d_model) if matching == "index" else match(correlations[0], assignment)
         unrelated, unrelated_match = _by_chance(a.scores[i], moments, (i, j), assignment, strangers)
-        names = {"model_a": a.label, "layer_a": a.layers[i], "model_b": b.label, "layer_b": b.layers[j]}
-        rows += [
-            {**names, "matching": matching, **row}
-            for row in _statistics(a, b, (i, j), partners[i, j], k, unrelated, n_dealings, seed)
-        ]
+        names = {
+            "model_a": a.label, "layer_a": a.layers[i], "model_b": b.label, "layer_b": b.layers[j],
+            "matching": matching,
+        }  # fmt: skip
+        by_match = "random_bases" if strangers else "permutation"
+        for one in _statistics(a, b, (i, j), partners[i, j], k, unrelated, n_dealings, seed):
+            null = by_match if one.null is None else "shuffled_labels"
+            rows.append({**names, **_row(one), "null": null, **_no_signal(a, b, (i, j), partners[i, j])})
+            if one.null is not None:
+                nulls.setdefault(one.statistic, []).append(one.null)
         quality = judge(partners[i, j], *correlations, unrelated_match, seed=seed)
         rows.append(
             {
-                **names, "matching": matching, "statistic": "correlation", "value": quality.held_out,
+                **names, "statistic": "correlation", "value": quality.held_out,
                 "chance": quality.chance, "chance_low": quality.chance_low, "chance_high": quality.chance_high,
-                "p_uncorrected": quality.p_value, "n_neurons": quality.n_matched,
+                "p_uncorrected": quality.p_value, "null": by_match, "n_neurons": quality.n_matched,
             }
         )  # fmt: skip
-        chance = held_out.cka_chance(i, j)
-        rows.append({**names, "matching": matching, "statistic": "cka", "value": held_out.cka(i, j), "chance": chance})
-    _correct(rows)
+        rows.append({**names, "statistic": "cka", "value": held_out.cka(i, j), "chance": held_out.cka_chance(i, j)})
+    _correct(rows, {name: np.stack(null, axis=-1) for name, null in nulls.items()})
     return Pair(rows, partners, _related(a, b, moments, seed) if a.d_model == b.d_model else None)
 
 
@@ -245,38 +250,65 @@ def _statistics(
     unrelated: Sequence[tuple[Array, Array]],
     permutations: int,
     seed: int,
-) -> list[dict[str, Any]]:
+) -> list[Agreement]:
     i, j = layers
     kept = np.flatnonzero(partner >= 0)
     theirs = partner[kept]
     if len(kept) < 2:
         return []
     draws = None if a.draws is None or b.draws is None else (a.draws[i][:, kept], b.draws[j][:, theirs])
-    found = agreement(
+    return agreement(
         a.scores[i][kept],
         b.scores[j][theirs],
         k=min(k, len(kept)),
         groups=theirs,
         draws=draws,
         unrelated=unrelated,
+        shuffled=_shuffled(a, b, layers, kept, theirs),
         permutations=permutations,
         seed=seed,
     )
-    return [
-        {
-            "statistic": one.statistic, "value": one.value, "low": one.low, "high": one.high,
-            "p_uncorrected": one.p_value, "chance": one.chance, "chance_low": one.chance_low,
-            "chance_high": one.chance_high, "n_neurons": one.n_neurons,
-        }
-        for one in found
-    ]  # fmt: skip
 
 
-def _correct(rows: Sequence[dict[str, Any]]) -> None:
-    """Add p-values corrected over the pairs of layers, each statistic by itself (Holm)."""
+def _shuffled(
+    a: Ranked, b: Ranked, layers: tuple[int, int], kept: NDArray[np.intp], theirs: NDArray[np.int64]
+) -> tuple[Array, Array] | None:
+    """Return the rankings of matched neurons under shuffled labels of each run, if both have some."""
+    if a.shuffled is None or b.shuffled is None:
+        return None
+    return a.shuffled[layers[0]][:, kept], b.shuffled[layers[1]][:, theirs]
+
+
+def _row(found: Agreement) -> dict[str, Any]:
+    """Return a statistic as columns of `agreement.csv`."""
+    columns = {name: value for name, value in vars(found).items() if name not in ("p_value", "null")}
+    return {**columns, "p_uncorrected": found.p_value}
+
+
+def _no_signal(a: Ranked, b: Ranked, layers: tuple[int, int], partner: NDArray[np.int64]) -> dict[str, int]:
+    """Return how many matched neurons have no signal in one run at least, if that is known of both."""
+    if a.no_signal is None or b.no_signal is None:
+        return {}
+    kept = np.flatnonzero(partner >= 0)
+    either = a.no_signal[layers[0]][kept] | b.no_signal[layers[1]][partner[kept]]
+    return {"n_no_signal": int(either.sum())}
+
+
+def _correct(rows: Sequence[dict[str, Any]], nulls: Mapping[str, Array]) -> None:
+    """Add p-values corrected over the pairs of layers, each statistic by itself.
+
+    Args:
+        rows: Of all pairs of layers.
+        nulls: By statistic, what shuffled labels give in its rows, shape (2, n_draws, n_rows); the others are
+            corrected by Holm.
+    """
     for statistic in {row["statistic"] for row in rows}:
         own = [row for row in rows if row["statistic"] == statistic and "p_uncorrected" in row]
-        for row, p_value in zip(own, holm([row["p_uncorrected"] for row in own]), strict=True):
+        if statistic in nulls:
+            corrected = max_p_values(np.array([row["value"] for row in own]), nulls[statistic])
+        else:
+            corrected = holm([row["p_uncorrected"] for row in own])
+        for row, p_value in zip(own, corrected, strict=True):
             row["p_value"] = float(p_value)
 
 
@@ -297,32 +329,3 @@ def aligned(a: Sequence[int], b: Sequence[int]) -> list[tuple[int, int]]:
     depth_a, depth_b = max(max(a), 1), max(max(b), 1)
     places = [min(range(len(b)), key=lambda j: (abs(b[j] / depth_b - layer / depth_a), j)) for layer in a]
     return list(enumerate(places))
-
-
-def top_everywhere(ranked: Sequence[Ranked], pairs: Mapping[int, Pair], k: int) -> list[dict[str, Any]]:
-    """Return the neurons of the first run that are, with those they go with, among the first k in every run.
-
-    Layers of the same relative depth are compared.
-
-    Args:
-        ranked: The runs.
-        pairs: What the first run has in common with each other, by the place of the other.
-        k: Size of the top.
-    """
-    first = ranked[0]
-    rows = []
-    for i, layer in enumerate(first.layers):
-        places = {other: dict(aligned(first.layers, ranked[other].layers))[i] for other in pairs}
-        ranks = {other: ranked[other].ranks(place) for other, place in places.items()}
-        for neuron in np.argsort(first.ranks(i))[:k]:
-            row = {"layer": layer, "neuron": int(neuron), "rank": int(first.ranks(i)[neuron])}
-            for other, place in places.items():
-                partner = int(pairs[other].partners[i, place, neuron])
-                label, rank = ranked[other].label, int(ranks[other][partner]) if partner >= 0 else 0
-                if not 1 <= rank <= k:
-                    break
-                row |= {f"{label} layer": ranked[other].layers[place], f"{label} neuron": partner}
-                row |= {f"{label} rank": rank}
-            else:
-                rows.append(row)
-    return rows

@@ -21,6 +21,9 @@ from probing.options import WandbOptions, as_options
 from probing.runs import Run, RunFolder, load_run, write_csv
 from probing.tracking import resolve_mode
 
+# Draws beyond which nothing is gained that their training would be worth.
+MOST_NULL_DRAWS = 1000
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -50,6 +53,7 @@ def compare(
     matching: Literal["auto", "index", "correlation"] = "auto",
     assignment: Literal["one_to_one", "many_to_one"] = "one_to_one",
     top: int = 10,
+    null_draws: int = 19,
     seed: int = 0,
     runs: str = "runs",
     name: str | None = None,
@@ -67,6 +71,8 @@ def compare(
         matching: index for models of one lineage, correlation for others; auto is index for one and the same model.
         assignment: Whether two neurons may go with the same one, where they are matched by correlation.
         top: Size of the top whose overlap is taken.
+        null_draws: How many times labels are shuffled, for runs whose neurons are compared by index; no p-value there
+            is below 1 / (1 + null_draws).
         seed: Of redrawn sentences and of what chance gives.
         runs: Folder of runs, where the comparison goes too.
         name: Name of the comparison; compare-MODELS-YYYYMMDD-HHMMSS by default.
@@ -84,7 +90,11 @@ def compare(
 
     refuse_several("compare")
     say = terminal.silence if quiet else terminal.say
-    refuse(number_problems(seed, None, None) + out_of_range("top", top, 1))
+    refuse(
+        number_problems(seed, None, None)
+        + out_of_range("top", top, 1)
+        + out_of_range("null_draws", null_draws, 1, MOST_NULL_DRAWS)
+    )
     resolve_mode(wandb.mode)
     cached, place = places(cache, runs, name)
     if len(folders or ()) + len(models or ()) < 2:
@@ -99,8 +109,8 @@ def compare(
     made = [load_run(folder) for folder in folders or ()]
     made += [_fitted(model, options) for model in models or ()]
     with terminal.quiet_libraries():
-        from probing.commands.finished import Extraction, open_runs, pairs_of, ranked_of
-        from probing.comparison import top_everywhere
+        from probing.commands.finished import Extraction, by_index, open_runs, pairs_of, ranked_of, with_shuffled
+        from probing.common_neurons import top_everywhere
         from probing.intervals import few_sentences
         from probing.trainer import check_trainer_options
 
@@ -108,6 +118,8 @@ def compare(
         opened = open_runs(made, matching)
         extract = Extraction(cached, trainer or {}, say, terminal.show_progress(quiet))
         ranked = [ranked_of(finished, extract, seed) for finished in opened]
+        for place_of in by_index(opened, matching):
+            ranked[place_of] = with_shuffled(opened[place_of], ranked[place_of], extract, null_draws, seed)
         pairs = pairs_of(opened, ranked, extract, matching, assignment, top, seed)
         rows = [row for pair in pairs.values() for row in pair.rows]
         common = top_everywhere(ranked, {j: pair for (i, j), pair in pairs.items() if i == 0}, top)
@@ -119,20 +131,19 @@ def compare(
                 "kind": "comparison",
                 "runs": {one.label: str(one.run.folder) for one in opened},
                 "related": {f"{opened[i].label}, {opened[j].label}": pair.related for (i, j), pair in pairs.items()},
+                "top_everywhere": common.summary(),
             }
-            files = _write(folder.path, config, rows, common, summary)
+            files = _write(folder.path, config, rows, common.rows, summary)
             figures = _draw(folder.path / "figures", rows, {one.label: one.run for one in opened})
             if tracker:
-                tables = {"agreement": rows, "top_everywhere": common}
+                tables = {"agreement": rows, "top_everywhere": common.rows}
                 tracker.log_results([], [], figures, files, tables, kind="comparison")
-        comparison = Comparison(folder.finish(), rows, common)
+        comparison = Comparison(folder.finish(), rows, common.rows)
     if not quiet:
-        from probing.tables.agreement import agreement_tables
+        from probing.tables.agreement import agreement_tables, everywhere_sentence
 
         terminal.show(*agreement_tables(rows))
-        n = len(common)
-        subject = "1 neuron is, with the one it goes with," if n == 1 else f"{n} neurons are, with those they go with,"
-        print(f"{subject} among the first {top} of every run at {'its' if n == 1 else 'their'} depth.")
+        print(everywhere_sentence(common.rows, common.summary(), top))
         if few := few_sentences(min(one.run.results["n_sentences"]["test"] for one in opened)):
             print(few)
     where = tracker.where(comparison.folder) if tracker else None

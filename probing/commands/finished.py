@@ -26,12 +26,20 @@ from probing.geometry.sides import transformed
 from probing.geometry.transforms import load
 from probing.matching import Method
 from probing.models import ModelSource, length_limits, load_config, load_tokenizer, resolve_model
+from probing.null_rankings import null_rankings
 from probing.random_bases import Strangers, strangers
 from probing.runs import Run
 from probing.solvers import Penalty
 from probing.tasks import Labels, load_task
+from probing.terminal import training_progress
+from probing.training import Training
 
 Say = Callable[[str], None]
+
+# Trainer options of a run that say where and how it ran, and not how far its probes were trained.
+WHERE_TO_TRAIN = {
+    "accelerator", "devices", "num_nodes", "strategy", "enable_progress_bar", "enable_checkpointing", "max_time",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -204,7 +212,35 @@ def ranked_of(finished: Finished, extract: Extraction, seed: int) -> Ranked:
     ranked = rank_on_sentences(finished.label, probe_weight(finished.run), test, layers_of(finished.run), seed)
     for i, layer in enumerate(ranked.layers):
         check_contributions(finished.run, layer, ranked.scores[i])
-    return ranked
+    return replace(ranked, no_signal=_no_signal(finished.run, ranked.scores.shape))
+
+
+def _no_signal(run: Run, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Return which neurons the run flagged `no-signal`, shape (n_layers, d_model)."""
+    found, places = np.zeros(shape, dtype=bool), {layer: i for i, layer in enumerate(layers_of(run))}
+    for row in run.neurons:
+        found[places[row["layer"]], row["neuron"]] = "no-signal" in row["flag"]
+    return found
+
+
+def training_of(run: Run) -> Training:
+    """Return how a run's probes were trained."""
+    probe = run.config["probe"]
+    how = {name: value for name, value in probe.items() if name not in ("l1", "l2")}
+    return Training(Penalty(probe["l1"], probe["l2"]), **how, seed=run.config["seed"])
+
+
+def with_shuffled(finished: Finished, ranked: Ranked, extract: Extraction, n_draws: int, seed: int) -> Ranked:
+    """Return a run's ranking with those of its neurons by probes of shuffled labels, trained as its own were."""
+    run, layers = finished.run, ranked.layers
+    passes = {name: value for name, value in run.config["trainer"].items() if name not in WHERE_TO_TRAIN}
+    options = {**passes, **extract.trainer}
+
+    def bar(what: str) -> list[Any]:
+        return [training_progress(f"{finished.label}, {what}")] if extract.progress else []
+
+    sides = sides_of(finished, extract)
+    return replace(ranked, shuffled=null_rankings(sides, layers, training_of(run), options, n_draws, seed, bar))
 
 
 def pairs_of(
@@ -237,6 +273,13 @@ def pairs_of(
                 "`--matching correlation` finds which belong together"
             )
     return pairs
+
+
+def by_index(finished: Sequence[Finished], matching: str) -> list[int]:
+    """Return the places of runs whose neurons are compared by their index with those of another run."""
+    pairs = itertools.combinations(range(len(finished)), 2)
+    found = [(i, j) for i, j in pairs if _matching_of(matching, finished[i].run, finished[j].run) == "index"]
+    return sorted({place for pair in found for place in pair})
 
 
 def _matching_of(matching: str, a: Run, b: Run) -> Literal["index", "correlation"]:

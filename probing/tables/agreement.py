@@ -1,4 +1,4 @@
-"""What `compare` shows: two runs, layer by layer."""
+"""What `compare` shows: two runs, layer by layer, and the neurons at the top of all runs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,36 @@ from probing.columns import Row, ends
 from probing.decimals import two_decimals
 from probing.terminal import plain_table
 
+# Share of rankings under shuffled labels that may have a neuron at the top before its place says nothing.
+ALPHA = 0.05
+
 
 def agreement_tables(rows: Sequence[Row]) -> list[Any]:
     """Return for each pair of runs a table of their layers at the same relative depth."""
     pairs = list(dict.fromkeys((row["model_a"], row["model_b"]) for row in rows))
     return [_agreement_table([row for row in rows if (row["model_a"], row["model_b"]) == pair]) for pair in pairs]
+
+
+def everywhere_sentence(rows: Sequence[Row], summary: Row, top: int) -> str:
+    """Say how many neurons are at the top of every run, beside how many shuffled labels would leave there.
+
+    Args:
+        rows: As in `top_everywhere.csv`.
+        summary: As in `results.json`.
+        top: Size of the top.
+    """
+    n = len(rows)
+    subject = "1 neuron is, with the one it goes with," if n == 1 else f"{n} neurons are, with those they go with,"
+    said = f"{subject} among the first {top} of every run at {'its' if n == 1 else 'their'} depth"
+    if "chance_p_value" not in summary:
+        return f"{said}."
+    mean, low, high = (two_decimals(summary[f"chance_{name}"]) for name in ("mean", "low", "high"))
+    said += f"; shuffled labels leave {mean} there ({low} to {high}; p = {summary['chance_p_value']:.2g})."
+    beyond = [row for row in rows if row["p_value"] <= ALPHA and not row["no_signal"]]
+    if not n:
+        return said
+    verb = "has a signal and is" if len(beyond) == 1 else "have a signal and are"
+    return f"{said} {len(beyond) or 'None'} of them {verb} there under shuffled labels in at most {ALPHA:.0%} of cases."
 
 
 def _agreement_table(rows: Sequence[Row]) -> Any:
