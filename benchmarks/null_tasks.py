@@ -1,0 +1,213 @@
+"""How often `compare` finds agreement between tasks whose labels say nothing, and how often the older null found it.
+
+    python benchmarks/null_tasks.py --classes 8 --labels word_type --pairs 20
+
+Every task gives each token, or each word type (Hewitt & Liang 2019), one of some classes at random. Its neurons are
+ranked, and ranked again under shuffled labels, by the project's own functions; each task is then compared with the
+next one as `compare` compares two runs of one model. Beside the p-values against shuffled labels stand those of the
+same agreement where scores are exchanged between neurons, which is what `compare` took for chance before.
+
+Prints rows of a Markdown table; `docs/comparing.md` shows what came out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from probing_tasks.position import Position
+from scipy.stats import binomtest
+
+from probing.agreement import agreement
+from probing.cache import ActivationStore, Request, activations
+from probing.chance import STATISTICS
+from probing.commands.shared import cache_folder, read_corpora
+from probing.common_neurons import Common, top_everywhere
+from probing.comparison import Ranked, Readings, compare_pair, cross_moments
+from probing.contributions import MagnitudeAccumulator, mean_contribution
+from probing.cross_moments import CrossMoments
+from probing.examples import Examples, Sides, choose_classes, label, read
+from probing.models import resolve_model
+from probing.null_labels import token_types
+from probing.null_rankings import null_rankings
+from probing.solvers import Penalty
+from probing.training import LayerFit, Training, train_probes
+
+Kind = Literal["token", "word_type"]
+
+ALPHA = 0.05
+TOP = 10
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the comparison of two tasks found.
+
+    Args:
+        p_values: By statistic, of each pair of layers, against shuffled labels, shape (n_pairs,).
+        corrected: The same corrected for the number of pairs.
+        exchanged: The same where scores are exchanged between neurons, uncorrected.
+        values: The statistics themselves.
+        chance: What shuffled labels give on average.
+        common: Neurons at the top of both, in all layers together.
+    """
+
+    p_values: dict[str, NDArray[np.float64]]
+    corrected: dict[str, NDArray[np.float64]]
+    exchanged: dict[str, NDArray[np.float64]]
+    values: dict[str, NDArray[np.float64]]
+    chance: dict[str, NDArray[np.float64]]
+    common: Common
+
+
+def random_task(sides: Sides, kind: Kind, n_classes: int, seed: int) -> Sides:
+    """Return the same examples with a class drawn at random for each token or each word type."""
+    generator = np.random.default_rng(seed)
+    types = np.unique(token_types(sides.train.store.tokens), return_inverse=True)[1]
+    drawn = generator.integers(n_classes, size=len(types) if kind == "token" else types.max() + 1)
+    labels = drawn if kind == "token" else drawn[types]
+
+    def relabel(examples: Examples) -> Examples:
+        return replace(examples, labels=np.where(examples.labels >= 0, labels, -1).astype(np.int32))
+
+    return replace(sides.each(relabel), classes=np.arange(n_classes), ordinal=False)
+
+
+def ranked(sides: Sides, layers: Sequence[int], training: Training, n_draws: int, seed: int) -> Ranked:
+    """Rank the neurons of a task, and again under shuffled labels."""
+    scores = np.stack([_scores(fit, sides) for fit in train_probes(sides, layers, training, {})])
+    shuffled = null_rankings(sides, layers, training, {}, n_draws, seed)
+    # Intervals over sentences are not asked for.
+    return Ranked(f"task {seed}", layers, scores, np.stack([scores, scores], 1), shuffled=shuffled)
+
+
+def _scores(fit: LayerFit, sides: Sides) -> NDArray[np.float64]:
+    sums = MagnitudeAccumulator(fit.moments.mean, len(sides.classes))
+    for batch in read(sides.test, [fit.layer]):
+        sums.update(batch.hidden_states[0], batch.labels)
+    return mean_contribution(fit.weight, sums.result()).numpy()
+
+
+def compared(a: Ranked, b: Ranked, moments: tuple[CrossMoments, CrossMoments]) -> Found:
+    """Compare two tasks as `compare` does, and as it did."""
+    k = min(TOP, a.d_model)
+    pair = compare_pair(a, b, moments, "index", "one_to_one", k, 0)
+
+    def column(statistic: str, name: str) -> NDArray[np.float64]:
+        return np.array([row[name] for row in pair.rows if row["statistic"] == statistic])
+
+    before = [agreement(one, other, k=k) for one in a.scores for other in b.scores]
+    exchanged = {name: np.array([cell[i].p_value for cell in before]) for i, name in enumerate(STATISTICS)}
+    p_values, corrected, values, chance = (
+        {name: column(name, what) for name in STATISTICS} for what in ("p_uncorrected", "p_value", "value", "chance")
+    )
+    return Found(p_values, corrected, exchanged, values, chance, top_everywhere([a, b], {1: pair}, k))
+
+
+def pairs(
+    sides: Sides, layers: Sequence[int], kind: Kind, n_classes: int, n: int, n_draws: int, seed: int, l2: float = 1e-4
+) -> Iterator[Found]:
+    """Yield what each of n tasks and the next one have in common, the last one with the first."""
+    training = Training(Penalty(0, l2), "sd", "lbfgs", 1e-3, 1e-3, 512, 3, 0)
+    store = sides.train.store
+    assert isinstance(store, ActivationStore)
+    readings = Readings(store, store.tokens, layers)
+    moments, first = cross_moments(readings, readings), None
+    for i in range(n):
+        task = ranked(random_task(sides, kind, n_classes, seed + i), layers, training, n_draws, seed + i)
+        if first is None:
+            first = last = task
+        else:
+            yield compared(last, task, moments)
+            last = task
+    if first is not None and n > 2:
+        yield compared(last, first, moments)
+
+
+def report(found: Sequence[Found], kind: Kind, n_classes: int) -> str:
+    """Return a row of the table for each statistic that is shown."""
+    lines = []
+    for name in ("overlap", "spearman"):
+        cells = {
+            what: np.concatenate([getattr(one, what)[name] for one in found])
+            for what in ("values", "chance", "exchanged", "p_values")
+        }
+        any_corrected = [bool((one.corrected[name] <= ALPHA).any()) for one in found]
+        lines.append(
+            f"| {n_classes} by {kind.replace('_', ' ')} | {name} | {cells['values'].mean():.2f} | "
+            f"{cells['chance'].mean():.2f} | {_share(cells['exchanged'] <= ALPHA)} | "
+            f"{_share(cells['p_values'] <= ALPHA)} | {sum(any_corrected)} of {len(found)} |"
+        )
+    shared = sum(len(one.common.rows) for one in found)
+    beyond = sum(row["p_value"] <= ALPHA for one in found for row in one.common.rows)
+    by_chance = sum(one.common.chance.mean for one in found if one.common.chance)
+    return "\n".join([
+        *lines,
+        f"<!-- {n_classes} by {kind}: {shared} neurons at both tops, {by_chance:.0f} by shuffled labels, {beyond} at "
+        f"p <= {ALPHA} -->",
+    ])  # fmt: skip
+
+
+def _share(small: NDArray[np.bool_]) -> str:
+    low, high = binomtest(int(small.sum()), len(small)).proportion_ci(method="exact")
+    return f"{small.mean():.1%} ({low:.1%} to {high:.1%})"
+
+
+HEAD = (
+    "| labels | statistic | agreement | by shuffled labels | p <= .05, scores exchanged | p <= .05, shuffled labels | "
+    "pairs of tasks with a corrected p <= .05 |\n|---|---|---|---|---|---|---|"
+)
+
+
+def real_sides(model: str, layers: Sequence[int], n_sentences: int, say: Callable[[str], None]) -> Sides:
+    """Return the tokens of the first sentences of the built-in corpus with a model's activations."""
+    (corpus,), (splits,) = read_corpora("builtin", None, 0, say)
+    corpus = replace(corpus, sentences=corpus.sentences[:n_sentences])
+    splits = splits[:n_sentences]
+    store = activations(Request(resolve_model(model), corpus, list(layers)), cache_folder(None), {}, say)
+    task = Position()
+    classes = choose_classes(store.tokens, corpus, task, splits)
+    train, validation, test = (
+        label(store, corpus, task, splits, classes, "train"),
+        label(store, corpus, task, splits, classes, "validation"),
+        label(store, corpus, task, splits, classes, "test"),
+    )
+    return Sides(train, validation, test, classes, task.ordinal)
+
+
+def main() -> None:
+    """Read the options, compare, print the rows."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", default="minilm")
+    parser.add_argument("--layers", default="0,3,6")
+    parser.add_argument("--sentences", type=int, default=500, help="first sentences of the built-in corpus")
+    parser.add_argument("--classes", type=int, default=8)
+    parser.add_argument("--labels", choices=["token", "word_type"], default="token", help="what draws a class")
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--draws", type=int, default=19)
+    parser.add_argument("--seed", type=int, default=0, help="of the first task; the next ones follow")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore", module="pytorch_lightning")
+    for name in ("pytorch_lightning", "pytorch_lightning.utilities.rank_zero", "lightning_fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    layers = [int(layer) for layer in options.layers.split(",")]
+    sides, start = real_sides(options.model, layers, options.sentences, print), time.perf_counter()
+    found: list[Found] = []
+    try:
+        for one in pairs(sides, layers, options.labels, options.classes, options.pairs, options.draws, options.seed):
+            found.append(one)  # one by one: what was finished counts, should Ctrl-C end it
+    finally:
+        seconds = time.perf_counter() - start
+        print(f"{options.model}, layers {options.layers}, {sides.train.n_tokens} training tokens, {seconds:.0f} s\n")
+        print(f"{HEAD}\n{report(found, options.labels, options.classes)}" if found else "none was finished")
+
+
+if __name__ == "__main__":
+    main()
