@@ -264,7 +264,7 @@ def _statistics(
         groups=theirs,
         draws=draws,
         unrelated=unrelated,
-        shuffled=_shuffled(a, b, layers, kept, theirs),
+        shuffled=None if unrelated else _shuffled(a, b, layers, kept, theirs),
         permutations=permutations,
         seed=seed,
     )
