@@ -46,8 +46,8 @@ class Ranked:
         scores: Contribution of each neuron, shape (n_layers, d_model).
         draws: The same on redrawn test sentences, shape (n_layers, n_draws, d_model); None where these are too few.
         no_signal: Which neurons are flagged `no-signal`, shape (n_layers, d_model), if that is known.
-        shuffled: Scores by probes of shuffled labels (`probing.null_rankings`), shape (n_layers, n_draws, d_model), where
-            neurons are compared by index.
+        shuffled: The same by probes of shuffled labels (`probing.null_rankings`), where neurons are compared by index;
+            shape (n_layers, n_draws, d_model).
     """
 
     label: str

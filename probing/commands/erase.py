@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from probing.commands.finished import penalty_of
-from probing.commands.preparation import training_of
+from probing.commands.finished import trained_as
 from probing.examples import Sides
 from probing.knowledge import CONDITIONS, what_is_known
-from probing.options import ProbeOptions, as_options
 from probing.runs import Run
 from probing.training import CONTROL_TOLERANCE
 
@@ -47,8 +45,7 @@ def erasure_rows(
 
     d_model = sides.train.store.plan.d_model
     rankings = {layer: [row["neuron"] for row in run.top(layer, d_model)] for layer in layers}
-    probe = as_options(ProbeOptions, run.config["probe"], "probe")
-    training = training_of(replace(probe, tolerance=CONTROL_TOLERANCE), penalty_of(run).l2, run.config["seed"], "lbfgs")
+    training = replace(trained_as(run), solver="lbfgs", tolerance=CONTROL_TOLERANCE)
     return what_is_known(
         sides, rankings, n_top, training, {}, seed,
         lambda condition: [training_progress(CONDITIONS[condition])] if progress else (),

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from probing.cache import ActivationStore
 from probing.cache.tokens import LONGEST, tokenize
+from probing.commands.preparation import training_of
 from probing.commands.shared import extract_all, read_corpora, say_what_was_left_out
 from probing.comparison import Pair, Ranked, Readings, compare_pair, cross_moments, rank_on_sentences
 from probing.corpus import Corpus, Split
@@ -27,6 +28,7 @@ from probing.geometry.transforms import load
 from probing.matching import Method
 from probing.models import ModelSource, length_limits, load_config, load_tokenizer, resolve_model
 from probing.null_rankings import null_rankings
+from probing.options import ProbeOptions, as_options
 from probing.random_bases import Strangers, strangers
 from probing.runs import Run
 from probing.solvers import Penalty
@@ -175,6 +177,12 @@ def penalty_of(run: Run) -> Penalty:
     return Penalty(options["l1"], run.results["penalty"]["l2"] if options["l2"] == "auto" else options["l2"])
 
 
+def trained_as(run: Run) -> Training:
+    """Return how a run's probes were trained."""
+    probe = as_options(ProbeOptions, run.config["probe"], "probe")
+    return training_of(probe, penalty_of(run).l2, run.config["seed"])
+
+
 def sides_of(finished: Finished, extract: Extraction) -> Sides:
     """Return the examples of a run, labelled, and transformed, as they were when its probes were trained."""
     run = finished.run
@@ -223,13 +231,6 @@ def _no_signal(run: Run, shape: tuple[int, ...]) -> NDArray[np.bool_]:
     return found
 
 
-def training_of(run: Run) -> Training:
-    """Return how a run's probes were trained."""
-    probe = run.config["probe"]
-    how = {name: value for name, value in probe.items() if name not in ("l1", "l2")}
-    return Training(Penalty(probe["l1"], probe["l2"]), **how, seed=run.config["seed"])
-
-
 def with_shuffled(finished: Finished, ranked: Ranked, extract: Extraction, n_draws: int, seed: int) -> Ranked:
     """Return a run's ranking with those of its neurons by probes of shuffled labels, trained as its own were."""
     run, layers = finished.run, ranked.layers
@@ -240,7 +241,7 @@ def with_shuffled(finished: Finished, ranked: Ranked, extract: Extraction, n_dra
         return [training_progress(f"{finished.label}, {what}")] if extract.progress else []
 
     sides = sides_of(finished, extract)
-    return replace(ranked, shuffled=null_rankings(sides, layers, training_of(run), options, n_draws, seed, bar))
+    return replace(ranked, shuffled=null_rankings(sides, layers, trained_as(run), options, n_draws, seed, bar))
 
 
 def pairs_of(

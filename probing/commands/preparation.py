@@ -21,7 +21,7 @@ from probing.options import ProbeOptions
 from probing.penalty_path import FIRST, PenaltyPath, choose_penalty, strength
 from probing.solvers import Penalty
 from probing.tasks import Labels, TokenTask
-from probing.training import SolverName, Training
+from probing.training import Training
 
 
 def origin(store: ActivationStore) -> dict[str, Any]:
@@ -118,17 +118,16 @@ def _ways_out(side: Split, probe: ProbeOptions) -> str:
     return " or a penalty, such as --probe.l2 1e-2" if side == "validation" and probe.solver == "lbfgs" else ""
 
 
-def training_of(probe: ProbeOptions, l2: float, seed: int, solver: SolverName | None = None) -> Training:
+def training_of(probe: ProbeOptions, l2: float, seed: int) -> Training:
     """Return how probes are trained.
 
     Args:
         probe: The options.
         l2: Strength of the squared l2 penalty, which the options may leave to be chosen.
         seed: Seed of Adam's batches.
-        solver: Trains in place of the one in the options.
     """
     return Training(
-        Penalty(probe.l1, l2), probe.penalty_space, solver or probe.solver, probe.tolerance, probe.learning_rate,
+        Penalty(probe.l1, l2), probe.penalty_space, probe.solver, probe.tolerance, probe.learning_rate,
         probe.batch_size, probe.patience, seed,
     )  # fmt: skip
 
