@@ -33,8 +33,11 @@ NEURON_COLUMNS = (
 
 # A layer whose probe does not beat a constant answer in nats, beyond the interval: its ranking is not to be read.
 UNINFORMATIVE = "uninformative"
-# Of what retraining without a neuron showed, where that is not well above what probes may be short of their optima.
+# What the interval of a rise without a neuron says: it cannot tell, or the rise is next to nothing.
 BELOW_RESOLUTION = "below resolution"
+NEGLIGIBLE = "negligible"
+# Nats of test cross-entropy within which an interval is negligible: the perplexity changes by a thousandth.
+NEGLIGIBLE_NATS = 1e-3
 
 
 def accuracy_flag(row: Row) -> str:

@@ -11,17 +11,26 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
+from probing.class_curvature import SAMPLES as CURVATURE_SAMPLES
+from probing.class_curvature import ClassCurvature, ClassCurvatureAccumulator
+from probing.class_curvature import fits as curvature_fits
 from probing.companion import companion_moments, companion_start, is_far, on_hidden_states, with_constants
 from probing.contributions import mean_contribution
-from probing.examples import Sides
+from probing.distributed import sum_over_ranks
+from probing.examples import Sides, read_share
+from probing.objective import cross_entropy_sums
 from probing.probe import Problem
 from probing.ranking import Evidence, order
-from probing.removal import REMOVED, Rise, matched, rise, unique, without
+from probing.removal import REMOVED, Rise, matched, rise, unique, without, without_by_class
+from probing.solvers import Readout
 from probing.stability import bootstrap, penalty_problems, penalty_stability, replicate_problems, stability_of
 from probing.training import LayerFit, Training, train_variants
 
 # How far changed probes may be from their optima, in nats: ranks have settled by then.
 VARIANT_TOLERANCE = 1e-3
+# How near the test cross-entropy of a probe without a neuron is to come to that of its optimum: to so many nats, or to
+# this share of what the training objective rises without the neuron.
+RESOLUTION, SHARE = 2e-5, 0.02
 
 Callbacks = Callable[[str], Sequence[pl.Callback]]
 
@@ -147,23 +156,57 @@ def _rises(retraining: Retraining, evidence: Evidence, scores: Tensor) -> tuple[
     live = [n for n in order(scores).tolist() if not evidence.moments.dead[n]]
     top = live[: min(REMOVED, len(live) // 2)]
     drawn = matched(top, live[len(top) :], evidence.moments.sd, retraining.seed)
-    removed = [*top, *drawn]
-    starts = without(fit.weight, removed, fit.moments, training.penalty_space, training.penalty.l2)
-    others = torch.arange(len(scores))
-    problems = [
-        Problem(f"without_{n}", 0, training.penalty, start, others != n)
+    removed, others = [*top, *drawn], torch.arange(len(scores))
+    readout, curvature = _surroundings(sides, retraining.layers[0], fit, training, retraining.seed)
+    space, penalty = training.penalty_space, training.penalty
+    starts = (
+        without(fit.weight, removed, fit.moments, space, penalty.l2)
+        if curvature is None
+        else without_by_class(fit.weight, removed, fit.moments, space, curvature)
+    )
+    # The probe itself too, for it is no nearer to its optimum than it was asked to be.
+    problems = [Problem("with_all", 0, penalty, curvature=curvature, readout=readout)]
+    problems += [
+        Problem(f"without_{n}", 0, penalty, start, others != n, curvature=curvature, readout=readout)
         for n, start in zip(removed, starts, strict=True)
     ]
-    changed = retraining.train(f"layer {fit.layer} without a neuron", problems, test=True)
+    whole, *changed = retraining.train(f"layer {fit.layer} without a neuron", problems, test=True)
     n_tokens = sides.test.tokens_by_sentence()
     rises = {
         n: rise(
-            fit.cross_entropy_by_sentence, other.cross_entropy_by_sentence, n_tokens,
-            fit.optimality_gap + other.optimality_gap,
+            whole.cross_entropy_by_sentence, other.cross_entropy_by_sentence, n_tokens, whole.shift + other.shift
         )
         for n, other in zip(removed, changed, strict=True)
     }  # fmt: skip
     return rises, drawn
+
+
+def _surroundings(
+    sides: Sides, layer: int, fit: LayerFit, training: Training, seed: int
+) -> tuple[Readout, ClassCurvature | None]:
+    """Stream one layer's tokens, divided among ranks: how its test cross-entropy and its objective go near a probe.
+
+    Returns:
+        The mean test cross-entropy as a function of weights on raw hidden states, and the objective's curvature where
+        weights are penalised; None where there are too many classes for their blocks.
+    """
+    n_classes, d_model = fit.weight.shape
+    gradient, doubt = torch.zeros(n_classes, d_model, dtype=torch.float64), torch.zeros(n_classes, dtype=torch.float64)
+    for batch in read_share(sides.test, [layer]):
+        sums = cross_entropy_sums(fit.weight[None], batch.hidden_states[0], batch.labels)
+        gradient += sums.gradient[0]
+        doubt += sums.class_covariance[0].diagonal()
+    gradient, doubt = (sum_over_ranks(total) / sides.test.n_tokens for total in (gradient, doubt))
+    readout = Readout(gradient.float(), fit.objective, RESOLUTION, SHARE)
+    if not curvature_fits(n_classes, d_model):
+        return readout, None
+    thresholds = doubt.float() * (sides.train.n_tokens / (CURVATURE_SAMPLES * d_model))
+    blocks = ClassCurvatureAccumulator(fit.weight, thresholds, seed)
+    for batch in read_share(sides.train, [layer]):
+        blocks.update(batch.hidden_states[0])
+    blocks.gather(sum_over_ranks)
+    inverse_scale = fit.moments.inverse_scale(training.penalty_space)
+    return readout, blocks.result(inverse_scale, sides.train.n_tokens, training.penalty.l2)
 
 
 def _scores(weights: Tensor, evidence: Evidence) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
+from probing.class_curvature import ClassCurvature
 from probing.examples import Batch, blocks
 from probing.metrics import ProbeMetrics
 from probing.moments import Moments, PenaltySpace
 from probing.objective import cross_entropy_sums
-from probing.solvers import Evaluation, Penalty, Preconditioner, Solution, Solver, lbfgs
+from probing.solvers import Evaluation, Penalty, Preconditioner, Readout, Solution, Solver, lbfgs
 
 # With so few neurons left out, what preconditions the whole layer does nearly as well for the others, and eigenvectors
 # need not be found anew; with a quarter left out it takes twice the passes.
@@ -35,6 +37,9 @@ class Problem:
         draws: How often each sentence of the training corpus counts, once if None, shape (n_sentences,).
         labels: Class of each token of the training corpus instead of its own, if not None, shape (n_tokens,); the
             same tokens are examples.
+        curvature: Of a probe nearby, which preconditions this one; the layer's second moment does if None.
+        readout: What the probe is trained for instead of the tolerance, its gradient with respect to weights on raw
+            hidden states.
     """
 
     name: str
@@ -44,6 +49,8 @@ class Problem:
     neurons: Tensor | None = None
     draws: Tensor | None = None
     labels: Tensor | None = None
+    curvature: ClassCurvature | None = None
+    readout: Readout | None = None
 
 
 class LinearProbe(pl.LightningModule):
@@ -148,14 +155,24 @@ class FullPassProbe(LinearProbe):
             inverse_scale = cast(Tensor, self.inverse_scale)[group].amax(0).double()
             moment = self.moments[self.problems[group[0]].layer].second_moment.to(inverse_scale)
             scaled = inverse_scale[:, None] * moment * inverse_scale
-            of_all = Preconditioner(scaled)
+            of_all = cache(partial(Preconditioner, scaled))
             for i in group:
-                start, neurons = self.scaled_weight.data[i].clone(), self.problems[i].neurons
-                own = of_all if neurons is None else self._preconditioner(of_all, scaled, neurons.to(scaled))
-                self.solvers[i] = lbfgs(start, self.problems[i].penalty, own, self.tolerance)
+                start, problem = self.scaled_weight.data[i].clone(), self.problems[i]
+                own = of_all() if problem.curvature is None else problem.curvature.to(start.device)
+                if problem.neurons is not None:
+                    own = self._narrowed(own, scaled, problem.neurons.to(scaled))
+                self.solvers[i] = lbfgs(start, problem.penalty, own, self.tolerance, self._readout(i))
                 next(self.solvers[i])
 
-    def _preconditioner(self, of_all: Preconditioner, moment: Tensor, neurons: Tensor) -> Preconditioner:
+    def _readout(self, i: int) -> Readout | None:
+        """Return a problem's readout, as a function of its scaled weights."""
+        if (readout := self.problems[i].readout) is None:
+            return None
+        return replace(readout, gradient=readout.gradient.to(self.device) * cast(Tensor, self.inverse_scale)[i])
+
+    def _narrowed(
+        self, of_all: Preconditioner | ClassCurvature, moment: Tensor, neurons: Tensor
+    ) -> Preconditioner | ClassCurvature:
         """Return that of some neurons only, 1 for those and 0 for others: the layer's cut to them, or one of their own.
 
         Args:
@@ -163,7 +180,7 @@ class FullPassProbe(LinearProbe):
             moment: That it was made from, shape (d_model, d_model).
             neurons: Shape (d_model,).
         """
-        if len(neurons) - neurons.sum() <= FEW:
+        if isinstance(of_all, ClassCurvature) or len(neurons) - neurons.sum() <= FEW:
             return of_all.within(neurons)
         return Preconditioner(neurons[:, None] * moment * neurons)
 

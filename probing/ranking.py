@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from probing.columns import BELOW_RESOLUTION, UNINFORMATIVE, in_brackets, interval
+from probing.columns import BELOW_RESOLUTION, NEGLIGIBLE, NEGLIGIBLE_NATS, UNINFORMATIVE, in_brackets, interval
 from probing.companion import is_far
 from probing.contributions import ClassMagnitudes, MagnitudeAccumulator, mean_contribution
 from probing.distributed import sum_over_ranks
 from probing.examples import Examples, read_share, whole_sentences
 from probing.moments import Moments
 from probing.multiple_testing import discovery_rates
-from probing.removal import Rise
+from probing.removal import Outcome, Rise
 from probing.separation import Separation, SeparationAccumulator, neurons_at_a_time
 from probing.stability import Stability
 
@@ -25,6 +25,9 @@ OFFSET_BELOW = 0.5
 # Of a layer's neurons that are not flagged `no-signal`, the share that is expected to deserve it, at most.
 FALSE_DISCOVERIES = 0.01
 REMOVAL_COLUMNS = ("cross_entropy_without", "cross_entropy_without_low", "cross_entropy_without_high", "removed")
+
+
+_OUTCOMES: Mapping[Outcome, str] = {"seen": "", "negligible": f", {NEGLIGIBLE}", "unresolved": f", {BELOW_RESOLUTION}"}
 
 
 @dataclass(frozen=True)
@@ -175,7 +178,7 @@ def _removal_columns(rise: Rise | None, is_matched: bool) -> dict[str, Any]:
     """Return what retraining without a neuron showed; empty cells for the many that were not removed."""
     if rise is None:
         return dict.fromkeys(REMOVAL_COLUMNS)
-    how = ("matched" if is_matched else "top") + ("" if rise.resolved else f", {BELOW_RESOLUTION}")
+    how = ("matched" if is_matched else "top") + _OUTCOMES[rise.outcome]
     return dict(zip(REMOVAL_COLUMNS, (rise.value, rise.low, rise.high, how), strict=True))
 
 
@@ -227,11 +230,14 @@ def _without_it(rows: Sequence[Mapping[str, Any]]) -> str:
     top = rows[0]
     if not top.get("removed"):
         return ""
+    loss = (
+        f"{top['cross_entropy_without']:.4f} nats{in_brackets(interval(top, 'cross_entropy_without', ' to ', '.4f'))}"
+    )
     if BELOW_RESOLUTION in top["removed"]:
-        return "; what the probe loses when it is retrained without it could not be resolved"
+        return f"; what it loses when retrained without it, {loss}, could not be resolved"
+    if NEGLIGIBLE in top["removed"]:
+        why = "it does as well without" if "no-signal" in top["flag"] else "other neurons carry the same information"
+        return f"; retrained without it the probe loses {loss}, less than {NEGLIGIBLE_NATS} in any case: {why}"
     beside = sorted(row["cross_entropy_without"] for row in rows if str(row["removed"]).startswith("matched"))
     usual = f", without others like it {beside[len(beside) // 2]:.4f}" if beside else ""
-    return (
-        f"; retrained without it the probe loses {top['cross_entropy_without']:.4f} nats"
-        f"{in_brackets(interval(top, 'cross_entropy_without', ' to ', '.4f'))}{usual}"
-    )
+    return f"; retrained without it the probe loses {loss}{usual}"

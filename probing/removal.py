@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from probing.class_curvature import ClassCurvature
+from probing.columns import NEGLIGIBLE_NATS
 from probing.contributions import centre_over_classes
 from probing.intervals import mean_interval
 from probing.moments import Moments, PenaltySpace
 
 # Neurons at the top that are removed one by one, and as many others beside them.
 REMOVED = 10
-# A rise counts as seen where it is this many times what the two probes may be short of their optima.
-RESOLVED = 2.0
 
 
 def _inverse_curvature(moments: Moments, space: PenaltySpace, l2: float, n_classes: int) -> tuple[Tensor, Tensor]:
@@ -77,6 +78,27 @@ def without(weight: Tensor, neurons: Sequence[int], moments: Moments, space: Pen
     return starts
 
 
+def without_by_class(
+    weight: Tensor, neurons: Sequence[int], moments: Moments, space: PenaltySpace, curvature: ClassCurvature
+) -> list[Tensor]:
+    """Return for each neuron weights that do without it, nearer to the best ones: what others predict of it by class.
+
+    Args:
+        weight: On raw hidden states, shape (n_classes, d_model).
+        neurons: Which are removed, one at a time.
+        moments: Of the training tokens.
+        space: Where weights are penalised.
+        curvature: Of the finished probe.
+
+    Returns:
+        For each neuron, shape (n_classes, d_model), float32.
+    """
+    inverse_scale = moments.inverse_scale(space).float()
+    scaled = torch.where(inverse_scale > 0, weight / inverse_scale, 0.0)
+    others = torch.arange(weight.shape[1])
+    return [curvature.within(others != i).without(scaled) * inverse_scale for i in neurons]
+
+
 def matched(top: Sequence[int], others: Sequence[int], sd: Tensor, seed: int) -> list[int]:
     """Return for each of the top neurons another one that varies about as much, drawn from the ten nearest in sd.
 
@@ -94,25 +116,34 @@ def matched(top: Sequence[int], others: Sequence[int], sd: Tensor, seed: int) ->
     return drawn
 
 
+Outcome = Literal["seen", "negligible", "unresolved"]
+
+
 @dataclass(frozen=True)
 class Rise:
     """How much worse the test tokens are predicted by the probe retrained without a neuron.
 
     Args:
         value: Rise of the mean test cross-entropy, in nats; negative where the probe does better without.
-        low: Lower end of its interval over test sentences, paired; NaN where these are too few.
+        low: Lower end of its 95% interval over test sentences, paired, and widened by what both probes may be away from
+            their optima; NaN where there are too few sentences.
         high: Upper end.
-        resolved: Whether it is well above what both probes may be short of their optima.
     """
 
     value: float
     low: float
     high: float
-    resolved: bool
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the interval says: a rise or a fall, that it is less than `NEGLIGIBLE_NATS` either way, or neither."""
+        if self.low > 0 or self.high < 0:
+            return "seen"
+        return "negligible" if max(-self.low, self.high) < NEGLIGIBLE_NATS else "unresolved"
 
 
 def rise(
-    with_it: NDArray[np.float64], without_it: NDArray[np.float64], n_tokens: NDArray[np.int64], gaps: float
+    with_it: NDArray[np.float64], without_it: NDArray[np.float64], n_tokens: NDArray[np.int64], shift: float
 ) -> Rise:
     """Return the rise of the cross-entropy, paired by sentence.
 
@@ -120,8 +151,8 @@ def rise(
         with_it: Cross-entropy of each test sentence, summed over its tokens, in nats, shape (n_sentences,).
         without_it: The same of the probe without the neuron.
         n_tokens: Test tokens of each sentence, shape (n_sentences,); sentences without any do not count.
-        gaps: What both probes may be short of their optima, in nats, taken together.
+        shift: How far both probes' mean test cross-entropies may be from those at their optima, taken together.
     """
     difference = without_it - with_it
-    value = float(difference.sum() / n_tokens.sum())
-    return Rise(value, *mean_interval(difference, n_tokens), abs(value) > RESOLVED * gaps)
+    low, high = mean_interval(difference, n_tokens)
+    return Rise(float(difference.sum() / n_tokens.sum()), low - shift, high + shift)

@@ -74,11 +74,13 @@ class LayerFit:
         objective: On the training tokens, in nats.
         train_cross_entropy: The same without the penalty.
         optimality_gap: Upper bound on the objective's distance to its minimum, in nats.
-        converged: Whether the gap is within the tolerance asked for; Adam's seldom is.
+        converged: Whether the gap is within the tolerance asked for, which Adam's seldom is, or the problem's readout
+            near enough to its value at the optimum.
         n_passes: Passes over the training tokens.
         metrics: On the test tokens.
         correct_by_sentence: Test tokens rightly predicted, for each sentence of the corpus tested on.
         cross_entropy_by_sentence: Summed over the test tokens of each sentence, in nats.
+        shift: How far the problem's readout may be from its value at the optimum; NaN without one.
     """
 
     layer: int
@@ -92,6 +94,7 @@ class LayerFit:
     metrics: Mapping[str, float]
     correct_by_sentence: NDArray[np.int64]
     cross_entropy_by_sentence: NDArray[np.float64]
+    shift: float = math.nan
 
 
 class ProbeData(pl.LightningDataModule):
@@ -366,11 +369,12 @@ def _layer_fit(
         objective=objective,
         train_cross_entropy=objective - penalty,
         optimality_gap=gap,
-        converged=gap <= solved.tolerance,
+        converged=gap <= solved.tolerance if is_adam else solution.converged,
         n_passes=n_epochs if is_adam else solution.n_passes,
         metrics=(metrics.compute() if tested else {}) | _validated(probe, i),
         correct_by_sentence=_by_sentence(metrics.correct_by_sentence, tested),
         cross_entropy_by_sentence=_by_sentence(metrics.cross_entropy_by_sentence, tested),
+        shift=solution.shift,
     )
 
 

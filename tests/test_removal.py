@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from probing.evidence import Retraining, with_removals, with_replicates
 from probing.moments import Moments, MomentsAccumulator
 from probing.probe import Problem
 from probing.ranking import collect_evidence, neuron_table
-from probing.removal import matched, rise, unique, without
+from probing.removal import Rise, matched, rise, unique, without
 from probing.solvers import Penalty
 from probing.training import Training, train_variants
 from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, objective, optimum, positional, scaled_features
@@ -84,14 +86,45 @@ def test_a_rise_is_paired_by_sentence() -> None:
     generator = np.random.default_rng(0)
     n_tokens = generator.integers(3, 30, 200)
     before = generator.exponential(5, 200) * n_tokens  # sentences differ far more than the rise
-    found = rise(before, before + 0.1 * n_tokens, n_tokens, gaps=0.01)
+    found = rise(before, before + 0.1 * n_tokens, n_tokens, shift=0.0)
     assert found.value == pytest.approx(0.1)
     assert (found.low, found.high) == (pytest.approx(0.1), pytest.approx(0.1))
-    assert found.resolved
-    assert not rise(before, before + 0.1 * n_tokens, n_tokens, gaps=0.06).resolved
-    few = rise(before[:19], before[:19] + 0.1 * n_tokens[:19], n_tokens[:19], gaps=0.01)
+    assert found.outcome == "seen"
+    widened = rise(before, before + 0.1 * n_tokens, n_tokens, shift=0.11)
+    assert (widened.low, widened.high) == (pytest.approx(-0.01), pytest.approx(0.21))
+    assert widened.outcome == "unresolved"
+    few = rise(before[:19], before[:19] + 0.1 * n_tokens[:19], n_tokens[:19], shift=0.01)
     assert few.value == pytest.approx(0.1)
     assert np.isnan([few.low, few.high]).all()
+    assert few.outcome == "unresolved"
+
+
+def test_a_rise_is_nothing_only_where_its_interval_says_so() -> None:
+    assert Rise(0.0002, -0.0001, 0.0009).outcome == "negligible"
+    assert Rise(0.0002, -0.0001, 0.0011).outcome == "unresolved"
+    assert Rise(0.0007, 0.0005, 0.0009).outcome == "seen"
+    assert Rise(-0.003, -0.004, -0.002).outcome == "seen"
+    assert Rise(0.0, math.nan, math.nan).outcome == "unresolved"
+
+
+def test_rises_are_those_from_optimum_to_optimum(data: Data) -> None:
+    fits = data.fit(l2=1e-4, tolerance=1e-3)
+    train = replace(training(1e-3), penalty=Penalty(0.0, 1e-4))
+    evidence = collect_evidence(data.train, data.test, [0], [fits[0].moments], len(data.classes))
+    (found,) = with_removals(evidence, Retraining(data, [0], fits, train, {}, lambda what: (), seed=0))
+    (x, y), (_, test_y) = scaled_features(data.train), scaled_features(data.test)
+    raw = np.concatenate([data.test.store.read(0, s.index).double().numpy() for s in data.test.store.plan.shards])
+    test_x = raw[data.test.labels >= 0] / fits[0].moments.sd.numpy()
+
+    def tested(neurons: list[int]) -> float:
+        best = optimum(x[:, neurons], y, len(data.classes), 0, 1e-4)
+        return objective(best, test_x[:, neurons], test_y, 0, 0)[0]
+
+    with_all = tested(list(range(8)))
+    for neuron, one in found.rises.items():
+        exact = tested([i for i in range(8) if i != neuron]) - with_all
+        assert abs(one.value - exact) <= max(0.05 * abs(exact), 2e-5), neuron
+        assert one.low <= exact <= one.high
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from probing.columns import BELOW_RESOLUTION, Row
+from probing.columns import BELOW_RESOLUTION, NEGLIGIBLE, Row
 from probing.companion import FAR
 from probing.page.markup import Html, element
 from probing.page.packing import pack_floats, pack_integers
@@ -15,7 +15,7 @@ from probing.ranking import FALSE_DISCOVERIES as RATE
 
 # Rows that are there without a script.
 FIRST = 10
-# Stands where a probe without the neuron lost too little to be told from none.
+# Stands where what a probe without the neuron lost could not be told from nothing, nor told to be nothing.
 UNRESOLVED = "unresolved"
 
 
@@ -48,6 +48,8 @@ class Column:
             return ""
         if self.key == "cross_entropy_without" and BELOW_RESOLUTION in row["removed"]:
             return UNRESOLVED
+        if self.key == "cross_entropy_without" and NEGLIGIBLE in row["removed"]:
+            return NEGLIGIBLE
         star = "*" if self.key == "contribution_centred" and is_far(row) else ""
         return star + format(value, f"{'+' * self.signed}.{self.digits}{'%' if self.percent else 'f'}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from probing.columns import BELOW_RESOLUTION, controls_of, ends
+from probing.columns import BELOW_RESOLUTION, NEGLIGIBLE, controls_of, ends
 from probing.companion import FAR
 from probing.page.answers import conclusions
 from probing.page.class_chart import class_chart
@@ -55,7 +55,8 @@ def neurons_section(subject: Subject, number: int, room: int) -> Html:
     classes = class_data(subject, room)
     data = {
         "task": subject.task, "layers": subject.layers, "width": subject.d_model, "classes": subject.classes,
-        "flags": FLAGS, "far": FAR, "unresolved": BELOW_RESOLUTION, "byClass": classes, **packed_rows(subject),
+        "flags": FLAGS, "far": FAR, "unresolved": BELOW_RESOLUTION,
+        "negligible": NEGLIGIBLE, "byClass": classes, **packed_rows(subject),
     }  # fmt: skip
     return element(
         "section",

@@ -75,6 +75,7 @@ class Table {
     this.width = data.width;
     this.far = data.far;
     this.unresolved = data.unresolved;
+    this.negligible = data.negligible;
     this.layers = data.layers;
     this.values = {};
     for (const [key, packed] of Object.entries(data.rows)) this.values[key] = packed.names ? texts(packed) : numbers(packed);
@@ -96,6 +97,7 @@ class Table {
   text(row, column) {
     if (column.key === "rank_low") return `${this.get(row, "rank_low")}–${this.get(row, "rank_high")}`;
     if (column.key === "cross_entropy_without" && this.get(row, "removed").includes(this.unresolved)) return "unresolved";
+    if (column.key === "cross_entropy_without" && this.get(row, "removed").includes(this.negligible)) return this.negligible;
     const text = shown(this.get(row, column.key), column);
     return column.key === "contribution_centred" && this.isFar(row) ? "*" + text : text;
   }

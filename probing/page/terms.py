@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from probing.columns import BELOW_RESOLUTION, UNINFORMATIVE
+from probing.columns import BELOW_RESOLUTION, NEGLIGIBLE, NEGLIGIBLE_NATS, UNINFORMATIVE
 from probing.companion import FAR
 from probing.control_names import CONTROLS, TRANSFORM_CONTROLS
 from probing.downstream.space_names import WORDS
@@ -74,8 +74,10 @@ NEURONS: Terms = {
     **{f"flag {name}": f"{text[:1].upper()}{text[1:]}." for name, text in FLAGS.items()},
     "*": f"The neuron's mean is more than {FAR:.0f} standard deviations from 0, which makes its centred contribution "
     "unreliable; the column companion says what a probe with an intercept makes of it.",
-    UNRESOLVED: f"The loss without the neuron is {BELOW_RESOLUTION}: less than twice what both probes may be short of "
-    "their optima.",
+    UNRESOLVED: f"The loss without the neuron is {BELOW_RESOLUTION}: its interval neither tells it from none nor tells "
+    "that it is negligible.",
+    NEGLIGIBLE: "Without the neuron the probe loses next to nothing: the whole interval is within "
+    f"{NEGLIGIBLE_NATS} nats of none.",
     "shade": "In the map, a neuron's contribution in multiples of the mean of its layer, on a logarithmic scale.",
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.columns import BELOW_RESOLUTION, UNINFORMATIVE, Row, controls_of, in_brackets, interval
+from probing.columns import BELOW_RESOLUTION, NEGLIGIBLE, UNINFORMATIVE, Row, controls_of, in_brackets, interval
 from probing.terminal import plain_table
 
 
@@ -150,4 +150,6 @@ def _without(row: Row) -> str:
     """Return the rise of the cross-entropy without a neuron, in nats."""
     if not row["removed"]:
         return ""
+    if NEGLIGIBLE in row["removed"]:
+        return NEGLIGIBLE
     return "unresolved" if BELOW_RESOLUTION in row["removed"] else f"{row['cross_entropy_without']:+.4f}"

@@ -1,0 +1,121 @@
+"""The curvature of a softmax probe class by class, which is much nearer to its Hessian than a Kronecker product.
+
+The Hessian's block of class k is the mean over tokens of p_k (1 - p_k) h h'. What couples classes is left out, but each
+class has its own second moment, of the tokens that it might be the class of. Beside a finished probe, from where small
+changes of it begin, L-BFGS comes as far in 5 passes as in 29 with the Kronecker model of `Preconditioner` (positions on
+layer 1 of the built-in model; 6 against 69 on layer 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+# What the blocks of all classes may take, in bytes; beyond, the Kronecker model serves.
+MOST_BYTES = 2**30
+# Tokens that a class's block is summed over, in multiples of its width: drawn, or the blocks would cost more than they
+# save.
+SAMPLES = 8
+
+
+def fits(n_classes: int, d_model: int) -> bool:
+    """Return whether the blocks of all classes are small enough."""
+    return 4 * n_classes * d_model**2 <= MOST_BYTES
+
+
+class ClassCurvature:
+    """The inverse of the objective's Hessian without what couples classes; a preconditioner.
+
+    Args:
+        inverse: Inverse of each class's block, shape (n_classes, d_model, d_model).
+        removed: Neurons that are not used, whose rows and columns of every block are left out; shape (n_removed,).
+    """
+
+    def __init__(self, inverse: Tensor, removed: Tensor | None = None) -> None:
+        self.inverse, self.removed = inverse, torch.tensor([], dtype=torch.int64) if removed is None else removed
+        self.columns = inverse[:, :, self.removed]
+
+    @classmethod
+    def of(cls, blocks: Tensor, l2: float) -> ClassCurvature:
+        """Return the curvature whose blocks, to which a penalty adds 2 l2, are the given ones.
+
+        Args:
+            blocks: Means over tokens, shape (n_classes, d_model, d_model).
+            l2: Strength of the penalty on the same weights.
+        """
+        ridge = 2 * l2 * torch.eye(blocks.shape[1], dtype=torch.float64)
+        return cls(torch.stack([torch.linalg.inv(block.double() + ridge).float() for block in blocks]))
+
+    def to(self, device: torch.device) -> ClassCurvature:
+        """Return the same on a device."""
+        return ClassCurvature(self.inverse.to(device), self.removed.to(device))
+
+    def within(self, neurons: Tensor) -> ClassCurvature:
+        """Return the same of a probe that uses some neurons only, 1 for those and 0 for others, shape (d_model,)."""
+        return ClassCurvature(self.inverse, (neurons == 0).nonzero().squeeze(1))
+
+    def without(self, weight: Tensor) -> Tensor:
+        """Return the weights nearest to these in the metric of the curvature that do not use the removed neurons.
+
+        The second-order step of LeCun et al. (1990) and Hassibi & Stork (1993): what others predict of a neuron is read
+        off them instead. Softmax does not see a vector added to all classes, so weights stay centred over classes.
+
+        Args:
+            weight: Scaled, shape (n_classes, d_model).
+        """
+        if len(self.removed):
+            share = torch.linalg.solve(self.columns[:, self.removed], weight[:, self.removed, None])
+            weight = weight - (self.columns @ share).squeeze(2)
+            weight[:, self.removed] = 0
+        return weight - weight.mean(0)
+
+    def at(self, class_covariance: Tensor, l2: float) -> Callable[[Tensor], Tensor]:
+        """Return the map from gradients to steps, the same at every point."""
+        return lambda gradient: self.without((self.inverse @ gradient[:, :, None]).squeeze(2))
+
+
+class ClassCurvatureAccumulator:
+    """Estimates the sum over tokens of p_k (1 - p_k) h h' for each class k, from tokens drawn where that weighs much.
+
+    A token of less weight than the threshold is drawn with a probability of the ratio of both and counts as much as the
+    threshold, so that the estimate is unbiased (threshold sampling: Duffield, Lund & Thorup 2005).
+
+    Args:
+        weight: Of the probe, on raw hidden states, shape (n_classes, d_model).
+        thresholds: Of each class; 0 takes all tokens; shape (n_classes,).
+        seed: Of the draws.
+    """
+
+    def __init__(self, weight: Tensor, thresholds: Tensor, seed: int) -> None:
+        self.weight, self.thresholds = weight, thresholds
+        self.generator = torch.Generator().manual_seed(seed)
+        self.blocks = weight.new_zeros(len(weight), weight.shape[1], weight.shape[1])
+
+    def update(self, hidden_states: Tensor) -> None:
+        """Add tokens: their hidden states, shape (n_tokens, d_model)."""
+        hidden_states = hidden_states.to(self.weight.dtype)
+        p = (hidden_states @ self.weight.T).softmax(1)
+        weights = p * (1 - p)
+        drawn = torch.rand(p.shape, generator=self.generator) * self.thresholds < weights
+        counted = torch.maximum(weights, self.thresholds)
+        for k, own in enumerate(drawn.T):
+            rows = own.nonzero().squeeze(1)
+            there = hidden_states[rows]
+            self.blocks[k].addmm_((there * counted[rows, k, None]).T, there)
+
+    def gather(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
+        """Take the ranks' sums together."""
+        self.blocks = sum_over_ranks(self.blocks)
+
+    def result(self, inverse_scale: Tensor, n_tokens: int, l2: float) -> ClassCurvature:
+        """Return the curvature where weights are penalised.
+
+        Args:
+            inverse_scale: What neurons are multiplied by there, shape (d_model,).
+            n_tokens: All of them.
+            l2: Strength of the penalty.
+        """
+        scale = inverse_scale.to(self.blocks)
+        return ClassCurvature.of(scale[:, None] * (self.blocks / n_tokens) * scale, l2)
