@@ -356,7 +356,7 @@ CASES: list[tuple[str, ...]] = [
     ("fit --corpus control.txt", "`--corpus`", "no sentence is longer than one token"),
     ("fit --corpus few.txt", "`--corpus`", "0 classes", "lower the bar with `--task_args.min_count`"),
     ("fit --corpus same.txt", "`--corpus`", "0 classes"),
-    ("fit --task_args.min_count 10000", "`--task_args.min_count`", "158 training sentences leave 0 classes"),
+    ("fit --task_args.min_count 10000", "`--task_args.min_count`", "training sentences leave 0 classes"),
     ("fit --max_length 3", "`--corpus`", "1 classes", "a probe needs two"),
     ("fit --test_corpus missing.txt", "`--test_corpus missing.txt` cannot be read"),
     ("fit --test_corpus latin.txt", "`--test_corpus latin.txt` is not UTF-8", "line 2"),

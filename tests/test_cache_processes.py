@@ -200,7 +200,7 @@ def test_two_ranks_give_the_bytes_of_one(
     program = [str(tmp_path / "program.py")]
     done = extract_in_two_ranks(program, checkpoints["bert"], corpus_file, tmp_path / "cache")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("tokens of 200 sentences") == 1  # the first rank alone speaks
+    assert done.stdout.count("tokens of 300 sentences") == 1  # the first rank alone speaks
     found = contents(tmp_path / "cache")
     shards = [name for name in uninterrupted if "layer_" in name]
     assert {name: found[name] for name in shards} == {name: uninterrupted[name] for name in shards}

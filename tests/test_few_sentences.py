@@ -33,10 +33,13 @@ def shown_run(
     from contextlib import redirect_stdout
     from io import StringIO
 
+    place = tmp_path_factory.mktemp("few")
+    few = place / "few.txt"
+    few.write_text("\n".join(corpus_file.read_text().splitlines()[:200]))
     with redirect_stdout(StringIO()) as shown:
         made = fit(
-            model=str(checkpoints["bert"]), corpus=str(corpus_file), runs=str(tmp_path_factory.mktemp("runs")),
-            name="few", layer="0,2", replicates=0, controls="shuffled", evidence="none", task_args={"min_count": 5},
+            model=str(checkpoints["bert"]), corpus=str(few), runs=str(place), name="few", layer="0,2", replicates=0,
+            controls="shuffled", evidence="none", task_args={"min_count": 5},
             wandb=WandbOptions(mode="disabled"), probe={"tolerance": 1e-3},
         )  # fmt: skip
     assert made is not None

@@ -81,16 +81,23 @@ def test_a_small_spread_around_a_large_vector_keeps_its_digits_in_float32() -> N
 
 
 def test_means_over_sentences_leave_out_those_without_a_number_and_batches_do_not_matter() -> None:
-    values = torch.tensor([1.0, float("nan"), 3.0, 8.0])
+    values = torch.tensor([1.0, float("nan"), 3.0, 8.0]).repeat(8)
     whole, parts = MeanOverSentences(100), MeanOverSentences(100)
-    drawn = torch.cat([weights(i, 1, 5, 100) for i in range(4)], 1)
+    drawn = torch.cat([weights(i, 1, 5, 100) for i in range(32)], 1)
     whole.update(values, drawn)
-    for i in range(4):
+    for i in range(32):
         parts.update(values[i : i + 1], drawn[:, i : i + 1])
     assert whole.result().value == 4
-    assert whole.result().n == 3
+    assert whole.result().n == 24
     assert parts.result() == whole.result()
     assert 1 <= whole.result().low < 4 < whole.result().high <= 8
+
+
+def test_the_mean_of_few_sentences_has_no_interval() -> None:
+    found = MeanOverSentences(100)
+    found.update(torch.arange(19.0), weights(0, 19, 5, 100))
+    assert found.result().value == 9
+    assert np.isnan([found.result().low, found.result().high]).all()
 
 
 def test_the_interval_of_a_mean_is_the_usual_one() -> None:

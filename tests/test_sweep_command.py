@@ -269,7 +269,7 @@ def test_trials_are_one_group_in_wandb_and_the_sweep_has_a_run_of_its_own(
     for folder in sorted((made.folder / "trials").iterdir()):
         (own,) = read_offline_runs(folder)
         assert (own.run["group"], own.run["name"]) == ("s", folder.name)
-        assert own.config["probe"]["l2"] == 1e-4
+        assert own.config["probe"]["l2"] == "auto"
         assert own.summary["best_accuracy"] == load_run(folder).accuracy[0]["accuracy"]
     (whole,) = read_offline_runs(made.folder)
     assert whole.run["group"] == "s"
