@@ -41,7 +41,14 @@ CONTROL_LOOKS: tuple[dict[str, Any], ...] = (
 )
 
 
-def write_figures(folder: Path, accuracy: Sequence[Row], neurons: Sequence[Row], task: str, model: str) -> list[Path]:
+def write_figures(
+    folder: Path,
+    accuracy: Sequence[Row],
+    neurons: Sequence[Row],
+    task: str,
+    model: str,
+    positions: Sequence[Row] = (),
+) -> list[Path]:
     """Draw a run's figures, each as PNG and as PDF, and return the paths of the PNG files.
 
     Args:
@@ -50,6 +57,7 @@ def write_figures(folder: Path, accuracy: Sequence[Row], neurons: Sequence[Row],
         neurons: A row per layer and neuron, in ranked order.
         task: What the probe predicts.
         model: For the titles.
+        positions: A row per layer and position, if there are any.
     """
     by_layer = {row["layer"]: [n for n in neurons if n["layer"] == row["layer"]] for row in accuracy}
     paths = [folder / f"{name}.png" for name in ("accuracy", "top_neurons", "neuron_map")]
@@ -59,6 +67,10 @@ def write_figures(folder: Path, accuracy: Sequence[Row], neurons: Sequence[Row],
         top_neurons(figure, by_layer, model)
     with drawing(paths[2]) as figure:
         neuron_map(figure, by_layer, model)
+    if positions:
+        paths.append(folder / "positions.png")
+        with drawing(paths[-1]) as figure:
+            accuracy_by_position(figure, positions, task, model)
     return paths
 
 
@@ -87,6 +99,27 @@ def accuracy_by_layer(figure: Figure, accuracy: Sequence[Row], task: str, model:
     axes.set_title(f"{model}: linear probe of {task}")
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles[-1:] + handles[:-1], labels[-1:] + labels[:-1], loc="outside right center")
+
+
+def accuracy_by_position(figure: Figure, positions: Sequence[Row], task: str, model: str) -> None:
+    """Draw accuracy over positions, a line for each layer that darkens with depth; a single one with its intervals."""
+    import matplotlib
+
+    figure.set_size_inches(6.4, 3.4)
+    axes = figure.add_subplot()
+    layers = sorted({row["layer"] for row in positions})
+    colours = matplotlib.colormaps["viridis_r"](np.linspace(0.12, 1, len(layers)))
+    for layer, colour in zip(layers, colours, strict=True):
+        own = [row for row in positions if row["layer"] == layer]
+        x, y = [row["position"] for row in own], np.array([row["accuracy"] for row in own])
+        axes.plot(x, y, color=colour, lw=1.3, marker=".", ms=3, label=f"layer {layer}")
+        if len(layers) == 1 and (reach := error_bars(own, y, "accuracy")) is not None:
+            axes.fill_between(x, y - reach[0], y + reach[1], color=colour, alpha=0.2, lw=0, label="95% interval")
+    axes.set_ylim(-0.02, 1.03)
+    axes.set_xlabel(task.replace("_", " "))
+    axes.set_ylabel("test accuracy")
+    axes.set_title(f"{model}: linear probe of {task}, class by class")
+    figure.legend(loc="outside right center")
 
 
 def top_neurons(figure: Figure, by_layer: Mapping[int, Sequence[Row]], model: str) -> None:

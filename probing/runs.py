@@ -40,6 +40,12 @@ class Run:
     accuracy: list[dict[str, Any]]
     neurons: list[dict[str, Any]]
 
+    @property
+    def positions(self) -> list[dict[str, Any]]:
+        """A dict per layer and position, as in `positions.csv`; none where the task is no position."""
+        path = self.folder / "positions.csv"
+        return read_csv(path) if path.exists() else []
+
     def top(self, layer: int, n: int = 10) -> list[dict[str, Any]]:
         """Return the first `n` neurons of a layer's ranking.
 

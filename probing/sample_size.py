@@ -124,7 +124,7 @@ def _by_transform(rows: Iterable[Row]) -> dict[tuple[str, int], set[SampleSize]]
     """Return the different sizes of each transform and number of dimensions."""
     found: dict[tuple[str, int], set[SampleSize]] = {}
     for row in rows:
-        if row["transform"] in OF_COVARIANCE and (size := size_of(row)):
+        if row.get("transform") in OF_COVARIANCE and (size := size_of(row)):
             found.setdefault((row["transform"], size.n_dimensions), set()).add(size)
     return found
 

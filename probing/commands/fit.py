@@ -195,6 +195,7 @@ def option_problems(
 def _report(run: Run, where: str | None, quiet: bool) -> None:
     """Print the tables, what may be concluded of each layer's top neuron, and where everything is."""
     from probing import terminal
+    from probing.by_position import position_line
     from probing.geometry.report import transform_lines
     from probing.intervals import few_sentences
     from probing.ranking import conclusion
@@ -210,6 +211,8 @@ def _report(run: Run, where: str | None, quiet: bool) -> None:
         if len(controls_of(run.accuracy)) > 1:
             terminal.show(probes.controls_table(run.accuracy))
         for line in probes.penalty_lines(run.results.get("penalty", {})):
+            print(line)
+        if line := position_line([row for row in run.positions if row["layer"] == layers[-1]]):
             print(line)
         if len(layers) > 1:
             print(f"The other layers' rankings are in {run.folder / 'neurons.csv'}.")
