@@ -301,8 +301,8 @@ def _full_pass(sides: Sides, training: Training) -> dict[str, Any]:
     return {"n_train_tokens": sides.train.n_tokens, "tolerance": training.tolerance}
 
 
-# How far from their optimum controls may be, in nats: the third digit of their accuracy has settled by then, and nothing
-# is ranked. At ten times as much it was up to .0005 off, on the built-in model.
+# How far from their optimum controls may be, in nats: the third digit of their accuracy has settled by then, which was
+# up to .0005 off at ten times as much (on the built-in model), and nothing is ranked.
 CONTROL_TOLERANCE = 1e-4
 
 

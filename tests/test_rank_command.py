@@ -113,6 +113,9 @@ def test_planted_neurons_are_found_from_the_command_line(planted: Path, capsys: 
         assert value["anova", probe, "top", 4] > value["anova", probe, "bottom", 4]
     random_ones = [row for row in rows if (row["ranking"], row["probe"], row["k"]) == ("random", "gaussian", 1)]
     assert value["anova", "gaussian", "top", 1] >= max(row["accuracy"] for row in random_ones)
+    above = {(row["ranking"], row["probe"], row["from"], row["k"]): row["above_chance"] for row in rows}
+    assert "yes" in {above[name, "linear", "top", 4] for name in METHODS if name != "random"}
+    assert {above[name, "gaussian", "bottom", 1] for name in METHODS if name != "random"} == {"no"}
 
 
 def test_the_contribution_is_the_runs_own_ranking(plain: Path) -> None:
@@ -148,6 +151,15 @@ def test_every_ranking_is_judged_by_every_probe_at_both_ends(plain: Path) -> Non
         assert not (row["accuracy_low"] > row["accuracy"])
         assert not (row["accuracy"] > row["accuracy_high"])
         assert row["share_of_entropy"] <= 1
+        assert row["majority_accuracy"] == rows[0]["majority_accuracy"]
+    assert rows[0]["majority_accuracy"] == pytest.approx(load_run(plain).accuracy[3]["majority_accuracy"])
+    for probe in ("linear", "gaussian"):
+        for k in (3, 8):
+            own = [row for row in rows if (row["probe"], row["k"]) == (probe, k)]
+            best = max(row["accuracy"] for row in own if row["ranking"] == "random")
+            for row in (row for row in own if row["ranking"] != "random"):
+                above = row["accuracy_low"] > max(best, row["majority_accuracy"])
+                assert row["above_chance"] == ("yes" if above else "no")
     on_disk = read_csv(plain / "rankings" / "evaluation.csv")
     assert list(on_disk[0]) == list(EVALUATION_COLUMNS)
     assert [row["accuracy"] for row in on_disk] == [row["accuracy"] for row in rows]

@@ -96,7 +96,7 @@ def rank(
             beside random neurons and the last ones, and how many reach within 1 point of all.
         k: How many neurons the probes of `--evaluate` and `--curves` have (10,50,100); by default those of 10, 50,
             100, or of 1, 2, 5, 10, 20, 50, 100, 200, that are fewer than all.
-        draws: How many times random neurons are drawn for comparison; 5 by default, 10 with `--curves`.
+        draws: How many times random neurons are drawn for comparison (10).
         top: How many first neurons `--erase` keeps or removes, half of all at most.
         seed: Of random neurons, and of which tokens are used where not all are.
         cache: Folder of cached activations; the run's own by default.

@@ -10,6 +10,8 @@ from probing.terminal import plain_table
 
 # Neurons of a ranking that a screen shows.
 _SHOWN = 10
+# Marks accuracies that are no better than chance.
+_CHANCE = "°"
 
 
 def rankings_lines(rankings: Mapping[str, Sequence[Row]]) -> list[str]:
@@ -57,8 +59,10 @@ def _evaluation_table(rows: Sequence[Row]) -> Any:
     probe = {"linear": "a linear probe", "gaussian": "a Gaussian probe"}[rows[0]["probe"]]
     known = [row for row in rows if row["share_of_entropy"]]
     of = f" of {known[0]['mutual_information'] / known[0]['share_of_entropy']:.2f}" if known else ""
+    # Evaluations of earlier versions do not have it.
+    majority = f" (majority {rows[0]['majority_accuracy']:.3f})" if rows[0].get("majority_accuracy") else ""
     table = plain_table(
-        f"Layer {rows[0]['layer']}: accuracy of {probe} of the top or bottom k, and of the top's bits{of}"
+        f"Layer {rows[0]['layer']}: accuracy of {probe} of the top or bottom k{majority}, and of the top's bits{of}"
     )
     table.add_column("ranking", no_wrap=True)
     for heading in ("top", "bottom", "bits"):
@@ -73,7 +77,16 @@ def _evaluation_table(rows: Sequence[Row]) -> Any:
         bits = [max(row["mutual_information"] for row in ends[0] if row["k"] == k) for k in sizes]
         n_draws = max(row.get("draw") or 0 for row in of_ranking)
         name = f"{n_draws} draws, best | worst" if n_draws else ranking
-        table.add_row(name, *(f"{value:.3f}" for value in top + bottom), *(f"{value:.2f}" for value in bits))
+        is_above = {(row["from"], row["k"]): row.get("above_chance") != "no" for row in of_ranking}
+        shown = [
+            f"{value:.3f}" + _CHANCE * (not is_above.get((end, k), True))
+            for end, values in (("top", top), ("bottom", bottom))
+            for k, value in zip(sizes, values, strict=True)
+        ]
+        table.add_row(name, *shown, *(f"{value:.2f}" for value in bits))
+    if any(row.get("above_chance") == "no" for row in rows):
+        table.caption = f"{_CHANCE} no better than chance: its interval reaches the majority or one of the random draws"
+        table.caption_justify = "left"
     return table
 
 
