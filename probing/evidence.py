@@ -30,7 +30,7 @@ from probing.training import LayerFit, Training, train_variants
 VARIANT_TOLERANCE = 1e-3
 # How near the test cross-entropy of a probe without a neuron is to come to that of its optimum: to so many nats, or to
 # this share of what the training objective rises without the neuron.
-RESOLUTION, SHARE = 2e-5, 0.02
+RESOLUTION, SHARE = 1e-5, 0.005
 
 Callbacks = Callable[[str], Sequence[pl.Callback]]
 
