@@ -106,8 +106,8 @@ def evaluate(
 ) -> list[dict[str, Any]]:
     """Return a row for each ranking, probe, end and size, as in `evaluation.csv`; tested on the test tokens.
 
-    Neurons are above chance (`yes`) where the interval of their accuracy is above the majority class and each draw of as
-    many random neurons; these are not judged themselves.
+    Neurons are above chance (`yes`) where the interval of their accuracy is above the majority class and each draw of
+    as many random neurons; these are not judged themselves.
 
     Args:
         rankings: By name.

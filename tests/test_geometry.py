@@ -151,7 +151,7 @@ def test_stored_transforms_are_those_that_were_measured(made: Geometry) -> None:
 
 def test_explained_rows_have_every_source_for_outliers_and_others(made: Geometry) -> None:
     here = [row for row in made.explained if row["layer"] == 2 and row["special_tokens"] == "include"]
-    assert {row["source"] for row in here} == {"position", "frequency", "punctuation", "special", "all"}
+    assert {row["source"] for row in here} == {"position", "frequency", "token", "punctuation", "special", "all"}
     assert {row["kind"] for row in here if row["neuron"] == 11} == {"outlier"}
     assert len({row["neuron"] for row in here if row["kind"] == "random"}) == 10
     assert all(-1e-9 <= row["partial"] <= 1 and -1e-9 <= row["alone"] <= 1 for row in here)

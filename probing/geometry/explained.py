@@ -1,8 +1,10 @@
-"""What a neuron goes with: how much of its variance position, frequency, punctuation and special tokens explain.
+"""What a neuron goes with: its share of variance that position, frequency, tokens, punctuation, special tokens explain.
 
 Luo, Kulmizev & Mao (2021) trace outliers to position, Puccetti et al. (2022) to frequency. Frequent tokens are often
 punctuation, and these stand at the end: so all are put into one regression, by which each can be asked what it explains
-alone and what it adds to the others.
+alone and what it adds to the others. The most frequent tokens are few, and each may have a value of its own that has
+nothing to do with how frequent it is: so the commonest have a column each, and frequency adds to these only what holds
+among other tokens too.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ EXPLAINED_COLUMNS = (
     "layer", "neuron", "kind", "special_tokens", "source", "alone", "partial", "n_tokens",
 )  # fmt: skip
 
-SOURCES = ("position", "frequency", "punctuation", "special")
+SOURCES = ("position", "frequency", "token", "punctuation", "special")
 
 # Places that have a column of their own; those beyond share one.
 POSITIONS = 128
+# Tokens that have a column of their own, the commonest of the corpus.
+COMMONEST = 30
 # Regressors repeat each other along directions whose eigenvalue is below this share of the largest.
 _REPEATED = 1e-10
 # What is left of a neuron's squares is rounding if it is below this share of them.
@@ -39,8 +43,9 @@ class Regressors:
     """What may explain a neuron, token by token.
 
     Position is a column for each place. Frequency is the logarithm of how often the token is in the corpus and a column
-    for each octave of it, so that it is not held to a straight line where position is not. Special tokens have a column
-    each and no frequency. Sources may repeat each other, as [CLS] does place 0.
+    for each octave of it, so that it is not held to a straight line where position is not. The `COMMONEST` tokens have
+    a column each. Special tokens have one each too, and of frequency and the commonest tokens what the others have on
+    average, so that these do not tell them from the others. Sources may repeat each other, as [CLS] does place 0.
 
     Args:
         tokens: The table of tokens.
@@ -61,10 +66,31 @@ class Regressors:
         return np.unique(self.tokens.input_ids[self.tokens.special])
 
     @cached_property
+    def _common_places(self) -> NDArray[np.int64]:
+        """Which of the commonest each token id is, -1 for none of them."""
+        ids, special = self.tokens.input_ids, self.tokens.special
+        counts = np.bincount(ids[~special], minlength=int(ids.max()) + 1)
+        places = np.full(len(counts), -1)
+        commonest = np.argsort(-counts, kind="stable")[:COMMONEST]
+        places[commonest[counts[commonest] > 0]] = np.arange(int((counts[commonest] > 0).sum()))
+        return places
+
+    @cached_property
+    def _usual(self) -> Array:
+        """What tokens that are not special have on average in the columns of octaves and of the commonest tokens."""
+        plain, columns = ~self.tokens.special, self.columns
+        octaves, common = self._log_counts[plain].astype(np.int64), self._common_places[self.tokens.input_ids[plain]]
+        n_octaves = columns["frequency"].stop - columns["frequency"].start - 1
+        n_common = columns["token"].stop - columns["token"].start
+        counts = (np.bincount(octaves, minlength=n_octaves), np.bincount(common[common >= 0], minlength=n_common))
+        return np.concatenate(counts) / max(int(plain.sum()), 1)
+
+    @cached_property
     def columns(self) -> dict[str, slice]:
         """Which columns each source has; the first of all is the intercept."""
         places = min(POSITIONS, int(self.tokens.lengths.max()))
-        widths = (places, int(self._log_counts.max()) + 2, 1, len(self._special_ids))
+        n_common = int(self._common_places.max()) + 1
+        widths = (places, int(self._log_counts.max()) + 2, n_common, 1, len(self._special_ids))
         ends = 1 + np.cumsum([0, *widths])
         return {name: slice(int(a), int(b)) for name, a, b in zip(SOURCES, ends[:-1], ends[1:], strict=True)}
 
@@ -78,13 +104,17 @@ class Regressors:
         places = columns["position"]
         positions = np.minimum(self._positions[rows], places.stop - places.start - 1)
         x[every, places.start + positions] = 1
+        special = tokens.special[rows]
         frequency, log_counts = columns["frequency"].start, self._log_counts[rows]
         x[:, frequency] = log_counts
         x[every, frequency + 1 + log_counts.astype(np.int64)] = 1
+        common = self._common_places[tokens.input_ids[rows]]
+        known = np.flatnonzero(common >= 0)
+        x[known, columns["token"].start + common[known]] = 1
+        x[special, frequency + 1 : columns["token"].stop] = self._usual
         x[:, columns["punctuation"].start] = self.punctuation[rows]
-        special = np.flatnonzero(tokens.special[rows])
         ids = tokens.input_ids[rows][special]
-        x[special, columns["special"].start + np.searchsorted(self._special_ids, ids)] = 1
+        x[np.flatnonzero(special), columns["special"].start + np.searchsorted(self._special_ids, ids)] = 1
         return x
 
     @cached_property

@@ -163,7 +163,8 @@ def explained_bars(figure: Figure, explained: Sequence[Row], outliers: Sequence[
     here = [row for row in explained if row["special_tokens"] == which]
     looks = {
         "position": {"color": BLUE, "hatch": ""}, "frequency": {"color": "#f1c98b", "hatch": "//"},
-        "punctuation": {"color": "white", "hatch": ".."}, "special": {"color": "#bdbdbd", "hatch": ""},
+        "token": {"color": "#7f9f6a", "hatch": "xx"}, "punctuation": {"color": "white", "hatch": ".."},
+        "special": {"color": "#bdbdbd", "hatch": ""},
     }  # fmt: skip
     panels: list[tuple[str, list[Row]]] = [
         (f"neuron {neuron}", [row for row in here if row["neuron"] == neuron and row["kind"] == "outlier"])
@@ -171,13 +172,14 @@ def explained_bars(figure: Figure, explained: Sequence[Row], outliers: Sequence[
     ]
     panels.append(("mean of others", [row for row in here if row["kind"] == "random"]))
     figure.set_size_inches(1.4 + 1.9 * len(panels), 2.9)
+    width = 0.8 / len(looks)
     widest = max(len({row["layer"] for row in rows}) for _, rows in panels)  # bars are of one width in all panels
     for axes, (title, rows) in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True):
         layers = sorted({row["layer"] for row in rows})
         for i, (source, look) in enumerate(looks.items()):
             shares = [_mean([r["partial"] for r in rows if (r["layer"], r["source"]) == (k, source)]) for k in layers]
-            x = np.arange(len(layers)) + (i - 1.5) * 0.2
-            axes.bar(x, shares, 0.2, edgecolor="black", lw=0.5, label=source, **look)
+            x = np.arange(len(layers)) + (i - (len(looks) - 1) / 2) * width
+            axes.bar(x, shares, width, edgecolor="black", lw=0.5, label=source, **look)
         axes.set_xticks(range(len(layers)), [str(layer) for layer in layers], fontsize=7)
         axes.set_xlim(-0.5, widest - 0.5)
         axes.set_title(title, fontsize=9)

@@ -29,7 +29,7 @@ DEFINITIONS = {
     "argmax_share": "largest of",
     "layer_norm": "LayerNorm (layers)",
 }
-SOURCES = ("position", "frequency", "punctuation", "special", "all")
+SOURCES = ("position", "frequency", "token", "punctuation", "special", "all")
 
 # What helps where a covariance was fitted on too little.
 MORE_TEXT = "Fit it on more text with `--fit_corpus`, or keep fewer directions of whitening with `--components`."
