@@ -48,7 +48,7 @@ def accuracy_by_position(sides: Sides, layers: Sequence[int], weights: Sequence[
 def _by_class(
     test: Examples, layer: int, weight: Tensor, n_classes: int
 ) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Return for each class how many of its tokens each sentence that has any gets right, and how many there are."""
+    """Return for each class how many of its tokens each sentence, or document, that has any gets right, and has."""
     labels, sentences, right = [], [], []
     for batch in read(test, [layer]):
         predicted = (batch.hidden_states[0].to(weight.dtype) @ weight.T).argmax(1)
@@ -56,6 +56,8 @@ def _by_class(
         sentences.append(batch.sentences.numpy())
         right.append((predicted == batch.labels).numpy())
     of_class, of_sentence, is_right = (np.concatenate(parts) for parts in (labels, sentences, right))
+    if test.documents is not None:
+        of_sentence = test.documents[of_sentence]
     found = []
     for i in range(n_classes):
         own = of_class == i

@@ -151,8 +151,8 @@ class _Measure:
 
     def _rows(self, kind: str, chosen: Sequence[Chosen], fits: Sequence[LayerFit]) -> list[dict[str, Any]]:
         test, data = self.sides.test, self.data
-        n_tokens = test.tokens_by_sentence()
-        intervals = [accuracy_interval(fit.correct_by_sentence, n_tokens) for fit in fits]
+        n_tokens = test.clusters(test.tokens_by_sentence())
+        intervals = [accuracy_interval(test.clusters(fit.correct_by_sentence), n_tokens) for fit in fits]
         validation = _accuracies(self.sides.validation, fits, data.layer)
         return [
             {

@@ -117,7 +117,7 @@ def evaluate(
         draws: How many times as many neurons are drawn blindly.
     """
     test = sides.test
-    labels, n_tokens = torch.from_numpy(test.labels[test.labels >= 0]), test.tokens_by_sentence()
+    labels, n_tokens = torch.from_numpy(test.labels[test.labels >= 0]), test.clusters(test.tokens_by_sentence())
     majority = float((labels == int(sides.train.counts(len(sides.classes)).argmax())).double().mean())
     rows = []
     for k in sizes:
@@ -127,7 +127,7 @@ def evaluate(
             right = [float(found.correct_by_sentence.sum() / len(labels)) for found in judged]
             by_chance = [majority, *(a for c, a in zip(chosen, right, strict=True) if c.end == "random")]
             for choice, found, accuracy in zip(chosen, judged, right, strict=True):
-                low, high = accuracy_interval(found.correct_by_sentence, n_tokens)
+                low, high = accuracy_interval(test.clusters(found.correct_by_sentence), n_tokens)
                 bits = gaussian.entropy(labels) - found.cross_entropy / math.log(2)
                 rows.append({
                     "layer": data.layer, "ranking": choice.ranking, "probe": probe, "from": choice.end, "k": k,

@@ -171,11 +171,10 @@ def _rises(retraining: Retraining, evidence: Evidence, scores: Tensor) -> tuple[
         for n, start in zip(removed, starts, strict=True)
     ]
     whole, *changed = retraining.train(f"layer {fit.layer} without a neuron", problems, test=True)
-    n_tokens = sides.test.tokens_by_sentence()
+    clusters = sides.test.clusters
+    with_all, n_tokens = clusters(whole.cross_entropy_by_sentence), clusters(sides.test.tokens_by_sentence())
     rises = {
-        n: rise(
-            whole.cross_entropy_by_sentence, other.cross_entropy_by_sentence, n_tokens, whole.shift + other.shift
-        )
+        n: rise(with_all, clusters(other.cross_entropy_by_sentence), n_tokens, whole.shift + other.shift)
         for n, other in zip(removed, changed, strict=True)
     }  # fmt: skip
     return rises, drawn

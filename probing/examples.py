@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -78,12 +78,15 @@ class Examples:
         labels: Class of each token, -1 for tokens of another side or of no class, shape (n_tokens,).
         n_dropped: Tokens of this side whose label is no class.
         word_means: Whether activations are means over the pieces of a word, whose label is at its first.
+        documents: Which document each sentence of the corpus is of, shape (n_sentences,), where intervals are to be
+            over documents; over sentences if None.
     """
 
     store: Activations
     labels: NDArray[np.int32]
     n_dropped: int = 0
     word_means: bool = False
+    documents: NDArray[np.int64] | None = None
 
     @property
     def n_tokens(self) -> int:
@@ -98,6 +101,10 @@ class Examples:
         """Return how many examples each sentence of the corpus has, those of other sides 0, shape (n_sentences,)."""
         tokens = self.store.tokens
         return np.bincount(tokens.sentences[self.labels >= 0], minlength=tokens.n_sentences)
+
+    def clusters(self, sums: NDArray[Any]) -> NDArray[Any]:
+        """Return sums by sentence as they are, or added up by document where intervals are over these."""
+        return sums if self.documents is None else np.bincount(self.documents, weights=sums)
 
     def sentences(self) -> NDArray[np.int32]:
         """Return the sentences with at least one example, ascending."""
@@ -241,7 +248,13 @@ def _joined(first: Batch, second: Batch) -> Batch:
 
 
 def label(
-    store: Activations, corpus: Corpus, task: TokenTask, splits: Sequence[Split], classes: Labels, side: Split
+    store: Activations,
+    corpus: Corpus,
+    task: TokenTask,
+    splits: Sequence[Split],
+    classes: Labels,
+    side: Split,
+    by_document: bool = False,
 ) -> Examples:
     """Return one side's tokens with their classes.
 
@@ -252,9 +265,11 @@ def label(
         splits: Side of each sentence.
         classes: The labels that are classes, ascending.
         side: Which side.
+        by_document: Whether intervals are to be over documents, which the corpus then has.
     """
     labels, n_dropped = class_of_tokens(store.tokens, corpus, task, splits, classes, side)
-    return Examples(store, labels.astype(np.int32), n_dropped, task.word_means)
+    documents = np.array(corpus.documents) if by_document else None
+    return Examples(store, labels.astype(np.int32), n_dropped, task.word_means, documents)
 
 
 def class_of_tokens(

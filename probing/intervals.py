@@ -9,7 +9,9 @@ one degree of freedom less than there are clusters. `docs/intervals.md` has the 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,6 +153,36 @@ class _Ratio:
         if abs(a) < 1e-6:  # the limit, before rounding eats the difference from 1
             return quantile
         return float(3 / a * (np.cbrt(1 + a * (quantile - a / 6)) - 1))
+
+
+def few_clusters(results: Mapping[str, Any]) -> str | None:
+    """Return why a run has no intervals, a sentence for the reader; None where it has them.
+
+    Args:
+        results: As in `results.json`.
+    """
+    over = _over(results)
+    return few_sentences(over["n"], f"test {over['unit']}")
+
+
+def scope(results: Mapping[str, Any], test_corpus: str | None) -> str:
+    """Return what a run's intervals are over, or why there are none, as a sentence for the reader.
+
+    Args:
+        results: As in `results.json`.
+        test_corpus: The corpus that was tested on, if it is another than was trained on.
+    """
+    if few := few_clusters(results):
+        return few
+    over = _over(results)
+    of = test_corpus if test_corpus else "the same corpus; --test_corpus tests on another text"
+    return f"Intervals are over {over['n']:,} test {over['unit']}s, for others of {of}."
+
+
+def _over(results: Mapping[str, Any]) -> Mapping[str, Any]:
+    # Runs of earlier versions are over sentences.
+    over: Mapping[str, Any] | None = results.get("intervals_over")
+    return over or {"unit": "sentence", "n": results["n_sentences"]["test"]}
 
 
 def few_sentences(n: int, what: str = "test sentence") -> str | None:

@@ -141,11 +141,11 @@ def _known(sides: Sides, fit: LayerFit, loss: NDArray[np.float64]) -> dict[str, 
     """
     test, counts = sides.test, sides.train.counts(len(sides.classes))
     kept = test.labels >= 0
-    labels, n_tokens = test.labels[kept], test.tokens_by_sentence()
+    labels, n_tokens = test.labels[kept], test.clusters(test.tokens_by_sentence())
     constant = prior_cross_entropy_by_sentence(sides.train, test, len(sides.classes))
     saved = constant - loss
-    accuracy_low, accuracy_high = accuracy_interval(fit.correct_by_sentence, n_tokens)
-    information_low, information_high = mean_interval(saved, n_tokens)
+    accuracy_low, accuracy_high = accuracy_interval(test.clusters(fit.correct_by_sentence), n_tokens)
+    information_low, information_high = mean_interval(test.clusters(saved), n_tokens)
     return {
         "accuracy": float(fit.metrics["accuracy"]),
         "accuracy_low": accuracy_low,

@@ -148,9 +148,9 @@ def rise(
     """Return the rise of the cross-entropy, paired by sentence.
 
     Args:
-        with_it: Cross-entropy of each test sentence, summed over its tokens, in nats, shape (n_sentences,).
+        with_it: Cross-entropy of each test sentence, or document, summed over its tokens, in nats, shape (n,).
         without_it: The same of the probe without the neuron.
-        n_tokens: Test tokens of each sentence, shape (n_sentences,); sentences without any do not count.
+        n_tokens: Test tokens of each, shape (n,); those without any do not count.
         shift: How far both probes' mean test cross-entropies may be from those at their optima, taken together.
     """
     difference = without_it - with_it

@@ -19,7 +19,7 @@ from probing.by_position import POSITION_COLUMNS, accuracy_by_position
 from probing.columns import ACCURACY_COLUMNS, NEURON_COLUMNS, accuracy_flag, without_nan
 from probing.constant_answer import prior_cross_entropy_by_sentence
 from probing.contributions import class_contributions
-from probing.examples import Sides
+from probing.examples import Examples, Sides
 from probing.figures import write_figures
 from probing.intervals import accuracy_interval, difference_interval, mean_interval
 from probing.mdl import CodeLength
@@ -86,8 +86,8 @@ class Measured:
     def _accuracy_row(self, i: int) -> dict[str, Any]:
         fit, train, test, n_classes = self.fits[i], self.sides.train, self.sides.test, len(self.sides.classes)
         majority = int(train.counts(n_classes).argmax())
-        n_tokens = test.tokens_by_sentence()
-        low, high = accuracy_interval(fit.correct_by_sentence, n_tokens)
+        n_tokens = test.clusters(test.tokens_by_sentence())
+        low, high = accuracy_interval(test.clusters(fit.correct_by_sentence), n_tokens)
         row: dict[str, Any] = {
             "layer": fit.layer,
             **fit.metrics,
@@ -119,7 +119,7 @@ class Measured:
         test, n_classes = self.sides.test, len(self.sides.classes)
         prior = prior_cross_entropy_by_sentence(self.sides.train, test, n_classes)
         saved = prior - fit.cross_entropy_by_sentence
-        low, high = mean_interval(saved, test.tokens_by_sentence())
+        low, high = mean_interval(test.clusters(saved), test.clusters(test.tokens_by_sentence()))
         return {
             "prior_cross_entropy": float(prior.sum() / test.n_tokens),
             "information": float(saved.sum() / test.n_tokens),
@@ -132,7 +132,8 @@ class Measured:
         accuracies = [draw.metrics["accuracy"] for draw in draws]
         accuracy = float(np.mean(accuracies))
         difference = fit.correct_by_sentence - np.mean([draw.correct_by_sentence for draw in draws], axis=0)
-        interval = difference_interval(difference, self.sides.test.tokens_by_sentence())
+        test = self.sides.test
+        interval = difference_interval(test.clusters(difference), test.clusters(test.tokens_by_sentence()))
         low, high = widened(fit.metrics["accuracy"] - accuracy, interval, accuracies)
         return {f"{name}_accuracy": accuracy, f"above_{name}_low": low, f"above_{name}_high": high}
 
@@ -200,6 +201,7 @@ def write_summary(
         "penalty": dict(measured.penalty),
         "n_dropped_tokens": {side: examples.n_dropped for side, examples in named.items()},
         "n_sentences": {side: len(examples.sentences()) for side, examples in named.items()},
+        "intervals_over": intervals_over(sides.test),
         "timings": dict(timings),
         "layers": [
             {**without_nan(row), "converged": fit.converged, "n_passes": fit.n_passes, "objective": fit.objective}
@@ -209,6 +211,12 @@ def write_summary(
     path = folder / "results.json"
     path.write_text(json.dumps(results, indent=2))
     return path
+
+
+def intervals_over(test: Examples) -> dict[str, Any]:
+    """Return what the intervals of a run are over, and how many of these have test tokens."""
+    n = int((test.clusters(test.tokens_by_sentence()) > 0).sum())
+    return {"unit": "sentence" if test.documents is None else "document", "n": n}
 
 
 def versions() -> dict[str, str]:

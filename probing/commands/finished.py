@@ -189,9 +189,12 @@ def sides_of(finished: Finished, extract: Extraction) -> Sides:
     task = load_task(run.config["task"], run.config["task_args"])
     classes: Labels = np.array(run.results["classes"], dtype=np.int64 if task.ordinal else object)
 
+    # Runs of earlier versions are over sentences.
+    by_document = run.results.get("intervals_over", {}).get("unit") == "document"
+
     def examples(side: Split, part: int) -> Examples:
         store, corpus = extract.store(finished, finished.corpora[part]), finished.corpora[part]
-        return label_tokens(store, corpus, task, finished.splits[part], classes, side)
+        return label_tokens(store, corpus, task, finished.splits[part], classes, side, by_document and part == -1)
 
     sides = Sides(examples("train", 0), examples("validation", 0), examples("test", -1), classes, task.ordinal)
     if run.config.get("transform", "none") == "none":

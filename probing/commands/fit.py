@@ -37,6 +37,7 @@ def fit(
     dtype: Dtype = "float32",
     corpus: str = "builtin",
     test_corpus: str | None = None,
+    group_by: Literal["auto", "sentence", "document"] = "auto",
     max_length: int | None = None,
     batch_tokens: int | None = None,
     task: str = "position",
@@ -65,6 +66,8 @@ def fit(
         dtype: Of the forward pass and of what is cached.
         corpus: builtin, .txt (sentence a line), .conllu, .tsv, or .gz, hf:NAME?config=C&split=S&column=T, - (stdin).
         test_corpus: Test on this corpus, given like --corpus; the test part of --corpus then joins the training part.
+        group_by: What intervals are over: sentence or document; auto is document where the corpus tells its documents
+            (`# newdoc` in CoNLL-U, empty lines in .txt) and at least 20 are tested on.
         max_length: Longest tokenised sentence, special tokens included; the model's own limit by default.
         batch_tokens: Padded tokens in one forward pass, fixed when the cache entry is made.
         task: What is predicted, such as position.
@@ -104,7 +107,14 @@ def fit(
     wanted = chosen_controls(controls, token_task.ordinal)
     corpora, splits = read_corpora(corpus, test_corpus, seed, say)
     with terminal.quiet_libraries():
-        from probing.commands.preparation import control_sides, example_checks, label_sides, origin, penalised
+        from probing.commands.preparation import (
+            control_sides,
+            example_checks,
+            goes_by_document,
+            label_sides,
+            origin,
+            penalised,
+        )
         from probing.distributed import is_main_process
         from probing.evidence import Retraining, strengthened
         from probing.geometry.sides import transform_all
@@ -127,11 +137,12 @@ def fit(
             extract_all, source, corpora, layers, cached, trainer or {}, say, progress, dtype=dtype,
             max_length=max_length, batch_tokens=batch_tokens,
         )  # fmt: skip
+        by_document = goes_by_document(group_by, corpora[-1], splits[-1])
         weights_seed = seed if random_weights else None
         checks = example_checks(token_task, corpora, splits, probe, say)
         stores = extract(checks=checks, random_weights_seed=weights_seed)
         say_what_was_left_out(corpora, stores, say)
-        sides = label_sides(stores, corpora, splits, token_task)
+        sides = label_sides(stores, corpora, splits, token_task, by_document)
         others = control_sides(wanted, sides, corpora, extract, source, weights_seed, seed, say)
         fitted: dict[int, Any] = {}
         if transform != "none":
@@ -197,7 +208,7 @@ def _report(run: Run, where: str | None, quiet: bool) -> None:
     from probing import terminal
     from probing.by_position import position_line
     from probing.geometry.report import transform_lines
-    from probing.intervals import few_sentences
+    from probing.intervals import scope
     from probing.ranking import conclusion
     from probing.tables import probes
 
@@ -223,8 +234,8 @@ def _report(run: Run, where: str | None, quiet: bool) -> None:
                     f"Layer {layer}: the probe stopped up to {fitted['optimality_gap']:.1g} nats short of its optimum, "
                     "so this ranking may be the optimiser's rather than the data's."
                 )
-    if not quiet and (few := few_sentences(run.results["n_sentences"]["test"])):
-        print(few)
+    if not quiet:
+        print(scope(run.results, run.config["test_corpus"]))
     for line in transform_lines(run):
         print(line)
     say_where(run.folder, where)

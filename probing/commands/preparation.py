@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pytorch_lightning import Callback
@@ -15,6 +15,7 @@ from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, Split
 from probing.errors import UserError
 from probing.examples import Sides, choose_classes, class_of_tokens, label
+from probing.intervals import MIN_SENTENCES
 from probing.models import ModelSource, load_encoder, load_tokenizer, word_folding
 from probing.moments import Moments
 from probing.options import ProbeOptions
@@ -22,6 +23,8 @@ from probing.penalty_path import FIRST, PenaltyPath, choose_penalty, strength
 from probing.solvers import Penalty
 from probing.tasks import Labels, TokenTask
 from probing.training import Training
+
+GroupBy = Literal["auto", "sentence", "document"]
 
 
 def origin(store: ActivationStore) -> dict[str, Any]:
@@ -35,15 +38,48 @@ def label_sides(
     corpora: Sequence[Corpus],
     splits: Sequence[Sequence[Split]],
     task: TokenTask,
+    by_document: bool = False,
 ) -> Sides:
-    """Return the labelled tokens of each side; with two corpora, the second is the test side."""
+    """Return the labelled tokens of each side; with two corpora, the second is the test side.
+
+    Args:
+        stores: Activations of each corpus.
+        corpora: The corpora.
+        splits: Side of each of their sentences.
+        task: Gives the labels.
+        by_document: Whether intervals are over documents of the corpus that is tested on.
+    """
     classes = choose_classes(stores[0].tokens, corpora[0], task, splits[0])
     parts = {
-        side: label(stores[part], corpora[part], task, splits[part], classes, side)
+        side: label(
+            stores[part], corpora[part], task, splits[part], classes, side, by_document and part == len(corpora) - 1
+        )
         for part in range(len(corpora))
         for side in _sides_of(part, len(corpora))
     }
     return Sides(parts["train"], parts["validation"], parts["test"], classes, task.ordinal)
+
+
+def goes_by_document(group_by: GroupBy, corpus: Corpus, splits: Sequence[Split]) -> bool:
+    """Return whether intervals are over documents: left to itself, where at least `MIN_SENTENCES` are tested on.
+
+    Args:
+        group_by: As typed.
+        corpus: That is tested on.
+        splits: Side of each of its sentences.
+
+    Raises:
+        UserError: If documents were asked for and the corpus names none.
+    """
+    if group_by == "sentence" or (group_by == "auto" and corpus.documents is None):
+        return False
+    if corpus.documents is None:
+        raise UserError(
+            f"`--group_by document`: `{corpus.name}` does not say where documents begin; expected empty lines between "
+            "them in a .txt file, or `# newdoc` in CoNLL-U. Leave the option out for intervals over sentences."
+        )
+    tested = {document for document, split in zip(corpus.documents, splits, strict=True) if split == "test"}
+    return group_by == "document" or len(tested) >= MIN_SENTENCES
 
 
 def control_sides(

@@ -136,7 +136,7 @@ def rank(
         )
         from probing.evaluation import DRAWS, EVALUATION_COLUMNS, EVALUATION_KEY, SIZES
         from probing.evaluation import evaluate as judge
-        from probing.intervals import few_sentences
+        from probing.intervals import few_clusters
         from probing.knowledge import KNOWLEDGE_COLUMNS, KNOWLEDGE_KEY
         from probing.rankings import METHODS, read_layer
 
@@ -191,7 +191,7 @@ def rank(
         terminal.show(*made.tables())
     for line in curves_lines(curve_rows):
         print(line)
-    if (evaluation or erasure or curve_rows) and (few := few_sentences(run.results["n_sentences"]["test"])):
+    if (evaluation or erasure or curve_rows) and (few := few_clusters(run.results)):
         print(few)
     say_where(place, where)
     return made

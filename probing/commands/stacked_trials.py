@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from probing.cache import ActivationStore
-from probing.commands.preparation import example_checks, label_sides, origin, training_of
+from probing.commands.preparation import example_checks, goes_by_document, label_sides, origin, training_of
 from probing.commands.shared import extract_all, plain, read_corpora, say_what_was_left_out, tracking
 from probing.examples import Sides
 from probing.models import load_config, parse_layers, resolve_model
@@ -154,7 +154,8 @@ class _Data:
         else:
             for check, store in zip(checks, self.stores, strict=True):
                 check(store.tokens)
-        return label_sides(self.stores, corpora, splits, self.task), self.stores
+        by_document = goes_by_document(self.options["group_by"], corpora[-1], splits[-1])
+        return label_sides(self.stores, corpora, splits, self.task, by_document), self.stores
 
 
 class _Solved:

@@ -6,13 +6,14 @@ import hashlib
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Literal, TypeVar
 
 from probing.corpus.builtin import builtin_sentences
 from probing.corpus.files import read_lines
 from probing.corpus.hub import read_dataset
 from probing.corpus.labelled import read_labelled
-from probing.corpus.treebank import read_treebank
+from probing.corpus.treebank import documents_of, read_treebank
 from probing.errors import UserError
 
 Split = Literal["train", "validation", "test"]
@@ -35,6 +36,7 @@ class Corpus:
             words; None for running text.
         columns: What the source says of each word (CoNLL-U: `upos`, `head`, ...): under the name of each
             column, for each sentence, a value a word, as it was written.
+        documents: Which document each sentence is of, ascending; None where the source does not tell.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Corpus:
     n_repeated: int = 0
     words: tuple[tuple[str, ...], ...] | None = None
     columns: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
+    documents: tuple[int, ...] | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -71,6 +74,7 @@ class Corpus:
             sentences=pick(self.sentences),
             words=None if self.words is None else pick(self.words),
             columns={column: pick(values) for column, values in self.columns.items()},
+            documents=None if self.documents is None else pick(self.documents),
         )
 
 
@@ -94,22 +98,25 @@ def load_corpus(name: str, option: str = "--corpus") -> Corpus:
             else from_sentences(name, rows, option)
         )
     lines = read_lines(name, option)
-    for ending, read in ((".conllu", read_treebank), (".tsv", read_labelled)):
+    for ending, read, number in ((".conllu", read_treebank, documents_of), (".tsv", read_labelled, None)):
         if name.removesuffix(".gz").endswith(ending):
             columns = read(lines, f"{option} {name}")
-            return from_words(name, columns["form"], columns, option)
+            return from_words(name, columns["form"], columns, option, number and number(lines))
     return from_sentences(name, lines, option)
 
 
 def from_sentences(name: str, lines: Iterable[str], option: str = "--corpus") -> Corpus:
     """Build a corpus from lines: blanks collapsed, empty lines dropped, repeated sentences kept once.
 
+    Where there are empty lines between sentences, each divides two documents.
+
     Raises:
         UserError: If nothing is left.
     """
     cleaned = [_single_spaced(line) for line in lines]
     first, n_repeated = _distinct(cleaned, name, option)
-    return Corpus(name, tuple(cleaned[i] for i in first), n_repeated)
+    before = list(accumulate(not line for line in cleaned))
+    return Corpus(name, tuple(cleaned[i] for i in first), n_repeated, documents=_numbered([before[i] for i in first]))
 
 
 def from_words(
@@ -117,6 +124,7 @@ def from_words(
     sentences: Iterable[Sequence[str]],
     columns: Mapping[str, Sequence[tuple[str, ...]]] | None = None,
     option: str = "--corpus",
+    documents: Sequence[int] | None = None,
 ) -> Corpus:
     """Build a corpus from the words of each sentence, and columns with a value for each word.
 
@@ -130,7 +138,14 @@ def from_words(
     first, n_repeated = _distinct([sentence if any(sentence) else () for sentence in words], name, option)
     text = tuple(" ".join(filter(None, sentence)) for sentence in words)
     values = {column: tuple(rows) for column, rows in (columns or {}).items()}
-    return Corpus(name, text, n_repeated, tuple(words), values).subset(first)
+    corpus = Corpus(name, text, n_repeated, tuple(words), values).subset(first)
+    return replace(corpus, documents=_numbered([documents[i] for i in first]) if documents else None)
+
+
+def _numbered(marks: Sequence[int]) -> tuple[int, ...] | None:
+    """Return documents numbered from 0, given marks that ascend from one to the next; None where there is but one."""
+    numbers = {mark: i for i, mark in enumerate(sorted(set(marks)))}
+    return tuple(numbers[mark] for mark in marks) if len(numbers) > 1 else None
 
 
 def _single_spaced(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable
 
@@ -12,6 +13,8 @@ from probing.errors import UserError
 
 # form, lemma, upos, xpos, feats, head, deprel, deps, misc
 COLUMNS = DEFAULT_FIELDS[1:]
+
+_NEW_DOCUMENT = re.compile(r"#\s*newdoc\b")
 
 # Every column as it was written; the library would make dicts and numbers of some.
 _AS_WRITTEN = {field: lambda cells, i: cells[i] for field in DEFAULT_FIELDS}
@@ -52,6 +55,17 @@ def read_treebank(lines: Iterable[str], typed: str) -> dict[str, list[tuple[str,
             "put the words back first, as the treebank's README says."
         )
     return {name: [tuple(cells[i] for cells in sentence) for sentence in sentences] for i, name in enumerate(COLUMNS)}
+
+
+def documents_of(lines: Iterable[str]) -> list[int]:
+    """Return how many documents have begun (`# newdoc`) by the end of each sentence that `read_treebank` returns."""
+    found = [0]
+    for line in lines:
+        if not line.strip():
+            found.append(found[-1])
+        elif _NEW_DOCUMENT.match(line):
+            found[-1] += 1
+    return found
 
 
 def _cells(line: str) -> list[str]:

@@ -8,7 +8,7 @@ from probing.columns import Row, controls_of, ends, in_brackets, interval
 from probing.comparison import aligned
 from probing.decimals import two_decimals
 from probing.geometry.report import transform_sizes
-from probing.intervals import few_sentences
+from probing.intervals import scope
 from probing.page.sources import Agreement, Subject
 from probing.ranking import conclusion
 
@@ -37,8 +37,8 @@ def question(subject: Subject) -> str:
 
 def answer(subject: Subject) -> str:
     """Return what a run answers, in a paragraph."""
-    few = few_sentences(subject.run.results["n_sentences"]["test"])
-    sentences = [_accuracies(subject), few or "", _held_against(subject)]
+    over = scope(subject.run.results, subject.run.config.get("test_corpus"))
+    sentences = [_accuracies(subject), over, _held_against(subject)]
     sentences.append(conclusion(subject.ranked[subject.layers[-1]], subject.task))
     short = [row["layer"] for row in subject.run.results["layers"] if not row.get("converged", True)]
     if short:
