@@ -194,13 +194,14 @@ def extract_in_two_ranks(
 
 @pytest.mark.slow
 def test_two_ranks_give_the_bytes_of_one(
-    checkpoints: dict[str, Path], corpus_file: Path, uninterrupted: dict[str, bytes], tmp_path: Path
+    checkpoints: dict[str, Path], sentences: list[str], uninterrupted: dict[str, bytes], tmp_path: Path
 ) -> None:
     (tmp_path / "program.py").write_text(WITH_SMALL_SHARDS)
+    (tmp_path / "sentences.txt").write_text("\n".join(sentences))
     program = [str(tmp_path / "program.py")]
-    done = extract_in_two_ranks(program, checkpoints["bert"], corpus_file, tmp_path / "cache")
+    done = extract_in_two_ranks(program, checkpoints["bert"], tmp_path / "sentences.txt", tmp_path / "cache")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("tokens of 300 sentences") == 1  # the first rank alone speaks
+    assert done.stdout.count(f"tokens of {len(sentences)} sentences") == 1  # the first rank alone speaks
     found = contents(tmp_path / "cache")
     shards = [name for name in uninterrupted if "layer_" in name]
     assert {name: found[name] for name in shards} == {name: uninterrupted[name] for name in shards}

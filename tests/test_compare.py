@@ -103,7 +103,9 @@ def test_a_model_with_itself_goes_by_index_and_has_intervals(runs: Path, capsys:
         assert -1 <= row["low"] <= row["value"] <= row["high"] <= 1
         assert row["low"] < row["high"]
         assert row["value"] > 0.5  # other sentences, the same neurons
-        assert row["p_value"] < 0.05
+        # Of the 16 neurons of this untrained model, shuffled labels bring up much the same ones: 19 draws, so 1 in 20.
+        assert row["null"] == "shuffled_labels"
+        assert row["p_value"] >= row["p_uncorrected"] >= 0.05
     drawn = {f"{name}.{form}" for name in ("agreement", "accuracy") for form in ("png", "pdf")}
     assert {path.name for path in (runs / "c" / "figures").iterdir()} == drawn
 
