@@ -29,8 +29,9 @@ FIRST, WEAKEST, STRONGEST = -4, -20, 4
 # How near to its optimum a probe must come to be judged, in nats. At 1e-2 and 1e-3 the choice was the same, and mean
 # validation cross-entropies .0005 to .01 apart, where neighbours of the chosen penalty differed by .01 and more.
 TOLERANCE = 3e-3
-# A step that improves the mean by less ends the walk, in nats, and passes after which a probe is judged where it is:
-# where a layer tells everything, weaker penalties go on improving next to nothing, at ever more passes.
+# A step that improves the mean by less ends the walk, in nats: where a layer tells everything, weaker penalties go on
+# improving next to nothing, at ever more passes. So does one that leaves some probe away from its optimum after this many
+# passes: at a penalty so weak the run's own probes would hardly reach theirs.
 RESOLUTION, MOST_PASSES = 2e-3, 60
 
 
@@ -133,6 +134,8 @@ def choose_penalty(
 def walk(train: Callable[[float, Sequence[Tensor | None]], list[LayerFit]], n_layers: int) -> dict[int, list[LayerFit]]:
     """Train on the grid until a step no longer improves the mean, and return the probes by grid index.
 
+    A step towards weaker penalties whose probes do not come near their optima is left out and ends the walk.
+
     Towards weaker penalties first, where each probe starts from where the two before it point, which takes half the
     passes of starting from the one before; then, if the first was the best, towards stronger ones.
 
@@ -152,6 +155,9 @@ def walk(train: Callable[[float, Sequence[Tensor | None]], list[LayerFit]], n_la
         while index != end:
             index += step
             here = visit(index, [i for i in (index - step, index - 2 * step) if i in found])
+            if step < 0 and not all(fit.converged for fit in found[index]):
+                del found[index]
+                break
             if here > best - RESOLUTION:
                 break
             best = here

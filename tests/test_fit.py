@@ -58,7 +58,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(checkpoints: dict[str, Path], corpus: Path, place: Path) -> Run:
     made = fit(
         model=str(checkpoints["bert"]), corpus=str(corpus), runs=str(place), name="main", quiet=True, wandb=NO_WANDB,
-        task_args={"min_count": 5}, probe=ProbeOptions(l2=1e-4), **BARE,
+        task_args={"min_count": 5}, **BARE,
     )  # fmt: skip
     assert made is not None
     return made

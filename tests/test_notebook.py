@@ -10,7 +10,7 @@ from pathlib import Path
 
 CELLS = """
 from probing import ProbeOptions, fit, load_run
-run = fit(model=MODEL, corpus=CORPUS, runs=RUNS, name="first", controls="none", replicates=0, evidence="none",
+run = fit(model=MODEL, corpus=CORPUS, runs=RUNS, name="first", controls="none", replicates=0, evidence="none", probe={"l2": 1e-4},
           wandb={"mode": "disabled"})
 run
 # %%
@@ -21,7 +21,7 @@ run.top(2, n=3)
 same = fit(**load_run(run.folder).config, name="again")
 same.neurons == run.neurons and same.accuracy == run.accuracy
 # %%
-short = fit(**{**run.config, "probe": ProbeOptions(solver="adam"), "layer": 2, "trainer": {"max_epochs": 2}})
+short = fit(**{**run.config, "probe": ProbeOptions(l2=1e-4, solver="adam"), "layer": 2, "trainer": {"max_epochs": 2}})
 short.results["layers"][0]["converged"]
 # %%
 try:

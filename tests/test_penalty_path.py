@@ -37,16 +37,26 @@ TRAINING = Training(Penalty(0, 1e-4), "sd", "lbfgs", 1e-4, 0.01, 64, 3, 0)
 STEP = 0.1
 
 
-def follow(curve: Callable[[float], float]) -> tuple[list[float], list[int], list[list[float] | None]]:
-    """Walk along a known curve whose weights are the square of the grid index; return what was asked for."""
+def follow(
+    curve: Callable[[float], float], reachable: float = WEAKEST
+) -> tuple[list[float], list[int], list[list[float] | None]]:
+    """Walk along a known curve whose weights are the grid index; return what was asked for.
+
+    Args:
+        curve: Cross-entropy by grid index.
+        reachable: The weakest penalty at which both probes come near their optima.
+    """
     visited: list[float] = []
     starts: list[list[float] | None] = []
 
     def train(l2: float, begins: Sequence[torch.Tensor | None]) -> list[Any]:
         visited.append(l2)
         starts.append(None if begins[0] is None else [float(begin) for begin in begins if begin is not None])
-        at = 2 * np.log10(l2)
-        return [SimpleNamespace(metrics={"cross_entropy": curve(at)}, weight=torch.tensor(at)) for _ in range(2)]
+        at = round(2 * np.log10(l2))
+        probe = SimpleNamespace(
+            metrics={"cross_entropy": curve(at)}, weight=torch.tensor(at), converged=at >= reachable
+        )
+        return [probe, SimpleNamespace(**{**vars(probe), "converged": True})]
 
     found = walk(train, 2)
     return visited, sorted(found, reverse=True), starts
@@ -77,10 +87,17 @@ def test_a_walk_ends_where_it_no_longer_improves() -> None:
     assert max(found) == FIRST
 
 
+@pytest.mark.parametrize("reachable", [-7, FIRST, FIRST + 1])
+def test_a_penalty_at_which_probes_do_not_come_near_their_optima_is_not_chosen(reachable: int) -> None:
+    visited, found, _ = follow(lambda at: STEP * at, reachable)
+    assert min(found) == min(reachable, FIRST)  # where it begins is taken as it is
+    assert min(visited) == strength(min(reachable, FIRST) - 1)
+
+
 def test_each_step_begins_where_the_two_before_it_point() -> None:
     visited, _, starts = follow(lambda at: (at + 7) ** 2)
     assert starts[0] is None
-    at = [2 * np.log10(l2) for l2 in visited]
+    at = [round(2 * np.log10(l2)) for l2 in visited]
     assert starts[1] == pytest.approx([at[0]] * 2)
     assert starts[2] == pytest.approx([2 * at[1] - at[0]] * 2)
 

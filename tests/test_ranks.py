@@ -183,7 +183,7 @@ def assert_same_tables(one: Path, two: Path) -> None:
 # --- what two processes make ---
 
 MORE = ["--layer", "2", "--replicates", "2", "--controls", "shuffled", "--probe.l2", "0.01"]
-LESS = ["--layer", "2", "--probe.l2", "0.01", *BARE_ARGS]
+LESS = ["--layer", "2", *BARE_ARGS, "--probe.l2", "0.01"]
 
 
 @pytest.mark.parametrize(

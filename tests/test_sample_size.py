@@ -203,7 +203,8 @@ def test_fit_says_on_how_many_tokens_it_whitened_in_the_report_too(
 ) -> None:
     short = [" ".join(sentence.split()[:4]) for sentence in sentences]
     (tmp_path / "text.txt").write_text("".join(f"{sentence}\n" for sentence in dict.fromkeys(short)))
-    run = fit(corpus=str(tmp_path / "text.txt"), transform="whiten", probe={"tolerance": 1e-2}, **BARE, **options)
+    roughly = {**BARE, "probe": {"tolerance": 1e-2}}
+    run = fit(corpus=str(tmp_path / "text.txt"), transform="whiten", **roughly, **options)
     assert run is not None
     said = capsys.readouterr().out
     (line,) = transform_lines(run)[1:]
