@@ -30,8 +30,8 @@ FIRST, WEAKEST, STRONGEST = -4, -20, 4
 # validation cross-entropies .0005 to .01 apart, where neighbours of the chosen penalty differed by .01 and more.
 TOLERANCE = 3e-3
 # A step that improves the mean by less ends the walk, in nats: where a layer tells everything, weaker penalties go on
-# improving next to nothing, at ever more passes. So does one that leaves some probe away from its optimum after this many
-# passes: at a penalty so weak the run's own probes would hardly reach theirs.
+# improving next to nothing, at ever more passes. So does one that leaves some probe away from its optimum after this
+# many passes: at a penalty so weak the run's own probes would hardly reach theirs.
 RESOLUTION, MOST_PASSES = 2e-3, 60
 
 

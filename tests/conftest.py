@@ -29,8 +29,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("numeric")
 
 
-# A ranking without the evidence that takes more training: tests of other things need none.
-# A run of little more than its probes, at a penalty that is not chosen: on tiny models the choice takes longer than they.
+# A ranking without the evidence that takes more training, at a penalty that is not chosen, which on tiny models takes
+# longer than the probes: tests of other things need neither.
 BARE = {"replicates": 0, "controls": "none", "evidence": "none", "probe": {"l2": 1e-4}}
 BARE_ARGS = ["--replicates=0", "--controls=none", "--evidence=none", "--probe.l2=1e-4"]
 

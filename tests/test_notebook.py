@@ -10,8 +10,8 @@ from pathlib import Path
 
 CELLS = """
 from probing import ProbeOptions, fit, load_run
-run = fit(model=MODEL, corpus=CORPUS, runs=RUNS, name="first", controls="none", replicates=0, evidence="none", probe={"l2": 1e-4},
-          wandb={"mode": "disabled"})
+run = fit(model=MODEL, corpus=CORPUS, runs=RUNS, name="first", controls="none", replicates=0, evidence="none",
+          probe={"l2": 1e-4}, wandb={"mode": "disabled"})
 run
 # %%
 [row["layer"] for row in run.accuracy], len(run.neurons)
