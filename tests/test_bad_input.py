@@ -37,7 +37,7 @@ USUAL = {
         "--quiet",
         "--wandb.mode",
         "disabled",
-        *BARE_ARGS,
+        *(arg for arg in BARE_ARGS if "l2" not in arg),  # what is typed would go before what is in a file
     ],
     "extract": ["--model", "tiny", "--corpus", "sentences.txt", "--quiet"],
     "wic": ["--model", "tiny", "--quiet", "--wandb.mode", "disabled"],
