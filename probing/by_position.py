@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.columns import Row
-from probing.examples import Examples, Sides, read
-from probing.intervals import accuracy_interval
+from probing.distributed import sum_over_ranks
+from probing.examples import Examples, Sides, read_share
+from probing.intervals import NO_INTERVAL, accuracy_interval
 
 POSITION_COLUMNS = (
     "layer", "position", "accuracy", "accuracy_low", "accuracy_high", "n_train_tokens", "n_test_tokens",
@@ -21,22 +23,25 @@ PARTS = 3
 
 
 def accuracy_by_position(sides: Sides, layers: Sequence[int], weights: Sequence[Tensor]) -> list[dict[str, Any]]:
-    """Return a row per layer and position, as in `positions.csv`; test tokens of other positions do not count.
+    """Stream the test tokens, divided among ranks, and return a row per layer and position, as in `positions.csv`.
 
     Args:
-        sides: Examples of a task whose classes are numbers.
+        sides: Examples of a task whose classes are numbers; test tokens of other positions do not count.
         layers: Layer numbers.
         weights: Of each layer's probe, on raw hidden states, shape (n_classes, d_model).
     """
-    n_train = sides.train.counts(len(sides.classes))
+    test, n_train = sides.test, sides.train.counts(len(sides.classes))
     rows = []
     for layer, weight in zip(layers, weights, strict=True):
-        for i, (correct, n_tokens) in enumerate(_by_class(sides.test, layer, weight, len(sides.classes))):
-            n_test = int(n_tokens.sum())
-            low, high = accuracy_interval(correct, n_tokens) if n_test else (float("nan"), float("nan"))
+        right = _right(test, layer, weight)
+        for i, label in enumerate(sides.classes.tolist()):
+            of_class = test.labels == i
+            correct, n_tokens = (_by_cluster(test, tokens) for tokens in (of_class & right, of_class))
+            n_test = int(of_class.sum())
+            low, high = accuracy_interval(correct, n_tokens) if n_test else NO_INTERVAL
             rows.append(
                 {
-                    "layer": layer, "position": int(sides.classes[i]),
+                    "layer": layer, "position": label,
                     "accuracy": float(correct.sum() / n_test) if n_test else float("nan"),
                     "accuracy_low": low, "accuracy_high": high,
                     "n_train_tokens": int(n_train[i]), "n_test_tokens": n_test,
@@ -45,25 +50,19 @@ def accuracy_by_position(sides: Sides, layers: Sequence[int], weights: Sequence[
     return rows
 
 
-def _by_class(
-    test: Examples, layer: int, weight: Tensor, n_classes: int
-) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Return for each class how many of its tokens each sentence, or document, that has any gets right, and has."""
-    labels, sentences, right = [], [], []
-    for batch in read(test, [layer]):
+def _right(test: Examples, layer: int, weight: Tensor) -> NDArray[np.bool_]:
+    """Return which tokens a probe predicts rightly, shape (n_tokens,)."""
+    right = torch.zeros(len(test.labels), dtype=torch.uint8)
+    for batch in read_share(test, [layer]):
         predicted = (batch.hidden_states[0].to(weight.dtype) @ weight.T).argmax(1)
-        labels.append(batch.labels.numpy())
-        sentences.append(batch.sentences.numpy())
-        right.append((predicted == batch.labels).numpy())
-    of_class, of_sentence, is_right = (np.concatenate(parts) for parts in (labels, sentences, right))
-    if test.documents is not None:
-        of_sentence = test.documents[of_sentence]
-    found = []
-    for i in range(n_classes):
-        own = of_class == i
-        _, places = np.unique(of_sentence[own], return_inverse=True)
-        found.append((np.bincount(places, is_right[own]).astype(np.int64), np.bincount(places)))
-    return found
+        right[batch.rows] = (predicted == batch.labels).to(right)
+    return sum_over_ranks(right).numpy().astype(bool)
+
+
+def _by_cluster(test: Examples, tokens: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return how many of some tokens each sentence, or document, has."""
+    table = test.store.tokens
+    return test.clusters(np.bincount(table.sentences[tokens], minlength=table.n_sentences)).astype(np.int64)
 
 
 def position_line(rows: Sequence[Row]) -> str:

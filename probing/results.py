@@ -15,7 +15,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from probing.by_position import POSITION_COLUMNS, accuracy_by_position
+from probing.by_position import POSITION_COLUMNS
 from probing.columns import ACCURACY_COLUMNS, NEURON_COLUMNS, accuracy_flag, without_nan
 from probing.constant_answer import prior_cross_entropy_by_sentence
 from probing.contributions import class_contributions
@@ -49,6 +49,7 @@ class Measured:
         codes: How long the training labels are, encoded with each layer's activations; empty if not measured.
         penalty: The l2 penalty as `l2`, and how it was chosen, if it was.
         transform: What the activations were passed through, fitted on the training examples.
+        positions: A row per layer and position, as in `positions.csv`, where classes are numbers.
     """
 
     sides: Sides
@@ -59,6 +60,7 @@ class Measured:
     codes: Sequence[CodeLength] = ()
     penalty: Mapping[str, Any] = field(default_factory=dict)
     transform: str = "none"
+    positions: Sequence[dict[str, Any]] = ()
 
     def accuracy(self) -> list[dict[str, Any]]:
         """Return a row per layer, as in `accuracy.csv`."""
@@ -76,12 +78,6 @@ class Measured:
             for fit, evidence, flag in pairs
             for row in neuron_table(fit.layer, fit.weight, evidence, is_informative=not flag)
         ]
-
-    def positions(self) -> list[dict[str, Any]]:
-        """Return a row per layer and position, as in `positions.csv`; none where classes are no numbers."""
-        if not self.sides.ordinal:
-            return []
-        return accuracy_by_position(self.sides, [fit.layer for fit in self.fits], [fit.weight for fit in self.fits])
 
     def _accuracy_row(self, i: int) -> dict[str, Any]:
         fit, train, test, n_classes = self.fits[i], self.sides.train, self.sides.test, len(self.sides.classes)
@@ -156,22 +152,21 @@ def write(folder: Path, config: Mapping[str, Any], measured: Measured, model_nam
         config: The resolved configuration as plain values.
         measured: What the run found out.
         model_name: The model's short name, for titles.
-        draws: Whether figures are wanted, and the accuracy by position that one of them shows.
+        draws: Whether figures are wanted.
     """
     accuracy = measured.accuracy()
     neurons = measured.neurons([row["flag"] for row in accuracy])
     write_csv(folder / "accuracy.csv", accuracy, ACCURACY_COLUMNS)
     write_csv(folder / "neurons.csv", neurons, NEURON_COLUMNS)
-    positions = measured.positions() if draws else []
-    if positions:
-        write_csv(folder / "positions.csv", positions, POSITION_COLUMNS)
+    if measured.positions:
+        write_csv(folder / "positions.csv", measured.positions, POSITION_COLUMNS)
     (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False))
     _write_tensors(folder, measured, config["task"], config["model"])
     figures = []
     if draws:
-        figures = write_figures(folder / "figures", accuracy, neurons, config["task"], model_name, positions)
+        figures = write_figures(folder / "figures", accuracy, neurons, config["task"], model_name, measured.positions)
     names = ["config.yaml", "accuracy.csv", "neurons.csv", "probe.safetensors", "contributions.safetensors"]
-    names += ["positions.csv"] * bool(positions)
+    names += ["positions.csv"] * bool(measured.positions)
     names += ["replicates.safetensors"] * (measured.replicates is not None)
     return Written(accuracy, neurons, figures, [folder / name for name in names])
 

@@ -107,6 +107,7 @@ def fit(
     wanted = chosen_controls(controls, token_task.ordinal)
     corpora, splits = read_corpora(corpus, test_corpus, seed, say)
     with terminal.quiet_libraries():
+        from probing.by_position import accuracy_by_position
         from probing.commands.preparation import (
             control_sides,
             example_checks,
@@ -172,11 +173,13 @@ def fit(
                 replicates, evidence = 0, "none"
             retraining = Retraining(sides, layers, fits, training, trainer or {}, bar, seed)
             found, again = strengthened(streamed, retraining, replicates, evidence == "all")
+            weights = [fit.weight for fit in fits]
+            positions = accuracy_by_position(sides, layers, weights) if sides.ordinal else ()
             if folder is None or tracker is None:
                 return None
             watch.end("evidence")
             penalty = path.summary() if path else {"l2": probe.l2}
-            measured = Measured(sides, fits, found, held_against, again, codes, penalty, transform)
+            measured = Measured(sides, fits, found, held_against, again, codes, penalty, transform, positions)
             written = write(folder.path, config, measured, source.short_name)
             watch.end("rank")
             cached_of = {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))}
