@@ -11,9 +11,6 @@ from probing import permutation_moments, separation
 from probing.permutation import permute_within_sentences
 from probing.separation import Separation, SeparationAccumulator, neurons_at_a_time, upper_tail
 
-# Threads cost more than they give on so little data.
-torch.set_num_threads(1)
-
 
 def corpus(n_sentences, shortest=5, longest=15, seed=0):
     """Return labels (the place in the sentence) and sentences."""
