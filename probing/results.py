@@ -17,7 +17,7 @@ from torch import Tensor
 
 from probing.by_position import POSITION_COLUMNS
 from probing.columns import ACCURACY_COLUMNS, NEURON_COLUMNS, accuracy_flag, without_nan
-from probing.constant_answer import prior_cross_entropy_by_sentence
+from probing.constant_answer import constant_cross_entropy_by_sentence
 from probing.contributions import class_contributions
 from probing.examples import Examples, Sides
 from probing.figures import write_figures
@@ -113,7 +113,7 @@ class Measured:
     def _information(self, fit: LayerFit) -> dict[str, float]:
         """Return what a constant answer costs on the test tokens, and how much less the probe does, in nats a token."""
         test, n_classes = self.sides.test, len(self.sides.classes)
-        prior = prior_cross_entropy_by_sentence(self.sides.train, test, n_classes)
+        prior = constant_cross_entropy_by_sentence(self.sides.train, test, n_classes)
         saved = prior - fit.cross_entropy_by_sentence
         low, high = mean_interval(test.clusters(saved), test.clusters(test.tokens_by_sentence()))
         return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from probing.constant_answer import prior_cross_entropy_by_sentence
+from probing.constant_answer import constant_cross_entropy_by_sentence, prior_cross_entropy_by_sentence
 from probing.examples import Sides
 from probing.penalty_path import FIRST, STRONGEST, WEAKEST, PenaltyPath, choose_penalty, strength, walk
 from probing.solvers import Penalty
@@ -153,6 +154,23 @@ def test_the_prior_of_a_sentence_is_the_sum_of_its_tokens_log_shares(few: Sides)
     for label, sentence in zip(few.test.labels, few.test.store.tokens.sentences, strict=True):
         expected[sentence] -= np.log(shares[label]) if label >= 0 else 0.0
     np.testing.assert_allclose(prior_cross_entropy_by_sentence(few.train, few.test, len(few.classes)), expected)
+
+
+def test_the_constant_answer_is_uniform_where_the_shares_of_many_classes_are_noise(tmp_path: Path) -> None:
+    generator, tokens = np.random.default_rng(0), make_tokens([10] * 120)
+    data = sides(make_store(tmp_path / "store", [np.ones((tokens.n_tokens, 2))], tokens))
+    own = data.test.tokens_by_sentence()
+
+    def constant(labels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        drawn = data.each(lambda part: replace(part, labels=np.where(part.labels >= 0, labels, -1).astype(np.int32)))
+        found = constant_cross_entropy_by_sentence(drawn.train, drawn.test, 50)
+        shares = prior_cross_entropy_by_sentence(drawn.train, drawn.test, 50)
+        np.testing.assert_allclose(found, min(own * np.log(50), shares, key=np.sum))
+        return found
+
+    np.testing.assert_allclose(constant(generator.integers(50, size=tokens.n_tokens)), own * np.log(50))
+    common = np.where(generator.random(tokens.n_tokens) < 0.9, 0, generator.integers(50, size=tokens.n_tokens))
+    assert constant(common).sum() < 0.4 * own.sum() * np.log(50)
 
 
 def test_without_validation_tokens_there_is_nothing_to_choose_by(few: Sides) -> None:
