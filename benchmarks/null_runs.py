@@ -33,9 +33,10 @@ from torch import Tensor
 from probing.cache import Request, activations
 from probing.cache.plan import Plan, Shard
 from probing.cache.tokens import Tokens
+from probing.commands.preparation import label_sides
 from probing.commands.shared import cache_folder, read_corpora
 from probing.controls import shuffled
-from probing.examples import Activations, Sides, choose_classes, label
+from probing.examples import Activations, Sides
 from probing.models import resolve_model
 from probing.multiple_testing import discovery_rates
 from probing.ranking import FALSE_DISCOVERIES, Evidence, collect_evidence, neuron_table
@@ -182,14 +183,7 @@ def real_sides(model: str, layer: int, seed: int, say: Callable[[str], None]) ->
     """Return the labelled tokens of the built-in corpus with a model's activations."""
     (corpus,), (splits,) = read_corpora("builtin", None, seed, say)
     store = activations(Request(resolve_model(model), corpus, [layer]), cache_folder(None), {}, say)
-    task = Position()
-    classes = choose_classes(store.tokens, corpus, task, splits)
-    train, validation, test = (
-        label(store, corpus, task, splits, classes, "train"),
-        label(store, corpus, task, splits, classes, "validation"),
-        label(store, corpus, task, splits, classes, "test"),
-    )
-    return Sides(train, validation, test, classes, task.ordinal)
+    return label_sides([store], [corpus], [splits], Position())
 
 
 def main() -> None:

@@ -28,12 +28,13 @@ from scipy.stats import binomtest
 from probing.agreement import agreement
 from probing.cache import ActivationStore, Request, activations
 from probing.chance import STATISTICS
+from probing.commands.preparation import label_sides
 from probing.commands.shared import cache_folder, read_corpora
 from probing.common_neurons import Common, top_everywhere
 from probing.comparison import Ranked, Readings, compare_pair, cross_moments
 from probing.contributions import MagnitudeAccumulator, mean_contribution
 from probing.cross_moments import CrossMoments
-from probing.examples import Examples, Sides, choose_classes, label, read
+from probing.examples import Examples, Sides, read
 from probing.models import resolve_model
 from probing.null_labels import token_types
 from probing.null_rankings import null_rankings
@@ -172,14 +173,7 @@ def real_sides(model: str, layers: Sequence[int], n_sentences: int, say: Callabl
     corpus = replace(corpus, sentences=corpus.sentences[:n_sentences])
     splits = splits[:n_sentences]
     store = activations(Request(resolve_model(model), corpus, list(layers)), cache_folder(None), {}, say)
-    task = Position()
-    classes = choose_classes(store.tokens, corpus, task, splits)
-    train, validation, test = (
-        label(store, corpus, task, splits, classes, "train"),
-        label(store, corpus, task, splits, classes, "validation"),
-        label(store, corpus, task, splits, classes, "test"),
-    )
-    return Sides(train, validation, test, classes, task.ordinal)
+    return label_sides([store], [corpus], [splits], Position())
 
 
 def main() -> None:
