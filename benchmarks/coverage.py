@@ -24,19 +24,20 @@ from numpy.typing import NDArray
 from probing_tasks.position import Position
 
 from probing.cache import Request, activations
-from probing.commands.preparation import training_of
-from probing.commands.shared import cache_folder, read_corpora
-from probing.constant_answer import prior_cross_entropy_by_sentence
-from probing.controls import token_identity
+from probing.cli.options import ProbeOptions
+from probing.commands.folders import cache_folder
 from probing.corpus import Split
-from probing.examples import Sides, choose_classes, label
-from probing.intervals import ENDS, accuracy_interval, difference_interval, mean_interval
+from probing.corpus.sides import read_corpora
+from probing.data.constant_answer import prior_cross_entropy_by_sentence
+from probing.data.controls import token_identity
+from probing.data.examples import Sides, choose_classes, label
+from probing.evidence.leave_one_out import without
 from probing.models import load_encoder, resolve_model
-from probing.options import ProbeOptions
-from probing.probe import Problem
-from probing.removal import without
-from probing.solvers import Penalty
-from probing.training import layer_moments, train_probes, train_variants
+from probing.probes.linear import Problem
+from probing.probes.options import training_of
+from probing.probes.solvers import Penalty
+from probing.probes.training import layer_moments, train_probes, train_variants
+from probing.statistics.intervals import ENDS, accuracy_interval, difference_interval, mean_interval
 
 SIZES = (20, 50, 200, 1000)
 # Draws of the bootstrap that the intervals are compared with.
@@ -179,7 +180,7 @@ def main() -> None:
     splits = halves(len(corpus.sentences), options.seed)
     classes = choose_classes(store.tokens, corpus, task, splits)
     parts = [label(store, corpus, task, splits, classes, side) for side in ("train", "validation", "test")]
-    encoder = load_encoder(source, torch.float32, None)
+    encoder = load_encoder(source, None)
     quantities, n_tokens = population(Sides(*parts, classes, task.ordinal), encoder, layers)
     print(f"population: {len(n_tokens)} sentences, {n_tokens.sum()} tokens; {options.samples} samples a cell\n")
     rows = {

@@ -23,14 +23,16 @@ from numpy.typing import NDArray
 from probing_tasks.position import Position
 
 from probing.cache import Request, activations
-from probing.commands.shared import cache_folder, read_corpora
-from probing.examples import Examples, choose_classes, label
+from probing.commands.folders import cache_folder
+from probing.corpus.sides import read_corpora
+from probing.data.examples import Examples, choose_classes, label
+from probing.evidence.table import separation_of
 from probing.models import resolve_model
-from probing.multiple_testing import discovery_rates
-from probing.permutation import permute_within_sentences
-from probing.ranking import FALSE_DISCOVERIES, separation_of
-from probing.separation import SeparationAccumulator
-from probing.training import layer_moments
+from probing.probes.training import layer_moments
+from probing.statistics.multiple_testing import discovery_rates
+from probing.statistics.permutation import permute_within_sentences
+from probing.statistics.separation import SeparationAccumulator
+from probing.tables.columns import FALSE_DISCOVERIES
 
 Array = NDArray[np.float64]
 

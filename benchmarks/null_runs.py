@@ -33,15 +33,17 @@ from torch import Tensor
 from probing.cache import Request, activations
 from probing.cache.plan import Plan, Shard
 from probing.cache.tokens import Tokens
-from probing.commands.preparation import label_sides
-from probing.commands.shared import cache_folder, read_corpora
-from probing.controls import shuffled
-from probing.examples import Activations, Sides
+from probing.commands.folders import cache_folder
+from probing.corpus.sides import read_corpora
+from probing.data.controls import shuffled
+from probing.data.examples import Activations, Sides
+from probing.data.preparation import label_sides
+from probing.evidence.table import Evidence, collect_evidence, neuron_table
 from probing.models import resolve_model
-from probing.multiple_testing import discovery_rates
-from probing.ranking import FALSE_DISCOVERIES, Evidence, collect_evidence, neuron_table
-from probing.solvers import Penalty
-from probing.training import Training, layer_moments, train_probes
+from probing.probes.solvers import Penalty
+from probing.probes.training import Training, layer_moments, train_probes
+from probing.statistics.multiple_testing import discovery_rates
+from probing.tables.columns import FALSE_DISCOVERIES
 
 Column = NDArray[np.float64]
 

@@ -25,21 +25,22 @@ from numpy.typing import NDArray
 from probing_tasks.position import Position
 from scipy.stats import binomtest
 
-from probing.agreement import agreement
 from probing.cache import ActivationStore, Request, activations
-from probing.chance import STATISTICS
-from probing.commands.preparation import label_sides
-from probing.commands.shared import cache_folder, read_corpora
-from probing.common_neurons import Common, top_everywhere
-from probing.comparison import Ranked, Readings, compare_pair, cross_moments
-from probing.contributions import MagnitudeAccumulator, mean_contribution
-from probing.cross_moments import CrossMoments
-from probing.examples import Examples, Sides, read
+from probing.commands.folders import cache_folder
+from probing.comparison.agreement import agreement
+from probing.comparison.common_neurons import Common, top_everywhere
+from probing.comparison.cross_moments import CrossMoments
+from probing.comparison.pairs import Ranked, Readings, compare_pair, cross_moments
+from probing.comparison.permutation_null import STATISTICS
+from probing.corpus.sides import read_corpora
+from probing.data.examples import Examples, Sides, read
+from probing.data.null_labels import token_types
+from probing.data.preparation import label_sides
 from probing.models import resolve_model
-from probing.null_labels import token_types
-from probing.null_rankings import null_rankings
-from probing.solvers import Penalty
-from probing.training import LayerFit, Training, train_probes
+from probing.probes.solvers import Penalty
+from probing.probes.training import LayerFit, Training, train_probes
+from probing.rankings.contributions import MagnitudeAccumulator, mean_contribution
+from probing.rankings.null_rankings import null_rankings
 
 Kind = Literal["token", "word_type"]
 

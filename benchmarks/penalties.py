@@ -25,19 +25,20 @@ from torch import Tensor
 
 from probing.cache import Request, activations
 from probing.cache.store import ActivationStore
-from probing.commands.preparation import training_of
-from probing.commands.shared import cache_folder, read_corpora
-from probing.constant_answer import prior_cross_entropy_by_sentence
-from probing.contributions import MagnitudeAccumulator, mean_contribution
+from probing.cli.options import ProbeOptions
+from probing.commands.folders import cache_folder
 from probing.corpus import Corpus, Split
-from probing.examples import Sides, choose_classes, label, read
+from probing.corpus.sides import read_corpora
+from probing.data.constant_answer import prior_cross_entropy_by_sentence
+from probing.data.examples import Sides, choose_classes, label, read
 from probing.models import resolve_model
-from probing.options import ProbeOptions
-from probing.penalty_path import choose_penalty
-from probing.probe import Problem
-from probing.rank_similarity import places, spearman, top_overlap
-from probing.solvers import Penalty
-from probing.training import layer_moments, train_problems
+from probing.probes.linear import Problem
+from probing.probes.options import training_of
+from probing.probes.penalty_path import choose_penalty
+from probing.probes.solvers import Penalty
+from probing.probes.training import layer_moments, train_problems
+from probing.rankings.contributions import MagnitudeAccumulator, mean_contribution
+from probing.statistics.rank_similarity import places, spearman, top_overlap
 
 TOP = 10
 TOLERANCE = 1e-3

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from probing.cli.options import ProbeOptions as ProbeOptions
+    from probing.cli.options import WandbOptions as WandbOptions
     from probing.commands.compare import Comparison as Comparison
     from probing.commands.compare import compare as compare
     from probing.commands.fit import fit as fit
@@ -17,10 +19,8 @@ if TYPE_CHECKING:
     from probing.commands.sweep import sweep as sweep
     from probing.commands.wic import WordsInContext as WordsInContext
     from probing.commands.wic import wic as wic
-    from probing.options import ProbeOptions as ProbeOptions
-    from probing.options import WandbOptions as WandbOptions
-    from probing.runs import Run as Run
-    from probing.runs import load_run as load_run
+    from probing.runs.run import Run as Run
+    from probing.runs.run import load_run as load_run
 
 __version__ = "0.1.0"
 
@@ -38,10 +38,10 @@ _HOMES = {
     "sweep": "probing.commands.sweep",
     "WordsInContext": "probing.commands.wic",
     "wic": "probing.commands.wic",
-    "ProbeOptions": "probing.options",
-    "WandbOptions": "probing.options",
-    "Run": "probing.runs",
-    "load_run": "probing.runs",
+    "ProbeOptions": "probing.cli.options",
+    "WandbOptions": "probing.cli.options",
+    "Run": "probing.runs.run",
+    "load_run": "probing.runs.run",
 }
 __all__ = [
     "Comparison", "FinishedSweep", "ProbeOptions", "Rankings", "Run", "SentenceSimilarity", "WandbOptions",

@@ -23,7 +23,7 @@ COMMANDS = {
 
 def main() -> int:
     """Run the command line and return the exit status."""
-    from probing.commandline import run_process
+    from probing.cli.commandline import run_process
 
     return run_process(COMMANDS, sys.argv[1:])
 

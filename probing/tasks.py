@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.arguments import Place, checked
 from probing.cache.tokens import Tokens
+from probing.cli.arguments import Place, checked
 from probing.corpus import Corpus
 from probing.errors import UserError, did_you_mean
 

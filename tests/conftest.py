@@ -23,11 +23,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark as numeric the tests of all that computes."""
-    names = numeric_tests()
+    numeric = numeric_tests()
     for item in items:
-        if item.path.name in names:
+        if item.path in numeric:
             item.add_marker("numeric")
 
+
+ROOT = Path(__file__).parent.parent
 
 # A ranking without the evidence that takes more training, at a penalty that is not chosen, which on tiny models takes
 # longer than the probes: tests of other things need neither.
@@ -37,7 +39,7 @@ BARE_ARGS = ["--replicates=0", "--controls=none", "--evidence=none", "--probe.l2
 # Those that stand for the others where every family would take long.
 FAMILIES = ("bert", "roberta", "distilbert")
 # A real model of 12 blocks and 768 neurons, for tests marked `base`.
-BASE_MODEL = Path(__file__).parent.parent / "runs" / "models" / "all-mpnet-base-v2"
+BASE_MODEL = ROOT / "runs" / "models" / "all-mpnet-base-v2"
 # Blocks of each tiny model.
 N_LAYERS = {name: family.n_layers for name, family in ALL_FAMILIES.items()}
 

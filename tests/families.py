@@ -275,10 +275,10 @@ def readme_row(family: str, folder: Path) -> str:
     """Return a family's row in the README's table, from what its checkpoint does."""
     import torch
 
-    from probing.anatomy import examine
     from probing.models import load_encoder, resolve_model
+    from probing.models.anatomy import examine
 
-    encoder = load_encoder(resolve_model(str(folder)), torch.float32)
+    encoder = load_encoder(resolve_model(str(folder)))
     anatomy = examine(encoder)
     last = "the last block's output"
     if anatomy.blocks is None:
@@ -296,3 +296,19 @@ def readme_row(family: str, folder: Path) -> str:
     runs = "k blocks" if anatomy.blocks else "all blocks"
     padding = "padded" if anatomy.padding_is_neutral else "of equal length"
     return f"| {FAMILIES[family].title} | {FAMILIES[family].published} | {runs} | {last} | {padding} |"
+
+
+def masked_lm(folder: Path, family: str, sentences: list[str]) -> Path:
+    """Save a tiny model with its head, all parameters random."""
+    import torch
+    from transformers import AutoModelForMaskedLM
+
+    tokenizer = make_tokenizer(FAMILIES[family].tokenizer, sentences)
+    model = AutoModelForMaskedLM.from_config(FAMILIES[family].config(len(tokenizer)))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

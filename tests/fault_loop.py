@@ -38,7 +38,8 @@ LAYERS = [0, 1, 3]
 def processes() -> ForkServerContext:
     """Return what starts processes, from one that has imported the libraries but computed nothing: in milliseconds."""
     context = multiprocessing.get_context("forkserver")
-    probing = [f"probing.{name}" for name in ("commands.fit", "cache.extraction", "training", "results", "ranking")]
+    rooms = ("commands.fit", "cache.extraction", "probes.training", "runs.results", "evidence.table")
+    probing = [f"probing.{name}" for name in rooms]
     models = ["transformers.models.bert.modeling_bert"]
     context.set_forkserver_preload(["pytorch_lightning", "transformers", "matplotlib.pyplot", *models, *probing])
     return context
@@ -64,7 +65,7 @@ def extract_with_small_shards(
     from probing.cache import Request, activations
     from probing.corpus import from_sentences
     from probing.models import resolve_model
-    from probing.terminal import quiet_libraries
+    from probing.runtime.terminal import quiet_libraries
 
     small_shards(shard_tokens)
     with quiet_libraries():
@@ -101,7 +102,7 @@ def is_record(line: bytes) -> bool:
 def type_fit(status: Any, args: list[str], shard_tokens: int) -> None:
     """Type `probing fit` in this process and send its exit status."""
     from probing.__main__ import COMMANDS
-    from probing.commandline import run
+    from probing.cli.commandline import run
 
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  for the life of the process
     small_shards(shard_tokens)

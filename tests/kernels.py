@@ -41,13 +41,18 @@ _CHOICE = "numeric and not patient and not several and not fuzz"
 
 def computing() -> list[Path]:
     """Return the modules that compute, but for commands and pages."""
-    files = (file for file in sorted(PACKAGE.rglob("*.py")) if file.parent.name not in ("commands", "page"))
+    files = (file for file in sorted(PACKAGE.rglob("*.py")) if _room(file) not in ("commands", "page"))
     return [file for file in files if (found := _imported(file)) & _ARITHMETIC and not found & _ABOVE]
 
 
-def numeric_tests() -> set[str]:
-    """Return the names of the test files that are numeric: those named after a module that computes."""
-    return {name for file in computing() if (TESTS / (name := f"test_{file.stem}.py")).exists()}
+def numeric_tests() -> set[Path]:
+    """Return the test files that are numeric: those that stand where a module that computes does."""
+    places = (TESTS / file.relative_to(PACKAGE).with_name(f"test_{file.name}") for file in computing())
+    return {place for place in places if place.exists()}
+
+
+def _room(file: Path) -> str:
+    return file.relative_to(PACKAGE).parts[0]
 
 
 def _imported(file: Path) -> set[str]:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from probing import fit
-from probing.columns import BELOW_RESOLUTION, NEURON_COLUMNS
-from probing.runs import read_csv, write_csv
+from probing.tables.columns import BELOW_RESOLUTION, NEURON_COLUMNS
+from probing.tables.csv_files import read_csv, write_csv
 
 # Looser than usual: these probes only have to be there.
 QUICKLY: dict[str, Any] = {

@@ -16,9 +16,9 @@ from probing.cache.plan import Plan, divide
 from probing.cache.store import ActivationStore
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, Split
-from probing.examples import Examples, Sides, choose_classes, label
-from probing.solvers import Penalty
-from probing.training import LayerFit, Training, train_probes
+from probing.data.examples import Examples, Sides, choose_classes, label
+from probing.probes.solvers import Penalty
+from probing.probes.training import LayerFit, Training, train_probes
 
 Array = NDArray[np.float64]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import PACKAGE, SETTINGS, TESTS, computing, numeric_tests
+from kernels import PACKAGE, SETTINGS, computing, numeric_tests
 
 pytestmark = pytest.mark.numeric
 
@@ -32,7 +32,7 @@ def test_what_computes_and_needs_nothing_else_is_tested_by_numeric_tests() -> No
     while impure := {name for name in pure if imports[name] - pure}:
         pure -= impure
     assert len(pure) > 20
-    tested = set().union(*(_imports(TESTS / name) for name in numeric_tests()))
+    tested = set().union(*(_imports(file) for file in numeric_tests()))
     assert pure - tested == set()
 
 
@@ -40,7 +40,7 @@ def test_numeric_tests_carry_the_mark(request: pytest.FixtureRequest) -> None:
     numeric = numeric_tests()
     assert len(numeric) > 30
     for item in request.session.items:
-        if item.path.name in numeric:
+        if item.path in numeric:
             assert item.get_closest_marker("numeric")
 
 

@@ -17,9 +17,9 @@ import probing
 from conftest import BARE, BARE_ARGS
 from downstream_data import word_pairs, write_sts, write_wic
 from probing.__main__ import COMMANDS
-from probing.arguments import parse
-from probing.commandline import run
-from probing.trainer import check_trainer_options
+from probing.cli.arguments import parse
+from probing.cli.commandline import run
+from probing.runtime.trainer import check_trainer_options
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

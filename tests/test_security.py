@@ -25,10 +25,10 @@ from safetensors.torch import load_file
 import probing
 from conftest import BARE_ARGS
 from probing.__main__ import COMMANDS
-from probing.commandline import run
+from probing.cli.commandline import run
 from probing.errors import UserError
 from probing.models import load_config, load_encoder, load_tokenizer, resolve_model
-from probing.runs import load_run
+from probing.runs.run import load_run
 from probing.tracking import resolve_mode
 from wandb_server import WandbServer
 
@@ -69,7 +69,7 @@ def test_a_malicious_pickle_is_refused_and_not_run(
     else:
         weights.write_bytes(pickle.dumps({"embeddings": Malicious(evidence)}))
     with pytest.raises(UserError, match=r"cannot be loaded as safetensors or with weights_only.*save_pretrained"):
-        load_encoder(resolve_model(str(folder)), torch.float32)
+        load_encoder(resolve_model(str(folder)))
     assert not evidence.exists()
     pickle.loads(pickle.dumps(Malicious(evidence)))
     assert evidence.exists()  # the trap works
@@ -88,7 +88,7 @@ def test_the_older_format_is_read_as_weights_only(
         return loading(*args, **keywords)
 
     monkeypatch.setattr(torch, "load", spy)
-    load_encoder(resolve_model(str(folder)), torch.float32)
+    load_encoder(resolve_model(str(folder)))
     assert asked == [True]
 
 
@@ -120,7 +120,7 @@ def test_where_a_family_is_known_its_own_code_is_taken(their_code: Path, evidenc
     auto_map = {"AutoTokenizer": ["theirs.Tokenizer", "theirs.FastTokenizer"]}
     change(their_code / "tokenizer_config.json", auto_map=auto_map)
     source = resolve_model(str(their_code))
-    assert type(load_encoder(source, torch.float32)).__module__.startswith("transformers.")
+    assert type(load_encoder(source)).__module__.startswith("transformers.")
     assert type(load_tokenizer(source)).__module__.startswith("transformers.")
     assert not evidence.exists()
 

@@ -29,7 +29,7 @@ from benchmarks.contestants.files import forget, size
 def command(*args: str) -> dict[str, Any]:
     """Run a command and return `seconds`, what it cached, and what its `results.json` says."""
     from probing.__main__ import COMMANDS
-    from probing.commandline import run
+    from probing.cli.commandline import run
 
     with contextlib.redirect_stdout(io.StringIO()):
         start = time.perf_counter()
@@ -106,8 +106,8 @@ def export(entry: str, corpus: str, layer: str, seed: str, folder: str) -> dict[
 
     from probing.cache import ActivationStore
     from probing.corpus import assign_splits, load_corpus
-    from probing.examples import choose_classes, label, read
-    from probing.training import layer_moments
+    from probing.data.examples import choose_classes, label, read
+    from probing.probes.training import layer_moments
 
     store, text, task = ActivationStore(Path(entry)), load_corpus(corpus), Position()
     splits = assign_splits(text.sentences, int(seed))

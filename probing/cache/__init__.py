@@ -12,9 +12,9 @@ from probing.cache.plan import FORMAT, Plan, divide, fingerprint, shard_tokens
 from probing.cache.store import ActivationStore, DamagedCache, leftovers, not_written, remove
 from probing.cache.tokens import LONGEST, Tokens, tokenize
 from probing.corpus import Corpus
-from probing.distributed import end_together, is_main_process
 from probing.errors import RunError, UserError
 from probing.models import ModelSource, length_limits, load_config, load_encoder, load_tokenizer
+from probing.runtime.distributed import end_together, is_main_process
 
 __all__ = ["ActivationStore", "Request", "activations"]
 
@@ -173,14 +173,14 @@ def _description(request: Request) -> dict[str, Any]:
     import torch
     import transformers
 
-    import probing
+    from probing.runtime.versions import own_version
 
     return {
         "model": request.source.name,
         "revision": request.source.revision,
         "corpus": request.corpus.name,
         "versions": {
-            "probing": probing.__version__,
+            "probing": own_version(),
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
@@ -214,7 +214,7 @@ def _extract(
     end_together(trainer)
 
     def load() -> tuple[torch.nn.Module, int]:
-        encoder = load_encoder(request.source, getattr(torch, request.dtype), request.random_weights_seed)
+        encoder = load_encoder(request.source, request.random_weights_seed, request.dtype)
         return encoder, load_tokenizer(request.source).pad_token_id or 0
 
     run_extraction(load, folder, work, trainer)

@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from probing.anatomy import Anatomy, examine, hidden_states
 from probing.cache.plan import Plan, batches
 from probing.cache.store import ActivationStore, not_written
-from probing.distributed import launched
 from probing.errors import RunError
-from probing.interrupts import interrupts_pass
-from probing.permutation import permute_within_sentences
+from probing.models.anatomy import Anatomy, examine, hidden_states
+from probing.runtime.distributed import launched
+from probing.runtime.interrupts import interrupts_pass
+from probing.statistics.permutation import permute_within_sentences
 
 
 class Extraction(pl.LightningModule):

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probing.cache.plan import DTYPES, FORMAT, Plan, Shard, fingerprint
+from probing.cache.tensor_files import tensor_file
 from probing.cache.tokens import Tokens
 from probing.errors import RunError, UserError
-from probing.tensor_files import tensor_file
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.tensor_files import tensor_file
+from probing.cache.tensor_files import tensor_file
 
 # Sentences tokenised at a time: bounds the memory of the tokenizer's own objects.
 CHUNK = 1024

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from probing.cache.store import entries, leftovers, remove
-from probing.commands.shared import cache_folder
+from probing.commands.folders import cache_folder
 from probing.errors import RunError, UserError, out_of_range, refuse
 
 DAY_S = 86_400
@@ -25,7 +25,7 @@ def ls(cache: str | None = None) -> list[Path]:
     from rich import box
     from rich.table import Table
 
-    from probing.terminal import show
+    from probing.runtime.terminal import show
 
     folder = cache_folder(cache)
     found = entries(folder)

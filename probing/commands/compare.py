@@ -8,17 +8,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from probing.commands.shared import (
-    number_problems,
-    places,
-    plain,
-    say_where,
-    tracking,
-)
-from probing.distributed import refuse_several
+from probing.cli.option_values import number_problems, plain
+from probing.cli.options import WandbOptions, as_options
+from probing.commands.folders import places, say_where
 from probing.errors import RunError, UserError, out_of_range, refuse
-from probing.options import WandbOptions, as_options
-from probing.runs import Run, RunFolder, load_run, write_csv
+from probing.runs.folder import RunFolder
+from probing.runs.run import Run, load_run
+from probing.runs.tracked import tracking
+from probing.runtime.distributed import refuse_several
+from probing.tables.csv_files import write_csv
 from probing.tracking import resolve_mode
 
 # Draws beyond which nothing is gained that their training would be worth.
@@ -40,8 +38,8 @@ class Comparison:
     top_everywhere: list[dict[str, Any]]
 
     def __repr__(self) -> str:
+        from probing.runtime.terminal import render
         from probing.tables.agreement import agreement_tables
-        from probing.terminal import render
 
         return render(*agreement_tables(self.agreement)) + str(self.folder)
 
@@ -86,7 +84,7 @@ def compare(
     """
     wandb = as_options(WandbOptions, wandb, "wandb")
     config = plain(locals())
-    from probing import terminal
+    from probing.runtime import terminal
 
     refuse_several("compare")
     say = terminal.silence if quiet else terminal.say
@@ -109,10 +107,10 @@ def compare(
     made = [load_run(folder) for folder in folders or ()]
     made += [_fitted(model, options) for model in models or ()]
     with terminal.quiet_libraries():
-        from probing.commands.finished import Extraction, by_index, open_runs, pairs_of, ranked_of, with_shuffled
-        from probing.common_neurons import top_everywhere
-        from probing.intervals import few_sentences
-        from probing.trainer import check_trainer_options
+        from probing.comparison.common_neurons import top_everywhere
+        from probing.runs.finished import Extraction, by_index, open_runs, pairs_of, ranked_of, with_shuffled
+        from probing.runtime.trainer import check_trainer_options
+        from probing.statistics.intervals import few_sentences
 
         check_trainer_options(trainer or {}, "lbfgs")
         opened = open_runs(made, matching)
@@ -155,7 +153,7 @@ def _fit_options(
     options: Mapping[str, Any], given: Mapping[str, Any] | None, models: Sequence[str] | None
 ) -> dict[str, Any]:
     """Return the options of `fit` as keyword arguments, of those given and the comparison's own."""
-    from probing.arguments import Place, checked
+    from probing.cli.arguments import Place, checked
     from probing.commands.fit import fit
 
     if given and not models:
@@ -184,7 +182,7 @@ def _write(
     """Write tables and configuration, and return their paths."""
     import yaml
 
-    from probing.comparison import AGREEMENT_COLUMNS
+    from probing.comparison.pairs import AGREEMENT_COLUMNS
 
     write_csv(folder / "agreement.csv", rows, AGREEMENT_COLUMNS)
     write_csv(folder / "top_everywhere.csv", common, list(common[0]) if common else ["layer", "neuron"])
@@ -194,7 +192,7 @@ def _write(
 
 
 def _draw(folder: Path, rows: Sequence[Mapping[str, Any]], made: Mapping[str, Run]) -> list[Path]:
-    from probing.figures import write_comparison_figures
+    from probing.figures.probes import write_comparison_figures
 
     tasks = dict.fromkeys(run.config["task"] for run in made.values())
     accuracy = {label: run.accuracy for label, run in made.items()}

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from probing.commands.finished import trained_as
-from probing.examples import Sides
-from probing.knowledge import CONDITIONS, what_is_known
-from probing.runs import Run
-from probing.training import CONTROL_TOLERANCE
+from probing.data.examples import Sides
+from probing.evidence.usable_information import what_is_known
+from probing.probes.training import CONTROL_TOLERANCE
+from probing.runs.finished import trained_as
+from probing.runs.run import Run
+from probing.tables.rankings import CONDITIONS
 
 
 def top_problems(n_top: int, d_model: int) -> list[str]:
@@ -36,12 +37,12 @@ def erasure_rows(
         progress: Whether to show bars.
 
     Returns:
-        Rows as `probing.knowledge.what_is_known` returns them.
+        Rows as `probing.evidence.usable_information.what_is_known` returns them.
 
     Raises:
         ValueError: If `n_top` is not between 1 and half the neurons.
     """
-    from probing.terminal import training_progress
+    from probing.runtime.terminal import training_progress
 
     d_model = sides.train.store.plan.d_model
     rankings = {layer: [row["neuron"] for row in run.top(layer, d_model)] for layer in layers}

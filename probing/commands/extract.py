@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from probing.commands.shared import Dtype, Layers, cache_folder, extract_all, number_problems, say_what_was_left_out
+from probing.cache.corpora import extract_all, say_what_was_left_out
+from probing.cli.option_values import Dtype, Layers, number_problems
+from probing.commands.folders import cache_folder
 from probing.errors import refuse
 from probing.models import layer_numbers
 
@@ -45,11 +47,11 @@ def extract(
     Returns:
         The folder of the cache entry.
     """
-    from probing import terminal
     from probing.corpus import load_corpus
-    from probing.distributed import is_main_process
     from probing.models import load_config, parse_layers, resolve_model
-    from probing.trainer import check_trainer_options
+    from probing.runtime import terminal
+    from probing.runtime.distributed import is_main_process
+    from probing.runtime.trainer import check_trainer_options
 
     refuse(number_problems(seed, max_length, batch_tokens))
     layer_numbers(layer)

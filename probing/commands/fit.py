@@ -5,26 +5,19 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Literal
 
-from probing.columns import controls_of
-from probing.commands.shared import (
-    Dtype,
-    Layers,
-    defaults,
-    extract_all,
-    number_problems,
-    places,
-    plain,
-    read_corpora,
-    say_what_was_left_out,
-    say_where,
-    tracking,
-)
-from probing.commands.stopwatch import Stopwatch
-from probing.control_names import chosen_controls
-from probing.errors import out_of_range, refuse
+from probing.cache.corpora import extract_all, say_what_was_left_out
+from probing.cli.option_values import Dtype, Layers, defaults, option_problems, plain
+from probing.cli.options import ProbeOptions, WandbOptions, as_options
+from probing.commands.folders import places, say_where
+from probing.corpus.sides import read_corpora
+from probing.data.control_names import chosen_controls
+from probing.errors import refuse
 from probing.models import layer_numbers
-from probing.options import ProbeOptions, WandbOptions, as_options
-from probing.runs import Run, RunFolder, load_run, read_run
+from probing.runs.folder import RunFolder
+from probing.runs.run import Run, load_run, read_run
+from probing.runs.tracked import tracking
+from probing.runtime.stopwatch import Stopwatch
+from probing.tables.columns import controls_of
 from probing.tasks import load_task
 from probing.tracking import resolve_mode
 
@@ -94,7 +87,7 @@ def fit(
     """
     probe, wandb = as_options(ProbeOptions, probe, "probe"), as_options(WandbOptions, wandb, "wandb")
     config = plain(locals())
-    from probing import terminal
+    from probing.runtime import terminal
 
     say = terminal.silence if quiet else terminal.say
     progress = terminal.show_progress(quiet)
@@ -107,27 +100,21 @@ def fit(
     wanted = chosen_controls(controls, token_task.ordinal)
     corpora, splits = read_corpora(corpus, test_corpus, seed, say)
     with terminal.quiet_libraries():
-        from probing.by_position import accuracy_by_position
-        from probing.commands.preparation import (
-            control_sides,
-            example_checks,
-            goes_by_document,
-            label_sides,
-            origin,
-            penalised,
-        )
-        from probing.distributed import is_main_process
-        from probing.evidence import Retraining, strengthened
-        from probing.geometry.sides import transform_all
-        from probing.geometry.transforms import save
-        from probing.mdl import online_code
+        from probing.data.preparation import control_sides, example_checks, goes_by_document, label_sides, origin
+        from probing.evidence.by_position import accuracy_by_position
+        from probing.evidence.retraining import Retraining, strengthened
+        from probing.evidence.table import collect_evidence
         from probing.models import load_config, parse_layers, resolve_model
         from probing.page.build import build
         from probing.page.sources import source_of
-        from probing.ranking import collect_evidence
-        from probing.results import Measured, write, write_summary
-        from probing.trainer import check_trainer_options
-        from probing.training import layer_moments, train_controls, train_probes
+        from probing.probes.online_code import online_code
+        from probing.probes.options import penalised
+        from probing.probes.training import layer_moments, train_controls, train_probes
+        from probing.runs.results import Measured, write, write_summary
+        from probing.runtime.distributed import is_main_process
+        from probing.runtime.trainer import check_trainer_options
+        from probing.transforms.affine import save
+        from probing.transforms.of_examples import transform_all
 
         watch = Stopwatch()
         check_trainer_options(trainer or {}, probe.solver)
@@ -196,24 +183,14 @@ def fit(
     return run
 
 
-def option_problems(
-    probe: ProbeOptions, seed: int, max_length: int | None, batch_tokens: int | None, replicates: int
-) -> list[str]:
-    """Return what is wrong with numbers whatever the model and the corpus; one bootstrap alone has no range."""
-    problems = probe.problems() + number_problems(seed, max_length, batch_tokens)
-    if replicates == 1:
-        return [*problems, "`--replicates 1` has no range to show: expected 0 or at least 2"]
-    return problems + out_of_range("replicates", replicates, 0)
-
-
 def _report(run: Run, where: str | None, quiet: bool) -> None:
     """Print the tables, what may be concluded of each layer's top neuron, and where everything is."""
-    from probing import terminal
-    from probing.by_position import position_line
-    from probing.geometry.report import transform_lines
-    from probing.intervals import scope
-    from probing.ranking import conclusion
+    from probing.evidence.by_position import position_line
+    from probing.runtime import terminal
+    from probing.statistics.intervals import scope
     from probing.tables import probes
+    from probing.tables.conclusions import conclusion
+    from probing.tables.geometry import transform_lines
 
     layers = [row["layer"] for row in run.accuracy]
     if quiet:
@@ -239,6 +216,6 @@ def _report(run: Run, where: str | None, quiet: bool) -> None:
                 )
     if not quiet:
         print(scope(run.results, run.config["test_corpus"]))
-    for line in transform_lines(run):
+    for line in transform_lines(run.transform, run.accuracy):
         print(line)
     say_where(run.folder, where)

@@ -8,23 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from probing.choices import chosen
-from probing.commands.shared import (
-    Dtype,
-    Layers,
-    extract_all,
-    number_problems,
-    places,
-    plain,
-    say_what_was_left_out,
-    say_where,
-    tracking,
-)
-from probing.commands.stopwatch import Stopwatch
+from probing.cache.corpora import extract_all, say_what_was_left_out
+from probing.cli.choices import chosen
+from probing.cli.option_values import Dtype, Layers, number_problems, plain
+from probing.cli.options import WandbOptions, as_options
+from probing.commands.folders import places, say_where
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import ModelSource, layer_numbers
-from probing.options import WandbOptions, as_options
-from probing.runs import RunFolder
+from probing.runs.folder import RunFolder
+from probing.runs.tracked import tracking
+from probing.runtime.stopwatch import Stopwatch
 from probing.tracking import resolve_mode
 
 Definition = Literal["argmin_share", "argmax_share", "mean_profile", "layer_norm", "variance"]
@@ -56,13 +49,13 @@ class Geometry:
 
     def tables(self) -> list[Any]:
         """Return what was measured as rich tables."""
-        from probing.geometry.inside_report import inside_tables
-        from probing.geometry.report import tables
+        from probing.internals.inside_report import inside_tables
+        from probing.tables.geometry import tables
 
         return [*tables(self), *inside_tables(self.smoothing, self.interventions)]
 
     def __repr__(self) -> str:
-        from probing.terminal import render
+        from probing.runtime.terminal import render
 
         return render(*self.tables()) + str(self.folder)
 
@@ -136,7 +129,7 @@ def geometry(
     """
     wandb = as_options(WandbOptions, wandb, "wandb")
     config = plain(locals())
-    from probing import terminal
+    from probing.runtime import terminal
 
     say = terminal.silence if quiet else terminal.say
     refuse(
@@ -154,18 +147,18 @@ def geometry(
     if fit_corpus == corpus == "-":
         raise UserError("`--fit_corpus -`: standard input is read once; give one of the two as a file.")
     with terminal.quiet_libraries():
-        from probing.commands import inside
-        from probing.commands.preparation import origin
         from probing.corpus import load_corpus
-        from probing.distributed import is_main_process
+        from probing.data.preparation import origin
         from probing.geometry.figures import write_figures
-        from probing.geometry.inside_report import write_inside_figures
         from probing.geometry.layers import ESTIMATORS
         from probing.geometry.results import tables_of, write, write_summary
         from probing.geometry.survey import Plan, survey
-        from probing.geometry.transforms import KINDS, Fitting
+        from probing.internals import measuring as inside
+        from probing.internals.inside_report import write_inside_figures
         from probing.models import load_config, parse_layers, resolve_model
-        from probing.trainer import check_trainer_options
+        from probing.runtime.distributed import is_main_process
+        from probing.runtime.trainer import check_trainer_options
+        from probing.transforms.affine import KINDS, Fitting
 
         watch = Stopwatch()
         kinds = chosen("--transforms", transforms, KINDS, "none")
@@ -258,18 +251,16 @@ def _check_tokens(tokens: Any, special_tokens: str) -> None:
 
 def _encoder(source: ModelSource, weights_seed: int | None) -> tuple[Any, Any]:
     """Return the model, whose parameters are looked at, and its tokenizer, which knows punctuation."""
-    import torch
-
     from probing.models import load_encoder, load_tokenizer
 
-    return load_encoder(source, torch.float32, weights_seed), load_tokenizer(source)
+    return load_encoder(source, weights_seed), load_tokenizer(source)
 
 
 def _report(made: Geometry, clipped: Mapping[int, Sequence[int]], where: str | None, quiet: bool) -> None:
     """Print the tables, what they say in a sentence each, and where everything is."""
-    from probing import terminal
-    from probing.geometry.inside_report import inside_conclusions
-    from probing.geometry.report import conclusions
+    from probing.internals.inside_report import inside_conclusions
+    from probing.runtime import terminal
+    from probing.tables.geometry import conclusions
 
     if not quiet:
         terminal.show(*made.tables())

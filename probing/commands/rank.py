@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from probing.commands.shared import Layers, cache_folder, number_problems, plain, say_where, writable_folder
-from probing.distributed import refuse_several
+from probing.cli.option_values import Layers, number_problems, plain
+from probing.cli.options import WandbOptions, as_options
+from probing.commands.folders import cache_folder, say_where, writable_folder
 from probing.errors import UserError, did_you_mean, out_of_range, refuse
 from probing.models import layer_numbers
-from probing.options import WandbOptions, as_options
-from probing.rankings_folder import (
+from probing.runs.rankings import (
     RANKING_COLUMNS,
     RANKING_KEY,
     Table,
@@ -21,7 +21,8 @@ from probing.rankings_folder import (
     write_tables,
     writing,
 )
-from probing.runs import Row, Run, load_run
+from probing.runs.run import Row, Run, load_run
+from probing.runtime.distributed import refuse_several
 from probing.tables.rankings import (
     curves_lines,
     curves_tables,
@@ -61,7 +62,7 @@ class Rankings:
         ]
 
     def __repr__(self) -> str:
-        from probing.terminal import render
+        from probing.runtime.terminal import render
 
         return render(*self.tables()) + str(self.folder)
 
@@ -108,7 +109,7 @@ def rank(
     """
     wandb = as_options(WandbOptions, wandb, "wandb")
     config = plain(locals())
-    from probing import terminal
+    from probing.runtime import terminal
 
     refuse_several("rank")
     say = terminal.silence if quiet else terminal.say
@@ -124,9 +125,13 @@ def rank(
     place = writable_folder(run.folder / "rankings", f"rank {run.folder}", "copy the run to a folder of yours")
     cached = cache_folder(cache or run.config["cache"], str(run.folder.parent))
     with terminal.quiet_libraries():
-        from probing import curves as how_many
         from probing.commands.erase import erasure_rows, top_problems
-        from probing.commands.finished import (
+        from probing.evidence.usable_information import KNOWLEDGE_COLUMNS, KNOWLEDGE_KEY
+        from probing.rankings import neuron_counts as how_many
+        from probing.rankings.evaluation import DRAWS, EVALUATION_COLUMNS, EVALUATION_KEY, SIZES
+        from probing.rankings.evaluation import evaluate as judge
+        from probing.rankings.methods import METHODS, read_layer
+        from probing.runs.finished import (
             Extraction,
             check_contributions,
             open_runs,
@@ -134,11 +139,7 @@ def rank(
             probe_weight,
             sides_of,
         )
-        from probing.evaluation import DRAWS, EVALUATION_COLUMNS, EVALUATION_KEY, SIZES
-        from probing.evaluation import evaluate as judge
-        from probing.intervals import few_clusters
-        from probing.knowledge import KNOWLEDGE_COLUMNS, KNOWLEDGE_KEY
-        from probing.rankings import METHODS, read_layer
+        from probing.statistics.intervals import few_clusters
 
         methods = _methods(method or ("contribution" if erase or curves else "all"), METHODS)
         if curves and methods == ["random"]:
@@ -255,7 +256,7 @@ def _track(
     figures: Sequence[Path],
 ) -> str | None:
     """Log tables and figures to W&B and return where they are to be seen; `rank` may replace files, which stay out."""
-    from probing.terminal import say
+    from probing.runtime.terminal import say
 
     tracker = Tracker(options, folder, name, config, say)
     tracker.log_results([], [], figures, [], tables)

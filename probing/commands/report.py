@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from probing.errors import UserError, as_clause
-from probing.runs import PARTIAL
+from probing.runs.folder import PARTIAL
 
 
 def report(folders: list[str] | None = None, output: str | None = None) -> Path:
@@ -33,11 +33,11 @@ def report(folders: list[str] | None = None, output: str | None = None) -> Path:
         else _default(folders, sources.agreement.folder if sources.agreement else None)
     )
     _check(path, f"--output {path}")
-    from probing import terminal
+    from probing.runtime import terminal
 
     with terminal.quiet_libraries():
+        from probing.cli.option_values import defaults
         from probing.commands.fit import fit
-        from probing.commands.shared import defaults
         from probing.page.build import build
 
         content = build(sources, defaults(fit))

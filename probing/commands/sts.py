@@ -7,23 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from probing.commands.shared import (
-    Dtype,
-    Layers,
-    extract_all,
-    number_problems,
-    places,
-    plain,
-    say_what_was_left_out,
-    say_where,
-    tracking,
-)
-from probing.commands.stopwatch import Stopwatch
-from probing.downstream.space_names import Definition
+from probing.cache.corpora import extract_all, say_what_was_left_out
+from probing.cli.option_values import Dtype, Layers, number_problems, plain
+from probing.cli.options import WandbOptions, as_options
+from probing.commands.folders import places, say_where
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import layer_numbers
-from probing.options import WandbOptions, as_options
-from probing.runs import RunFolder
+from probing.runs.folder import RunFolder
+from probing.runs.tracked import tracking
+from probing.runtime.stopwatch import Stopwatch
+from probing.tables.space_names import Definition
 from probing.tracking import resolve_mode
 
 
@@ -42,8 +35,8 @@ class SentenceSimilarity:
     chosen: list[dict[str, Any]]
 
     def __repr__(self) -> str:
-        from probing.downstream.tables import sts_tables
-        from probing.terminal import render
+        from probing.runtime.terminal import render
+        from probing.tables.downstream import sts_tables
 
         return render(*sts_tables(self.layers, self.chosen)) + str(self.folder)
 
@@ -104,13 +97,13 @@ def sts(
     """
     wandb = as_options(WandbOptions, wandb, "wandb")
     config = plain(locals())
-    from probing import terminal
-    from probing.choices import chosen as named
+    from probing.cli.choices import chosen as named
     from probing.corpus import load_corpus
     from probing.downstream.pooling_names import POOLINGS
-    from probing.downstream.sentence_similarity import reported
-    from probing.downstream.space_names import SPACES, Space
-    from probing.downstream.sts import READABLE, read_sts
+    from probing.downstream.sts.dataset import READABLE, read_sts
+    from probing.downstream.sts.sentence_similarity import reported
+    from probing.runtime import terminal
+    from probing.tables.space_names import SPACES, Space
 
     say = terminal.silence if quiet else terminal.say
     progress = terminal.show_progress(quiet)
@@ -137,9 +130,13 @@ def sts(
     elif fit_on not in ("train", "target"):
         outside = load_corpus(fit_on, "--fit_on")
     with terminal.quiet_libraries():
-        from probing.commands.downstream import write_results
-        from probing.commands.preparation import origin
-        from probing.commands.sentence_vectors import (
+        from probing.data.preparation import origin
+        from probing.downstream.figures import write_sts_figure
+        from probing.downstream.fitting import write_results
+        from probing.downstream.pooling import FIRST
+        from probing.downstream.spaces import Fitting
+        from probing.downstream.sts import sentence_similarity as sentences
+        from probing.downstream.sts.sentence_vectors import (
             Vectors,
             check_text_to_fit_on,
             described,
@@ -148,14 +145,10 @@ def sts(
             fitted_texts,
             similarities,
         )
-        from probing.distributed import is_main_process
-        from probing.downstream import sentence_similarity as sentences
-        from probing.downstream.figures import write_sts_figure
-        from probing.downstream.pooling import FIRST
-        from probing.downstream.spaces import Fitting
-        from probing.downstream.static import read_static
+        from probing.downstream.sts.static import read_static
         from probing.models import load_config, parse_layers, resolve_model
-        from probing.trainer import check_trainer_options
+        from probing.runtime.distributed import is_main_process
+        from probing.runtime.trainer import check_trainer_options
 
         watch = Stopwatch()
         fitting = Fitting(spaces, definition, components, seed)
@@ -223,8 +216,8 @@ def _curves(rows: Sequence[dict[str, Any]], pooling: str) -> list[dict[str, Any]
 
 def _report(found: SentenceSimilarity, where: str | None, quiet: bool) -> None:
     """Print the tables and where everything is."""
-    from probing import terminal
-    from probing.downstream.tables import sts_lines, sts_tables
+    from probing.runtime import terminal
+    from probing.tables.downstream import sts_lines, sts_tables
 
     if not quiet:
         terminal.show(*sts_tables(found.layers, found.chosen))

@@ -13,17 +13,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from probing.arguments import read_yaml
-from probing.commands.shared import places, say_where
-from probing.commands.trial_options import TrialOptions
-from probing.distributed import refuse_several
+from probing.cli.arguments import read_yaml
+from probing.cli.options import WandbOptions, as_options
+from probing.commands.fit import fit as fit_command
+from probing.commands.folders import places, say_where
 from probing.errors import UserError, as_clause, out_of_range, refuse
-from probing.interrupts import interrupt_behind
-from probing.options import WandbOptions, as_options
-from probing.runs import load_run, write_csv
+from probing.runs.run import load_run
+from probing.runtime.distributed import refuse_several
+from probing.runtime.interrupts import interrupt_behind
 from probing.sweeps.definition import Sweep, parse_sweep
 from probing.sweeps.folder import SweepFolder
+from probing.sweeps.options import TrialOptions
 from probing.sweeps.trials import Trial, alike, is_stacked, stacks, trial_name
+from probing.tables.csv_files import write_csv
 from probing.tracking import Tracker, one_service, resolve_mode
 
 
@@ -70,7 +72,7 @@ def sweep(
         The finished sweep.
     """
     wandb = as_options(WandbOptions, wandb, "wandb")
-    from probing import terminal
+    from probing.runtime import terminal
 
     refuse_several("sweep")
     if file is None:
@@ -79,7 +81,7 @@ def sweep(
     over = _flat(fit or {})
     definition = parse_sweep(content, file).without(over)
     refuse(out_of_range("trials", trials, 1) + out_of_range("seed", seed, 0))
-    options = TrialOptions(definition, file, over)
+    options = TrialOptions(fit_command, definition, file, over)
     runs, cache, quiet, wandb = _own_defaults(options.own, definition, runs, cache, quiet, wandb)
     name = name or Path(file).stem
     mode = resolve_mode(wandb.mode)
@@ -225,7 +227,7 @@ class _Runner:
     def _check(self, trials: Sequence[Trial]) -> None:
         """Refuse what the model or the training cannot do, before any work."""
         from probing.models import load_config, parse_layers, resolve_model
-        from probing.trainer import check_trainer_options
+        from probing.runtime.trainer import check_trainer_options
 
         for same in {alike(trial): trial for trial in trials}.values():
             trainer = same.options["trainer"] or {}
@@ -245,7 +247,7 @@ class _Runner:
             parse_layers(trial.options["layer"], depth[model, revision], model)
 
     def _run(self, stack: Sequence[Trial]) -> None:
-        from probing import terminal
+        from probing.runtime import terminal
 
         todo = [trial for trial in stack if trial.name not in self.whole]
         if not todo:
@@ -253,7 +255,7 @@ class _Runner:
         if not is_stacked(todo[0]):
             self._fit(todo[0])
             return
-        from probing.commands.stacked_trials import Place, run_stack
+        from probing.sweeps.stacks import Place, run_stack
 
         progress = terminal.show_progress(self.quiet)
 
@@ -268,10 +270,8 @@ class _Runner:
         """Run a trial that asks for more than a probe as a fit of its own."""
         import yaml
 
-        from probing.commands.fit import fit
-
         with contextlib.redirect_stdout(io.StringIO()):  # its tables are on disk
-            made = fit(**{**trial.options, "runs": str(self.folder.trials), "name": trial.name, "quiet": True})
+            made = fit_command(**{**trial.options, "runs": str(self.folder.trials), "name": trial.name, "quiet": True})
         assert made is not None  # of one process the first rank
         config = {**made.config, "runs": trial.options["runs"], "quiet": trial.options["quiet"]}
         (made.folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
@@ -292,7 +292,7 @@ def _conclude(
     """Write what the trials say together; return the rows, the best trial and what to say of it."""
     import yaml
 
-    from probing.results import versions
+    from probing.runtime.versions import versions
     from probing.sweeps import table
     from probing.sweeps.figures import write_sweep_figure
 

@@ -7,24 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from probing.commands.shared import (
-    Dtype,
-    Layers,
-    extract_all,
-    number_problems,
-    places,
-    plain,
-    say_what_was_left_out,
-    say_where,
-    tracking,
-)
-from probing.commands.stopwatch import Stopwatch
-from probing.downstream.space_names import Definition
+from probing.cache.corpora import extract_all, say_what_was_left_out
+from probing.cli.option_values import Dtype, Layers, number_problems, plain
+from probing.cli.options import WandbOptions, as_options
+from probing.commands.folders import places, say_where
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import layer_numbers
-from probing.options import WandbOptions, as_options
-from probing.runs import RunFolder
-from probing.sample_size import size_columns
+from probing.runs.folder import RunFolder
+from probing.runs.tracked import tracking
+from probing.runtime.stopwatch import Stopwatch
+from probing.statistics.sample_size import size_columns
+from probing.tables.space_names import Definition
 from probing.tracking import resolve_mode
 
 
@@ -43,8 +36,8 @@ class WordsInContext:
     chosen: list[dict[str, Any]]
 
     def __repr__(self) -> str:
-        from probing.downstream.tables import wic_tables
-        from probing.terminal import render
+        from probing.runtime.terminal import render
+        from probing.tables.downstream import wic_tables
 
         return render(*wic_tables(self.layers, self.chosen)) + str(self.folder)
 
@@ -99,10 +92,10 @@ def wic(
     """
     wandb = as_options(WandbOptions, wandb, "wandb")
     config = plain(locals())
-    from probing import terminal
-    from probing.choices import chosen as named
-    from probing.downstream.space_names import SPACES, Space
-    from probing.downstream.wic import READABLE, read_wic
+    from probing.cli.choices import chosen as named
+    from probing.downstream.wic.dataset import READABLE, read_wic
+    from probing.runtime import terminal
+    from probing.tables.space_names import SPACES, Space
 
     say = terminal.silence if quiet else terminal.say
     progress = terminal.show_progress(quiet)
@@ -115,14 +108,14 @@ def wic(
         raise UserError(f"`wic` takes {READABLE}.")
     data = read_wic(folder, ["train", part])
     with terminal.quiet_libraries():
-        from probing.commands.downstream import Text, not_in, scored_pairs, target_check, with_both_words, write_results
-        from probing.commands.preparation import origin
-        from probing.distributed import is_main_process
-        from probing.downstream import words_in_context as words
+        from probing.data.preparation import origin
         from probing.downstream.figures import write_wic_figure
+        from probing.downstream.fitting import Text, not_in, scored_pairs, target_check, with_both_words, write_results
         from probing.downstream.spaces import Fitting
+        from probing.downstream.wic import words_in_context as words
         from probing.models import load_config, parse_layers, resolve_model
-        from probing.trainer import check_trainer_options
+        from probing.runtime.distributed import is_main_process
+        from probing.runtime.trainer import check_trainer_options
 
         watch = Stopwatch()
         fitting = Fitting(spaces, definition, components, seed)
@@ -189,8 +182,8 @@ def _curves(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _report(found: WordsInContext, where: str | None, quiet: bool) -> None:
     """Print the tables and where everything is."""
-    from probing import terminal
-    from probing.downstream.tables import wic_lines, wic_tables
+    from probing.runtime import terminal
+    from probing.tables.downstream import wic_lines, wic_tables
 
     if not quiet:
         terminal.show(*wic_tables(found.layers, found.chosen))

@@ -8,8 +8,8 @@ import sys
 import zlib
 from pathlib import Path
 
-from probing.distributed import is_main_process
 from probing.errors import UserError
+from probing.runtime.distributed import is_main_process
 
 READABLE = (
     "`builtin`, a .txt file with a sentence a line, a .conllu file, a .tsv file of words and labels, each with .gz, "

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from probing.downstream.space_names import WORDS
-from probing.figure_style import BLUE, GREEN, GREY, ORANGE, PURPLE, drawing, error_bars, joined, name_layers
-from probing.sample_size import label
+from probing.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, drawing, error_bars, joined, name_layers
+from probing.statistics.sample_size import label
+from probing.tables.space_names import WORDS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

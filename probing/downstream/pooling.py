@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.cache.tokens import Tokens
+from probing.data.examples import Activations
+from probing.data.words import pool_words
 from probing.downstream.pooling_names import Pooling
-from probing.examples import Activations
-from probing.words import pool_words
 
 # The first block's output, which `first_last` averages with (Su et al. 2021); SimCSE takes the embeddings instead.
 FIRST = 1

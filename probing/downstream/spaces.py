@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from probing.downstream.space_names import CLIPPING, Definition, Space
-from probing.geometry import transforms as of
-from probing.geometry.transforms import Transform
-from probing.moments import Covariance
+from probing.statistics.moments import Covariance
+from probing.tables.space_names import CLIPPING, Definition, Space
+from probing.transforms import affine as of
+from probing.transforms.affine import Transform
 
 
 @dataclass(frozen=True)

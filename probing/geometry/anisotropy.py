@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.geometry.redraws import N_DRAWS, Estimate, estimate, undefined
+from probing.statistics.streamed_bootstrap import N_DRAWS, Estimate, estimate, undefined
 
 # Pairs whose products are taken at a time.
 _PAIRS = 20_000

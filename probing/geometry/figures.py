@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from probing.figure_style import (
+from probing.figures.style import (
     BLUE,
     GREEN,
     GREY,
@@ -20,8 +20,8 @@ from probing.figure_style import (
     name_layers,
     side_by_side,
 )
-from probing.geometry.report import layers_of, most_named
-from probing.sample_size import label
+from probing.statistics.sample_size import label
+from probing.tables.geometry import layers_of, most_named
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -19,17 +19,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.cache.tokens import Tokens
-from probing.examples import Activations
+from probing.data.examples import Activations
+from probing.data.words import pool_words
 from probing.geometry import anisotropy
 from probing.geometry.anisotropy import ClippedCosines, MeanCosineAccumulator, normalise, sum_by_sentence
-from probing.geometry.outliers import Profile, ProfileAccumulator, pooled
-from probing.geometry.redraws import Estimate, MeanOverSentences, weights
 from probing.geometry.self_similarity import Occurrences, SelfSimilarityAccumulator, choose_words
 from probing.geometry.smoothing import smoothness
-from probing.geometry.transforms import Transform
-from probing.moments import Covariance, CovarianceAccumulator
-from probing.sample_size import SIZE_COLUMNS
-from probing.words import pool_words
+from probing.statistics.moments import Covariance, CovarianceAccumulator
+from probing.statistics.outliers import Profile, ProfileAccumulator, pooled
+from probing.statistics.sample_size import SIZE_COLUMNS
+from probing.statistics.streamed_bootstrap import Estimate, MeanOverSentences, weights
+from probing.transforms.affine import Transform
 
 SpecialTokens = Literal["exclude", "include"]
 Estimator = Literal["e19", "lkm", "tvs"]

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from probing.columns import without_nan
-from probing.geometry import transforms
 from probing.geometry.explained import EXPLAINED_COLUMNS
-from probing.geometry.interventions import INTERVENTION_COLUMNS
 from probing.geometry.layers import GEOMETRY_COLUMNS
-from probing.geometry.parameters import PARAMETER_COLUMNS
-from probing.geometry.smoothing_bound import SMOOTHING_COLUMNS
 from probing.geometry.survey import DIMENSION_COLUMNS, OUTLIER_COLUMNS, Survey
-from probing.runs import write_csv
+from probing.internals.interventions import INTERVENTION_COLUMNS
+from probing.internals.parameters import PARAMETER_COLUMNS
+from probing.internals.smoothing_bound import SMOOTHING_COLUMNS
+from probing.runtime.versions import versions
+from probing.tables.columns import without_nan
+from probing.tables.csv_files import write_csv
+from probing.transforms import affine as transforms
 
 _COLUMNS = {
     "geometry": GEOMETRY_COLUMNS,
@@ -32,7 +31,6 @@ _COLUMNS = {
 }
 # Tables that are made on request.
 _OPTIONAL = ("smoothing", "interventions")
-_PACKAGES = ("neuron-probing", "torch", "transformers", "numpy", "safetensors")
 
 
 def tables_of(found: Survey) -> dict[str, list[dict[str, Any]]]:
@@ -77,7 +75,7 @@ def write_summary(
     """
     summary = {
         "kind": "geometry",
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+        "versions": versions(),
         "cache": dict(cached),
         "clipped": {str(layer): neurons for layer, neurons in found.clipped.items()},
         "not_applicable": found.not_applicable,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from probing.cache.tokens import Tokens
 from probing.geometry.anisotropy import normalise
-from probing.geometry.redraws import N_DRAWS, Estimate, estimate, undefined
+from probing.statistics.streamed_bootstrap import N_DRAWS, Estimate, estimate, undefined
 
 # Sentences that a word must be in, and words that are followed, as Luo, Kulmizev & Mao (2021) had them.
 MIN_SENTENCES, MAX_WORDS = 10, 1000

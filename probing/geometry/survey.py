@@ -11,15 +11,15 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from probing.anatomy import examine
-from probing.examples import Activations
-from probing.geometry import outliers
+from probing.data.examples import Activations
 from probing.geometry.explained import ExplainedAccumulator, Regressors, explained_rows, is_punctuation
 from probing.geometry.layers import Estimator, Look, Measured, Sampled, SpecialTokens, look, measure
-from probing.geometry.outliers import Definition, Outlier
-from probing.geometry.parameters import find_parameters, not_applicable, parameter_rows
-from probing.geometry.transforms import Fitting, Kind, Transform, fit_transform, identity, random_neurons
-from probing.sample_size import size_columns
+from probing.internals.parameters import find_parameters, not_applicable, parameter_rows
+from probing.models.anatomy import examine
+from probing.statistics import outliers
+from probing.statistics.outliers import Definition, Outlier
+from probing.statistics.sample_size import size_columns
+from probing.transforms.affine import Fitting, Kind, Transform, fit_transform, identity, random_neurons
 
 OUTLIER_COLUMNS = ("definition", "layer", "neuron", "value", "special_tokens")
 DIMENSION_COLUMNS = ("layer", "neuron", "mean", "sd", "cosine_share", "argmin_share", "argmax_share")

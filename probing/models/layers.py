@@ -36,3 +36,10 @@ def layer_numbers(layer: int | str | Sequence[int]) -> list[int] | None:
 
 def _typed_layers(layer: int | str | Sequence[int]) -> str:
     return str(layer) if isinstance(layer, int | str) else ",".join(map(str, layer))
+
+
+def aligned(a: Sequence[int], b: Sequence[int]) -> list[tuple[int, int]]:
+    """Return for each layer of one run the other's layer at the same relative depth, as pairs of places."""
+    depth_a, depth_b = max(max(a), 1), max(max(b), 1)
+    places = [min(range(len(b)), key=lambda j: (abs(b[j] / depth_b - layer / depth_a), j)) for layer in a]
+    return list(enumerate(places))

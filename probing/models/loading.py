@@ -73,10 +73,15 @@ def load_tokenizer(source: ModelSource) -> Any:
     return tokenizer
 
 
-def load_encoder(source: ModelSource, dtype: torch.dtype, random_weights_seed: int | None = None) -> nn.Module:
+def load_encoder(source: ModelSource, random_weights_seed: int | None = None, dtype: str = "float32") -> nn.Module:
     """Load the model in evaluation mode, or with `random_weights_seed` its untrained twin built from the configuration.
 
     Of an encoder-decoder, its encoder; of a language model, what comes before its head.
+
+    Args:
+        source: The model's files.
+        random_weights_seed: Seed of the weights where they are not to be read.
+        dtype: Of the parameters, as torch calls it.
 
     Raises:
         UserError: If weights are missing, in whole or in part, or are not safetensors or plain tensors.
@@ -88,13 +93,13 @@ def load_encoder(source: ModelSource, dtype: torch.dtype, random_weights_seed: i
     if random_weights_seed is not None:
         with torch.random.fork_rng(devices=[]), building(source):
             torch.manual_seed(random_weights_seed)
-            return _encoder_of(AutoModel.from_config(config, trust_remote_code=False)).to(dtype)
+            return _encoder_of(AutoModel.from_config(config, trust_remote_code=False)).to(getattr(torch, dtype))
     if not has(source.folder, WEIGHT_FILES):
         raise UserError(
             f"`--model {source.name}` has no model.safetensors in {source.folder}; save the weights there, "
             "or take the untrained twin with `--random_weights`."
         )
-    model, report = _read_weights(AutoModel, source, config, dtype)
+    model, report = _read_weights(AutoModel, source, config, getattr(torch, dtype))
     encoder = _encoder_of(model)
     # transformers fills what is missing with random numbers. A decoder may be missing, and the pooler, which comes
     # after every hidden state.

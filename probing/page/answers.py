@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from probing.columns import Row, controls_of, ends, in_brackets, interval
-from probing.comparison import aligned
-from probing.decimals import two_decimals
-from probing.geometry.report import transform_sizes
-from probing.intervals import scope
+from probing.models.layers import aligned
 from probing.page.sources import Agreement, Subject
-from probing.ranking import conclusion
+from probing.statistics.intervals import scope
+from probing.tables.columns import Row, controls_of, ends, in_brackets, interval
+from probing.tables.conclusions import conclusion
+from probing.tables.decimals import two_decimals
+from probing.tables.geometry import transform_sizes
 
 
 def title(subjects: Sequence[Subject]) -> str:
@@ -23,7 +23,7 @@ def question(subject: Subject) -> str:
     """Return what a run was asked."""
     config, results, first = subject.run.config, subject.run.results, subject.run.accuracy[0]
     model = str(config["model"]) + (", its weights drawn at random" if config.get("random_weights") else "")
-    model += f", its hidden states after {config['transform']}" if config.get("transform", "none") != "none" else ""
+    model += f", its hidden states after {subject.run.transform}" if subject.run.transform != "none" else ""
     sentences = results["n_sentences"]
     tested = f", tested on {config['test_corpus']}" if config.get("test_corpus") else ""
     return (
@@ -45,7 +45,9 @@ def answer(subject: Subject) -> str:
         of = "layer" if len(short) == 1 else "layers"
         sentences.append(f"In {of} {listed(short)} the probe stopped short of its optimum: that ranking may be the "
                          "optimiser's rather than the data's.")  # fmt: skip
-    return " ".join(sentence for sentence in [*sentences, *transform_sizes(subject.run)] if sentence)
+    return " ".join(
+        sentence for sentence in [*sentences, *transform_sizes(subject.run.transform, subject.run.accuracy)] if sentence
+    )
 
 
 def conclusions(subject: Subject) -> list[str]:

@@ -9,16 +9,16 @@ from importlib.resources import files
 from string import Template
 from typing import Any, TypeVar
 
-from probing import __version__
 from probing.page import answers
-from probing.page.comparison_section import accuracies_figure, agreement_section
-from probing.page.evaluation_section import evaluation_section
-from probing.page.geometry_section import geometry_section
 from probing.page.markup import MARK, Html, element, joined
-from probing.page.reproduce import folder_block, run_block
-from probing.page.run_section import accuracy_figure, neurons_section
+from probing.page.sections.comparison import accuracies_figure, agreement_section
+from probing.page.sections.evaluation import evaluation_section
+from probing.page.sections.geometry import geometry_section
+from probing.page.sections.reproduce import folder_block, run_block
+from probing.page.sections.run import accuracy_figure, neurons_section
+from probing.page.sections.terms import terms_section
 from probing.page.sources import Evaluation, Geometry, Sources, reading
-from probing.page.terms import terms_section
+from probing.runtime.versions import own_version
 
 # Characters of a page, if its tables leave room for anything else, and what a table takes for each neuron.
 ROOM, PER_NEURON = 4_600_000, 90
@@ -42,7 +42,7 @@ def build(sources: Sources, defaults: Mapping[str, Any]) -> bytes:
         digest=digest,
         style=style,
         heading=joined(title[:1].upper() + title[1:]),
-        version=joined(__version__),
+        version=joined(own_version()),
         links=_links(sources),
         content=_content(sources, defaults),
         script=script,

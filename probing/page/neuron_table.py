@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from probing.columns import BELOW_RESOLUTION, NEGLIGIBLE, Row
-from probing.companion import FAR
 from probing.page.markup import Html, element
 from probing.page.packing import pack_floats, pack_integers
 from probing.page.sources import Subject
-from probing.ranking import FALSE_DISCOVERIES as RATE
+from probing.tables.columns import BELOW_RESOLUTION, FAR, NEGLIGIBLE, Row
+from probing.tables.columns import FALSE_DISCOVERIES as RATE
 
 # Rows that are there without a script.
 FIRST = 10

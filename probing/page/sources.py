@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.errors import UserError, as_clause
-from probing.runs import PARTIAL, Row, Run, load_run, read_csv
+from probing.runs.folder import PARTIAL
+from probing.runs.run import Row, Run, load_run
+from probing.tables.csv_files import read_csv
 
 # What a ranked table must have for a page to be made of it.
 NEEDED = {

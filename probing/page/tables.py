@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from probing.columns import controls_of, interval
 from probing.page.markup import Child, Html, element
 from probing.page.sources import Subject
+from probing.tables.columns import controls_of, interval
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Child]], caption: Child = None) -> Html:

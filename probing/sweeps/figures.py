@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.figure_style import BLUE, GREY, drawing, name_layers
-from probing.layer_labels import spaced_layers
+from probing.figures.layer_labels import spaced_layers
+from probing.figures.style import BLUE, GREY, drawing, name_layers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from probing.errors import UserError, as_clause
-from probing.runs import PARTIAL, check_plain, rename_whole
+from probing.runs.folder import PARTIAL, check_plain, rename_whole
 
 _DEFINITION = "definition.json"
 

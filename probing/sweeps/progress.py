@@ -11,8 +11,8 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from probing.probe import LinearProbe
-from probing.tensor_files import tensor_file
+from probing.cache.tensor_files import tensor_file
+from probing.probes.linear import LinearProbe
 
 # Seconds between two savings.
 EVERY_S = 5.0

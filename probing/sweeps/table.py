@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from probing.columns import ACCURACY_COLUMNS
-from probing.rank_similarity import places, spearman, top_overlap
-from probing.runs import Run
+from probing.runs.run import Run
+from probing.statistics.rank_similarity import places, spearman, top_overlap
+from probing.tables.columns import ACCURACY_COLUMNS
 
 # Options that change what a neuron is: rankings on both sides of them have no neurons in common.
 OTHER_NEURONS = ("model", "revision", "random_weights", "layer", "transform")

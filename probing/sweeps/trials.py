@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from probing.options import ProbeOptions
+from probing.cli.options import ProbeOptions
 
 # What trials that are trained together may differ in.
 STACKED = ("layer", "seed", "probe.l1", "probe.l2")

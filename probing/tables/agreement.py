@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from probing.columns import Row, ends
-from probing.decimals import two_decimals
-from probing.terminal import plain_table
+from probing.runtime.terminal import plain_table
+from probing.tables.columns import Row, ends
+from probing.tables.decimals import two_decimals
 
 # Share of rankings under shuffled labels that may have a neuron at the top before its place says nothing.
 ALPHA = 0.05
@@ -42,7 +42,7 @@ def everywhere_sentence(rows: Sequence[Row], summary: Row, top: int) -> str:
 
 
 def _agreement_table(rows: Sequence[Row]) -> Any:
-    from probing.comparison import aligned
+    from probing.models.layers import aligned
 
     layers_a, layers_b = (sorted({row[f"layer_{side}"] for row in rows}) for side in "ab")
     found = {(row["layer_a"], row["layer_b"], row["statistic"]): row for row in rows}

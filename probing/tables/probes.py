@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.columns import BELOW_RESOLUTION, NEGLIGIBLE, UNINFORMATIVE, Row, controls_of, in_brackets, interval
-from probing.terminal import plain_table
+from probing.runtime.terminal import plain_table
+from probing.tables.columns import BELOW_RESOLUTION, NEGLIGIBLE, UNINFORMATIVE, Row, controls_of, in_brackets, interval
 
 
 def result_line(row: Row, top: Sequence[Row]) -> str:
@@ -118,7 +118,7 @@ def neurons_table(rows: Sequence[Row]) -> Any:
         )
     captions = ["range: best and worst rank over this probe and its bootstraps"] * has_range
     if far := [row for row in rows if _is_far(row)]:
-        from probing.companion import FAR
+        from probing.tables.columns import FAR
 
         companion = all(_has_companion(row) for row in far)
         instead = "taken from a probe with an intercept" if companion else "unreliable"
@@ -131,7 +131,7 @@ def neurons_table(rows: Sequence[Row]) -> Any:
 
 def _is_far(row: Row) -> bool:
     """Whether a neuron's mean is so far from 0 that its centred contribution is unreliable."""
-    from probing.companion import FAR
+    from probing.tables.columns import FAR
 
     return bool(abs(row["mean"]) > FAR * row["sd"] and row["flag"] != "dead")
 

@@ -5,9 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from probing.columns import Row, interval
-from probing.terminal import plain_table
+from probing.runtime.terminal import plain_table
+from probing.tables.columns import Row, interval
 
+# What a probe is left with, in the order of the table.
+CONDITIONS = {
+    "all": "every neuron",
+    "top": "the top neurons alone",
+    "random": "as many random neurons alone",
+    "without_top": "all but the top neurons",
+    "without_random": "all but as many random neurons",
+    "erased": "the class erased linearly",
+    "erased_shuffled": "shuffled labels erased instead",
+}
+# How far below the accuracy of all neurons a number of them may stay to count as enough.
+WITHIN = 0.01
 # Neurons of a ranking that a screen shows.
 _SHOWN = 10
 # Marks accuracies that are no better than chance.
@@ -96,7 +108,6 @@ def erasure_tables(rows: Sequence[Row]) -> list[Any]:
 
 
 def _erasure_table(rows: Sequence[Row]) -> Any:
-    from probing.knowledge import CONDITIONS
 
     majority = f"{rows[0]['majority_accuracy']:.3f}"
     table = plain_table(f"Layer {rows[0]['layer']}: what a linear probe knows, trained anew (majority {majority})")
@@ -123,8 +134,6 @@ def curves_tables(rows: Sequence[Row]) -> list[Any]:
 
 def curves_lines(rows: Sequence[Row]) -> list[str]:
     """Return for each layer and ranking a sentence on how many neurons it takes."""
-    from probing.curves import smallest
-
     lines = []
     for of_ranking, random in _curves(rows):
         reached = {row["k"]: row["accuracy"] for row in of_ranking if (row["kind"], row["from"]) == ("only", "top")}
@@ -149,7 +158,6 @@ def _curves(rows: Sequence[Row]) -> Iterator[tuple[list[Row], list[Row]]]:
 
 
 def _curves_table(rows: Sequence[Row], random: Sequence[Row]) -> Any:
-    from probing.curves import smallest
 
     n_draws = max(row["draw"] for row in random)
     table = plain_table(
@@ -170,3 +178,20 @@ def _curves_table(rows: Sequence[Row], random: Sequence[Row]) -> Any:
             cells += [f"{bottom[0]:.3f}" if bottom else ""]
         table.add_row(str(k), *cells)
     return table
+
+
+def smallest(rows: Sequence[Row]) -> Row:
+    """Return the row of the fewest first neurons whose validation accuracy is within 1 point of that of all.
+
+    Args:
+        rows: Of one layer and ranking.
+    """
+    tops = [row for row in rows if is_top(row)]
+    full = max(tops, key=lambda row: row["k"])
+    enough = [row for row in tops if row["validation_accuracy"] >= full["validation_accuracy"] - WITHIN]
+    return min(enough, key=lambda row: row["k"])
+
+
+def is_top(row: Row) -> bool:
+    """Return whether a probe has a ranking's first neurons alone."""
+    return bool(row["kind"] == "only" and row["from"] == "top")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.columns import interval
-from probing.terminal import plain_table
+from probing.runtime.terminal import plain_table
+from probing.tables.columns import interval
 
 BEST = 10
 

@@ -8,7 +8,7 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probing.figure_style import vector_form
+from probing.runtime.replaced_files import vector_form
 
 if TYPE_CHECKING:
     from wandb import Artifact, Run, Table

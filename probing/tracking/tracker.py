@@ -14,7 +14,7 @@ from secrets import token_hex
 from subprocess import Popen
 from typing import TYPE_CHECKING, Any
 
-from probing.options import WandbOptions
+from probing.cli.options import WandbOptions
 from probing.tracking.environment import variables
 from probing.tracking.logger import Call, guarded_logger
 from probing.tracking.mode import Mode, credentials, resolve_mode

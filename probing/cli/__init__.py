@@ -1,0 +1,1 @@
+"""The command line: a command's arguments from its signature, checked all at once."""

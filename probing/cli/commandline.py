@@ -1,0 +1,119 @@
+"""The command line: which command is meant, and how it ended, as an exit status and one line."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+from probing.cli.arguments import parse
+from probing.errors import RunError, UserError, did_you_mean, one_line
+from probing.runtime.distributed import end_others, end_with_parent, is_main_process, let_the_first_speak, lost_rank
+from probing.runtime.interrupts import Terminated, interrupt_behind, signals_interrupt
+from probing.runtime.versions import own_version
+
+RUN_ERROR, USER_ERROR, INTERRUPTED, PIPE_CLOSED, TERMINATED = 1, 2, 130, 141, 143
+
+# Signals by the status that a shell shows for a process they ended.
+_SIGNALS = {INTERRUPTED: signal.SIGINT, TERMINATED: signal.SIGTERM}
+
+
+def run_process(commands: Mapping[str, str], args: Sequence[str]) -> int:
+    """Run a command as all that this process does, and return the exit status; interrupted, end by the signal.
+
+    To a shell that is the same status. But it ends the shell's loop as well, and an agent of W&B that has stopped a
+    trial does not take it for a failed one, of which it gives up after a few.
+
+    Args:
+        commands: As for `run`.
+        args: As the shell gives them.
+    """
+    ended_by: list[int] = []
+
+    def end() -> None:
+        for number in ended_by:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    atexit.register(end)  # what is registered first is done last
+    status = run(commands, args)
+    ended_by += [_SIGNALS[status]] if status in _SIGNALS else []
+    return status
+
+
+def run(commands: Mapping[str, str], args: Sequence[str]) -> int:
+    """Run the command that the arguments name and return the exit status.
+
+    Args:
+        commands: For each name, of one or two words, its function as `module:function`.
+        args: As the shell gives them.
+    """
+    try:
+        try:
+            return _run(commands, args)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the end
+        return PIPE_CLOSED
+
+
+def _run(commands: Mapping[str, str], args: Sequence[str]) -> int:
+    name, rest = _command(commands, args)
+    if name is None:
+        return _usage(commands, args)
+    end_with_parent()
+    with signals_interrupt():
+        try:
+            function = _load(commands[name])
+            function(**parse(name, function, rest))
+            return 0
+        except BaseException as error:
+            end_others()
+            if interrupt := interrupt_behind(error):
+                is_term = isinstance(interrupt, Terminated)
+                status, how = (TERMINATED, "terminated") if is_term else (INTERRUPTED, "interrupted")
+                message = "; ".join([how, *map(str, interrupt.args), "what was cached is kept"])
+            elif isinstance(told := lost_rank(error) or error, UserError | RunError):
+                status, message = USER_ERROR if isinstance(told, UserError) else RUN_ERROR, str(told)
+                let_the_first_speak()
+            else:
+                raise
+    if is_main_process() or status in (USER_ERROR, RUN_ERROR):
+        print(one_line(f"probing {name}: {message}"), file=sys.stderr)
+    return status
+
+
+def _command(commands: Mapping[str, str], args: Sequence[str]) -> tuple[str | None, Sequence[str]]:
+    """Return the command's name and its own arguments, or None where the arguments name no command."""
+    for words in (2, 1):
+        if (name := " ".join(args[:words])) in commands:
+            return name, args[words:]
+    return None, args
+
+
+def _usage(commands: Mapping[str, str], args: Sequence[str]) -> int:
+    if args and args[0] == "--version":
+        print(f"probing {own_version()}")
+        return 0
+    if args and args[0] not in ("-h", "--help"):
+        typed = " ".join(arg for arg in args[:2] if arg == args[0] or not arg.startswith("-"))
+        near = did_you_mean(typed, commands) or did_you_mean(args[0], commands)
+        message = f"probing: there is no command `{typed}`{near}; commands are {', '.join(commands)}"
+        print(one_line(message), file=sys.stderr)
+        return USER_ERROR
+    print("usage: python -m probing COMMAND [OPTIONS]   (python -m probing COMMAND --help lists a command's options)")
+    print("       python -m probing --version\n")
+    for name, function in commands.items():
+        print(f"  {name:14} {(_load(function).__doc__ or '').splitlines()[0]}")
+    return 0
+
+
+def _load(function: str) -> Callable[..., Any]:
+    module, name = function.split(":")
+    return getattr(import_module(module), name)

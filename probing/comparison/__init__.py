@@ -1,0 +1,1 @@
+"""What the rankings of two runs have in common."""

@@ -1,0 +1,214 @@
+"""Agreement of two scorings of the same neurons, each number beside what chance gives.
+
+**Chance** is one scoring dealt to the neurons anew, at random. P-values are one-sided, the share of dealings that agree
+at least as much, the true one among them: the question is whether two rankings agree more than unrelated ones would,
+and opposed rankings do not agree. It takes the neurons of a layer to be exchangeable; where many of them say the same,
+chance is wider than this and p-values are too small. Where neurons were matched by what they do, even rankings that
+have nothing to do with each other agree a little: given some (`unrelated`), chance is moved up to their mean agreement
+with the spread of the dealings; the lower end of its interval stays. It is never moved down: p-values only grow.
+
+**The interval** of a value is another thing than the interval of chance. The neurons of a layer are all there are, no
+sample of others, and a bootstrap of them counts twins as agreement; what could have come out otherwise is the
+sentences. So it is made from scorings of redrawn sentences (`probing.statistics.bootstrap.redraw`), and is NaN where
+none are given. Redrawing adds the noise of sampling once more, which lowers every agreement: only the spread of the
+redrawn values is used, laid around the value. It covers the agreement that runs on as many sentences have on average
+(in trials 88 to 99 times of 100); more sentences would raise that.
+
+**Dead neurons** score exactly 0. A neuron dead in both tells nothing of either ranking, yet at the bottom of both it
+would look like agreement. Spearman and Kendall take the neurons that live in both. Overlap and rank-biased overlap ask
+what was chosen, so they take those that live in either, and a dead neuron has no place: it is in no top k, whatever
+its index. Chance deals the scores to the same neurons as are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probing.comparison.label_null import label_chance
+from probing.comparison.permutation_null import CHOICE, STATISTICS, Settings, Statistic, chance, compared, similarities
+from probing.statistics.bootstrap import percentiles
+from probing.statistics.rank_similarity import Array
+
+# With p = .98 the first 50 neurons have 85% of the weight (Webber et al., equation 21): between the top 10 and the
+# whole ranking, and about where taking neurons away begins to cost the built-in model its accuracy.
+PERSISTENCE = 0.98
+TOP = 10
+PERMUTATIONS = 1999
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """One statistic of two scorings; NaN where it is undefined or was not measured.
+
+    Args:
+        statistic: Which.
+        value: In 0..1 for overlap and rank-biased overlap, in -1..1 for Spearman and Kendall.
+        low: Lower end of the value's interval over redrawn sentences.
+        high: Upper end.
+        chance: What chance gives on average.
+        chance_low: Lower end of the interval in which 95 of 100 chances lie.
+        chance_high: Upper end.
+        p_value: One-sided, not corrected for being one of many.
+        n_neurons: Neurons compared.
+        null: The statistic under shuffled labels of the first task, and of the second, shape (2, n_draws), if rankings
+            by such labels were given.
+    """
+
+    statistic: Statistic
+    value: float
+    low: float
+    high: float
+    chance: float
+    chance_low: float
+    chance_high: float
+    p_value: float
+    n_neurons: int
+    null: Array | None = field(default=None, compare=False, repr=False)
+
+
+def agreement(
+    scores_a: Array,
+    scores_b: Array,
+    *,
+    k: int = TOP,
+    persistence: float = PERSISTENCE,
+    groups: NDArray[np.int64] | None = None,
+    draws: tuple[Array, Array] | None = None,
+    unrelated: Sequence[tuple[Array, Array]] = (),
+    shuffled: tuple[Array, Array] | None = None,
+    permutations: int = PERMUTATIONS,
+    seed: int = 0,
+) -> list[Agreement]:
+    """Return the statistics of two scorings, in the order of `STATISTICS`.
+
+    Where a side scores all neurons equally it ranks nothing, and every statistic is NaN.
+
+    Args:
+        scores_a: Higher is better, 0 is dead, shape (n,).
+        scores_b: Of the same neurons in the same order, or of those they were matched with, shape (n,).
+        k: Size of the top.
+        persistence: p of rank-biased overlap; the higher, the deeper it looks.
+        groups: With which neuron of the other model each was matched, shape (n,). Needed where several share one:
+            they then share its score in every dealing too.
+        draws: Scorings of redrawn sentences, both of shape (n_draws, n). Row is compared with row, so runs on the same
+            corpus should take the same sentences in each.
+        unrelated: Pairs of scorings that were come by in the same way and have nothing to do with each other, each of
+            shape (n,) of its own.
+        shuffled: Scorings of the same neurons by shuffled labels of the first task, and of the second, both of shape
+            (n_draws, n). Then these are what chance gives, and nothing is exchanged.
+        permutations: Dealings. The least p-value is 1 / (1 + permutations); see `permutations_for`.
+        seed: Of the dealings, which are the same for all comparisons of as many neurons; hence 49 pairs of layers
+            cost little more than one.
+
+    Raises:
+        ValueError: If the shapes do not fit, a score is not finite, there are fewer than two neurons, k is not in
+            1..n, the persistence not between 0 and 1, or the neurons of a group differ in their score.
+    """
+    a, b = np.asarray(scores_a, dtype=np.float64), np.asarray(scores_b, dtype=np.float64)
+    _check_scores(a, b)
+    if not 1 <= k <= len(a):
+        raise ValueError(f"k: expected 1 to {len(a)}, the number of neurons, found {k}")
+    if not 0 < persistence < 1:
+        raise ValueError(f"persistence: expected a number between 0 and 1, found {persistence}")
+    group = np.arange(len(a)) if groups is None else _check_groups(groups, b)
+    settings = Settings(k, persistence, permutations, seed)
+    ends = dict.fromkeys(STATISTICS, (np.nan, np.nan)) if draws is None else _intervals(a, b, draws, settings)
+    if shuffled is not None:
+        if (shapes := {x.shape for x in shuffled}) != {(len(shuffled[0]), len(a))}:
+            raise ValueError(f"shuffled: expected both of shape (n_draws, {len(a)}), found {sorted(shapes)}")
+        return [_against_shuffled(name, a, b, ends[name], shuffled, settings) for name in STATISTICS]
+    return [_one(name, a, b, group, ends[name], unrelated, settings) for name in STATISTICS]
+
+
+def permutations_for(n_tests: int) -> int:
+    """Return how many dealings let the least p-value stay below .025 once `holm` has corrected for so many tests."""
+    return max(PERMUTATIONS, 40 * n_tests)
+
+
+def holm(p_values: Sequence[float] | Array) -> Array:
+    """Return p-values corrected for being many (Holm 1979), whatever the tests have to do with one another.
+
+    Correct each statistic by itself over the pairs of layers: the statistics are four views of one question, and none
+    is picked for being the best. The pairs are what one picks from.
+
+    Args:
+        p_values: Shape (n,). NaN is no test and stays NaN.
+    """
+    p = np.asarray(p_values, dtype=np.float64)
+    tested = np.flatnonzero(~np.isnan(p))
+    order = tested[np.argsort(p[tested], kind="stable")]
+    corrected = np.full(p.shape, np.nan)
+    corrected[order] = np.maximum.accumulate(np.arange(len(order), 0, -1) * p[order]).clip(max=1)
+    return corrected
+
+
+def _one(
+    name: Statistic,
+    a: Array,
+    b: Array,
+    group: NDArray[np.int64],
+    ends: tuple[float, float],
+    unrelated: Sequence[tuple[Array, Array]],
+    settings: Settings,
+) -> Agreement:
+    kept, nan = compared(name, a, b), float("nan")
+    value = _value(name, a, b, settings)
+    if np.isnan(value):
+        return Agreement(name, nan, nan, nan, nan, nan, nan, nan, int(kept.sum()))
+    strangers = [_value(name, *pair, settings) for pair in unrelated]
+    by_chance = chance(name, value, a[kept], b[kept], group[kept], strangers, settings)
+    return Agreement(name, value, *ends, *by_chance, int(kept.sum()))
+
+
+def _against_shuffled(
+    name: Statistic, a: Array, b: Array, ends: tuple[float, float], shuffled: tuple[Array, Array], settings: Settings
+) -> Agreement:
+    kept, value, nan = compared(name, a, b), _value(name, a, b, settings), float("nan")
+    null = np.stack([
+        similarities(name, b, shuffled[0], settings), similarities(name, a, shuffled[1], settings)
+    ])  # fmt: skip
+    if np.isnan(value):
+        return Agreement(name, nan, nan, nan, nan, nan, nan, nan, int(kept.sum()), null)
+    return Agreement(name, value, *ends, *label_chance(value, null), int(kept.sum()), null)
+
+
+def _value(name: Statistic, a: Array, b: Array, settings: Settings) -> float:
+    return float(similarities(name, a, b[None], settings)[0])
+
+
+def _intervals(
+    a: Array, b: Array, draws: tuple[Array, Array], settings: Settings
+) -> dict[Statistic, tuple[float, float]]:
+    """Return each statistic's ends: its value with the spread of the redrawn values around it."""
+    shapes = [x.shape for x in draws]
+    if shapes[0] != shapes[1] or shapes[0][1:] != a.shape or len(draws[0]) < 2:
+        raise ValueError(f"draws: expected both of shape (n_draws, {len(a)}), two or more, found {shapes}")
+    ends = {}
+    for name in STATISTICS:
+        redrawn = np.array([_value(name, x, y, settings) for x, y in zip(*draws, strict=True)])
+        spread = percentiles(redrawn - redrawn.mean())
+        low, high = (_value(name, a, b, settings) + np.array(spread)).clip(0 if name in CHOICE else -1, 1)
+        ends[name] = (float(low), float(high))
+    return ends
+
+
+def _check_scores(a: Array, b: Array) -> None:
+    if a.ndim != 1 or a.shape != b.shape:
+        raise ValueError(f"scores of the same neurons have one shape (n,), found {a.shape} and {b.shape}")
+    if len(a) < 2:
+        raise ValueError(f"a ranking needs two neurons, found {len(a)}")
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        raise ValueError("scores must be finite, found NaN or infinity")
+
+
+def _check_groups(groups: NDArray[np.int64], b: Array) -> NDArray[np.int64]:
+    if groups.shape != b.shape:
+        raise ValueError(f"groups: expected shape {b.shape}, found {groups.shape}")
+    _, first, block = np.unique(groups, return_index=True, return_inverse=True)
+    if (b[first][block] != b).any():
+        raise ValueError("groups: neurons matched with the same neuron must have its score")
+    return groups

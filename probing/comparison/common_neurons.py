@@ -1,0 +1,112 @@
+"""Neurons that are at the top of every run, and how many of them shuffled labels would leave there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probing.comparison.label_null import label_chance
+from probing.comparison.pairs import Pair, Ranked
+from probing.comparison.permutation_null import Chance
+from probing.models.layers import aligned
+from probing.statistics.rank_similarity import places
+
+
+@dataclass(frozen=True)
+class Common:
+    """Neurons of the first run that are, with those they go with, among the first k in every run.
+
+    Args:
+        rows: Of `top_everywhere.csv`.
+        chance: How many there are where one run's ranking is replaced by one under shuffled labels, and the share of
+            such rankings that leave as many; None where no run has such rankings.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    chance: Chance | None = None
+
+    def summary(self) -> dict[str, Any]:
+        """Return how many neurons there are and how many there would be by chance, as in `results.json`."""
+        by_chance = self.chance._asdict() if self.chance else {}
+        return {"n_neurons": len(self.rows), **{f"chance_{name}": value for name, value in by_chance.items()}}
+
+
+def top_everywhere(ranked: Sequence[Ranked], pairs: Mapping[int, Pair], k: int) -> Common:
+    """Return the neurons that are at the top of every run, in layers of the same relative depth.
+
+    A neuron's p-value is the share of a run's rankings under shuffled labels that have it at the top too, the true one
+    among them, in the run where that is largest.
+
+    Args:
+        ranked: The runs.
+        pairs: What the first run has in common with each other, by the place of the other.
+        k: Size of the top.
+    """
+    at_top = [_of_first(ranked, pairs, run, ranked[run].scores[:, None], k)[:, 0] for run in range(len(ranked))]
+    everywhere = np.all(at_top, axis=0)
+    nulls, p_values = [], np.zeros(everywhere.shape)
+    for run, one in enumerate(ranked):
+        if one.shuffled is None:
+            continue
+        drawn = _of_first(ranked, pairs, run, one.shuffled, k)
+        others = np.all([mask for other, mask in enumerate(at_top) if other != run], axis=0)
+        nulls.append((drawn & others[:, None]).sum((0, 2)))
+        p_values = np.maximum(p_values, (1 + drawn.sum(1)) / (1 + drawn.shape[1]))
+    rows = [
+        _row(ranked, pairs, layer, neuron) | ({"p_value": float(p_values[layer, neuron])} if nulls else {})
+        for layer in range(len(everywhere))
+        for neuron in np.argsort(places(ranked[0].scores[layer]), kind="stable")[:k]
+        if everywhere[layer, neuron]
+    ]
+    return Common(rows, label_chance(len(rows), np.array(nulls, dtype=np.float64)) if nulls else None)
+
+
+def _of_first(
+    ranked: Sequence[Ranked], pairs: Mapping[int, Pair], run: int, scores: NDArray[np.float64], k: int
+) -> NDArray[np.bool_]:
+    """Return whether rankings of a run have what goes with each neuron of the first run among their first k.
+
+    Args:
+        ranked: The runs.
+        pairs: What the first run has in common with each other.
+        run: Place of the run.
+        scores: Of its neurons, shape (n_layers of the run, n_rankings, d_model of the run).
+        k: Size of the top.
+
+    Returns:
+        Shape (n_layers, n_rankings, d_model) of the first run.
+    """
+    top = (ranks := places(scores)) <= min(k, ranks.shape[-1])
+    if run == 0:
+        return top
+    found = []
+    for i, j in aligned(ranked[0].layers, ranked[run].layers):
+        partner = pairs[run].partners[i, j]
+        found.append(top[j][:, partner] & (partner >= 0))
+    return np.stack(found)
+
+
+def _row(ranked: Sequence[Ranked], pairs: Mapping[int, Pair], i: int, neuron: int) -> dict[str, Any]:
+    """Return a neuron of the first run and those it goes with, with their ranks."""
+    first = ranked[0]
+    row: dict[str, Any] = {"layer": first.layers[i], "neuron": int(neuron), "rank": _rank(first, i, neuron)}
+    unseen = [first.label] if _is_unseen(first, i, neuron) else []
+    for other, pair in pairs.items():
+        one, j = ranked[other], dict(aligned(first.layers, ranked[other].layers))[i]
+        partner = int(pair.partners[i, j, neuron])
+        row |= {f"{one.label} layer": one.layers[j], f"{one.label} neuron": partner}
+        row |= {f"{one.label} rank": _rank(one, j, partner)}
+        unseen += [one.label] if _is_unseen(one, j, partner) else []
+    return row | {"no_signal": ", ".join(unseen)}
+
+
+def _rank(run: Ranked, i: int, neuron: int) -> int:
+    return int(places(run.scores[i])[neuron])
+
+
+def _is_unseen(run: Ranked, i: int, neuron: int) -> bool:
+    return run.no_signal is not None and bool(run.no_signal[i, neuron])

@@ -1,0 +1,324 @@
+"""Two runs side by side: their neurons matched, and what their rankings have in common layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from probing.cache.store import ActivationStore
+from probing.cache.tokens import Tokens
+from probing.comparison.agreement import Agreement, agreement, holm, permutations_for
+from probing.comparison.cross_moments import CrossMoments, CrossMomentsAccumulator
+from probing.comparison.label_null import max_p_values
+from probing.comparison.matching import Method, holds, judge, match
+from probing.comparison.random_bases import Strangers
+from probing.data.examples import Examples, read
+from probing.data.words import common_words, pool_words
+from probing.errors import UserError
+from probing.rankings.contributions import sentence_contributions
+from probing.statistics.bootstrap import redraw
+from probing.statistics.intervals import MIN_SENTENCES
+
+Array = NDArray[np.float64]
+
+# Redrawn sets of sentences behind an interval, and sentences whose words are pooled at a time.
+DRAWS, BLOCK = 100, 256
+
+AGREEMENT_COLUMNS = (
+    "model_a", "layer_a", "model_b", "layer_b", "matching", "statistic", "value", "low", "high", "p_value",
+    "p_uncorrected", "chance", "chance_low", "chance_high", "null", "n_neurons", "n_no_signal",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A run's rankings, with what says how far they depend on its test sentences.
+
+    Args:
+        label: Name in tables and figures, different for each run.
+        layers: Layer numbers.
+        scores: Contribution of each neuron, shape (n_layers, d_model).
+        draws: The same on redrawn test sentences, shape (n_layers, n_draws, d_model); None where these are too few.
+        no_signal: Which neurons are flagged `no-signal`, shape (n_layers, d_model), if that is known.
+        shuffled: The same by probes of shuffled labels (`probing.rankings.null_rankings`), where neurons are compared
+            by index; shape (n_layers, n_draws, d_model).
+    """
+
+    label: str
+    layers: Sequence[int]
+    scores: Array
+    draws: Array | None
+    no_signal: NDArray[np.bool_] | None = None
+    shuffled: Array | None = None
+
+    @property
+    def d_model(self) -> int:
+        """Neurons of a layer."""
+        return int(self.scores.shape[1])
+
+
+def rank_on_sentences(label: str, weight: Tensor, test: Examples, layers: Sequence[int], seed: int) -> Ranked:
+    """Score the neurons of each layer by their mean contribution, on the test sentences and on these redrawn.
+
+    Args:
+        label: Name of the run.
+        weight: Of the probes, shape (n_layers, n_classes, d_model).
+        test: Test examples.
+        layers: Layer numbers, in the order of `weight`.
+        seed: Of the draws; runs tested on as many sentences redraw the same ones.
+    """
+    sentences = test.sentences()
+    sums = torch.zeros(len(layers), len(sentences), weight.shape[2], dtype=torch.float64)
+    for batch in read(test, layers):
+        rows = torch.from_numpy(np.searchsorted(sentences, batch.sentences.numpy()))
+        for i, states in enumerate(batch.hidden_states):
+            sentence_contributions(weight[i], states, batch.labels, rows, out=sums[i])
+    n_tokens = test.tokens_by_sentence()[sentences]
+    draws = None
+    if len(sentences) >= MIN_SENTENCES:
+        draws = np.stack([redraw(layer.numpy(), n_tokens, seed, DRAWS) for layer in sums])
+    return Ranked(label, layers, sums.sum(1).numpy() / n_tokens.sum(), draws)
+
+
+# --- words of two models ---
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What a model made of the sentences that neurons are matched on.
+
+    Args:
+        store: Its activations.
+        tokens: The table of tokens of the same sentences, with words that do not depend on the tokenizer.
+        layers: Layer numbers.
+    """
+
+    store: ActivationStore
+    tokens: Tokens
+    layers: Sequence[int]
+
+    def words(self, first: int, last: int) -> tuple[NDArray[np.int64], tuple[Tensor, ...]]:
+        """Return for sentences first..last-1 keys (n_words, 2), and per layer the states (n_words, d_model)."""
+        rows = slice(int(self.tokens.offsets[first]), int(self.tokens.offsets[last]))
+        states = [self._rows(layer, rows) for layer in self.layers]
+        pooled = pool_words(states, self.tokens.words[rows], self.tokens.sentences[rows])
+        return pooled.keys, pooled.hidden_states
+
+    def _rows(self, layer: int, wanted: slice) -> Tensor:
+        parts = []
+        for shard in self.store.plan.shards:
+            here = self.store.shard_tokens(shard)
+            start, stop = max(wanted.start, here.start), min(wanted.stop, here.stop)
+            if start < stop:
+                parts.append(self.store.read(layer, shard.index)[start - here.start : stop - here.start].float())
+        return torch.cat(parts) if parts else torch.empty(0, self.store.plan.d_model)
+
+
+def cross_moments(a: Readings, b: Readings) -> tuple[CrossMoments, CrossMoments]:
+    """Return how the neurons of two models vary together over words: of every other sentence, and of the others.
+
+    Raises:
+        UserError: If they have no word in common.
+    """
+    shape = (len(a.layers), len(b.layers)), (a.store.plan.d_model, b.store.plan.d_model)
+    halves = CrossMomentsAccumulator(*shape), CrossMomentsAccumulator(*shape)
+    for keys, states_a, states_b in _shared_words(a, b):
+        for parity, half in enumerate(halves):
+            rows = torch.from_numpy(np.flatnonzero(keys[:, 0] % 2 == parity))
+            half.update([states[rows] for states in states_a], [states[rows] for states in states_b])
+    if not all(half.n_words for half in halves):
+        raise UserError("`--matching`: the sentences that neurons are matched on have too few words; give more.")
+    return halves[0].result(), halves[1].result()
+
+
+def _shared_words(a: Readings, b: Readings) -> Iterator[tuple[NDArray[np.int64], list[Tensor], list[Tensor]]]:
+    for first in range(0, a.tokens.n_sentences, BLOCK):
+        last = min(first + BLOCK, a.tokens.n_sentences)
+        (keys_a, states_a), (keys_b, states_b) = a.words(first, last), b.words(first, last)
+        rows_a, rows_b = (torch.from_numpy(rows) for rows in common_words(keys_a, keys_b))
+        yield keys_a[rows_a.numpy()], [states[rows_a] for states in states_a], [states[rows_b] for states in states_b]
+
+
+# --- a pair of runs ---
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What two runs have in common.
+
+    Args:
+        rows: Of `agreement.csv`.
+        partners: For each layer of the one and each of the other, the neuron that each neuron goes with, -1 for none,
+            shape (n_layers_a, n_layers_b, d_a).
+        related: Whether neurons of the same index go together more than chance, in some layer; None where the models
+            differ in width.
+    """
+
+    rows: list[dict[str, Any]]
+    partners: NDArray[np.int64]
+    related: bool | None
+
+
+def compare_pair(
+    a: Ranked,
+    b: Ranked,
+    moments: tuple[CrossMoments, CrossMoments],
+    matching: Literal["index", "correlation"],
+    assignment: Method,
+    k: int,
+    seed: int,
+    strangers: Strangers | None = None,
+) -> Pair:
+    """Match the neurons of every pair of layers on one half of the sentences and compare their rankings.
+
+    Args:
+        a: One run.
+        b: The other.
+        moments: Of words of sentences that neurons are matched on, and of others that the match is judged on.
+        matching: By index, for models that share a lineage, or by correlation.
+        assignment: One to one, or many to one.
+        k: Size of the top.
+        seed: Of what chance gives.
+        strangers: The second run in random bases, which say what neurons matched by correlation agree by chance.
+    """
+    fit, held_out = moments
+    shape = (len(a.layers), len(b.layers))
+    partners = np.full((*shape, a.d_model), -1, dtype=np.int64)
+    rows: list[dict[str, Any]] = []
+    n_dealings = permutations_for(shape[0] * shape[1])
+    nulls: dict[str, list[Array]] = {}
+    for i, j in np.ndindex(shape):
+        correlations = fit.correlation(i, j), held_out.correlation(i, j)
+        partners[i, j] = np.arange(a.d_model) if matching == "index" else match(correlations[0], assignment)
+        unrelated, unrelated_match = _by_chance(a.scores[i], moments, (i, j), assignment, strangers)
+        names = {
+            "model_a": a.label, "layer_a": a.layers[i], "model_b": b.label, "layer_b": b.layers[j],
+            "matching": matching,
+        }  # fmt: skip
+        by_match = "random_bases" if strangers else "permutation"
+        for one in _statistics(a, b, (i, j), partners[i, j], k, unrelated, n_dealings, seed):
+            null = by_match if one.null is None else "shuffled_labels"
+            rows.append({**names, **_row(one), "null": null, **_no_signal(a, b, (i, j), partners[i, j])})
+            if one.null is not None:
+                nulls.setdefault(one.statistic, []).append(one.null)
+        quality = judge(partners[i, j], *correlations, unrelated_match, seed=seed)
+        rows.append(
+            {
+                **names, "statistic": "correlation", "value": quality.held_out,
+                "chance": quality.chance, "chance_low": quality.chance_low, "chance_high": quality.chance_high,
+                "p_uncorrected": quality.p_value, "null": by_match, "n_neurons": quality.n_matched,
+            }
+        )  # fmt: skip
+        rows.append({**names, "statistic": "cka", "value": held_out.cka(i, j), "chance": held_out.cka_chance(i, j)})
+    _correct(rows, {name: np.stack(null, axis=-1) for name, null in nulls.items()})
+    return Pair(rows, partners, _related(a, b, moments, seed) if a.d_model == b.d_model else None)
+
+
+def _by_chance(
+    scores: Array,
+    moments: tuple[CrossMoments, CrossMoments],
+    layers: tuple[int, int],
+    assignment: Method,
+    strangers: Strangers | None,
+) -> tuple[list[tuple[Array, Array]], list[float]]:
+    """Match a layer's neurons with those of each stranger, and return the pairs of scorings and how the match holds."""
+    scorings: list[tuple[Array, Array]] = []
+    qualities: list[float] = []
+    if strangers is None:
+        return scorings, qualities
+    for basis, theirs in zip(strangers.bases, strangers.scores[:, layers[1]], strict=True):
+        fit, held_out = (half.correlation(*layers, basis) for half in moments)
+        partner = match(fit, assignment)
+        kept = np.flatnonzero(partner >= 0)
+        scorings.append((scores[kept], theirs[partner[kept]]))
+        qualities.append(holds(partner, fit, held_out))
+    return scorings, qualities
+
+
+def _statistics(
+    a: Ranked,
+    b: Ranked,
+    layers: tuple[int, int],
+    partner: NDArray[np.int64],
+    k: int,
+    unrelated: Sequence[tuple[Array, Array]],
+    permutations: int,
+    seed: int,
+) -> list[Agreement]:
+    i, j = layers
+    kept = np.flatnonzero(partner >= 0)
+    theirs = partner[kept]
+    if len(kept) < 2:
+        return []
+    draws = None if a.draws is None or b.draws is None else (a.draws[i][:, kept], b.draws[j][:, theirs])
+    return agreement(
+        a.scores[i][kept],
+        b.scores[j][theirs],
+        k=min(k, len(kept)),
+        groups=theirs,
+        draws=draws,
+        unrelated=unrelated,
+        shuffled=None if unrelated else _shuffled(a, b, layers, kept, theirs),
+        permutations=permutations,
+        seed=seed,
+    )
+
+
+def _shuffled(
+    a: Ranked, b: Ranked, layers: tuple[int, int], kept: NDArray[np.intp], theirs: NDArray[np.int64]
+) -> tuple[Array, Array] | None:
+    """Return the rankings of matched neurons under shuffled labels of each run, if both have some."""
+    if a.shuffled is None or b.shuffled is None:
+        return None
+    return a.shuffled[layers[0]][:, kept], b.shuffled[layers[1]][:, theirs]
+
+
+def _row(found: Agreement) -> dict[str, Any]:
+    """Return a statistic as columns of `agreement.csv`."""
+    columns = {name: value for name, value in vars(found).items() if name not in ("p_value", "null")}
+    return {**columns, "p_uncorrected": found.p_value}
+
+
+def _no_signal(a: Ranked, b: Ranked, layers: tuple[int, int], partner: NDArray[np.int64]) -> dict[str, int]:
+    """Return how many matched neurons have no signal in one run at least, if that is known of both."""
+    if a.no_signal is None or b.no_signal is None:
+        return {}
+    kept = np.flatnonzero(partner >= 0)
+    either = a.no_signal[layers[0]][kept] | b.no_signal[layers[1]][partner[kept]]
+    return {"n_no_signal": int(either.sum())}
+
+
+def _correct(rows: Sequence[dict[str, Any]], nulls: Mapping[str, Array]) -> None:
+    """Add p-values corrected over the pairs of layers, each statistic by itself.
+
+    Args:
+        rows: Of all pairs of layers.
+        nulls: By statistic, what shuffled labels give in its rows, shape (2, n_draws, n_rows); the others are
+            corrected by Holm.
+    """
+    for statistic in {row["statistic"] for row in rows}:
+        own = [row for row in rows if row["statistic"] == statistic and "p_uncorrected" in row]
+        if statistic in nulls:
+            corrected = max_p_values(np.array([row["value"] for row in own]), nulls[statistic])
+        else:
+            corrected = holm([row["p_uncorrected"] for row in own])
+        for row, p_value in zip(own, corrected, strict=True):
+            row["p_value"] = float(p_value)
+
+
+def _related(a: Ranked, b: Ranked, moments: tuple[CrossMoments, CrossMoments], seed: int) -> bool:
+    """Whether the models look like kin: neurons of one index go together in some pair of layers."""
+    fit, held_out = moments
+    index = np.arange(a.d_model)
+    for i, j in np.ndindex(len(a.layers), len(b.layers)):
+        quality = judge(index, fit.correlation(i, j), held_out.correlation(i, j), seed=seed)
+        # A tenth: two models that read the same words reach p < .01 with less, by the words alone.
+        if quality.p_value < 0.01 and quality.held_out > quality.chance + 0.1:
+            return True
+    return False

@@ -1,0 +1,28 @@
+"""A corpus and its test corpus as a user names them, each sentence on its side of the split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from probing.corpus import Corpus, Split, assign_splits, hold_out, load_corpus
+from probing.errors import UserError
+
+
+def read_corpora(
+    corpus: str, test_corpus: str | None, seed: int, say: Callable[[str], None]
+) -> tuple[list[Corpus], list[list[Split]]]:
+    """Read the corpus, and the test corpus if there is one, and put each sentence on a side.
+
+    With a test corpus of its own, the main corpus's test part joins its training part.
+    """
+    if test_corpus == corpus == "-":
+        raise UserError("`--test_corpus -`: standard input is read once; give one of the two as a file.")
+    main = load_corpus(corpus)
+    if test_corpus is None:
+        return [main], [assign_splits(main.sentences, seed)]
+    test = load_corpus(test_corpus, "--test_corpus")
+    kept = hold_out(main, test)
+    if n_shared := len(main.sentences) - len(kept.sentences):
+        say(f"{corpus}: {n_shared} sentences that are also in {test_corpus} were left out of training")
+    joined: list[Split] = ["train" if side == "test" else side for side in assign_splits(kept.sentences, seed)]
+    return [kept, test], [joined, ["test"] * len(test.sentences)]

@@ -1,0 +1,118 @@
+"""What an accuracy is held against: the same probe, trained and tested on examples that lack something."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from probing.cache.plan import Plan, Shard
+from probing.cache.store import ActivationStore
+from probing.cache.tokens import Tokens
+from probing.corpus import Corpus
+from probing.data.examples import Activations, Examples, Sides
+from probing.statistics.permutation import permute_within_sentences
+
+# Draws of the control task's labels: one alone may happen to be easier or harder than most.
+CONTROL_DRAWS = 5
+
+
+def shuffled(sides: Sides, seed: int) -> Sides:
+    """Return the sides with each sentence's labels dealt anew to its own tokens."""
+
+    def deal(examples: Examples) -> Examples:
+        tokens = examples.store.tokens
+        (labels,) = permute_within_sentences(examples.labels, tokens.sentences, tokens.input_ids, 1, seed)
+        return replace(examples, labels=labels)
+
+    return sides.each(deal)
+
+
+def control_tasks(
+    sides: Sides, corpora: Sequence[Corpus], fold: Callable[[str], str], seed: int, n_draws: int = CONTROL_DRAWS
+) -> list[Sides]:
+    """Return draws of a label for each word type, each label as often as it is in training (Hewitt & Liang 2019).
+
+    Words of the test side that are not in training have labels of their own, which nobody can know.
+
+    Args:
+        sides: With the true labels.
+        corpora: Of the training and, last, of the test side.
+        fold: Makes one type of the words that the model cannot tell apart.
+        seed: Of all draws; a type's label in a draw depends on nothing else.
+        n_draws: Number of draws.
+    """
+    counts = sides.train.counts(len(sides.classes))
+    below = np.cumsum(counts / counts.sum())
+    main = _types(sides.train.store.tokens, corpora[0], fold)
+    last = main if len(corpora) == 1 else _types(sides.test.store.tokens, corpora[-1], fold)
+
+    def labelled(examples: Examples, draw: int) -> Examples:
+        types, of_token = last if examples is sides.test else main
+        salted = (hashlib.sha256(f"{seed}\0{draw}\0{word}".encode()).digest() for word in types)
+        uniform = [int.from_bytes(digest[:7]) / 2**56 for digest in salted]
+        drawn = np.searchsorted(below, uniform, side="right").clip(max=len(below) - 1)[of_token]
+        return replace(examples, labels=np.where(examples.labels >= 0, drawn, -1).astype(np.int32))
+
+    return [sides.each(partial(labelled, draw=draw)) for draw in range(n_draws)]
+
+
+def _types(tokens: Tokens, corpus: Corpus, fold: Callable[[str], str]) -> tuple[list[str], NDArray[np.intp]]:
+    """Return word types, and which of them each token belongs to; without a word list tokens are the types.
+
+    Words that are folded into one are several entries of the same name.
+    """
+    if corpus.words is None:
+        ids, of_token = np.unique(tokens.input_ids, return_inverse=True)
+        return [str(i) for i in ids], of_token
+    words = corpus.words
+    pairs = zip(tokens.sentences.tolist(), tokens.words.tolist(), strict=True)
+    found, of_token = np.unique([words[i][word] if word >= 0 else "" for i, word in pairs], return_inverse=True)
+    return [fold(str(word)) for word in found], of_token
+
+
+class TokenRows:
+    """Reads like a store of one layer, whose hidden states are the input embedding's rows.
+
+    Args:
+        store: Whose tokens are read.
+        table: Input embedding, shape (n_vocabulary, d_embedding).
+    """
+
+    def __init__(self, store: Activations, table: Tensor) -> None:
+        self.tokens: Tokens = store.tokens
+        self.plan: Plan = replace(store.plan, d_model=table.shape[1])
+        self.table = table
+
+    def shard_tokens(self, shard: Shard) -> slice:
+        """Return which rows of the table of tokens are in the shard."""
+        return self.tokens.of_sentences(shard.first_sentence, shard.n_sentences)
+
+    def read(self, layer: int, shard: int) -> Tensor:
+        """Return the rows of a shard's tokens, shape (n, d_embedding)."""
+        rows = self.shard_tokens(self.plan.shards[shard])
+        return self.table[torch.from_numpy(self.tokens.input_ids[rows].astype(np.int64))]
+
+
+def token_identity(sides: Sides, encoder: nn.Module) -> Sides:
+    """Return the sides with the input embedding's rows for activations."""
+    table = encoder.get_input_embeddings().weight.detach().float()  # type: ignore[operator]
+    return sides.each(lambda examples: replace(examples, store=TokenRows(examples.store, table)))
+
+
+def with_activations(sides: Sides, stores: Sequence[ActivationStore]) -> Sides:
+    """Return the sides with other activations of the same tokens: of the training and, last, of the test side."""
+
+    def exchange(examples: Examples) -> Examples:
+        store = stores[-1] if examples is sides.test else stores[0]
+        if not np.array_equal(store.tokens.input_ids, examples.store.tokens.input_ids):
+            raise ValueError("the activations are of other tokens")
+        return replace(examples, store=store)
+
+    return sides.each(exchange)

@@ -1,0 +1,41 @@
+"""Batches that stay on an accelerator from one pass to the next."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils.data import Dataset
+
+from probing.data.examples import Batch, ShardBatches
+
+# Of what is free on an accelerator when a training begins; the rest is for the probes and what they compute.
+SHARE = 0.5
+
+
+class KeptBatches(Dataset[Batch]):
+    """Batches of which as many as fit are copied to a device once, in the first pass, and all others in every pass.
+
+    Args:
+        batches: What is read.
+        device: Where batches are kept; Lightning leaves there what it finds there.
+        room_bytes: How much may be kept; half of what is free on the device by default.
+    """
+
+    def __init__(self, batches: ShardBatches, device: torch.device, room_bytes: int | None = None) -> None:
+        self.batches, self.device = batches, device
+        self.room_bytes = int(SHARE * torch.cuda.mem_get_info(device)[0]) if room_bytes is None else room_bytes
+        self.kept: dict[int, Batch] = {}
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, index: int) -> Batch:
+        if index in self.kept:
+            return self.kept[index]
+        batch = self.batches[index]
+        size = sum(tensor.nbytes for tensor in (*batch.hidden_states, *batch[1:]))
+        if size > self.room_bytes:
+            return batch
+        self.room_bytes -= size
+        states = tuple(states.to(self.device) for states in batch.hidden_states)
+        self.kept[index] = Batch(states, *(tensor.to(self.device) for tensor in batch[1:]))
+        return self.kept[index]

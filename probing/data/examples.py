@@ -1,0 +1,314 @@
+"""Labelled tokens: which side of the split, which class, and how they are read shard by shard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from probing.cache.plan import Plan, Shard
+from probing.cache.tokens import Tokens
+from probing.corpus import Corpus, Split
+from probing.data.words import pool_words
+from probing.errors import UserError
+from probing.runtime.distributed import place
+from probing.tasks import Labels, TokenTask, has_label
+
+# Of hidden states that are copied at a time, all layers together: so that each copy takes the place of the one before
+# and needs no new pages of memory.
+BLOCK_BYTES = 32 * 2**20
+
+
+class Batch(NamedTuple):
+    """Examples, or the rows of one shard.
+
+    Args:
+        hidden_states: For each layer asked for, shape (n, d_model).
+        labels: Class of each row, -1 where it is no example (only where a shard was opened whole), shape (n,).
+        sentences: Sentence of each row, shape (n,).
+        rows: Token of each row in the store, of a word its first piece, shape (n,).
+    """
+
+    hidden_states: tuple[Tensor, ...]
+    labels: Tensor
+    sentences: Tensor
+    rows: Tensor
+
+    def pick(self, kept: Tensor) -> Batch:
+        """Return the batch with these rows only."""
+        # `index_select` copies rows whole, several times as fast as indexing.
+        states = tuple(h.index_select(0, kept) for h in self.hidden_states)
+        return Batch(states, self.labels[kept], self.sentences[kept], self.rows[kept])
+
+
+class Activations(Protocol):
+    """Where hidden states are read, shard by shard: a store, or what takes its place."""
+
+    @property
+    def plan(self) -> Plan:
+        """Which sentences are in which shard, and the width."""
+        ...
+
+    @property
+    def tokens(self) -> Tokens:
+        """The table of tokens."""
+        ...
+
+    def shard_tokens(self, shard: Shard) -> slice:
+        """Return which rows of the table of tokens are in the shard."""
+        ...
+
+    def read(self, layer: int, shard: int) -> Tensor:
+        """Return the hidden states of a shard, shape (n, d_model)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The tokens of a store that belong to one side of the split, with their classes.
+
+    Args:
+        store: Where the activations are.
+        labels: Class of each token, -1 for tokens of another side or of no class, shape (n_tokens,).
+        n_dropped: Tokens of this side whose label is no class.
+        word_means: Whether activations are means over the pieces of a word, whose label is at its first.
+        documents: Which document each sentence of the corpus is of, shape (n_sentences,), where intervals are to be
+            over documents; over sentences if None.
+    """
+
+    store: Activations
+    labels: NDArray[np.int32]
+    n_dropped: int = 0
+    word_means: bool = False
+    documents: NDArray[np.int64] | None = None
+
+    @property
+    def n_tokens(self) -> int:
+        """Number of examples."""
+        return int((self.labels >= 0).sum())
+
+    def counts(self, n_classes: int) -> NDArray[np.int64]:
+        """Return the examples of each class, shape (n_classes,)."""
+        return np.bincount(self.labels[self.labels >= 0], minlength=n_classes)
+
+    def tokens_by_sentence(self) -> NDArray[np.int64]:
+        """Return how many examples each sentence of the corpus has, those of other sides 0, shape (n_sentences,)."""
+        tokens = self.store.tokens
+        return np.bincount(tokens.sentences[self.labels >= 0], minlength=tokens.n_sentences)
+
+    def clusters(self, sums: NDArray[Any]) -> NDArray[Any]:
+        """Return sums by sentence as they are, or added up by document where intervals are over these."""
+        return sums if self.documents is None else np.bincount(self.documents, weights=sums)
+
+    def sentences(self) -> NDArray[np.int32]:
+        """Return the sentences with at least one example, ascending."""
+        return np.unique(self.store.tokens.sentences[self.labels >= 0])
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The three sides of the split, and what their classes are.
+
+    Args:
+        train: Probes are trained on it.
+        validation: Adam stops by it.
+        test: Possibly of another store.
+        classes: The label of each class.
+        ordinal: Whether labels are numbers.
+    """
+
+    train: Examples
+    validation: Examples
+    test: Examples
+    classes: Labels
+    ordinal: bool
+
+    def each(self, change: Callable[[Examples], Examples]) -> Sides:
+        """Return the sides with their examples changed."""
+        return replace(self, train=change(self.train), validation=change(self.validation), test=change(self.test))
+
+
+class ShardBatches(Dataset[Batch]):
+    """Examples, or all rows of which they are some, a shard at a time, in order; beyond the last shard, empty batches.
+
+    Under several ranks each reads every `world_size`-th shard, and all read equally many items,
+    since some strategies wait for one another at every step.
+
+    Args:
+        examples: What is read.
+        layers: Which layers, in the order of `Batch.hidden_states`.
+        rank: Of this process.
+        world_size: Number of processes.
+        read: Reads a shard: `read_shard` its examples, `open_shard` all its rows, without copying them.
+    """
+
+    def __init__(
+        self,
+        examples: Examples,
+        layers: Sequence[int],
+        rank: int = 0,
+        world_size: int = 1,
+        read: Callable[[Examples, Sequence[int], int], Batch] | None = None,
+    ) -> None:
+        self.examples, self.layers, self.read = examples, layers, read or read_shard
+        n_shards = len(examples.store.plan.shards)
+        self.shards = range(rank, n_shards, world_size)
+        self.length = -(-n_shards // world_size)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Batch:
+        if not 0 <= index < self.length:
+            raise IndexError(index)
+        if index >= len(self.shards):
+            none = torch.empty(0, dtype=torch.int64)
+            states = tuple(torch.empty(0, self.examples.store.plan.d_model) for _ in self.layers)
+            return Batch(states, none, none, none)
+        return self.read(self.examples, self.layers, self.shards[index])
+
+
+def open_shard(examples: Examples, layers: Sequence[int], shard: int) -> Batch:
+    """Return all rows of one shard, labelled -1 where they are no examples; what can be is mapped and not read yet."""
+    store, tokens = examples.store, examples.store.tokens
+    here = store.shard_tokens(store.plan.shards[shard])
+    rows = np.arange(here.start, here.stop)
+    states = tuple(store.read(layer, shard) for layer in layers)
+    if examples.word_means:
+        states = pool_words(states, tokens.words[here], tokens.sentences[here]).hidden_states
+        rows = rows[tokens.first_pieces[here]]
+    labels = torch.from_numpy(examples.labels[rows].astype(np.int64))
+    sentences = torch.from_numpy(tokens.sentences[rows].astype(np.int64))
+    return Batch(states, labels, sentences, torch.from_numpy(rows))
+
+
+def read_shard(examples: Examples, layers: Sequence[int], shard: int) -> Batch:
+    """Read the examples of one shard, and nothing but them, in float32."""
+    batch = open_shard(examples, layers, shard)
+    return _copy(batch, _examples(batch))
+
+
+def blocks(batch: Batch, dtype: torch.dtype = torch.float32) -> Iterator[Batch]:
+    """Yield the examples of a batch, and nothing but them, in order and as a dtype, some `BLOCK_BYTES` at a time."""
+    width = sum(states.shape[1] for states in batch.hidden_states)
+    n = max(BLOCK_BYTES // (4 * width), 1)
+    return (_copy(batch, rows, dtype) for rows in _examples(batch).split(n))
+
+
+def _examples(batch: Batch) -> Tensor:
+    return (batch.labels >= 0).nonzero().squeeze(1)
+
+
+def _copy(batch: Batch, rows: Tensor, dtype: torch.dtype = torch.float32) -> Batch:
+    batch = batch.pick(rows)
+    return batch._replace(hidden_states=tuple(h.to(dtype) for h in batch.hidden_states))
+
+
+def read(examples: Examples, layers: Sequence[int]) -> Iterator[Batch]:
+    """Yield all examples once, in order, in blocks of no more than a shard."""
+    return _read(examples, layers, examples.store.plan.shards)
+
+
+def read_share(examples: Examples, layers: Sequence[int]) -> Iterator[Batch]:
+    """Yield those of this rank's shards, for sums that `sum_over_ranks` then takes together."""
+    rank, n_ranks = place()
+    return _read(examples, layers, examples.store.plan.shards[rank::n_ranks])
+
+
+def _read(examples: Examples, layers: Sequence[int], shards: Sequence[Shard]) -> Iterator[Batch]:
+    for shard in shards:
+        yield from blocks(open_shard(examples, layers, shard.index))
+
+
+def whole_sentences(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Yield the same examples, in order, so that no sentence is in two batches."""
+    held: Batch | None = None
+    for batch in batches:
+        if not len(batch.sentences):
+            continue
+        if held is not None:
+            batch = _joined(held, batch)
+        is_last = batch.sentences == batch.sentences[-1]
+        yield batch.pick((~is_last).nonzero().squeeze(1))
+        held = batch.pick(is_last.nonzero().squeeze(1))
+    if held is not None:
+        yield held
+
+
+def _joined(first: Batch, second: Batch) -> Batch:
+    states = tuple(torch.cat(both) for both in zip(first.hidden_states, second.hidden_states, strict=True))
+    rest = (torch.cat([getattr(first, name), getattr(second, name)]) for name in ("labels", "sentences", "rows"))
+    return Batch(states, *rest)
+
+
+def label(
+    store: Activations,
+    corpus: Corpus,
+    task: TokenTask,
+    splits: Sequence[Split],
+    classes: Labels,
+    side: Split,
+    by_document: bool = False,
+) -> Examples:
+    """Return one side's tokens with their classes.
+
+    Args:
+        store: Where the activations are.
+        corpus: Of what text.
+        task: Gives the labels.
+        splits: Side of each sentence.
+        classes: The labels that are classes, ascending.
+        side: Which side.
+        by_document: Whether intervals are to be over documents, which the corpus then has.
+    """
+    labels, n_dropped = class_of_tokens(store.tokens, corpus, task, splits, classes, side)
+    documents = np.array(corpus.documents) if by_document else None
+    return Examples(store, labels.astype(np.int32), n_dropped, task.word_means, documents)
+
+
+def class_of_tokens(
+    tokens: Tokens, corpus: Corpus, task: TokenTask, splits: Sequence[Split], classes: Labels, side: Split
+) -> tuple[NDArray[np.int64], int]:
+    """Return the class of each token, -1 for those of another side or of no class, and how many are of no class.
+
+    Args:
+        tokens: The table of tokens.
+        corpus: Of what text.
+        task: Gives the labels.
+        splits: Side of each sentence.
+        classes: The labels that are classes, ascending.
+        side: Which side.
+    """
+    labels = task.labels(tokens, corpus)
+    here = np.array([split == side for split in splits])[tokens.sentences] & has_label(labels)
+    # Position of each label among the classes, -1 where it is none of them.
+    index = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
+    known = here & (classes[index] == labels)
+    return np.where(known, index, -1), int(here.sum() - known.sum())
+
+
+def choose_classes(tokens: Tokens, corpus: Corpus, task: TokenTask, splits: Sequence[Split]) -> Labels:
+    """Return the labels with enough training examples, ascending.
+
+    Raises:
+        UserError: If fewer than two are left.
+    """
+    in_train = np.array([split == "train" for split in splits])
+    labels = task.labels(tokens, corpus)
+    if tokens.special.all():
+        raise UserError("`--corpus`: no sentence is longer than one token once special tokens are set aside.")
+    if not has_label(labels).any():
+        raise UserError(f"`--corpus {corpus.name}`: the task gives no token a label; give text for which it has some.")
+    classes = task.classes(labels[in_train[tokens.sentences]], int(in_train.sum()))
+    if len(classes) < 2:
+        raise UserError(
+            f"`--corpus`: {int(in_train.sum())} training sentences leave {len(classes)} classes with enough examples, "
+            "and a probe needs two; give more sentences, or lower the bar with `--task_args.min_count`."
+        )
+    return classes

@@ -1,0 +1,154 @@
+"""What `fit` trains on: labelled tokens on both sides of the split, and those that its controls are measured on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal
+
+from probing.cache import ActivationStore
+from probing.cache.tokens import Tokens
+from probing.cli.options import ProbeOptions
+from probing.corpus import Corpus, Split
+from probing.data import controls
+from probing.data.examples import Sides, choose_classes, class_of_tokens, label
+from probing.errors import UserError
+from probing.models import ModelSource, load_encoder, load_tokenizer, word_folding
+from probing.statistics.intervals import MIN_SENTENCES
+from probing.tasks import Labels, TokenTask
+
+GroupBy = Literal["auto", "sentence", "document"]
+
+
+def origin(store: ActivationStore) -> dict[str, Any]:
+    """Return what activations were made from, and how many sentences were cut, as in a run's `results.json`."""
+    header = {name: store.header[name] for name in ("model", "revision", "corpus", "key", "versions")}
+    return {**header, "n_truncated": store.tokens.n_truncated}
+
+
+def label_sides(
+    stores: Sequence[ActivationStore],
+    corpora: Sequence[Corpus],
+    splits: Sequence[Sequence[Split]],
+    task: TokenTask,
+    by_document: bool = False,
+) -> Sides:
+    """Return the labelled tokens of each side; with two corpora, the second is the test side.
+
+    Args:
+        stores: Activations of each corpus.
+        corpora: The corpora.
+        splits: Side of each of their sentences.
+        task: Gives the labels.
+        by_document: Whether intervals are over documents of the corpus that is tested on.
+    """
+    classes = choose_classes(stores[0].tokens, corpora[0], task, splits[0])
+    parts = {
+        side: label(
+            stores[part], corpora[part], task, splits[part], classes, side, by_document and part == len(corpora) - 1
+        )
+        for part in range(len(corpora))
+        for side in _sides_of(part, len(corpora))
+    }
+    return Sides(parts["train"], parts["validation"], parts["test"], classes, task.ordinal)
+
+
+def goes_by_document(group_by: GroupBy, corpus: Corpus, splits: Sequence[Split]) -> bool:
+    """Return whether intervals are over documents: left to itself, where at least `MIN_SENTENCES` are tested on.
+
+    Args:
+        group_by: As typed.
+        corpus: That is tested on.
+        splits: Side of each of its sentences.
+
+    Raises:
+        UserError: If documents were asked for and the corpus names none.
+    """
+    if group_by == "sentence" or (group_by == "auto" and corpus.documents is None):
+        return False
+    if corpus.documents is None:
+        raise UserError(
+            f"`--group_by document`: `{corpus.name}` does not say where documents begin; expected empty lines between "
+            "them in a .txt file, or `# newdoc` in CoNLL-U. Leave the option out for intervals over sentences."
+        )
+    tested = {document for document, split in zip(corpus.documents, splits, strict=True) if split == "test"}
+    return group_by == "document" or len(tested) >= MIN_SENTENCES
+
+
+def control_sides(
+    wanted: Sequence[str],
+    sides: Sides,
+    corpora: Sequence[Corpus],
+    extract: Callable[..., list[ActivationStore]],
+    source: ModelSource,
+    weights_seed: int | None,
+    seed: int,
+    say: Callable[[str], None],
+) -> dict[str, list[Sides]]:
+    """Return for each control that applies the examples that it is measured on, extracting what they need.
+
+    The control task has several draws of its labels, the others are one.
+    """
+    made: dict[str, list[Sides]] = {}
+    for name in wanted:
+        if name == "shuffled":
+            made[name] = [controls.shuffled(sides, seed)]
+        elif name == "control_task":
+            made[name] = controls.control_tasks(sides, corpora, word_folding(load_tokenizer(source)), seed)
+        elif name == "token":
+            made[name] = [controls.token_identity(sides, load_encoder(source, weights_seed))]
+        elif name == "permuted_positions":
+            stores = extract(random_weights_seed=weights_seed, permuted_tokens_seed=seed)
+            made[name] = [controls.with_activations(sides, stores)]
+        elif weights_seed is not None:
+            say("the control untrained does not apply: the model is the untrained twin")
+        else:
+            made[name] = [controls.with_activations(sides, extract(random_weights_seed=seed))]
+    return made
+
+
+def example_checks(
+    task: TokenTask,
+    corpora: Sequence[Corpus],
+    splits: Sequence[Sequence[Split]],
+    probe: ProbeOptions,
+    say: Callable[[str], None],
+) -> list[Callable[[Tokens], None]]:
+    """Return for each corpus what refuses its tokens where a side has no examples, and says how many are of no class.
+
+    Known from the tokens alone, this is said before a model has read the corpus, which may take hours. The validation
+    side may be empty where nothing is chosen on it.
+    """
+    chooses = probe.solver == "adam" or probe.l2 == "auto"
+    classes: Labels  # of the first corpus, which is checked first
+
+    def check(tokens: Tokens, part: int) -> None:
+        nonlocal classes
+        if part == 0:
+            classes = choose_classes(tokens, corpora[0], task, splits[0])
+        for side in _sides_of(part, len(corpora)):
+            labels, n_dropped = class_of_tokens(tokens, corpora[part], task, splits[part], classes, side)
+            n = int((labels >= 0).sum())
+            if not n and (chooses or side != "validation"):
+                way_out = "give more sentences" + _ways_out(side, probe)
+                raise UserError(f"`--corpus`: no sentence of the {side} part has a token of any class; {way_out}.")
+            if n_dropped:
+                say(
+                    f"{side}: {n_dropped} of {n + n_dropped} tokens are left out: their label is too rare to be a class"
+                )
+
+    return [partial(check, part=part) for part in range(len(corpora))]
+
+
+def _ways_out(side: Split, probe: ProbeOptions) -> str:
+    """Return what else would do than more sentences where a side is empty."""
+    if side == "test":
+        return " or another --test_corpus"
+    return " or a penalty, such as --probe.l2 1e-2" if side == "validation" and probe.solver == "lbfgs" else ""
+
+
+def _sides_of(part: int, n_corpora: int) -> tuple[Split, ...]:
+    """Return the sides that are read from a corpus: with two, the second is the test side."""
+    if n_corpora == 1:
+        return ("train", "validation", "test")
+    return ("train", "validation") if part == 0 else ("test",)

@@ -1,0 +1,123 @@
+"""Spearman's rank correlation of similarities with scores: three ways to aggregate it over subsets, and intervals.
+
+STS12 to STS16 consist of several subsets each. `all` takes the pairs of all subsets as one list, `mean` is the mean of
+the subsets' correlations, and `wmean` weighs them by their number of pairs. They differ by points, so a figure without
+its aggregation says little; a set of one subset has the same value in all three.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probing.statistics.bootstrap import DRAWS
+
+Aggregation = Literal["all", "mean", "wmean"]
+AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Pairs drawn anew within each subset, the same for all that is measured on them.
+
+    Args:
+        times: How often each pair was drawn, shape (n_draws, n_pairs).
+    """
+
+    times: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, subset: NDArray[np.int64], seed: int, n_draws: int = DRAWS) -> Draws:
+        """Draw.
+
+        Args:
+            subset: Subset of each pair, shape (n_pairs,).
+            seed: Of the generator.
+            n_draws: Bootstrap draws.
+        """
+        generator = np.random.default_rng(seed)
+        times = np.zeros((n_draws, len(subset)), dtype=np.float32)
+        for one in np.unique(subset):
+            of_subset = np.flatnonzero(subset == one)
+            n = len(of_subset)
+            times[:, of_subset] = generator.multinomial(n, np.full(n, 1 / n), size=n_draws)
+        return cls(times)
+
+
+def spearman(a: Array, b: Array) -> float:
+    """Return Spearman's correlation, equal values sharing their mean rank; NaN where all values of one are equal.
+
+    Args:
+        a: Shape (n,).
+        b: Shape (n,).
+    """
+    return float(weighted_spearman(a, b, np.ones((1, len(a)), dtype=np.float32))[0])
+
+
+def weighted_spearman(a: Array, b: Array, times: NDArray[np.float32]) -> Array:
+    """Return Spearman's correlation of lists in which each pair of values stands several times.
+
+    Without sorting anew: the rank of a value follows from how often lower ones stand in the list.
+
+    Args:
+        a: Shape (n,).
+        b: Shape (n,).
+        times: How often each stands in a list, shape (n_lists, n).
+
+    Returns:
+        Shape (n_lists,), NaN where all values of one are equal.
+    """
+    ranks_a, ranks_b = _ranks(a, times), _ranks(b, times)
+    n = times.sum(1, dtype=np.float64)
+    # The mean rank is the same in both.
+    for ranks in (ranks_a, ranks_b):
+        ranks -= ((n + 1) / 2)[:, None]
+    covariance, square_a, square_b = (
+        np.einsum("ij,ij,ij->i", times, x, y) for x, y in ((ranks_a, ranks_b), (ranks_a, ranks_a), (ranks_b, ranks_b))
+    )
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(covariance / np.sqrt(square_a * square_b))
+
+
+def _ranks(values: Array, times: NDArray[np.float32]) -> Array:
+    """Return the mean rank of each value in each list, shape (n_lists, n)."""
+    _, group = np.unique(values, return_inverse=True)
+    order = np.argsort(group, kind="stable")
+    starts = np.flatnonzero(np.diff(group[order], prepend=-1))
+    counts = np.add.reduceat(times[:, order], starts, axis=1, dtype=np.float64)
+    ranks: Array = (np.cumsum(counts, axis=1) - (counts - 1) / 2)[:, group]
+    return ranks
+
+
+def aggregated(a: Array, b: Array, subset: NDArray[np.int64]) -> dict[Aggregation, float]:
+    """Return Spearman's correlation in each aggregation.
+
+    Args:
+        a: Shape (n_pairs,).
+        b: Shape (n_pairs,).
+        subset: Subset of each pair, shape (n_pairs,).
+    """
+    found = aggregated_draws(a, b, subset, Draws(np.ones((1, len(a)), dtype=np.float32)))
+    return {how: float(values[0]) for how, values in found.items()}
+
+
+def aggregated_draws(a: Array, b: Array, subset: NDArray[np.int64], draws: Draws) -> dict[Aggregation, Array]:
+    """Return Spearman's correlation in each aggregation when pairs are drawn anew, each of shape (n_draws,).
+
+    Args:
+        a: Shape (n_pairs,).
+        b: Shape (n_pairs,).
+        subset: Subset of each pair, shape (n_pairs,).
+        draws: Of the pairs.
+    """
+    everything = weighted_spearman(a, b, draws.times)
+    subsets, sizes = np.unique(subset, return_counts=True)
+    if len(subsets) == 1:
+        return dict.fromkeys(AGGREGATIONS, everything)
+    each = np.stack([weighted_spearman(a[at], b[at], draws.times[:, at]) for at in (subset == one for one in subsets)])
+    return {"all": everything, "mean": each.mean(0), "wmean": sizes @ each / sizes.sum()}

@@ -1,0 +1,219 @@
+"""The vectors of sentences that `sts` compares, and what their transforms are fitted on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from probing.cache import ActivationStore
+from probing.cache.tokens import Tokens
+from probing.corpus import Corpus
+from probing.downstream.fitting import Text, not_in, outliers
+from probing.downstream.pooling import FIRST, cosines, has_first_special, sentence_vectors
+from probing.downstream.pooling_names import Pooling
+from probing.downstream.spaces import Fitting, fitted
+from probing.downstream.sts.dataset import SentencePairs
+from probing.downstream.sts.sentence_similarity import Similarities
+from probing.downstream.sts.static import StaticVectors
+from probing.errors import UserError
+from probing.statistics.moments import CovarianceAccumulator
+from probing.statistics.sample_size import size_columns
+from probing.tables.space_names import CLIPPING, TRANSDUCTIVE, Definition, Space
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Where the vectors of all sentences come from.
+
+    Args:
+        sets: All sets, training parts among them.
+        stores: The activations of each.
+        outside: Text beside them with its activations, if transforms are fitted on such.
+        static: Word vectors, if there are any.
+    """
+
+    sets: Sequence[SentencePairs]
+    stores: Sequence[ActivationStore]
+    outside: tuple[Corpus, ActivationStore] | None
+    static: StaticVectors | None
+
+
+@dataclass(frozen=True)
+class FitOn:
+    """What transforms are fitted on.
+
+    Args:
+        names: Of the corpora.
+        corpora: The sentences.
+        texts: Where their activations are, and which of the sentences are taken.
+    """
+
+    names: list[str]
+    corpora: list[Corpus]
+    texts: list[Text]
+
+    @property
+    def n_sentences(self) -> int:
+        """Number of sentences."""
+        return sum(int(text.kept.sum()) for text in self.texts)
+
+    def described(self) -> dict[str, Any]:
+        """Return what it is, for `results.json`."""
+        return {"corpora": self.names, "n_sentences": self.n_sentences}
+
+
+def fitted_columns(
+    row: Mapping[str, Any], text: FitOn, d_model: int, words: StaticVectors | None, components: int | None
+) -> dict[str, Any]:
+    """Return what a row says of the text that its transform was fitted on.
+
+    Args:
+        row: With its pooling and transform.
+        text: What it was fitted on.
+        d_model: Width of hidden states.
+        words: Static vectors, if there are any, which have a width of their own.
+        components: Directions that whitening keeps.
+    """
+    width = words.vectors.shape[1] if words and row["pooling"] == "static" else d_model
+    size = size_columns(row["transform"], text.n_sentences, text.n_sentences, width, components)
+    return {"fitted_on": " and ".join(text.names), **size}
+
+
+def described(one: SentencePairs, words: StaticVectors | None) -> dict[str, Any]:
+    """Return what a set consists of, for `results.json`."""
+    subsets = {name: int((one.subset == i).sum()) for i, name in enumerate(one.subsets)}
+    found = {"set": one.label, "part": one.part, "n_pairs": one.n_pairs, "n_dropped": one.n_dropped, "subsets": subsets}
+    return found | ({"static_coverage": words.coverage(one.corpus.sentences)} if words else {})
+
+
+def first_token_check(poolings: Sequence[Pooling], model: str) -> Callable[[Tokens], None]:
+    """Return what refuses tokens whose first one is a word, where that is to stand for the sentence."""
+
+    def check(tokens: Tokens) -> None:
+        if "cls" in poolings and not has_first_special(tokens):
+            raise UserError(f"`--pooling cls`: {model} puts no special token at the beginning; take mean.")
+
+    return check
+
+
+def check_text_to_fit_on(
+    sets: Sequence[SentencePairs], outside: Corpus | None, targets: Sequence[SentencePairs], fit_on: str
+) -> None:
+    """Refuse text for transforms of which nothing is left once what is judged is taken out; before a model reads it.
+
+    Args:
+        sets: All sets, training parts among them.
+        outside: Text beside them, if transforms are fitted on such.
+        targets: The sets that are reported on.
+        fit_on: What the user asked for.
+
+    Raises:
+        UserError: If nothing is left.
+    """
+    corpora = [outside] if outside else [one.corpus for one in sets if one.part == "train"]
+    if fit_on != "target" and corpora and not any(_kept(corpus, targets).any() for corpus in corpora):
+        raise UserError(f"`--fit_on {fit_on}`: all its sentences are among those that are judged; give other text.")
+
+
+def fitted_texts(vectors: Vectors, targets: Sequence[SentencePairs], fit_on: str) -> dict[str, FitOn]:
+    """Return by the label of each set what its transforms are fitted on.
+
+    Sentences of any set that is reported on are left out, but with `target`, where they are all there is: sets overlap,
+    for STS-B was drawn from STS12 to STS16 and others.
+    """
+    if fit_on == "target":
+        everything = zip(vectors.sets, vectors.stores, strict=True)
+        return {one.label: _all_of(one, store) for one, store in everything}
+    there = [(one.label, one.corpus, store) for one, store in zip(vectors.sets, vectors.stores, strict=True)]
+    parts = [part for part, one in zip(there, vectors.sets, strict=True) if one.part == "train"]
+    if vectors.outside:
+        parts = [(vectors.outside[0].name, *vectors.outside)]
+    texts = [Text(store, _kept(corpus, targets)) for _, corpus, store in parts]
+    common = FitOn([name for name, *_ in parts], [corpus for _, corpus, _ in parts], texts)
+    return {one.label: common for one in vectors.sets}
+
+
+def _kept(corpus: Corpus, targets: Sequence[SentencePairs]) -> NDArray[np.bool_]:
+    return not_in(corpus.sentences, [sentence for one in targets for sentence in one.corpus.sentences])
+
+
+def _all_of(one: SentencePairs, store: ActivationStore) -> FitOn:
+    everything = Text(store, np.ones(len(one.corpus.sentences), dtype=bool))
+    return FitOn([f"{one.label} ({TRANSDUCTIVE})"], [one.corpus], [everything])
+
+
+def similarities(
+    vectors: Vectors,
+    texts: Mapping[str, FitOn],
+    layers: Sequence[int],
+    poolings: Sequence[Pooling],
+    fitting: Fitting,
+) -> list[Similarities]:
+    """Return the cosines of all pairs of all sets, for each pooling, layer and space, those of static vectors last.
+
+    Args:
+        vectors: Where vectors come from.
+        texts: By the label of each set, what its transforms are fitted on.
+        layers: Which.
+        poolings: Which.
+        fitting: Which transforms, and how; static vectors are not clipped.
+    """
+    found = []
+    for layer in layers:
+        clipped = _outliers(texts, layer, fitting.definition) if fitting.clips else {}
+        for pooling in poolings:
+            first = _outliers(texts, FIRST, fitting.definition) if clipped and pooling == "first_last" else {}
+            neurons = {label: sorted({*clipped[label], *first.get(label, [])}) for label in clipped}
+
+            def pooled(corpus: Corpus, store: ActivationStore, layer: int = layer, how: Pooling = pooling) -> Tensor:
+                return sentence_vectors(store, layer, how)
+
+            cosine, clipped_in = _cosines(vectors, texts, pooled, neurons, fitting, layer)
+            found += [Similarities(pooling, layer, name, cosine[name], clipped_in[name]) for name in fitting.spaces]
+    if (static := vectors.static) is not None:
+        own = replace(fitting, spaces=[name for name in fitting.spaces if name not in CLIPPING])
+        cosine, none = _cosines(vectors, texts, lambda corpus, store: static.sentences(corpus.sentences), {}, own, 0)
+        found += [Similarities("static", None, name, cosine[name], none[name]) for name in own.spaces]
+    return found
+
+
+def _outliers(texts: Mapping[str, FitOn], layer: int, definition: Definition) -> dict[str, list[int]]:
+    """Return the outliers for each set; sets with the same text share one search."""
+    found = {id(text): outliers(text.texts, layer, definition) for text in texts.values() if text.texts}
+    return {label: found.get(id(text), []) for label, text in texts.items()}
+
+
+def _cosines(
+    vectors: Vectors,
+    texts: Mapping[str, FitOn],
+    pooled: Callable[[Corpus, ActivationStore], Tensor],
+    neurons: Mapping[str, Sequence[int]],
+    fitting: Fitting,
+    layer: int,
+) -> tuple[dict[Space, dict[str, Any]], dict[Space, dict[str, list[int]]]]:
+    """Return for each space, by the label of each set, the cosines of its pairs and the clipped neurons."""
+    cosine: dict[Space, dict[str, Any]] = {name: {} for name in fitting.spaces}
+    clipped: dict[Space, dict[str, list[int]]] = {name: {} for name in fitting.spaces}
+    fitted_for: dict[int, Any] = {}
+    for one, store in zip(vectors.sets, vectors.stores, strict=True):
+        text = texts[one.label]
+        states = pooled(one.corpus, store)
+        if id(text) not in fitted_for:
+            accumulator = CovarianceAccumulator(states.shape[1])
+            for corpus, part in zip(text.corpora, text.texts, strict=True):
+                accumulator.update(pooled(corpus, part.store)[torch.from_numpy(part.kept)])
+            if not text.texts:  # nothing is fitted: the plain vectors alone
+                accumulator.update(states)
+            fitted_for[id(text)] = fitted(fitting, accumulator.result(), neurons.get(one.label, []), layer)
+        first, second = torch.from_numpy(one.sentences).T
+        for name, transform in fitted_for[id(text)].items():
+            images = transform(states)
+            cosine[name][one.label] = cosines(images[first], images[second])
+            clipped[name][one.label] = transform.clipped
+    return cosine, clipped

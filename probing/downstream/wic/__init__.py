@@ -1,0 +1,1 @@
+"""Words in context: does a word mean the same in two sentences?"""

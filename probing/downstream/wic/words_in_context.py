@@ -1,0 +1,151 @@
+"""How well the cosine of a word's two vectors tells whether it means the same: every layer, space and threshold.
+
+Two protocols stand beside each other. `held_out`: layer and threshold are those with the highest accuracy on the
+training part, and the accuracy is that on the other part. `published` (Luo, Kulmizev & Mao 2021): the best layer and
+the best of nine thresholds, and their accuracy on the very pairs they were chosen on, which is too high by construction
+and favours spaces whose cosines spread over the nine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from probing.comparison.agreement import holm
+from probing.downstream.wic.threshold import (
+    Labels,
+    Rule,
+    Scores,
+    area_interval,
+    area_under_curve,
+    best_published_threshold,
+    best_threshold,
+    exact_interval,
+    gain_interval,
+    mcnemar,
+)
+from probing.statistics.sample_size import SIZE_COLUMNS
+
+WIC_COLUMNS = (
+    "layer", "transform", "threshold", "train_accuracy", "accuracy", "accuracy_low", "accuracy_high", "auc", "auc_low",
+    "auc_high", "train_auc", "published_threshold", "published_accuracy", "constant_true_accuracy", "n_clipped",
+    "clipped", "n_train_pairs", "n_pairs", *SIZE_COLUMNS,
+)  # fmt: skip
+CHOSEN_COLUMNS = (
+    "protocol", "transform", "layer", "threshold", "accuracy", "accuracy_low", "accuracy_high", "reported_on", "gain",
+    "gain_low", "gain_high", "n_gained", "n_lost", "p_value", "n_clipped", "n_pairs", *SIZE_COLUMNS,
+)  # fmt: skip
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The cosines of all pairs in one layer and space.
+
+    Args:
+        layer: Its number.
+        transform: Name of the space.
+        train: Shape (n_train_pairs,).
+        reported: Of the part that is reported on, shape (n_pairs,).
+        clipped: Neurons that were set to 0.
+    """
+
+    layer: int
+    transform: str
+    train: Scores
+    reported: Scores
+    clipped: Sequence[int]
+
+
+def by_layer(scored: Sequence[Scored], train: Labels, reported: Labels, seed: int) -> list[Row]:
+    """Return a row for each layer and space, as in `wic.csv`, its threshold chosen on the training part.
+
+    Args:
+        scored: Of every layer and space.
+        train: Labels of the training part.
+        reported: Labels of the part that is reported on.
+        seed: Of bootstraps.
+    """
+    return [_row(one, train, reported, seed) for one in scored]
+
+
+def _row(one: Scored, train: Labels, reported: Labels, seed: int) -> Row:
+    rule, published = best_threshold(one.train, train), best_published_threshold(one.train, train)
+    right = (one.reported > rule.threshold) == reported
+    low, high = exact_interval(int(right.sum()), len(right))
+    auc_low, auc_high = area_interval(one.reported, reported, seed)
+    return {
+        "layer": one.layer,
+        "transform": one.transform,
+        "threshold": rule.threshold,
+        "train_accuracy": rule.accuracy,
+        "accuracy": float(right.mean()),
+        "accuracy_low": low,
+        "accuracy_high": high,
+        "auc": float(area_under_curve(one.reported, reported)),
+        "auc_low": auc_low,
+        "auc_high": auc_high,
+        "train_auc": float(area_under_curve(one.train, train)),
+        "published_threshold": published.threshold,
+        "published_accuracy": published.accuracy,
+        "constant_true_accuracy": float(reported.mean()),
+        "n_clipped": len(one.clipped),
+        "clipped": " ".join(map(str, one.clipped)),
+        "n_train_pairs": len(train),
+        "n_pairs": len(reported),
+    }
+
+
+def chosen(
+    scored: Sequence[Scored], rows: Sequence[Mapping[str, Any]], train: Labels, reported: Labels, part: str, seed: int
+) -> list[Row]:
+    """Return what each space comes to, as in `chosen.csv`: by either protocol, and what answering yes comes to.
+
+    Spaces are held against the plain one by McNemar's test, p-values corrected for their number (Holm).
+
+    Args:
+        scored: Of every layer and space.
+        rows: What `by_layer` returned for these.
+        train: Labels of the training part.
+        reported: Labels of the part that is reported on.
+        part: Name of that part.
+        seed: Of bootstraps.
+    """
+    names = list(dict.fromkeys(one.transform for one in scored))
+    places = {name: [i for i, one in enumerate(scored) if one.transform == name] for name in names}
+    best = {name: max(places[name], key=lambda i: rows[i]["train_accuracy"]) for name in names}
+    right = {name: (scored[i].reported > rows[i]["threshold"]) == reported for name, i in best.items()}
+    found = [_chosen_row("held_out", name, rows[i], _rule(rows[i], ""), part, right[name]) for name, i in best.items()]
+    for row in found:
+        if "none" in right and row["transform"] != "none":
+            test = mcnemar(right["none"], right[row["transform"]])
+            row["gain"] = float(right[row["transform"]].mean() - right["none"].mean())
+            row["gain_low"], row["gain_high"] = gain_interval(right["none"], right[row["transform"]])
+            row |= {"n_gained": test.gained, "n_lost": test.lost, "p_value": test.p_value}
+    compared = [row for row in found if "p_value" in row]
+    for row, p_value in zip(compared, holm([row["p_value"] for row in compared]), strict=True):
+        row["p_value"] = float(p_value)
+    for name in names:
+        i = max(places[name], key=lambda i: rows[i]["published_accuracy"])
+        rule = _rule(rows[i], "published_")
+        found.append(
+            _chosen_row("published", name, rows[i], rule, "train", (scored[i].train > rule.threshold) == train)
+        )
+    constant = {"protocol": "constant_true", "reported_on": part}
+    return [*found, constant | _measured(reported)]
+
+
+def _rule(row: Mapping[str, Any], prefix: str) -> Rule:
+    return Rule(row[f"{prefix}threshold"], row[f"{prefix}accuracy"])
+
+
+def _chosen_row(protocol: str, name: str, row: Mapping[str, Any], rule: Rule, reported_on: str, right: Labels) -> Row:
+    start = {"protocol": protocol, "transform": name, "layer": row["layer"], "threshold": rule.threshold}
+    return start | {"reported_on": reported_on, "n_clipped": row["n_clipped"]} | _measured(right)
+
+
+def _measured(right: Labels) -> Row:
+    low, high = exact_interval(int(right.sum()), len(right))
+    return {"accuracy": float(right.mean()), "accuracy_low": low, "accuracy_high": high, "n_pairs": len(right)}

@@ -1,0 +1,1 @@
+"""The ranked neuron table, and what lets a reader believe it or not."""

@@ -1,0 +1,217 @@
+"""The evidence that takes more training: how a ranking holds, and what its first neurons are worth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from probing.data.examples import Sides, read_share
+from probing.evidence.leave_one_out import REMOVED, Rise, matched, rise, unique, without, without_by_class
+from probing.evidence.stability import bootstrap, penalty_problems, penalty_stability, replicate_problems, stability_of
+from probing.evidence.table import Evidence, order
+from probing.evidence.with_intercept import companion_moments, companion_start, is_far, on_hidden_states, with_constants
+from probing.probes.class_curvature import SAMPLES as CURVATURE_SAMPLES
+from probing.probes.class_curvature import ClassCurvature, ClassCurvatureAccumulator
+from probing.probes.class_curvature import fits as curvature_fits
+from probing.probes.linear import Problem
+from probing.probes.objective import cross_entropy_sums
+from probing.probes.solvers import Readout
+from probing.probes.training import LayerFit, Training, train_variants
+from probing.rankings.contributions import mean_contribution
+from probing.runtime.distributed import sum_over_ranks
+
+# How far changed probes may be from their optima, in nats: ranks have settled by then.
+VARIANT_TOLERANCE = 1e-3
+# How near the test cross-entropy of a probe without a neuron is to come to that of its optimum: to so many nats, or to
+# this share of what the training objective rises without the neuron.
+RESOLUTION, SHARE = 1e-5, 0.005
+
+Callbacks = Callable[[str], Sequence[pl.Callback]]
+
+
+@dataclass(frozen=True)
+class Retraining:
+    """How finished probes are trained again with small changes.
+
+    Args:
+        sides: Examples and their classes.
+        layers: Layer numbers.
+        fits: The finished probes.
+        training: How they were trained.
+        trainer_options: Arguments of Lightning's Trainer.
+        callbacks: Returns Lightning callbacks for what is trained.
+        seed: Of bootstraps and of the neurons that are drawn to compare with.
+    """
+
+    sides: Sides
+    layers: Sequence[int]
+    fits: Sequence[LayerFit]
+    training: Training
+    trainer_options: Mapping[str, Any]
+    callbacks: Callbacks
+    seed: int
+
+    def train(self, what: str, problems: Sequence[Problem], test: bool = False) -> list[LayerFit]:
+        """Train changed probes, all in one stack."""
+        roughly = replace(self.training, tolerance=max(self.training.tolerance, VARIANT_TOLERANCE))
+        return train_variants(
+            self.sides, self.layers, self.fits, problems, roughly, self.trainer_options, self.callbacks(what), test
+        )
+
+    def of_layer(self, i: int) -> Retraining:
+        """Return the same of one layer alone, so that no other is read."""
+        return replace(self, layers=[self.layers[i]], fits=[self.fits[i]])
+
+
+def strengthened(
+    evidence: Sequence[Evidence], retraining: Retraining, n_replicates: int, removals: bool
+) -> tuple[list[Evidence], Tensor | None]:
+    """Add to each layer's evidence what was asked for, and return the replicates' weights where there are any."""
+    found, weight = list(evidence), None
+    if n_replicates:
+        found, weight = with_replicates(found, retraining, n_replicates)
+    return with_companions(with_removals(found, retraining), retraining) if removals else found, weight
+
+
+def with_replicates(
+    evidence: Sequence[Evidence], retraining: Retraining, n_replicates: int
+) -> tuple[list[Evidence], Tensor]:
+    """Add how each layer's ranking holds over bootstraps of the training sentences.
+
+    Args:
+        evidence: Of each layer.
+        retraining: Of the finished probes.
+        n_replicates: At least 2.
+
+    Returns:
+        The evidence, and the replicates' weights on raw hidden states, shape (n_replicates, n_layers, n_classes,
+        d_model).
+    """
+    draws = bootstrap(retraining.sides.train, n_replicates, retraining.seed)
+    problems = replicate_problems(len(evidence), retraining.training.penalty, draws)
+    fits = retraining.train("bootstraps", problems)
+    weight = torch.stack([fit.weight for fit in fits]).unflatten(0, (len(evidence), n_replicates))
+    found = [
+        replace(one, stability=stability_of(_scores(fit.weight[None], one)[0], _scores(own, one)))
+        for fit, own, one in zip(retraining.fits, weight, evidence, strict=True)
+    ]
+    return found, weight.transpose(0, 1).contiguous()
+
+
+def with_removals(evidence: Sequence[Evidence], retraining: Retraining) -> list[Evidence]:
+    """Add what each neuron is worth: estimated for all, measured for the first and for others beside them.
+
+    And how each layer's ranking holds under more and less penalty.
+    """
+    penalty = retraining.training.penalty
+    others = retraining.train("other penalties", penalty_problems(len(evidence), penalty))
+    found = []
+    for i, (fit, one) in enumerate(zip(retraining.fits, evidence, strict=True)):
+        own, changed = _scores(fit.weight[None], one), _scores_of(others[2 * i : 2 * i + 2], one)
+        estimate = unique(fit.weight, fit.moments, retraining.training.penalty_space, penalty.l2)
+        rises, drawn = _rises(retraining.of_layer(i), one, torch.from_numpy(own[0]))
+        found.append(
+            replace(
+                one, unique=estimate, penalty_stability=penalty_stability(own[0], changed), rises=rises, matched=drawn
+            )
+        )
+    return found
+
+
+def with_companions(evidence: Sequence[Evidence], retraining: Retraining) -> list[Evidence]:
+    """Add what a companion probe with an intercept makes of layers that have neurons with a mean far from 0."""
+    found, training = list(evidence), retraining.training
+    space, penalty = training.penalty_space, training.penalty
+    places = [i for i, one in enumerate(evidence) if is_far(one.moments).any()]
+    if not places:
+        return found
+    layers, moments = [retraining.layers[i] for i in places], [evidence[i].moments for i in places]
+    fits = [
+        replace(
+            retraining.fits[i], weight=companion_start(retraining.fits[i].weight, own, space),
+            moments=companion_moments(own, space),
+        )
+        for i, own in zip(places, moments, strict=True)
+    ]  # fmt: skip
+    of_layers = replace(
+        retraining, sides=with_constants(retraining.sides, dict(zip(layers, moments, strict=True)), space),
+        layers=layers, fits=fits, training=replace(training, penalty_space="raw"),
+    )  # fmt: skip
+    problems = [Problem(f"companion_{layer:02d}", i, penalty) for i, layer in enumerate(layers)]
+    for i, fit, own in zip(places, of_layers.train("companions", problems), moments, strict=True):
+        contribution = mean_contribution(on_hidden_states(fit.weight, own, space), evidence[i].magnitudes, centred=True)
+        found[i] = replace(found[i], contribution_companion=contribution)
+    return found
+
+
+def _rises(retraining: Retraining, evidence: Evidence, scores: Tensor) -> tuple[dict[int, Rise], list[int]]:
+    """Retrain one layer's probe without each of its first neurons, and without as many others."""
+    (fit,), training, sides = retraining.fits, retraining.training, retraining.sides
+    live = [n for n in order(scores).tolist() if not evidence.moments.dead[n]]
+    top = live[: min(REMOVED, len(live) // 2)]
+    drawn = matched(top, live[len(top) :], evidence.moments.sd, retraining.seed)
+    removed, others = [*top, *drawn], torch.arange(len(scores))
+    readout, curvature = _surroundings(sides, retraining.layers[0], fit, training, retraining.seed)
+    space, penalty = training.penalty_space, training.penalty
+    starts = (
+        without(fit.weight, removed, fit.moments, space, penalty.l2)
+        if curvature is None
+        else without_by_class(fit.weight, removed, fit.moments, space, curvature)
+    )
+    # The probe itself too, for it is no nearer to its optimum than it was asked to be.
+    problems = [Problem("with_all", 0, penalty, curvature=curvature, readout=readout)]
+    problems += [
+        Problem(f"without_{n}", 0, penalty, start, others != n, curvature=curvature, readout=readout)
+        for n, start in zip(removed, starts, strict=True)
+    ]
+    whole, *changed = retraining.train(f"layer {fit.layer} without a neuron", problems, test=True)
+    clusters = sides.test.clusters
+    with_all, n_tokens = clusters(whole.cross_entropy_by_sentence), clusters(sides.test.tokens_by_sentence())
+    rises = {
+        n: rise(with_all, clusters(other.cross_entropy_by_sentence), n_tokens, whole.shift + other.shift)
+        for n, other in zip(removed, changed, strict=True)
+    }  # fmt: skip
+    return rises, drawn
+
+
+def _surroundings(
+    sides: Sides, layer: int, fit: LayerFit, training: Training, seed: int
+) -> tuple[Readout, ClassCurvature | None]:
+    """Stream one layer's tokens, divided among ranks: how its test cross-entropy and its objective go near a probe.
+
+    Returns:
+        The mean test cross-entropy as a function of weights on raw hidden states, and the objective's curvature where
+        weights are penalised; None where there are too many classes for their blocks.
+    """
+    n_classes, d_model = fit.weight.shape
+    gradient, doubt = torch.zeros(n_classes, d_model, dtype=torch.float64), torch.zeros(n_classes, dtype=torch.float64)
+    for batch in read_share(sides.test, [layer]):
+        sums = cross_entropy_sums(fit.weight[None], batch.hidden_states[0], batch.labels)
+        gradient += sums.gradient[0]
+        doubt += sums.class_covariance[0].diagonal()
+    gradient, doubt = (sum_over_ranks(total) / sides.test.n_tokens for total in (gradient, doubt))
+    readout = Readout(gradient.float(), fit.objective, RESOLUTION, SHARE)
+    if not curvature_fits(n_classes, d_model):
+        return readout, None
+    thresholds = doubt.float() * (sides.train.n_tokens / (CURVATURE_SAMPLES * d_model))
+    blocks = ClassCurvatureAccumulator(fit.weight, thresholds, seed)
+    for batch in read_share(sides.train, [layer]):
+        blocks.update(batch.hidden_states[0])
+    blocks.gather(sum_over_ranks)
+    inverse_scale = fit.moments.inverse_scale(training.penalty_space)
+    return readout, blocks.result(inverse_scale, sides.train.n_tokens, training.penalty.l2)
+
+
+def _scores(weights: Tensor, evidence: Evidence) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return the contributions of the neurons under several weights, shape (n, d_model)."""
+    return np.stack([mean_contribution(weight, evidence.magnitudes).numpy() for weight in weights])
+
+
+def _scores_of(fits: Sequence[LayerFit], evidence: Evidence) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return _scores(torch.stack([fit.weight for fit in fits]), evidence)

@@ -1,0 +1,101 @@
+"""How far a ranking moves when sentences are drawn anew, and when the penalty is another."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+from torch import Tensor
+
+from probing.data.examples import Examples
+from probing.probes.linear import Problem
+from probing.probes.solvers import Penalty
+from probing.statistics.rank_similarity import places, spearman, top_overlap
+
+# Neurons whose overlap between bootstraps, and between penalties, is taken.
+TOP_OF_BOOTSTRAPS, TOP_OF_PENALTIES = 20, 10
+# Times the penalty: what others might have chosen.
+PENALTIES = {"more": 10.0, "less": 0.1}
+
+
+def bootstrap(train: Examples, n_replicates: int, seed: int) -> Tensor:
+    """Return how often each sentence of the corpus is drawn in each replicate, shape (n_replicates, n_sentences).
+
+    As many training sentences are drawn as there are, with replacement (Efron 1979); whole sentences, since the
+    tokens of one are not independent.
+    """
+    sentences = train.sentences()
+    times = np.zeros((n_replicates, train.store.tokens.n_sentences))
+    for replicate, row in enumerate(times):
+        generator = np.random.default_rng([seed, replicate])
+        np.add.at(row, generator.choice(sentences, len(sentences)), 1)
+    return torch.from_numpy(times).float()
+
+
+def replicate_problems(n_layers: int, penalty: Penalty, draws: Tensor) -> list[Problem]:
+    """Return a problem for each layer and replicate, those of a layer side by side."""
+    pairs = itertools.product(range(n_layers), enumerate(draws))
+    return [Problem(f"replicate_{r}", layer, penalty, draws=drawn) for layer, (r, drawn) in pairs]
+
+
+def penalty_problems(n_layers: int, penalty: Penalty) -> list[Problem]:
+    """Return a problem for each layer and each other penalty, those of a layer side by side."""
+    others = {name: Penalty(penalty.l1 * times, penalty.l2 * times) for name, times in PENALTIES.items()}
+    return [Problem(name, layer, other) for layer in range(n_layers) for name, other in others.items()]
+
+
+@dataclass(frozen=True)
+class Stability:
+    """How a layer's ranking holds.
+
+    Args:
+        rank_low: Best rank of each neuron over the probe itself and its replicates, shape (d_model,).
+        rank_high: Worst rank: a range of stability, not a confidence interval.
+        bootstrap_overlap: Mean share of the first 20 neurons that two replicates have in common.
+    """
+
+    rank_low: NDArray[np.int64]
+    rank_high: NDArray[np.int64]
+    bootstrap_overlap: float
+
+
+def stability_of(scores: NDArray[np.float64], replicates: NDArray[np.float64]) -> Stability:
+    """Return how a ranking holds over bootstraps of the training sentences.
+
+    The range of ranks takes in the ranking itself. A replicate is trained on about 63% of the sentences, some of them
+    several times, so it does not scatter around the probe of all: it fits noisier data, which moves some neurons up and
+    others down in every replicate. The replicates' range alone often leaves out the rank that it is about.
+
+    Args:
+        scores: Scores of the probe's own ranking, shape (d_model,).
+        replicates: Scores in each of at least two replicates, shape (n_replicates, d_model).
+    """
+    ranks = _ranks(np.concatenate([scores[None], replicates]))
+    found, k = places(replicates), min(TOP_OF_BOOTSTRAPS, len(scores))
+    overlaps = [top_overlap(one, other, k) for one, other in itertools.combinations(found, 2)]
+    return Stability(ranks.min(0), ranks.max(0), float(np.mean(overlaps)))
+
+
+def _ranks(scores: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return ranks from 1 as the ranked table has them, ties by lower index, of scores of shape (n, d_model)."""
+    order = np.argsort(-scores, axis=1, kind="stable")
+    return np.argsort(order, axis=1, kind="stable") + 1
+
+
+def penalty_stability(scores: NDArray[np.float64], others: NDArray[np.float64]) -> dict[str, float]:
+    """Return what a ranking has in common with those under more and under less penalty, as columns of `accuracy.csv`.
+
+    Args:
+        scores: Of the probe's own ranking, shape (d_model,).
+        others: Under each of `PENALTIES`, in their order, shape (2, d_model).
+    """
+    found: dict[str, float] = {}
+    k = min(TOP_OF_PENALTIES, len(scores))
+    for name, other in zip(PENALTIES, others, strict=True):
+        found[f"{name}_penalty_overlap"] = float(top_overlap(places(scores), places(other), k))
+        found[f"{name}_penalty_spearman"] = float(spearman(rankdata(scores), rankdata(other)))
+    return found

@@ -1,0 +1,180 @@
+"""The ranked neuron table of a layer, each row with the evidence that lets a reader believe it or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from probing.data.examples import Examples, read_share, whole_sentences
+from probing.evidence.leave_one_out import Outcome, Rise
+from probing.evidence.stability import Stability
+from probing.evidence.with_intercept import is_far
+from probing.rankings.contributions import ClassMagnitudes, MagnitudeAccumulator, mean_contribution
+from probing.runtime.distributed import sum_over_ranks
+from probing.statistics.moments import Moments
+from probing.statistics.multiple_testing import discovery_rates
+from probing.statistics.separation import Separation, SeparationAccumulator, neurons_at_a_time
+from probing.tables.columns import BELOW_RESOLUTION, FALSE_DISCOVERIES, NEGLIGIBLE, UNINFORMATIVE
+
+# Below this share of its contribution, what a neuron says beyond its mean is the smaller part.
+OFFSET_BELOW = 0.5
+REMOVAL_COLUMNS = ("cross_entropy_without", "cross_entropy_without_low", "cross_entropy_without_high", "removed")
+
+
+_OUTCOMES: Mapping[Outcome, str] = {"seen": "", "negligible": f", {NEGLIGIBLE}", "unresolved": f", {BELOW_RESOLUTION}"}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of a layer's neurons apart from the probe.
+
+    Args:
+        moments: Of the training tokens.
+        magnitudes: Of the test tokens.
+        separation: Of the training tokens.
+        unique: Estimate of what the probe loses without each neuron, if it was made, shape (d_model,).
+        stability: Over bootstraps of the training sentences, if there were any.
+        penalty_stability: Columns of `accuracy.csv`, if other penalties were tried.
+        rises: By neuron, what was measured by retraining without it.
+        matched: Those among them that were removed only to compare with.
+        contribution_companion: Mean over tokens of |W[y, i] * (v[i] - mean(v[i]))| with the weights of a companion
+            probe with an intercept, if one was trained, shape (d_model,).
+    """
+
+    moments: Moments
+    magnitudes: ClassMagnitudes
+    separation: Separation
+    unique: Tensor | None = None
+    stability: Stability | None = None
+    penalty_stability: Mapping[str, float] = field(default_factory=dict)
+    rises: Mapping[int, Rise] = field(default_factory=dict)
+    matched: Sequence[int] = ()
+    contribution_companion: Tensor | None = None
+
+
+def collect_evidence(
+    train: Examples, test: Examples, layers: Sequence[int], moments: Sequence[Moments], n_classes: int
+) -> list[Evidence]:
+    """Stream the training and the test tokens, divided among ranks, and return the evidence of each layer.
+
+    Args:
+        train: Training examples.
+        test: Test examples.
+        layers: Layer numbers.
+        moments: Of each layer's training tokens.
+        n_classes: Number of classes.
+    """
+    magnitudes = [MagnitudeAccumulator(m.mean, n_classes) for m in moments]
+    for batch in read_share(test, layers):
+        for sums, states in zip(magnitudes, batch.hidden_states, strict=True):
+            sums.update(states, batch.labels)
+    for sums in magnitudes:
+        sums.gather(sum_over_ranks)
+    parts = zip(layers, moments, magnitudes, strict=True)
+    return [Evidence(m, sums.result(), separation_of(train, layer, m, n_classes)) for layer, m, sums in parts]
+
+
+def separation_of(train: Examples, layer: int, moments: Moments, n_classes: int) -> Separation:
+    """Stream one layer's training tokens, divided among ranks, and return how its neurons separate the classes.
+
+    With so many classes that the covariances of all neurons would not fit, the tokens are streamed several times.
+    """
+    sizes, parts = torch.from_numpy(train.counts(n_classes)), []
+    for neurons in torch.arange(len(moments.mean)).split(neurons_at_a_time(n_classes)):
+        here = slice(int(neurons[0]), int(neurons[-1]) + 1)
+        sums = SeparationAccumulator(moments.mean[here], moments.sd[here], sizes)
+        for batch in whole_sentences(read_share(train, [layer])):
+            sums.update(batch.hidden_states[0][:, here], batch.labels, batch.sentences)
+        sums.gather(sum_over_ranks)
+        parts.append(sums.result())
+    return Separation.of_all(parts)
+
+
+def order(statistic: Tensor) -> Tensor:
+    """Return neuron indices from the highest to the lowest value, ties by lower index."""
+    return torch.sort(statistic, descending=True, stable=True).indices
+
+
+def flags(contribution: Tensor, contribution_centred: Tensor, q: Tensor, dead: Tensor) -> list[str]:
+    """Return what a reader must know before believing a neuron's rank.
+
+    `dead`: hardly varies, weight and contribution are 0. `offset`: less than half of the
+    contribution is left once the neuron's mean is taken off: large and nearly constant, it stands
+    in for the intercept that the probe lacks. `no-signal`: its values differ between classes no
+    more than labels permuted within sentences would make them. Among the layer's neurons without
+    this flag, at most `FALSE_DISCOVERIES` are expected to deserve it.
+
+    Args:
+        contribution: Shape (d_model,), as are the others.
+        contribution_centred: The same without the neurons' means.
+        q: Lowest false discovery rate at which each counts as a signal.
+        dead: Which hardly vary.
+    """
+    offset = contribution_centred < OFFSET_BELOW * contribution
+    no_signal = q > FALSE_DISCOVERIES
+    return [
+        "dead" if is_dead else " ".join(name for name, holds in (("offset", o), ("no-signal", n)) if holds)
+        for is_dead, o, n in zip(dead.tolist(), offset.tolist(), no_signal.tolist(), strict=True)
+    ]
+
+
+def neuron_table(layer: int, weight: Tensor, evidence: Evidence, is_informative: bool = True) -> list[dict[str, Any]]:
+    """Return the ranked table of a layer, a row a neuron, by contribution.
+
+    Args:
+        layer: Layer number.
+        weight: Of the layer's probe on raw hidden states, shape (n_classes, d_model).
+        evidence: Of the layer.
+        is_informative: Whether the layer's probe beats a constant answer; where it does not, the flag says so of every
+            neuron that is not dead, and no other.
+    """
+    contribution = mean_contribution(weight, evidence.magnitudes)
+    centred = mean_contribution(weight, evidence.magnitudes, centred=True)
+    mean, total = float(contribution.mean()), float(contribution.sum())
+    dead, separation = evidence.moments.dead, evidence.separation
+    # Shares of a dead neuron's variance would be shares of rounding errors.
+    p = torch.where(dead, 1.0, separation.p)
+    q = discovery_rates(p, ~dead)
+    flag = flags(contribution, centred, q, dead)
+    if not is_informative:
+        flag = [own if own == "dead" else UNINFORMATIVE for own in flag]
+    columns: dict[str, Any] = {
+        "contribution": contribution.tolist(),
+        "ratio": (contribution / mean if mean else contribution).tolist(),
+        "share": (contribution / total if total else contribution).tolist(),
+        "contribution_centred": centred.tolist(),
+        "eta_squared": torch.where(dead, 0.0, separation.eta_squared).tolist(),
+        "eta_squared_z": torch.where(dead, 0.0, separation.z).tolist(),
+        "eta_squared_p": p.tolist(),
+        "eta_squared_q": q.tolist(),
+        "mean": evidence.moments.mean.tolist(),
+        "sd": evidence.moments.sd.tolist(),
+        "flag": flag,
+    }
+    if evidence.unique is not None:
+        columns["unique"] = evidence.unique.tolist()
+    if evidence.stability is not None:
+        columns["rank_low"] = evidence.stability.rank_low.tolist()
+        columns["rank_high"] = evidence.stability.rank_high.tolist()
+    if evidence.contribution_companion is not None:
+        pairs = zip(evidence.contribution_companion.tolist(), is_far(evidence.moments).tolist(), strict=True)
+        columns["contribution_companion"] = [value if far else None for value, far in pairs]
+    rows = [
+        {"layer": layer, "rank": rank, "neuron": i, **{name: values[i] for name, values in columns.items()}}
+        for rank, i in enumerate(order(contribution).tolist(), start=1)
+    ]
+    for row in rows if evidence.rises else ():
+        row |= _removal_columns(evidence.rises.get(row["neuron"]), row["neuron"] in evidence.matched)
+    return rows
+
+
+def _removal_columns(rise: Rise | None, is_matched: bool) -> dict[str, Any]:
+    """Return what retraining without a neuron showed; empty cells for the many that were not removed."""
+    if rise is None:
+        return dict.fromkeys(REMOVAL_COLUMNS)
+    how = ("matched" if is_matched else "top") + _OUTCOMES[rise.outcome]
+    return dict(zip(REMOVAL_COLUMNS, (rise.value, rise.low, rise.high, how), strict=True))

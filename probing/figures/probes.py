@@ -1,0 +1,311 @@
+"""Figures of a run, as one would put them in a paper: readable in greyscale, units on every axis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from probing.figures.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    drawing,
+    error_bars,
+    joined,
+    name_layers,
+    side_by_side,
+)
+from probing.tables.columns import controls_of
+from probing.tables.decimals import two_decimals
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Row = Mapping[str, Any]
+
+TOP = 15  # neurons in the bar chart
+# The lines that an accuracy is held against can be told apart without colour, and by their marks alone.
+CONTROL_LOOKS: tuple[dict[str, Any], ...] = (
+    {"color": GREY, "ls": "--", "marker": "_", "markersize": 8},
+    {"color": GREY, "ls": ":", "marker": "x", "markersize": 4},
+    {"color": ORANGE, "ls": "-.", "marker": "s", "markersize": 3},
+    {"color": GREEN, "ls": ":", "marker": "v", "markersize": 4},
+    {"color": PURPLE, "ls": "-", "marker": "^", "markersize": 3, "lw": 1},
+    {"color": "black", "ls": "--", "marker": "D", "markersize": 4, "mfc": "white"},
+    {"color": GREY, "ls": "-", "marker": "P", "markersize": 4},
+)
+
+
+def write_figures(
+    folder: Path,
+    accuracy: Sequence[Row],
+    neurons: Sequence[Row],
+    task: str,
+    model: str,
+    positions: Sequence[Row] = (),
+) -> list[Path]:
+    """Draw a run's figures, each as PNG and as PDF, and return the paths of the PNG files.
+
+    Args:
+        folder: Where they go.
+        accuracy: A row per layer.
+        neurons: A row per layer and neuron, in ranked order.
+        task: What the probe predicts.
+        model: For the titles.
+        positions: A row per layer and position, if there are any.
+    """
+    by_layer = {row["layer"]: [n for n in neurons if n["layer"] == row["layer"]] for row in accuracy}
+    paths = [folder / f"{name}.png" for name in ("accuracy", "top_neurons", "neuron_map")]
+    with drawing(paths[0]) as figure:
+        accuracy_by_layer(figure, accuracy, task, model)
+    with drawing(paths[1]) as figure:
+        top_neurons(figure, by_layer, model)
+    with drawing(paths[2]) as figure:
+        neuron_map(figure, by_layer, model)
+    if positions:
+        paths.append(folder / "positions.png")
+        with drawing(paths[-1]) as figure:
+            accuracy_by_position(figure, positions, task, model)
+    return paths
+
+
+def accuracy_by_layer(figure: Figure, accuracy: Sequence[Row], task: str, model: str) -> None:
+    """Draw accuracy over layers with its interval, and what it is to be held against.
+
+    Of a single layer all are marks beside each other, none of which covers another.
+    """
+    figure.set_size_inches(6.4, 3.4)
+    axes = figure.add_subplot()
+    layers = [row["layer"] for row in accuracy]
+    controls = controls_of(accuracy)
+    shifts = side_by_side(1 + len(controls), layers)
+    values = np.array([row["accuracy"] for row in accuracy])
+    reach = error_bars(accuracy, values, "accuracy")
+    axes.errorbar(
+        np.add(layers, shifts[0]), values, yerr=reach, color=BLUE, marker="o", ms=4, capsize=3,
+        label="probe" if reach is None else "probe (95% interval\nover test sentences)", **joined({"ls": "-"}, layers),
+    )  # fmt: skip
+    for (name, words), look, shift in zip(controls.items(), CONTROL_LOOKS, shifts[1:], strict=False):
+        control = [row[f"{name}_accuracy"] for row in accuracy]
+        axes.plot(np.add(layers, shift), control, label=words, **joined(look, layers))
+    name_layers(axes, layers)
+    axes.set_ylim(0, 1.03)
+    axes.set_ylabel("test accuracy")
+    axes.set_title(f"{model}: linear probe of {task}")
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles[-1:] + handles[:-1], labels[-1:] + labels[:-1], loc="outside right center")
+
+
+def accuracy_by_position(figure: Figure, positions: Sequence[Row], task: str, model: str) -> None:
+    """Draw accuracy over positions, a line for each layer that darkens with depth; a single one with its intervals."""
+    import matplotlib
+
+    figure.set_size_inches(6.4, 3.4)
+    axes = figure.add_subplot()
+    layers = sorted({row["layer"] for row in positions})
+    colours = matplotlib.colormaps["viridis_r"](np.linspace(0.12, 1, len(layers)))
+    for layer, colour in zip(layers, colours, strict=True):
+        own = [row for row in positions if row["layer"] == layer]
+        x, y = [row["position"] for row in own], np.array([row["accuracy"] for row in own])
+        axes.plot(x, y, color=colour, lw=1.3, marker=".", ms=3, label=f"layer {layer}")
+        if len(layers) == 1 and (reach := error_bars(own, y, "accuracy")) is not None:
+            axes.fill_between(x, y - reach[0], y + reach[1], color=colour, alpha=0.2, lw=0, label="95% interval")
+    axes.set_ylim(-0.02, 1.03)
+    axes.set_xlabel(task.replace("_", " "))
+    axes.set_ylabel("test accuracy")
+    axes.set_title(f"{model}: linear probe of {task}, class by class")
+    figure.legend(loc="outside right center")
+
+
+def top_neurons(figure: Figure, by_layer: Mapping[int, Sequence[Row]], model: str) -> None:
+    """Draw the first neurons of each layer's ranking, contribution over its centred part."""
+    columns = min(4, len(by_layer))
+    rows = -(-len(by_layer) // columns)
+    figure.set_size_inches(max(4.6, 2.5 * columns), 0.6 + 3.0 * rows)
+    grid = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel()
+    for axes, (layer, table) in zip(grid, by_layer.items(), strict=False):
+        top = table[:TOP]
+        y = np.arange(len(top))
+        axes.barh(y, [n["contribution"] for n in top], color="#9fc0de", label="|weight x activation|")
+        axes.barh(
+            y, [n["contribution_centred"] for n in top], height=0.35, color=BLUE, label="without the neuron's mean"
+        )
+        axes.set_yticks(y, [f"{n['neuron']}{_marks(n['flag'])}" for n in top], fontsize=7)
+        axes.invert_yaxis()
+        axes.set_title(f"layer {layer}")
+        axes.set_xlabel("contribution (logit units)")
+    for axes in grid[len(by_layer) :]:
+        axes.set_visible(False)
+    grid[0].set_ylabel("neuron (* offset, ° no-signal)")
+    figure.suptitle(f"{model}: neurons that contribute most to the true class's logit", x=0.01, ha="left", fontsize=10)
+    handles, labels = grid[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+
+
+def neuron_map(figure: Figure, by_layer: Mapping[int, Sequence[Row]], model: str) -> None:
+    """Draw every neuron of every layer: its contribution in multiples of the layer's mean."""
+    from matplotlib.colors import LogNorm
+
+    ratio = np.array([[n["ratio"] for n in sorted(table, key=lambda n: n["neuron"])] for table in by_layer.values()])
+    figure.set_size_inches(7.0, 1.4 + 0.28 * len(by_layer))
+    # The map is some 5.5 inches wide: with a pixel or more for each neuron none is left out.
+    figure.set_dpi(max(figure.get_dpi(), ratio.shape[1] / 5))
+    axes = figure.add_subplot()
+    # Greys that darken with size read the same in print; one decade either side of the mean.
+    image = axes.imshow(
+        np.clip(ratio, 0.1, None), aspect="auto", cmap="magma_r", norm=LogNorm(0.1, 10), interpolation="none"
+    )
+    axes.set_yticks(range(len(by_layer)), [str(layer) for layer in by_layer])
+    axes.set_ylabel("layer")
+    axes.set_xlabel("neuron")
+    axes.set_title(f"{model}: contribution of each neuron")
+    bar = figure.colorbar(image, ax=axes, extend="max")
+    bar.set_label("x layer mean")
+    bar.set_ticks([0.1, 1, 10], labels=["0.1", "1", "10"])
+
+
+def _marks(flag: str) -> str:
+    return ("*" if "offset" in flag else "") + ("°" if "no-signal" in flag else "")
+
+
+def write_comparison_figures(
+    folder: Path, agreement: Sequence[Row], accuracy: Mapping[str, Sequence[Row]], task: str
+) -> list[Path]:
+    """Draw a heat map for each pair of runs, and curves, each as PNG and as PDF; return the paths of the PNG files.
+
+    Args:
+        folder: Where they go.
+        agreement: Rows of `agreement.csv`.
+        accuracy: For each run, a row per layer.
+        task: What the probes predict.
+    """
+    pairs = list(dict.fromkeys((row["model_a"], row["model_b"]) for row in agreement))
+    names = [f"agreement_{number}" for number in range(1, len(pairs) + 1)] if len(pairs) > 1 else ["agreement"]
+    paths = [folder / f"{name}.png" for name in (*names, "accuracy")]
+    for path, pair in zip(paths, pairs, strict=False):
+        with drawing(path) as figure:
+            layers_by_layers(figure, [row for row in agreement if (row["model_a"], row["model_b"]) == pair])
+    with drawing(paths[-1]) as figure:
+        accuracies(figure, accuracy, task)
+    return paths
+
+
+def layers_by_layers(figure: Figure, rows: Sequence[Row]) -> None:
+    """Draw the agreement of each layer of one run with each of another, a panel for each of three statistics."""
+    panels = {"spearman": "Spearman of the rankings", "overlap": "overlap of the top", "cka": "linear CKA"}
+    layers_a, layers_b = (sorted({row[f"layer_{side}"] for row in rows}) for side in "ab")
+    figure.set_size_inches(2.3 + 3 * max(1.9, 0.42 * len(layers_b)), 1.3 + max(1.6, 0.36 * len(layers_a)))
+    for axes, (statistic, title) in zip(figure.subplots(1, 3), panels.items(), strict=True):
+        values = np.full((len(layers_a), len(layers_b)), np.nan)
+        for row in rows:
+            if row["statistic"] == statistic:
+                values[layers_a.index(row["layer_a"]), layers_b.index(row["layer_b"])] = row["value"]
+        image = axes.imshow(values, cmap="Greys", vmin=0, vmax=1, origin="lower", aspect="auto", interpolation="none")
+        for (i, j), value in np.ndenumerate(values):
+            if np.isfinite(value) and values.size <= 200:
+                shown = two_decimals(value).replace("0.", ".", 1)
+                axes.text(j, i, shown, ha="center", va="center", fontsize=6, color="white" if value > 0.6 else "black")
+        axes.set_xticks(range(len(layers_b)), [str(layer) for layer in layers_b])
+        axes.set_yticks(range(len(layers_a)), [str(layer) for layer in layers_a])
+        axes.set_xlabel(f"layer of {rows[0]['model_b']}")
+        axes.set_title(title)
+    figure.axes[0].set_ylabel(f"layer of {rows[0]['model_a']}")
+    bar = figure.colorbar(image, ax=figure.axes, extend="min", aspect=30)
+    bar.set_label("agreement (below 0: white)")
+
+
+def accuracies(figure: Figure, accuracy: Mapping[str, Sequence[Row]], task: str) -> None:
+    """Draw the accuracy curves of several runs, told apart by line and mark as well as by colour.
+
+    A run of one layer is a mark at that layer. Marks but the first are open, so that they cover none below.
+    """
+    figure.set_size_inches(6.4, 3.4)
+    axes = figure.add_subplot()
+    looks = [("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"), ("-", "v"), ("--", "P")]
+    measured = [row["layer"] for rows in accuracy.values() for row in rows]
+    shifts = side_by_side(len(accuracy), measured)
+    for i, (label, rows) in enumerate(accuracy.items()):
+        layers = [row["layer"] for row in rows]
+        line, mark = looks[i % len(looks)]
+        colour = (BLUE, ORANGE, GREEN, GREY, PURPLE, "#000000")[i % 6]
+        axes.plot(
+            np.add(layers, shifts[i]), [row["accuracy"] for row in rows], marker=mark, ms=5, c=colour, label=label,
+            mfc="none" if i else colour, **joined({"ls": line}, layers),
+        )  # fmt: skip
+    name_layers(axes, measured)
+    axes.set_ylim(0, 1.03)
+    axes.set_ylabel("test accuracy")
+    axes.set_title(f"linear probes of {task}")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
+
+
+def write_curves_figure(path: Path, rows: Sequence[Row], majority: float, task: str, model: str) -> None:
+    """Draw how accuracy goes with the number of neurons in one layer, as PNG and as PDF.
+
+    Args:
+        path: Of the PNG file.
+        rows: Of `curves.csv`, of one layer.
+        majority: Accuracy of the most frequent class.
+        task: What the probes predict.
+        model: For the title.
+    """
+    with drawing(path) as figure:
+        how_many_neurons(figure, rows, majority, task, model)
+
+
+def how_many_neurons(figure: Figure, rows: Sequence[Row], majority: float, task: str, model: str) -> None:
+    """Draw accuracy over the number of neurons: with these alone, and without them."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    from probing.tables.rankings import smallest
+
+    figure.set_size_inches(8.6, 3.3)
+    rankings = list(dict.fromkeys(row["ranking"] for row in rows if row["ranking"] != "random"))
+    looks = [("o", BLUE), ("s", ORANGE), ("^", GREEN), ("D", PURPLE), ("v", "#000000")]
+    all_neurons = max((row for row in rows if row["kind"] == "only"), key=lambda row: row["k"])
+    panels = {"only": "with k neurons alone", "without": "without k neurons"}
+    for axes, (kind, title) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
+        here = [row for row in rows if row["kind"] == kind]
+        drawn = {k: [r["accuracy"] for r in here if r["k"] == k and r["from"] == "random"] for k in _sizes(here)}
+        drawn = {k: values for k, values in drawn.items() if values}
+        low, high = ([end(values) for values in drawn.values()] for end in (min, max))
+        axes.fill_between(list(drawn), low, high, color="#c8c8c8", lw=0.8, label="k random neurons\n(range of draws)")
+        for i, ranking in enumerate(rankings):
+            mark, colour = looks[i % len(looks)]
+            for end, line, fill in (("top", "-", colour), ("bottom", "--", "white")):
+                of_end = sorted(
+                    (row for row in here if row["ranking"] == ranking and row["from"] == end), key=lambda row: row["k"]
+                )
+                axes.plot(
+                    [row["k"] for row in of_end], [row["accuracy"] for row in of_end], line, marker=mark, ms=4,
+                    c=colour, mfc=fill, label=f"{'first' if end == 'top' else 'last'} k by {ranking}",
+                )  # fmt: skip
+            if kind == "only":
+                fewest = smallest([row for row in here if row["ranking"] == ranking])
+                axes.plot(
+                    fewest["k"], fewest["accuracy"], "*", ms=11, mfc="white", mec=colour, ls="", zorder=5,
+                    label=f"fewest within 1 point: {fewest['k']}" + (f",\nby {ranking}" if len(rankings) > 1 else ""),
+                )  # fmt: skip
+        axes.axhline(all_neurons["accuracy"], color="black", lw=0.8, label=f"all {all_neurons['k']} neurons")
+        axes.axhline(majority, color=GREY, lw=0.8, ls=":", label="majority")
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(FixedLocator(sorted({*drawn, *([all_neurons["k"]] if kind == "only" else [])})))
+        axes.xaxis.set_major_formatter(lambda k, place: f"{k:.0f}")
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.tick_params(axis="x", labelsize=8)
+        axes.set_title(title)
+        axes.set_xlabel("number of neurons k")
+    figure.axes[0].set_ylim(0, None)
+    figure.axes[0].set_ylabel("test accuracy")
+    title = f"{model}, layer {rows[0]['layer']}: linear probes of {task}, trained anew"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")
+
+
+def _sizes(rows: Sequence[Row]) -> list[int]:
+    return sorted({row["k"] for row in rows})

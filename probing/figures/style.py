@@ -1,0 +1,109 @@
+"""How every figure looks, and the one place that writes figures: a PNG for the screen and a PDF for a paper.
+
+PDF is the vector form, not SVG: it carries its fonts, so that text stays text and stands where it was laid out on any
+machine, and LaTeX includes it as it is. An SVG with text refers to fonts that the reader may not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probing.figures.layer_labels import spaced_layers
+from probing.runtime.replaced_files import replacing, vector_form
+from probing.tables.columns import Row, ends
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BLUE, GREY, ORANGE, GREEN, PURPLE = "#0b5394", "#6b6b6b", "#c27c0e", "#38761d", "#741b47"
+STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "figure.dpi": 150,
+    "savefig.bbox": "tight",
+    "legend.frameon": False,
+    "pdf.fonttype": 42,  # TrueType: many journals refuse the default, Type 3
+}
+# A date would make two drawings of the same numbers differ.
+_METADATA: dict[str, dict[str, Any]] = {"png": {}, "pdf": {"CreationDate": None}}
+
+
+@contextmanager
+def drawing(path: Path) -> Iterator[Figure]:
+    """Yield an empty figure to draw on, and write what was drawn as PNG and, beside it, as PDF.
+
+    The same drawing gives the same bytes. Each file takes the place of an older one as a whole.
+
+    Args:
+        path: Of the PNG file; the other has the suffix that `vector_form` gives it.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(layout="constrained")
+        yield figure
+        for target in (path, vector_form(path)):
+            kind = target.suffix.removeprefix(".")
+            with replacing(target) as partial:
+                figure.savefig(partial, format=kind, metadata=_METADATA[kind])
+
+
+def name_layers(axes: Axes, layers: Sequence[int], most: int = 14, what: str = "layer (0 = embeddings)") -> None:
+    """Mark the layers that were measured on the x axis, and name as many as there is room for.
+
+    A single layer stands in the middle, with room for `side_by_side` marks.
+
+    Args:
+        axes: What is drawn on.
+        layers: Layers that were measured, in any order.
+        most: Names that fit side by side.
+        what: What the numbers are.
+    """
+    measured = sorted(set(layers))
+    named = set(spaced_layers(measured, most))
+    axes.set_xticks(measured, [str(layer) if layer in named else "" for layer in measured])
+    axes.set_xlabel(what)
+    if len(measured) == 1:
+        axes.set_xlim(measured[0] - 0.5, measured[0] + 0.5)
+
+
+def side_by_side(n: int, layers: Sequence[int]) -> NDArray[np.float64]:
+    """Return how far each of some lines is moved along the x axis, in layers: only marks of a single layer need it.
+
+    Lines over several layers are told apart by their course; of a single layer one mark would cover another.
+    """
+    if len(set(layers)) > 1 or n == 1:
+        return np.zeros(n)
+    return np.linspace(-0.3, 0.3, n)
+
+
+def joined(look: dict[str, Any], layers: Sequence[int]) -> dict[str, Any]:
+    """Return the look of a line over some layers: without a line where there is one layer, which joins nothing."""
+    return look if len(set(layers)) > 1 else {**look, "ls": ""}
+
+
+def error_bars(rows: Sequence[Row], values: NDArray[np.float64], of: str = "", times: float = 1) -> NDArray[Any] | None:
+    """Return how far intervals reach below and above the values, shape (2, n); None if no row has an interval.
+
+    Args:
+        rows: A row for each value.
+        values: Shape (n,), multiplied by `times` already.
+        of: What the intervals are of, as in `probing.tables.columns.ends`.
+        times: Factor of the ends. Where a row alone has none, its bar has no length.
+    """
+    found = [ends(row, of) for row in rows]
+    if not any(found):
+        return None
+    low, high = (np.array([times * pair[i] if pair else np.nan for pair in found]) for i in (0, 1))
+    return np.nan_to_num(np.clip([values - low, high - values], 0, None))

@@ -1,0 +1,1 @@
+"""What runs a model with something changed inside it."""

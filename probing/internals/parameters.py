@@ -1,0 +1,210 @@
+"""Where in a model's parameters outliers sit: its position table, its token embeddings, its LayerNorms.
+
+Found by running the model on a few tokens, never by the names of modules: what embeddings hand out tells positions from
+tokens, and what a norm receives and hands out tells which layer's hidden state it makes or reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from probing.models.anatomy import Anatomy
+
+PARAMETER_COLUMNS = (
+    "parameter", "module", "layer", "row", "position", "neuron", "value", "rank", "absolute_rank", "deviations",
+)  # fmt: skip
+
+# Tokens of the sequence that the model is run on.
+_LENGTH = 7
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A LayerNorm, or an RMS norm, over the model's width.
+
+    Args:
+        module: Its name in the model.
+        gain: Shape (d_model,).
+        bias: Shape (d_model,), None where it has none.
+        layer: Number of the layer whose hidden state it makes, or, where no norm makes it, reads; None for others.
+    """
+
+    module: str
+    gain: Tensor
+    bias: Tensor | None
+    layer: int | None
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What of a model's parameters has a value for each neuron.
+
+    Args:
+        position_table: Shape (n_rows, d_model), None where positions are relative or rotary, or the table has another
+            width and is projected.
+        first_row: Row of position 0: 2 for RoBERTa, whose first two are never used.
+        mean_token: Mean row of the input embedding, shape (d_model,), None where it has another width.
+        norms: In the order in which they are first called.
+    """
+
+    position_table: Tensor | None
+    first_row: int
+    mean_token: Tensor | None
+    norms: tuple[Norm, ...]
+
+    @property
+    def output_norms(self) -> list[Norm]:
+        """The norm of each layer from 1 on, as far as there is one: the embeddings' does not count."""
+        return [norm for norm in self.norms if norm.layer]
+
+
+@torch.inference_mode()
+def find_parameters(encoder: nn.Module, anatomy: Anatomy) -> Parameters:
+    """Find the parameters of an encoder that belong to neurons.
+
+    A norm makes layer k if it hands out that hidden state (BERT: the norm behind a block); where none does, the first
+    that reads it counts (GPT-2: the first norm of the next block). One that is shared by blocks counts once, as that of
+    the first layer it serves.
+
+    Args:
+        encoder: The model, in evaluation mode.
+        anatomy: What `probing.models.anatomy.examine` found in it.
+    """
+    config: Any = encoder.config
+    d_model, device = int(config.hidden_size), next(encoder.parameters()).device
+    input_ids = ((config.pad_token_id or 0) + 5 + torch.arange(_LENGTH, device=device)[None]) % config.vocab_size
+    norms = {name: module for name, module in encoder.named_modules() if _is_norm(module, d_model)}
+    calls: list[tuple[str, Tensor, Tensor]] = []
+    rows: list[Tensor] = []
+    handles = [module.register_forward_hook(_noting(name, calls), with_kwargs=True) for name, module in norms.items()]
+    table = anatomy.position_table
+    if table is not None:
+        handles.append(table.register_forward_hook(lambda _, args, out: rows.append(out)))
+    try:
+        output = encoder(input_ids=input_ids, attention_mask=torch.ones_like(input_ids), output_hidden_states=True)
+    finally:
+        for handle in handles:
+            handle.remove()
+    of_layer = _layers_of(calls, output.hidden_states)
+    embedding = encoder.get_input_embeddings().weight  # type: ignore[operator]
+    found = [
+        Norm(name, _values(norms[name], "weight"), _values(norms[name], "bias"), of_layer.get(name))
+        for name in dict.fromkeys(name for name, _, _ in calls)
+    ]
+    weight = _values(table, "weight") if table is not None and rows else None
+    if weight is not None and weight.shape[1] != d_model:
+        weight = None
+    return Parameters(
+        weight,
+        0 if weight is None else _first_row(weight, rows[0].float().cpu()),
+        embedding.detach().float().mean(0).cpu() if embedding.shape[1] == d_model else None,
+        tuple(found),
+    )
+
+
+def _noting(name: str, calls: list[tuple[str, Tensor, Tensor]]) -> Callable[..., None]:
+    """Return a hook that notes what a module receives and hands out."""
+
+    def note(module: nn.Module, args: Any, kwargs: Any, out: Tensor) -> None:
+        calls.append((name, args[0] if args else next(iter(kwargs.values())), out))
+
+    return note
+
+
+def _is_norm(module: nn.Module, d_model: int) -> bool:
+    """Whether a module's own parameters are a gain over the neurons and at most a bias beside it."""
+    own = dict(module.named_parameters(recurse=False))
+    return "weight" in own and not set(own) - {"weight", "bias"} and all(p.shape == (d_model,) for p in own.values())
+
+
+def _values(module: nn.Module, name: str) -> Any:
+    """Return a parameter in float32, None where there is none of the name."""
+    values = getattr(module, name, None)
+    return values.detach().float().cpu() if isinstance(values, Tensor) else None
+
+
+def _layers_of(calls: Sequence[tuple[str, Tensor, Tensor]], states: Sequence[Tensor]) -> dict[str, int]:
+    """Return for each norm that makes or reads a layer's hidden state the number of that layer, the first one."""
+    found: dict[str, int] = {}
+    for layer, state in enumerate(states):
+        makers = [name for name, _, out in calls if out.shape == state.shape and torch.equal(out, state)]
+        readers = [name for name, given, _ in calls if given.shape == state.shape and torch.equal(given, state)]
+        for name in (makers or readers)[:1]:
+            found.setdefault(name, layer)
+    return found
+
+
+def _first_row(table: Tensor, rows: Tensor) -> int:
+    """Return which row of the table position 0 was given."""
+    first = rows.reshape(-1, rows.shape[-1])[0]
+    return int((table == first).all(1).nonzero()[0])
+
+
+def parameter_rows(parameters: Parameters, neurons: Sequence[int]) -> list[dict[str, Any]]:
+    """Return where each neuron stands in each parameter, as in `parameters.csv`.
+
+    A row has the neuron's value, its rank by signed value (1 is the largest, d_model the smallest), by magnitude (1 is
+    the farthest from 0), and its deviations: standard deviations from the mean of all neurons. Luo, Kulmizev & Mao
+    (2021) give ranks and leave open which; both are here. Of equal values the lower neuron comes first. Rows of the
+    position table that no position uses have no position.
+
+    Args:
+        parameters: Of a model.
+        neurons: Which neurons.
+    """
+    return [row for vector, about in _vectors(parameters) for row in _ranks(vector, about, neurons)]
+
+
+def not_applicable(parameters: Parameters) -> list[str]:
+    """Return which kinds of parameters the model has not, or not in its own width."""
+    kinds = {
+        "position table": parameters.position_table is not None,
+        "token embedding": parameters.mean_token is not None,
+        "LayerNorm": bool(parameters.norms),
+        "LayerNorm bias": any(norm.bias is not None for norm in parameters.norms),
+    }
+    return [name for name, is_there in kinds.items() if not is_there]
+
+
+def _vectors(parameters: Parameters) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+    """Yield each vector over the neurons with what it is."""
+    if (table := parameters.position_table) is not None:
+        for row, vector in enumerate(table):
+            position = row - parameters.first_row
+            yield vector, {"parameter": "position", "row": row} | ({"position": position} if position >= 0 else {})
+    if parameters.mean_token is not None:
+        yield parameters.mean_token, {"parameter": "mean_token"}
+    for norm in parameters.norms:
+        about: dict[str, Any] = {"module": norm.module} | ({} if norm.layer is None else {"layer": norm.layer})
+        yield norm.gain, {"parameter": "gain", **about}
+        if norm.bias is not None:
+            yield norm.bias, {"parameter": "bias", **about}
+
+
+def _ranks(vector: Tensor, about: dict[str, Any], neurons: Sequence[int]) -> Iterator[dict[str, Any]]:
+    values = vector.double().numpy()
+    signed, absolute = (_ranks_of(key) for key in (values, np.abs(values)))
+    sd = values.std()
+    for neuron in neurons:
+        deviations = float((values[neuron] - values.mean()) / sd) if sd > 0 else 0.0
+        yield {
+            **about,
+            "neuron": neuron,
+            "value": float(values[neuron]),
+            "rank": int(signed[neuron]),
+            "absolute_rank": int(absolute[neuron]),
+            "deviations": deviations,
+        }
+
+
+def _ranks_of(values: Any) -> Any:
+    """Return the rank of each value, 1 for the largest, of equal ones the first first."""
+    ranks = np.empty(len(values), dtype=np.int64)
+    ranks[np.argsort(-values, kind="stable")] = np.arange(1, len(values) + 1)
+    return ranks

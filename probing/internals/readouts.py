@@ -1,0 +1,284 @@
+"""What a model says, to be measured while neurons are out of it: masked words, or where its tokens stand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from probing.cache.extraction import padded_index
+from probing.cache.plan import Plan, batches, divide
+from probing.cache.tokens import Tokens
+from probing.corpus import Corpus, Split
+from probing.data.examples import Examples, Sides, choose_classes, label
+from probing.internals.interventions import Read
+from probing.models.anatomy import Anatomy, hidden_states
+from probing.probes.solvers import Penalty
+from probing.probes.training import CONTROL_TOLERANCE, Training, train_probes
+from probing.tasks import TokenTask
+
+# Tokens of the sentences that are read: each condition runs the model over them once.
+MLM_TOKENS, PROBE_TOKENS = 10_000, 20_000
+# Share of a sentence's tokens that are masked, special ones left out (Devlin et al. 2019).
+MASKED = 0.15
+BATCH_TOKENS = 2048
+# Variants whose logits are computed in one go, and numbers in the logits of a batch, over all of them.
+VARIANTS, _LOGITS = 16, 2**26
+# Passes after which a probe is taken as it is: its accuracy has settled by then, and nothing is ranked.
+MAX_PASSES = 200
+# Of ten sentences, how many probes are trained on.
+TRAIN_OF_TEN = 7
+
+
+def draw_sentences(tokens: Tokens, at_most: int, seed: int) -> tuple[Tokens, list[int]]:
+    """Return the table of sentences drawn until no further one fits, at least one, and which they are, ascending.
+
+    Args:
+        tokens: Of a corpus.
+        at_most: Tokens.
+        seed: Of the draw.
+    """
+    order = np.random.default_rng(seed).permutation(tokens.n_sentences)
+    n = max(1, int((np.cumsum(tokens.lengths[order], dtype=np.int64) <= at_most).sum()))
+    kept = np.sort(order[:n])
+    rows = np.isin(tokens.sentences, kept)
+    return Tokens(tokens.lengths[kept], tokens.input_ids[rows], tokens.words[rows]), kept.tolist()
+
+
+def _batches(tokens: Tokens, pad_token_id: int, batch_tokens: int, with_padding: bool) -> Iterator[_Batch]:
+    for sentences in batches(tokens.lengths, batch_tokens, with_padding):
+        index, mask = padded_index(tokens.lengths, sentences)
+        ids = torch.from_numpy(tokens.input_ids.astype(np.int64))[index]
+        yield _Batch(torch.where(mask, ids, pad_token_id), mask, index)
+
+
+class _Batch(NamedTuple):
+    """Sentences side by side.
+
+    Args:
+        input_ids: Shape (batch, sequence).
+        mask: Where tokens are, shape (batch, sequence).
+        rows: Row of each token in the table, shape (batch, sequence).
+    """
+
+    input_ids: Tensor
+    mask: Tensor
+    rows: Tensor
+
+
+# --- masked words ---
+
+
+def choose_masked(tokens: Tokens, seed: int) -> NDArray[np.bool_]:
+    """Return which tokens are masked: 15% of each sentence's, one at least, special tokens never; shape (n_tokens,).
+
+    Args:
+        tokens: Of the sentences.
+        seed: Of the draw, the same for all conditions.
+    """
+    chance = np.where(tokens.special, np.inf, np.random.default_rng(seed).random(tokens.n_tokens))
+    order = np.lexsort((chance, tokens.sentences))  # sentence by sentence, and in each by chance
+    place = np.empty(tokens.n_tokens, dtype=np.int64)
+    place[order] = np.arange(tokens.n_tokens)
+    place -= np.repeat(tokens.offsets[:-1], tokens.lengths)
+    n_words = np.bincount(tokens.sentences, ~tokens.special, minlength=tokens.n_sentences)
+    n_masked = np.where(n_words > 0, np.maximum(np.rint(MASKED * n_words), 1), 0)
+    return np.asarray(place < n_masked[tokens.sentences])
+
+
+class MaskedWords:
+    """Reads the loss of a masked-language-model head, in nats a masked token (`mlm_loss`).
+
+    Every chosen token is replaced by the mask token. The head is given the hidden states of masked tokens alone, those
+    of all clipped variants in one go, since it looks at one token at a time.
+
+    Args:
+        model: With its head, in evaluation mode.
+        encoder: The part that hands out hidden states.
+        tokens: What is read.
+        masked: Which tokens are masked, shape (n_tokens,).
+        mask_token_id: What they are replaced by.
+        pad_token_id: What fills a batch.
+        with_padding: Whether sentences of different lengths may share a batch.
+
+    Raises:
+        ValueError: If the head does not look at one token at a time, or there is none to look at.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        encoder: nn.Module,
+        tokens: Tokens,
+        masked: NDArray[np.bool_],
+        mask_token_id: int,
+        pad_token_id: int,
+        with_padding: bool = True,
+    ) -> None:
+        self.model, self.encoder, self.tokens, self.masked = model, encoder, tokens, masked
+        ids = np.where(masked, mask_token_id, tokens.input_ids).astype(np.int32)
+        self.hidden = Tokens(tokens.lengths, ids, tokens.words)
+        self.pad_token_id, self.with_padding = pad_token_id, with_padding
+        self._check()
+
+    def _batches(self, n_variants: int) -> Iterator[_Batch]:
+        """Yield batches whose logits, of masked tokens alone, fit into memory for so many variants."""
+        config: Any = self.encoder.config
+        at_most = min(BATCH_TOKENS, int(_LOGITS / (MASKED * config.vocab_size * n_variants)))
+        return _batches(self.hidden, self.pad_token_id, at_most, self.with_padding)
+
+    @torch.inference_mode()
+    def _check(self) -> None:
+        batch = _Batch(*(part[:2] for part in next(self._batches(1))))
+        inputs = self._inputs(batch)
+        where = batch.mask & torch.from_numpy(self.masked)[batch.rows]
+        if not where.any():
+            raise ValueError("the longest sentences have no word to mask")
+        plain = self.model(**inputs).logits[where.to(inputs["input_ids"].device)]
+        alone = self._logits(batch, where, [()])[0]
+        if plain.shape != alone.shape or (plain - alone).abs().max() > 1e-3 * plain.abs().max():
+            raise ValueError("the head looks at more than one token at a time")
+
+    def _inputs(self, batch: _Batch) -> dict[str, Tensor]:
+        device = next(self.model.parameters()).device
+        return {"input_ids": batch.input_ids.to(device), "attention_mask": batch.mask.long().to(device)}
+
+    def _logits(self, batch: _Batch, where: Tensor, clips: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Return the logits of some tokens of a batch, for each variant of shape (n, vocabulary)."""
+
+        def narrow(module: nn.Module, args: Any, output: Any) -> Any:
+            states = output.last_hidden_state[where.to(output.last_hidden_state.device)]
+            output.last_hidden_state = torch.cat([clip(states, neurons) for neurons in clips])[None]
+            return output
+
+        handle = self.encoder.register_forward_hook(narrow)
+        try:
+            logits = self.model(**self._inputs(batch)).logits[0]
+        finally:
+            handle.remove()
+        return list(logits.view(len(clips), -1, logits.shape[-1]))
+
+    @torch.inference_mode()
+    def __call__(self, clips: Sequence[Sequence[int]]) -> list[Read]:
+        """Read the model as it stands, once for each set of neurons clipped after it."""
+        if len(clips) > VARIANTS:
+            return [*self(clips[:VARIANTS]), *self(clips[VARIANTS:])]
+        loss = np.zeros((len(clips), self.tokens.n_tokens))
+        labels = torch.from_numpy(self.tokens.input_ids.astype(np.int64))
+        for batch in self._batches(len(clips)):
+            where = batch.mask & torch.from_numpy(self.masked)[batch.rows]
+            rows = batch.rows[where]
+            for variant, logits in enumerate(self._logits(batch, where, clips)):
+                nats = cross_entropy(logits.float(), labels[rows].to(logits.device), reduction="none")
+                loss[variant, rows.numpy()] = nats.cpu().numpy()
+        n_tokens = np.bincount(self.tokens.sentences, self.masked, minlength=self.tokens.n_sentences).astype(np.int64)
+        return [Read({"mlm_loss": sum_by_sentence(self.tokens, nats)}, {"mlm_loss": n_tokens}) for nats in loss]
+
+
+def sum_by_sentence(tokens: Tokens, values: NDArray[Any]) -> NDArray[np.float64]:
+    """Return sums over the tokens of each sentence, shape (n_sentences,)."""
+    return np.bincount(tokens.sentences, values, minlength=tokens.n_sentences).astype(np.float64)
+
+
+def clip(states: Tensor, neurons: Sequence[int]) -> Tensor:
+    """Return hidden states with some neurons set to 0, shape (n, d_model)."""
+    clipped = states.clone()
+    clipped[:, list(neurons)] = 0
+    return clipped
+
+
+# --- where tokens stand ---
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Activations of one layer in memory."""
+
+    plan: Plan
+    tokens: Tokens
+    states: Tensor
+
+    def shard_tokens(self, shard: Any) -> slice:
+        return self.tokens.of_sentences(shard.first_sentence, shard.n_sentences)
+
+    def read(self, layer: int, shard: int) -> Tensor:
+        return self.states[self.shard_tokens(self.plan.shards[shard])]
+
+
+class Position:
+    """Reads how well a linear probe of the last hidden states tells where tokens stand.
+
+    `position_accuracy` is that of one probe, trained on the intact model, as a masked-language-model head is: a fall
+    says that what it reads has moved. `position_accuracy_retrained` is that of a probe trained on the changed model: a
+    fall says that the position of tokens is no longer there to be read off.
+
+    Args:
+        states_of: Returns the last hidden states of the model as it stands, shape (n_tokens, d_model).
+        tokens: What is read.
+        corpus: Its text.
+        task: What is predicted.
+        seed: Of the split, and of the probe.
+
+    Raises:
+        UserError: If there are too few sentences for a probe.
+    """
+
+    def __init__(
+        self, states_of: Callable[[], Tensor], tokens: Tokens, corpus: Corpus, task: TokenTask, seed: int
+    ) -> None:
+        self.states_of, self.tokens, self.corpus, self.task = states_of, tokens, corpus, task
+        order = np.random.default_rng(seed).permutation(tokens.n_sentences)
+        sides = np.where(order % 10 < TRAIN_OF_TEN, "train", "test")
+        self.splits: list[Split] = sides.tolist()
+        self.classes = choose_classes(tokens, corpus, task, self.splits)
+        self.training = Training(Penalty(0.0, 1e-4), "sd", "lbfgs", CONTROL_TOLERANCE, 0.0, 0, 0, seed)
+        self.weight: Tensor | None = None
+
+    def __call__(self, clips: Sequence[Sequence[int]]) -> list[Read]:
+        """Read the model as it stands, once for each set of neurons clipped after it; the first time it is intact."""
+        states = self.states_of()
+        return [self._read(clip(states, neurons)) for neurons in clips]
+
+    def _read(self, states: Tensor) -> Read:
+        plan = Plan({}, 0, states.shape[1], "float32", BATCH_TOKENS, divide(self.tokens.lengths, 8192))
+        held = _Held(plan, self.tokens, states)
+        parts: Mapping[Split, Examples] = {
+            side: label(held, self.corpus, self.task, self.splits, self.classes, side)
+            for side in ("train", "validation", "test")
+        }
+        sides = Sides(parts["train"], parts["validation"], parts["test"], self.classes, self.task.ordinal)
+        (fit,) = train_probes(sides, [0], self.training, {"accelerator": "cpu", "max_epochs": MAX_PASSES})
+        if self.weight is None:
+            self.weight = fit.weight
+        labels, sentences = parts["test"].labels, self.tokens.sentences
+        n_tokens = np.bincount(sentences[labels >= 0], minlength=self.tokens.n_sentences)
+        right = (states @ self.weight.T).argmax(1).numpy() == labels
+        return Read(
+            {
+                "position_accuracy": sum_by_sentence(self.tokens, right),
+                "position_accuracy_retrained": fit.correct_by_sentence.astype(np.float64),
+            },
+            dict.fromkeys(("position_accuracy", "position_accuracy_retrained"), n_tokens),
+        )
+
+
+@torch.inference_mode()
+def last_hidden_states(encoder: nn.Module, anatomy: Anatomy, tokens: Tokens, pad_token_id: int) -> Tensor:
+    """Return the last hidden states of sentences, shape (n_tokens, d_model), float32."""
+    last = anatomy.n_layers
+    device = next(encoder.parameters()).device
+    states: Tensor | None = None
+    for batch in _batches(tokens, pad_token_id, BATCH_TOKENS, anatomy.padding_is_neutral):
+        inputs = {"input_ids": batch.input_ids.to(device), "attention_mask": batch.mask.long().to(device)}
+        here = hidden_states(encoder, anatomy, [last], **inputs)[last].float().cpu()
+        if states is None:
+            states = torch.empty(tokens.n_tokens, here.shape[-1])
+        states[batch.rows[batch.mask]] = here[batch.mask]
+    assert states is not None  # there is a sentence with a token
+    return states

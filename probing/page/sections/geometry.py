@@ -1,0 +1,79 @@
+"""The geometry of a model's layers, and what was done inside it, where that was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from probing.internals.inside_report import inside_conclusions, inside_tables
+from probing.page.charts.line_chart import Line, line_chart
+from probing.page.markup import Html, element
+from probing.page.sources import Geometry
+from probing.page.tables import as_in_terminal, table
+from probing.runs.run import Row
+from probing.statistics.sample_size import label, size_lines
+from probing.tables.columns import ends, in_brackets, interval
+from probing.tables.geometry import MORE_TEXT
+
+
+def geometry_section(geometry: Geometry) -> Html:
+    """Return what was measured of each layer, its outlier dimensions, and what was found inside the model."""
+    transforms = list(dict.fromkeys(row["transform"] for row in geometry.rows))
+    cosines = [row for row in geometry.rows if row["measure"] == "mean_cosine"]
+    return element(
+        "section",
+        element("h2", geometry.title),
+        _cosines(cosines) if cosines else None,
+        *(element("p", sentence) for sentence in size_lines(geometry.rows, MORE_TEXT)),
+        *(_measures(geometry, transform) for transform in transforms),
+        _outliers(geometry) if geometry.outliers else None,
+        *_inside(geometry),
+    )
+
+
+def _inside(geometry: Geometry) -> list[Html]:
+    """Return what blocks do to the distance of tokens, and what is lost without outliers, as the terminal says it."""
+    measured = geometry.smoothing, geometry.interventions
+    shown = [element("figure", element("figcaption", t.title), as_in_terminal(t)) for t in inside_tables(*measured)]
+    told = [element("p", sentence) for sentence in inside_conclusions(*measured)]
+    return [element("h3", "Inside the model"), *told, *shown] if shown else []
+
+
+def _cosines(rows: Sequence[Row]) -> Html:
+    """Return the mean cosine of tokens by layer, before and after each transform."""
+    lines = []
+    for transform in dict.fromkeys(row["transform"] for row in rows):
+        here = sorted((row for row in rows if row["transform"] == transform), key=lambda row: row["layer"])
+        layers, values = [row["layer"] for row in here], [row["value"] for row in here]
+        lines.append(Line(label(str(transform), here), layers, values, [ends(row) for row in here]))
+    title = "Mean cosine of the hidden states of any two tokens, by layer and transform (below 0 drawn at 0)"
+    return element("figure", element("figcaption", title), line_chart(lines, title))
+
+
+def _measures(geometry: Geometry, transform: str) -> Html:
+    rows = [row for row in geometry.rows if row["transform"] == transform]
+    measures = list(dict.fromkeys(row["measure"] for row in rows))
+    found = {(row["layer"], row["measure"]): row for row in rows}
+    body = [
+        [layer, *(_value(found.get((layer, measure))) for measure in measures)]
+        for layer in sorted({row["layer"] for row in rows})
+    ]
+    name = "without a transform" if transform == "none" else f"after {label(transform, rows)}"
+    head = ["layer", *(str(measure).replace("_", " ") for measure in measures)]
+    return element("details", element("summary", f"Measures of each layer, {name}"), table(head, body))
+
+
+def _outliers(geometry: Geometry) -> Html:
+    head = list(geometry.outliers[0])
+    body = [[_cell(row[name]) for name in head] for row in geometry.outliers]
+    summary = element("summary", f"Outlier dimensions: {len(body)} findings")
+    return element("details", summary, table([name.replace("_", " ") for name in head], body))
+
+
+def _value(row: Row | None) -> str:
+    if row is None:
+        return ""
+    return f"{row['value']:.3g}{in_brackets(interval(row, between=' to ', form='.3g'))}"
+
+
+def _cell(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,140 @@
+"""A run's part of the page: its neurons as a map, a table, and class by class."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from probing.page.answers import conclusions
+from probing.page.charts.class_chart import class_chart
+from probing.page.charts.line_chart import Line, line_chart
+from probing.page.charts.neuron_map import neuron_map, scale
+from probing.page.class_data import class_data
+from probing.page.markup import Html, element
+from probing.page.neuron_table import first_rows, packed_rows
+from probing.page.sections.terms import FLAGS
+from probing.page.sources import Subject
+from probing.page.tables import accuracy_table
+from probing.tables.columns import BELOW_RESOLUTION, FAR, NEGLIGIBLE, controls_of, ends
+
+
+def accuracy_lines(subject: Subject) -> list[Line]:
+    """Return a run's accuracy with its intervals, and each control."""
+    rows, layers = subject.run.accuracy, subject.layers
+    ranges = [ends(row, "accuracy") for row in rows]
+    label = "probe" + ", 95% interval over test sentences" * any(ranges)
+    probe = Line(label, layers, [row["accuracy"] for row in rows], ranges)
+    controls = controls_of(rows).items()
+    return [probe, *(Line(words, layers, [row[f"{name}_accuracy"] for row in rows]) for name, words in controls)]
+
+
+def accuracy_figure(subject: Subject, beside_others: bool) -> Html:
+    """Return a run's accuracy by layer, drawn and as numbers.
+
+    Args:
+        subject: The run.
+        beside_others: Whether it is also drawn in one chart with other runs, which is enough where the majority class
+            is all that it is held against.
+    """
+    title = f"{subject.label}: test accuracy of a linear probe of {subject.task} by layer"
+    numbers = element("details", element("summary", f"The numbers of {subject.label}"), accuracy_table(subject, title))
+    if beside_others and len(controls_of(subject.run.accuracy)) == 1:
+        return numbers
+    return element("figure", element("figcaption", title), line_chart(accuracy_lines(subject), title), numbers)
+
+
+def neurons_section(subject: Subject, number: int, room: int) -> Html:
+    """Return the neurons of a run.
+
+    Args:
+        subject: The run.
+        number: Its place on the page, from 0.
+        room: Characters that the page has for contributions by class.
+    """
+    classes = class_data(subject, room)
+    data = {
+        "task": subject.task, "layers": subject.layers, "width": subject.d_model, "classes": subject.classes,
+        "flags": FLAGS, "far": FAR, "unresolved": BELOW_RESOLUTION,
+        "negligible": NEGLIGIBLE, "byClass": classes, **packed_rows(subject),
+    }  # fmt: skip
+    return element(
+        "section",
+        element("h2", f"Neurons of {subject.label}"),
+        _map(subject),
+        _listing(subject),
+        _detail(subject, classes["per_layer"]),
+        element(
+            "details",
+            element("summary", "What may be said of each layer's first neuron"),
+            element("ul", *(element("li", sentence) for sentence in conclusions(subject))),
+        ),
+        element("script", script_data(data), type="application/json"),
+        class_="neurons-of",
+        id=f"neurons-{number}",
+    )
+
+
+def script_data(data: Any) -> Html:
+    """Return data as JSON that cannot end the element it stands in."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return Html(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def _map(subject: Subject) -> Html:
+    about = f"{subject.label}: contribution of each neuron, layers downwards, neurons from left to right"
+    return element(
+        "figure",
+        element("figcaption", "Contribution of each neuron, by layer"),
+        neuron_map(subject, about),
+        scale(),
+        element("p", class_="readout", hidden=True),
+    )
+
+
+def _listing(subject: Subject) -> Html:
+    caption = f"First neurons of layer {subject.layers[-1]}, by contribution"
+    return element(
+        "div",
+        _filters(subject),
+        element("div", first_rows(subject, caption), class_="scroll"),
+        element("p", element("button", "Show more", type="button", class_="more"), hidden=True),
+    )
+
+
+def _detail(subject: Subject, per_layer: int) -> Html:
+    """Return what there is about one neuron, the last layer's first until the script shows the one picked."""
+    layer = subject.layers[-1]
+    top, by_class = subject.ranked[layer][0], subject.by_class[-1]
+    about = f"Mean contribution to the true class's logit, by {subject.task}; the line is the mean over all neurons."
+    if per_layer < subject.d_model:
+        about += f" Kept on this page for the first {per_layer} neurons of each layer."
+    typical = by_class.mean(1).tolist()
+    return element(
+        "div",
+        element("h3", f"Layer {layer}, neuron {top['neuron']}", class_="picked", tabindex="-1"),
+        element("p", FLAGS.get(top["flag"], ""), class_="flagged", hidden=not top["flag"]),
+        element("dl", class_="facts", hidden=True),
+        element(
+            "figure",
+            element("figcaption", about),
+            class_chart(by_class[:, top["neuron"]].tolist(), typical, subject.classes, subject.task),
+            element("p", class_="readout", hidden=True),
+        ),
+        class_="detail",
+    )
+
+
+def _filters(subject: Subject) -> Html:
+    layers = [element("option", layer, value=layer, selected=layer == subject.layers[-1]) for layer in subject.layers]
+    flags = [("any flag or none", ""), ("no flag", "none"), *((name, name) for name in FLAGS)]
+    chosen = element("select", *(element("option", text, value=value) for text, value in flags), class_="by-flag")
+    typed = element("input", class_="by-neuron", inputmode="numeric", pattern="[0-9]*", size="6")
+    return element(
+        "form",
+        element("label", "Layer ", element("select", element("option", "all", value=""), *layers, class_="by-layer")),
+        element("label", "Flag ", chosen),
+        element("label", "Neuron ", typed),
+        element("span", role="status"),
+        class_="filters",
+        hidden=True,
+    )

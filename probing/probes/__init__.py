@@ -1,0 +1,1 @@
+"""Linear and Gaussian probes, and what trains them."""

@@ -1,0 +1,391 @@
+"""Probes of many layers trained and tested together: data, Trainer, and what came out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from probing.data.device_cache import KeptBatches
+from probing.data.examples import Batch, Examples, ShardBatches, Sides, open_shard, read_shard, read_share
+from probing.data.mini_batches import MiniBatches
+from probing.errors import UserError
+from probing.probes.linear import AdamProbe, FullPassProbe, LinearProbe, Problem
+from probing.probes.metrics import ProbeMetrics, SumBySentence
+from probing.probes.solvers import Penalty
+from probing.runtime.distributed import sum_over_ranks
+from probing.runtime.interrupts import interrupts_pass
+from probing.runtime.trainer import HONOURED, build_trainer
+from probing.statistics.moments import Moments, MomentsAccumulator, PenaltySpace
+
+SolverName = Literal["lbfgs", "adam"]
+
+# Passes after which a problem that is not solved is left as it is, and says so.
+MAX_PASSES = 1000
+# Epochs of Adam where no problem stops by itself.
+MAX_EPOCHS = 100
+
+# Arguments of the Trainer that hold where the distance to the optimum is measured, or a probe is trained anew.
+_FOR_MEASURING = HONOURED - {"max_epochs", "max_time", "enable_checkpointing"}
+
+
+@dataclass(frozen=True)
+class Training:
+    """How probes are trained.
+
+    Args:
+        penalty: On the scaled weights.
+        penalty_space: By what neurons are divided where their weights are penalised.
+        solver: `lbfgs` to a bound on the distance to the optimum, `adam` on mini-batches.
+        tolerance: That bound, in nats.
+        learning_rate: Of Adam.
+        batch_size: Of Adam, in tokens.
+        patience: Of Adam, in epochs.
+        seed: Of Adam's batches.
+    """
+
+    penalty: Penalty
+    penalty_space: PenaltySpace
+    solver: SolverName
+    tolerance: float
+    learning_rate: float
+    batch_size: int
+    patience: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class LayerFit:
+    """The probe of one layer.
+
+    Args:
+        layer: Layer number.
+        weight: On raw hidden states, shape (n_classes, d_model), float32.
+        moments: Of the layer's training tokens.
+        objective: On the training tokens, in nats.
+        train_cross_entropy: The same without the penalty.
+        optimality_gap: Upper bound on the objective's distance to its minimum, in nats.
+        converged: Whether the gap is within the tolerance asked for, which Adam's seldom is, or the problem's readout
+            near enough to its value at the optimum.
+        n_passes: Passes over the training tokens.
+        metrics: On the test tokens.
+        correct_by_sentence: Test tokens rightly predicted, for each sentence of the corpus tested on.
+        cross_entropy_by_sentence: Summed over the test tokens of each sentence, in nats.
+        shift: How far the problem's readout may be from its value at the optimum; NaN without one.
+    """
+
+    layer: int
+    weight: Tensor
+    moments: Moments
+    objective: float
+    train_cross_entropy: float
+    optimality_gap: float
+    converged: bool
+    n_passes: int
+    metrics: Mapping[str, float]
+    correct_by_sentence: NDArray[np.int64]
+    cross_entropy_by_sentence: NDArray[np.float64]
+    shift: float = math.nan
+
+
+class ProbeData(pl.LightningDataModule):
+    """Examples as Lightning wants them, divided among ranks by shard.
+
+    Args:
+        sides: What is read.
+        layers: Layers that are read.
+        mini_batches: Batch size in tokens and seed, or None for whole shards.
+    """
+
+    def __init__(self, sides: Sides, layers: Sequence[int], mini_batches: tuple[int, int] | None = None) -> None:
+        super().__init__()
+        self.sides, self.layers, self.mini_batches = sides, layers, mini_batches
+
+    def train_dataloader(self) -> DataLoader[Batch]:
+        """Return whole shards in order, or shuffled mini-batches."""
+        trainer = cast(pl.Trainer, self.trainer)
+        if self.mini_batches is None:
+            shards, device = self._shards(self.sides.train), trainer.strategy.root_device
+            # Read in every pass, and so copied to an accelerator once, as far as there is room.
+            return _loader(KeptBatches(shards, device) if device.type == "cuda" else shards)
+        ranks = trainer.global_rank, trainer.world_size
+        return _loader(MiniBatches(self.sides.train, self.layers, *self.mini_batches, *ranks))
+
+    def val_dataloader(self) -> DataLoader[Batch] | list[Any]:
+        """Return whole shards; nothing where there are no mini-batches to choose between."""
+        return _loader(self._shards(self.sides.validation)) if self.mini_batches else []
+
+    def test_dataloader(self) -> DataLoader[Batch]:
+        """Return whole shards."""
+        return _loader(self._shards(self.sides.test))
+
+    def _shards(self, examples: Examples) -> ShardBatches:
+        """Return an item a shard: on a processor as it lies on disk, for an accelerator only what is to go there."""
+        trainer = cast(pl.Trainer, self.trainer)
+        read = read_shard if trainer.strategy.root_device.type == "cuda" else open_shard
+        return ShardBatches(examples, self.layers, trainer.global_rank, trainer.world_size, read)
+
+
+def _loader(batches: Dataset[Batch]) -> DataLoader[Batch]:
+    return DataLoader(batches, batch_size=None)
+
+
+def layer_moments(train: Examples, layers: Sequence[int]) -> list[Moments]:
+    """Return the moments of each layer's training tokens, in one streamed pass, divided among ranks."""
+    accumulators = [MomentsAccumulator(train.store.plan.d_model) for _ in layers]
+    for batch in read_share(train, layers):
+        for accumulator, states in zip(accumulators, batch.hidden_states, strict=True):
+            accumulator.update(states)
+    for accumulator in accumulators:
+        accumulator.gather(sum_over_ranks)
+    return [accumulator.result() for accumulator in accumulators]
+
+
+def train_probes(
+    sides: Sides,
+    layers: Sequence[int],
+    training: Training,
+    trainer_options: Mapping[str, Any],
+    logger: Any = None,
+    callbacks: Sequence[pl.Callback] = (),
+    folder: str | None = None,
+    moments: Sequence[Moments] | None = None,
+    starts: Sequence[Tensor] | None = None,
+) -> list[LayerFit]:
+    """Train one probe per layer, all in one stack, and test them.
+
+    Args:
+        sides: Examples and their classes.
+        layers: Layer numbers.
+        training: How to train.
+        trainer_options: Arguments of Lightning's Trainer, checked by `check_trainer_options`.
+        logger: Lightning logger for the training curves.
+        callbacks: Lightning callbacks.
+        folder: Where Lightning writes what it writes (checkpoints, if asked for).
+        moments: Moments of the training tokens of each layer, where they are known already.
+        starts: Weights on raw hidden states from which L-BFGS begins, for each layer; Adam always begins from 0, as
+            published probes did.
+    """
+    moments = moments or layer_moments(sides.train, layers)
+    begins = starts if starts and training.solver == "lbfgs" else [None] * len(layers)
+    problems = [Problem(f"layer_{layer:02d}", i, training.penalty, begins[i]) for i, layer in enumerate(layers)]
+    stack, data = _stack(sides, moments, training), ProbeData(sides, layers)
+    probe: LinearProbe
+    if training.solver == "lbfgs":
+        probe = solved = FullPassProbe(problems, **stack, **_full_pass(sides, training))
+        fitting = build_trainer({"max_epochs": MAX_PASSES, **trainer_options}, logger, callbacks, folder)
+        with interrupts_pass():
+            fitting.fit(probe, datamodule=data)
+    else:
+        probe = AdamProbe(problems, **stack, learning_rate=training.learning_rate, patience=training.patience)
+        fitting = build_trainer({"max_epochs": MAX_EPOCHS, **trainer_options}, logger, callbacks, folder)
+        with interrupts_pass():
+            fitting.fit(probe, datamodule=ProbeData(sides, layers, mini_batches=(training.batch_size, training.seed)))
+        if not torch.isfinite(probe.scaled_weight).all():
+            raise _diverged(training, trainer_options)
+        # How far Adam stayed from the optimum is measured by going there from where it stopped.
+        problems = [replace(p, start=weight.cpu()) for p, weight in zip(problems, probe.weight, strict=True)]
+        solved = FullPassProbe(problems, **stack, **_full_pass(sides, training))
+        full = for_measuring(trainer_options) | {"max_epochs": MAX_PASSES}
+        with interrupts_pass():
+            build_trainer(full, None, callbacks, folder).fit(solved, datamodule=data)
+    _refuse_no_pass(solved)
+    if fitting.checkpoint_callback is not None:  # which knows neither the solvers' last point nor Adam's best
+        fitting.save_checkpoint(Path(fitting.default_root_dir) / "checkpoints" / "probe.ckpt", weights_only=True)
+    with interrupts_pass():
+        fitting.test(probe, datamodule=data, verbose=False)
+    fits = [_layer_fit(layer, i, probe, solved, moments[i], fitting.current_epoch) for i, layer in enumerate(layers)]
+    if not all(math.isfinite(fit.optimality_gap) for fit in fits):
+        raise _diverged(training, trainer_options)
+    return fits
+
+
+def train_variants(
+    sides: Sides,
+    layers: Sequence[int],
+    fits: Sequence[LayerFit],
+    problems: Sequence[Problem],
+    training: Training,
+    trainer_options: Mapping[str, Any],
+    callbacks: Sequence[pl.Callback] = (),
+    test: bool = False,
+) -> list[LayerFit]:
+    """Train small changes of finished probes by `train_problems`: other sentences, another penalty, fewer neurons.
+
+    Problems that say no other start begin from the finished probe of their layer, in `fits`.
+    """
+    started = [p if p.start is not None else replace(p, start=fits[p.layer].weight) for p in problems]
+    moments = [fit.moments for fit in fits]
+    options = for_measuring(trainer_options)
+    return train_problems(sides, layers, moments, started, training, options, callbacks, test)
+
+
+def train_problems(
+    sides: Sides,
+    layers: Sequence[int],
+    moments: Sequence[Moments],
+    problems: Sequence[Problem],
+    training: Training,
+    trainer_options: Mapping[str, Any],
+    callbacks: Sequence[pl.Callback] = (),
+    test: bool = False,
+) -> list[LayerFit]:
+    """Train any problems in one stack, by full passes.
+
+    Args:
+        sides: Examples and their classes.
+        layers: Layer numbers.
+        moments: Of the training tokens, for each layer.
+        problems: Each with its layer, penalty and start.
+        training: How to train; always to a bound on the distance to the optimum.
+        trainer_options: Arguments of Lightning's Trainer.
+        callbacks: Lightning callbacks.
+        test: Whether they are tested too; otherwise their metrics are empty.
+
+    Returns:
+        The probe of each problem.
+    """
+    data = ProbeData(sides, layers)
+    probe = FullPassProbe(problems, **_stack(sides, moments, training), **_full_pass(sides, training))
+    trainer = build_trainer({"max_epochs": MAX_PASSES, **trainer_options}, None, callbacks, None)
+    with interrupts_pass():
+        trainer.fit(probe, datamodule=data)
+        _refuse_no_pass(probe)
+        if test:
+            trainer.test(probe, datamodule=data, verbose=False)
+    return [
+        _layer_fit(layers[p.layer], i, probe, probe, moments[p.layer], trainer.current_epoch, test)
+        for i, p in enumerate(problems)
+    ]
+
+
+def for_measuring(trainer_options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the Trainer's arguments for other probes than the one asked for, which alone the passes are limited of."""
+    return {name: value for name, value in trainer_options.items() if name in _FOR_MEASURING}
+
+
+def _refuse_no_pass(probe: FullPassProbe) -> None:
+    """Refuse weights that no pass over the tokens has moved.
+
+    Raises:
+        UserError: If there are any.
+    """
+    if not all(solution.n_passes for solution in probe.solutions.values()):
+        raise UserError(
+            "`--trainer.max_epochs` or `--trainer.max_time` ended the training before its first pass over the tokens; "
+            "allow more."
+        )
+
+
+def _stack(sides: Sides, moments: Sequence[Moments], training: Training) -> dict[str, Any]:
+    """Return what every stack of probes is built with."""
+    return {
+        "moments": moments,
+        "classes": torch.from_numpy(sides.classes) if sides.ordinal else torch.arange(len(sides.classes)),
+        "ordinal": sides.ordinal,
+        "penalty_space": training.penalty_space,
+        "n_test_sentences": sides.test.store.tokens.n_sentences,
+    }
+
+
+def _full_pass(sides: Sides, training: Training) -> dict[str, Any]:
+    return {"n_train_tokens": sides.train.n_tokens, "tolerance": training.tolerance}
+
+
+# How far from their optimum controls may be, in nats: the third digit of their accuracy has settled by then, which was
+# up to .0005 off at ten times as much (on the built-in model), and nothing is ranked.
+CONTROL_TOLERANCE = 1e-4
+
+
+def roughly(training: Training) -> Training:
+    """Return the same training as near to the optimum as controls need; how near Adam came is not asked."""
+    tolerance = max(training.tolerance, CONTROL_TOLERANCE) if training.solver == "lbfgs" else math.inf
+    return replace(training, tolerance=tolerance)
+
+
+def train_controls(
+    controls: Mapping[str, Sequence[Sides]],
+    layers: Sequence[int],
+    training: Training,
+    trainer_options: Mapping[str, Any],
+    callbacks: Callable[[str], Sequence[pl.Callback]] = lambda name: (),
+) -> dict[str, list[list[LayerFit]]]:
+    """Train the same probes on other examples, to be held against; on the tokens' own rows a single one.
+
+    Args:
+        controls: By name, examples of the same tokens; several where they are draws of other labels.
+        layers: Layer numbers.
+        training: How the probes were trained.
+        trainer_options: Arguments of Lightning's Trainer.
+        callbacks: Returns Lightning callbacks for a control.
+
+    Returns:
+        For each control the probes of every draw.
+    """
+    options = {name: value for name, value in trainer_options.items() if name != "enable_checkpointing"}
+    found: dict[str, list[list[LayerFit]]] = {}
+    for name, draws in controls.items():
+        own, moments = layers[:1] if name == "token" else layers, None
+        for sides in draws:
+            found.setdefault(name, []).append(
+                train_probes(sides, own, roughly(training), options, None, callbacks(name), moments=moments)
+            )
+            moments = [fit.moments for fit in found[name][0]]  # draws share their activations
+    return found
+
+
+def _diverged(training: Training, trainer_options: Mapping[str, Any]) -> UserError:
+    precision = ", or leave out `--trainer.precision`" if "precision" in trainer_options else ""
+    return UserError(f"`--probe.learning_rate {training.learning_rate}`: the training diverged; lower it{precision}.")
+
+
+def _layer_fit(
+    layer: int,
+    i: int,
+    probe: LinearProbe,
+    solved: FullPassProbe,
+    moments: Moments,
+    n_epochs: int,
+    tested: bool = True,
+) -> LayerFit:
+    solution = solved.solutions[i]
+    metrics = cast(ProbeMetrics, probe.metrics[i])
+    is_adam = probe is not solved
+    objective = solved.first_objectives[i] if is_adam else solution.objective
+    penalty = probe.problems[i].penalty(probe.scaled_weight.data[i])
+    gap = objective - solution.objective + solution.optimality_gap
+    return LayerFit(
+        layer=layer,
+        weight=probe.weight[i].float().cpu(),
+        moments=moments,
+        objective=objective,
+        train_cross_entropy=objective - penalty,
+        optimality_gap=gap,
+        converged=gap <= solved.tolerance if is_adam else solution.converged,
+        n_passes=n_epochs if is_adam else solution.n_passes,
+        metrics=(metrics.compute() if tested else {}) | _validated(probe, i),
+        correct_by_sentence=_by_sentence(metrics.correct_by_sentence, tested),
+        cross_entropy_by_sentence=_by_sentence(metrics.cross_entropy_by_sentence, tested),
+        shift=solution.shift,
+    )
+
+
+def _validated(probe: LinearProbe, i: int) -> dict[str, float]:
+    """Return the cross-entropy by which Adam chose its weights, if there was anything to choose by."""
+    value = probe.best_cross_entropy[i] if isinstance(probe, AdamProbe) else math.inf
+    return {"validation_cross_entropy": value} if math.isfinite(value) else {}
+
+
+def _by_sentence(metric: SumBySentence, tested: bool) -> NDArray[Any]:
+    # Of one sentence, torchmetrics makes a number; of a metric that saw nothing, a warning.
+    values: NDArray[Any] = (metric.compute() if tested else metric.total).cpu().numpy().reshape(-1)
+    return values

@@ -1,0 +1,1 @@
+"""Ways to rank neurons, and to judge a ranking."""

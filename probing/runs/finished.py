@@ -1,0 +1,294 @@
+"""Finished runs opened again: their model, their corpus, their activations, and their rankings sentence by sentence."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import safe_open
+from torch import Tensor
+
+from probing.cache import ActivationStore
+from probing.cache.corpora import extract_all, say_what_was_left_out
+from probing.cache.tokens import LONGEST, tokenize
+from probing.cli.options import ProbeOptions, as_options
+from probing.comparison.matching import Method
+from probing.comparison.pairs import Pair, Ranked, Readings, compare_pair, cross_moments, rank_on_sentences
+from probing.comparison.random_bases import Strangers, strangers
+from probing.corpus import Corpus, Split
+from probing.corpus.sides import read_corpora
+from probing.data.examples import Examples, Sides
+from probing.data.examples import label as label_tokens
+from probing.errors import RunError, UserError
+from probing.models import ModelSource, length_limits, load_config, load_tokenizer, resolve_model
+from probing.probes.options import training_of
+from probing.probes.solvers import Penalty
+from probing.probes.training import Training
+from probing.rankings.null_rankings import null_rankings
+from probing.runs.run import Run
+from probing.runtime.terminal import training_progress
+from probing.tasks import Labels, load_task
+from probing.transforms.affine import load
+from probing.transforms.of_examples import transformed
+
+Say = Callable[[str], None]
+
+# Trainer options of a run that say where and how it ran, and not how far its probes were trained.
+WHERE_TO_TRAIN = {
+    "accelerator", "devices", "num_nodes", "strategy", "enable_progress_bar", "enable_checkpointing", "max_time",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished run opened again.
+
+    Args:
+        run: The run.
+        label: Its name in tables and figures, different for each run of a comparison.
+        source: Its model's files.
+        corpora: What it read: its corpus, and its test corpus if it had one.
+        splits: Side of each sentence of each.
+    """
+
+    run: Run
+    label: str
+    source: ModelSource
+    corpora: Sequence[Corpus]
+    splits: Sequence[Sequence[Split]]
+
+
+def open_runs(made: Sequence[Run], matching: str) -> list[Finished]:
+    """Open finished runs again.
+
+    Raises:
+        UserError: If the model or the corpus of one is no longer what it was, or neurons of different widths are to be
+            matched by their index.
+    """
+    sources = [resolve_model(run.config["model"], run.config["revision"]) for run in made]
+    widths = {source.name: load_config(source).hidden_size for source in sources}
+    if matching == "index" and len(set(widths.values())) > 1:
+        found = ", ".join(f"{name} has {width}" for name, width in widths.items())
+        raise UserError(
+            f"`--matching index`: neurons of one index need models of one width, and {found}; use correlation."
+        )
+    labels = _labels(made, sources)
+    return [_open(run, label, source) for run, label, source in zip(made, labels, sources, strict=True)]
+
+
+def _labels(made: Sequence[Run], sources: Sequence[ModelSource]) -> list[str]:
+    """Name each run by its model; where two have the same, also by its task, else by its folder or its whole path."""
+    of_models = [source.short_name for source in sources]
+    with_tasks = [f"{name} {run.config['task']}" for name, run in zip(of_models, made, strict=True)]
+    of_folders = [run.folder.name for run in made]
+    names = next((names for names in (of_models, with_tasks, of_folders) if len(set(names)) == len(names)), None)
+    return names or [str(run.folder) for run in made]
+
+
+def _open(run: Run, label: str, source: ModelSource) -> Finished:
+    config, before = run.config, run.results["cache"]["test"]["key"]
+    if "-" in (config["corpus"], config["test_corpus"]):
+        raise UserError(f"`{run.folder}` read standard input, which is gone; repeat it with the text in a file.")
+    corpora, splits = read_corpora(config["corpus"], config["test_corpus"], config["seed"], lambda message: None)
+    is_trained = not config["random_weights"]
+    if corpora[-1].fingerprint != before["corpus"] or source.fingerprint(weights=is_trained) != before["model"]:
+        raise UserError(
+            f"`{run.folder}`: its model or corpus has changed since; repeat the run, "
+            f"for example with `fit --config {run.folder / 'config.yaml'}`."
+        )
+    # What was repeated in a corpus, the run itself has said.
+    return Finished(run, label, source, [replace(corpus, n_repeated=0) for corpus in corpora], splits)
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """Reads corpora with the models of runs, each but once.
+
+    Args:
+        cache: The cache folder.
+        trainer: Lightning's Trainer arguments.
+        say: Takes one-line messages.
+        progress: Whether to show a bar.
+    """
+
+    cache: Path
+    trainer: Mapping[str, Any]
+    say: Say
+    progress: bool
+    done: dict[tuple[Path, str], Readings] = field(default_factory=dict)
+    stores: dict[tuple[Path, str], ActivationStore] = field(default_factory=dict)
+
+    def store(self, finished: Finished, corpus: Corpus) -> ActivationStore:
+        """Return the activations that a run's model gives for a corpus, in the run's layers."""
+        key = finished.run.folder, corpus.fingerprint
+        if key not in self.stores:
+            self.stores[key] = self._extract(finished, corpus)
+        return self.stores[key]
+
+    def readings(self, finished: Finished, corpus: Corpus) -> Readings:
+        """Return what a run's model made of a corpus, in the run's layers."""
+        key = finished.run.folder, corpus.fingerprint
+        if key not in self.done:
+            self.done[key] = self._read(finished, corpus)
+        return self.done[key]
+
+    def _extract(self, finished: Finished, corpus: Corpus) -> ActivationStore:
+        source, config = finished.source, finished.run.config
+        (store,) = extract_all(
+            source, [corpus], layers_of(finished.run), self.cache, self.trainer, self.say, self.progress,
+            dtype=config["dtype"], max_length=config["max_length"], batch_tokens=config["batch_tokens"],
+            random_weights_seed=config["seed"] if config["random_weights"] else None,
+        )  # fmt: skip
+        say_what_was_left_out([corpus], [store], self.say)
+        return store
+
+    def _read(self, finished: Finished, corpus: Corpus) -> Readings:
+        source, config, layers = finished.source, finished.run.config, layers_of(finished.run)
+        store = self.store(finished, corpus)
+        if corpus.words is not None:
+            return Readings(store, store.tokens, layers)
+        # Each tokenizer has words of its own in running text; those between blanks are the same for all.
+        tokenizer = load_tokenizer(source)
+        longest = config["max_length"] or min(length_limits(source, tokenizer)[1], LONGEST)
+        tokens = tokenize(tokenizer, corpus.sentences, longest, [text.split() for text in corpus.sentences])
+        return Readings(store, tokens, layers)
+
+
+def layers_of(run: Run) -> list[int]:
+    """Return the layers that a run has probes of, ascending."""
+    return [row["layer"] for row in run.accuracy]
+
+
+def probe_weight(run: Run) -> Tensor:
+    """Return the weights of a run's probes on raw hidden states, shape (n_layers, n_classes, d_model)."""
+    with safe_open(run.folder / "probe.safetensors", "pt") as file:
+        weight: Tensor = file.get_tensor("weight")
+    return weight
+
+
+def penalty_of(run: Run) -> Penalty:
+    """Return the penalty of a run's probes: what was chosen, or what its configuration says."""
+    options = run.config["probe"]
+    return Penalty(options["l1"], run.results["penalty"]["l2"] if options["l2"] == "auto" else options["l2"])
+
+
+def trained_as(run: Run) -> Training:
+    """Return how a run's probes were trained."""
+    probe = as_options(ProbeOptions, run.config["probe"], "probe")
+    return training_of(probe, penalty_of(run).l2, run.config["seed"])
+
+
+def sides_of(finished: Finished, extract: Extraction) -> Sides:
+    """Return the examples of a run, labelled, and transformed, as they were when its probes were trained."""
+    run = finished.run
+    task = load_task(run.config["task"], run.config["task_args"])
+    classes: Labels = np.array(run.results["classes"], dtype=np.int64 if task.ordinal else object)
+
+    # Runs of earlier versions are over sentences.
+    by_document = run.results.get("intervals_over", {}).get("unit") == "document"
+
+    def examples(side: Split, part: int) -> Examples:
+        store, corpus = extract.store(finished, finished.corpora[part]), finished.corpora[part]
+        return label_tokens(store, corpus, task, finished.splits[part], classes, side, by_document and part == -1)
+
+    sides = Sides(examples("train", 0), examples("validation", 0), examples("test", -1), classes, task.ordinal)
+    if run.transform == "none":
+        return sides
+    return transformed(sides, load(run.folder / "transform.safetensors"))
+
+
+def check_contributions(run: Run, layer: int, contribution: Sequence[float] | NDArray[np.float64]) -> None:
+    """Check that a layer's contributions, computed again, are those of the run.
+
+    Raises:
+        RunError: If they are not.
+    """
+    stored = {row["neuron"]: row["contribution"] for row in run.neurons if row["layer"] == layer}
+    if not np.allclose([stored[n] for n in range(len(contribution))], contribution, rtol=1e-3, atol=1e-6):
+        raise RunError(f"{run.folder}: the contributions of layer {layer} are not those of its probe; repeat the run")
+
+
+def ranked_of(finished: Finished, extract: Extraction, seed: int) -> Ranked:
+    """Rank a run's neurons again from its probe, its test sentences one by one.
+
+    Raises:
+        RunError: If the ranking does not come out as the run has it.
+    """
+    test = sides_of(finished, extract).test
+    ranked = rank_on_sentences(finished.label, probe_weight(finished.run), test, layers_of(finished.run), seed)
+    for i, layer in enumerate(ranked.layers):
+        check_contributions(finished.run, layer, ranked.scores[i])
+    return replace(ranked, no_signal=_no_signal(finished.run, ranked.scores.shape))
+
+
+def _no_signal(run: Run, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Return which neurons the run flagged `no-signal`, shape (n_layers, d_model)."""
+    found, places = np.zeros(shape, dtype=bool), {layer: i for i, layer in enumerate(layers_of(run))}
+    for row in run.neurons:
+        found[places[row["layer"]], row["neuron"]] = "no-signal" in row["flag"]
+    return found
+
+
+def with_shuffled(finished: Finished, ranked: Ranked, extract: Extraction, n_draws: int, seed: int) -> Ranked:
+    """Return a run's ranking with those of its neurons by probes of shuffled labels, trained as its own were."""
+    run, layers = finished.run, ranked.layers
+    passes = {name: value for name, value in run.config["trainer"].items() if name not in WHERE_TO_TRAIN}
+    options = {**passes, **extract.trainer}
+
+    def bar(what: str) -> list[Any]:
+        return [training_progress(f"{finished.label}, {what}")] if extract.progress else []
+
+    sides = sides_of(finished, extract)
+    return replace(ranked, shuffled=null_rankings(sides, layers, trained_as(run), options, n_draws, seed, bar))
+
+
+def pairs_of(
+    finished: Sequence[Finished],
+    ranked: Sequence[Ranked],
+    extract: Extraction,
+    matching: str,
+    assignment: Method,
+    top: int,
+    seed: int,
+) -> dict[tuple[int, int], Pair]:
+    """Compare every run with every later one, matched on the sentences of the earlier one's corpus."""
+
+    @cache
+    def strangers_to(j: int) -> Strangers:
+        test = sides_of(finished[j], extract).test
+        return strangers(probe_weight(finished[j].run), test, ranked[j].layers, seed)
+
+    pairs = {}
+    for i, j in itertools.combinations(range(len(finished)), 2):
+        corpus = finished[i].corpora[0]
+        moments = cross_moments(*(extract.readings(finished[at], corpus) for at in (i, j)))
+        how = _matching_of(matching, finished[i].run, finished[j].run)
+        chance = strangers_to(j) if how == "correlation" else None
+        pairs[i, j] = compare_pair(ranked[i], ranked[j], moments, how, assignment, top, seed, chance)
+        if how == "index" and not pairs[i, j].related:
+            extract.say(
+                f"{ranked[i].label} and {ranked[j].label}: neurons of one index go together no more than any two do, "
+                "so these models hardly share a lineage and neuron i of one is not neuron i of the other; "
+                "`--matching correlation` finds which belong together"
+            )
+    return pairs
+
+
+def by_index(finished: Sequence[Finished], matching: str) -> list[int]:
+    """Return the places of runs whose neurons are compared by their index with those of another run."""
+    pairs = itertools.combinations(range(len(finished)), 2)
+    found = [(i, j) for i, j in pairs if _matching_of(matching, finished[i].run, finished[j].run) == "index"]
+    return sorted({place for pair in found for place in pair})
+
+
+def _matching_of(matching: str, a: Run, b: Run) -> Literal["index", "correlation"]:
+    """Return how two runs are matched: by index, left to itself, where both are of one and the same model."""
+    keys = [run.results["cache"]["test"]["key"] for run in (a, b)]
+    is_same = all(keys[0][name] == keys[1][name] for name in ("model", "random_weights_seed"))
+    return "index" if matching == "index" or (matching == "auto" and is_same) else "correlation"

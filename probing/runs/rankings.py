@@ -1,0 +1,76 @@
+"""The folder `rankings` of a run: each file is replaced at once, and keeps the rows that other commands put there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from probing.errors import UserError
+from probing.runs.run import Row, Run
+from probing.runtime.replaced_files import replacing
+from probing.tables.csv_files import read_csv, write_csv
+
+RANKING_COLUMNS = ("layer", "rank", "neuron", "score")
+RANKING_KEY = ("layer", "neuron")
+
+# Rows, their columns in order, and the columns that tell one row from another.
+Table = tuple[Sequence[Row], Sequence[str], Sequence[str]]
+
+
+def ranking_rows(layer: int, order: Sequence[int], score: Sequence[float]) -> list[dict[str, Any]]:
+    """Return the rows of one layer in ranked order, as in `METHOD.csv`."""
+    return [
+        {"layer": layer, "rank": place, "neuron": neuron, "score": score[neuron]}
+        for place, neuron in enumerate(order, start=1)
+    ]
+
+
+@contextmanager
+def writing(folder: Path, run: Run) -> Iterator[None]:
+    """Make the folder before it is written to.
+
+    Raises:
+        UserError: If it cannot be written.
+    """
+    try:
+        folder.mkdir(exist_ok=True)
+        yield
+    except OSError as error:
+        raise UserError(
+            f"`rank {run.folder}`: {folder} cannot be written ({error.strerror or error}); make room, or copy the run "
+            "to a folder of yours."
+        ) from None
+
+
+def write_tables(folder: Path, tables: Mapping[str, Table]) -> None:
+    """Write tables, none without rows; rows of other layers or rankings that are there already stay."""
+    for name, (rows, columns, key) in tables.items():
+        if rows:
+            with replacing(path := folder / f"{name}.csv") as partial:
+                write_csv(partial, _merged(path, rows, key), columns)
+
+
+def draw_curves(folder: Path, layers: Sequence[int], model: str, run: Run) -> list[Path]:
+    """Draw the curves of these layers, those of earlier commands with them, and return the figures' paths."""
+    from probing.figures.probes import write_curves_figure
+
+    rows, paths = read_csv(folder / "curves.csv"), []
+    majority = {row["layer"]: row["majority_accuracy"] for row in run.accuracy}
+    for layer in layers:
+        of_layer = [row for row in rows if row["layer"] == layer]
+        paths.append(folder / f"curves_{layer:02d}.png")
+        write_curves_figure(paths[-1], of_layer, majority[layer], run.config["task"], model)
+    return paths
+
+
+def _merged(path: Path, rows: Sequence[Row], key: Sequence[str]) -> list[Row]:
+    """Return the rows in the order of layers, with those in the file that no new row takes the place of."""
+
+    def identity(row: Row) -> tuple[str, ...]:
+        return tuple(str(row.get(column, "")) for column in key)
+
+    new = {identity(row) for row in rows}
+    kept = [row for row in read_csv(path) if identity(row) not in new] if path.is_file() else []
+    return sorted([*kept, *rows], key=lambda row: int(row["layer"]))

@@ -1,0 +1,229 @@
+"""Everything a run measured, written into its folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from torch import Tensor
+
+from probing.cache.tensor_files import tensor_file
+from probing.data.constant_answer import constant_cross_entropy_by_sentence
+from probing.data.examples import Examples, Sides
+from probing.evidence.by_position import POSITION_COLUMNS
+from probing.evidence.table import Evidence, neuron_table
+from probing.figures.probes import write_figures
+from probing.probes.online_code import CodeLength
+from probing.probes.training import LayerFit
+from probing.rankings.contributions import class_contributions
+from probing.runtime.versions import versions
+from probing.statistics.intervals import accuracy_interval, difference_interval, mean_interval
+from probing.statistics.random_draws import widened
+from probing.statistics.sample_size import size_columns
+from probing.tables.columns import ACCURACY_COLUMNS, NEURON_COLUMNS, accuracy_flag, without_nan
+from probing.tables.csv_files import write_csv
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a run found out.
+
+    Args:
+        sides: Examples of the train, validation and test parts, and their classes.
+        fits: The probe of each layer.
+        evidence: Of each layer, in the same order.
+        controls: By name and draw, the same probes of each layer on other examples; one alone counts for every layer.
+        replicates: Weights of bootstrapped probes on raw hidden states, shape (n_replicates, n_layers, n_classes,
+            d_model), if there were any.
+        codes: How long the training labels are, encoded with each layer's activations; empty if not measured.
+        penalty: The l2 penalty as `l2`, and how it was chosen, if it was.
+        transform: What the activations were passed through, fitted on the training examples.
+        positions: A row per layer and position, as in `positions.csv`, where classes are numbers.
+    """
+
+    sides: Sides
+    fits: Sequence[LayerFit]
+    evidence: Sequence[Evidence]
+    controls: Mapping[str, Sequence[Sequence[LayerFit]]] = field(default_factory=dict)
+    replicates: Tensor | None = None
+    codes: Sequence[CodeLength] = ()
+    penalty: Mapping[str, Any] = field(default_factory=dict)
+    transform: str = "none"
+    positions: Sequence[dict[str, Any]] = ()
+
+    def accuracy(self) -> list[dict[str, Any]]:
+        """Return a row per layer, as in `accuracy.csv`."""
+        return [self._accuracy_row(i) for i in range(len(self.fits))]
+
+    def neurons(self, flags: Sequence[str]) -> list[dict[str, Any]]:
+        """Return a row per layer and neuron in ranked order, as in `neurons.csv`.
+
+        Args:
+            flags: The flag of each layer in `accuracy.csv`.
+        """
+        pairs = zip(self.fits, self.evidence, flags, strict=True)
+        return [
+            row
+            for fit, evidence, flag in pairs
+            for row in neuron_table(fit.layer, fit.weight, evidence, is_informative=not flag)
+        ]
+
+    def _accuracy_row(self, i: int) -> dict[str, Any]:
+        fit, train, test, n_classes = self.fits[i], self.sides.train, self.sides.test, len(self.sides.classes)
+        majority = int(train.counts(n_classes).argmax())
+        n_tokens = test.clusters(test.tokens_by_sentence())
+        low, high = accuracy_interval(test.clusters(fit.correct_by_sentence), n_tokens)
+        row: dict[str, Any] = {
+            "layer": fit.layer,
+            **fit.metrics,
+            "accuracy_low": low,
+            "accuracy_high": high,
+            "train_cross_entropy": fit.train_cross_entropy,
+            **self._information(fit),
+            "optimality_gap": fit.optimality_gap,
+            "majority_accuracy": float(test.counts(n_classes)[majority] / test.n_tokens),
+            "n_train_tokens": train.n_tokens,
+            "n_test_tokens": test.n_tokens,
+            "n_classes": n_classes,
+        }
+        row["flag"] = accuracy_flag(row)
+        for name, draws in self.controls.items():
+            row |= self._held_against(name, fit, [fits[i] if len(fits) > 1 else fits[0] for fits in draws])
+        if "control_task" in self.controls:
+            row["selectivity"] = row["accuracy"] - row["control_task_accuracy"]
+        if (stability := self.evidence[i].stability) is not None:
+            row["bootstrap_overlap"] = stability.bootstrap_overlap
+        if self.codes:
+            row["online_code_bits"], row["uniform_code_bits"] = self.codes[i].online, self.codes[i].uniform
+            row["compression"] = self.codes[i].compression
+        row |= size_columns(self.transform, train.n_tokens, len(train.sentences()), train.store.plan.d_model)
+        return row | dict(self.evidence[i].penalty_stability)
+
+    def _information(self, fit: LayerFit) -> dict[str, float]:
+        """Return what a constant answer costs on the test tokens, and how much less the probe does, in nats a token."""
+        test, n_classes = self.sides.test, len(self.sides.classes)
+        prior = constant_cross_entropy_by_sentence(self.sides.train, test, n_classes)
+        saved = prior - fit.cross_entropy_by_sentence
+        low, high = mean_interval(test.clusters(saved), test.clusters(test.tokens_by_sentence()))
+        return {
+            "prior_cross_entropy": float(prior.sum() / test.n_tokens),
+            "information": float(saved.sum() / test.n_tokens),
+            "information_low": low,
+            "information_high": high,
+        }
+
+    def _held_against(self, name: str, fit: LayerFit, draws: Sequence[LayerFit]) -> dict[str, float]:
+        """Return a control's accuracy, the mean over its draws, and the interval of how far the probe is above it."""
+        accuracies = [draw.metrics["accuracy"] for draw in draws]
+        accuracy = float(np.mean(accuracies))
+        difference = fit.correct_by_sentence - np.mean([draw.correct_by_sentence for draw in draws], axis=0)
+        test = self.sides.test
+        interval = difference_interval(test.clusters(difference), test.clusters(test.tokens_by_sentence()))
+        low, high = widened(fit.metrics["accuracy"] - accuracy, interval, accuracies)
+        return {f"{name}_accuracy": accuracy, f"above_{name}_low": low, f"above_{name}_high": high}
+
+
+@dataclass(frozen=True)
+class Written:
+    """What `write` put into the run's folder, for the tracker to log."""
+
+    accuracy: list[dict[str, Any]]
+    neurons: list[dict[str, Any]]
+    figures: list[Path]
+    files: list[Path]
+
+
+def write(folder: Path, config: Mapping[str, Any], measured: Measured, model_name: str, draws: bool = True) -> Written:
+    """Write tables, tensors, figures and the configuration; `write_summary` adds the rest.
+
+    Args:
+        folder: The run's folder.
+        config: The resolved configuration as plain values.
+        measured: What the run found out.
+        model_name: The model's short name, for titles.
+        draws: Whether figures are wanted.
+    """
+    accuracy = measured.accuracy()
+    neurons = measured.neurons([row["flag"] for row in accuracy])
+    write_csv(folder / "accuracy.csv", accuracy, ACCURACY_COLUMNS)
+    write_csv(folder / "neurons.csv", neurons, NEURON_COLUMNS)
+    if measured.positions:
+        write_csv(folder / "positions.csv", measured.positions, POSITION_COLUMNS)
+    (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False))
+    _write_tensors(folder, measured, config["task"], config["model"])
+    figures = []
+    if draws:
+        figures = write_figures(folder / "figures", accuracy, neurons, config["task"], model_name, measured.positions)
+    names = ["config.yaml", "accuracy.csv", "neurons.csv", "probe.safetensors", "contributions.safetensors"]
+    names += ["positions.csv"] * bool(measured.positions)
+    names += ["replicates.safetensors"] * (measured.replicates is not None)
+    return Written(accuracy, neurons, figures, [folder / name for name in names])
+
+
+def write_summary(
+    folder: Path,
+    measured: Measured,
+    written: Written,
+    cached: Mapping[str, Mapping[str, Any]],
+    timings: Mapping[str, float],
+) -> Path:
+    """Write `results.json`, everything measured in one file for programs, and return its path.
+
+    Args:
+        folder: The run's folder.
+        measured: What the run found out.
+        written: What `write` returned.
+        cached: What the activations of the training and of the test side were made from.
+        timings: In seconds.
+    """
+    sides = measured.sides
+    named = {"train": sides.train, "validation": sides.validation, "test": sides.test}
+    results = {
+        "versions": versions(),
+        "cache": dict(cached),
+        "classes": sides.classes.tolist(),
+        "penalty": dict(measured.penalty),
+        "n_dropped_tokens": {side: examples.n_dropped for side, examples in named.items()},
+        "n_sentences": {side: len(examples.sentences()) for side, examples in named.items()},
+        "intervals_over": intervals_over(sides.test),
+        "timings": dict(timings),
+        "layers": [
+            {**without_nan(row), "converged": fit.converged, "n_passes": fit.n_passes, "objective": fit.objective}
+            for row, fit in zip(written.accuracy, measured.fits, strict=True)
+        ],
+    }
+    path = folder / "results.json"
+    path.write_text(json.dumps(results, indent=2))
+    return path
+
+
+def intervals_over(test: Examples) -> dict[str, Any]:
+    """Return what the intervals of a run are over, and how many of these have test tokens."""
+    n = int((test.clusters(test.tokens_by_sentence()) > 0).sum())
+    return {"unit": "sentence" if test.documents is None else "document", "n": n}
+
+
+def _write_tensors(folder: Path, measured: Measured, task: str, model: str) -> None:
+    from safetensors.torch import save_file
+
+    metadata = {
+        "layers": json.dumps([fit.layer for fit in measured.fits]),
+        "classes": json.dumps(measured.sides.classes.tolist()),
+        "task": task,
+        "model": model,
+    }
+    weight = torch.stack([fit.weight for fit in measured.fits])
+    pairs = zip(measured.fits, measured.evidence, strict=True)
+    contribution = torch.stack([class_contributions(fit.weight, e.magnitudes).float() for fit, e in pairs])
+    tensors = {"probe": {"weight": weight}, "contributions": {"contribution": contribution}}
+    if measured.replicates is not None:
+        tensors["replicates"] = {"weight": measured.replicates}
+    for name, content in tensors.items():
+        with tensor_file(folder / f"{name}.safetensors") as path:
+            save_file(content, path, metadata)

@@ -1,0 +1,109 @@
+"""A run on disk: a folder that is either whole or visibly partial."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from probing.errors import UserError
+from probing.runs.folder import PARTIAL
+from probing.tables.columns import Row
+from probing.tables.csv_files import read_csv
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Args:
+        folder: Where it is.
+        config: The resolved configuration, without the name.
+        results: Everything measured, as in `results.json`.
+        accuracy: A dict per layer, as in `accuracy.csv`.
+        neurons: A dict per layer and neuron in ranked order, as in `neurons.csv`.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    results: dict[str, Any]
+    accuracy: list[dict[str, Any]]
+    neurons: list[dict[str, Any]]
+
+    @property
+    def positions(self) -> list[dict[str, Any]]:
+        """A dict per layer and position, as in `positions.csv`; none where the task is no position."""
+        path = self.folder / "positions.csv"
+        return read_csv(path) if path.exists() else []
+
+    def top(self, layer: int, n: int = 10) -> list[dict[str, Any]]:
+        """Return the first `n` neurons of a layer's ranking.
+
+        Raises:
+            ValueError: If the run does not have that layer.
+        """
+        layers = [row["layer"] for row in self.accuracy]
+        if layer not in layers:
+            raise ValueError(f"layer {layer} is not in {self.folder}, which has {', '.join(map(str, layers))}")
+        return [row for row in self.neurons if row["layer"] == layer][:n]
+
+    @property
+    def transform(self) -> str:
+        """What was done to hidden states before probes read them; nothing in runs of the first versions."""
+        transform: str = self.config.get("transform", "none")
+        return transform
+
+    def __repr__(self) -> str:
+        from probing.runtime.terminal import render
+        from probing.tables.probes import accuracy_table, neurons_table
+
+        last = self.accuracy[-1]["layer"]
+        return render(accuracy_table(self.accuracy), neurons_table(self.top(last))) + f"{self.folder}"
+
+    def _repr_html_(self) -> str:
+        last = self.accuracy[-1]["layer"]
+        return _html_table(self.accuracy) + _html_table(self.top(last)) + f"<p>{html.escape(str(self.folder))}</p>"
+
+
+def load_run(folder: str | Path) -> Run:
+    """Read a finished run.
+
+    Raises:
+        UserError: If there is no finished run in the folder.
+    """
+    folder = Path(folder)
+    if not (folder / "results.json").is_file() or folder.name.endswith(PARTIAL):
+        partial = folder.with_name(folder.name + PARTIAL)
+        hint = f"; {partial} is one that did not finish" if partial.is_dir() else ""
+        raise UserError(f"`{folder}` is no finished run: expected a folder that `fit` wrote{hint}.")
+    if kind := json.loads((folder / "results.json").read_text()).get("kind"):
+        raise UserError(f"`{folder}` holds a {kind}; give the folder of a run that `fit` wrote.")
+    return read_run(folder)
+
+
+def read_run(folder: Path) -> Run:
+    """Read a run whose tables are all written, whatever its folder is called."""
+    import yaml
+
+    return Run(
+        folder,
+        yaml.safe_load((folder / "config.yaml").read_text()),
+        json.loads((folder / "results.json").read_text()),
+        read_csv(folder / "accuracy.csv"),
+        read_csv(folder / "neurons.csv"),
+    )
+
+
+def _html_table(rows: Sequence[Row]) -> str:
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in rows[0])
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(_short(value))}</td>" for value in row.values()) + "</tr>" for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

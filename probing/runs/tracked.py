@@ -1,0 +1,51 @@
+"""A run that is tracked while it is made, and what is left of it where it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from probing.cli.options import WandbOptions
+from probing.errors import UserError
+from probing.runs.folder import RunFolder
+from probing.runtime.interrupts import interrupt_behind
+from probing.tracking import Tracker
+
+
+@contextmanager
+def tracking(
+    folder: RunFolder | None, options: WandbOptions, config: Mapping[str, Any], light: bool = False
+) -> Iterator[Tracker | None]:
+    """Track the run on the first rank; a request refused meanwhile leaves no folder, a failed run a partial one.
+
+    Args:
+        folder: Of the run; None on other ranks.
+        options: Where and how to track it.
+        config: The run's resolved configuration.
+        light: Whether it is one of many.
+    """
+    if folder is None:
+        yield None
+        return
+    from probing.runtime.terminal import say
+
+    tracker = None
+    try:
+        # Takes seconds, and may be interrupted.
+        tracker = Tracker(options, folder.path, folder.final.name, config, say, light)
+        yield tracker
+    except BaseException as error:
+        if tracker:
+            tracker.finish(exit_code=1)
+        if interrupt := interrupt_behind(error):
+            raise type(interrupt)(f"the unfinished run is {folder.path}") from None
+        if isinstance(error, UserError | OSError):
+            folder.discard()
+        if isinstance(error, OSError):
+            raise UserError(
+                f"`--runs {folder.final.parent}`: the results could not be written ({error.strerror or error}); "
+                "make room, or name another folder, and run the same command again: the activations are cached."
+            ) from error
+        raise
+    tracker.finish()

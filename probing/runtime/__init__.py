@@ -1,0 +1,1 @@
+"""The process: its ranks, interrupts, terminal, trainer and clock."""

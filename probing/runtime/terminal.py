@@ -1,0 +1,150 @@
+"""What a person sees while and after a command runs."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from probing.runtime.distributed import is_main_process
+
+# Width of tables where the output is no terminal.
+PLAIN_WIDTH = 110
+
+
+def say(message: str) -> None:
+    """Print a one-line message beside the results, on standard error; of several ranks the first speaks."""
+    if is_main_process():
+        print(message, file=sys.stderr, flush=True)
+
+
+def silence(message: str) -> None:
+    """Print nothing."""
+
+
+def render(*tables: Any) -> str:
+    """Return tables as plain text."""
+    from rich.console import Console
+
+    console = Console(width=PLAIN_WIDTH, color_system=None)
+    with console.capture() as capture:
+        for table in tables:
+            console.print(table)
+    return capture.get()
+
+
+def show(*tables: Any) -> None:
+    """Print tables, in colour and to the window's width where there is a terminal."""
+    from rich.console import Console
+
+    console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH, color_system=None)
+    for table in tables:
+        console.print(table)
+
+
+def plain_table(title: str) -> Any:
+    """Return an empty rich table in the looks of all tables here."""
+    from rich import box
+    from rich.table import Table
+
+    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+
+
+def show_progress(quiet: bool) -> bool:
+    """Whether progress bars help anyone: standard error is a terminal and nobody asked for quiet."""
+    return not quiet and sys.stderr.isatty()
+
+
+def extraction_progress() -> Any:
+    """Return a Lightning callback that shows how many shards are extracted."""
+    import pytorch_lightning as pl
+
+    class ExtractionProgress(pl.Callback):
+        def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            self.progress = _bar()
+            self.progress.start()
+            total = sum(int(n) for n in trainer.num_predict_batches)
+            self.task = self.progress.add_task("hidden states", total=total)
+
+        def on_predict_batch_end(self, *args: Any, **kwargs: Any) -> None:
+            self.progress.advance(self.task)
+
+        def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+            if hasattr(self, "progress"):
+                self.progress.stop()
+
+    return ExtractionProgress()
+
+
+def training_progress(what: str = "probes") -> Any:
+    """Return a Lightning callback that shows the pass and how many probes are solved."""
+    import pytorch_lightning as pl
+
+    class TrainingProgress(pl.Callback):
+        def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            self.progress = _bar()
+            self.progress.start()
+            self.task = self.progress.add_task(what, total=len(pl_module.problems))  # type: ignore[arg-type]
+
+        def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            solved = len(getattr(pl_module, "solutions", ()))
+            self.progress.update(self.task, completed=solved, description=f"{what}, pass {trainer.current_epoch + 1}")
+
+        def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+            if hasattr(self, "progress"):
+                self.progress.stop()
+
+    return TrainingProgress()
+
+
+def _bar() -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description:32}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True)
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Hold up the search for garbage while libraries are imported, which make none: it took a quarter of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Keep Lightning's and transformers' chatter off the screen; their errors still raise."""
+    with _nothing_collected():
+        import pytorch_lightning  # noqa: F401  its import sets the levels that are changed here
+        from transformers.utils import logging as transformers_logging
+
+    names = (
+        "pytorch_lightning",
+        "pytorch_lightning.utilities.rank_zero",
+        "lightning_fabric",
+        "lightning_fabric.utilities.distributed",
+    )
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            for module in ("pytorch_lightning", "lightning_fabric", "torch", "torchmetrics"):
+                warnings.filterwarnings("ignore", module=rf"{module}(\..*)?$")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,135 @@
+"""Lightning's Trainer: which of its arguments are taken, and what they are where nobody says."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+
+from probing.errors import UserError, as_clause, did_you_mean, out_of_range, refuse
+from probing.runtime.distributed import end_together, launched
+
+# Arguments of Lightning's Trainer that mean something here: for both solvers, for mini-batches alone, and for
+# measuring how far these stayed from the optimum.
+HONOURED = {
+    "accelerator", "strategy", "devices", "num_nodes", "max_epochs", "max_time", "deterministic", "benchmark",
+    "enable_progress_bar", "enable_checkpointing", "detect_anomaly",
+}  # fmt: skip
+_HONOURED_BY_ADAM = HONOURED | {
+    "precision", "min_epochs", "gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches",
+    "limit_train_batches", "limit_val_batches", "check_val_every_n_epoch",
+}  # fmt: skip
+_YES_OR_NO = {"deterministic", "benchmark", "enable_progress_bar", "enable_checkpointing", "detect_anomaly"}
+# Whole numbers and the least of each; -1 epochs are as many as it takes.
+_AT_LEAST = {
+    "max_epochs": -1, "min_epochs": 0, "limit_train_batches": 1, "limit_val_batches": 0, "accumulate_grad_batches": 1,
+    "check_val_every_n_epoch": 1,
+}  # fmt: skip
+# Ways in which processes work together that bring what they learnt back to the command.
+STRATEGIES = ("auto", "ddp")
+
+
+def check_trainer_options(options: Mapping[str, Any], solver: str) -> None:
+    """Check the Trainer's arguments before any work.
+
+    Args:
+        options: By name.
+        solver: `lbfgs` or `adam`, which honours more of them.
+
+    Raises:
+        UserError: If one is unknown, cannot be honoured by the solver, or has a value that Lightning refuses.
+    """
+    known = set(inspect.signature(pl.Trainer).parameters)
+    honoured = _HONOURED_BY_ADAM if solver == "adam" else HONOURED
+    problems = [
+        f"`--trainer.{name}` is no argument of Lightning's Trainer{did_you_mean(str(name), honoured, '--trainer.')}"
+        if name not in known
+        else f"`--trainer.{name}` cannot be honoured by the solver {solver}"
+        for name in options
+        if name not in honoured
+    ]
+    if problems:
+        problems.append(f"what can be set is {', '.join(sorted(honoured))}")
+    # What Lightning would refuse or stumble over only once it trains.
+    for name, least in _AT_LEAST.items():
+        if (value := options.get(name)) is None:
+            continue
+        if isinstance(value, int) or (name.startswith("limit") and isinstance(value, float) and value.is_integer()):
+            problems += out_of_range(f"trainer.{name}", value, least)
+        else:
+            problems.append(f"`--trainer.{name} {value}`: expected a whole number")
+    if isinstance(clip := options.get("gradient_clip_val"), int | float):
+        problems += out_of_range("trainer.gradient_clip_val", clip, 0)
+    for name in _YES_OR_NO & set(options):
+        if not (isinstance(options[name], bool) or (name == "deterministic" and options[name] == "warn")):
+            problems.append(f"`--trainer.{name} {options[name]}`: expected true or false")
+    if options.get("max_epochs") == 0:
+        problems.append(
+            "`--trainer.max_epochs 0` leaves no pass over the tokens: expected at least 1, or -1 for no limit"
+        )
+    if not isinstance(max_time := options.get("max_time", {}), str | Mapping | timedelta):
+        problems.append(f"`--trainer.max_time {max_time}`: expected DD:HH:MM:SS")
+    refuse(problems)
+    refuse(_rank_problems(options))
+    # One by one, so that the message names what is refused; then all, which may be at odds with one another.
+    for tried in [*({name: value} for name, value in options.items()), options]:
+        try:
+            build_trainer(tried, logger=False, callbacks=(), folder=None)
+        except Exception as error:  # Lightning raises many kinds
+            typed = " ".join(f"--trainer.{name} {value}" for name, value in tried.items())
+            raise UserError(f"`{typed}`: Lightning refuses it ({as_clause(error)}).") from None
+    if "max_time" in options and (pl.callbacks.Timer(options["max_time"]).time_remaining() or 0) <= 0:
+        raise UserError(f"`--trainer.max_time {options['max_time']}` leaves no time to train: expected DD:HH:MM:SS.")
+
+
+def _rank_problems(options: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with how many processes are asked for, and with how they would work together."""
+    problems = []
+    strategy = options.get("strategy", "auto")
+    if isinstance(strategy, str) and strategy not in STRATEGIES:  # whoever gives an object knows what it does
+        problems.append(f"`--trainer.strategy {strategy}`: expected {' or '.join(STRATEGIES)}")
+    joined = launched()
+    for name in ("devices", "num_nodes"):
+        if joined and (value := options.get(name)) not in (None, "auto", -1, "-1", joined[name], str(joined[name])):
+            problems.append(
+                f"`--trainer.{name} {value}`: torchrun or srun started {joined['devices']} processes a host on "
+                f"{joined['num_nodes']} hosts; leave the option out"
+            )
+    if options.get("accelerator", "auto") == "cpu" or not torch.cuda.is_available():
+        n, cores = options.get("devices", 1), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+        n, cores = int(n) if str(n).isdecimal() else 1, cores or os.cpu_count() or 1
+        if n > max(cores, 2):
+            problems.append(
+                f"`--trainer.devices {n}`: on this machine {cores} cores can be used, and more processes than cores "
+                "only wait for one another; give fewer"
+            )
+    return problems
+
+
+def build_trainer(
+    options: Mapping[str, Any], logger: Any, callbacks: Sequence[pl.Callback], folder: str | None
+) -> pl.Trainer:
+    """Return a Trainer with this project's defaults under the user's options."""
+    defaults = {
+        "accelerator": "gpu" if torch.cuda.is_available() else "cpu",
+        "devices": 1,
+        "enable_progress_bar": False,
+        "enable_checkpointing": False,
+    }
+    trainer = pl.Trainer(
+        **{**defaults, **launched(), **options},
+        logger=logger or False,
+        callbacks=list(callbacks),
+        default_root_dir=folder,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        log_every_n_steps=1,
+        use_distributed_sampler=False,  # shards are divided by `ShardBatches`, without repetition
+    )
+    end_together(trainer)
+    return trainer

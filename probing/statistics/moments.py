@@ -1,0 +1,174 @@
+"""Moments of a layer's neurons, streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from probing.statistics.running_mean import ROWS, RunningMean
+
+PenaltySpace = Literal["sd", "rms", "raw"]
+
+# A neuron whose sd is below this fraction of the median is dead: divided by its sd it would stand in for the intercept.
+DEAD = 1e-3
+# Dead is also one whose sd is below this fraction of its size: ten times what rounding to float32 leaves of a constant.
+ROUNDING = 1e-6
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Moments of the neurons of one layer over its training tokens.
+
+    Args:
+        n_tokens: Tokens seen.
+        mean: Shape (d_model,), float64.
+        sd: Population standard deviation, shape (d_model,), float64.
+        covariance: Divided by `n_tokens`, shape (d_model, d_model), float64; of products that were taken in float32.
+    """
+
+    n_tokens: int
+    mean: Tensor
+    sd: Tensor
+    covariance: Tensor
+
+    @property
+    def second_moment(self) -> Tensor:
+        """Uncentred second moment, the mean over tokens of h h', shape (d_model, d_model)."""
+        return self.covariance + torch.outer(self.mean, self.mean)
+
+    @property
+    def rms(self) -> Tensor:
+        """Root mean square of each neuron, shape (d_model,)."""
+        return torch.hypot(self.sd, self.mean)
+
+    @property
+    def dead(self) -> Tensor:
+        """Which neurons hardly vary, shape (d_model,), bool."""
+        return _hardly_vary(self.sd, self.rms)
+
+    def inverse_scale(self, space: PenaltySpace) -> Tensor:
+        """Return what takes neurons to the space where weights are penalised: 1 / scale, and 0 for dead neurons.
+
+        Args:
+            space: `sd` divides by the standard deviation, `rms` by the root mean square, `raw` by nothing.
+        """
+        scale = {"sd": self.sd, "rms": self.rms, "raw": torch.ones_like(self.sd)}[space]
+        return torch.where(self.dead, 0.0, 1 / scale)
+
+
+class MomentsAccumulator:
+    """Takes batches of hidden states and returns their moments; products are taken in float32, all else in float64.
+
+    Args:
+        d_model: Number of neurons.
+    """
+
+    def __init__(self, d_model: int) -> None:
+        self.mean = RunningMean(d_model)
+        self.squares = torch.zeros(d_model, dtype=torch.float64)
+        self.products = torch.zeros(d_model, d_model, dtype=torch.float64)
+
+    def update(self, hidden_states: Tensor) -> None:
+        """Add tokens, shape (n, d_model); none is fine."""
+        for states in hidden_states.split(ROWS):
+            deviations = self.mean.update(states)
+            self.squares += deviations.square().sum(0, dtype=torch.float64)
+            self.products += deviations.T @ deviations
+
+    def gather(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
+        """Take together what several processes have added.
+
+        Args:
+            sum_over_ranks: Returns the sum of a tensor over all of them.
+        """
+        apart = self.mean.gather(sum_over_ranks)
+        self.squares = sum_over_ranks(self.squares + apart.square().sum(0))
+        self.products = sum_over_ranks(self.products + apart.T @ apart)
+
+    def result(self) -> Moments:
+        """Return the moments of what was added.
+
+        Raises:
+            ValueError: If nothing was.
+        """
+        n = self.mean.n
+        if not n:
+            raise ValueError("no tokens to take moments of")
+        return Moments(n, self.mean.mean, (self.squares / n).sqrt(), self.products / n)
+
+
+@dataclass(frozen=True)
+class Covariance:
+    """Mean and covariance of the neurons of one layer, in float64 throughout.
+
+    Args:
+        n_tokens: Tokens seen.
+        mean: Shape (d_model,).
+        covariance: Divided by `n_tokens`, shape (d_model, d_model).
+    """
+
+    n_tokens: int
+    mean: Tensor
+    covariance: Tensor
+
+    @property
+    def sd(self) -> Tensor:
+        """Standard deviation of each neuron, shape (d_model,)."""
+        return self.covariance.diagonal().clamp(min=0).sqrt()
+
+    @property
+    def dead(self) -> Tensor:
+        """Which neurons hardly vary, shape (d_model,), bool."""
+        return _hardly_vary(self.sd, self.mean.abs())
+
+    @property
+    def varies(self) -> bool:
+        """Whether any neuron does."""
+        return not bool(self.dead.all())
+
+
+class CovarianceAccumulator:
+    """Takes batches of hidden states and returns their mean and covariance; everything is summed in float64.
+
+    Args:
+        d_model: Number of neurons.
+    """
+
+    def __init__(self, d_model: int) -> None:
+        self.mean = RunningMean(d_model)
+        self.products = torch.zeros(d_model, d_model, dtype=torch.float64)
+
+    def update(self, hidden_states: Tensor) -> None:
+        """Add tokens, shape (n, d_model); none is fine."""
+        for states in hidden_states.split(ROWS):
+            deviations = self.mean.update(states.double())
+            self.products.addmm_(deviations.T, deviations)
+
+    def gather(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
+        """Take together what several processes have added.
+
+        Args:
+            sum_over_ranks: Returns the sum of a tensor over all of them.
+        """
+        apart = self.mean.gather(sum_over_ranks)
+        self.products = sum_over_ranks(self.products.addmm(apart.T, apart))
+
+    def result(self) -> Covariance:
+        """Return the moments of what was added.
+
+        Raises:
+            ValueError: If nothing was.
+        """
+        n = self.mean.n
+        if not n:
+            raise ValueError("no tokens to take moments of")
+        return Covariance(n, self.mean.mean, self.products / n)
+
+
+def _hardly_vary(sd: Tensor, size: Tensor) -> Tensor:
+    """Return which neurons vary no more than rounding does, or next to nothing beside the others; shape (d_model,)."""
+    return sd <= torch.maximum(DEAD * sd.median(), ROUNDING * size)

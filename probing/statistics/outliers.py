@@ -1,0 +1,216 @@
+"""Dimensions that are far from the others, by five definitions, since these disagree.
+
+Indices belong to a checkpoint: the same architecture trained again from another seed has others, so they are always
+detected and never looked up, and finding none is a result. A neuron may be an outlier of the mean and not of the
+variance, or the other way round: the first matters for cosines, the second for principal components.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from probing.statistics.running_mean import ROWS, RunningMean
+
+Definition = Literal["argmin_share", "argmax_share", "mean_profile", "layer_norm", "variance"]
+DEFINITIONS: tuple[Definition, ...] = ("argmin_share", "argmax_share", "mean_profile", "layer_norm", "variance")
+
+# Luo, Kulmizev & Mao look by eye, at shares of .88 and more; below one half most tokens have another extreme neuron.
+SHARE = 0.5
+# In standard deviations; Luo, Kulmizev & Mao look at the profile by eye.
+MEAN_DEVIATIONS = 5.0
+# In mean variances (Rudman, Chen & Eickhoff 2023).
+VARIANCES = 5.0
+# Puccetti et al. (2022): deviations of a parameter, layers that it has to deviate in more than, and how many are taken.
+NORM_DEVIATIONS, NORM_LAYERS, NORM_FIRST = 3.0, 3, 6
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Outlier:
+    """A neuron that a definition names.
+
+    Args:
+        definition: Which one.
+        neuron: Its index, from 0.
+        value: The share, the standard deviations (with their sign), the mean variances, or the number of layers.
+    """
+
+    definition: Definition
+    neuron: int
+    value: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What the definitions look at, over some tokens of a layer; each of shape (d_model,), float64.
+
+    Args:
+        n_tokens: Number of tokens.
+        mean: Mean of each neuron.
+        variance: Its variance, divided by `n_tokens`.
+        argmin_share: Share of the tokens of which it is the smallest neuron.
+        argmax_share: Share of the tokens of which it is the largest.
+    """
+
+    n_tokens: int
+    mean: Array
+    variance: Array
+    argmin_share: Array
+    argmax_share: Array
+
+
+class ProfileAccumulator:
+    """Takes batches of tokens and returns their profile; sums are in float64.
+
+    Args:
+        d_model: Number of neurons.
+    """
+
+    def __init__(self, d_model: int) -> None:
+        self.mean = RunningMean(d_model)
+        self.squares, self.smallest, self.largest = np.zeros(d_model), np.zeros(d_model), np.zeros(d_model)
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens seen."""
+        return self.mean.n
+
+    def update(self, hidden_states: Tensor) -> None:
+        """Add tokens, shape (n, d_model), float32 or wider; none is fine. Of equal neurons the first is the extreme."""
+        for states in hidden_states.split(ROWS):
+            deviations = self.mean.update(states.double()).numpy()
+            self.squares += np.einsum("nd,nd->d", deviations, deviations)
+        states, d_model = hidden_states.numpy(), hidden_states.shape[1]
+        self.smallest += np.bincount(states.argmin(1), minlength=d_model)
+        self.largest += np.bincount(states.argmax(1), minlength=d_model)
+
+    def result(self) -> Profile:
+        """Return the profile of what was added.
+
+        Raises:
+            ValueError: If nothing was.
+        """
+        if not self.n_tokens:
+            raise ValueError("no tokens to take a profile of")
+        n = self.n_tokens
+        return Profile(n, self.mean.mean.numpy(), self.squares / n, self.smallest / n, self.largest / n)
+
+
+def pooled(profiles: Sequence[Profile]) -> Profile:
+    """Return the profile of several sets of tokens, or of several layers, taken together."""
+    n = sum(profile.n_tokens for profile in profiles)
+    weights = [profile.n_tokens / n for profile in profiles]
+
+    def mean_of(arrays: Sequence[Array]) -> Array:
+        return np.sum([weight * array for weight, array in zip(weights, arrays, strict=True)], axis=0)
+
+    mean = mean_of([profile.mean for profile in profiles])
+    within = mean_of([profile.variance + (profile.mean - mean) ** 2 for profile in profiles])
+    shares = ([getattr(profile, name) for profile in profiles] for name in ("argmin_share", "argmax_share"))
+    return Profile(n, mean, within, *map(mean_of, shares))
+
+
+def by_share(
+    definition: Literal["argmin_share", "argmax_share"], profile: Profile, least: float = SHARE
+) -> list[Outlier]:
+    """Return neurons that are the smallest, or the largest, of most tokens (Luo, Kulmizev & Mao 2021, section 3).
+
+    The share is 1 / n sum over tokens of 1[argmin_j h_j = k]. Special tokens and full stops have extreme neurons of
+    their own, so that the share of all tokens may be below that of the others. The authors pool all layers but the
+    embeddings, which `pooled` does.
+
+    Args:
+        definition: Which of the two.
+        profile: Of some tokens.
+        least: Share from which on a neuron is named.
+    """
+    return _named(definition, getattr(profile, definition), getattr(profile, definition) >= least)
+
+
+def by_mean_profile(mean: Array, deviations: float = MEAN_DEVIATIONS) -> list[Outlier]:
+    """Return neurons whose mean is far from the mean neuron's: |m_k - mean(m)| > 5 sd(m), over the neurons of a layer.
+
+    The value is the number of sd, with its sign. (Luo, Kulmizev & Mao 2021, figures 1 and 2, look at the profile by
+    eye.) The sd counts the outlier itself, so that one of d neurons is never beyond sqrt(d - 1): a model of fewer than
+    27 neurons can have none.
+
+    Args:
+        mean: Shape (d_model,).
+        deviations: Beyond how many sd a neuron is named.
+    """
+    z = _deviations(mean)
+    return _named("mean_profile", z, np.abs(z) > deviations)
+
+
+def by_variance(variance: Array, times: float = VARIANCES) -> list[Outlier]:
+    """Return neurons that vary at least 5 times as much as the mean neuron (Rudman, Chen & Eickhoff 2023).
+
+    Args:
+        variance: Shape (d_model,).
+        times: From how many mean variances on a neuron is named.
+    """
+    ratio = variance / variance.mean() if variance.any() else np.zeros_like(variance)
+    return _named("variance", ratio, ratio >= times)
+
+
+def by_layer_norm(gains: Sequence[Tensor], biases: Sequence[Tensor]) -> list[Outlier]:
+    """Return neurons whose parameters deviate in the output LayerNorm of more than 3 layers (Puccetti et al. 2022).
+
+    The authors' code: neurons are flagged where |p_k - mean(p)| > 3 sd(p), over the neurons, in the gain of each layer
+    and, apart from it, in the bias; those flagged in more than 3 layers are ordered by how many; the list of gains and
+    that of biases are interleaved and the first 6 entries taken, each neuron once. The LayerNorms behind attention and
+    embeddings do not count. The value is the number of layers, the larger of the two. A model of three blocks can have
+    none.
+
+    Args:
+        gains: Of each layer, shape (d_model,).
+        biases: Of each layer that has one.
+    """
+    lists = [_flagged_often(vectors) for vectors in (gains, biases)]
+    interleaved = [
+        (neuron, n_layers)
+        for place in range(max(map(len, lists)))
+        for found in lists
+        for neuron, n_layers in found[place : place + 1]
+    ][:NORM_FIRST]
+    most = {neuron: max(n for other, n in lists[0] + lists[1] if other == neuron) for neuron, _ in interleaved}
+    return [Outlier("layer_norm", neuron, float(n_layers)) for neuron, n_layers in most.items()]
+
+
+def _flagged_often(vectors: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """Return neurons that deviate in more than 3 of the vectors and in how many, most first, lower index first."""
+    if not vectors:
+        return []
+    wide = [vector.detach().double().numpy() for vector in vectors]
+    n_layers = np.sum([np.abs(_deviations(vector)) > NORM_DEVIATIONS for vector in wide], axis=0)
+    order = np.argsort(-n_layers, kind="stable")
+    return [(int(k), int(n_layers[k])) for k in order if n_layers[k] > NORM_LAYERS]
+
+
+def _deviations(values: Array) -> Array:
+    """Return values less their mean in standard deviations; 0 where they do not vary."""
+    sd = values.std()
+    return (values - values.mean()) / sd if sd > 0 else np.zeros_like(values)
+
+
+def _named(definition: Definition, values: Array, named: NDArray[np.bool_]) -> list[Outlier]:
+    """Return the named neurons, those with the largest magnitude first, lower index first."""
+    order = np.argsort(-np.abs(values), kind="stable")
+    return [Outlier(definition, int(k), float(values[k])) for k in order if named[k]]
+
+
+def outliers_of(profile: Profile) -> list[Outlier]:
+    """Return what the definitions that look at hidden states name in a profile."""
+    return [
+        *by_share("argmin_share", profile),
+        *by_share("argmax_share", profile),
+        *by_mean_profile(profile.mean),
+        *by_variance(profile.variance),
+    ]

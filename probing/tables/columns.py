@@ -1,0 +1,106 @@
+"""Columns of a run's tables, and words that stand in them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from probing.data.control_names import CONTROLS, TRANSFORM_CONTROLS
+from probing.statistics.sample_size import SIZE_COLUMNS
+
+Row = Mapping[str, Any]
+
+# Columns of the tables in their order; what was not measured is absent.
+ACCURACY_COLUMNS = (
+    "layer", "accuracy", "accuracy_low", "accuracy_high", "macro_accuracy", "within_one", "mean_absolute_error",
+    "cross_entropy", "prior_cross_entropy", "train_cross_entropy", "information", "information_low", "information_high",
+    "optimality_gap", "majority_accuracy", "n_train_tokens", "n_test_tokens", "n_classes",
+    *(
+        column
+        for control in (*CONTROLS, *TRANSFORM_CONTROLS)
+        for column in (f"{control}_accuracy", f"above_{control}_low", f"above_{control}_high")
+    ),
+    "selectivity", "bootstrap_overlap", "more_penalty_overlap", "more_penalty_spearman", "less_penalty_overlap",
+    "less_penalty_spearman", "online_code_bits", "uniform_code_bits", "compression",
+    "validation_cross_entropy", *SIZE_COLUMNS, "flag",
+)  # fmt: skip
+NEURON_COLUMNS = (
+    "layer", "rank", "neuron", "contribution", "ratio", "share", "rank_low", "rank_high", "contribution_centred",
+    "contribution_companion", "eta_squared", "eta_squared_z", "eta_squared_p", "eta_squared_q", "unique",
+    "cross_entropy_without", "cross_entropy_without_low", "cross_entropy_without_high", "removed", "mean", "sd", "flag",
+)  # fmt: skip
+
+# A layer whose probe does not beat a constant answer in nats, beyond the interval: its ranking is not to be read.
+UNINFORMATIVE = "uninformative"
+# What the interval of a rise without a neuron says: it cannot tell, or the rise is next to nothing.
+BELOW_RESOLUTION = "below resolution"
+NEGLIGIBLE = "negligible"
+# Nats of test cross-entropy within which an interval is negligible: the perplexity changes by a thousandth.
+NEGLIGIBLE_NATS = 1e-3
+
+
+def accuracy_flag(row: Row) -> str:
+    """Return `uninformative` where a layer's probe does not beat a constant answer, else nothing.
+
+    A probe beats it where the lower end of `information`, the nats it saves over the shares of the classes in
+    training, is above 0, or the value itself where the test sentences are too few for an interval.
+    """
+    low = row.get("information_low")
+    least = row["information"] if low is None or math.isnan(low) else low
+    return "" if least > 0 else UNINFORMATIVE
+
+
+def controls_of(rows: Sequence[Row]) -> dict[str, str]:
+    """Return which controls accuracies come with, the majority class first, and what to call them."""
+    known = {"majority": "majority", **CONTROLS, **TRANSFORM_CONTROLS}
+    return {name: words for name, words in known.items() if f"{name}_accuracy" in rows[0]}
+
+
+def is_end(column: str) -> bool:
+    """Return whether a column holds an end of an interval, which is an empty cell where there is none."""
+    return column.split("_")[-1] in ("low", "high")
+
+
+def without_nan(row: Row) -> dict[str, Any]:
+    """Return a row with None in place of NaN, which JSON does not have."""
+    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
+
+
+def ends(row: Row, of: str = "") -> tuple[float, float] | None:
+    """Return both ends of an interval, or None where the row has none.
+
+    Args:
+        row: A row, from memory or from a file.
+        of: What the interval is of; the columns are `OF_low` and `OF_high`, or `low` and `high`.
+    """
+    low, high = (row.get(f"{of}_{end}".lstrip("_")) for end in ("low", "high"))
+    there = all(isinstance(end, int | float) and math.isfinite(end) for end in (low, high))
+    return (float(low), float(high)) if there else None  # type: ignore[arg-type]
+
+
+def interval(row: Row, of: str = "", between: str = "-", form: str = ".3f", times: float = 1) -> str:
+    """Return an interval as text, empty where the row has none.
+
+    Args:
+        row: A row, from memory or from a file.
+        of: What the interval is of, as in `ends`.
+        between: What stands between the ends.
+        form: Format of each.
+        times: Factor of each.
+    """
+    found = ends(row, of)
+    return between.join(format(times * end, form) for end in found) if found else ""
+
+
+def in_brackets(*parts: str) -> str:
+    """Return the parts that are not empty in brackets after a space; nothing where all are."""
+    said = "; ".join(part for part in parts if part)
+    return f" ({said})" if said else ""
+
+
+# Standard deviations between a neuron's mean and 0 beyond which its centred contribution is unreliable.
+FAR = 3.0
+
+# Of a layer's neurons that are not flagged `no-signal`, the share that is expected to deserve it, at most.
+FALSE_DISCOVERIES = 0.01

@@ -1,0 +1,178 @@
+"""What a person sees of `wic` and `sts` in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from probing.statistics.intervals import few_sentences
+from probing.statistics.sample_size import label, size_lines
+from probing.tables.columns import ends, in_brackets, interval
+from probing.tables.space_names import CLIPPING, TRANSDUCTIVE, WORDS
+
+Row = Mapping[str, Any]
+
+# What helps where a covariance was fitted on too little.
+FEWER_DIRECTIONS = "Of whitening, keep fewer directions with `--components`."
+MORE_TEXT = "Fit it on more text with `--fit_on`, or keep fewer directions of whitening with `--components`."
+
+
+def wic_tables(rows: Sequence[Row], chosen: Sequence[Row]) -> list[Any]:
+    """Return the accuracies by layer, and what each protocol chose, as rich tables."""
+    spaces = list(dict.fromkeys(row["transform"] for row in rows))
+    part = next(row["reported_on"] for row in chosen if row["protocol"] == "held_out")
+    headings = [heading for space in spaces for heading in (_label(space, rows), "area")]
+    layers = _table(f"Accuracy on {part} and area under the curve", "layer", *headings)
+    for layer in dict.fromkeys(row["layer"] for row in rows):
+        here = {row["transform"]: row for row in rows if row["layer"] == layer}
+        cells = [f"{here[space][measure]:.3f}" for space in spaces for measure in ("accuracy", "auc")]
+        layers.add_row(str(layer), *cells)
+    columns = ("layer", "above", "accuracy", "95% range", "gain", "95% range", "won", "lost", "p")
+    held_out = _table(f"Layer and threshold chosen on train, reported on {part}", "space", *columns)
+    published = _table(
+        "As published, too high: chosen on train and reported on it", "space", "best layer", "best of 9 thresholds",
+        "accuracy on train",
+    )  # fmt: skip
+    for row in chosen:
+        name = _label(row["transform"], [row]) if "transform" in row else "always yes"
+        start = [name, str(row.get("layer", ""))]
+        if row["protocol"] == "published":
+            published.add_row(*start, f"{row['threshold']:.1f}", f"{row['accuracy']:.3f}")
+        else:
+            held_out.add_row(
+                *start,
+                f"{row['threshold']:.3f}" if "threshold" in row else "",
+                f"{row['accuracy']:.3f}",
+                interval(row, "accuracy"),
+                *(_gain(row, "+.3f", 1) if "gain" in row else ["", ""]),
+                *((str(row["n_gained"]), str(row["n_lost"]), f"{row['p_value']:.2g}") if "gain" in row else ()),
+            )
+    return [layers, held_out, published]
+
+
+def wic_lines(chosen: Sequence[Row]) -> list[str]:
+    """Return a sentence for each space, and what transforms were fitted on."""
+    lines = []
+    constant = next(row for row in chosen if row["protocol"] == "constant_true")["accuracy"]
+    for row in chosen:
+        if row["protocol"] == "held_out":
+            name = label(WORDS[row["transform"]].capitalize(), [row])
+            line = (
+                f"{name}: accuracy {row['accuracy']:.3f} on {row['reported_on']}"
+                f"{in_brackets(interval(row, 'accuracy', ' to '), f'always yes {constant:.3f}')} in layer "
+                f"{row['layer']}, chosen on train"
+            )
+            lines.append(line + _verdict(row, "+.3f", 1, f"{row['n_pairs']} pairs") + ".")
+    return lines + _why_no_intervals(chosen) + size_lines(chosen, FEWER_DIRECTIONS)
+
+
+def sts_tables(rows: Sequence[Row], chosen: Sequence[Row]) -> list[Any]:
+    """Return the correlations by layer for the first pooling, and what each protocol chose, as rich tables."""
+    rows = [row for row in rows if row["aggregation"] == "all"]
+    pooling = rows[0]["pooling"]
+    sets = list(dict.fromkeys(row["set"] for row in rows))
+    tables = []
+    for space in dict.fromkeys(row["transform"] for row in rows if row["pooling"] == pooling):
+        of_pooling = [row for row in rows if row["pooling"] == pooling]
+        table = _table(f"Spearman x 100: {pooling}, {_label(space, of_pooling)}", "layer", *sets)
+        for layer in dict.fromkeys(row["layer"] for row in rows if row["pooling"] == pooling):
+            here = {r["set"]: r for r in rows if (r["pooling"], r["layer"], r["transform"]) == (pooling, layer, space)}
+            table.add_row(str(layer), *(_times_100(here[name]["spearman"]) for name in sets))
+        static = {r["set"]: r for r in rows if (r["pooling"], r["transform"]) == ("static", space)}
+        if static:
+            table.add_row("static", *(_times_100(static[name]["spearman"]) for name in sets))
+        tables.append(table)
+    return [*tables, *_chosen_sts(chosen, "held_out"), *_chosen_sts(chosen, "published")]
+
+
+def _chosen_sts(chosen: Sequence[Row], protocol: str) -> list[Any]:
+    """Return what one protocol chose as a rich table, none where it chose nothing."""
+    title = {
+        "held_out": "Spearman x 100, the layer chosen on other pairs; in three aggregations",
+        "published": "As published, which can be too high: the layer chosen on the set itself",
+    }[protocol]
+    is_own = any(TRANSDUCTIVE in row.get("fitted_on", "") for row in chosen)
+    title += "; transforms fitted on the set's own sentences (transductive)" if is_own else ""
+    found: dict[tuple[Any, ...], dict[str, Row]] = {}
+    for row in chosen:
+        if row["protocol"] == protocol:
+            found.setdefault((row["set"], row["pooling"], row["transform"]), {})[row["aggregation"]] = row
+    on = ["chosen on"] if protocol == "held_out" else []
+    table = _table(title, "set", "vectors", "layer", *on, "all", "95% range", "mean", "wmean", "gain", "95% range")
+    for (name, pooling, space), by in found.items():
+        row = by["all"]
+        table.add_row(
+            name,
+            f"{pooling}, {_label(space, [row])}",
+            str(row["layer"]),
+            *[str(row.get("chosen_on", "")) for _ in on],
+            _times_100(row["spearman"]),
+            interval(row, times=100, form=".1f"),
+            *(_times_100(by[how]["spearman"]) for how in ("mean", "wmean")),
+            *(_gain(row, "+.1f", 100) if "gain" in row else ()),
+        )
+    return [table] if found else []
+
+
+def sts_lines(chosen: Sequence[Row]) -> list[str]:
+    """Return a sentence for each set and space, of all pairs together; where no layer could be chosen, of the best.
+
+    What transforms were fitted on comes last.
+    """
+    protocols = [row["protocol"] for row in chosen if row["pooling"] != "static"]
+    protocol = "held_out" if "held_out" in protocols else "published"
+    lines = []
+    for row in chosen:
+        if row["aggregation"] == "all" and (row["protocol"] == protocol or row["pooling"] == "static"):
+            where = f" in layer {row['layer']}" if row["layer"] != "" else ""
+            on = f", chosen on {row['chosen_on']}" if "chosen_on" in row else ""
+            if protocol == "published" and where:
+                on += " itself, which can be too high"
+            name = f"{row['set']}, {row['pooling']}, {_label(row['transform'], [row])}"
+            line = (
+                f"{name}: Spearman {_times_100(row['spearman'])}"
+                f"{in_brackets(interval(row, '', ' to ', '.1f', 100))}{where}{on}"
+            )
+            lines.append(line + _verdict(row, "+.1f", 100, f"{row['n_pairs']} pairs") + ".")
+    return lines + _why_no_intervals(chosen) + size_lines(chosen, MORE_TEXT)
+
+
+def _label(space: str, rows: Sequence[Row]) -> str:
+    return label(WORDS[space], [row for row in rows if row.get("transform") == space])
+
+
+def _why_no_intervals(chosen: Sequence[Row]) -> list[str]:
+    few = few_sentences(min(row["n_pairs"] for row in chosen if "n_pairs" in row), "pair")
+    return [few] if few else []
+
+
+def _gain(row: Row, form: str, times: int) -> list[str]:
+    return [format(times * row["gain"], form), interval(row, "gain", " to ", form, times)]
+
+
+def _verdict(row: Row, form: str, times: int, pairs: str) -> str:
+    """Return how the space compares with the plain one, in half a sentence."""
+    if "gain" not in row:
+        return ""
+    (gain, within), found = _gain(row, form, times), ends(row, "gain")
+    p_value = f"McNemar p = {row['p_value']:.2g}" if "p_value" in row else ""
+    comment = "" if found and (found[0] > 0 or found[1] < 0) else f", which {pairs} do not resolve"
+    if row["transform"] in CLIPPING and not row["n_clipped"]:
+        comment = ", no neuron being an outlier there"
+    return f"; {gain} to plain{in_brackets(within, p_value)}{comment}"
+
+
+def _times_100(value: float) -> str:
+    """Return a correlation in points, `-` where it is undefined, such as where all sentences have one vector."""
+    return f"{100 * value:.1f}" if value == value else "-"
+
+
+def _table(title: str, *headings: str) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for heading in headings:
+        is_name = heading in ("space", "set", "vectors", "chosen on")
+        table.add_column(heading, justify="left" if is_name else "right", no_wrap=not is_name)
+    return table

@@ -1,0 +1,1 @@
+"""Affine maps of hidden states."""

@@ -1,0 +1,92 @@
+"""Probes on transformed activations: transforms fitted on training examples, and what is read through them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from probing.data.examples import Examples, Sides, read_share
+from probing.runtime.distributed import sum_over_ranks
+from probing.statistics.moments import Covariance, CovarianceAccumulator
+from probing.statistics.outliers import by_mean_profile
+from probing.transforms.affine import Fitting, Kind, Transform, clip, fit_transform, random_neurons
+from probing.transforms.erasure import Changed
+
+# Whitened vectors are turned back, so that every layer keeps its width and neurons stand beside their own names.
+HOW = Fitting(whitening="zca")
+
+
+def moments_of(train: Examples, layers: Sequence[int]) -> dict[int, Covariance]:
+    """Return mean and covariance of each layer's examples, in one streamed pass, divided among ranks."""
+    accumulators = {layer: CovarianceAccumulator(train.store.plan.d_model) for layer in layers}
+    for batch in read_share(train, layers):
+        for accumulator, states in zip(accumulators.values(), batch.hidden_states, strict=True):
+            accumulator.update(states)
+    for accumulator in accumulators.values():
+        accumulator.gather(sum_over_ranks)
+    return {layer: accumulator.result() for layer, accumulator in accumulators.items()}
+
+
+def fit_each(kind: Kind, moments: Mapping[int, Covariance]) -> dict[int, Transform]:
+    """Fit a transform for each layer; what is clipped are outliers of the mean, in a layer without any nothing."""
+    return {
+        layer: fit_transform(kind, of_layer, [o.neuron for o in by_mean_profile(of_layer.mean.numpy())], HOW)
+        for layer, of_layer in moments.items()
+    }
+
+
+def clip_others(
+    moments: Mapping[int, Covariance], transforms: Mapping[int, Transform], seed: int
+) -> dict[int, Transform]:
+    """Return for each layer a clip of as many neurons drawn among the others, if there are as many.
+
+    Args:
+        moments: Of each layer.
+        transforms: Clips of the outliers.
+        seed: Of the draw; it does not depend on which other layers there are.
+    """
+    found = {}
+    for layer, transform in transforms.items():
+        outliers = transform.clipped
+        n, generator = min(len(outliers), transform.n_out - len(outliers)), np.random.default_rng([seed, layer])
+        found[layer] = clip(moments[layer], random_neurons(transform.n_out, n, outliers, generator))
+    return found
+
+
+def transformed(sides: Sides, transforms: Mapping[int, Transform]) -> Sides:
+    """Return the sides with activations read through each layer's transform."""
+    return sides.each(lambda examples: replace(examples, store=Changed(examples.store, transforms)))
+
+
+def transform_all(
+    kind: Kind, sides: Sides, controls: Mapping[str, Sequence[Sides]], layers: Sequence[int], seed: int
+) -> tuple[Sides, dict[str, list[Sides]], dict[int, Transform]]:
+    """Return sides and controls transformed, and the transforms of the sides.
+
+    Two controls are added: the same sides untransformed, and for `clip` as many other neurons clipped. Controls with
+    activations of their own have transforms of their own, fitted on their training examples; the token's own row has
+    none.
+
+    Args:
+        kind: Which transform.
+        sides: Of the run.
+        controls: By name, one or several draws; those that share the sides' activations are transformed alike.
+        layers: Layer numbers.
+        seed: Of other neurons.
+    """
+    moments = moments_of(sides.train, layers)
+    fitted = fit_each(kind, moments)
+
+    def change(name: str, other: Sides) -> Sides:
+        if name == "token":
+            return other
+        is_same = other.train.store is sides.train.store
+        return transformed(other, fitted if is_same else fit_each(kind, moments_of(other.train, layers)))
+
+    changed = {name: [change(name, draw) for draw in draws] for name, draws in controls.items()}
+    changed["untransformed"] = [sides]
+    if kind == "clip":
+        changed["others_clipped"] = [transformed(sides, clip_others(moments, fitted, seed))]
+    return transformed(sides, fitted), changed, fitted

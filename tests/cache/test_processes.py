@@ -1,0 +1,252 @@
+"""Several processes and one cache: killed, waiting for each other, interrupted, and as ranks of one job."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fault_loop
+from fault_loop import contents, extract_with_small_shards, processes
+from probing.runtime.distributed import is_main_process
+
+LAYERS = [0, 1, 2, 3]
+SHARD_TOKENS = 300
+# Long enough for a busy machine; nothing waits so long unless something is wrong.
+PATIENCE_S = 600
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(
+    checkpoints: dict[str, Path], sentences: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, bytes]:
+    """What an entry of the tiny BERT holds after an extraction that nobody disturbed, in a process of its own."""
+    cache = tmp_path_factory.mktemp("uninterrupted")
+    arguments = (str(checkpoints["bert"]), sentences, LAYERS, cache, SHARD_TOKENS)
+    process = processes().Process(target=extract_with_small_shards, args=arguments)
+    process.start()
+    process.join(PATIENCE_S)
+    assert process.exitcode == 0
+    found = contents(cache)
+    assert len(found) > 4 * 20  # many shards of four layers
+    return found
+
+
+def watched(events: Any, results: Any, disturb: Callable[..., None], *arguments: Any) -> None:
+    """Extract in this process; send what was said, how many shards were extracted, and how it ended."""
+    import signal
+
+    import pytorch_lightning as pl
+
+    # A shell that starts the tests in the background makes its children deaf to Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    said: list[str] = []
+    extracted: list[int] = []
+
+    def say(message: str) -> None:
+        said.append(message)
+        if "waiting for another process" in message:
+            events.set()
+
+    class Watch(pl.Callback):
+        def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            disturb("start", events)
+
+        def on_predict_batch_end(self, *args: Any, **keywords: Any) -> None:
+            extracted.append(1)
+            disturb("shard", events)
+
+    end = "whole"
+    try:
+        extract_with_small_shards(*arguments, say=say, callbacks=[Watch()])
+    except BaseException as error:
+        end = type(error).__name__
+    results.put((said, len(extracted), end))
+
+
+def wait_for_the_other(moment: str, events: Any) -> None:
+    """Hold the lock until another process has found it taken."""
+    if moment == "start":
+        assert events.wait(PATIENCE_S)
+
+
+def let_be(moment: str, events: Any) -> None:
+    """Disturb nothing."""
+
+
+def die(moment: str, events: Any) -> None:
+    """Die while the lock is held, one shard is whole and the next, extracted, may be half-written."""
+    if moment == "shard" and events.is_set():
+        os.kill(os.getpid(), signal.SIGKILL)
+    if moment == "shard":
+        events.set()
+
+
+def interrupt(moment: str, events: Any) -> None:
+    """Press Ctrl+C after a shard."""
+    if moment == "shard":
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_two_processes_ask_at_once_and_one_extracts(
+    checkpoints: dict[str, Path], sentences: list[str], uninterrupted: dict[str, bytes], tmp_path: Path
+) -> None:
+    context = processes()
+    waiting, results = context.Event(), context.Queue()
+    arguments = (str(checkpoints["bert"]), sentences, LAYERS, tmp_path, SHARD_TOKENS)
+    jobs = [context.Process(target=watched, args=(waiting, results, wait_for_the_other, *arguments)) for _ in range(2)]
+    for job in jobs:
+        job.start()
+    (said_a, n_a, end_a), (said_b, n_b, end_b) = sorted((results.get(timeout=PATIENCE_S) for _ in jobs), key=len_said)
+    for job in jobs:
+        job.join(PATIENCE_S)
+    assert (end_a, end_b) == ("whole", "whole")
+    assert n_a > 20  # this one extracted every shard
+    assert n_b == 0  # and this one read them
+    assert said_a == []
+    assert len(said_b) == 1
+    assert str(next(tmp_path.glob("tiny-bert-*/"))) in said_b[0]
+    assert contents(tmp_path) == uninterrupted
+
+
+def len_said(result: tuple[list[str], int, str]) -> int:
+    return len(result[0])
+
+
+def test_a_process_that_dies_with_the_lock_blocks_nobody_and_loses_nothing(
+    checkpoints: dict[str, Path], sentences: list[str], uninterrupted: dict[str, bytes], tmp_path: Path
+) -> None:
+    context = processes()
+    arguments = (str(checkpoints["bert"]), sentences, LAYERS, tmp_path, SHARD_TOKENS)
+    events, results = context.Event(), context.Queue()
+    job = context.Process(target=watched, args=(events, results, die, *arguments))
+    job.start()
+    job.join(PATIENCE_S)
+    assert job.exitcode == -signal.SIGKILL
+    kept = {path: path.stat().st_ino for path in tmp_path.glob("*/layer_*/000000.safetensors")}
+    assert len(kept) == len(LAYERS)
+    assert not list(tmp_path.glob("*/layer_*/000002.safetensors"))
+    after = context.Process(target=watched, args=(events, results, let_be, *arguments))
+    after.start()
+    said, _, end = results.get(timeout=PATIENCE_S)
+    after.join(PATIENCE_S)
+    assert (said, end) == ([], "whole")
+    assert {path: path.stat().st_ino for path in kept} == kept
+    assert contents(tmp_path) == uninterrupted
+
+
+def test_ctrl_c_is_an_interruption_and_not_lightnings_exit(
+    checkpoints: dict[str, Path], sentences: list[str], tmp_path: Path
+) -> None:
+    context = processes()
+    events, results = context.Event(), context.Queue()
+    arguments = (str(checkpoints["bert"]), sentences, LAYERS, tmp_path, SHARD_TOKENS)
+    job = context.Process(target=watched, args=(events, results, interrupt, *arguments))
+    job.start()
+    _, n_extracted, end = results.get(timeout=PATIENCE_S)
+    job.join(PATIENCE_S)
+    assert (n_extracted, end) == (1, "KeyboardInterrupt")
+
+
+@pytest.mark.slow
+def test_no_fault_loses_anything_or_makes_a_wrong_table() -> None:
+    command = [sys.executable, fault_loop.__file__, "--faults", "4", "--seed", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=5 * PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"4 faults in \d+ s: 0 things lost or wrong", done.stdout)
+
+
+# --- ranks ---
+
+# `python -m probing` with small shards; the second rank is slow, so that the first has done its share long before.
+WITH_SMALL_SHARDS = f"""
+import os, sys, time
+from probing.__main__ import main
+from probing.cache import plan, store
+plan.SHARD_BYTES, plan.MIN_SHARD_TOKENS = 0, {SHARD_TOKENS}
+write = store.ActivationStore.write
+def write_slowly(self, *args):
+    time.sleep(0.03 if os.environ.get("LOCAL_RANK") == "1" else 0)
+    write(self, *args)
+store.ActivationStore.write = write_slowly
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+
+
+def extract_in_two_ranks(
+    program: list[str], model: Path, corpus: Path, cache: Path
+) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable, *program, "extract", "--model", str(model), "--corpus", str(corpus), "--batch_tokens", "256",
+        "--cache", str(cache), "--trainer.accelerator", "cpu", "--trainer.strategy", "ddp", "--trainer.devices", "2",
+    ]  # fmt: skip
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+
+@pytest.mark.slow
+def test_two_ranks_give_the_bytes_of_one(
+    checkpoints: dict[str, Path], sentences: list[str], uninterrupted: dict[str, bytes], tmp_path: Path
+) -> None:
+    (tmp_path / "program.py").write_text(WITH_SMALL_SHARDS)
+    (tmp_path / "sentences.txt").write_text("\n".join(sentences))
+    program = [str(tmp_path / "program.py")]
+    done = extract_in_two_ranks(program, checkpoints["bert"], tmp_path / "sentences.txt", tmp_path / "cache")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(f"tokens of {len(sentences)} sentences") == 1  # the first rank alone speaks
+    found = contents(tmp_path / "cache")
+    shards = [name for name in uninterrupted if "layer_" in name]
+    assert {name: found[name] for name in shards} == {name: uninterrupted[name] for name in shards}
+    assert records(found) == records(uninterrupted)
+    (manifest,) = (tmp_path / "cache").glob(f"*/{fault_loop.MANIFEST}")
+    assert len(manifest.read_text().splitlines()) == 1 + len(shards)  # no rank repeated the work of the other
+
+
+def records(found: dict[str, bytes]) -> list[bytes]:
+    """The manifest without its header, which names the corpus as it was typed."""
+    (manifest,) = (content for name, content in found.items() if name.endswith(fault_loop.MANIFEST))
+    return manifest.split(b"\n")[1:]
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_left_without_a_shard_waits_for_the_other(
+    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
+) -> None:
+    done = extract_in_two_ranks(["-m", "probing"], checkpoints["bert"], corpus_file, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob("*/layer_*/*.safetensors"))) == len(LAYERS)  # the corpus is one shard
+
+
+# --- which rank is this ---
+
+
+@pytest.mark.parametrize(
+    ("variables", "main"),
+    [
+        ({}, True),
+        ({"LOCAL_RANK": "0"}, True),
+        ({"LOCAL_RANK": "1"}, False),
+        ({"RANK": "2", "LOCAL_RANK": "0"}, False),  # torchrun, second machine
+        ({"RANK": "0", "LOCAL_RANK": "0", "SLURM_PROCID": "3"}, True),
+        ({"SLURM_PROCID": "0"}, True),
+        ({"SLURM_PROCID": "1"}, False),
+        ({"NODE_RANK": "1", "LOCAL_RANK": "0"}, False),  # Lightning's own launcher, second machine
+        ({"NODE_RANK": "1"}, False),
+    ],
+)
+def test_one_process_of_a_job_is_the_main_one(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], main: bool
+) -> None:
+    for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "NODE_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert is_main_process() is main

@@ -1,0 +1,195 @@
+"""The command line: spellings, config files, errors, exit status."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import yaml
+
+from conftest import ROOT
+from probing.__main__ import COMMANDS
+from probing.cli.arguments import parse, with_underscores
+from probing.cli.commandline import run
+from probing.cli.options import ProbeOptions
+from probing.commands.cache import prune
+from probing.commands.compare import compare
+from probing.commands.fit import fit
+from probing.errors import UserError
+from probing.runtime.interrupts import interrupts_pass
+
+EXPERIMENTS = sorted((ROOT / "conf" / "experiments").glob("*.yaml"))  # sweeps are read by `sweep`
+
+
+def test_there_are_experiments_to_check() -> None:
+    assert len(EXPERIMENTS) >= 2
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.name)
+def test_every_experiment_is_accepted_by_the_real_command(path: Path) -> None:
+    (command,) = re.findall(r"#   python -m probing (\w+) --config", path.read_text())
+    options = parse(command, {"fit": fit, "compare": compare}[command], ["--config", str(path)])
+    for key, value in yaml.safe_load(path.read_text()).items():
+        assert (vars(options[key]) | value == vars(options[key])) if key == "probe" else options[key] == value
+
+
+def test_hyphens_and_underscores_are_the_same() -> None:
+    assert with_underscores("--test-corpus=a-b.txt") == "--test_corpus=a-b.txt"
+    assert with_underscores("my-run") == "my-run"
+    assert parse("fit", fit, ["--test-corpus", "a-b.txt", "--probe.penalty-space=rms"])["test_corpus"] == "a-b.txt"
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ([], False),
+        (["--yes"], True),
+        (["--yes", "true"], True),
+        (["--yes=false"], False),
+        (["--yes", "--unused_days", "3"], True),
+    ],
+)
+def test_a_yes_no_option_may_stand_alone(args: list[str], expected: bool) -> None:
+    assert parse("cache prune", prune, args)["yes"] is expected
+
+
+def test_the_command_line_overrides_the_file_and_the_file_the_default(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("layer: 3\nseed: 5\nprobe: {l2: 1.0e-3}\ntrainer: {max_epochs: 7}\n")
+    options = parse("fit", fit, ["--config", str(path), "--seed", "6", "--trainer.devices=2"])
+    assert (options["layer"], options["seed"], options["model"]) == (3, 6, "minilm")
+    assert options["probe"] == ProbeOptions(l2=1e-3)
+    assert options["trainer"] == {"max_epochs": 7, "devices": 2}
+
+
+@pytest.mark.parametrize("typed", ["6", "0,3,6", "all"])
+def test_layers_are_taken_as_sweeps_pass_them(typed: str) -> None:
+    assert str(parse("fit", fit, [f"--layer={typed}"])["layer"]) == typed
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--layr", "6", "--probe.l3", "1"], ["`--layr` is no option of fit (did you mean `--layer`?); `--probe.l3`"]),
+        (["--seed", "x"], ["`--seed x`: expected a whole number."]),
+        (["--dtype", "float8"], ["dtype", "float8", "bfloat16"]),
+        (["--probe.solver", "sgd"], ["solver", "lbfgs"]),
+        (["--config", "missing.yaml"], ["missing.yaml"]),
+    ],
+)
+def test_bad_arguments_are_refused_in_one_line_with_what_was_typed(args: list[str], words: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        parse("fit", fit, args)
+    assert all(word in str(caught.value) for word in words)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_keys_of_a_file_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("layers: 3\n")
+    with pytest.raises(UserError, match="layers"):
+        parse("fit", fit, ["--config", str(path)])
+
+
+def test_exit_status_tells_mistakes_from_failures(capsys: pytest.CaptureFixture[str]) -> None:
+    here = __name__
+    names = ("mistaken", "failing", "stopped", "stopped_in_training", "terminated", "fine")
+    commands = {name: f"{here}:{name}" for name in names}
+    assert [run(commands, [name]) for name in commands] == [2, 1, 130, 130, 143, 0]
+    assert run(commands, ["nothing"]) == 2
+    error = capsys.readouterr().err
+    assert "probing mistaken: `--x 3` is too much" in error
+    assert "probing nothing" not in error
+    assert "there is no command `nothing`; commands are mistaken" in error
+
+
+def test_the_version_is_that_of_the_installation(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(COMMANDS, ["--version"]) == 0
+    assert capsys.readouterr().out == f"probing {version('neuron-probing')}\n"
+
+
+def mistaken() -> None:
+    """Ask for too much."""
+    raise UserError("`--x 3` is too much")
+
+
+def failing() -> None:
+    """Fail."""
+    from probing.errors import RunError
+
+    raise RunError("no luck")
+
+
+def stopped() -> None:
+    """Be interrupted."""
+    raise KeyboardInterrupt
+
+
+def stopped_in_training() -> None:
+    """Be interrupted as Lightning passes it on."""
+    with interrupts_pass():
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            sys.exit(1)
+
+
+def terminated() -> None:
+    """Be told to end."""
+    signal.raise_signal(signal.SIGTERM)
+
+
+def fine() -> None:
+    """Do nothing."""
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, ""])
+def test_help_names_every_option(name: str) -> None:
+    asked = subprocess.run(
+        [sys.executable, "-m", "probing", *name.split(), "--help"], capture_output=True, text=True, check=True
+    )
+    assert asked.stderr == ""
+    if name == "fit":
+        for option in ("--layer", "--probe.l2", "--wandb.mode", "--task_args", "--trainer", "--config"):
+            assert option in asked.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_imports_nothing_heavy(name: str) -> None:
+    code = (
+        "import sys; from probing.__main__ import COMMANDS, main\n"
+        f"sys.argv = ['probing', *{name.split()}, '--help']\n"
+        "heavy = {'torch', 'transformers', 'pytorch_lightning', 'wandb'}\n"
+        "try: main()\n"
+        "except SystemExit: print('HEAVY', *(heavy & set(sys.modules)))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.splitlines()[-1].strip() == "HEAVY"
+
+
+def test_importing_probing_is_cheap_and_changes_nothing() -> None:
+    code = (
+        "import sys, random; state = random.getstate(); import probing; print(state == random.getstate(), *sys.modules)"
+    )
+    equal, *modules = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert equal == "True"
+    assert not {"torch", "numpy", "jsonargparse", "wandb", "matplotlib"} & set(modules)
+
+
+# argparse itself passes over a closed pipe.
+@pytest.mark.parametrize(("args", "status"), [("cache ls --cache nothing", 141), ("fit --help", 0), ("--help", 141)])
+def test_output_that_nobody_reads_any_more_ends_quietly(args: str, status: int) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "probing", *args.split()]
+    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (status, b"")

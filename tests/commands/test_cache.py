@@ -1,0 +1,245 @@
+"""`cache ls`, `cache verify` and `cache prune` as they are typed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from conftest import N_LAYERS
+from probing.__main__ import COMMANDS
+from probing.cache import ActivationStore, Request, activations, plan, store
+from probing.cache.store import MANIFEST
+from probing.cli.commandline import run
+from probing.commands.cache import prune, verify
+from probing.corpus import from_sentences
+from probing.errors import UserError
+from probing.models import resolve_model
+
+# pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
+pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
+
+DAY_S = 86_400
+
+
+@pytest.fixture(scope="module")
+def two_entries(checkpoints: dict[str, Path], sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All layers of the tiny BERT, and layers 0 and 2 of RoBERTa; copied before they are changed."""
+    cache = tmp_path_factory.mktemp("cache")
+    corpus = from_sentences("made-up", sentences[:40])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "SHARD_BYTES", 0)
+        patch.setattr(plan, "MIN_SHARD_TOKENS", 500)
+        for family, layers in (("bert", [0, 1, 2, 3]), ("roberta", [0, 2])):
+            source = resolve_model(str(checkpoints[family]))
+            activations(Request(source, corpus, layers), cache, {"accelerator": "cpu"})
+    return cache
+
+
+@pytest.fixture
+def cache(two_entries: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(two_entries, tmp_path / "cache")
+
+
+def entry(cache: Path, family: str) -> Path:
+    (found,) = cache.glob(f"tiny-{family}-*/")
+    return found
+
+
+@pytest.fixture
+def probing(cache: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run a command on the cache; return the exit status, the output and the messages."""
+
+    def type_it(*args: str) -> tuple[int, str, str]:
+        status = run(COMMANDS, [*args, "--cache", str(cache)])
+        return (status, *capsys.readouterr())
+
+    return type_it
+
+
+def age(folder: Path, days: float) -> None:
+    then = time.time() - days * DAY_S
+    for path in (folder / MANIFEST, folder):
+        os.utime(path, (then, then))
+
+
+# --- ls ---
+
+
+def test_ls_tells_what_is_cached(cache: Path, probing: Callable[..., tuple[int, str, str]]) -> None:
+    status, output, _ = probing("cache", "ls")
+    assert status == 0
+    (bert,) = (line for line in output.splitlines() if "tiny-bert" in line)
+    (roberta,) = (line for line in output.splitlines() if "tiny-roberta" in line)
+    stored = ActivationStore(entry(cache, "bert"))
+    assert bert.split()[1:6] == ["made-up", "float32", "0-3", "40", str(stored.plan.n_tokens)]
+    assert "0, 2" in roberta
+
+
+def test_ls_does_not_call_a_layer_cached_that_lacks_a_shard(
+    cache: Path, probing: Callable[..., tuple[int, str, str]]
+) -> None:
+    manifest = entry(cache, "bert") / MANIFEST
+    manifest.write_bytes(b"".join(manifest.read_bytes().splitlines(keepends=True)[:-1]))
+    assert "0-2" in probing("cache", "ls")[1]
+
+
+def test_ls_shows_a_damaged_entry_as_such(cache: Path, probing: Callable[..., tuple[int, str, str]]) -> None:
+    (entry(cache, "bert") / MANIFEST).write_text("damaged")
+    (line,) = (line for line in probing("cache", "ls")[1].splitlines() if "tiny-bert" in line)
+    assert line.split()[1] == "(damaged)"
+
+
+def test_an_empty_cache_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(COMMANDS, ["cache", "ls", "--cache", str(tmp_path / "none")]) == 0
+    assert capsys.readouterr().out == f"nothing is cached in {tmp_path / 'none'}\n"
+    assert not (tmp_path / "none").exists()
+
+
+# --- verify ---
+
+
+def test_verify_finds_an_intact_cache_intact(cache: Path, probing: Callable[..., tuple[int, str, str]]) -> None:
+    n_files = len(list(cache.glob("*/**/*.safetensors")))  # the table of tokens too
+    assert n_files > 10
+    assert probing("cache", "verify") == (0, f"{n_files} cached files in {cache} match their checksums\n", "")
+
+
+@pytest.mark.parametrize("layer", range(N_LAYERS["bert"] + 1))
+def test_verify_names_the_file_with_a_flipped_bit(
+    cache: Path, probing: Callable[..., tuple[int, str, str]], layer: int
+) -> None:
+    path = entry(cache, "bert") / f"layer_{layer:02d}" / "000001.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 128
+    path.write_bytes(content)
+    status, output, messages = probing("cache", "verify")
+    assert status == 1
+    assert output == f"damaged: {path}\n"
+    assert "probing cache verify: 1 of " in messages
+    assert "extracts them again" in messages
+
+
+def test_an_entry_of_a_newer_version_stops_nothing(
+    cache: Path, probing: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "FORMAT", plan.FORMAT - 1)
+    status, output, _ = probing("cache", "ls")
+    assert (status, output.count("(of a newer version)")) == (0, 2)
+    status, output, _ = probing("cache", "verify")
+    assert (status, output.count("not checked, for it is of a newer version")) == (0, 2)
+    assert probing("cache", "prune", "--yes")[:2] == (0, "nothing to remove\n")
+
+
+def test_verify_names_files_that_are_gone_and_entries_without_a_plan(
+    cache: Path, probing: Callable[..., tuple[int, str, str]]
+) -> None:
+    gone = entry(cache, "roberta") / "layer_02" / "000000.safetensors"
+    gone.unlink()
+    (entry(cache, "bert") / MANIFEST).write_text("damaged")
+    status, output, _ = probing("cache", "verify")
+    assert status == 1
+    assert sorted(output.splitlines()) == sorted([f"damaged: {gone}", f"damaged: {entry(cache, 'bert')}"])
+
+
+# --- prune ---
+
+
+def everything(cache: Path) -> set[Path]:
+    return {path for path in cache.rglob("*") if path.suffix != ".lock"}
+
+
+def test_prune_only_says_what_would_go(cache: Path, probing: Callable[..., tuple[int, str, str]]) -> None:
+    age(entry(cache, "bert"), days=31)
+    before = everything(cache)
+    status, output, _ = probing("cache", "prune")
+    assert status == 0
+    assert f"would remove {entry(cache, 'bert')} (" in output
+    assert "run again with --yes" in output
+    assert "roberta" not in output
+    assert everything(cache) == before
+
+
+def test_prune_removes_what_was_not_used_lately(cache: Path, probing: Callable[..., tuple[int, str, str]]) -> None:
+    old, recent = entry(cache, "bert"), entry(cache, "roberta")
+    age(old, days=31)
+    age(recent, days=29)
+    status, output, _ = probing("cache", "prune", "--yes")
+    assert status == 0
+    assert f"removed {old} (" in output
+    assert not old.exists()
+    assert ActivationStore(recent).damaged([0, 2]) == []
+
+
+def test_prune_goes_by_the_days_it_is_given(cache: Path, probing: Callable[..., tuple[int, str, str]]) -> None:
+    age(entry(cache, "bert"), days=3)
+    probing("cache", "prune", "--unused_days", "4", "--yes")
+    assert entry(cache, "bert").exists()
+    probing("cache", "prune", "--unused_days", "2", "--yes")
+    assert [path.name[:12] for path in cache.glob("tiny-*/")] == ["tiny-roberta"]
+    assert probing("cache", "prune", "--unused-days", "2", "--yes")[1] == "nothing to remove\n"
+    probing("cache", "prune", "--unused_days", "0", "--yes")
+    assert everything(cache) == set()
+
+
+def test_prune_keeps_what_a_live_job_holds(cache: Path, probing: Callable[..., tuple[int, str, str]]) -> None:
+    old = entry(cache, "bert")
+    age(old, days=31)
+    with FileLock(cache / f"{old.name}.lock"):
+        status, output, _ = probing("cache", "prune", "--yes")
+    assert (status, output) == (0, f"kept {old}: a job is using it\n0 B freed\n")
+    assert ActivationStore(old).damaged([0, 1, 2, 3]) == []
+    probing("cache", "prune", "--yes")
+    assert not old.exists()
+
+
+def test_prune_removes_what_dead_writers_left_and_keeps_what_can_be_mended(
+    cache: Path, probing: Callable[..., tuple[int, str, str]]
+) -> None:
+    damaged, sound = entry(cache, "bert"), entry(cache, "roberta")
+    (damaged / MANIFEST).write_text("damaged")
+    half = [sound / "layer_00" / "000000.safetensors.partial-99999", sound / f"{MANIFEST}.partial-1"]
+    for path in half:
+        path.write_bytes(b"half")
+    with FileLock(cache / f"{sound.name}.lock"):
+        assert "kept" in probing("cache", "prune", "--yes")[1]
+    assert all(path.exists() for path in half)
+    probing("cache", "prune", "--yes")
+    assert not any(path.exists() for path in half)
+    assert damaged.exists()
+    assert ActivationStore(sound).damaged([0, 2]) == []
+
+
+def test_prune_minds_neither_a_clock_that_went_back_nor_what_is_not_an_entry(
+    cache: Path, probing: Callable[..., tuple[int, str, str]]
+) -> None:
+    age(entry(cache, "bert"), days=-400)  # last used in the future
+    (cache / "notes").mkdir()
+    (cache / "notes" / "mine.partial-1").write_text("mine")
+    assert probing("cache", "prune", "--yes")[1] == "nothing to remove\n"
+    probing("cache", "prune", "--unused_days", "0", "--yes")
+    assert everything(cache) == {cache / "notes", cache / "notes" / "mine.partial-1"}
+
+
+def test_pruned_activations_are_extracted_again_when_needed(
+    cache: Path, checkpoints: dict[str, Path], sentences: list[str], probing: Callable[..., tuple[int, str, str]]
+) -> None:
+    probing("cache", "prune", "--unused_days", "0", "--yes")
+    request = Request(resolve_model(str(checkpoints["bert"])), from_sentences("made-up", sentences[:40]), [0])
+    assert activations(request, cache, {"accelerator": "cpu"}).layers() == [0]
+    assert probing("cache", "verify")[0] == 0
+
+
+def test_a_folder_that_is_not_there_is_not_intact(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is no folder"):
+        verify(cache=str(tmp_path / "missing"))
+
+
+def test_days_cannot_be_negative(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="expected at least 0"):
+        prune(cache=str(tmp_path), unused_days=-1)

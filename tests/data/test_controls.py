@@ -1,0 +1,295 @@
+"""Controls: the same probe on examples that lack something."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from probing_tasks.upos import UniversalPartOfSpeech
+from safetensors import safe_open
+
+from probing import ProbeOptions, Run, WandbOptions, fit
+from probing.cache.tokens import Tokens
+from probing.corpus import Corpus, from_words
+from probing.data.control_names import chosen_controls
+from probing.data.controls import CONTROL_DRAWS, control_tasks, shuffled, token_identity, with_activations
+from probing.data.examples import choose_classes, label, read
+from probing.errors import UserError
+from probing.evidence.table import collect_evidence
+from probing.models import load_tokenizer, resolve_model, word_folding
+from probing.probes.solvers import Penalty
+from probing.probes.training import Training, roughly, train_controls, train_probes
+from probing.runs.results import Measured
+from probing.tables.columns import NEURON_COLUMNS
+from synthetic import LIGHTNING_WARNINGS, Data, make_splits, make_store, make_tokens, positional, sides
+
+pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
+
+NO_WANDB = WandbOptions(mode="disabled")
+LENGTHS = np.random.default_rng(0).integers(6, 14, 200).tolist()
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("all", ["shuffled", "token", "permuted_positions", "untrained"]),
+        (["all"], ["shuffled", "token", "permuted_positions", "untrained"]),
+        ("none", []),
+        ("0", []),
+        ([], []),
+        ("untrained, shuffled", ["shuffled", "untrained"]),
+        (["control_task"], ["control_task"]),
+    ],
+)
+def test_controls_are_chosen_by_name(typed: Any, expected: list[str]) -> None:
+    assert chosen_controls(typed, ordinal=True) == expected
+
+
+def test_all_controls_are_those_that_say_something_of_the_task() -> None:
+    assert chosen_controls("all", ordinal=False) == ["shuffled", "token", "control_task", "untrained"]
+
+
+def test_an_unknown_control_is_refused() -> None:
+    with pytest.raises(
+        UserError, match=r"`--controls tokens` is none of shuffled, token, .* \(did you mean `token`\?\)"
+    ):
+        chosen_controls("shuffled,tokens", ordinal=True)
+
+
+# --- labels ---
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> Data:
+    tokens = make_tokens(LENGTHS)
+    return sides(make_store(tmp_path / "store", [positional(tokens, 12, 2.0)], tokens, shard_tokens=500))
+
+
+def test_shuffled_labels_stay_in_their_sentence_and_find_nothing(planted: Data) -> None:
+    dealt = shuffled(planted, 3)
+    tokens = planted.train.store.tokens
+    for true, control in zip((planted.train, planted.test), (dealt.train, dealt.test), strict=True):
+        assert ((true.labels >= 0) == (control.labels >= 0)).all()
+        assert (true.labels != control.labels)[true.labels >= 0].mean() > 0.5
+        for i in range(0, tokens.n_sentences, 7):
+            here = tokens.sentences == i
+            assert sorted(true.labels[here]) == sorted(control.labels[here])
+    bound = len(planted.test.sentences()) / planted.test.n_tokens  # no predictor can expect more
+    assert planted.fit()[0].metrics["accuracy"] > 0.9
+    assert dealt.fit()[0].metrics["accuracy"] < bound + 3 * bound**0.5 / planted.test.n_tokens**0.5
+
+
+def words_of(n: int, seed: int) -> Corpus:
+    generator = np.random.default_rng(seed)
+    rows = [[f"w{generator.zipf(1.5) % 300}" for _ in range(length - 2)] for length in LENGTHS[:n]]
+    return from_words(
+        f"words{seed}", rows, {"upos": [tuple("NOUN VERB ADJ"[:4].split() * len(r))[: len(r)] for r in rows]}
+    )
+
+
+@pytest.mark.parametrize("fold", [str, str.lower])
+def test_a_word_type_has_one_label_everywhere_and_labels_are_as_frequent_as_the_true_ones(
+    fold: Callable[[str], str], tmp_path: Path
+) -> None:
+    main, test = capitalised(words_of(200, 1)), words_of(80, 2)
+    labelled = labelled_by(np.random.default_rng(3), [main, test], tmp_path)
+    drawn = control_tasks(labelled, [main, test], fold, seed=5)[0]
+    seen: dict[str, int] = {}
+    for true, control, corpus in ((labelled.train, drawn.train, main), (labelled.test, drawn.test, test)):
+        assert ((true.labels >= 0) == (control.labels >= 0)).all()
+        tokens = true.store.tokens
+        for row in np.flatnonzero(control.labels >= 0):
+            word = fold(corpus.words[tokens.sentences[row]][tokens.words[row]])  # type: ignore[index]
+            assert seen.setdefault(word, control.labels[row]) == control.labels[row]
+    shares = np.bincount([seen[word] for word in seen], minlength=3) / len(seen)
+    expected = labelled.train.counts(3) / labelled.train.n_tokens
+    # Types are few: within four standard errors.
+    assert np.abs(shares - expected).max() < 4 * 0.5 / len(seen) ** 0.5
+    both = [word for word in seen if word.startswith("w") and word.upper() in seen]
+    assert (len(both) > 10) == (fold is str)
+    # Of two cases of a word that are told apart, each has a label of its own: a share of .38 agrees by chance.
+    assert fold is not str or np.mean([seen[word] == seen[word.upper()] for word in both]) < 0.8
+
+
+def capitalised(corpus: Corpus) -> Corpus:
+    """Return the corpus with every second word in capitals."""
+    assert corpus.words is not None
+    words = [tuple(w.upper() if i % 2 else w for i, w in enumerate(sentence)) for sentence in corpus.words]
+    return replace(corpus, words=tuple(words), sentences=tuple(" ".join(sentence) for sentence in words))
+
+
+def test_draws_of_the_control_task_differ_and_a_seed_repeats_them(tmp_path: Path) -> None:
+    corpora = [words_of(200, 1), words_of(80, 2)]
+    labelled = labelled_by(np.random.default_rng(3), corpora, tmp_path)
+    draws, again, other = (control_tasks(labelled, corpora, str, seed) for seed in (5, 5, 6))
+    assert len(draws) == CONTROL_DRAWS
+    assert len({draw.train.labels.tobytes() for draw in (*draws, *other)}) == 2 * CONTROL_DRAWS
+    for one, same in zip(draws, again, strict=True):
+        np.testing.assert_array_equal(one.train.labels, same.train.labels)
+        np.testing.assert_array_equal(one.test.labels, same.test.labels)
+
+
+@pytest.mark.parametrize(("family", "n_types"), [("distilbert", 1), ("mpnet", 1), ("bert", 2), ("roberta", 2)])
+def test_words_are_folded_as_the_models_tokenizer_folds_them(
+    family: str, n_types: int, checkpoints: dict[str, Path]
+) -> None:
+    tokenizer = load_tokenizer(resolve_model(str(checkpoints[family])))
+    for words in (("probe", "Probe"), ("etude", "étude")):
+        folded = {word_folding(tokenizer)(word) for word in words}
+        read_as = {tuple(tokenizer(word, add_special_tokens=False)["input_ids"]) for word in words}
+        assert len(folded) == n_types
+        # What the model cannot tell apart is one type. (Of tokens that it does not know, it may not tell more.)
+        assert len(read_as) <= len(folded)
+
+
+def labelled_by(generator: np.random.Generator, corpora: list[Corpus], folder: Path) -> Data:
+    """Label words at random, A half of the time, and give each type a one-hot activation."""
+    parts = []
+    types = {word: i for i, word in enumerate(sorted({w for c in corpora for s in c.words or () for w in s}))}
+    for number, corpus in enumerate(corpora):
+        words = corpus.words or ()
+        labels = tuple(tuple(generator.choice(["A", "B", "C"], p=[0.5, 0.3, 0.2], size=len(s))) for s in words)
+        corpora[number] = corpus = replace(corpus, columns={"upos": labels})
+        lengths = [len(sentence) for sentence in words]
+        index = np.concatenate([np.arange(length) for length in lengths]).astype(np.int16)
+        tokens = Tokens(np.array(lengths, np.int32), np.zeros(len(index), np.int32), index)
+        states = np.eye(len(types), dtype=np.float32)[[types[w] for s in words for w in s]]
+        parts.append(make_store(folder / str(number), [states], tokens, shard_tokens=500))
+    task, (main, test) = UniversalPartOfSpeech(min_count=1), corpora
+    splits = make_splits(parts[0].tokens.n_sentences)
+    classes = choose_classes(parts[0].tokens, main, task, splits)
+    of_test = ["test"] * parts[1].tokens.n_sentences
+    train, validation = (label(parts[0], main, task, splits, classes, side) for side in ("train", "validation"))
+    return Data(train, validation, label(parts[1], test, task, of_test, classes, "test"), classes, False)
+
+
+def test_who_knows_words_by_heart_masters_the_control_task_and_nothing_else(tmp_path: Path) -> None:
+    # science.md, F10: a lookup of the word reaches 100% on known types, so that selectivity is not above 0.
+    main = words_of(200, 1)
+    corpora = [main, main]
+    labelled = labelled_by(np.random.default_rng(3), corpora, tmp_path)
+    labelled = replace(labelled, test=replace(labelled.train))
+    control = control_tasks(labelled, corpora, str, seed=5)[0].fit(l2=1e-6)[0].metrics["accuracy"]
+    true = labelled.fit(l2=1e-6)[0].metrics["accuracy"]
+    assert control > 0.99
+    assert true - control <= 0
+
+
+def test_selectivity_is_held_against_the_mean_of_all_draws_and_its_interval_is_theirs_too(tmp_path: Path) -> None:
+    corpora = [words_of(200, 1), words_of(80, 2)]
+    labelled = labelled_by(np.random.default_rng(3), corpora, tmp_path)
+    draws = control_tasks(labelled, corpora, str, seed=5, n_draws=3)
+    training = Training(Penalty(0, 1e-3), "sd", "lbfgs", 1e-5, 0.01, 64, 3, 0)
+    (fit,) = train_probes(labelled, [0], training, {})
+    fits = train_controls({"control_task": draws}, [0], training, {})["control_task"]
+    accuracies = [own[0].metrics["accuracy"] for own in fits]
+    alone = [train_probes(draw, [0], roughly(training), {})[0].metrics["accuracy"] for draw in draws]
+    assert accuracies == alone  # with the moments of the first draw
+    assert len(set(accuracies)) == 3
+    evidence = collect_evidence(labelled.train, labelled.test, [0], [fit.moments], 3)
+    (row,) = Measured(labelled, [fit], evidence, {"control_task": fits}).accuracy()
+    one_by_one = [Measured(labelled, [fit], evidence, {"control_task": [own]}).accuracy()[0] for own in fits]
+    assert row["control_task_accuracy"] == pytest.approx(np.mean(accuracies))
+    assert row["selectivity"] == pytest.approx(np.mean([own["selectivity"] for own in one_by_one]))
+    low, high = row["above_control_task_low"], row["above_control_task_high"]
+    assert low < row["selectivity"] < high
+    # Student's t of three draws is 4.3 standard errors: wider than what draws and sentences of one draw show.
+    spread = 4.302653 * np.std(accuracies, ddof=1) / 3**0.5
+    assert high - low > 2 * spread
+    assert high - low > max(own["above_control_task_high"] - own["above_control_task_low"] for own in one_by_one)
+
+
+# --- activations ---
+
+
+def test_token_identity_reads_the_embeddings_rows(planted: Data) -> None:
+    class Encoder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Embedding(1000, 5)
+
+        def get_input_embeddings(self) -> torch.nn.Module:
+            return self.table
+
+    encoder = Encoder()
+    found = token_identity(planted, encoder)
+    for batch in read(found.test, [0]):
+        ids = torch.from_numpy(found.test.store.tokens.input_ids)[batch.rows].long()
+        assert torch.equal(batch.hidden_states[0], encoder.table(ids).detach())
+    assert found.fit()[0].metrics["accuracy"] < 0.3  # random tokens tell no position
+
+
+def test_activations_of_other_tokens_are_refused(planted: Data, tmp_path: Path) -> None:
+    tokens = make_tokens(LENGTHS, seed=1)
+    other = make_store(tmp_path / "other", [positional(tokens, 12, 2.0)], tokens, shard_tokens=500)
+    with pytest.raises(ValueError, match="other tokens"):
+        with_activations(planted, [other])
+
+
+# --- the whole path ---
+
+
+@pytest.fixture(scope="module")
+def made(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = fit(
+        model=str(checkpoints["bert"]), corpus=str(corpus_file), runs=str(tmp_path_factory.mktemp("runs")), name="all",
+        wandb=NO_WANDB, task_args={"min_count": 5}, probe=ProbeOptions(l2=1e-4),
+    )  # fmt: skip
+    assert run is not None
+    return run
+
+
+def test_controls_stand_beside_the_accuracy_of_every_layer(made: Run) -> None:
+    for row in made.accuracy:
+        for name in ("shuffled", "token", "permuted_positions", "untrained"):
+            low, high = row[f"above_{name}_low"], row[f"above_{name}_high"]
+            assert low <= row["accuracy"] - row[f"{name}_accuracy"] <= high
+        # Tokens tell nothing of position here, and neither does a model that reads them in another order.
+        for name in ("shuffled", "token", "permuted_positions"):
+            assert row[f"{name}_accuracy"] < row["majority_accuracy"] + 0.06
+    assert made.accuracy[0]["above_token_low"] > 0.3  # the embeddings know it
+    assert "control_task_accuracy" not in made.accuracy[0]
+    assert "selectivity" not in made.accuracy[0]
+
+
+def test_all_evidence_is_in_the_tables_by_default(made: Run) -> None:
+    assert set(NEURON_COLUMNS) == set(made.neurons[0])
+    assert {"bootstrap_overlap", "more_penalty_overlap", "less_penalty_spearman"} <= set(made.accuracy[0])
+    for row in made.accuracy:
+        top = made.top(row["layer"], 16)
+        assert [r["removed"].split(",")[0] for r in top[:8]] == ["top"] * 8
+        assert all(1 <= r["rank_low"] <= r["rank_high"] <= 17 for r in top)
+        assert all(r["cross_entropy_without_low"] <= r["cross_entropy_without"] for r in top if r["removed"])
+    with safe_open(made.folder / "replicates.safetensors", "pt") as file:
+        assert file.get_tensor("weight").shape[:2] == (5, len(made.accuracy))
+
+
+def test_controls_are_shown(made: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    from probing.runtime.terminal import render
+    from probing.tables.probes import controls_table
+
+    table = render(controls_table(made.accuracy))
+    assert "tokens permuted" in table
+    assert f"{made.accuracy[2]['untrained_accuracy']:.3f}" in table
+
+
+def test_order_is_taken_from_a_model_without_a_position_table_and_a_control_that_does_not_apply_is_named(
+    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = fit(
+        model=str(checkpoints["llama"]), corpus=str(corpus_file), layer=1, random_weights=True, runs=str(tmp_path),
+        controls=["permuted_positions", "untrained"], replicates=0, evidence="none", wandb=NO_WANDB,
+    )  # fmt: skip
+    assert run is not None
+    (row,) = run.accuracy
+    low, high = row["above_permuted_positions_low"], row["above_permuted_positions_high"]
+    assert low <= row["accuracy"] - row["permuted_positions_accuracy"] <= high
+    said = capsys.readouterr().err
+    assert "permuted_positions" not in said
+    assert "untrained does not apply" in said
+    assert "untrained_accuracy" not in row

@@ -1,0 +1,75 @@
+"""Spearman's correlation, aggregated and drawn anew, against scipy on lists written out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from probing.downstream.sts.rank_correlation import (
+    AGGREGATIONS,
+    Draws,
+    aggregated,
+    aggregated_draws,
+    spearman,
+    weighted_spearman,
+)
+from probing.statistics.bootstrap import percentiles
+
+
+@pytest.fixture
+def values() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Cosines, scores with ties, and three subsets of different sizes."""
+    generator = np.random.default_rng(0)
+    gold = np.round(generator.random(90) * 5)
+    return generator.random(90) + 0.1 * gold, gold, np.repeat([0, 1, 2], [20, 30, 40])
+
+
+def test_it_is_that_of_scipy(values: tuple[np.ndarray, ...]) -> None:
+    a, b, _ = values
+    assert spearman(a, b) == pytest.approx(spearmanr(a, b).statistic)
+    assert spearman(a, 3 - b) == pytest.approx(-spearman(a, b))
+    assert np.isnan(spearman(a, np.ones_like(a)))
+
+
+def test_drawn_pairs_have_the_correlation_of_the_list_that_they_make(values: tuple[np.ndarray, ...]) -> None:
+    a, b, subset = values
+    draws = Draws.of(subset, seed=3, n_draws=5)
+    found = weighted_spearman(a, b, draws.times)
+    for times, value in zip(draws.times.astype(int), found, strict=True):
+        assert value == pytest.approx(spearmanr(np.repeat(a, times), np.repeat(b, times)).statistic)
+        assert [times[subset == one].sum() for one in range(3)] == [20, 30, 40]
+
+
+def test_where_subsets_differ_in_level_all_is_not_mean() -> None:
+    # Within each subset cosines go with scores; between them they go against each other.
+    cosines = np.array([0.7, 0.8, 0.9, 0.1, 0.2, 0.3, 0.4])
+    gold = np.array([1.0, 2.0, 3.0, 5.0, 4.0, 5.5, 6.0])
+    subset = np.array([0, 0, 0, 1, 1, 1, 1])
+    found = aggregated(cosines, gold, subset)
+    assert found["all"] == pytest.approx(spearmanr(cosines, gold).statistic)
+    assert found["all"] < 0
+    each = 1.0, spearmanr(cosines[3:], gold[3:]).statistic
+    assert found["mean"] == pytest.approx(np.mean(each))
+    assert found["wmean"] == pytest.approx((3 * each[0] + 4 * each[1]) / 7)
+    assert found["mean"] > found["wmean"] > 0.8
+
+
+def test_a_set_of_one_subset_has_one_value(values: tuple[np.ndarray, ...]) -> None:
+    a, b, _ = values
+    found = aggregated(a, b, np.zeros(90, dtype=int))
+    assert {found[how] for how in AGGREGATIONS} == {spearman(a, b)}
+
+
+def test_the_interval_holds_the_value_and_narrows_with_more_pairs(values: tuple[np.ndarray, ...]) -> None:
+    a, b, subset = values
+    widths = []
+    for times in (1, 9):
+        more = [np.tile(x, times) for x in (a, b, subset)]
+        drawn = aggregated_draws(*more, Draws.of(more[2], seed=0))
+        for how, value in aggregated(*more).items():
+            low, high = percentiles(drawn[how])
+            assert low < value < high
+        widths.append(high - low)
+    # Nine times as many pairs, a third of the width; 1,000 draws know it to a few hundredths.
+    assert widths[0] / widths[1] == pytest.approx(3, rel=0.2)

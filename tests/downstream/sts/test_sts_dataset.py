@@ -1,0 +1,91 @@
+"""STS data sets found in a folder, in the layouts they are given away in, and on the hub."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from downstream_data import sentence_pairs, write_benchmark, write_semeval, write_sick, write_sts
+from probing.downstream.sts.dataset import SentencePairs, read_sts
+from probing.errors import UserError
+
+
+def spelled(pairs: SentencePairs) -> list[tuple[str, str, float]]:
+    sentences = pairs.corpus.sentences
+    return [(sentences[i], sentences[j], score) for (i, j), score in zip(pairs.sentences, pairs.gold, strict=True)]
+
+
+def test_all_sets_are_found_and_read_pair_by_pair(tmp_path: Path) -> None:
+    found = {one.label: one for one in read_sts([str(write_sts(tmp_path))])}
+    assert list(found) == ["STS12", "STS-B dev", "STS-B train", "SICK-R train", "SICK-R trial"]
+    assert found["STS12"].subsets == ("MSRpar", "OnWN")
+    assert spelled(found["STS12"]) == sentence_pairs(40, 0) + sentence_pairs(20, 1)
+    assert np.bincount(found["STS12"].subset).tolist() == [40, 20]
+    assert spelled(found["STS-B dev"]) == sentence_pairs(80, 3)
+    assert spelled(found["SICK-R trial"]) == sentence_pairs(40, 5)
+    assert found["SICK-R trial"].part == "dev"
+
+
+def test_a_set_is_known_by_its_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_semeval(tmp_path / "STS15-en-test", "headlines", sentence_pairs(5, 0))
+    monkeypatch.chdir(tmp_path / "STS15-en-test")
+    (found,) = read_sts(["."])
+    assert (found.label, found.subsets) == ("STS15", ("headlines",))
+
+
+def test_pairs_without_a_score_or_a_sentence_are_dropped_and_counted(tmp_path: Path) -> None:
+    (tmp_path / "STS16").mkdir()
+    (tmp_path / "STS16" / "STS.input.x.txt").write_text("a b\tb  c\nd\te\nf\tg\n\th\na b\tf\tsource\n")
+    (tmp_path / "STS16" / "STS.gs.x.txt").write_text("5\n\n0\n1\n2.5\n")
+    write_semeval(tmp_path / "STS16", "y", [("i", "j", 1.0)])
+    (found,) = read_sts([str(tmp_path)])
+    assert spelled(found) == [("a b", "b c", 5), ("f", "g", 0), ("a b", "f", 2.5), ("i", "j", 1)]
+    assert (found.n_dropped, found.subset.tolist()) == (2, [0, 0, 0, 1])
+
+
+def test_data_sets_of_the_hub_are_known_by_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets", reason="the extra hf is not installed")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "arrow"))
+    rows = [{"sentence1": f"a {i}", "sentence2": f"b {i}", "score": float(i)} for i in range(4)]
+    hidden = [{**row, "score": -1.0} for row in rows]
+    for name, splits in {"sts13-sts": {"test": rows}, "stsbenchmark": {"validation": rows, "test": hidden}}.items():
+        (tmp_path / name).mkdir()
+        for split, content in splits.items():
+            (tmp_path / name / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in content))
+    found = read_sts([f"hf:{tmp_path / name}" for name in ("stsbenchmark", "sts13-sts")])
+    assert [one.label for one in found] == ["STS13", "STS-B dev"]
+    assert spelled(found[0]) == [(f"a {i}", f"b {i}", i) for i in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("sts-dev.csv", "a\tb\tc\td\t1.0\tone sentence\n", "line 1 is no pair of sentences"),
+        ("sts-dev.csv", "a\tb\tc\td\tx\tone\ttwo\n", "the score of line 1 is 'x', which is no number"),
+        ("SICK_trial.txt", "a\tb\n1\t2\n", "names no column relatedness_score"),
+        ("SICK_trial.txt", "sentence_A\tsentence_B\trelatedness_score\nA dog\n", "line 2 is no pair"),
+        ("sts-dev.csv", "a\tb\tc\td\t1.0\tone\ttwo\n", "only 1 pairs have a score"),
+        ("STS.input.x.txt", "a\tb\n", r"STS\.gs\.x\.txt cannot be read|STS\.gs\.x\.txt` cannot be read"),
+        ("other.txt", "a\tb\n", "there are no pairs of sentences in it"),
+    ],
+)
+def test_files_that_are_no_sts_are_refused(tmp_path: Path, file: str, content: str, words: str) -> None:
+    (tmp_path / file).write_text(content)
+    with pytest.raises(UserError, match=words):
+        read_sts([str(tmp_path)])
+
+
+def test_files_out_of_step_and_sets_that_are_there_twice_are_refused(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_benchmark(tmp_path / name, "dev", sentence_pairs(5, 0))
+    with pytest.raises(UserError, match="STS-B dev is there twice"):
+        read_sts([str(tmp_path)])
+    write_sick(tmp_path / "c", "test_annotated", sentence_pairs(5, 0))
+    assert [one.label for one in read_sts([str(tmp_path / "a"), str(tmp_path / "c")])] == ["STS-B dev", "SICK-R"]
+    write_semeval(tmp_path / "d", "x", sentence_pairs(5, 0))
+    (tmp_path / "d" / "STS.gs.x.txt").write_text("1\n")
+    with pytest.raises(UserError, match=r"has 5 lines and STS\.gs\.x\.txt has 1"):
+        read_sts([str(tmp_path / "d")])

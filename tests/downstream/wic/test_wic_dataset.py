@@ -1,0 +1,119 @@
+"""The WiC data set read in both of its forms."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from downstream_data import word_pairs, write_wic
+from probing.downstream.wic.dataset import WordPairs, read_wic
+from probing.errors import UserError
+
+
+def spelled(pairs: WordPairs) -> list[tuple[tuple[str, ...], tuple[str, ...], str, str, bool]]:
+    """Return the words of each pair's sentences, its two targets and its label."""
+    words = pairs.corpus.words or ()
+    return [
+        (words[i], words[j], words[i][a], words[j][b], bool(label))
+        for (i, j), (a, b), label in zip(pairs.sentences, pairs.targets, pairs.labels, strict=True)
+    ]
+
+
+def test_the_original_form_is_read_pair_by_pair(tmp_path: Path) -> None:
+    made = word_pairs(30, 0)
+    write_wic(tmp_path, "train", made)
+    write_wic(tmp_path, "dev", made[:10])
+    found = read_wic(str(tmp_path), ["train", "dev"])
+    expected = [(tuple(a), tuple(b), a[place], b[place], same) for a, b, place, same in made]
+    assert spelled(found["train"]) == expected
+    assert spelled(found["dev"]) == expected[:10]
+    assert len(set(found["train"].corpus.sentences)) == len(found["train"].corpus.sentences)
+    kept = found["dev"].pick(found["dev"].labels)
+    assert spelled(kept) == [pair for pair in expected[:10] if pair[4]]
+
+
+def test_the_word_is_found_by_its_index_even_where_it_stands_twice(tmp_path: Path) -> None:
+    (tmp_path / "train.data.txt").write_text("run\tV\t4-0\tthe run was a run\trunning is fun\n")
+    (tmp_path / "train.gold.txt").write_text("T\n")
+    (pair,) = spelled(read_wic(str(tmp_path), ["train"])["train"])
+    assert pair[2:] == ("run", "running", True)
+    assert read_wic(str(tmp_path), ["train"])["train"].targets.tolist() == [[4, 0]]
+
+
+ROW: dict[str, Any] = {
+    "word": "board", "sentence1": "Room and board.", "sentence2": 'He nailed "boards" across.', "start1": 9,
+    "end1": 14, "start2": 11, "end2": 17, "label": 0, "idx": 0,
+}  # fmt: skip
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Write splits as JSON lines: `hub(train=rows)` returns `hf:FOLDER`."""
+    datasets = pytest.importorskip("datasets", reason="the extra hf is not installed")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "arrow"))
+
+    def write(**splits: list[dict[str, Any]]) -> str:
+        (tmp_path / "data").mkdir()
+        for split, rows in splits.items():
+            (tmp_path / "data" / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        return f"hf:{tmp_path / 'data'}"
+
+    return write
+
+
+def test_the_form_of_superglue_sets_the_word_off_as_the_original_does(hub: Callable[..., str]) -> None:
+    true = {**ROW, "label": 1}
+    source = hub(train=[ROW, true], validation=[true], test=[{**ROW, "label": -1}])
+    found = read_wic(source, ["train", "dev"])
+    first, second = ("Room", "and", "board", "."), ("He", "nailed", '"', "boards", '"', "across.")
+    assert spelled(found["train"]) == [(first, second, "board", "boards", label) for label in (False, True)]
+    assert found["dev"].n_pairs == 1
+    with pytest.raises(UserError, match="no pair of the split test has a label"):
+        read_wic(source, ["train", "test"])
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([{**ROW, "end1": 9}], "in row 0, counted from 0, start and end hold no word"),
+        ([ROW, {**ROW, "start2": 40, "end2": 44}], "in row 1"),
+        ([{"text": "x", "label": 1}], "have no column sentence1, only text, label"),
+    ],
+)
+def test_rows_that_are_no_pairs_are_refused(hub: Callable[..., str], rows: list[dict[str, Any]], words: str) -> None:
+    source = hub(train=rows)
+    with pytest.raises(UserError, match=words):
+        read_wic(source, ["train"])
+
+
+def test_a_split_that_is_not_there_is_refused(hub: Callable[..., str]) -> None:
+    source = hub(train=[ROW])
+    with pytest.raises(UserError, match="there is no split validation, only train"):
+        read_wic(source, ["train", "dev"])
+    with pytest.raises(UserError, match="leave split= out"):
+        read_wic(f"{source}?split=train", ["train"])
+
+
+GOOD = "run\tV\t1-0\tthe run\trunning is fun\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "gold", "words"),
+    [
+        (GOOD + "run\tV\t1-0\tthe run\n", "T\nF\n", "line 2 of train is no pair"),
+        (GOOD.replace("1-0", "2-0"), "T\n", "there is no word 2 in a sentence of 2"),
+        (GOOD.replace("1-0", "-1-0"), "T\n", "line 1 of train is no pair"),
+        (GOOD, "yes\n", "line 1 of train is no pair"),
+        (GOOD, "T\nF\n", "train.data.txt has 1 lines and train.gold.txt has 2"),
+        ("", "", "holds no pair"),
+    ],
+)
+def test_files_that_are_not_wic_are_refused(tmp_path: Path, data: str, gold: str, words: str) -> None:
+    (tmp_path / "train.data.txt").write_text(data)
+    (tmp_path / "train.gold.txt").write_text(gold)
+    with pytest.raises(UserError, match=words):
+        read_wic(str(tmp_path), ["train"])

@@ -1,0 +1,232 @@
+"""What a probe loses without one of its neurons."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from probing.evidence.leave_one_out import Rise, matched, rise, unique, without
+from probing.evidence.retraining import Retraining, with_removals, with_replicates
+from probing.evidence.table import collect_evidence, neuron_table
+from probing.probes.linear import Problem
+from probing.probes.solvers import Penalty
+from probing.probes.training import Training, train_variants
+from probing.statistics.moments import Moments, MomentsAccumulator
+from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, objective, optimum, positional, scaled_features
+from synthetic import sides as sides_of
+
+pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
+L2 = 1e-3
+LENGTHS = np.random.default_rng(0).integers(6, 14, 240).tolist()
+
+
+def moments_of(states: Tensor) -> Moments:
+    accumulator = MomentsAccumulator(states.shape[1])
+    accumulator.update(states)
+    return accumulator.result()
+
+
+def training(tolerance: float = 1e-6) -> Training:
+    return Training(Penalty(0.0, L2), "sd", "lbfgs", tolerance, 0.01, 64, 3, 0)
+
+
+# --- the estimate ---
+
+
+def test_on_uncorrelated_neurons_the_estimate_is_the_weights_own_size() -> None:
+    states = torch.linalg.qr(torch.randn(50, 6, generator=torch.Generator().manual_seed(0)))[0] * 50**0.5
+    moments, weight = moments_of(states), torch.randn(3, 6, generator=torch.Generator().manual_seed(1))
+    scaled = (weight - weight.mean(0)).double()
+    expected = scaled.square().sum(0) * (1 + 2 * L2 * 3) / (2 * 3)
+    torch.testing.assert_close(unique(weight, moments, "raw", L2), expected, rtol=1e-5, atol=0)
+
+
+def test_a_dead_neuron_is_not_unique() -> None:
+    states = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+    states[:, 2] = 7
+    assert unique(torch.ones(3, 4) * torch.arange(3.0)[:, None], moments_of(states), "sd", L2)[2] == 0
+
+
+def test_nothing_is_less_than_useless_however_neurons_repeat_each_other_and_small_the_penalty() -> None:
+    states = torch.randn(500, 40, generator=torch.Generator().manual_seed(0))
+    states[:, 20:] = states[:, :20] @ torch.randn(20, 20, generator=torch.Generator().manual_seed(1)) + 100
+    weight = torch.randn(2, 40, generator=torch.Generator().manual_seed(2))
+    for l2 in (1e-5, 1e-9):
+        assert (unique(weight, moments_of(states), "sd", l2) > 0).all()
+
+
+# --- doing without ---
+
+
+def test_what_others_say_exactly_is_read_off_them() -> None:
+    states = torch.randn(80, 5, generator=torch.Generator().manual_seed(0))
+    states[:, 4] = 2 * states[:, 0] - states[:, 3]
+    weight = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
+    (start,) = without(weight, [4], moments_of(states), "sd", 1e-9)
+    assert (start[:, 4] == 0).all()
+    torch.testing.assert_close(states @ start.T, states @ weight.T, rtol=1e-3, atol=1e-3)
+
+
+def test_matched_neurons_vary_about_as_much_and_are_none_of_the_top() -> None:
+    sd = torch.arange(100.0)
+    drawn = matched([3, 50, 97], [n for n in range(100) if n not in (3, 50, 97)], sd, seed=0)
+    assert len({*drawn}) == 3
+    assert not {*drawn} & {3, 50, 97}
+    assert all(abs(n - top) <= 11 for n, top in zip(drawn, [3, 50, 97], strict=True))
+    assert drawn == matched([3, 50, 97], [n for n in range(100) if n not in (3, 50, 97)], sd, seed=0)
+
+
+def test_a_rise_is_paired_by_sentence() -> None:
+    generator = np.random.default_rng(0)
+    n_tokens = generator.integers(3, 30, 200)
+    before = generator.exponential(5, 200) * n_tokens  # sentences differ far more than the rise
+    found = rise(before, before + 0.1 * n_tokens, n_tokens, shift=0.0)
+    assert found.value == pytest.approx(0.1)
+    assert (found.low, found.high) == (pytest.approx(0.1), pytest.approx(0.1))
+    assert found.outcome == "seen"
+    widened = rise(before, before + 0.1 * n_tokens, n_tokens, shift=0.11)
+    assert (widened.low, widened.high) == (pytest.approx(-0.01), pytest.approx(0.21))
+    assert widened.outcome == "unresolved"
+    few = rise(before[:19], before[:19] + 0.1 * n_tokens[:19], n_tokens[:19], shift=0.01)
+    assert few.value == pytest.approx(0.1)
+    assert np.isnan([few.low, few.high]).all()
+    assert few.outcome == "unresolved"
+
+
+def test_a_rise_is_nothing_only_where_its_interval_says_so() -> None:
+    assert Rise(0.0002, -0.0001, 0.0009).outcome == "negligible"
+    assert Rise(0.0002, -0.0001, 0.0011).outcome == "unresolved"
+    assert Rise(0.0007, 0.0005, 0.0009).outcome == "seen"
+    assert Rise(-0.003, -0.004, -0.002).outcome == "seen"
+    assert Rise(0.0, math.nan, math.nan).outcome == "unresolved"
+
+
+def test_rises_are_those_from_optimum_to_optimum(data: Data) -> None:
+    fits = data.fit(l2=1e-4, tolerance=1e-3)
+    train = replace(training(1e-3), penalty=Penalty(0.0, 1e-4))
+    evidence = collect_evidence(data.train, data.test, [0], [fits[0].moments], len(data.classes))
+    (found,) = with_removals(evidence, Retraining(data, [0], fits, train, {}, lambda what: (), seed=0))
+    (x, y), (_, test_y) = scaled_features(data.train), scaled_features(data.test)
+    raw = np.concatenate([data.test.store.read(0, s.index).double().numpy() for s in data.test.store.plan.shards])
+    test_x = raw[data.test.labels >= 0] / fits[0].moments.sd.numpy()
+
+    def tested(neurons: list[int]) -> float:
+        best = optimum(x[:, neurons], y, len(data.classes), 0, 1e-4)
+        return objective(best, test_x[:, neurons], test_y, 0, 0)[0]
+
+    with_all = tested(list(range(8)))
+    for neuron, one in found.rises.items():
+        exact = tested([i for i in range(8) if i != neuron]) - with_all
+        assert abs(one.value - exact) <= max(0.05 * abs(exact), 2e-5), neuron
+        assert one.low <= exact <= one.high
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Data:
+    tokens = make_tokens(LENGTHS)
+    states = positional(tokens, 8, 1.0)
+    states[:, 6] = states[:, 5] + 0.01 * states[:, 6]  # twins: either does without the other
+    states[:, 7] = 3 + np.random.default_rng(9).standard_normal(len(states))  # noise that serves as the intercept
+    return sides_of(make_store(tmp_path / "store", [states, 2 * states], tokens, shard_tokens=400))
+
+
+def test_a_probe_that_may_not_use_a_neuron_is_the_probe_of_the_others(data: Data) -> None:
+    fits = data.fit(tolerance=1e-6)
+    neurons = torch.arange(8) != 2
+    start = without(fits[0].weight, [2], fits[0].moments, "sd", L2)[0]
+    (changed,) = train_variants(
+        data, [0], fits, [Problem("without", 0, Penalty(0.0, L2), start, neurons)], training(), {}, test=True
+    )
+    assert (changed.weight[:, 2] == 0).all()
+    x, y = scaled_features(data.train)
+    rest = np.delete(x, 2, axis=1)
+    best = objective(optimum(rest, y, len(data.classes), 0, L2), rest, y, 0, L2)[0]
+    assert changed.objective == pytest.approx(best, abs=2e-5)  # values are float32 sums
+    assert changed.objective > fits[0].objective + 1e-3
+    assert changed.metrics["cross_entropy"] == pytest.approx(
+        changed.cross_entropy_by_sentence.sum() / data.test.n_tokens, rel=1e-5
+    )
+
+
+def test_where_many_neurons_are_left_out_the_others_are_preconditioned_by_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, generator = make_tokens(LENGTHS), np.random.default_rng(3)
+    # Some of the others are twins, some are not: the whole layer's inverse, cut to these, is far from their own.
+    states = positional(tokens, 24, 1.0) @ generator.standard_normal((24, 24))
+    states[:, :12] = states[:, 12:] + states[:, :12] * np.geomspace(0.003, 3, 12)
+    data = sides_of(make_store(tmp_path / "store", [states], tokens, shard_tokens=400))
+    fits, neurons = data.fit(tolerance=1e-6), torch.arange(24) >= 12
+    problems = [Problem(name, 0, Penalty(0.0, L2), neurons=own) for name, own in (("half", neurons), ("all", None))]
+    half, _ = train_variants(data, [0], fits, problems, training(), {})
+    assert (half.weight[:, :12] == 0).all()
+    x, y = scaled_features(data.train)
+    best = objective(optimum(x[:, 12:], y, len(data.classes), 0, L2), x[:, 12:], y, 0, L2)[0]
+    assert half.objective == pytest.approx(best, abs=2e-5)  # values are float32 sums
+    monkeypatch.setattr("probing.probes.linear.FEW", 24)
+    cut, _ = train_variants(data, [0], fits, problems, training(), {})
+    assert cut.objective == pytest.approx(best, abs=2e-5)
+    assert half.n_passes < 0.8 * cut.n_passes
+
+
+def test_a_sentence_that_is_drawn_twice_counts_twice(data: Data) -> None:
+    fits = data.fit(tolerance=1e-6)
+    draws = torch.from_numpy(np.random.default_rng(1).integers(0, 3, data.train.store.tokens.n_sentences)).float()
+    problem = Problem("drawn", 0, Penalty(0.0, L2), draws=draws)
+    (drawn,) = train_variants(data, [0], fits, [problem], training(), {})
+    x, y = scaled_features(data.train)
+    sentences = data.train.store.tokens.sentences[data.train.labels >= 0]
+    times = draws.numpy()[sentences].astype(int)
+    x, y = np.repeat(x, times, axis=0), np.repeat(y, times)
+    best = objective(optimum(x, y, len(data.classes), 0, L2), x, y, 0, L2)[0]
+    assert drawn.objective == pytest.approx(best, abs=2e-5)
+    assert drawn.metrics == {}
+
+
+def test_evidence_tells_what_only_one_neuron_says_from_what_several_say(data: Data) -> None:
+    layers = [0, 1]
+    fits = data.fit(layers=layers, tolerance=1e-6)
+    evidence = collect_evidence(data.train, data.test, layers, [fit.moments for fit in fits], len(data.classes))
+    retraining = Retraining(data, layers, fits, training(1e-6), {}, lambda what: (), seed=0)
+    found = with_removals(evidence, retraining)
+    assert len(found) == 2
+    table = neuron_table(0, fits[0].weight, found[0])
+    rows = {row["neuron"]: row for row in table}
+    removed = [row for row in table if row["removed"]]
+    assert len(removed) == 8  # the first four, and as many beside them
+    assert {row["neuron"] for row in removed if row["removed"].startswith("top")} == {
+        row["neuron"] for row in table[:4]
+    }
+    for n in range(5):
+        assert rows[n]["cross_entropy_without_low"] > 0, "each of these says what no other does"
+    for n in (5, 6):
+        assert rows[n]["cross_entropy_without"] < 0.2 * min(rows[i]["cross_entropy_without"] for i in range(5))
+    # The estimate, which took no training, tells them apart too.
+    assert max(rows[n]["unique"] for n in (5, 6)) < 0.5 * min(rows[n]["unique"] for n in range(5))
+    assert found[0].penalty_stability["more_penalty_spearman"] > 0.5
+    # The second layer is the first, doubled.
+    for name in ("unique", "cross_entropy_without"):
+        other = {row["neuron"]: row[name] for row in neuron_table(1, fits[1].weight, found[1])}
+        assert [other[n] for n in range(5)] == pytest.approx([rows[n][name] for n in range(5)], rel=0.05)
+
+
+def test_replicates_of_a_strong_signal_agree_and_those_of_noise_do_not(data: Data, tmp_path: Path) -> None:
+    noise = positional(data.train.store.tokens, 40, 0.0)
+    strong = noise.copy()
+    strong[:, :5] += positional(data.train.store.tokens, 5, 3.0)
+    both = sides_of(make_store(tmp_path / "both", [strong, noise], data.train.store.tokens, shard_tokens=400))
+    fits = both.fit(layers=[0, 1])
+    evidence = collect_evidence(both.train, both.test, [0, 1], [fit.moments for fit in fits], len(both.classes))
+    retraining = Retraining(both, [0, 1], fits, training(1e-4), {}, lambda what: (), seed=0)
+    (sure, unsure), weight = with_replicates(evidence, retraining, 4)
+    assert weight.shape == (4, 2, len(both.classes), 40)
+    assert sure.stability is not None
+    assert unsure.stability is not None
+    assert sure.stability.rank_high[:5].max() <= 5
+    assert (unsure.stability.rank_high - unsure.stability.rank_low).mean() > 5

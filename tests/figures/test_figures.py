@@ -1,0 +1,279 @@
+"""What figures show, found in what is drawn: marks at the layers measured, legends beside the data, no covered text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.legend import Legend
+from matplotlib.text import Text
+
+from probing.downstream.figures import write_sts_figure, write_wic_figure
+from probing.figures import probes as figures
+from probing.geometry import figures as geometry_figures
+from probing.sweeps.figures import write_sweep_figure
+
+Row = dict[str, Any]
+Drawn = list[Figure]
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
+    """The figures that a test has drawn, in their order; nothing is written but empty files."""
+    found: Drawn = []
+
+    def keep(figure: Figure, path: Path, **_: Any) -> None:
+        Path(path).touch()
+        if figure not in found:
+            found.append(figure)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return found
+
+
+def accuracy(layers: Sequence[int], controls: Sequence[str] = ("majority", "shuffled", "token")) -> list[Row]:
+    return [
+        {"layer": k, "accuracy": 0.9 - 0.02 * k, "accuracy_low": 0.85 - 0.02 * k, "accuracy_high": 0.95 - 0.02 * k}
+        | {f"{name}_accuracy": 0.05 for name in controls}
+        for k in layers
+    ]
+
+
+def neurons(layers: Sequence[int], width: int) -> list[Row]:
+    values = np.random.default_rng(0).gamma(2, size=(len(layers), width))
+    return [
+        {"layer": k, "rank": rank, "neuron": int(neuron), "contribution": row[neuron], "flag": "",
+         "contribution_centred": 0.9 * row[neuron], "ratio": row[neuron] / row.mean()}
+        for k, row in zip(layers, values, strict=True)
+        for rank, neuron in enumerate(np.argsort(-row), start=1)
+    ]  # fmt: skip
+
+
+def measured(layers: Sequence[int], transforms: Sequence[str]) -> list[Row]:
+    return [
+        {"layer": k, "transform": transform, "measure": measure, "value": 0.1, "low": 0.05, "high": 0.2}
+        for k in layers
+        for transform in transforms
+        for measure in ("mean_cosine", "isoscore", "token_similarity", "relative_distance")
+    ]
+
+
+def ticks(axes: Axes) -> list[float]:
+    return [float(tick) for tick in axes.get_xticks()]
+
+
+def texts(figure: Figure) -> list[Text]:
+    """All text that is seen; matplotlib also keeps what is on panels without content and beyond the ends of an axis."""
+    unseen: set[Any] = set()
+    for axes in figure.axes:
+        unseen |= set() if axes.get_visible() else set(axes.findobj(Text))
+        for side, (axis, ends) in enumerate(((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim()))):
+            labels = axis.get_ticklabels()
+            unseen |= {label for label in labels if not min(ends) <= label.get_position()[side] <= max(ends)}
+    found: list[Any] = figure.findobj(Text)
+    return [text for text in found if text.get_visible() and text.get_text().strip() and text not in unseen]
+
+
+def test_accuracies_of_a_single_layer_are_marks_beside_each_other(drawn: Drawn, tmp_path: Path) -> None:
+    figures.write_figures(tmp_path, accuracy([6]), neurons([6], 16), "position", "tiny")
+    axes = drawn[0].axes[0]
+    places = sorted(float(line.get_xdata()[0]) for line in axes.lines if line.get_marker() not in ("|", "_"))  # type: ignore[index]
+    assert len(places) >= 3
+    assert ticks(axes) == [6]
+    assert 5.5 < places[0] < 6 < places[-1] < 6.5
+    assert min(np.diff(places)) > 0.1
+    assert {line.get_linestyle() for line in axes.lines} == {"None"}  # nothing is joined, and nothing goes across
+
+
+@pytest.mark.parametrize("layers", [[0, 3, 6], list(range(25))])
+def test_accuracies_stand_at_the_layers_that_were_measured(layers: list[int], drawn: Drawn, tmp_path: Path) -> None:
+    figures.write_figures(tmp_path, accuracy(layers), neurons(layers, 16), "position", "tiny")
+    axes = drawn[0].axes[0]
+    assert ticks(axes) == layers
+    found = [line for line in axes.lines if len(line.get_xdata()) == len(layers)]  # type: ignore[arg-type]
+    assert len([line for line in found if line.get_linestyle() != "None"]) == 4  # the probe and three controls
+    for line in found:
+        assert list(line.get_xdata()) == layers  # type: ignore[call-overload]
+        assert line.get_marker() != "None"
+    names = [label.get_text() for label in axes.get_xticklabels()]
+    assert all(name == "" or int(name) in layers for name in names)
+
+
+def test_the_map_has_each_neuron_of_a_wide_model(drawn: Drawn, tmp_path: Path) -> None:
+    figures.write_figures(tmp_path, accuracy([0, 1]), neurons([0, 1], 1500), "position", "tiny")
+    figure = drawn[2]
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    # A pixel or more for each, and in the vector form the numbers themselves instead of pixels drawn from them.
+    assert axes.get_window_extent().width >= 1500
+    (image,) = axes.images
+    assert image.get_interpolation() == "none"
+    assert np.shape(image.get_array()) == (2, 1500)
+
+
+def test_a_run_of_one_layer_is_a_mark_at_its_layer_in_a_comparison(drawn: Drawn, tmp_path: Path) -> None:
+    runs = {"all": accuracy(range(7)), "one": accuracy([6]), "three": accuracy([0, 3, 6])}
+    agreement = [
+        {"model_a": "all", "model_b": "one", "layer_a": k, "layer_b": 6, "statistic": statistic, "value": 0.5}
+        for k in range(7)
+        for statistic in ("spearman", "overlap", "cka")
+    ]
+    figures.write_comparison_figures(tmp_path, agreement, runs, "position")
+    axes = drawn[1].axes[0]
+    found = {str(line.get_label()): line for line in axes.lines}
+    assert list(found["one"].get_xdata()) == [6]  # type: ignore[call-overload]
+    assert found["one"].get_linestyle() == "None"
+    assert found["three"].get_linestyle() != "None"
+    assert ticks(axes) == list(range(7))
+    # The shades are told by a scale too: of deep models the cells have no room for numbers.
+    assert len(drawn[0].axes) == 4
+
+
+@pytest.mark.parametrize(("layers", "joined"), [([0, 3, 6], True), ([6], False)])
+def test_geometry_joins_the_layers_that_were_measured(
+    layers: list[int], joined: bool, drawn: Drawn, tmp_path: Path
+) -> None:
+    tables = {
+        "geometry": measured(layers, ("none", "whiten", "center")), "outliers": [], "explained": [],
+        "dimensions": [{"layer": k, "mean": 0.1, "neuron": i} for k in layers for i in range(4)],
+    }  # fmt: skip
+    geometry_figures.write_figures(tmp_path, tables, "tiny")
+    (axes,) = drawn[2].axes
+    assert ticks(axes) == layers
+    drawn_lines = [container.lines[0] for container in axes.containers]  # type: ignore[attr-defined]
+    assert len(drawn_lines) == 3
+    for line in drawn_lines:
+        assert not np.isnan(line.get_ydata(orig=False)).any()  # no gap between layers that were not asked for
+        assert (line.get_linestyle() != "None") == joined
+    first = [line.get_xdata()[0] for line in drawn_lines]
+    assert (len(set(first)) == 3) != joined  # of a single layer none covers another
+
+
+def test_a_layer_without_a_value_breaks_the_line(drawn: Drawn, tmp_path: Path) -> None:
+    rows = measured([0, 3, 6], ("none", "whiten"))
+    rows = [row for row in rows if (row["layer"], row["transform"]) != (3, "whiten")]
+    tables = {"geometry": rows, "outliers": [], "explained": [], "dimensions": [{"layer": 0, "mean": 0.1, "neuron": 0}]}
+    geometry_figures.write_figures(tmp_path, tables, "tiny")
+    whole, broken = (container.lines[0].get_ydata(orig=False) for container in drawn[2].axes[0].containers)  # type: ignore[attr-defined]
+    assert np.isnan(whole).tolist() == [False] * 3
+    assert np.isnan(broken).tolist() == [False, True, False]
+
+
+# --- legends and text ---
+
+
+def of_sweep(path: Path, n_layers: int = 7) -> None:
+    rows = [
+        {"layer": k, "probe.l2": l2, "seed": seed, "task": "position" if seed else "position_from_end",
+         "accuracy": 0.99 - 0.7 * k / n_layers, "probe.l2_spearman": 0.9 - 0.01 * k, "seed_spearman": 0.99 - 0.05 * k}
+        for k in range(n_layers)
+        for l2 in (1e-5, 1e-4, 1e-2)
+        for seed in (0, 1, 2)
+    ]  # fmt: skip
+    write_sweep_figure(path / "sweep.png", rows, ["layer", "probe.l2", "seed", "task"])
+
+
+def of_deep_sweep(path: Path) -> None:
+    of_sweep(path, 25)
+
+
+def of_fit(path: Path) -> None:
+    figures.write_figures(path, accuracy(range(13)), neurons(range(13), 32), "position", "tiny")
+
+
+def of_compare(path: Path) -> None:
+    statistics = ("spearman", "overlap", "cka")
+    for layers in (range(13), [6]):
+        rows = [
+            {"model_a": "first", "model_b": "second", "layer_a": i, "layer_b": j, "statistic": name, "value": 0.5}
+            for i in range(13) for j in layers for name in statistics
+        ]  # fmt: skip
+        figures.write_comparison_figures(path, rows, {"first": accuracy(range(13)), "second": accuracy(layers)}, "x")
+
+
+def of_geometry(path: Path) -> None:
+    tables = {
+        "geometry": measured(range(13), list(geometry_figures.LOOKS)), "explained": [], "outliers": [],
+        "dimensions": [{"layer": k, "mean": 0.1, "neuron": i} for k in range(13) for i in range(4)],
+    }  # fmt: skip
+    geometry_figures.write_figures(path, tables, "tiny")
+
+
+def of_wic(path: Path) -> None:
+    rows = [
+        {"layer": k, "transform": space, "accuracy": 0.6, "accuracy_low": 0.5, "accuracy_high": 0.7, "auc": 0.6,
+         "auc_low": 0.5, "auc_high": 0.7, "constant_true_accuracy": 0.5, "n_pairs": 400}
+        for k in range(25) for space in ("none", "clip", "whiten")
+    ]  # fmt: skip
+    write_wic_figure(path / "wic.png", rows, "dev", "tiny")
+
+
+def of_sts(path: Path) -> None:
+    rows = [
+        {"set": name, "layer": k, "pooling": "mean", "transform": space, "aggregation": "all", "n_pairs": 300,
+         "spearman": 0.6, "low": 0.5, "high": 0.7}
+        for name in ("STS12", "STS-B dev", "SICK-R trial") for k in range(25) for space in ("none", "clip", "whiten")
+    ]  # fmt: skip
+    write_sts_figure(path / "sts.png", rows, "mean", "tiny")
+
+
+def of_curves(path: Path) -> None:
+    rows = [
+        {"layer": 6, "ranking": "random" if end == "random" else "contribution", "kind": kind, "from": end, "k": k,
+         "accuracy": 0.5, "validation_accuracy": 0.5, "draw": 1}
+        for kind in ("only", "without") for end in ("top", "bottom", "random") for k in (1, 2, 5, 10, 20, 50, 100, 200)
+    ]  # fmt: skip
+    whole = {"layer": 6, "ranking": "contribution", "kind": "only", "from": "top", "k": 384, "accuracy": 0.6}
+    figures.write_curves_figure(path / "curves.png", [*rows, {**whole, "validation_accuracy": 0.6}], 0.1, "x", "tiny")
+
+
+DRAWERS = (of_fit, of_compare, of_curves, of_geometry, of_wic, of_sts, of_sweep, of_deep_sweep)
+
+
+@pytest.mark.parametrize("draw", DRAWERS)
+def test_legends_stand_beside_the_data_and_no_text_covers_another(
+    draw: Callable[[Path], None], drawn: Drawn, tmp_path: Path
+) -> None:
+    draw(tmp_path)
+    assert drawn
+    for figure in drawn:
+        figure.draw_without_rendering()
+        panels = [axes.get_window_extent() for axes in figure.axes if axes.get_visible()]
+        for legend in figure.findobj(Legend):
+            assert not any(legend.get_window_extent().overlaps(panel) for panel in panels)
+        upright = [text for text in texts(figure) if text.get_rotation() % 90 == 0]
+        assert len(upright) > 5
+        boxes = [(text.get_text(), text.get_window_extent()) for text in upright]
+        covered = [(a, b) for (a, first), (b, second) in combinations(boxes, 2) if first.overlaps(second)]
+        assert covered == []
+
+
+def test_a_sweep_joins_values_that_have_an_order_and_no_others(drawn: Drawn, tmp_path: Path) -> None:
+    of_sweep(tmp_path)
+    means = {axes.get_xlabel(): axes.lines[1] for axes in drawn[0].axes if axes.get_ylabel() == "test accuracy"}
+    assert means["probe.l2"].get_linestyle() == "-"
+    assert means["task"].get_linestyle() == "None"
+    layers = next(axes for axes in drawn[0].axes if axes.get_xlabel().startswith("layer"))
+    assert ticks(layers) == list(range(7))
+    (legend,) = drawn[0].legends
+    named = [text.get_text() for text in legend.get_texts()]
+    assert named == ["one probe", "mean of probes", *(f"layer {k}" for k in range(7))]
+
+
+def test_what_is_drawn_differs_without_colour(drawn: Drawn, tmp_path: Path) -> None:
+    for draw in (of_fit, of_geometry, of_wic, of_compare):
+        draw(tmp_path)
+    for figure in drawn:
+        for axes in figure.axes:
+            looks = [
+                (line.get_marker(), line.get_linestyle(), line.get_markerfacecolor() == line.get_color())
+                for line in axes.lines
+                if not str(line.get_label()).startswith("_")
+            ]
+            assert all(a != b for a, b in pairwise(sorted(looks, key=str)))

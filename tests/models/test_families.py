@@ -1,0 +1,48 @@
+"""Every family of models, from text to a ranked table by the real command, and the README's list of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conftest import BARE_ARGS, N_LAYERS, ROOT
+from families import FAMILIES, readme_row
+from probing import load_run
+from probing.__main__ import COMMANDS
+from probing.cli.commandline import run
+
+# pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
+pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
+
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_text_becomes_a_ranked_table(
+    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, family: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["--model", str(checkpoints[family]), "--corpus", str(corpus_file), "--runs", str(tmp_path), "--name", "run"]
+    status = run(COMMANDS, ["fit", *args, *BARE_ARGS, "--wandb.mode", "disabled"])
+    output = capsys.readouterr()
+    assert status == 0, output.err
+    layers = list(range(N_LAYERS[family] + 1))
+    made = load_run(tmp_path / "run")
+    assert [row["layer"] for row in made.accuracy] == layers
+    # A tiny random model holds position in some layer; one whose positions are distances has none in its embeddings.
+    assert max(row["accuracy"] / row["majority_accuracy"] for row in made.accuracy) > 1.2
+    for layer in layers:
+        ranked = [row for row in made.neurons if row["layer"] == layer]
+        assert sorted(row["neuron"] for row in ranked) == list(range(16))
+        assert [row["contribution"] for row in ranked] == sorted((row["contribution"] for row in ranked), reverse=True)
+    assert f"Layer {layers[-1]}: neurons by contribution" in output.out
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_readme_says_what_the_family_does(checkpoints: dict[str, Path], family: str) -> None:
+    assert readme_row(family, checkpoints[family]) in README.splitlines()
+
+
+def test_the_readme_lists_no_other_family() -> None:
+    table = README.split("<!-- families -->")[1].split("<!-- end of families -->")[0]
+    assert len([line for line in table.splitlines() if line.startswith("| ")]) == 1 + len(FAMILIES)

@@ -1,0 +1,109 @@
+import pytest
+import torch
+
+from probing.probes.objective import cross_entropy_sums
+
+# Sums of float64 terms in two orders: a few units in the last place of values near 10.
+EXACT = {"rtol": 1e-10, "atol": 1e-11}
+
+
+@pytest.fixture
+def batch():
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(3, 4, 5, generator=generator, dtype=torch.float64)
+    hidden_states = torch.randn(17, 5, generator=generator, dtype=torch.float64)
+    labels = torch.randint(4, (17,), generator=generator)
+    return weight, hidden_states, labels
+
+
+def summed_cross_entropy(weight, hidden_states, labels):
+    return torch.nn.functional.cross_entropy(hidden_states @ weight.T, labels, reduction="sum")
+
+
+def test_value_and_gradient_equal_automatic_differentiation(batch):
+    weight, hidden_states, labels = batch
+    sums = cross_entropy_sums(weight, hidden_states, labels)
+    for i in range(3):
+        w = weight[i].clone().requires_grad_()
+        value = summed_cross_entropy(w, hidden_states, labels)
+        value.backward()
+        torch.testing.assert_close(sums.cross_entropy[i], value.detach(), **EXACT)
+        torch.testing.assert_close(sums.gradient[i], w.grad, **EXACT)
+
+
+def test_class_covariance_equals_the_hessian_in_the_logits(batch):
+    weight, hidden_states, labels = batch
+    sums = cross_entropy_sums(weight, hidden_states, labels)
+    for i in range(3):
+        logits = hidden_states @ weight[i].T
+        expected = sum(
+            torch.autograd.functional.hessian(
+                lambda z, y=y: torch.nn.functional.cross_entropy(z[None], y[None], reduction="sum"), z
+            )
+            for z, y in zip(logits, labels, strict=True)
+        )
+        torch.testing.assert_close(sums.class_covariance[i], expected, **EXACT)
+
+
+def test_masked_rows_never_count_whatever_they_hold(batch):
+    weight, hidden_states, labels = batch
+    masked = labels.clone()
+    masked[[0, 5, 16]] = -1
+    wild = hidden_states.clone()
+    wild[[0, 5, 16]] = 1e4
+    kept = masked >= 0
+    for one, other in zip(
+        cross_entropy_sums(weight, wild, masked),
+        cross_entropy_sums(weight, hidden_states[kept], labels[kept]),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, **EXACT)
+
+
+def test_a_batch_without_examples_adds_nothing(batch):
+    weight, hidden_states, labels = batch
+    for sums in (
+        cross_entropy_sums(weight, hidden_states, torch.full_like(labels, -1)),
+        cross_entropy_sums(weight, hidden_states[:0], labels[:0]),
+    ):
+        assert all(not part.any() for part in sums)
+
+
+def test_stacked_problems_give_what_each_gives_alone(batch):
+    weight, hidden_states, labels = batch
+    stacked = cross_entropy_sums(weight, hidden_states, labels)
+    for i in range(3):
+        for one, alone in zip(stacked, cross_entropy_sums(weight[i : i + 1], hidden_states, labels), strict=True):
+            torch.testing.assert_close(one[i], alone[0], **EXACT)
+
+
+def test_problems_may_have_labels_of_their_own_for_the_same_tokens(batch):
+    weight, hidden_states, labels = batch
+    own = torch.stack([labels, labels.flip(0), (labels + 1) % 4])
+    own[:, [2, 9]] = -1
+    stacked = cross_entropy_sums(weight, hidden_states, own)
+    for i in range(3):
+        for one, alone in zip(stacked, cross_entropy_sums(weight[i : i + 1], hidden_states, own[i]), strict=True):
+            torch.testing.assert_close(one[i], alone[0], **EXACT)
+
+
+def test_two_batches_add_up_to_one(batch):
+    weight, hidden_states, labels = batch
+    parts = [cross_entropy_sums(weight, hidden_states[at], labels[at]) for at in (slice(0, 6), slice(6, None))]
+    for whole, a, b in zip(cross_entropy_sums(weight, hidden_states, labels), *parts, strict=True):
+        torch.testing.assert_close(whole, a + b, **EXACT)
+
+
+def test_inputs_stay_as_they_were(batch):
+    before = [tensor.clone() for tensor in batch]
+    cross_entropy_sums(*batch)
+    assert all(torch.equal(one, other) for one, other in zip(before, batch, strict=True))
+
+
+def test_values_are_summed_in_float64_from_float32_activations(batch):
+    weight, hidden_states, labels = batch
+    sums = cross_entropy_sums(weight.float(), hidden_states.float(), labels)
+    assert sums.cross_entropy.dtype == torch.float64
+    # Logits near 5 in float32: 17 errors of about 5e-7.
+    expected = cross_entropy_sums(weight, hidden_states, labels).cross_entropy
+    torch.testing.assert_close(sums.cross_entropy, expected, rtol=1e-6, atol=1e-5)

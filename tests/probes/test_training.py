@@ -1,0 +1,352 @@
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from conftest import ROOT
+from probing.data.controls import shuffled
+from probing.errors import UserError
+from probing.probes.linear import Problem
+from probing.probes.solvers import Penalty
+from probing.probes.training import Training, layer_moments, train_problems
+from probing.runtime.trainer import check_trainer_options
+from synthetic import (
+    LIGHTNING_WARNINGS,
+    make_store,
+    make_tokens,
+    objective,
+    optimum,
+    positional,
+    scaled_features,
+    sides,
+)
+
+pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
+L2 = 1e-3  # what `Data.fit` takes by default
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Two layers that tell position, well and badly, with a third of unlike scales; 6 to 12 shards."""
+    tokens = make_tokens(np.random.default_rng(0).integers(8, 13, 120).tolist())
+    good, bad = positional(tokens, 12, 0.5, 0), positional(tokens, 12, 0.2, 1)
+    layers = [good, bad, positional(tokens, 12, 0.5, 2) * 10.0 ** np.linspace(-3, 3, 12)]
+    return sides(make_store(tmp_path_factory.mktemp("training") / "store", layers, tokens))
+
+
+@pytest.fixture(scope="module")
+def fits(data):
+    return data.fit((0, 1, 2))
+
+
+def distance_to_optimum(data, fit, l1=0.0, l2=L2):
+    """Return the fit's objective above its minimum, both computed in float64 by other means."""
+    x, y = scaled_features(data.train, fit.layer)
+    scaled_weight = fit.weight.double().numpy() * fit.moments.sd.numpy()
+    best = optimum(x, y, len(data.classes), l1, l2)
+    return objective(scaled_weight, x, y, l1, l2)[0] - objective(best, x, y, l1, l2)[0]
+
+
+def test_every_layer_ends_within_the_tolerance_of_its_minimum(data, fits):
+    for fit in fits:
+        assert fit.converged
+        assert fit.optimality_gap <= 1e-5
+        # float32 activations and weights: the value is known to 1e-6.
+        assert -1e-6 <= distance_to_optimum(data, fit) <= fit.optimality_gap + 1e-6
+
+
+def test_the_test_accuracy_is_that_of_scikit_learn(data, fits):
+    test = data.test.labels >= 0
+    for fit in fits:
+        x, y = scaled_features(data.train, fit.layer)
+        states = np.concatenate([data.test.store.read(fit.layer, s.index) for s in data.test.store.plan.shards])
+        reference = LogisticRegression(fit_intercept=False, C=1 / (2 * len(y) * L2), max_iter=5000).fit(x, y)
+        accuracy = reference.score(states[test] / fit.moments.sd.numpy(), data.test.labels[test])
+        # One token of 200 whose two best classes are a rounding apart.
+        assert fit.metrics["accuracy"] == pytest.approx(accuracy, abs=0.005 + 1e-6)
+        assert fit.correct_by_sentence.sum() == round(fit.metrics["accuracy"] * data.test.n_tokens)
+    assert fits[0].metrics["accuracy"] > 0.5 > 0.35 > fits[1].metrics["accuracy"]
+
+
+def test_with_l1_the_layer_ends_within_the_tolerance_too(data):
+    fit = data.fit(l1=5e-3)[0]
+    assert fit.converged
+    assert (fit.weight == 0).any()
+    assert -1e-6 <= distance_to_optimum(data, fit, l1=5e-3) <= fit.optimality_gap + 1e-6 <= 1.1e-5
+
+
+def test_layers_trained_together_equal_each_alone(data, fits):
+    for fit in fits:
+        alone = data.fit((fit.layer,))[0]
+        assert alone.n_passes == fit.n_passes
+        # The same float32 products in batches of another shape.
+        torch.testing.assert_close(alone.weight, fit.weight, rtol=1e-3, atol=1e-4 * float(fit.weight.abs().max()))
+        assert alone.metrics == pytest.approx(fit.metrics, abs=1e-4)
+
+
+def test_moments_are_those_of_training_examples_alone(data, fits):
+    for layer, found in enumerate(layer_moments(data.train, [0, 1, 2])):
+        store, kept = data.train.store, data.train.labels >= 0
+        states = np.concatenate([store.read(layer, s.index).double() for s in store.plan.shards])[kept]
+        assert found.n_tokens == kept.sum()
+        np.testing.assert_allclose(found.mean, states.mean(0), rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(found.sd, states.std(0), rtol=1e-6)  # squares in float32
+        assert torch.equal(found.sd, fits[layer].moments.sd)
+
+
+def test_a_second_training_gives_the_same_bits(data, fits):
+    again = data.fit((0, 1, 2))
+    assert all(torch.equal(one.weight, other.weight) for one, other in zip(fits, again, strict=True))
+
+
+def test_half_precision_activations_are_trained_in_single(data, tmp_path, fits):
+    store = data.train.store
+    states = torch.cat([store.read(0, s.index) for s in store.plan.shards])
+    half = sides(make_store(tmp_path / "half", [states], store.tokens, dtype="float16"))
+    fit = half.fit()[0]
+    assert fit.converged
+    assert fit.weight.dtype == torch.float32
+    # float16 keeps three digits of an activation.
+    assert fit.metrics["accuracy"] == pytest.approx(fits[0].metrics["accuracy"], abs=0.02)
+
+
+def test_with_labels_shuffled_within_sentences_accuracy_falls_to_chance(data, fits):
+    chance = shuffled(data, 0)
+    fit = chance.fit()[0]
+    s, n = len(chance.test.sentences()), chance.test.n_tokens
+    # No predictor can expect more than one token a sentence, with a standard error near sqrt(S) / N.
+    bound = s / n + 3 * np.sqrt(s) / n
+    assert fit.metrics["accuracy"] <= bound < fits[0].metrics["accuracy"]
+
+
+def test_too_few_passes_are_admitted_with_a_gap_that_still_bounds(data):
+    fit = data.fit(trainer={"max_epochs": 4})[0]
+    assert fit.converged is False
+    assert fit.n_passes == 4
+    assert fit.optimality_gap >= distance_to_optimum(data, fit) > 1e-5
+
+
+@pytest.mark.parametrize("trainer", [{}, {"precision": "16-true"}])
+def test_a_training_that_diverges_is_refused(data, trainer):
+    with pytest.raises(UserError, match=r"`--probe.learning_rate .*e\+30`: the training diverged; lower it"):
+        data.fit(solver="adam", learning_rate=1e30, trainer={"max_epochs": 3, **trainer})
+
+
+def test_no_pass_at_all_is_refused(data):
+    with pytest.raises(UserError, match=r"`--trainer.max_epochs` or `--trainer.max_time` ended.*first pass"):
+        data.fit(trainer={"max_epochs": 0})
+    with pytest.raises(UserError, match=r"`--trainer.max_time`"):
+        data.fit(trainer={"max_time": {"seconds": 0}})
+
+
+def test_no_pass_at_all_is_refused_for_any_stack(data):
+    penalty = Penalty(0.0, L2)
+    training = Training(penalty, "sd", "lbfgs", 1e-5, 0.01, 64, 3, 0)
+    problem, moments = Problem("one", 0, penalty), layer_moments(data.train, [0])
+    with pytest.raises(UserError, match=r"`--trainer.max_time` ended the training before its first pass"):
+        train_problems(data, [0], moments, [problem], training, {"max_time": {"seconds": 0}})
+
+
+@pytest.mark.parametrize("space", ["rms", "raw"])
+def test_other_penalty_spaces_have_their_own_minimum(data, fits, space):
+    fit = data.fit((2,), penalty_space=space, tolerance=1e-4)[0]
+    store, kept = data.train.store, data.train.labels >= 0
+    states = np.concatenate([store.read(2, s.index).double() for s in store.plan.shards])[kept]
+    scale = {"rms": np.sqrt(np.square(states).mean(0)), "raw": np.ones(12)}[space]
+    weight = fit.weight.double().numpy() * scale
+    value = objective(weight, states / scale, data.train.labels[kept], 0, L2)[0]
+    assert fit.converged
+    assert fit.objective == pytest.approx(value, abs=1e-4)  # raw: logits of neurons near 1e3 in float32
+    if space == "rms":
+        best = objective(optimum(states / scale, data.train.labels[kept], len(data.classes), 0, L2),
+                         states / scale, data.train.labels[kept], 0, L2)[0]  # fmt: skip
+        assert -1e-6 <= value - best <= fit.optimality_gap + 1e-6
+    else:
+        # The space matters: without division the penalty falls on the smallest neurons alone.
+        assert not torch.allclose(fit.weight, fits[2].weight, rtol=0.5)
+
+
+# --- Adam ---
+
+
+def test_adam_comes_near_the_minimum_of_an_easy_problem_and_says_how_near(data):
+    fit = data.fit(trainer={"max_epochs": 60}, solver="adam", l2=1e-2, learning_rate=0.02, patience=60)[0]
+    assert fit.converged is False
+    distance = distance_to_optimum(data, fit, l2=1e-2)
+    # Not at the minimum: mini-batches are noisy and the best epoch is chosen by validation.
+    assert 0 < distance < 0.05
+    # The reference of the measurement is itself within 1e-5 of the minimum.
+    assert distance - 1e-6 <= fit.optimality_gap <= distance + 1e-5 + 1e-6
+
+
+def test_adam_that_was_stopped_early_reports_how_far_it_stayed(data):
+    fit = data.fit(trainer={"max_epochs": 1}, solver="adam")[0]
+    distance = distance_to_optimum(data, fit)
+    assert distance > 0.3
+    assert fit.optimality_gap == pytest.approx(distance, abs=2e-5)  # the reference's tolerance, and float32
+    assert fit.n_passes == 1
+
+
+@pytest.mark.parametrize("trainer", [{}, {"gradient_clip_val": 0.05}, {"accumulate_grad_batches": 3}])
+def test_adam_trains_layers_together_as_it_trains_each_alone(data, trainer):
+    trainer = {"max_epochs": 3, **trainer}
+    for fit in data.fit((0, 2), trainer, solver="adam"):
+        alone = data.fit((fit.layer,), trainer, solver="adam")[0]
+        # The same float32 products in batches of another shape.
+        torch.testing.assert_close(alone.weight, fit.weight, rtol=1e-4, atol=1e-5 * float(fit.weight.abs().max()))
+
+
+def test_adam_without_a_validation_keeps_its_last_weights(data):
+    trainer = {"max_epochs": 2, "check_val_every_n_epoch": 5}
+    fit = data.fit(trainer=trainer, solver="adam", learning_rate=0.02)[0]
+    assert fit.weight.any()
+    assert fit.metrics["accuracy"] > 0.3
+
+
+def test_the_measuring_of_adam_is_not_cut_short_with_adam(data):
+    fit = data.fit(trainer={"max_epochs": 5, "max_time": {"milliseconds": 1}}, solver="adam")[0]
+    assert fit.optimality_gap == pytest.approx(distance_to_optimum(data, fit), abs=2e-5)
+
+
+def test_the_seed_repeats_adam_and_another_seed_does_not(data):
+    one, same, other = (data.fit(trainer={"max_epochs": 1}, solver="adam", seed=seed)[0].weight for seed in (0, 0, 1))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("solver", ["lbfgs", "adam"])
+def test_checkpoints_hold_the_weights_that_are_reported(data, tmp_path, solver):
+    trainer = {"enable_checkpointing": True, "max_epochs": 6}
+    fit = data.fit(trainer=trainer, solver=solver, folder=str(tmp_path))[0]
+    saved = torch.load(tmp_path / "checkpoints" / "probe.ckpt", weights_only=True)["state_dict"]
+    assert torch.equal(saved["scaled_weight"][0] * saved["inverse_scale"][0], fit.weight)
+
+
+@pytest.mark.parametrize("solver", ["lbfgs", "adam"])
+def test_nothing_is_written_unless_asked_for(data, tmp_path, solver, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data.fit(trainer={"max_epochs": 2}, solver=solver, folder=str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+# --- the Trainer's options ---
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"patience": 3}, r"`--trainer.patience` is no argument of Lightning's Trainer"),
+        ({"precision": "16-mixed"}, r"`--trainer.precision` cannot be honoured by the solver lbfgs"),
+        ({"logger": True}, r"`--trainer.logger` cannot be honoured"),
+        ({"max_epochs": -7}, r"`--trainer.max_epochs -7` is out of range: expected at least -1"),
+        ({"max_epochs": 0}, r"`--trainer.max_epochs 0` leaves no pass"),
+        ({"max_time": "00:00:00:00"}, r"`--trainer.max_time 00:00:00:00` leaves no time to train"),
+        ({"benchmark": "often"}, r"`--trainer.benchmark often`: expected true or false"),
+        ({"max_epochs": "many"}, r"`--trainer.max_epochs many`: expected a whole number"),
+        ({"max_epochs": 1.5}, r"`--trainer.max_epochs 1.5`: expected a whole number"),
+        ({"accelerator": "abacus"}, r"Lightning refuses it.*abacus"),
+        ({"max_time": "soon"}, r"Lightning refuses it.*soon"),
+        ({"strategy": "ddp_spawn", "devices": 2}, r"`--trainer.strategy ddp_spawn`: expected auto or ddp"),
+        ({"accelerator": "cpu", "devices": 9999}, r"`--trainer.devices 9999`: on this machine \d+ cores can be used"),
+    ],
+)
+def test_options_that_cannot_be_met_are_refused_before_any_work(options, message):
+    with pytest.raises(UserError, match=message):
+        check_trainer_options(options, "lbfgs")
+
+
+def test_all_problems_are_named_at_once_with_what_can_be_set():
+    options = {"patience": 3, "max_steps": 5, "max_epochs": "many"}
+    with pytest.raises(UserError) as error:
+        check_trainer_options(options, "adam")
+    assert all(f"--trainer.{name}" in str(error.value) for name in options)
+    assert "what can be set is accelerator, " in str(error.value)
+
+
+def test_a_share_of_the_batches_is_refused_since_their_number_is_not_known():
+    check_trainer_options({"limit_train_batches": 3}, "adam")
+    check_trainer_options({"limit_train_batches": 1.0}, "adam")
+    with pytest.raises(UserError, match=r"`--trainer.limit_train_batches 0.5`: expected a whole number"):
+        check_trainer_options({"limit_train_batches": 0.5}, "adam")
+
+
+@pytest.mark.parametrize(
+    ("options", "solver"),
+    [
+        ({}, "lbfgs"),
+        ({"max_epochs": 5, "devices": 1, "max_time": "00:01:00:00", "deterministic": True}, "lbfgs"),
+        ({"accelerator": "cpu", "devices": 2, "strategy": "ddp"}, "lbfgs"),
+        ({"precision": "bf16-mixed", "gradient_clip_val": 0.5, "accumulate_grad_batches": 2}, "adam"),
+    ],
+)
+def test_options_that_can_be_met_are_accepted(options, solver):
+    check_trainer_options(options, solver)
+
+
+# --- several processes ---
+
+
+def test_what_is_at_odds_with_torchrun_is_refused(monkeypatch):
+    for name, value in {"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=r"`--trainer.devices 1`: torchrun or srun started 2 processes a host on 1"):
+        check_trainer_options({"accelerator": "cpu", "devices": 1}, "lbfgs")
+
+
+TWO_RANKS = """
+import json, sys, warnings
+from pathlib import Path
+
+warnings.simplefilter("ignore")
+from synthetic import sides
+
+from probing.cache.store import ActivationStore
+from probing.runtime.distributed import is_main_process
+
+if __name__ == "__main__":
+    folder, solver, devices, out = sys.argv[1:]
+    trainer = {"accelerator": "cpu", "devices": int(devices), "max_epochs": 1000 if solver == "lbfgs" else 5}
+    if devices != "1":
+        trainer["strategy"] = "ddp"
+    fits = sides(ActivationStore(Path(folder))).fit((0, 1), trainer, solver=solver)
+    if is_main_process():
+        Path(out).write_text(json.dumps([
+            {"metrics": f.metrics, "correct": f.correct_by_sentence.tolist(), "objective": f.objective,
+             "gap": f.optimality_gap, "weight": f.weight.tolist(), "passes": f.n_passes} for f in fits]))
+    if devices != "1":  # gloo's threads may outlive the interpreter, and then abort it
+        from torch import distributed
+
+        distributed.barrier()
+        distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("solver", ["lbfgs", "adam"])
+def test_two_ranks_train_what_one_trains(data, tmp_path, solver):
+    (tmp_path / "script.py").write_text(TWO_RANKS)
+    results = []
+    for devices in ("1", "2"):
+        out = tmp_path / f"{devices}.json"
+        # The script starts its second rank itself, by Lightning's launcher.
+        subprocess.run(
+            [sys.executable, "script.py", str(data.train.store.folder), solver, devices, str(out)],
+            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT / "tests")}, check=True, timeout=600,
+            capture_output=True,
+        )  # fmt: skip
+        results.append(json.loads(out.read_text()))
+    for one, two in zip(*results, strict=True):
+        if solver == "lbfgs":  # the same sums in another order
+            assert two["correct"] == one["correct"]
+            assert two["passes"] == one["passes"]
+            assert two["metrics"] == pytest.approx(one["metrics"], abs=1e-5)
+            np.testing.assert_allclose(two["weight"], one["weight"], atol=1e-3 * np.abs(one["weight"]).max())
+        else:  # every batch is shared, but for a token where it has an odd number
+            assert two["metrics"]["accuracy"] == pytest.approx(one["metrics"]["accuracy"], abs=0.05)
+            assert two["gap"] == pytest.approx(one["gap"], rel=0.1)
+            assert two["gap"] > 1e-3

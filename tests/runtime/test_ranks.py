@@ -1,0 +1,372 @@
+"""Two processes as one job, however they are started: what they make, and how they end when one of them is killed."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from socket import socket
+from typing import Any
+
+import pytest
+
+from conftest import BARE_ARGS
+from probing.__main__ import COMMANDS
+from probing.cli.commandline import run
+from probing.errors import UserError
+from probing.runtime.distributed import launched
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="reads Linux's /proc"),
+]
+
+# Long enough for a busy machine; nothing waits so long unless something is wrong.
+PATIENCE_S = 600
+SEVERAL = pytest.mark.several
+# Within which a job whose rank was killed has ended: the launcher looks every 5 seconds.
+BOUND_S = 90
+
+# `python -m probing` with small shards, which notes what each process reads and, in `extract`, takes its time to write.
+PROGRAM = """
+import os, sys, time
+from probing.__main__ import main
+from probing.cache import plan, store
+plan.SHARD_BYTES, plan.MIN_SHARD_TOKENS = 0, 600
+write, read = store.ActivationStore.write, store.ActivationStore.read
+rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", os.environ.get("SLURM_PROCID", "0")))
+def write_slowly(self, *args):
+    time.sleep(0.2 if sys.argv[1] == "extract" else 0)
+    write(self, *args)
+def read_and_note(self, layer, shard):
+    with open("read.txt", "a") as file:
+        file.write(f"{self.folder.name} {shard} {rank}\\n")
+    return read(self, layer, shard)
+store.ActivationStore.write, store.ActivationStore.read = write_slowly, read_and_note
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+DDP = ["--trainer.strategy", "ddp", "--trainer.devices", "2"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
+# What srun sets, as Lightning reads it.
+SLURM = {
+    "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NNODES": "1", "SLURM_NODEID": "0",
+    "SLURM_NODELIST": "localhost", "SLURM_JOB_NAME": "probe", "SLURM_JOB_ID": "71",
+}  # fmt: skip
+
+
+@dataclass
+class Job:
+    """A command in a folder of its own, started in one of several ways."""
+
+    folder: Path
+    args: list[str]
+    wandb: str = "offline"
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def start(self, command: list[str] | None = None, **variables: str) -> None:
+        """Start a process of the job."""
+        own = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
+        environment = {**own, "OMP_NUM_THREADS": "1", "WANDB_MODE": self.wandb, "PROBING_TEST": self.mark, **variables}
+        self.started.append(
+            subprocess.Popen(
+                [*(command or [sys.executable]), "program.py", *self.args], cwd=self.folder, env=environment, text=True,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+            )
+        )  # fmt: skip
+
+    def end(self, within_s: float = PATIENCE_S) -> tuple[list[int], str, str]:
+        """Wait, and return exit statuses and all that was printed."""
+        ends = [(*process.communicate(timeout=within_s), process.returncode) for process in self.started]
+        outs, errors, codes = zip(*ends, strict=True)
+        return list(codes), "".join(outs), "".join(errors)
+
+    def processes(self) -> dict[int, dict[str, str]]:
+        """Return the environment of each process of the job that is alive, those of W&B left out."""
+        found = {}
+        for path in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                pairs = (path / "environ").read_bytes().decode(errors="replace").split("\0")
+                variables = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+                is_own = variables.get("PROBING_TEST") == self.mark
+                if is_own and b"program.py" in (path / "cmdline").read_bytes():
+                    found[int(path.name)] = variables
+        return found
+
+
+@pytest.fixture
+def job(tmp_path: Path, checkpoints: dict[str, Path], corpus_file: Path) -> Iterator[Callable[..., Job]]:
+    """Make a job: `job("fit", "--layer", "2")`; what is left of it at the end is killed."""
+    made = []
+
+    def make(command: str, *args: str, name: str = "job") -> Job:
+        (folder := tmp_path / name).mkdir(exist_ok=True)
+        made.append(make_job(folder, checkpoints["bert"], corpus_file, command, *args))
+        return made[-1]
+
+    yield make
+    for one in made:
+        for pid in one.processes():
+            os.kill(pid, signal.SIGKILL)
+        for process in one.started:
+            process.wait(10)
+
+
+@pytest.fixture(scope="module")
+def alone(
+    checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., tuple[Path, str]]:
+    """Return where one process ran a command, and what it printed; once for each command."""
+
+    @cache
+    def run_once(*args: str) -> tuple[Path, str]:
+        one = make_job(tmp_path_factory.mktemp("alone"), checkpoints["bert"], corpus_file, *args)
+        one.start()
+        codes, said, errors = one.end()
+        assert codes == [0], errors
+        return one.folder, said
+
+    return run_once
+
+
+def make_job(folder: Path, model: Path, corpus: Path, command: str, *args: str) -> Job:
+    (folder / "program.py").write_text(PROGRAM)
+    fixed = ["--model", str(model), "--corpus", str(corpus), "--cache", "cache", "--trainer.accelerator", "cpu"]
+    return Job(folder, [command, *fixed, *args])
+
+
+def start_in_two(one: Job, how: str) -> None:
+    if how == "ddp":
+        one.args += DDP
+        one.start()
+    elif how == "torchrun":
+        one.start(TORCHRUN)
+    else:
+        with socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        for rank in "01":
+            one.start(**SLURM, SLURM_PROCID=rank, SLURM_LOCALID=rank, MASTER_PORT=port)
+
+
+def shards(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.glob("cache/*/layer_*/*.safetensors"))}
+
+
+def table(folder: Path, name: str) -> list[dict[str, Any]]:
+    (path,) = folder.glob(f"runs/*/{name}")
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def assert_same_tables(one: Path, two: Path) -> None:
+    for name in ("accuracy.csv", "neurons.csv"):
+        rows, others = table(one, name), table(two, name)
+        assert len(rows) == len(others) > 0
+        for row, other in zip(rows, others, strict=True):
+            assert row.keys() == other.keys()
+            for column, value in row.items():
+                if value != other[column]:  # the same float64 sums in another order
+                    assert float(other[column]) == pytest.approx(float(value), rel=1e-4, abs=1e-6), column
+
+
+# --- what two processes make ---
+
+MORE = ["--layer", "2", "--replicates", "2", "--controls", "shuffled", "--probe.l2", "0.01"]
+LESS = ["--layer", "2", *BARE_ARGS, "--probe.l2", "0.01"]
+
+
+@pytest.mark.parametrize(
+    ("how", "args"),
+    [pytest.param("ddp", MORE, marks=SEVERAL), ("torchrun", LESS), pytest.param("slurm", LESS, marks=SEVERAL)],
+)
+def test_two_processes_make_what_one_makes_each_half_of_it(
+    job: Callable[..., Job], alone: Callable[..., tuple[Path, str]], how: str, args: list[str]
+) -> None:
+    one, said = alone("fit", *args)
+    start_in_two(two := job("fit", *args), how)
+    codes, said_by_two, errors = two.end()
+    assert set(codes) == {0}, errors
+    assert two.processes() == {}
+    assert shards(two.folder) == shards(one)
+    (manifest,) = two.folder.glob("cache/*/manifest.jsonl")
+    assert len(manifest.read_text().splitlines()) == 1 + len(shards(two.folder))  # each was computed once
+    assert_same_tables(one, two.folder)
+    assert len(list(two.folder.glob("runs/*"))) == 1
+    assert len(list(two.folder.glob("runs/*/wandb/offline-run-*"))) == 1
+    # The first rank alone speaks; names of runs differ.
+    assert [line[:40] for line in said_by_two.splitlines()[:-1]] == [line[:40] for line in said.splitlines()[:-1]]
+    lines = [line for line in errors.splitlines() if "OMP_NUM_THREADS" not in line]
+    assert len(lines) == len(set(lines))
+    # Each shard is read by one rank alone, all through the training and the evidence.
+    readers: dict[str, set[str]] = {}
+    for line in (two.folder / "read.txt").read_text().splitlines():
+        shard, rank = line.rsplit(" ", 1)
+        readers.setdefault(shard, set()).add(rank)
+    assert all(len(ranks) == 1 for ranks in readers.values())
+    assert set().union(*readers.values()) == {"0", "1"}
+
+
+@pytest.mark.several
+def test_more_processes_than_shards_are_no_more_than_idle(
+    job: Callable[..., Job], alone: Callable[..., tuple[Path, str]]
+) -> None:
+    one, _ = alone("fit", *LESS)
+    two = job("fit", *LESS)
+    two.wandb = "disabled"
+    (two.folder / "program.py").write_text(PROGRAM.replace("600", "10**9"))
+    start_in_two(two, "ddp")
+    codes, _, errors = two.end()
+    assert codes == [0], errors
+    assert len(shards(two.folder)) == 1
+    assert_same_tables(one, two.folder)
+
+
+# --- how they end ---
+
+
+def kill(one: Job, rank: str) -> None:
+    """Kill the process of a rank, the first having none where Lightning started the others."""
+    (pid,) = (
+        pid for pid, variables in one.processes().items()
+        if variables.get("SLURM_PROCID", variables.get("LOCAL_RANK", "0")) == rank
+    )  # fmt: skip
+    os.kill(pid, signal.SIGKILL)
+
+
+def wait_for(condition: Callable[[], Any]) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def is_gone(one: Job) -> Callable[[], bool]:
+    return lambda: not one.processes()
+
+
+@pytest.mark.several
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_rank_killed_in_extraction_ends_the_job_and_the_next_goes_on(
+    job: Callable[..., Job], alone: Callable[..., tuple[Path, str]], rank: str
+) -> None:
+    one = job("extract")
+    start_in_two(one, "ddp")
+    wait_for(lambda: len(shards(one.folder)) >= 6)
+    kill(one, rank)
+    codes, said, errors = one.end(BOUND_S)
+    wait_for(is_gone(one))
+    assert codes[0] != 0
+    assert said == ""
+    assert "of this job was killed by signal 9" in errors if rank == "1" else "has gone without a word" in errors
+    assert "run the same command again" in errors
+    assert "Traceback" not in errors
+    kept = {path: path.stat().st_ino for path in one.folder.glob("cache/*/layer_*/*.safetensors")}
+    (manifest,) = one.folder.glob("cache/*/manifest.jsonl")
+    recorded = len(manifest.read_text().splitlines()) - 1
+    assert recorded >= 6
+    again = job("extract")
+    again.start()
+    codes, _, errors = again.end()
+    assert codes == [0], errors
+    assert shards(again.folder) == shards(alone("extract")[0])
+    assert sum(path.stat().st_ino == inode for path, inode in kept.items()) >= recorded  # and were not made again
+
+
+@pytest.mark.parametrize(
+    ("how", "rank", "told"),
+    [
+        ("ddp", "1", "another process of this job ended before its work was done"),
+        pytest.param("slurm", "1", "another process of this job ended before its work was done", marks=SEVERAL),
+    ],
+)
+def test_a_rank_killed_in_training_ends_the_job(job: Callable[..., Job], how: str, rank: str, told: str) -> None:
+    one = job("fit", *LESS, "--probe.tolerance", "1e-30")  # it would train for a thousand passes
+    one.wandb = "disabled"
+    start_in_two(one, how)
+    training = one.folder / "read.txt"
+    wait_for(lambda: training.exists() and training.read_text().count("\n") > 100)
+    kill(one, rank)
+    codes, said, errors = one.end(BOUND_S)
+    wait_for(is_gone(one))
+    assert codes[0] != 0
+    assert said == ""
+    assert errors.count(told) == 1
+    assert "Traceback" not in errors
+    (partial,) = one.folder.glob("runs/*")
+    assert partial.name.endswith(".partial")
+
+
+@pytest.mark.several
+def test_what_one_rank_alone_cannot_do_it_says_and_the_job_ends(job: Callable[..., Job]) -> None:
+    one = job("extract")
+    one.args[one.args.index("--corpus") + 1] = "-"
+    one.args += DDP
+    text = Path(job("extract").args[4]).read_text()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PROBING_TEST": one.mark}
+    done = subprocess.run(
+        [sys.executable, "program.py", *one.args], cwd=one.folder, env=environment, input=text, capture_output=True,
+        text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    wait_for(is_gone(one))
+    assert done.returncode != 0
+    assert "standard input reaches but one of several processes; give the text as a file" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# --- which processes are one job ---
+
+
+@pytest.mark.parametrize(
+    ("variables", "options"),
+    [
+        ({}, {}),
+        ({"LOCAL_RANK": "1"}, {}),  # Lightning's launcher, whose processes have its options
+        (
+            {"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"},
+            {"devices": 2, "num_nodes": 2, "strategy": "ddp"},
+        ),
+        ({"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, {}),
+        (SLURM, {"devices": 2, "num_nodes": 1, "strategy": "ddp"}),
+        ({**SLURM, "SLURM_JOB_NAME": "interactive"}, {}),
+        ({"SLURM_NTASKS": "1"}, {}),
+    ],
+)
+def test_processes_that_were_started_together_are_joined(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], options: dict[str, Any]
+) -> None:
+    set_only(monkeypatch, variables)
+    assert launched() == options
+
+
+def test_srun_must_say_how_many_processes_are_on_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_only(monkeypatch, {"SLURM_NTASKS": "2"})
+    with pytest.raises(UserError, match="srun started 2 processes without `--ntasks-per-node`"):
+        launched()
+
+
+@pytest.mark.parametrize("args", [["rank", "a"], ["compare", "a", "b"]])
+def test_commands_for_one_process_are_refused_in_several(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], args: list[str]
+) -> None:
+    set_only(monkeypatch, {**SLURM, "SLURM_PROCID": "0"})
+    assert run(COMMANDS, args) == 2
+    assert f"`{args[0]}` runs in one process, and torchrun or srun started several" in capsys.readouterr().err
+
+
+def set_only(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+    for name in list(os.environ):
+        if name.startswith(("SLURM_", "TORCHELASTIC_")) or name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK"):
+            monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)

@@ -1,0 +1,191 @@
+"""Intervals by sentence: against closed forms and simulations, at the ends and for few sentences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.stats import binomtest, skew, t, ttest_1samp
+
+from probing.statistics.intervals import (
+    INTRA_SENTENCE_CORRELATION,
+    MIN_SENTENCES,
+    accuracy_interval,
+    difference_interval,
+    few_sentences,
+    mean_interval,
+)
+
+Counts = NDArray[np.int64]
+
+
+def clustered(generator: np.random.Generator, n_sentences: int, accuracy: float, alike: float) -> tuple[Counts, Counts]:
+    """Return right tokens and tokens of sentences; `alike` is the correlation of the tokens of one."""
+    n_tokens = generator.integers(5, 30, n_sentences)
+    of_sentence = generator.beta(accuracy * (1 / alike - 1), (1 - accuracy) * (1 / alike - 1), n_sentences)
+    return generator.binomial(n_tokens, of_sentence), n_tokens
+
+
+def covered(interval: tuple[float, float], truth: float) -> bool:
+    return interval[0] <= truth <= interval[1]
+
+
+# --- coverage; 2.5% are three standard errors of 95% in 600 trials ---
+
+
+@pytest.mark.parametrize(("n_sentences", "accuracy"), [(20, 0.37), (20, 0.9), (100, 0.04), (100, 0.37)])
+def test_accuracies_are_covered_as_often_as_it_says(n_sentences: int, accuracy: float) -> None:
+    generator = np.random.default_rng(0)
+    trials = [clustered(generator, n_sentences, accuracy, 0.05) for _ in range(600)]
+    assert 0.925 <= np.mean([covered(accuracy_interval(*trial), accuracy) for trial in trials]) <= 0.985
+
+
+def test_an_accuracy_near_one_is_covered_where_most_test_sets_have_hardly_an_error() -> None:
+    generator = np.random.default_rng(1)
+    trials = [clustered(generator, 20, 0.998, 0.05) for _ in range(600)]
+    assert np.mean([(correct == n_tokens).all() for correct, n_tokens in trials]) > 0.4
+    # Redrawing sentences cannot show an error that none of them has: such an interval is the point 1.
+    assert np.mean([covered(accuracy_interval(*trial), 0.998) for trial in trials]) >= 0.925
+
+
+@pytest.mark.parametrize("n_sentences", [20, 100])
+def test_differences_are_covered_where_the_two_are_nearly_alike_and_where_they_are_not(n_sentences: int) -> None:
+    generator = np.random.default_rng(2)
+    for discordant, least in ((0.4, 0.925), (0.02, 0.925), (0.001, 0.99)):
+        hits = 0
+        for _ in range(600):
+            differing, n_tokens = clustered(generator, n_sentences, discordant, 0.05)
+            won = generator.binomial(differing, 0.8)
+            hits += covered(difference_interval(2 * won - differing, n_tokens), 0.6 * discordant)
+        assert hits / 600 >= least
+
+
+def test_means_of_skewed_numbers_are_covered_better_than_by_students_interval() -> None:
+    generator = np.random.default_rng(3)
+    n_tokens, truth, reach = np.full(20, 9), math.exp(0.32), t(19).ppf(0.975)
+    means = generator.lognormal(0, 0.8, (600, 20))  # their skewness is 3.7
+    hits = sum(covered(mean_interval(9 * row, n_tokens), truth) for row in means)
+    students = np.abs(means.mean(1) - truth) <= reach * means.std(1, ddof=1) / 20**0.5
+    assert hits / 600 >= 0.925
+    assert hits > students.sum() + 12
+
+
+# --- closed forms ---
+
+
+def test_of_single_tokens_it_is_wilsons_interval_with_students_quantile() -> None:
+    correct, ones = np.repeat([1, 0], [450, 50]), np.ones(500, dtype=np.int64)
+    low, high = accuracy_interval(correct, ones)
+    wilson = binomtest(450, 500).proportion_ci(method="wilson")
+    # Student's t with 499 degrees of freedom is .3% above the normal quantile, the jackknife's variance .2% above.
+    assert (low, high) == pytest.approx((wilson.low, wilson.high), abs=3e-4)
+
+
+def test_equal_sentences_of_unskewed_means_give_students_interval() -> None:
+    half = np.random.default_rng(4).normal(size=15)
+    means = 3 + np.concatenate([half, -half])
+    expected = ttest_1samp(means, 0).confidence_interval()
+    assert mean_interval(7 * means, np.full(30, 7)) == pytest.approx((expected.low, expected.high), rel=1e-9)
+
+
+def test_a_skewed_mean_has_the_end_that_halls_transformation_puts_farther_out() -> None:
+    means = np.random.default_rng(5).exponential(size=40)
+    low, high = mean_interval(means, np.ones(40, dtype=np.int64))
+    error, a = means.std(ddof=1) / 40**0.5, skew(means, bias=False) / 40**0.5
+    quantile = t(39).ppf(0.975)
+
+    def transformed(end: float) -> float:
+        studentised = (means.mean() - end) / error
+        return studentised + a / 3 * studentised**2 + a**2 / 27 * studentised**3 + a / 6
+
+    assert transformed(high) == pytest.approx(-quantile)
+    assert low == pytest.approx(means.mean() - quantile * error)  # Hall's would be nearer: never shortened
+
+
+def test_long_sentences_weigh_as_much_as_their_tokens() -> None:
+    n_tokens = np.repeat([1, 19], 100)
+    low, high = accuracy_interval(n_tokens * (n_tokens > 1), n_tokens)
+    assert 0.9 < low < 0.95 < high < 1.0  # of 2000 tokens 1900 are right, though half of the sentences are wrong
+
+
+def test_the_sentence_is_the_unit_and_not_the_token() -> None:
+    correct, n_tokens = clustered(np.random.default_rng(6), 100, 0.6, 0.5)
+    tokens = np.repeat([1, 0], [correct.sum(), (n_tokens - correct).sum()])
+    for interval in (accuracy_interval, difference_interval, mean_interval):
+        low, high = interval(correct, n_tokens)
+        by_token = interval(tokens, np.ones_like(tokens))
+        # Tokens of a sentence correlate at .5: about 1 + 16 x .5 = 9 times the variance.
+        assert high - low > 2 * (by_token[1] - by_token[0])
+
+
+# --- the ends ---
+
+
+@pytest.mark.parametrize("n_sentences", [20, 200])
+def test_a_perfect_score_leaves_room_for_errors_that_so_many_effective_tokens_may_miss(n_sentences: int) -> None:
+    n_tokens = np.random.default_rng(7).integers(5, 30, n_sentences)
+    low, high = accuracy_interval(n_tokens, n_tokens)
+    length = (n_tokens**2).sum() / n_tokens.sum()
+    effective = n_tokens.sum() / (1 + (length - 1) * INTRA_SENTENCE_CORRELATION)
+    quantile = t(n_sentences - 1).ppf(0.975)
+    assert high == 1
+    assert low == pytest.approx(effective / (effective + quantile**2))
+    # No less than the exact bound of independent tokens, no more than that of one token a sentence.
+    assert (
+        binomtest(n_sentences, n_sentences).proportion_ci().low
+        < low
+        < binomtest(n := int(n_tokens.sum()), n).proportion_ci().low
+    )
+    mirrored = accuracy_interval(0 * n_tokens, n_tokens)
+    assert mirrored == (0, pytest.approx(1 - low))
+
+
+def test_probes_that_agree_on_every_test_token_may_differ_on_others() -> None:
+    n_tokens = np.full(50, 20)
+    low, high = difference_interval(np.zeros_like(n_tokens), n_tokens)
+    assert low == -high
+    assert 2 / 1000 < high < 15 / 1000
+    assert difference_interval(n_tokens, n_tokens)[1] == 1  # and none is better by more than all
+
+
+def test_intervals_hold_the_estimate() -> None:
+    generator = np.random.default_rng(8)
+    for accuracy in (0.002, 0.3, 0.998):
+        correct, n_tokens = clustered(generator, 25, accuracy, 0.2)
+        for interval in (accuracy_interval, difference_interval, mean_interval):
+            assert covered(interval(correct, n_tokens), correct.sum() / n_tokens.sum())
+
+
+def test_means_of_sentences_that_all_say_the_same_are_certain() -> None:
+    n_tokens = np.random.default_rng(9).integers(1, 30, 40)
+    assert mean_interval(0.1 * n_tokens, n_tokens) == pytest.approx((0.1, 0.1))
+    assert mean_interval(0.0 * n_tokens, n_tokens) == (0, 0)
+
+
+# --- few sentences ---
+
+
+@pytest.mark.parametrize("interval", [accuracy_interval, difference_interval, mean_interval])
+def test_too_few_sentences_have_no_interval(interval: Callable[[Counts, Counts], tuple[float, float]]) -> None:
+    correct, n_tokens = clustered(np.random.default_rng(10), MIN_SENTENCES, 0.5, 0.2)
+    assert np.isfinite(interval(correct, n_tokens)).all()
+    assert np.isnan(interval(correct[1:], n_tokens[1:])).all()
+    assert np.isnan(interval(np.array([], dtype=np.int64), np.array([], dtype=np.int64))).all()
+
+
+@pytest.mark.parametrize("interval", [accuracy_interval, difference_interval, mean_interval])
+def test_sentences_without_tokens_do_not_count(interval: Callable[[Counts, Counts], tuple[float, float]]) -> None:
+    correct, n_tokens = clustered(np.random.default_rng(11), 30, 0.5, 0.2)
+    wider = [np.insert(counts, [0, 7, 30], 0) for counts in (correct, n_tokens)]
+    assert interval(*wider) == interval(correct, n_tokens)
+    n_tokens[: 30 - MIN_SENTENCES + 1] = 0
+    assert np.isnan(interval(correct, n_tokens)).all()
+
+
+def test_the_reason_for_no_interval_says_how_many_sentences_there_are() -> None:
+    assert few_sentences(MIN_SENTENCES) is None
+    assert few_sentences(1) == ("There are no 95% intervals: 1 test sentence is too few, since they take at least 20.")
+    assert "19 pairs are too few" in (few_sentences(19, "pair") or "")

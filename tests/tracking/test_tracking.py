@@ -1,0 +1,597 @@
+"""Logging to Weights & Biases, against a stand-in for its server and without any."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from probing.cli.options import WandbOptions
+from probing.errors import UserError
+from probing.tracking import Tracker, resolve_mode
+from wandb_reader import OfflineRun, read_offline_run, read_offline_runs
+from wandb_server import WandbServer
+
+ACCURACY: list[dict[str, Any]] = [
+    {"layer": 0, "accuracy": 0.25, "accuracy_low": 0.2, "untrained": None, "note": "embeddings"},
+    {"layer": 3, "accuracy": 0.75, "accuracy_low": 0.7, "untrained": 0.5, "note": ""},
+    {"layer": 12, "accuracy": 0.75, "accuracy_low": 0.6, "untrained": 0.5, "note": ""},
+]
+# Not in order of rank, and with columns that mix kinds.
+NEURONS: list[dict[str, Any]] = [
+    {"layer": layer, "rank": rank, "neuron": 10 * rank, "contribution": 1 / rank, "flag": flag}
+    for layer in (3, 12)
+    for rank, flag in ((2, "dead"), (1, ""), (3, None))
+]
+# The design's promise of 30 s, and what starting processes on a busy machine may add.
+LOSS_S = 30 + 5
+
+
+@pytest.fixture(autouse=True)
+def no_user_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Hide the W&B settings, key and proxies of whoever runs the tests."""
+    for variable in list(os.environ):
+        if variable.startswith("WANDB_") or variable.lower().endswith("_proxy"):
+            monkeypatch.delenv(variable)
+    monkeypatch.delenv("NETRC", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run's folder as it is while the run goes on, with its files."""
+    folder = tmp_path / "runs" / "NAME.partial"
+    folder.mkdir(parents=True)
+    (folder / "accuracy.csv").write_text("layer,accuracy\n", encoding="utf-8")
+    (folder / "report.html").write_text("<!doctype html><p>Position</p>", encoding="utf-8")
+    for name in ("curve.png", "curve.pdf"):
+        Image.new("RGB", (2, 2)).save(folder / name)
+    return folder
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
+    with WandbServer() as server:
+        point_to(server, monkeypatch)
+        yield server
+
+
+def point_to(server: WandbServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in server.environment.items():
+        monkeypatch.setenv(variable, value)
+
+
+def track(folder: Path, warn: Callable[[str], None] | None = None, **options: Any) -> Tracker:
+    """Start a run under which every warning fails the test, unless the test collects them."""
+    config = {"seed": 7, "probe": {"l2": 1e-4}}
+    return Tracker(WandbOptions(**options), folder, "NAME", config, warn or pytest.fail)
+
+
+def log_all(tracker: Tracker, folder: Path) -> None:
+    report = folder / "report.html"
+    tracker.log_results(ACCURACY, NEURONS, [folder / "curve.png"], [folder / "accuracy.csv"], report=report)
+
+
+def offline_run(folder: Path, **options: Any) -> OfflineRun:
+    tracker = track(folder, mode="offline", **options)
+    log_all(tracker, folder)
+    tracker.finish()
+    (run,) = read_offline_runs(folder)
+    return run
+
+
+# The mode
+
+
+@pytest.mark.parametrize(
+    ("option", "environment", "expected"),
+    [
+        ("auto", {}, "offline"),
+        ("auto", {"WANDB_API_KEY": "k"}, "online"),
+        ("auto", {"WANDB_IDENTITY_TOKEN_FILE": "token"}, "online"),
+        ("auto", {"WANDB_API_KEY": ""}, "offline"),
+        ("auto", {"WANDB_MODE": "disabled", "WANDB_API_KEY": "k"}, "disabled"),
+        ("auto", {"WANDB_MODE": "online"}, "online"),
+        ("auto", {"WANDB_MODE": "", "WANDB_API_KEY": "k"}, "online"),
+        ("offline", {"WANDB_MODE": "online", "WANDB_API_KEY": "k"}, "offline"),
+        ("online", {"WANDB_MODE": "nonsense"}, "online"),
+    ],
+)
+def test_the_option_goes_before_the_environment_and_that_before_the_key(
+    option: str, environment: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    assert resolve_mode(option) == expected
+
+
+@pytest.mark.parametrize(
+    ("machine", "environment", "expected"),
+    [
+        ("api.wandb.ai", {}, "online"),
+        ("wandb.example.org:8080", {"WANDB_BASE_URL": "http://wandb.example.org:8080"}, "online"),
+        ("api.wandb.ai", {"WANDB_BASE_URL": "http://wandb.example.org:8080"}, "offline"),
+        ("github.com", {}, "offline"),
+    ],
+)
+def test_a_key_in_netrc_counts_for_its_own_server_only(
+    machine: str,
+    environment: dict[str, str],
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    netrc = tmp_path / ".netrc"
+    netrc.write_text(f"machine {machine}\n  login user\n  password k\n", encoding="utf-8")
+    netrc.chmod(0o600)
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    assert resolve_mode("auto") == expected
+
+
+def test_the_server_that_wandb_login_stored_decides_which_key_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "settings").write_text("[default]\nbase_url = https://here\n", encoding="utf-8")
+    (tmp_path / "keys").write_text("machine here login user password k\n", encoding="utf-8")
+    monkeypatch.setenv("NETRC", str(tmp_path / "keys"))
+    assert resolve_mode("auto") == "offline"
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
+    assert resolve_mode("auto") == "online"
+
+
+def test_a_broken_netrc_is_no_key(tmp_path: Path) -> None:
+    (tmp_path / ".netrc").write_text("machine\nmachine\n", encoding="utf-8")
+    assert resolve_mode("auto") == "offline"
+
+
+def test_a_mode_that_does_not_exist_is_named_with_where_it_stands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(UserError, match=r"--wandb.mode is 'on': expected online, offline"):
+        resolve_mode("on")
+    monkeypatch.setenv("WANDB_MODE", "dryrun")
+    with pytest.raises(UserError, match="WANDB_MODE is 'dryrun': expected online, offline"):
+        resolve_mode("auto")
+
+
+def test_importing_the_module_loads_no_heavy_library() -> None:
+    code = "import sys, probing.tracking; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "probing.tracking" in loaded.stdout.split()
+    assert not {"torch", "pytorch_lightning", "wandb"} & set(loaded.stdout.split())
+
+
+# Offline
+
+
+def test_an_offline_run_carries_its_name_its_options_and_its_config(folder: Path) -> None:
+    run = offline_run(folder, project="p", group="g", tags=["a", "b"])
+    named = {key: value for key, value in run.run.items() if key != "id"}
+    assert named == {"name": "NAME", "project": "p", "sweep": "", "group": "g", "tags": ["a", "b"]}
+    assert run.config["seed"] == 7
+    assert run.config["probe"] == {"l2": 1e-4}
+    assert run.exit_code == 0
+
+
+def test_numeric_columns_become_curves_over_the_layer(folder: Path) -> None:
+    run = offline_run(folder)
+    assert run.step_metrics["by_layer/accuracy"] == "layer"
+    assert [(row["layer"], row["by_layer/accuracy"]) for row in run.rows("layer")] == [
+        (0, 0.25),
+        (3, 0.75),
+        (12, 0.75),
+    ]
+    assert [row["layer"] for row in run.rows("by_layer/untrained")] == [3, 12]
+    assert not run.rows("by_layer/note")
+    assert not run.rows("by_layer/layer")
+
+
+def test_the_accuracy_table_holds_every_column_of_every_layer(folder: Path) -> None:
+    assert offline_run(folder).table("accuracy") == ACCURACY
+
+
+def test_each_layer_has_one_table_of_neurons_in_order_of_rank(folder: Path) -> None:
+    run = offline_run(folder)
+    for layer in (3, 12):
+        expected = [row for row in NEURONS if row["layer"] == layer]
+        expected.sort(key=lambda row: row["rank"])
+        assert run.table(f"neurons/layer_{layer:02d}") == expected
+
+
+def test_a_table_holds_the_first_ten_thousand_ranks(folder: Path) -> None:
+    neurons = [{"layer": 0, "rank": rank} for rank in range(10_001, 0, -1)]
+    tracker = track(folder, mode="offline")
+    tracker.log_results([], neurons, [], [])
+    tracker.finish()
+    final = folder.rename(folder.with_name("NAME"))
+    ((_, _, files),) = read_offline_runs(final)[0].artifacts
+    # Not the media copy, which the client itself cuts at this length.
+    table = json.loads((final / files["neurons/layer_00.table.json"]).read_text(encoding="utf-8"))
+    assert table["data"] == [[0, rank] for rank in range(1, 10_001)]
+
+
+def test_nothing_is_left_to_the_garbage_collector(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    offline_run(folder)
+    # Two folders of the client's belong to the process and go with it.
+    of_process = ("wandb-media", "wandb-artifacts")
+    assert not [path for path in temporary.iterdir() if not path.name.endswith(of_process)]
+
+
+def test_the_summary_names_the_best_layer_and_the_lowest_of_equals(folder: Path) -> None:
+    summary = offline_run(folder).summary
+    assert (summary["best_accuracy"], summary["best_layer"]) == (0.75, 3)
+
+
+def test_figures_and_files_belong_to_the_run(folder: Path) -> None:
+    run = offline_run(folder)
+    (figure,) = run.rows("figures/curve")
+    assert (run.folder / "files" / figure["figures/curve"]["path"]).read_bytes() == (folder / "curve.png").read_bytes()
+    (files,) = [files for name, kind, files in run.artifacts if (name, kind) == ("NAME", "probe")]
+    # Seen from the folder, whatever its name will be; of the report, a copy that stays as it is.
+    assert files["accuracy.csv"] == Path("accuracy.csv")
+    # The vector form of a figure is kept, and shown nowhere beside the image.
+    assert files["figures/curve.pdf"] == Path("curve.pdf")
+    assert [key for row in run.history for key in row if key.startswith("figures/")] == ["figures/curve"]
+    page = (folder / "report.html").read_bytes()
+    (folder / "report.html").unlink()
+    assert (folder / files["report.html"]).read_bytes() == page
+
+
+def test_the_report_is_shown_as_the_page_that_it_is(folder: Path) -> None:
+    run = offline_run(folder)
+    (logged,) = run.rows("report")
+    assert (run.folder / "files" / logged["report"]["path"]).read_bytes() == (folder / "report.html").read_bytes()
+
+
+def test_rows_without_accuracy_are_curves_and_no_table_of_accuracy(folder: Path) -> None:
+    tracker = track(folder, mode="offline")
+    tracker.log_results([{"layer": 2, "mean_cosine": 0.5}], [], [], [])
+    tracker.finish()
+    (run,) = read_offline_runs(folder)
+    assert run.rows("layer")[0]["by_layer/mean_cosine"] == 0.5
+    assert not run.rows("accuracy")
+
+
+def test_the_artifact_has_a_name_that_wandb_allows(folder: Path) -> None:
+    tracker = Tracker(WandbOptions(mode="offline"), folder, "a/b: é", {}, pytest.fail)
+    log_all(tracker, folder)
+    tracker.finish(exit_code=1)
+    (run,) = read_offline_runs(folder)
+    assert "a_b___" in [name for name, _, _ in run.artifacts]
+    assert run.exit_code == 1
+
+
+def test_what_lightning_logs_reaches_the_run(folder: Path) -> None:
+    tracker = track(folder, mode="offline")
+    assert tracker.logger is not None
+    tracker.logger.log_metrics({"train/loss": 0.5}, step=3)
+    tracker.logger.log_hyperparams({"solver": "lbfgs"})
+    tracker.finish()
+    (run,) = read_offline_runs(folder)
+    assert run.rows("train/loss")[0]["trainer/global_step"] == 3
+    assert run.config["solver"] == "lbfgs"
+
+
+def test_an_error_while_lightning_logs_is_one_warning_and_keeps_the_results(
+    folder: Path, server: WandbServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warnings: list[str] = []
+    tracker = track(folder, warnings.append, mode="online")
+    assert tracker.logger is not None
+    attempts: list[object] = []
+
+    def quota_exceeded(metrics: object) -> None:
+        attempts.append(metrics)
+        raise RuntimeError("quota exceeded")
+
+    monkeypatch.setattr(tracker.logger.experiment, "log", quota_exceeded)
+    tracker.logger.log_metrics({"train/loss": 0.5}, step=3)
+    tracker.logger.log_metrics({"train/loss": 0.4}, step=4)
+    log_all(tracker, folder)
+    tracker.finish()
+    (warning,) = warnings
+    assert "quota exceeded" in warning
+    assert len(attempts) == 1
+    assert tracker.mode == "offline"
+    (run,) = read_offline_runs(folder)
+    assert run.table("accuracy") == ACCURACY
+    # What failed is there, too, and the run that a sync makes is the one that began online.
+    assert [row["train/loss"] for row in run.rows("train/loss")] == [0.5, 0.4]
+    assert run.run["id"] == one(server.runs)
+    assert [path.name for path in (folder / "wandb").glob("*run-*")] == [run.folder.name]
+
+
+def one(found: Iterable[str]) -> str:
+    (it,) = found
+    return it
+
+
+def test_the_run_that_an_agent_asked_for_is_the_run(
+    folder: Path, server: WandbServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = {"RUN_ID": "asked", "SWEEP_ID": "grid", "PROJECT": "elsewhere", "ENTITY": "lab", "DIR": "."}
+    for variable, value in environment.items():
+        monkeypatch.setenv(f"WANDB_{variable}", value)
+    tracker = track(folder, mode="online")
+    log_all(tracker, folder)
+    tracker.finish()
+    (run,) = server.runs.values()
+    # Its project is the sweep's; its name is that of the folder.
+    assert (run.name, run.sweep, run.project, run.display_name) == ("asked", "grid", "elsewhere", "NAME")
+    assert run.exit_code == 0
+    # And where the server is lost, the run that is to be uploaded later is the same.
+    server.close()
+    monkeypatch.setattr("probing.tracking.tracker._INIT_S", 1.0)
+    tracker = track(folder, print, mode="online")
+    tracker.finish()
+    (offline,) = read_offline_runs(folder)
+    assert (offline.run["id"], offline.run["sweep"], offline.run["project"]) == ("asked", "grid", "elsewhere")
+
+
+def test_logs_of_runs_before_outlast_one_that_cannot_start(
+    folder: Path, server: WandbServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker = track(folder, mode="online")
+    tracker.finish()
+    (log,) = (folder / "wandb").glob("run-*")
+    server.close()
+    monkeypatch.setattr("probing.tracking.tracker._INIT_S", 1.0)
+    track(folder, print, mode="online").finish()
+    assert log.is_dir()
+
+
+def test_two_trackers_in_one_process_are_two_runs(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        tracker = track(tmp_path / name, mode="offline", group=name)
+        tracker.log_results(ACCURACY[:1], [], [], [])
+        tracker.finish()
+    (one,), (two,) = (read_offline_runs(tmp_path / name) for name in ("one", "two"))
+    assert (one.run["group"], two.run["group"]) == ("one", "two")
+    assert len(one.rows("layer")) == len(two.rows("layer")) == 1
+
+
+def test_a_run_that_the_user_has_open_is_neither_used_nor_closed(tmp_path: Path) -> None:
+    import wandb
+
+    for name in ("mine", "ours"):
+        (tmp_path / name / "wandb").mkdir(parents=True)
+    with wandb.init(mode="offline", dir=tmp_path / "mine", settings={"silent": True}) as mine:
+        tracker = track(tmp_path / "ours", mode="offline")
+        tracker.log_results(ACCURACY, [], [], [])
+        tracker.finish()
+        mine.log({"alive": 1})
+    wandb.teardown()  # everything is on disk when this returns
+    (run,) = read_offline_runs(tmp_path / "mine")
+    assert run.rows("alive")
+    assert not run.rows("layer")
+
+
+def test_the_environment_is_as_it_was(folder: Path) -> None:
+    before = dict(os.environ)
+    tracker = track(folder, mode="offline")
+    assert {k: v for k, v in os.environ.items() if k != "WANDB_SERVICE"} == before
+    tracker.finish()
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize("mode", ["", "disabled", "online"])
+def test_the_mode_asked_for_wins_inside_the_client_too(
+    mode: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", mode)
+    assert offline_run(folder).table("accuracy") == ACCURACY
+    assert os.environ["WANDB_MODE"] == mode
+
+
+def test_finishing_twice_is_finishing_once(folder: Path) -> None:
+    tracker = track(folder, mode="offline")
+    tracker.finish()
+    tracker.finish(exit_code=1)
+    (run,) = read_offline_runs(folder)
+    assert run.exit_code == 0
+
+
+def test_disabled_writes_nothing_and_has_no_logger(folder: Path) -> None:
+    before = sorted(folder.rglob("*"))
+    tracker = track(folder, mode="disabled")
+    log_all(tracker, folder)
+    tracker.finish()
+    assert tracker.logger is None
+    assert tracker.where(folder) is None
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_an_offline_run_writes_and_connects_nowhere_else(tmp_path: Path, folder: Path) -> None:
+    elsewhere = {name: tmp_path / "elsewhere" / name for name in ("home", "temporary", "cwd")}
+    for path in elsewhere.values():
+        path.mkdir(parents=True)
+    with WandbServer() as server:
+        # As a proxy, the server also sees what is meant for any other host.
+        environment = {
+            **os.environ,
+            **server.environment,
+            **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), server.url),
+            "HOME": str(elsewhere["home"]),
+            "TMPDIR": str(elsewhere["temporary"]),
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        }
+        code = (
+            "import sys; from pathlib import Path; import test_tracking as t; f = Path(sys.argv[1])"
+            "; tracker = t.track(f, mode='offline'); t.log_all(tracker, f); tracker.finish()"
+        )
+        subprocess.run(
+            [sys.executable, "-c", code, str(folder)],
+            cwd=elsewhere["cwd"],
+            env=environment,
+            check=True,
+            timeout=600,
+        )
+        assert server.connections == 0
+    (run,) = read_offline_runs(folder)
+    assert run.table("accuracy") == ACCURACY
+    assert set((tmp_path / "elsewhere").rglob("*")) == set(elsewhere.values())
+    names = {"accuracy.csv", "curve.png", "curve.pdf", "report.html", "wandb"}
+    assert {path.name for path in folder.iterdir()} == names
+
+
+# Online
+
+
+def test_an_online_run_arrives_whole(folder: Path, server: WandbServer) -> None:
+    tracker = track(folder, entity="lab")
+    log_all(tracker, folder)
+    tracker.finish()
+    assert tracker.mode == "online"
+    (run,) = server.runs.values()
+    assert (run.display_name, run.exit_code) == ("NAME", 0)
+    assert run.config["seed"]["value"] == 7
+    curve = [(row["layer"], row["by_layer/accuracy"]) for row in run.history if "layer" in row]
+    assert curve == [(0, 0.25), (3, 0.75), (12, 0.75)]
+    assert run.summary["best_layer"] == 3
+    probe = server.artifact("probe")
+    assert (probe.name, sorted(probe.files), probe.committed) == (
+        "NAME",
+        ["accuracy.csv", "figures/curve.pdf", "report.html"],
+        True,
+    )
+    assert tracker.where(folder) == f"{server.url}/lab/probing/runs/{run.name}"
+    assert not server.unknown
+
+
+def test_without_a_key_an_online_run_is_offline_and_says_so(folder: Path) -> None:
+    warnings: list[str] = []
+    tracker = track(folder, warnings.append, mode="online")
+    tracker.finish()
+    (warning,) = warnings
+    assert "no API key is configured" in warning
+    assert tracker.mode == "offline"
+
+
+def test_when_not_even_offline_works_the_run_goes_on_without(folder: Path) -> None:
+    (folder / "wandb").write_text("in the way", encoding="utf-8")
+    warnings: list[str] = []
+    tracker = track(folder, warnings.append, mode="offline")
+    log_all(tracker, folder)
+    tracker.finish()
+    assert tracker.mode == "disabled"
+    assert tracker.logger is None
+    (warning,) = warnings
+    assert warning.startswith("W&B is off for this run")
+
+
+@pytest.mark.patient
+def test_an_absent_server_costs_seconds_and_leaves_an_offline_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with WandbServer() as server:
+        point_to(server, monkeypatch)
+    assert_falls_back(folder)
+
+
+@pytest.mark.patient
+def test_a_slow_server_costs_seconds_and_leaves_an_offline_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with WandbServer(delay_s=4.0) as server:
+        point_to(server, monkeypatch)
+        assert_falls_back(folder)
+
+
+# A run of this size is some 50 requests: after the first it has begun, after the fifth its results
+# are being logged, after the 40th they are being uploaded.
+@pytest.mark.patient
+@pytest.mark.parametrize("requests", [1, 5, 40])
+@pytest.mark.parametrize("how", ["dies", "hangs"])
+def test_a_server_that_fails_midway_costs_seconds_and_leaves_an_offline_run(
+    how: str, requests: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with WandbServer(**{f"{how}_after": requests}) as server:
+        point_to(server, monkeypatch)
+        assert_falls_back(folder)
+
+
+def assert_falls_back(folder: Path) -> None:
+    """Log everything online; expect one warning, no exception and a whole offline run."""
+    warnings: list[str] = []
+    start = time.monotonic()
+    tracker = track(folder, warnings.append, mode="online")
+    log_all(tracker, folder)
+    tracker.finish()
+    assert time.monotonic() - start < LOSS_S
+    assert tracker.mode == "offline"
+    (run,) = read_offline_runs(folder)
+    assert run.table("accuracy") == ACCURACY
+    assert run.exit_code == 0
+    assert [path.name for path in (folder / "wandb").glob("*run-*")] == [run.folder.name]
+    (warning,) = warnings
+    assert f"`wandb sync wandb/{run.folder.name}`" in warning
+
+
+@pytest.mark.parametrize("place", ["runs/NAME", "another place/copy"])
+def test_the_line_for_the_user_uploads_an_offline_run_whole_wherever_it_is(
+    place: str, folder: Path, tmp_path: Path, server: WandbServer
+) -> None:
+    tracker = track(folder, mode="offline")
+    log_all(tracker, folder)
+    tracker.finish()
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    final = folder.rename(tmp_path / place)
+    assert not server.connections
+    sync(tracker.where(final), tmp_path)
+    (run,) = server.runs.values()
+    assert run.exit_code == 0
+    assert len([row for row in run.history if "layer" in row]) == len(ACCURACY)
+    # Every table is an artifact, too. Those whose files are not where the run says stay pending.
+    assert len(server.artifacts) == 4
+    assert all(artifact.committed for artifact in server.artifacts.values())
+    assert sorted(server.artifact("probe").files) == ["accuracy.csv", "figures/curve.pdf", "report.html"]
+    pages = [content for name, content in server.uploads.items() if name.endswith(".html")]
+    assert pages == [(final / "report.html").read_bytes()] * 2  # in the artifact, and to be seen
+    assert not server.unknown
+
+
+def sync(line: str | None, cwd: Path) -> None:
+    """Do what the line tells the user to."""
+    assert line is not None
+    assert "&& wandb sync " in line
+    # The command of this interpreter, whatever the PATH holds.
+    line = line.replace("wandb sync", f"{sys.executable} -m wandb sync")
+    subprocess.run(line, shell=True, cwd=cwd, check=True, timeout=600)
+
+
+def test_an_online_run_in_the_same_folder_takes_no_table_of_an_offline_one(
+    folder: Path, tmp_path: Path, server: WandbServer
+) -> None:
+    lines = []
+    for mode in ("offline", "online"):
+        tracker = track(folder, mode=mode)
+        log_all(tracker, folder)
+        tracker.finish()
+        lines.append(tracker.where(folder))
+    assert len(server.artifacts) == 4
+    sync(lines[0], tmp_path)
+    assert len(server.artifacts) == 8
+    assert all(artifact.committed for artifact in server.artifacts.values())
+
+
+def test_reading_a_torn_log_gives_what_came_before(folder: Path) -> None:
+    run = offline_run(folder)
+    (log,) = run.folder.glob("*.wandb")
+    log.write_bytes(log.read_bytes()[:-20])
+    torn = read_offline_run(run.folder)
+    assert torn.exit_code is None
+    assert torn.config == json.loads(json.dumps(run.config))
