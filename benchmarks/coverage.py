@@ -82,8 +82,8 @@ def population(
     test, training = sides.test, training_of(ProbeOptions(tolerance=1e-4), L2, 0)
     here, n_tokens = test.sentences(), test.tokens_by_sentence()
     moments = layer_moments(sides.train, layers)
-    fits = train_probes(sides, layers, training, {}, moments=moments)
-    (token,) = train_probes(token_identity(sides, encoder), layers[:1], training, {})
+    fits = train_probes(sides, layers, training, moments=moments)
+    (token,) = train_probes(token_identity(sides, encoder), layers[:1], training)
     # The neuron with the largest scaled weights is one that the probe loses something without.
     tops = [
         int((fit.weight.double() * own.sd).square().sum(0).argmax()) for fit, own in zip(fits, moments, strict=True)
@@ -92,7 +92,7 @@ def population(
     for i, (fit, top) in enumerate(zip(fits, tops, strict=True)):
         (start,) = without(fit.weight, [top], fit.moments, "sd", L2)
         problems.append(Problem(f"without_{top}", i, Penalty(0, L2), start, torch.arange(fit.weight.shape[1]) != top))
-    changed = train_variants(sides, layers, fits, problems, training, {}, test=True)
+    changed = train_variants(sides, layers, fits, problems, training, test=True)
     prior = prior_cross_entropy_by_sentence(sides.train, test, len(sides.classes))
     majority = int(sides.train.counts(len(sides.classes)).argmax())
     common = np.bincount(test.store.tokens.sentences[test.labels == majority], minlength=len(n_tokens))

@@ -40,8 +40,9 @@ from probing.data.examples import Activations, Sides
 from probing.data.preparation import label_sides
 from probing.evidence.table import Evidence, collect_evidence, neuron_table
 from probing.models import resolve_model
+from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
-from probing.probes.training import Training, layer_moments, train_probes
+from probing.probes.training import layer_moments, train_probes
 from probing.statistics.multiple_testing import discovery_rates
 from probing.tables.columns import FALSE_DISCOVERIES
 
@@ -139,7 +140,7 @@ def one_run(sides: Sides, layer: int, training: Training, seed: int) -> Answers:
         moments = layer_moments(some.train, [layer])
         return collect_evidence(some.train, some.test, [layer], moments, len(some.classes))[0]
 
-    (fit,) = train_probes(grow(N_SEEN), [layer], training, {})
+    (fit,) = train_probes(grow(N_SEEN), [layer], training)
     weight = torch.nn.functional.pad(fit.weight, (0, len(STRENGTHS)))
     rows = {row["neuron"]: row for row in neuron_table(layer, weight, evidence_on(grow(len(columns))))}
     found = {kind: rows[d_model + i] for i, kind in enumerate(columns)}
@@ -159,7 +160,7 @@ def one_run(sides: Sides, layer: int, training: Training, seed: int) -> Answers:
 
 def runs(sides: Sides, layer: int, n: int, seed: int, tolerance: float = 1e-3, l2: float = 1e-4) -> Iterator[Answers]:
     """Yield the answers of each run."""
-    training = Training(Penalty(0, l2), "sd", "lbfgs", tolerance, 1e-3, 512, 3, 0)
+    training = Training(Penalty(0, l2), Lbfgs(tolerance))
     for i in range(n):
         yield one_run(sides, layer, training, seed + i)
 

@@ -37,8 +37,9 @@ from probing.data.examples import Examples, Sides, read
 from probing.data.null_labels import token_types
 from probing.data.preparation import label_sides
 from probing.models import resolve_model
+from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
-from probing.probes.training import LayerFit, Training, train_probes
+from probing.probes.training import LayerFit, train_probes
 from probing.rankings.contributions import MagnitudeAccumulator, mean_contribution
 from probing.rankings.null_rankings import null_rankings
 
@@ -84,8 +85,8 @@ def random_task(sides: Sides, kind: Kind, n_classes: int, seed: int) -> Sides:
 
 def ranked(sides: Sides, layers: Sequence[int], training: Training, n_draws: int, seed: int) -> Ranked:
     """Rank the neurons of a task, and again under shuffled labels."""
-    scores = np.stack([_scores(fit, sides) for fit in train_probes(sides, layers, training, {})])
-    shuffled = null_rankings(sides, layers, training, {}, n_draws, seed)
+    scores = np.stack([_scores(fit, sides) for fit in train_probes(sides, layers, training)])
+    shuffled = null_rankings(sides, layers, training, n_draws, seed)
     # Intervals over sentences are not asked for.
     return Ranked(f"task {seed}", layers, scores, np.stack([scores, scores], 1), shuffled=shuffled)
 
@@ -117,7 +118,7 @@ def pairs(
     sides: Sides, layers: Sequence[int], kind: Kind, n_classes: int, n: int, n_draws: int, seed: int, l2: float = 1e-4
 ) -> Iterator[Found]:
     """Yield what each of n tasks and the next one have in common, the last one with the first."""
-    training = Training(Penalty(0, l2), "sd", "lbfgs", 1e-3, 1e-3, 512, 3, 0)
+    training = Training(Penalty(0, l2), Lbfgs(1e-3))
     store = sides.train.store
     assert isinstance(store, ActivationStore)
     readings = Readings(store, store.tokens, layers)

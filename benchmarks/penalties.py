@@ -94,7 +94,7 @@ def compare(sides: Sides, layers: Sequence[int], n_sentences: int, fixed: float,
     """Return a row a layer: probes and rankings under the fixed penalty and under the chosen one."""
     moments = layer_moments(sides.train, layers)
     training = training_of(ProbeOptions(tolerance=TOLERANCE), fixed, seed)
-    path = choose_penalty(sides, layers, moments, training, {})
+    path = choose_penalty(sides, layers, moments, training)
     draws = [None, *halves(sides, seed)]
     problems = [
         Problem(f"{l2}", i, Penalty(0, l2), start=path.weights[i], draws=drawn)
@@ -102,7 +102,7 @@ def compare(sides: Sides, layers: Sequence[int], n_sentences: int, fixed: float,
         for l2 in (fixed, path.chosen)
         for drawn in draws
     ]
-    fits = train_problems(sides, layers, moments, problems, training, {}, test=True)
+    fits = train_problems(sides, layers, moments, problems, training, test=True)
     sums = [MagnitudeAccumulator(own.mean, len(sides.classes)) for own in moments]
     for batch in read(sides.test, layers):
         for own, states in zip(sums, batch.hidden_states, strict=True):

@@ -17,8 +17,9 @@ from probing.cache.store import ActivationStore
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, Split
 from probing.data.examples import Examples, Sides, choose_classes, label
+from probing.probes.recipe import Adam, Lbfgs, Training
 from probing.probes.solvers import Penalty
-from probing.probes.training import LayerFit, Training, train_probes
+from probing.probes.training import LayerFit, train_probes
 
 Array = NDArray[np.float64]
 
@@ -66,15 +67,20 @@ class Data(Sides):
     """The three sides of one store and their classes."""
 
     def fit(self, layers: Sequence[int] = (0,), trainer: Mapping[str, Any] | None = None, **how: Any) -> list[LayerFit]:
-        """Train probes; `l1`, `l2`, `folder`, `callbacks` and the fields of `Training` can be set."""
+        """Train probes; `l1`, `l2`, `folder`, `callbacks` and the fields of `Training` and its solver can be set."""
         penalty = Penalty(how.pop("l1", 0.0), how.pop("l2", 1e-3))
-        rest = {name: how.pop(name) for name in ("folder", "callbacks") if name in how}
-        defaults: dict[str, Any] = {
-            "penalty_space": "sd", "solver": "lbfgs", "tolerance": 1e-5, "learning_rate": 0.01, "batch_size": 64,
-            "patience": 3, "seed": 0,
-        }  # fmt: skip
-        training = Training(penalty, **{**defaults, **how})
-        return train_probes(self, layers, training, trainer or {}, **rest)
+        folder, callbacks = how.pop("folder", None), how.pop("callbacks", ())
+        space = how.pop("penalty_space", "sd")
+        solver: Lbfgs | Adam
+        if how.pop("solver", "lbfgs") == "lbfgs":
+            solver = Lbfgs(**{"tolerance": 1e-5, **how})
+        else:
+            defaults: dict[str, Any] = {
+                "learning_rate": 0.01, "batch_size": 64, "patience": 3, "seed": 0, "tolerance": 1e-5,
+            }  # fmt: skip
+            solver = Adam(**{**defaults, **how})
+        training = Training(penalty, solver, space, trainer or {}, lambda what: callbacks)
+        return train_probes(self, layers, training, folder=folder)
 
 
 def sides(store: ActivationStore, task: Position | None = None, splits: Sequence[Split] | None = None) -> Data:

@@ -120,3 +120,14 @@ def test_figures_are_written_in_one_place() -> None:
         )
     }
     assert writers == {"probing.figures.style"}
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "probing").rglob("*.py")), ids=lambda file: str(file.relative_to(ROOT)))
+def test_files_and_functions_have_a_comfortable_size(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    assert text.count("\n") <= 400
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            # Without the docstring, which for a command is its help.
+            first = node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
+            assert (node.end_lineno or 0) - first.lineno < 80, node.name

@@ -8,10 +8,9 @@ from typing import Any
 
 from probing.data.examples import Sides
 from probing.evidence.usable_information import what_is_known
-from probing.probes.training import CONTROL_TOLERANCE
+from probing.probes.recipe import CONTROL_TOLERANCE, Lbfgs
 from probing.runs.finished import trained_as
 from probing.runs.run import Run
-from probing.tables.rankings import CONDITIONS
 
 
 def top_problems(n_top: int, d_model: int) -> list[str]:
@@ -46,8 +45,8 @@ def erasure_rows(
 
     d_model = sides.train.store.plan.d_model
     rankings = {layer: [row["neuron"] for row in run.top(layer, d_model)] for layer in layers}
-    training = replace(trained_as(run), solver="lbfgs", tolerance=CONTROL_TOLERANCE)
-    return what_is_known(
-        sides, rankings, n_top, training, {}, seed,
-        lambda condition: [training_progress(CONDITIONS[condition])] if progress else (),
-    )  # fmt: skip
+    training = replace(
+        trained_as(run, progress=lambda what: [training_progress(what)] if progress else ()),
+        solver=Lbfgs(CONTROL_TOLERANCE),
+    )
+    return what_is_known(sides, rankings, n_top, training, seed)

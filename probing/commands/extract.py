@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from probing.cache.corpora import extract_all, say_what_was_left_out
 from probing.cli.option_values import Dtype, Layers, number_problems
 from probing.commands.folders import cache_folder
 from probing.errors import refuse
@@ -47,6 +46,7 @@ def extract(
     Returns:
         The folder of the cache entry.
     """
+    from probing.cache.source import ActivationSource, say_what_was_left_out
     from probing.corpus import load_corpus
     from probing.models import load_config, parse_layers, resolve_model
     from probing.runtime import terminal
@@ -59,13 +59,14 @@ def extract(
     say = terminal.silence if quiet else terminal.say
     with terminal.quiet_libraries():
         check_trainer_options(trainer or {}, "lbfgs")
-        source = resolve_model(model, revision)
-        layers = parse_layers(layer, load_config(source).num_hidden_layers, model)
+        files = resolve_model(model, revision)
+        layers = parse_layers(layer, load_config(files).num_hidden_layers, model)
         corpora = [load_corpus(corpus)]
-        (store,) = extract_all(
-            source, corpora, layers, cached, trainer or {}, say, terminal.show_progress(quiet), dtype=dtype,
-            max_length=max_length, batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None,
+        source = ActivationSource(
+            files, layers, cached, dtype, max_length, batch_tokens, seed if random_weights else None, None,
+            trainer or {}, say, terminal.show_progress(quiet),
         )  # fmt: skip
+        (store,) = source.read(corpora)
         say_what_was_left_out(corpora, [store], say)
     if is_main_process():
         print(f"{store.plan.n_tokens} tokens of {store.tokens.n_sentences} sentences, layers {layers}: {store.folder}")

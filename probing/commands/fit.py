@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from probing.cache.corpora import extract_all, say_what_was_left_out
 from probing.cli.option_values import Dtype, Layers, defaults, option_problems, plain
 from probing.cli.options import ProbeOptions, WandbOptions, as_options
 from probing.commands.folders import places, say_where
@@ -19,7 +19,12 @@ from probing.runs.tracked import tracking
 from probing.runtime.stopwatch import Stopwatch
 from probing.tables.columns import controls_of
 from probing.tasks import load_task
-from probing.tracking import resolve_mode
+from probing.tracking import Tracker, resolve_mode
+
+if TYPE_CHECKING:
+    from probing.cache import ActivationStore
+    from probing.runs.results import Measured
+    from probing.transforms.affine import Transform
 
 
 def fit(
@@ -100,87 +105,70 @@ def fit(
     wanted = chosen_controls(controls, token_task.ordinal)
     corpora, splits = read_corpora(corpus, test_corpus, seed, say)
     with terminal.quiet_libraries():
-        from probing.data.preparation import control_sides, example_checks, goes_by_document, label_sides, origin
-        from probing.evidence.by_position import accuracy_by_position
-        from probing.evidence.retraining import Retraining, strengthened
-        from probing.evidence.table import collect_evidence
+        from probing.cache.source import ActivationSource
+        from probing.data.preparation import control_sides, read_sides
         from probing.models import load_config, parse_layers, resolve_model
-        from probing.page.build import build
-        from probing.page.sources import source_of
-        from probing.probes.online_code import online_code
-        from probing.probes.options import penalised
-        from probing.probes.training import layer_moments, train_controls, train_probes
-        from probing.runs.results import Measured, write, write_summary
+        from probing.runs.measuring import Asked, measure
         from probing.runtime.distributed import is_main_process
         from probing.runtime.trainer import check_trainer_options
-        from probing.transforms.affine import save
         from probing.transforms.of_examples import transform_all
 
         watch = Stopwatch()
         check_trainer_options(trainer or {}, probe.solver)
-        source = resolve_model(model, revision)
-        layers = parse_layers(layer, load_config(source).num_hidden_layers, model)
-
-        extract = partial(
-            extract_all, source, corpora, layers, cached, trainer or {}, say, progress, dtype=dtype,
-            max_length=max_length, batch_tokens=batch_tokens,
+        files = resolve_model(model, revision)
+        layers = parse_layers(layer, load_config(files).num_hidden_layers, model)
+        source = ActivationSource(
+            files, layers, cached, dtype, max_length, batch_tokens, seed if random_weights else None, None,
+            trainer or {}, say, progress,
         )  # fmt: skip
-        by_document = goes_by_document(group_by, corpora[-1], splits[-1])
-        weights_seed = seed if random_weights else None
-        checks = example_checks(token_task, corpora, splits, probe, say)
-        stores = extract(checks=checks, random_weights_seed=weights_seed)
-        say_what_was_left_out(corpora, stores, say)
-        sides = label_sides(stores, corpora, splits, token_task, by_document)
-        others = control_sides(wanted, sides, corpora, extract, source, weights_seed, seed, say)
-        fitted: dict[int, Any] = {}
+        sides, stores = read_sides(source, corpora, splits, token_task, probe, group_by)
+        others, fitted = control_sides(wanted, sides, corpora, source, seed), None
         if transform != "none":
             sides, others, fitted = transform_all(transform, sides, others, layers, seed)
         watch.end("extract")
-
-        folder = RunFolder(place, name, f"{source.short_name}-{task}") if is_main_process() else None
+        folder = RunFolder(place, name, f"{files.short_name}-{task}") if is_main_process() else None
         with tracking(folder, wandb, config) as tracker:
-
-            def bar(what: str) -> list[Any]:
-                return [terminal.training_progress(what)] if progress else []
-
-            moments = layer_moments(sides.train, layers)
-            path, training = penalised(probe, seed, sides, layers, moments, trainer or {}, bar)
-            fits = train_probes(
-                sides, layers, training, trainer or {}, logger=tracker and tracker.logger,
-                callbacks=[terminal.training_progress()] if progress else (),
-                folder=str(folder.path) if folder else None, moments=moments, starts=path.weights if path else None,
+            asked = Asked(replicates, evidence == "all", mdl, transform, seed)
+            measured = measure(
+                sides, others, layers, probe, asked, trainer or {},
+                lambda what: [terminal.training_progress(what)] if progress else (),
+                watch, say, tracker and tracker.logger, str(folder.path) if folder else None,
             )  # fmt: skip
-            watch.end("probe")
-            held_against = train_controls(others, layers, training, trainer or {}, bar)
-            codes = online_code(sides, layers, training, trainer or {}, seed, bar) if mdl else ()
-            streamed = collect_evidence(sides.train, sides.test, layers, moments, len(sides.classes))
-            at_optimum = probe.solver == "lbfgs" and all(fit.converged for fit in fits)
-            if (replicates or evidence == "all") and not at_optimum:
-                say("the probes are not at their optimum: they are not trained again for --replicates and --evidence")
-                replicates, evidence = 0, "none"
-            retraining = Retraining(sides, layers, fits, training, trainer or {}, bar, seed)
-            found, again = strengthened(streamed, retraining, replicates, evidence == "all")
-            weights = [fit.weight for fit in fits]
-            positions = accuracy_by_position(sides, layers, weights) if sides.ordinal else ()
             if folder is None or tracker is None:
                 return None
-            watch.end("evidence")
-            penalty = path.summary() if path else {"l2": probe.l2}
-            measured = Measured(sides, fits, found, held_against, again, codes, penalty, transform, positions)
-            written = write(folder.path, config, measured, source.short_name)
-            watch.end("rank")
-            cached_of = {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))}
-            summary = write_summary(folder.path, measured, written, cached_of, watch.timings())
-            files = [*written.files, summary]
-            if fitted:
-                save(written_to := folder.path / "transform.safetensors", fitted)
-                files.append(written_to)
-            page = folder.path / "report.html"
-            page.write_bytes(build(source_of(read_run(folder.path)), defaults(fit)))
-            tracker.log_results(written.accuracy, written.neurons, written.figures, files, report=page)
+            _write(folder.path, config, measured, fitted, stores, files.short_name, watch, tracker)
         run = load_run(folder.finish())
     _report(run, tracker.where(run.folder), quiet)
     return run
+
+
+def _write(
+    folder: Path,
+    config: Mapping[str, Any],
+    measured: Measured,
+    fitted: Mapping[int, Transform] | None,
+    stores: Sequence[ActivationStore],
+    model_name: str,
+    watch: Stopwatch,
+    tracker: Tracker,
+) -> None:
+    """Write everything that was measured, with a page, and log it."""
+    from probing.data.preparation import origin
+    from probing.page.build import build
+    from probing.page.sources import source_of
+    from probing.runs.results import write, write_summary
+    from probing.transforms.affine import save
+
+    written = write(folder, config, measured, model_name)
+    watch.end("rank")
+    cached_of = {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))}
+    files = [*written.files, write_summary(folder, measured, written, cached_of, watch.timings())]
+    if fitted:
+        files.append(folder / "transform.safetensors")
+        save(files[-1], fitted)
+    page = folder / "report.html"
+    page.write_bytes(build(source_of(read_run(folder)), defaults(fit)))
+    tracker.log_results(written.accuracy, written.neurons, written.figures, files, report=page)
 
 
 def _report(run: Run, where: str | None, quiet: bool) -> None:

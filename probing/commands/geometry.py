@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from probing.cache.corpora import extract_all, say_what_was_left_out
 from probing.cli.choices import chosen
 from probing.cli.option_values import Dtype, Layers, number_problems, plain
 from probing.cli.options import WandbOptions, as_options
@@ -18,7 +17,11 @@ from probing.models import ModelSource, layer_numbers
 from probing.runs.folder import RunFolder
 from probing.runs.tracked import tracking
 from probing.runtime.stopwatch import Stopwatch
-from probing.tracking import resolve_mode
+from probing.tracking import Tracker, resolve_mode
+
+if TYPE_CHECKING:
+    from probing.cache import ActivationStore
+    from probing.geometry.survey import Survey
 
 Definition = Literal["argmin_share", "argmax_share", "mean_profile", "layer_norm", "variance"]
 
@@ -147,78 +150,90 @@ def geometry(
     if fit_corpus == corpus == "-":
         raise UserError("`--fit_corpus -`: standard input is read once; give one of the two as a file.")
     with terminal.quiet_libraries():
+        from probing.cache.source import ActivationSource, say_what_was_left_out
         from probing.corpus import load_corpus
-        from probing.data.preparation import origin
-        from probing.geometry.figures import write_figures
         from probing.geometry.layers import ESTIMATORS
-        from probing.geometry.results import tables_of, write, write_summary
         from probing.geometry.survey import Plan, survey
         from probing.internals import measuring as inside
-        from probing.internals.inside_report import write_inside_figures
         from probing.models import load_config, parse_layers, resolve_model
         from probing.runtime.distributed import is_main_process
         from probing.runtime.trainer import check_trainer_options
         from probing.transforms.affine import KINDS, Fitting
 
         watch = Stopwatch()
-        kinds = chosen("--transforms", transforms, KINDS, "none")
-        estimated = chosen("--estimators", estimators, ESTIMATORS, "none")
+        how = Plan(
+            special_tokens, chosen("--transforms", transforms, KINDS, "none"), definition,
+            Fitting(clip_to, whitening, components, shrinkage, top), draws,
+            chosen("--estimators", estimators, ESTIMATORS, "none"), seed,
+        )  # fmt: skip
         check_trainer_options(trainer or {}, "lbfgs")
         corpora = [load_corpus(corpus)]
         if fit_corpus is not None:
             corpora.append(load_corpus(fit_corpus, "--fit_corpus"))
-        source = resolve_model(model, revision)
-        of_model = load_config(source)
+        files = resolve_model(model, revision)
+        of_model = load_config(files)
         layers = parse_layers(layer, of_model.num_hidden_layers, model)
         refuse(
             out_of_range("components", components, 1, of_model.hidden_size)
             + out_of_range("top", top, 0, of_model.hidden_size - 1)
         )
         weights_seed = seed if random_weights else None
-        stores = extract_all(
-            source, corpora, layers, cached, trainer or {}, say, terminal.show_progress(quiet),
-            checks=[partial(_check_tokens, special_tokens=special_tokens)] * len(corpora), dtype=dtype,
-            max_length=max_length, batch_tokens=batch_tokens, random_weights_seed=weights_seed,
+        source = ActivationSource(
+            files, layers, cached, dtype, max_length, batch_tokens, weights_seed, None, trainer or {}, say,
+            terminal.show_progress(quiet),
         )  # fmt: skip
+        stores = source.read(corpora, [partial(_check_tokens, special_tokens=special_tokens)] * len(corpora))
         say_what_was_left_out(corpora, stores, say)
         watch.end("extract")
         if not is_main_process():
             return None
-        folder = RunFolder(place, name, f"{source.short_name}-geometry")
+        folder = RunFolder(place, name, f"{files.short_name}-geometry")
         with tracking(folder, wandb, config) as tracker:
-            how = Plan(
-                special_tokens, kinds, definition, Fitting(clip_to, whitening, components, shrinkage, top), draws,
-                estimated, seed,
-            )  # fmt: skip
             progress = terminal.say if terminal.show_progress(quiet) else terminal.silence
-            encoder, tokenizer = _encoder(source, weights_seed)
+            encoder, tokenizer = _encoder(files, weights_seed)
             found = survey(stores[0], stores[-1], layers, encoder, tokenizer, how, progress)
             if missing := found.not_applicable:
-                say(f"{source.name} has no {', '.join(missing)} in the width of its hidden states: not applicable")
+                say(f"{files.name} has no {', '.join(missing)} in the width of its hidden states: not applicable")
             if smoothing_bound:
                 found.smoothing = inside.smoothing(
-                    folder.path, source.name, encoder, tokenizer, stores[0], seed, say, progress
+                    folder.path, files.name, encoder, tokenizer, stores[0], seed, say, progress
                 )
             if interventions:
                 found.interventions = inside.interventions(
-                    source, encoder, tokenizer, stores[0], corpora[0], found.clipped, not random_weights, draws, seed,
+                    files, encoder, tokenizer, stores[0], corpora[0], found.clipped, not random_weights, draws, seed,
                     say, progress,
                 )  # fmt: skip
             watch.end("measure")
-            files = write(folder.path, config, found)
-            tables = tables_of(found)
-            figures = write_figures(folder.path / "figures", tables, source.short_name)
-            figures += write_inside_figures(
-                folder.path / "figures", found.smoothing, found.interventions, source.short_name
-            )
-            watch.end("write")
-            cached_of = {"measured": origin(stores[0]), "fitted": origin(stores[-1])}
-            files.append(write_summary(folder.path, found, cached_of, watch.timings()))
-            if tracker:
-                tracker.log_results(_curves(found.geometry), [], figures, files, tables, kind="geometry")
+            tables = _write(folder.path, config, found, stores, files.short_name, watch, tracker)
         made = Geometry(folder.finish(), **tables)
     _report(made, found.clipped, tracker.where(made.folder) if tracker else None, quiet)
     return made
+
+
+def _write(
+    folder: Path,
+    config: Mapping[str, Any],
+    found: Survey,
+    stores: Sequence[ActivationStore],
+    model_name: str,
+    watch: Stopwatch,
+    tracker: Tracker | None,
+) -> dict[str, list[dict[str, Any]]]:
+    """Write tables, transforms, figures and summary into the run's folder, log them, and return the tables."""
+    from probing.data.preparation import origin
+    from probing.geometry.figures import write_figures
+    from probing.geometry.results import tables_of, write, write_summary
+    from probing.internals.inside_report import write_inside_figures
+
+    files, tables = write(folder, config, found), tables_of(found)
+    figures = write_figures(folder / "figures", tables, model_name)
+    figures += write_inside_figures(folder / "figures", found.smoothing, found.interventions, model_name)
+    watch.end("write")
+    cached_of = {"measured": origin(stores[0]), "fitted": origin(stores[-1])}
+    files.append(write_summary(folder, found, cached_of, watch.timings()))
+    if tracker:
+        tracker.log_results(_curves(found.geometry), [], figures, files, tables, kind="geometry")
+    return tables
 
 
 def _curves(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from probing.runs.rankings import (
     RANKING_KEY,
     Table,
     draw_curves,
-    ranking_rows,
     write_tables,
     writing,
 )
@@ -126,26 +125,15 @@ def rank(
     cached = cache_folder(cache or run.config["cache"], str(run.folder.parent))
     with terminal.quiet_libraries():
         from probing.commands.erase import erasure_rows, top_problems
-        from probing.evidence.usable_information import KNOWLEDGE_COLUMNS, KNOWLEDGE_KEY
-        from probing.rankings import neuron_counts as how_many
-        from probing.rankings.evaluation import DRAWS, EVALUATION_COLUMNS, EVALUATION_KEY, SIZES
-        from probing.rankings.evaluation import evaluate as judge
-        from probing.rankings.methods import METHODS, read_layer
-        from probing.runs.finished import (
-            Extraction,
-            check_contributions,
-            open_runs,
-            penalty_of,
-            probe_weight,
-            sides_of,
-        )
+        from probing.rankings.methods import METHODS
+        from probing.runs.finished import Extraction, open_runs, probe_weight, sides_of
+        from probing.runs.ranked import Judging, rank_layers
         from probing.statistics.intervals import few_clusters
 
         methods = _methods(method or ("contribution" if erase or curves else "all"), METHODS)
         if curves and methods == ["random"]:
             raise UserError("`--curves`: random neurons stand beside every ranking anyway; name one with --method.")
-        weight, probe = probe_weight(run), run.config["probe"]
-        penalty, width = penalty_of(run), weight.shape[2]
+        width = probe_weight(run).shape[2]
         problems = [problem for size in sizes or () for problem in out_of_range("k", size, 1, width)]
         refuse(problems + (top_problems(top, width) if erase else []))
         (finished,) = open_runs([run], "index")
@@ -155,36 +143,12 @@ def rank(
                 f"`rank {run.folder}`: no sentence of the validation part has a token of any class, and `gaussian`, "
                 "`--evaluate` and `--curves` need some; name other methods with --method, or fit with more sentences."
             )
-        rankings: dict[str, list[dict[str, Any]]] = {name: [] for name in methods}
-        evaluation: list[dict[str, Any]] = []
-        curve_rows: list[dict[str, Any]] = []
-        for at, number in _places(run, layers):
-            data = read_layer(number, weight[at], penalty, probe["penalty_space"], sides, seed)
-            check_contributions(run, number, METHODS["contribution"](data).score.numpy())
-            found = {}
-            for name in methods:
-                progress(f"layer {number}: {name}")
-                found[name] = METHODS[name](data)
-                rankings[name] += ranking_rows(number, found[name].order.tolist(), found[name].score.tolist())
-            if evaluate:
-                progress(f"layer {number}: evaluation")
-                fitting = sizes or [size for size in SIZES if size < width] or [max(1, width // 2)]
-                evaluation += judge(found, data, sides, fitting, draws or DRAWS)
-            if curves:
-                fitting = [size for size in sizes or how_many.SIZES if size < width] or [max(1, width // 2)]
-                curve_rows += how_many.curves(found, data, sides, fitting, draws or how_many.DRAWS, progress)
+        judging = Judging(evaluate, curves, sizes, draws)
+        rankings, evaluation, curve_rows = rank_layers(run, layers, sides, methods, judging, seed, progress)
         erasure = erasure_rows(run, sides, layers, top, seed, terminal.show_progress(quiet)) if erase else []
         made = Rankings(place, rankings, evaluation, erasure, curve_rows)
-        files: dict[str, Table] = {name: (rows, RANKING_COLUMNS, RANKING_KEY) for name, rows in rankings.items()}
-        files["evaluation"] = evaluation, EVALUATION_COLUMNS, EVALUATION_KEY
-        files["erasure"] = erasure, KNOWLEDGE_COLUMNS, KNOWLEDGE_KEY
-        files["curves"] = curve_rows, how_many.CURVE_COLUMNS, how_many.CURVE_KEY
-        with writing(place, run):
-            write_tables(place, files)
-            figures = draw_curves(place, layers, finished.label, run) if curves else []
-    tables = {**{f"rankings/{name}": rows for name, rows in rankings.items()}, "evaluation": evaluation}
-    tables |= {"erasure": erasure, "curves": curve_rows}
-    where = _track(place, wandb, f"{run.folder.name}-rankings", config, tables, figures)
+        figures = _write(made, run, layers, finished.label)
+    where = _track(made, wandb, f"{run.folder.name}-rankings", config, figures)
     if quiet:
         for line in rankings_lines(rankings):
             print(line)
@@ -196,6 +160,21 @@ def rank(
         print(few)
     say_where(place, where)
     return made
+
+
+def _write(made: Rankings, run: Run, layers: Sequence[int], label: str) -> list[Path]:
+    """Write the tables beside what other calls have written, and return the figures that were drawn."""
+    from probing.evidence.usable_information import KNOWLEDGE_COLUMNS, KNOWLEDGE_KEY
+    from probing.rankings.evaluation import EVALUATION_COLUMNS, EVALUATION_KEY
+    from probing.rankings.neuron_counts import CURVE_COLUMNS, CURVE_KEY
+
+    files: dict[str, Table] = {name: (rows, RANKING_COLUMNS, RANKING_KEY) for name, rows in made.rankings.items()}
+    files["evaluation"] = made.evaluation, EVALUATION_COLUMNS, EVALUATION_KEY
+    files["erasure"] = made.erasure, KNOWLEDGE_COLUMNS, KNOWLEDGE_KEY
+    files["curves"] = made.curves, CURVE_COLUMNS, CURVE_KEY
+    with writing(made.folder, run):
+        write_tables(made.folder, files)
+        return draw_curves(made.folder, layers, label, run) if made.curves else []
 
 
 def _sizes(k: int | Sequence[int] | str | None) -> list[int] | None:
@@ -226,11 +205,6 @@ def _layers(layer: Layers, run: Run) -> list[int]:
     return wanted
 
 
-def _places(run: Run, layers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield for each of these layers its place among the run's, and its number."""
-    return ((at, row["layer"]) for at, row in enumerate(run.accuracy) if row["layer"] in layers)
-
-
 def _methods(typed: str | Sequence[str], known: Mapping[str, Callable[..., Any]]) -> list[str]:
     """Return the methods that are asked for, in the order of tables.
 
@@ -248,17 +222,14 @@ def _methods(typed: str | Sequence[str], known: Mapping[str, Callable[..., Any]]
 
 
 def _track(
-    folder: Path,
-    options: WandbOptions,
-    name: str,
-    config: Mapping[str, Any],
-    tables: Mapping[str, Sequence[Row]],
-    figures: Sequence[Path],
+    made: Rankings, options: WandbOptions, name: str, config: Mapping[str, Any], figures: Sequence[Path]
 ) -> str | None:
     """Log tables and figures to W&B and return where they are to be seen; `rank` may replace files, which stay out."""
     from probing.runtime.terminal import say
 
-    tracker = Tracker(options, folder, name, config, say)
+    tables: dict[str, Sequence[Row]] = {f"rankings/{name}": rows for name, rows in made.rankings.items()}
+    tables |= {"evaluation": made.evaluation, "erasure": made.erasure, "curves": made.curves}
+    tracker = Tracker(options, made.folder, name, config, say)
     tracker.log_results([], [], figures, [], tables)
     tracker.finish()
-    return tracker.where(folder)
+    return tracker.where(made.folder)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from probing.cache.corpora import extract_all, say_what_was_left_out
 from probing.cli.option_values import Dtype, Layers, number_problems, plain
 from probing.cli.options import WandbOptions, as_options
 from probing.commands.folders import places, say_where
@@ -17,7 +16,12 @@ from probing.runs.folder import RunFolder
 from probing.runs.tracked import tracking
 from probing.runtime.stopwatch import Stopwatch
 from probing.tables.space_names import Definition
-from probing.tracking import resolve_mode
+from probing.tracking import Tracker, resolve_mode
+
+if TYPE_CHECKING:
+    from probing.corpus import Corpus
+    from probing.downstream.pooling_names import Pooling
+    from probing.downstream.sts.sentence_vectors import Vectors
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,6 @@ def sts(
     wandb = as_options(WandbOptions, wandb, "wandb")
     config = plain(locals())
     from probing.cli.choices import chosen as named
-    from probing.corpus import load_corpus
     from probing.downstream.pooling_names import POOLINGS
     from probing.downstream.sts.dataset import READABLE, read_sts
     from probing.downstream.sts.sentence_similarity import reported
@@ -116,45 +119,27 @@ def sts(
     if not folders:
         raise UserError(f"`sts` takes {READABLE}.")
     sets = read_sts(folders)
-    targets = reported(sets)
-    if not targets:
+    if not (targets := reported(sets)):
         raise UserError(f"`sts {' '.join(folders)}`: there are training parts alone; give dev or test parts too.")
     for one in sets:
         if one.n_dropped:
             say(f"{one.label}: {one.n_dropped} pairs without a score or a sentence were left out")
-    train = [one for one in sets if one.part == "train"]
-    outside = None
-    if fit_on == "train" and not train and spaces != ["none"]:
-        say("there is no training part: transforms are fitted on the built-in corpus")
-        outside = load_corpus("builtin", "--fit_on")
-    elif fit_on not in ("train", "target"):
-        outside = load_corpus(fit_on, "--fit_on")
+    outside = _outside(fit_on, spaces != ["none"] and not any(one.part == "train" for one in sets), say)
     with terminal.quiet_libraries():
-        from probing.data.preparation import origin
-        from probing.downstream.figures import write_sts_figure
-        from probing.downstream.fitting import write_results
+        from probing.cache.source import ActivationSource, say_what_was_left_out
         from probing.downstream.pooling import FIRST
         from probing.downstream.spaces import Fitting
-        from probing.downstream.sts import sentence_similarity as sentences
-        from probing.downstream.sts.sentence_vectors import (
-            Vectors,
-            check_text_to_fit_on,
-            described,
-            first_token_check,
-            fitted_columns,
-            fitted_texts,
-            similarities,
-        )
+        from probing.downstream.sts.evaluation import evaluate
+        from probing.downstream.sts.sentence_vectors import Vectors, check_text_to_fit_on, first_token_check
         from probing.downstream.sts.static import read_static
         from probing.models import load_config, parse_layers, resolve_model
         from probing.runtime.distributed import is_main_process
         from probing.runtime.trainer import check_trainer_options
 
         watch = Stopwatch()
-        fitting = Fitting(spaces, definition, components, seed)
         check_trainer_options(trainer or {}, "lbfgs")
-        source = resolve_model(model, revision)
-        architecture = load_config(source)
+        files = resolve_model(model, revision)
+        architecture = load_config(files)
         refuse(out_of_range("components", components, 1, architecture.hidden_size))
         layers = parse_layers(layer, n_layers := architecture.num_hidden_layers, model)
         if "first_last" in poolings and n_layers < FIRST:
@@ -163,45 +148,77 @@ def sts(
             check_text_to_fit_on(sets, outside, targets, fit_on)
         corpora = [one.corpus for one in sets] + ([outside] if outside else [])
         words = read_static(static, [text for corpus in corpora for text in corpus.sentences]) if static else None
-        check = first_token_check(poolings, source.short_name)
-        stores = extract_all(
-            source, corpora, sorted({*layers, *([FIRST] if "first_last" in poolings else [])}), cached, trainer or {},
-            say, progress, [check] * len(corpora), dtype=dtype, max_length=max_length, batch_tokens=batch_tokens,
-            random_weights_seed=seed if random_weights else None,
+        source = ActivationSource(
+            files, sorted({*layers, *([FIRST] if "first_last" in poolings else [])}), cached, dtype, max_length,
+            batch_tokens, seed if random_weights else None, None, trainer or {}, say, progress,
         )  # fmt: skip
+        stores = source.read(corpora, [first_token_check(poolings, files.short_name)] * len(corpora))
         if not is_main_process():
             return None
         watch.end("extract")
         say_what_was_left_out(corpora, stores, say)
         vectors = Vectors(sets, stores[: len(sets)], (outside, stores[-1]) if outside else None, words)
-        texts = fitted_texts(vectors, targets, fit_on)
-        with tracking(run_folder := RunFolder(place, name, f"{source.short_name}-sts"), wandb, config) as tracker:
-            found = similarities(vectors, texts, layers, poolings, fitting)
-            rows = sentences.by_layer(found, targets, seed)
-            chosen = sentences.chosen(found, targets, sets, seed)
-            for row in (*rows, *chosen):
-                if row["transform"] != "none":
-                    row |= fitted_columns(row, texts[row["set"]], architecture.hidden_size, words, components)
+        with tracking(run_folder := RunFolder(place, name, f"{files.short_name}-sts"), wandb, config) as tracker:
+            fitting = Fitting(spaces, definition, components, seed)
+            rows, chosen, texts = evaluate(vectors, layers, poolings, fitting, fit_on, seed)
             watch.end("evaluate")
-            tables = {"sts": (rows, sentences.STS_COLUMNS), "chosen": (chosen, sentences.CHOSEN_COLUMNS)}
             summary = {
                 "kind": "similarity evaluation",
-                "cache": {corpus.name: origin(store) for corpus, store in zip(corpora, stores, strict=True)},
-                "sets": [described(one, words) for one in sets],
                 "fitted_on": {label: text.described() for label, text in texts.items()},
                 "timings": watch.timings(),
             }
-            files = write_results(run_folder.path, config, tables, summary)
-            figures = [
-                write_sts_figure(run_folder.path / "figures" / f"sts_{how}.png", rows, how, source.short_name)
-                for how in poolings
-            ]
-            if tracker:
-                logged = {table: rows for table, (rows, _) in tables.items()}
-                tracker.log_results(_curves(rows, poolings[0]), [], figures, files, logged, "sts")
-        result = SentenceSimilarity(run_folder.finish(), rows, chosen)
-    _report(result, tracker.where(result.folder) if tracker else None, quiet)
-    return result
+            found = SentenceSimilarity(run_folder.path, rows, chosen)
+            _write(found, config, summary, vectors, poolings, files.short_name, tracker)
+        found = replace(found, folder=run_folder.finish())
+    _report(found, tracker.where(found.folder) if tracker else None, quiet)
+    return found
+
+
+def _outside(fit_on: str, lacks_training_part: bool, say: Callable[[str], None]) -> Corpus | None:
+    """Return the text beside the sets on which transforms are fitted, if there is any.
+
+    Args:
+        fit_on: As typed.
+        lacks_training_part: Whether there are transforms, and no training part to fit them on.
+        say: Takes one-line messages.
+    """
+    from probing.corpus import load_corpus
+
+    if fit_on == "train" and lacks_training_part:
+        say("there is no training part: transforms are fitted on the built-in corpus")
+        return load_corpus("builtin", "--fit_on")
+    return None if fit_on in ("train", "target") else load_corpus(fit_on, "--fit_on")
+
+
+def _write(
+    found: SentenceSimilarity,
+    config: Mapping[str, Any],
+    summary: Mapping[str, Any],
+    vectors: Vectors,
+    poolings: Sequence[Pooling],
+    model_name: str,
+    tracker: Tracker | None,
+) -> None:
+    """Write tables, summary and figures into the run's folder, and log them."""
+    from probing.data.preparation import origin
+    from probing.downstream.figures import write_sts_figure
+    from probing.downstream.fitting import write_results
+    from probing.downstream.sts.sentence_similarity import CHOSEN_COLUMNS, STS_COLUMNS
+    from probing.downstream.sts.sentence_vectors import described
+
+    tables = {"sts": (found.layers, STS_COLUMNS), "chosen": (found.chosen, CHOSEN_COLUMNS)}
+    stores = zip(vectors.sets, vectors.stores, strict=True)
+    cached = {one.corpus.name: origin(store) for one, store in stores}
+    if vectors.outside:
+        cached[vectors.outside[0].name] = origin(vectors.outside[1])
+    sets = [described(one, vectors.static) for one in vectors.sets]
+    files = write_results(found.folder, config, tables, {**summary, "cache": cached, "sets": sets})
+    figures = [
+        write_sts_figure(found.folder / "figures" / f"sts_{how}.png", found.layers, how, model_name) for how in poolings
+    ]
+    if tracker:
+        logged = {name: rows for name, (rows, _) in tables.items()}
+        tracker.log_results(_curves(found.layers, poolings[0]), [], figures, files, logged, "sts")
 
 
 def _curves(rows: Sequence[dict[str, Any]], pooling: str) -> list[dict[str, Any]]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from probing.cache.corpora import extract_all, say_what_was_left_out
 from probing.cli.option_values import Dtype, Layers, number_problems, plain
 from probing.cli.options import WandbOptions, as_options
 from probing.commands.folders import places, say_where
@@ -16,9 +15,11 @@ from probing.models import layer_numbers
 from probing.runs.folder import RunFolder
 from probing.runs.tracked import tracking
 from probing.runtime.stopwatch import Stopwatch
-from probing.statistics.sample_size import size_columns
 from probing.tables.space_names import Definition
-from probing.tracking import resolve_mode
+from probing.tracking import Tracker, resolve_mode
+
+if TYPE_CHECKING:
+    from probing.cache import ActivationStore
 
 
 @dataclass(frozen=True)
@@ -108,67 +109,74 @@ def wic(
         raise UserError(f"`wic` takes {READABLE}.")
     data = read_wic(folder, ["train", part])
     with terminal.quiet_libraries():
-        from probing.data.preparation import origin
-        from probing.downstream.figures import write_wic_figure
-        from probing.downstream.fitting import Text, not_in, scored_pairs, target_check, with_both_words, write_results
+        from probing.cache.source import ActivationSource, say_what_was_left_out
+        from probing.downstream.fitting import Text, not_in
         from probing.downstream.spaces import Fitting
-        from probing.downstream.wic import words_in_context as words
+        from probing.downstream.wic.evaluation import evaluate, target_check, without_cut_words
         from probing.models import load_config, parse_layers, resolve_model
         from probing.runtime.distributed import is_main_process
         from probing.runtime.trainer import check_trainer_options
 
         watch = Stopwatch()
-        fitting = Fitting(spaces, definition, components, seed)
         check_trainer_options(trainer or {}, "lbfgs")
-        source = resolve_model(model, revision)
-        architecture = load_config(source)
+        files = resolve_model(model, revision)
+        architecture = load_config(files)
         refuse(out_of_range("components", components, 1, architecture.hidden_size))
         layers = parse_layers(layer, architecture.num_hidden_layers, model)
-        train, test = data.values()
-        kept = not_in(train.corpus.sentences, test.corpus.sentences)
+        corpora = [pairs.corpus for pairs in data.values()]
+        kept = not_in(corpora[0].sentences, corpora[1].sentences)
         if not kept.any():
             raise UserError(f"`wic {folder}`: every sentence of train is in {part} too; give parts that differ.")
-        corpora, checks = [pairs.corpus for pairs in data.values()], [target_check(pairs) for pairs in data.values()]
-        stores = extract_all(
-            source, corpora, layers, cached, trainer or {}, say, progress, checks, dtype=dtype,
-            max_length=max_length, batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None,
+        source = ActivationSource(
+            files, layers, cached, dtype, max_length, batch_tokens, seed if random_weights else None, None,
+            trainer or {}, say, progress,
         )  # fmt: skip
+        stores = source.read(corpora, [target_check(pairs) for pairs in data.values()])
         if not is_main_process():
             return None
         watch.end("extract")
         say_what_was_left_out(corpora, stores, say)
-        n_cut = {}
-        for (which, pairs), store in zip(list(data.items()), stores, strict=True):
-            data[which] = with_both_words(pairs, store.tokens)
-            n_cut[which] = pairs.n_pairs - data[which].n_pairs
-            if n_cut[which]:
-                say(f"{which}: {n_cut[which]} of {pairs.n_pairs} pairs are left out: their word was cut off")
-        train, test = data.values()
-        fit_on = [Text(stores[0], kept)]
-        with tracking(run_folder := RunFolder(place, name, f"{source.short_name}-wic"), wandb, config) as tracker:
-            scored = scored_pairs(layers, list(data.values()), stores, fit_on, fitting)
-            rows = words.by_layer(scored, train.labels, test.labels, seed)
-            chosen = words.chosen(scored, rows, train.labels, test.labels, part, seed)
-            fitted_on = (int(fit_on[0].taken.sum()), int(kept.sum()), architecture.hidden_size, components)
-            for row in (*rows, *chosen):
-                row |= size_columns(row.get("transform", ""), *fitted_on)
+        pairs = without_cut_words(data, stores, say)
+        with tracking(run_folder := RunFolder(place, name, f"{files.short_name}-wic"), wandb, config) as tracker:
+            fitting = Fitting(spaces, definition, components, seed)
+            rows, chosen = evaluate(pairs, stores, Text(stores[0], kept), layers, fitting, seed)
             watch.end("evaluate")
-            tables = {"wic": (rows, words.WIC_COLUMNS), "chosen": (chosen, words.CHOSEN_COLUMNS)}
             summary = {
                 "kind": "word-in-context evaluation",
-                "cache": {which: origin(store) for which, store in zip(data, stores, strict=True)},
-                "n_pairs": {which: pairs.n_pairs for which, pairs in data.items()},
-                "n_cut_pairs": n_cut,
+                "n_pairs": {which: some.n_pairs for which, some in pairs.items()},
+                "n_cut_pairs": {which: data[which].n_pairs - some.n_pairs for which, some in pairs.items()},
                 "n_sentences_fitted_on": int(kept.sum()),
                 "timings": watch.timings(),
             }
-            files = write_results(run_folder.path, config, tables, summary)
-            figures = [write_wic_figure(run_folder.path / "figures" / "wic.png", rows, part, source.short_name)]
-            if tracker:
-                tracker.log_results(_curves(rows), [], figures, files, {n: t for n, (t, _) in tables.items()}, "wic")
-        found = WordsInContext(run_folder.finish(), rows, chosen)
+            found = WordsInContext(run_folder.path, rows, chosen)
+            _write(found, config, summary, dict(zip(data, stores, strict=True)), part, files.short_name, tracker)
+        found = replace(found, folder=run_folder.finish())
     _report(found, tracker.where(found.folder) if tracker else None, quiet)
     return found
+
+
+def _write(
+    found: WordsInContext,
+    config: Mapping[str, Any],
+    summary: Mapping[str, Any],
+    stores: Mapping[str, ActivationStore],
+    part: str,
+    model_name: str,
+    tracker: Tracker | None,
+) -> None:
+    """Write tables, summary and figure into the run's folder, and log them."""
+    from probing.data.preparation import origin
+    from probing.downstream.figures import write_wic_figure
+    from probing.downstream.fitting import write_results
+    from probing.downstream.wic.words_in_context import CHOSEN_COLUMNS, WIC_COLUMNS
+
+    tables = {"wic": (found.layers, WIC_COLUMNS), "chosen": (found.chosen, CHOSEN_COLUMNS)}
+    cached = {which: origin(store) for which, store in stores.items()}
+    files = write_results(found.folder, config, tables, {**summary, "cache": cached})
+    figure = write_wic_figure(found.folder / "figures" / "wic.png", found.layers, part, model_name)
+    if tracker:
+        logged = {name: rows for name, (rows, _) in tables.items()}
+        tracker.log_results(_curves(found.layers), [], [figure], files, logged, "wic")
 
 
 def _curves(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

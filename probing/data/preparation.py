@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
 from probing.cache import ActivationStore
+from probing.cache.source import ActivationSource, say_what_was_left_out
 from probing.cache.tokens import Tokens
 from probing.cli.options import ProbeOptions
 from probing.corpus import Corpus, Split
 from probing.data import controls
 from probing.data.examples import Sides, choose_classes, class_of_tokens, label
 from probing.errors import UserError
-from probing.models import ModelSource, load_encoder, load_tokenizer, word_folding
+from probing.models import load_encoder, load_tokenizer, word_folding
 from probing.statistics.intervals import MIN_SENTENCES
 from probing.tasks import Labels, TokenTask
 
@@ -75,15 +77,35 @@ def goes_by_document(group_by: GroupBy, corpus: Corpus, splits: Sequence[Split])
     return group_by == "document" or len(tested) >= MIN_SENTENCES
 
 
-def control_sides(
-    wanted: Sequence[str],
-    sides: Sides,
+def read_sides(
+    source: ActivationSource,
     corpora: Sequence[Corpus],
-    extract: Callable[..., list[ActivationStore]],
-    source: ModelSource,
-    weights_seed: int | None,
-    seed: int,
-    say: Callable[[str], None],
+    splits: Sequence[Sequence[Split]],
+    task: TokenTask,
+    probe: ProbeOptions,
+    group_by: GroupBy,
+) -> tuple[Sides, list[ActivationStore]]:
+    """Read the corpora and label their tokens; return the sides and the activations of each corpus.
+
+    Args:
+        source: The model that reads.
+        corpora: The corpora; with two, the second is the test side.
+        splits: Side of each of their sentences.
+        task: Gives the labels.
+        probe: How probes will be trained, which decides whether validation tokens are needed.
+        group_by: What intervals are over, as typed.
+
+    Raises:
+        UserError: If a side that is needed has no tokens, or documents were asked for and are not known.
+    """
+    by_document = goes_by_document(group_by, corpora[-1], splits[-1])
+    stores = source.read(corpora, example_checks(task, corpora, splits, probe, source.say))
+    say_what_was_left_out(corpora, stores, source.say)
+    return label_sides(stores, corpora, splits, task, by_document), stores
+
+
+def control_sides(
+    wanted: Sequence[str], sides: Sides, corpora: Sequence[Corpus], source: ActivationSource, seed: int
 ) -> dict[str, list[Sides]]:
     """Return for each control that applies the examples that it is measured on, extracting what they need.
 
@@ -94,16 +116,15 @@ def control_sides(
         if name == "shuffled":
             made[name] = [controls.shuffled(sides, seed)]
         elif name == "control_task":
-            made[name] = controls.control_tasks(sides, corpora, word_folding(load_tokenizer(source)), seed)
+            made[name] = controls.control_tasks(sides, corpora, word_folding(load_tokenizer(source.model)), seed)
         elif name == "token":
-            made[name] = [controls.token_identity(sides, load_encoder(source, weights_seed))]
+            made[name] = [controls.token_identity(sides, load_encoder(source.model, source.random_weights_seed))]
         elif name == "permuted_positions":
-            stores = extract(random_weights_seed=weights_seed, permuted_tokens_seed=seed)
-            made[name] = [controls.with_activations(sides, stores)]
-        elif weights_seed is not None:
-            say("the control untrained does not apply: the model is the untrained twin")
+            made[name] = [controls.with_activations(sides, replace(source, permuted_tokens_seed=seed).read(corpora))]
+        elif source.random_weights_seed is not None:
+            source.say("the control untrained does not apply: the model is randomly initialised itself")
         else:
-            made[name] = [controls.with_activations(sides, extract(random_weights_seed=seed))]
+            made[name] = [controls.with_activations(sides, replace(source, random_weights_seed=seed).read(corpora))]
     return made
 
 

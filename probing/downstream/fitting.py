@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.cache import ActivationStore
-from probing.cache.tokens import Tokens
 from probing.corpus import split_key
-from probing.downstream.pooling import cosines, has_pieces, word_vectors
-from probing.downstream.spaces import Fitting, fitted
-from probing.downstream.wic.dataset import WordPairs
-from probing.downstream.wic.words_in_context import Scored
-from probing.errors import UserError
 from probing.runs.results import versions
 from probing.runs.run import Row
 from probing.statistics.moments import Covariance, CovarianceAccumulator
@@ -82,65 +76,6 @@ def _words_of(texts: Sequence[Text], layer: int) -> Iterator[Tensor]:
         for shard in text.store.plan.shards:
             rows = torch.from_numpy(np.flatnonzero(taken[text.store.shard_tokens(shard)]))
             yield text.store.read(layer, shard.index)[rows]
-
-
-def targets(pairs: WordPairs) -> NDArray[np.int64]:
-    """Return sentence and index of every word of every pair, the two of a pair one after the other, (2 n_pairs, 2)."""
-    return np.stack([pairs.sentences.ravel(), pairs.targets.ravel()], axis=1)
-
-
-def with_both_words(pairs: WordPairs, tokens: Tokens) -> WordPairs:
-    """Return the pairs whose words both have a token."""
-    first, second = has_pieces(tokens, targets(pairs)).reshape(-1, 2).T
-    return pairs.pick(first & second)
-
-
-def target_check(pairs: WordPairs) -> Callable[[Tokens], None]:
-    """Return what refuses the tokens of a part where no pair has kept its words."""
-
-    def check(tokens: Tokens) -> None:
-        if not with_both_words(pairs, tokens).n_pairs:
-            raise UserError(
-                f"`--max_length`: of {pairs.corpus.name}, no pair keeps its word in both sentences; allow more tokens."
-            )
-
-    return check
-
-
-def scored_pairs(
-    layers: Sequence[int],
-    parts: Sequence[WordPairs],
-    stores: Sequence[ActivationStore],
-    fit_on: Sequence[Text],
-    fitting: Fitting,
-) -> list[Scored]:
-    """Return the cosines of all pairs in each layer and space.
-
-    Args:
-        layers: Which.
-        parts: The training part and that which is reported on.
-        stores: The activations of each.
-        fit_on: What transforms are fitted on.
-        fitting: Which, and how.
-    """
-    found = []
-    for layer in layers:
-        moments = token_moments(fit_on, layer)
-        clipped = outliers(fit_on, layer, fitting.definition) if fitting.clips else []
-        transforms = fitted(fitting, moments, clipped, layer)
-        vectors = [_target_vectors(pairs, store, layer) for pairs, store in zip(parts, stores, strict=True)]
-        for name, transform in transforms.items():
-            train, reported = (cosines(transform(first), transform(second)) for first, second in vectors)
-            found.append(Scored(layer, name, train, reported, transform.clipped))
-    return found
-
-
-def _target_vectors(pairs: WordPairs, store: ActivationStore, layer: int) -> tuple[Tensor, Tensor]:
-    """Return the vectors of the first and of the second word of each pair, both of shape (n_pairs, d_model)."""
-    wanted, place = np.unique(targets(pairs), axis=0, return_inverse=True)
-    (vectors,) = word_vectors(store, [layer], wanted)
-    first, second = torch.from_numpy(place.reshape(-1, 2)).T
-    return vectors[first], vectors[second]
 
 
 def write_results(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
@@ -21,8 +20,9 @@ from probing.probes.class_curvature import ClassCurvature, ClassCurvatureAccumul
 from probing.probes.class_curvature import fits as curvature_fits
 from probing.probes.linear import Problem
 from probing.probes.objective import cross_entropy_sums
+from probing.probes.recipe import Training
 from probing.probes.solvers import Readout
-from probing.probes.training import LayerFit, Training, train_variants
+from probing.probes.training import LayerFit, train_variants
 from probing.rankings.contributions import mean_contribution
 from probing.runtime.distributed import sum_over_ranks
 
@@ -31,8 +31,6 @@ VARIANT_TOLERANCE = 1e-3
 # How near the test cross-entropy of a probe without a neuron is to come to that of its optimum: to so many nats, or to
 # this share of what the training objective rises without the neuron.
 RESOLUTION, SHARE = 1e-5, 0.005
-
-Callbacks = Callable[[str], Sequence[pl.Callback]]
 
 
 @dataclass(frozen=True)
@@ -44,8 +42,6 @@ class Retraining:
         layers: Layer numbers.
         fits: The finished probes.
         training: How they were trained.
-        trainer_options: Arguments of Lightning's Trainer.
-        callbacks: Returns Lightning callbacks for what is trained.
         seed: Of bootstraps and of the neurons that are drawn to compare with.
     """
 
@@ -53,16 +49,12 @@ class Retraining:
     layers: Sequence[int]
     fits: Sequence[LayerFit]
     training: Training
-    trainer_options: Mapping[str, Any]
-    callbacks: Callbacks
     seed: int
 
     def train(self, what: str, problems: Sequence[Problem], test: bool = False) -> list[LayerFit]:
         """Train changed probes, all in one stack."""
-        roughly = replace(self.training, tolerance=max(self.training.tolerance, VARIANT_TOLERANCE))
-        return train_variants(
-            self.sides, self.layers, self.fits, problems, roughly, self.trainer_options, self.callbacks(what), test
-        )
+        roughly = self.training.loosened(VARIANT_TOLERANCE)
+        return train_variants(self.sides, self.layers, self.fits, problems, roughly, what, test)
 
     def of_layer(self, i: int) -> Retraining:
         """Return the same of one layer alone, so that no other is read."""

@@ -11,19 +11,20 @@ the built-in model's last layer, -.2 nats.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 from numpy.typing import NDArray
 
 from probing.data.constant_answer import prior_cross_entropy_by_sentence
 from probing.data.controls import shuffled
 from probing.data.examples import Examples, Sides, read
-from probing.probes.training import LayerFit, Training, train_probes
+from probing.probes.recipe import Training
+from probing.probes.training import LayerFit, train_probes
 from probing.statistics.intervals import accuracy_interval, mean_interval
+from probing.tables.rankings import CONDITIONS
 from probing.transforms.erasure import fit_erasers, with_neurons, without
 
 KNOWLEDGE_COLUMNS = (
@@ -40,9 +41,7 @@ def what_is_known(
     rankings: Mapping[int, Sequence[int]],
     n_top: int,
     training: Training,
-    trainer_options: Mapping[str, Any],
     seed: int,
-    callbacks: Callable[[str], Sequence[pl.Callback]] = lambda condition: (),
 ) -> list[dict[str, Any]]:
     """Train probes under each condition and return a row per layer and condition.
 
@@ -51,9 +50,7 @@ def what_is_known(
         rankings: Of each layer that is looked at, all its neurons, the first leading.
         n_top: How many of them are kept or removed.
         training: How to train.
-        trainer_options: Arguments of Lightning's Trainer.
         seed: Of random neurons and shuffled labels.
-        callbacks: Returns Lightning callbacks for a condition.
 
     Returns:
         Rows with `KNOWLEDGE_COLUMNS`: `n_removed` counts neurons, or directions where the class is erased;
@@ -81,10 +78,9 @@ def what_is_known(
         "erased": (without(sides, erasers), removed),
         "erased_shuffled": (without(sides, others), {layer: eraser.rank for layer, eraser in others.items()}),
     }
-    options = {name: value for name, value in trainer_options.items() if name != "enable_checkpointing"}
     rows = []
     for condition, (changed, n_removed) in made.items():
-        fits = train_probes(changed, layers, training, options, None, callbacks(condition))
+        fits = train_probes(changed, layers, training, CONDITIONS[condition])
         losses = cross_entropy_by_sentence(changed.test, fits)
         for fit, loss in zip(fits, losses, strict=True):
             row = {"layer": fit.layer, "condition": condition, "n_neurons": changed.test.store.plan.d_model}

@@ -19,8 +19,9 @@ from probing.corpus import Corpus, Split
 from probing.data.examples import Examples, Sides, choose_classes, label
 from probing.internals.interventions import Read
 from probing.models.anatomy import Anatomy, hidden_states
+from probing.probes.recipe import CONTROL_TOLERANCE, Lbfgs, Training
 from probing.probes.solvers import Penalty
-from probing.probes.training import CONTROL_TOLERANCE, Training, train_probes
+from probing.probes.training import train_probes
 from probing.tasks import TokenTask
 
 # Tokens of the sentences that are read: each condition runs the model over them once.
@@ -237,7 +238,9 @@ class Position:
         sides = np.where(order % 10 < TRAIN_OF_TEN, "train", "test")
         self.splits: list[Split] = sides.tolist()
         self.classes = choose_classes(tokens, corpus, task, self.splits)
-        self.training = Training(Penalty(0.0, 1e-4), "sd", "lbfgs", CONTROL_TOLERANCE, 0.0, 0, 0, seed)
+        self.training = Training(
+            Penalty(0.0, 1e-4), Lbfgs(CONTROL_TOLERANCE), trainer={"accelerator": "cpu", "max_epochs": MAX_PASSES}
+        )
         self.weight: Tensor | None = None
 
     def __call__(self, clips: Sequence[Sequence[int]]) -> list[Read]:
@@ -253,7 +256,7 @@ class Position:
             for side in ("train", "validation", "test")
         }
         sides = Sides(parts["train"], parts["validation"], parts["test"], self.classes, self.task.ordinal)
-        (fit,) = train_probes(sides, [0], self.training, {"accelerator": "cpu", "max_epochs": MAX_PASSES})
+        (fit,) = train_probes(sides, [0], self.training)
         if self.weight is None:
             self.weight = fit.weight
         labels, sentences = parts["test"].labels, self.tokens.sentences

@@ -14,19 +14,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-import pytorch_lightning as pl
 from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.data.examples import Examples, Sides
 from probing.probes.linear import Problem
+from probing.probes.recipe import Training
 from probing.probes.solvers import Penalty
-from probing.probes.training import LayerFit, Training, for_measuring, layer_moments, roughly, train_problems
+from probing.probes.training import LayerFit, layer_moments, train_problems
 
 # Shares of the training sentences that probes are trained on, each to encode what comes up to the next.
 SHARES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
@@ -68,9 +67,7 @@ def online_code(
     sides: Sides,
     layers: Sequence[int],
     training: Training,
-    trainer_options: Mapping[str, Any],
     seed: int,
-    callbacks: Callable[[str], Sequence[pl.Callback]] = lambda block: (),
 ) -> list[CodeLength]:
     """Encode the training labels with each layer's activations; the test side is not used.
 
@@ -79,9 +76,7 @@ def online_code(
         layers: Layer numbers.
         training: How probes are trained; its l1 penalty holds for all blocks, its l2 penalty for none, and they need
             not come closer to the optimum than controls do.
-        trainer_options: Arguments of Lightning's Trainer.
         seed: Seed of the order of the sentences.
-        callbacks: Returns Lightning callbacks for a block, such as `3 of 10`.
     """
     order = sentence_order(sides.train, seed)
     ends = prefix_sizes(len(order))
@@ -98,8 +93,8 @@ def online_code(
             for problem in coder.problems(f"layer_{layer:02d}", i, training.penalty.l1)
         ]
         fits = train_problems(
-            known, layers, layer_moments(known.train, layers), problems, roughly(training),
-            for_measuring(trainer_options), callbacks(f"{number} of {len(ends) - 1}"), test=True,
+            known, layers, layer_moments(known.train, layers), problems, training.for_controls().for_measuring(),
+            f"{number} of {len(ends) - 1}", test=True,
         )  # fmt: skip
         for i, coder in enumerate(coders):
             tried = [fit for fit, problem in zip(fits, problems, strict=True) if problem.layer == i]

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-from pytorch_lightning import Callback
 
 from probing.cli.options import ProbeOptions
 from probing.data.examples import Sides
 from probing.probes.penalty_path import FIRST, PenaltyPath, choose_penalty, strength
+from probing.probes.recipe import Adam, Lbfgs, Progress, Training, no_progress
 from probing.probes.solvers import Penalty
-from probing.probes.training import Training
 from probing.statistics.moments import Moments
 
 
-def training_of(probe: ProbeOptions, l2: float, seed: int) -> Training:
+def training_of(
+    probe: ProbeOptions,
+    l2: float,
+    seed: int,
+    trainer: Mapping[str, Any] | None = None,
+    progress: Progress = no_progress,
+) -> Training:
     """Return how probes are trained.
 
     Args:
         probe: The options.
         l2: Strength of the squared l2 penalty, which the options may leave to be chosen.
-        seed: Seed of Adam's batches.
+        seed: Seed of Adam's mini-batches.
+        trainer: Arguments of Lightning's Trainer.
+        progress: Returns Lightning callbacks for what is trained.
     """
-    return Training(
-        Penalty(probe.l1, l2), probe.penalty_space, probe.solver, probe.tolerance, probe.learning_rate,
-        probe.batch_size, probe.patience, seed,
-    )  # fmt: skip
+    solver: Lbfgs | Adam = Lbfgs(probe.tolerance)
+    if probe.solver == "adam":
+        solver = Adam(probe.learning_rate, probe.batch_size, probe.patience, seed, probe.tolerance)
+    return Training(Penalty(probe.l1, l2), solver, probe.penalty_space, trainer or {}, progress)
 
 
 def penalised(
@@ -36,11 +42,11 @@ def penalised(
     layers: Sequence[int],
     moments: Sequence[Moments],
     trainer: Mapping[str, Any],
-    callbacks: Callable[[str], Sequence[Callback]],
+    progress: Progress,
 ) -> tuple[PenaltyPath | None, Training]:
     """Return how probes are trained, and the path along which their penalty was chosen if it was left to be."""
     if probe.l2 != "auto":
-        return None, training_of(probe, probe.l2, seed)
-    first = training_of(probe, strength(FIRST), seed)
-    path = choose_penalty(sides, layers, moments, first, trainer, callbacks)
-    return path, training_of(probe, path.chosen, seed)
+        return None, training_of(probe, probe.l2, seed, trainer, progress)
+    training = training_of(probe, strength(FIRST), seed, trainer, progress)
+    path = choose_penalty(sides, layers, moments, training)
+    return path, training_of(probe, path.chosen, seed, trainer, progress)

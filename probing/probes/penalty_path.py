@@ -8,19 +8,19 @@ its optimum at the penalty before, so that one stack serves all layers and a ste
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import pytorch_lightning as pl
 from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.data.examples import Sides
 from probing.probes.linear import Problem
+from probing.probes.recipe import Training
 from probing.probes.solvers import Penalty
-from probing.probes.training import LayerFit, Training, for_measuring, train_problems
+from probing.probes.training import LayerFit, train_problems
 from probing.statistics.moments import Moments
 
 # Half decades: l2 = 10 ** (index / 2). The walk begins at 1e-2, which takes few passes, and ends at 1e-10 or 100 at the
@@ -95,8 +95,6 @@ def choose_penalty(
     layers: Sequence[int],
     moments: Sequence[Moments],
     training: Training,
-    trainer_options: Mapping[str, Any],
-    callbacks: Callable[[str], Sequence[pl.Callback]] = lambda step: (),
 ) -> PenaltyPath:
     """Return the penalty under which probes predict validation tokens best, on average over layers.
 
@@ -105,8 +103,6 @@ def choose_penalty(
         layers: Layer numbers.
         moments: Moments of the training tokens, for each layer.
         training: How the probes will be trained; its l1 penalty holds along the path, its l2 penalty is not used.
-        trainer_options: Arguments of Lightning's Trainer.
-        callbacks: Returns Lightning callbacks for a step of the walk, such as `l2 0.01`.
 
     Raises:
         ValueError: If there are no validation tokens.
@@ -114,15 +110,13 @@ def choose_penalty(
     if not sides.validation.n_tokens:
         raise ValueError("no validation tokens to choose a penalty by")
     judged = replace(sides, test=sides.validation)
-    roughly = replace(training, tolerance=max(TOLERANCE, training.tolerance))
-    options = for_measuring(trainer_options) | {"max_epochs": MOST_PASSES}
+    roughly = training.loosened(TOLERANCE).for_measuring()
+    roughly = replace(roughly, trainer={**roughly.trainer, "max_epochs": MOST_PASSES})
 
     def train(l2: float, starts: Sequence[Tensor | None]) -> list[LayerFit]:
         penalty = Penalty(training.penalty.l1, l2)
         problems = [Problem(f"layer_{layer:02d}", i, penalty, starts[i]) for i, layer in enumerate(layers)]
-        return train_problems(
-            judged, layers, moments, problems, roughly, options, callbacks(f"choosing the penalty: {l2:g}"), test=True
-        )
+        return train_problems(judged, layers, moments, problems, roughly, f"choosing the penalty: {l2:g}", test=True)
 
     found = walk(train, len(layers))
     indices = sorted(found, reverse=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import pytorch_lightning as pl
@@ -21,46 +21,16 @@ from probing.data.mini_batches import MiniBatches
 from probing.errors import UserError
 from probing.probes.linear import AdamProbe, FullPassProbe, LinearProbe, Problem
 from probing.probes.metrics import ProbeMetrics, SumBySentence
-from probing.probes.solvers import Penalty
+from probing.probes.recipe import Adam, Lbfgs, Training
 from probing.runtime.distributed import sum_over_ranks
 from probing.runtime.interrupts import interrupts_pass
-from probing.runtime.trainer import HONOURED, build_trainer
+from probing.runtime.trainer import build_trainer
 from probing.statistics.moments import Moments, MomentsAccumulator, PenaltySpace
-
-SolverName = Literal["lbfgs", "adam"]
 
 # Passes after which a problem that is not solved is left as it is, and says so.
 MAX_PASSES = 1000
 # Epochs of Adam where no problem stops by itself.
 MAX_EPOCHS = 100
-
-# Arguments of the Trainer that hold where the distance to the optimum is measured, or a probe is trained anew.
-_FOR_MEASURING = HONOURED - {"max_epochs", "max_time", "enable_checkpointing"}
-
-
-@dataclass(frozen=True)
-class Training:
-    """How probes are trained.
-
-    Args:
-        penalty: On the scaled weights.
-        penalty_space: By what neurons are divided where their weights are penalised.
-        solver: `lbfgs` to a bound on the distance to the optimum, `adam` on mini-batches.
-        tolerance: That bound, in nats.
-        learning_rate: Of Adam.
-        batch_size: Of Adam, in tokens.
-        patience: Of Adam, in epochs.
-        seed: Of Adam's batches.
-    """
-
-    penalty: Penalty
-    penalty_space: PenaltySpace
-    solver: SolverName
-    tolerance: float
-    learning_rate: float
-    batch_size: int
-    patience: int
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -154,9 +124,8 @@ def train_probes(
     sides: Sides,
     layers: Sequence[int],
     training: Training,
-    trainer_options: Mapping[str, Any],
+    what: str = "probes",
     logger: Any = None,
-    callbacks: Sequence[pl.Callback] = (),
     folder: str | None = None,
     moments: Sequence[Moments] | None = None,
     starts: Sequence[Tensor] | None = None,
@@ -167,45 +136,32 @@ def train_probes(
         sides: Examples and their classes.
         layers: Layer numbers.
         training: How to train.
-        trainer_options: Arguments of Lightning's Trainer, checked by `check_trainer_options`.
+        what: What these probes are, for the progress that is shown.
         logger: Lightning logger for the training curves.
-        callbacks: Lightning callbacks.
         folder: Where Lightning writes what it writes (checkpoints, if asked for).
         moments: Moments of the training tokens of each layer, where they are known already.
         starts: Weights on raw hidden states from which L-BFGS begins, for each layer; Adam always begins from 0, as
             published probes did.
     """
     moments = moments or layer_moments(sides.train, layers)
-    begins = starts if starts and training.solver == "lbfgs" else [None] * len(layers)
+    begins = starts if starts and isinstance(training.solver, Lbfgs) else [None] * len(layers)
     problems = [Problem(f"layer_{layer:02d}", i, training.penalty, begins[i]) for i, layer in enumerate(layers)]
-    stack, data = _stack(sides, moments, training), ProbeData(sides, layers)
+    data = ProbeData(sides, layers)
     probe: LinearProbe
-    if training.solver == "lbfgs":
-        probe = solved = FullPassProbe(problems, **stack, **_full_pass(sides, training))
-        fitting = build_trainer({"max_epochs": MAX_PASSES, **trainer_options}, logger, callbacks, folder)
-        with interrupts_pass():
-            fitting.fit(probe, datamodule=data)
+    if isinstance(training.solver, Lbfgs):
+        probe, fitting = solved, _ = _solve(problems, data, moments, training, what, logger, folder)
     else:
-        probe = AdamProbe(problems, **stack, learning_rate=training.learning_rate, patience=training.patience)
-        fitting = build_trainer({"max_epochs": MAX_EPOCHS, **trainer_options}, logger, callbacks, folder)
-        with interrupts_pass():
-            fitting.fit(probe, datamodule=ProbeData(sides, layers, mini_batches=(training.batch_size, training.seed)))
-        if not torch.isfinite(probe.scaled_weight).all():
-            raise _diverged(training, trainer_options)
+        probe, fitting = _descend(problems, data, moments, training, training.solver, what, logger, folder)
         # How far Adam stayed from the optimum is measured by going there from where it stopped.
         problems = [replace(p, start=weight.cpu()) for p, weight in zip(problems, probe.weight, strict=True)]
-        solved = FullPassProbe(problems, **stack, **_full_pass(sides, training))
-        full = for_measuring(trainer_options) | {"max_epochs": MAX_PASSES}
-        with interrupts_pass():
-            build_trainer(full, None, callbacks, folder).fit(solved, datamodule=data)
-    _refuse_no_pass(solved)
+        solved, _ = _solve(problems, data, moments, training.for_measuring(), what)
     if fitting.checkpoint_callback is not None:  # which knows neither the solvers' last point nor Adam's best
         fitting.save_checkpoint(Path(fitting.default_root_dir) / "checkpoints" / "probe.ckpt", weights_only=True)
     with interrupts_pass():
         fitting.test(probe, datamodule=data, verbose=False)
     fits = [_layer_fit(layer, i, probe, solved, moments[i], fitting.current_epoch) for i, layer in enumerate(layers)]
     if not all(math.isfinite(fit.optimality_gap) for fit in fits):
-        raise _diverged(training, trainer_options)
+        raise _diverged(training)
     return fits
 
 
@@ -215,8 +171,7 @@ def train_variants(
     fits: Sequence[LayerFit],
     problems: Sequence[Problem],
     training: Training,
-    trainer_options: Mapping[str, Any],
-    callbacks: Sequence[pl.Callback] = (),
+    what: str = "probes",
     test: bool = False,
 ) -> list[LayerFit]:
     """Train small changes of finished probes by `train_problems`: other sentences, another penalty, fewer neurons.
@@ -225,8 +180,7 @@ def train_variants(
     """
     started = [p if p.start is not None else replace(p, start=fits[p.layer].weight) for p in problems]
     moments = [fit.moments for fit in fits]
-    options = for_measuring(trainer_options)
-    return train_problems(sides, layers, moments, started, training, options, callbacks, test)
+    return train_problems(sides, layers, moments, started, training.for_measuring(), what, test)
 
 
 def train_problems(
@@ -235,8 +189,7 @@ def train_problems(
     moments: Sequence[Moments],
     problems: Sequence[Problem],
     training: Training,
-    trainer_options: Mapping[str, Any],
-    callbacks: Sequence[pl.Callback] = (),
+    what: str = "probes",
     test: bool = False,
 ) -> list[LayerFit]:
     """Train any problems in one stack, by full passes.
@@ -244,23 +197,19 @@ def train_problems(
     Args:
         sides: Examples and their classes.
         layers: Layer numbers.
-        moments: Of the training tokens, for each layer.
+        moments: Moments of the training tokens, for each layer.
         problems: Each with its layer, penalty and start.
         training: How to train; always to a bound on the distance to the optimum.
-        trainer_options: Arguments of Lightning's Trainer.
-        callbacks: Lightning callbacks.
+        what: What these probes are, for the progress that is shown.
         test: Whether they are tested too; otherwise their metrics are empty.
 
     Returns:
         The probe of each problem.
     """
     data = ProbeData(sides, layers)
-    probe = FullPassProbe(problems, **_stack(sides, moments, training), **_full_pass(sides, training))
-    trainer = build_trainer({"max_epochs": MAX_PASSES, **trainer_options}, None, callbacks, None)
-    with interrupts_pass():
-        trainer.fit(probe, datamodule=data)
-        _refuse_no_pass(probe)
-        if test:
+    probe, trainer = _solve(problems, data, moments, training, what)
+    if test:
+        with interrupts_pass():
             trainer.test(probe, datamodule=data, verbose=False)
     return [
         _layer_fit(layers[p.layer], i, probe, probe, moments[p.layer], trainer.current_epoch, test)
@@ -268,56 +217,72 @@ def train_problems(
     ]
 
 
-def for_measuring(trainer_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Trainer's arguments for other probes than the one asked for, which alone the passes are limited of."""
-    return {name: value for name, value in trainer_options.items() if name in _FOR_MEASURING}
-
-
-def _refuse_no_pass(probe: FullPassProbe) -> None:
-    """Refuse weights that no pass over the tokens has moved.
+def _solve(
+    problems: Sequence[Problem],
+    data: ProbeData,
+    moments: Sequence[Moments],
+    training: Training,
+    what: str,
+    logger: Any = None,
+    folder: str | None = None,
+) -> tuple[FullPassProbe, pl.Trainer]:
+    """Train a stack of problems to their tolerance by full passes.
 
     Raises:
-        UserError: If there are any.
+        UserError: If training ended before the first pass over the tokens.
     """
+    train, tolerance = data.sides.train, training.solver.tolerance
+    stack = _stack(data.sides, moments, training.penalty_space)
+    probe = FullPassProbe(problems, **stack, n_train_tokens=train.n_tokens, tolerance=tolerance)
+    trainer = build_trainer({"max_epochs": MAX_PASSES, **training.trainer}, logger, training.progress(what), folder)
+    with interrupts_pass():
+        trainer.fit(probe, datamodule=data)
     if not all(solution.n_passes for solution in probe.solutions.values()):
         raise UserError(
             "`--trainer.max_epochs` or `--trainer.max_time` ended the training before its first pass over the tokens; "
             "allow more."
         )
+    return probe, trainer
 
 
-def _stack(sides: Sides, moments: Sequence[Moments], training: Training) -> dict[str, Any]:
+def _descend(
+    problems: Sequence[Problem],
+    data: ProbeData,
+    moments: Sequence[Moments],
+    training: Training,
+    adam: Adam,
+    what: str,
+    logger: Any,
+    folder: str | None,
+) -> tuple[AdamProbe, pl.Trainer]:
+    """Train a stack of problems by Adam.
+
+    Raises:
+        UserError: If the weights became infinite.
+    """
+    stack = _stack(data.sides, moments, training.penalty_space)
+    probe = AdamProbe(problems, **stack, learning_rate=adam.learning_rate, patience=adam.patience)
+    trainer = build_trainer({"max_epochs": MAX_EPOCHS, **training.trainer}, logger, training.progress(what), folder)
+    with interrupts_pass():
+        trainer.fit(probe, datamodule=ProbeData(data.sides, data.layers, mini_batches=(adam.batch_size, adam.seed)))
+    if not torch.isfinite(probe.scaled_weight).all():
+        raise _diverged(training)
+    return probe, trainer
+
+
+def _stack(sides: Sides, moments: Sequence[Moments], penalty_space: PenaltySpace) -> dict[str, Any]:
     """Return what every stack of probes is built with."""
     return {
         "moments": moments,
         "classes": torch.from_numpy(sides.classes) if sides.ordinal else torch.arange(len(sides.classes)),
         "ordinal": sides.ordinal,
-        "penalty_space": training.penalty_space,
+        "penalty_space": penalty_space,
         "n_test_sentences": sides.test.store.tokens.n_sentences,
     }
 
 
-def _full_pass(sides: Sides, training: Training) -> dict[str, Any]:
-    return {"n_train_tokens": sides.train.n_tokens, "tolerance": training.tolerance}
-
-
-# How far from their optimum controls may be, in nats: the third digit of their accuracy has settled by then, which was
-# up to .0005 off at ten times as much (on the built-in model), and nothing is ranked.
-CONTROL_TOLERANCE = 1e-4
-
-
-def roughly(training: Training) -> Training:
-    """Return the same training as near to the optimum as controls need; how near Adam came is not asked."""
-    tolerance = max(training.tolerance, CONTROL_TOLERANCE) if training.solver == "lbfgs" else math.inf
-    return replace(training, tolerance=tolerance)
-
-
 def train_controls(
-    controls: Mapping[str, Sequence[Sides]],
-    layers: Sequence[int],
-    training: Training,
-    trainer_options: Mapping[str, Any],
-    callbacks: Callable[[str], Sequence[pl.Callback]] = lambda name: (),
+    controls: Mapping[str, Sequence[Sides]], layers: Sequence[int], training: Training
 ) -> dict[str, list[list[LayerFit]]]:
     """Train the same probes on other examples, to be held against; on the tokens' own rows a single one.
 
@@ -325,27 +290,26 @@ def train_controls(
         controls: By name, examples of the same tokens; several where they are draws of other labels.
         layers: Layer numbers.
         training: How the probes were trained.
-        trainer_options: Arguments of Lightning's Trainer.
-        callbacks: Returns Lightning callbacks for a control.
 
     Returns:
         For each control the probes of every draw.
     """
-    options = {name: value for name, value in trainer_options.items() if name != "enable_checkpointing"}
     found: dict[str, list[list[LayerFit]]] = {}
     for name, draws in controls.items():
         own, moments = layers[:1] if name == "token" else layers, None
         for sides in draws:
-            found.setdefault(name, []).append(
-                train_probes(sides, own, roughly(training), options, None, callbacks(name), moments=moments)
-            )
+            fits = train_probes(sides, own, training.for_controls(), name, moments=moments)
+            found.setdefault(name, []).append(fits)
             moments = [fit.moments for fit in found[name][0]]  # draws share their activations
     return found
 
 
-def _diverged(training: Training, trainer_options: Mapping[str, Any]) -> UserError:
-    precision = ", or leave out `--trainer.precision`" if "precision" in trainer_options else ""
-    return UserError(f"`--probe.learning_rate {training.learning_rate}`: the training diverged; lower it{precision}.")
+def _diverged(training: Training) -> UserError:
+    precision = ", or leave out `--trainer.precision`" if "precision" in training.trainer else ""
+    if isinstance(training.solver, Lbfgs):
+        return UserError(f"`--probe.l2 {training.penalty.l2}`: the training diverged; raise it{precision}.")
+    rate = training.solver.learning_rate
+    return UserError(f"`--probe.learning_rate {rate}`: the training diverged; lower it{precision}.")
 
 
 def _layer_fit(
@@ -386,6 +350,6 @@ def _validated(probe: LinearProbe, i: int) -> dict[str, float]:
 
 
 def _by_sentence(metric: SumBySentence, tested: bool) -> NDArray[Any]:
-    # Of one sentence, torchmetrics makes a number; of a metric that saw nothing, a warning.
+    # `compute()` squeezes a single sentence to a scalar, and warns where it saw nothing.
     values: NDArray[Any] = (metric.compute() if tested else metric.total).cpu().numpy().reshape(-1)
     return values

@@ -21,7 +21,8 @@ from probing.cache.tokens import Tokens
 from probing.data.examples import Activations, Examples, Sides, read
 from probing.data.subsample import thin
 from probing.probes import gaussian
-from probing.probes.training import Training, train_probes
+from probing.probes.recipe import Lbfgs, Training
+from probing.probes.training import train_probes
 from probing.rankings.methods import LayerData, Ranking
 from probing.statistics.intervals import accuracy_interval
 
@@ -160,7 +161,7 @@ def linear(chosen: Sequence[Chosen], data: LayerData, sides: Sides) -> list[Judg
     places = [choice.neurons for choice in chosen]
     few = replace(sides, train=thin(sides.train, MOST_TOKENS, data.seed))
     columns = few.each(lambda examples: of_columns(examples, data.layer, places, data.moments.dead))
-    fits = train_probes(columns, range(len(chosen)), rough_training(data), {})
+    fits = train_probes(columns, range(len(chosen)), rough_training(data))
     return [Judged(fit.metrics["cross_entropy"], fit.correct_by_sentence, few.train.n_tokens) for fit in fits]
 
 
@@ -171,8 +172,7 @@ def of_columns(examples: Examples, layer: int, chosen: Sequence[Sequence[int]], 
 
 def rough_training(data: LayerData) -> Training:
     """Return how probes that are only to be tested are trained: with the run's penalty, to `TOLERANCE`."""
-    # The last four are Adam's alone.
-    return Training(data.penalty, data.penalty_space, "lbfgs", TOLERANCE, 1e-3, 1, 1, data.seed)
+    return Training(data.penalty, Lbfgs(TOLERANCE), data.penalty_space)
 
 
 def of_gaussians(chosen: Sequence[Chosen], data: LayerData, sides: Sides) -> list[Judged]:

@@ -99,7 +99,7 @@ class _Measure:
         self.data, self.d_model = data, len(data.moments.sd)
         self.sides = replace(sides, train=thin(sides.train, MOST_TOKENS, data.seed))
         self.training = rough_training(data)
-        (self.of_all,) = train_probes(self.sides, [data.layer], self.training, {})
+        (self.of_all,) = train_probes(self.sides, [data.layer], self.training)
 
     def __call__(self, kind: str, chosen: Sequence[Chosen]) -> list[dict[str, Any]]:
         """Return the rows of choices of equally many neurons, fewer than all."""
@@ -120,7 +120,7 @@ class _Measure:
         layer, dead, train_on = self.data.layer, self.data.moments.dead, self.sides
         if len(kept[0]) <= self.d_model // 2:
             columns = train_on.each(lambda examples: of_columns(examples, layer, kept, dead))
-            narrow = train_probes(columns, range(len(kept)), self.training, {})
+            narrow = train_probes(columns, range(len(kept)), self.training)
             return [
                 replace(fit, weight=torch.zeros_like(self.of_all.weight).index_copy_(1, torch.tensor(some), fit.weight))
                 for fit, some in zip(narrow, kept, strict=True)
@@ -130,7 +130,7 @@ class _Measure:
             Problem(f"probe_{i}", 0, self.data.penalty, neurons=none.index_fill(0, torch.tensor(some), True))
             for i, some in enumerate(kept)
         ]
-        return train_variants(train_on, [layer], [self.of_all], problems, self.training, {}, test=True)
+        return train_variants(train_on, [layer], [self.of_all], problems, self.training, test=True)
 
     def _rows(self, kind: str, chosen: Sequence[Chosen], fits: Sequence[LayerFit]) -> list[dict[str, Any]]:
         test, data = self.sides.test, self.data

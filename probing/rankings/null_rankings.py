@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 from numpy.typing import NDArray
 
 from probing.data.examples import Sides, read
 from probing.data.null_labels import permute_among_types, token_types
 from probing.probes.linear import Problem
-from probing.probes.training import LayerFit, Training, layer_moments, roughly, train_probes, train_problems
+from probing.probes.recipe import Adam, Training
+from probing.probes.training import LayerFit, layer_moments, train_probes, train_problems
 from probing.rankings.contributions import MagnitudeAccumulator, mean_contribution
 
 # How far probes of shuffled labels may be from their optima, in nats: a bound, and a hundred times the true distance.
 # On the built-in model (65 positions; 16 parts of speech) rankings then correlate by .99 or more with those of the
 # optima, and how far two of them agree differs by .003 or less, where it varies by .04 from draw to draw.
 NULL_TOLERANCE = 0.1
-
-Callbacks = Callable[[str], Sequence[pl.Callback]]
 
 
 def shuffled_among_types(sides: Sides, n_draws: int, seed: int) -> list[Sides]:
@@ -52,10 +49,8 @@ def null_rankings(
     sides: Sides,
     layers: Sequence[int],
     training: Training,
-    trainer_options: Mapping[str, Any],
     n_draws: int,
     seed: int,
-    callbacks: Callbacks = lambda what: (),
 ) -> NDArray[np.float64]:
     """Rank the neurons of each layer by probes of shuffled labels, trained and tested as the run's own were.
 
@@ -63,10 +58,8 @@ def null_rankings(
         sides: Examples of the run, with their true labels.
         layers: Layer numbers.
         training: How the run's probes were trained.
-        trainer_options: Arguments of Lightning's Trainer.
         n_draws: How many times labels are shuffled; a draw is the same for all layers.
         seed: Seed of all draws.
-        callbacks: Returns Lightning callbacks for what is trained.
 
     Returns:
         Mean contribution of each neuron, shape (n_layers, n_draws, d_model).
@@ -74,31 +67,23 @@ def null_rankings(
     draws = shuffled_among_types(sides, n_draws, seed)
     scores = np.zeros((len(layers), n_draws, sides.train.store.plan.d_model))
     for own, layer in zip(scores, layers, strict=True):
-        fits = _fits(sides, draws, layer, training, trainer_options, callbacks)
+        fits = _fits(sides, draws, layer, training)
         own[:] = _contributions(fits, draws, layer)
     return scores
 
 
-def _fits(
-    sides: Sides,
-    draws: Sequence[Sides],
-    layer: int,
-    training: Training,
-    trainer_options: Mapping[str, Any],
-    callbacks: Callbacks,
-) -> list[LayerFit]:
+def _fits(sides: Sides, draws: Sequence[Sides], layer: int, training: Training) -> list[LayerFit]:
     """Return a probe of each draw, all in one stack, or by Adam one after the other."""
     what = f"layer {layer} under shuffled labels"
-    if training.solver == "adam":  # where it stops is no optimum, and such a ranking is held against its like
-        fits = (train_probes(d, [layer], roughly(training), trainer_options, None, callbacks(what)) for d in draws)
+    if isinstance(training.solver, Adam):  # where it stops is no optimum: such a ranking is held against its like
+        fits = (train_probes(draw, [layer], training.for_controls(), what) for draw in draws)
         return [fit for (fit,) in fits]
-    loose = replace(training, tolerance=max(training.tolerance, NULL_TOLERANCE))
     problems = [
         Problem(f"draw_{i}", 0, training.penalty, labels=torch.from_numpy(draw.train.labels))
         for i, draw in enumerate(draws)
     ]
     moments = layer_moments(sides.train, [layer])
-    return train_problems(sides, [layer], moments, problems, loose, trainer_options, callbacks(what))
+    return train_problems(sides, [layer], moments, problems, training.loosened(NULL_TOLERANCE), what)
 
 
 def _contributions(fits: Sequence[LayerFit], draws: Sequence[Sides], layer: int) -> NDArray[np.float64]:

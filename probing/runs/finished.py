@@ -15,7 +15,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from probing.cache import ActivationStore
-from probing.cache.corpora import extract_all, say_what_was_left_out
+from probing.cache.source import ActivationSource, say_what_was_left_out
 from probing.cache.tokens import LONGEST, tokenize
 from probing.cli.options import ProbeOptions, as_options
 from probing.comparison.matching import Method
@@ -28,8 +28,8 @@ from probing.data.examples import label as label_tokens
 from probing.errors import RunError, UserError
 from probing.models import ModelSource, length_limits, load_config, load_tokenizer, resolve_model
 from probing.probes.options import training_of
+from probing.probes.recipe import Progress, Training, no_progress
 from probing.probes.solvers import Penalty
-from probing.probes.training import Training
 from probing.rankings.null_rankings import null_rankings
 from probing.runs.run import Run
 from probing.runtime.terminal import training_progress
@@ -140,11 +140,11 @@ class Extraction:
 
     def _extract(self, finished: Finished, corpus: Corpus) -> ActivationStore:
         source, config = finished.source, finished.run.config
-        (store,) = extract_all(
-            source, [corpus], layers_of(finished.run), self.cache, self.trainer, self.say, self.progress,
-            dtype=config["dtype"], max_length=config["max_length"], batch_tokens=config["batch_tokens"],
-            random_weights_seed=config["seed"] if config["random_weights"] else None,
+        reads = ActivationSource(
+            source, layers_of(finished.run), self.cache, config["dtype"], config["max_length"], config["batch_tokens"],
+            config["seed"] if config["random_weights"] else None, None, self.trainer, self.say, self.progress,
         )  # fmt: skip
+        (store,) = reads.read([corpus])
         say_what_was_left_out([corpus], [store], self.say)
         return store
 
@@ -178,10 +178,10 @@ def penalty_of(run: Run) -> Penalty:
     return Penalty(options["l1"], run.results["penalty"]["l2"] if options["l2"] == "auto" else options["l2"])
 
 
-def trained_as(run: Run) -> Training:
-    """Return how a run's probes were trained."""
+def trained_as(run: Run, trainer: Mapping[str, Any] | None = None, progress: Progress = no_progress) -> Training:
+    """Return how a run's probes were trained, with other arguments of Lightning's Trainer and other progress."""
     probe = as_options(ProbeOptions, run.config["probe"], "probe")
-    return training_of(probe, penalty_of(run).l2, run.config["seed"])
+    return training_of(probe, penalty_of(run).l2, run.config["seed"], trainer, progress)
 
 
 def sides_of(finished: Finished, extract: Extraction) -> Sides:
@@ -239,13 +239,13 @@ def with_shuffled(finished: Finished, ranked: Ranked, extract: Extraction, n_dra
     """Return a run's ranking with those of its neurons by probes of shuffled labels, trained as its own were."""
     run, layers = finished.run, ranked.layers
     passes = {name: value for name, value in run.config["trainer"].items() if name not in WHERE_TO_TRAIN}
-    options = {**passes, **extract.trainer}
 
     def bar(what: str) -> list[Any]:
         return [training_progress(f"{finished.label}, {what}")] if extract.progress else []
 
+    training = trained_as(run, {**passes, **extract.trainer}, bar)
     sides = sides_of(finished, extract)
-    return replace(ranked, shuffled=null_rankings(sides, layers, trained_as(run), options, n_draws, seed, bar))
+    return replace(ranked, shuffled=null_rankings(sides, layers, training, n_draws, seed))
 
 
 def pairs_of(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,12 @@ import torch
 from torch import Tensor
 
 from probing.cache import ActivationStore
-from probing.cache.corpora import extract_all, say_what_was_left_out
+from probing.cache.source import ActivationSource
 from probing.cli.option_values import plain
 from probing.cli.options import WandbOptions
 from probing.corpus.sides import read_corpora
 from probing.data.examples import Sides
-from probing.data.preparation import example_checks, goes_by_document, label_sides, origin
+from probing.data.preparation import example_checks, goes_by_document, label_sides, origin, read_sides
 from probing.evidence.table import collect_evidence
 from probing.models import load_config, parse_layers, resolve_model
 from probing.probes.linear import Problem
@@ -31,6 +30,8 @@ from probing.probes.training import LayerFit, layer_moments, train_problems
 from probing.runs.folder import RunFolder
 from probing.runs.results import Measured, write, write_summary
 from probing.runs.tracked import tracking
+from probing.runtime.terminal import silence
+from probing.statistics.moments import Moments
 from probing.sweeps.progress import Progress, SavedProgress
 from probing.sweeps.trials import Trial, alike, by_seed
 from probing.tasks import Labels, load_task
@@ -72,69 +73,83 @@ def run_stack(trials: Sequence[Trial], done: Sequence[Trial], place: Place, prog
         place: Where they go.
         progress: Whether to show how the extraction goes.
     """
-    trainer = trials[0].options["trainer"] or {}
     data = _Data(trials, place, progress)
     solved = _Solved(place.trials, data.layers_of, done)
     for seed, group in by_seed(trials).items():
         sides, stores = data.of_seed(seed)
         start = time.perf_counter()
         keys = sorted({key for trial in group for key in data.keys(trial)}, key=lambda key: (key[0], key[1].l2))
-        training = training_of(trials[0].probe, _penalty(trials[0]).l2, seed)
         layers = sorted({layer for layer, _ in keys})
-        moments = dict(zip(layers, layer_moments(sides.train, layers), strict=True))
+        moments = layer_moments(sides.train, layers)
+        # Of the same text too: the file may be another by now.
+        stack = f"{seed} {stores[0].header['key']} {alike(trials[0])}"
         fits: dict[Key, LayerFit] = {}
         for part in _parts(keys, len(sides.classes), stores[0].plan.d_model):
-            here = sorted({layer for layer, _ in part})
-            names = [f"layer_{layer:02d}/l1_{penalty.l1}_l2_{penalty.l2}" for layer, penalty in part]
-            # Of the same text too: the file may be another by now.
-            stack = f"{seed} {stores[0].header['key']} {alike(trials[0])}"
-            saved = Progress(place.trials.parent / "progress.safetensors", stack, names)
-            starts = saved.starts()
-            problems = [
-                Problem(name, here.index(key[0]), key[1], starts.get(name, solved.start(key, sides.classes)))
-                for name, key in zip(names, part, strict=True)
-            ]
-            found = train_problems(
-                sides, here, [moments[layer] for layer in here], problems, training, trainer,
-                [*place.callbacks(f"{len(problems)} probes of seed {seed}"), SavedProgress(saved)], test=True,
-            )  # fmt: skip
-            fits |= dict(zip(part, found, strict=True))
+            fits |= _train(part, sides, dict(zip(layers, moments, strict=True)), trials[0], seed, stack, solved, place)
         solved.add(fits, sides.classes)
-        trained = time.perf_counter()
-        evidence = dict(
-            zip(
-                layers,
-                collect_evidence(sides.train, sides.test, layers, [moments[n] for n in layers], len(sides.classes)),
-                strict=True,
-            )
-        )
+        timings = {"probe_s": time.perf_counter() - start, "probes_trained_together": len(fits)}
+        found = collect_evidence(sides.train, sides.test, layers, moments, len(sides.classes))
+        evidence = dict(zip(layers, found, strict=True))
         cached_of = {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))}
         for trial in group:
-            measured = Measured(
-                sides,
-                [fits[key] for key in data.keys(trial)],
-                [evidence[layer] for layer, _ in data.keys(trial)],
-                penalty={"l2": _penalty(trial).l2},
-            )
-            timings = {"probe_s": trained - start, "probes_trained_together": len(fits)}
-            _write(trial, measured, cached_of, timings, place, data.source.short_name)
+            probes, penalty = data.keys(trial), {"l2": _penalty(trial).l2}
+            of_layers = [evidence[layer] for layer, _ in probes]
+            measured = Measured(sides, [fits[key] for key in probes], of_layers, penalty=penalty)
+            _write(trial, measured, cached_of, timings, place, data.source.model.short_name)
         with suppress(FileNotFoundError):
             (place.trials.parent / "progress.safetensors").unlink()
+
+
+def _train(
+    keys: Sequence[Key],
+    sides: Sides,
+    moments: Mapping[int, Moments],
+    trial: Trial,
+    seed: int,
+    stack: str,
+    solved: _Solved,
+    place: Place,
+) -> dict[Key, LayerFit]:
+    """Train some of a seed's probes in one stack, saving how far they have come.
+
+    Args:
+        keys: Layer and penalty of each probe.
+        sides: Examples and their classes.
+        moments: Moments of the training tokens, by layer.
+        trial: One of the trials, which have the same solver.
+        seed: The seed.
+        stack: What the saved progress is of.
+        solved: Optima that are known, near which probes start.
+        place: Where the progress is saved and who is told.
+    """
+    layers = sorted({layer for layer, _ in keys})
+    names = [f"layer_{layer:02d}/l1_{penalty.l1}_l2_{penalty.l2}" for layer, penalty in keys]
+    saved = Progress(place.trials.parent / "progress.safetensors", stack, names)
+    starts = saved.starts()
+    problems = [
+        Problem(name, layers.index(key[0]), key[1], starts.get(name, solved.start(key, sides.classes)))
+        for name, key in zip(names, keys, strict=True)
+    ]
+    training = training_of(
+        trial.probe, _penalty(trial).l2, seed, trial.options["trainer"],
+        lambda what: [*place.callbacks(what), SavedProgress(saved)],
+    )  # fmt: skip
+    what, of_layers = f"{len(problems)} probes of seed {seed}", [moments[layer] for layer in layers]
+    return dict(zip(keys, train_problems(sides, layers, of_layers, problems, training, what, test=True), strict=True))
 
 
 class _Data:
     """What the trials of a stack are trained on; what does not depend on the seed is opened once."""
 
     def __init__(self, trials: Sequence[Trial], place: Place, progress: bool) -> None:
-        self.options, self.probe, self.place = trials[0].options, trials[0].probe, place
-        self.source = resolve_model(self.options["model"], self.options["revision"])
-        self.n_layers = load_config(self.source).num_hidden_layers
+        self.options, self.probe = trials[0].options, trials[0].probe
+        model = resolve_model(self.options["model"], self.options["revision"])
+        self.n_layers = load_config(model).num_hidden_layers
         self.task = load_task(self.options["task"], self.options["task_args"] or {})
         layers = sorted({layer for trial in trials for layer in self.layers_of(trial)})
-        self.extract = partial(
-            extract_all, self.source, layers=layers, cache=place.cache, trainer=self.options["trainer"] or {},
-            say=place.say, progress=progress, dtype=self.options["dtype"], max_length=self.options["max_length"],
-            batch_tokens=self.options["batch_tokens"],
+        self.source = ActivationSource(
+            model, layers, place.cache, self.options["dtype"], self.options["max_length"],
+            self.options["batch_tokens"], trainer=self.options["trainer"] or {}, say=place.say, shows_progress=progress,
         )  # fmt: skip
         self.stores: list[ActivationStore] = []
 
@@ -148,17 +163,19 @@ class _Data:
 
     def of_seed(self, seed: int) -> tuple[Sides, list[ActivationStore]]:
         """Return the sides of the split that a seed makes, and the activations."""
-        say = self.place.say if not self.stores else _silence
-        corpora, splits = read_corpora(self.options["corpus"], self.options["test_corpus"], seed, say)
-        checks = example_checks(self.task, corpora, splits, self.probe, say)
+        source = self.source if not self.stores else replace(self.source, say=silence)  # said of the first seed
+        if self.options["random_weights"]:
+            source = replace(source, random_weights_seed=seed)
+        corpora, splits = read_corpora(self.options["corpus"], self.options["test_corpus"], seed, source.say)
+        group_by = self.options["group_by"]
         if not self.stores or self.options["random_weights"]:
-            weights_seed = seed if self.options["random_weights"] else None
-            self.stores = self.extract(corpora=corpora, checks=checks, random_weights_seed=weights_seed)
-            say_what_was_left_out(corpora, self.stores, say)
-        else:
-            for check, store in zip(checks, self.stores, strict=True):
-                check(store.tokens)
-        by_document = goes_by_document(self.options["group_by"], corpora[-1], splits[-1])
+            sides, self.stores = read_sides(source, corpora, splits, self.task, self.probe, group_by)
+            return sides, self.stores
+        for check, store in zip(
+            example_checks(self.task, corpora, splits, self.probe, source.say), self.stores, strict=True
+        ):
+            check(store.tokens)
+        by_document = goes_by_document(group_by, corpora[-1], splits[-1])
         return label_sides(self.stores, corpora, splits, self.task, by_document), self.stores
 
 
@@ -223,7 +240,3 @@ def _write(
         place.wandb = replace(place.wandb, mode=tracker.mode)
     folder.finish()
     place.finished(trial)
-
-
-def _silence(message: str) -> None:
-    """Print nothing: of the first seed it was said."""

@@ -193,7 +193,7 @@ def test_any_file_of_options_is_taken_or_refused_before_any_work(
     def stop(*args: Any, **options: Any) -> None:
         raise UserError("all is well.")
 
-    monkeypatch.setattr("probing.commands.fit.extract_all", stop)
+    monkeypatch.setattr("probing.cache.source.ActivationSource.read", stop)
     usual = ["--model", str(models / "bert"), "--corpus", str(corpus_file)]
 
     def check(document: bytes, also: bool) -> None:

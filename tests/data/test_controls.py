@@ -22,8 +22,9 @@ from probing.data.examples import choose_classes, label, read
 from probing.errors import UserError
 from probing.evidence.table import collect_evidence
 from probing.models import load_tokenizer, resolve_model, word_folding
+from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
-from probing.probes.training import Training, roughly, train_controls, train_probes
+from probing.probes.training import train_controls, train_probes
 from probing.runs.results import Measured
 from probing.tables.columns import NEURON_COLUMNS
 from synthetic import LIGHTNING_WARNINGS, Data, make_splits, make_store, make_tokens, positional, sides
@@ -184,11 +185,11 @@ def test_selectivity_is_held_against_the_mean_of_all_draws_and_its_interval_is_t
     corpora = [words_of(200, 1), words_of(80, 2)]
     labelled = labelled_by(np.random.default_rng(3), corpora, tmp_path)
     draws = control_tasks(labelled, corpora, str, seed=5, n_draws=3)
-    training = Training(Penalty(0, 1e-3), "sd", "lbfgs", 1e-5, 0.01, 64, 3, 0)
-    (fit,) = train_probes(labelled, [0], training, {})
-    fits = train_controls({"control_task": draws}, [0], training, {})["control_task"]
+    training = Training(Penalty(0, 1e-3), Lbfgs(1e-5))
+    (fit,) = train_probes(labelled, [0], training)
+    fits = train_controls({"control_task": draws}, [0], training)["control_task"]
     accuracies = [own[0].metrics["accuracy"] for own in fits]
-    alone = [train_probes(draw, [0], roughly(training), {})[0].metrics["accuracy"] for draw in draws]
+    alone = [train_probes(draw, [0], training.for_controls())[0].metrics["accuracy"] for draw in draws]
     assert accuracies == alone  # with the moments of the first draw
     assert len(set(accuracies)) == 3
     evidence = collect_evidence(labelled.train, labelled.test, [0], [fit.moments], 3)

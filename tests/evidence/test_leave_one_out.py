@@ -15,8 +15,9 @@ from probing.evidence.leave_one_out import Rise, matched, rise, unique, without
 from probing.evidence.retraining import Retraining, with_removals, with_replicates
 from probing.evidence.table import collect_evidence, neuron_table
 from probing.probes.linear import Problem
+from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
-from probing.probes.training import Training, train_variants
+from probing.probes.training import train_variants
 from probing.statistics.moments import Moments, MomentsAccumulator
 from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, objective, optimum, positional, scaled_features
 from synthetic import sides as sides_of
@@ -33,7 +34,7 @@ def moments_of(states: Tensor) -> Moments:
 
 
 def training(tolerance: float = 1e-6) -> Training:
-    return Training(Penalty(0.0, L2), "sd", "lbfgs", tolerance, 0.01, 64, 3, 0)
+    return Training(Penalty(0.0, L2), Lbfgs(tolerance))
 
 
 # --- the estimate ---
@@ -111,7 +112,7 @@ def test_rises_are_those_from_optimum_to_optimum(data: Data) -> None:
     fits = data.fit(l2=1e-4, tolerance=1e-3)
     train = replace(training(1e-3), penalty=Penalty(0.0, 1e-4))
     evidence = collect_evidence(data.train, data.test, [0], [fits[0].moments], len(data.classes))
-    (found,) = with_removals(evidence, Retraining(data, [0], fits, train, {}, lambda what: (), seed=0))
+    (found,) = with_removals(evidence, Retraining(data, [0], fits, train, seed=0))
     (x, y), (_, test_y) = scaled_features(data.train), scaled_features(data.test)
     raw = np.concatenate([data.test.store.read(0, s.index).double().numpy() for s in data.test.store.plan.shards])
     test_x = raw[data.test.labels >= 0] / fits[0].moments.sd.numpy()
@@ -141,7 +142,7 @@ def test_a_probe_that_may_not_use_a_neuron_is_the_probe_of_the_others(data: Data
     neurons = torch.arange(8) != 2
     start = without(fits[0].weight, [2], fits[0].moments, "sd", L2)[0]
     (changed,) = train_variants(
-        data, [0], fits, [Problem("without", 0, Penalty(0.0, L2), start, neurons)], training(), {}, test=True
+        data, [0], fits, [Problem("without", 0, Penalty(0.0, L2), start, neurons)], training(), test=True
     )
     assert (changed.weight[:, 2] == 0).all()
     x, y = scaled_features(data.train)
@@ -164,13 +165,13 @@ def test_where_many_neurons_are_left_out_the_others_are_preconditioned_by_themse
     data = sides_of(make_store(tmp_path / "store", [states], tokens, shard_tokens=400))
     fits, neurons = data.fit(tolerance=1e-6), torch.arange(24) >= 12
     problems = [Problem(name, 0, Penalty(0.0, L2), neurons=own) for name, own in (("half", neurons), ("all", None))]
-    half, _ = train_variants(data, [0], fits, problems, training(), {})
+    half, _ = train_variants(data, [0], fits, problems, training())
     assert (half.weight[:, :12] == 0).all()
     x, y = scaled_features(data.train)
     best = objective(optimum(x[:, 12:], y, len(data.classes), 0, L2), x[:, 12:], y, 0, L2)[0]
     assert half.objective == pytest.approx(best, abs=2e-5)  # values are float32 sums
     monkeypatch.setattr("probing.probes.linear.FEW", 24)
-    cut, _ = train_variants(data, [0], fits, problems, training(), {})
+    cut, _ = train_variants(data, [0], fits, problems, training())
     assert cut.objective == pytest.approx(best, abs=2e-5)
     assert half.n_passes < 0.8 * cut.n_passes
 
@@ -179,7 +180,7 @@ def test_a_sentence_that_is_drawn_twice_counts_twice(data: Data) -> None:
     fits = data.fit(tolerance=1e-6)
     draws = torch.from_numpy(np.random.default_rng(1).integers(0, 3, data.train.store.tokens.n_sentences)).float()
     problem = Problem("drawn", 0, Penalty(0.0, L2), draws=draws)
-    (drawn,) = train_variants(data, [0], fits, [problem], training(), {})
+    (drawn,) = train_variants(data, [0], fits, [problem], training())
     x, y = scaled_features(data.train)
     sentences = data.train.store.tokens.sentences[data.train.labels >= 0]
     times = draws.numpy()[sentences].astype(int)
@@ -193,7 +194,7 @@ def test_evidence_tells_what_only_one_neuron_says_from_what_several_say(data: Da
     layers = [0, 1]
     fits = data.fit(layers=layers, tolerance=1e-6)
     evidence = collect_evidence(data.train, data.test, layers, [fit.moments for fit in fits], len(data.classes))
-    retraining = Retraining(data, layers, fits, training(1e-6), {}, lambda what: (), seed=0)
+    retraining = Retraining(data, layers, fits, training(1e-6), seed=0)
     found = with_removals(evidence, retraining)
     assert len(found) == 2
     table = neuron_table(0, fits[0].weight, found[0])
@@ -223,7 +224,7 @@ def test_replicates_of_a_strong_signal_agree_and_those_of_noise_do_not(data: Dat
     both = sides_of(make_store(tmp_path / "both", [strong, noise], data.train.store.tokens, shard_tokens=400))
     fits = both.fit(layers=[0, 1])
     evidence = collect_evidence(both.train, both.test, [0, 1], [fit.moments for fit in fits], len(both.classes))
-    retraining = Retraining(both, [0, 1], fits, training(1e-4), {}, lambda what: (), seed=0)
+    retraining = Retraining(both, [0, 1], fits, training(1e-4), seed=0)
     (sure, unsure), weight = with_replicates(evidence, retraining, 4)
     assert weight.shape == (4, 2, len(both.classes), 40)
     assert sure.stability is not None

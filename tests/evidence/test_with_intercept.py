@@ -14,8 +14,8 @@ from sklearn.linear_model import LogisticRegression
 from probing.evidence.retraining import Retraining, with_companions
 from probing.evidence.table import Evidence, collect_evidence, neuron_table
 from probing.evidence.with_intercept import companion_moments, is_far, with_constant
+from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
-from probing.probes.training import Training
 from probing.runtime.terminal import render
 from probing.statistics.moments import MomentsAccumulator, PenaltySpace
 from probing.tables.conclusions import conclusion
@@ -48,8 +48,8 @@ def strengthened(folder: Path, *layers: Array, space: PenaltySpace = "sd", toler
     numbers = list(range(len(layers)))
     fits = data.fit(layers=numbers, l2=L2, tolerance=1e-6, penalty_space=space)
     evidence = collect_evidence(data.train, data.test, numbers, [fit.moments for fit in fits], len(data.classes))
-    training = Training(Penalty(0.0, L2), space, "lbfgs", tolerance, 0.01, 64, 3, 0)
-    found = with_companions(evidence, Retraining(data, numbers, fits, training, {}, lambda what: (), 0))
+    training = Training(Penalty(0.0, L2), Lbfgs(tolerance), space)
+    found = with_companions(evidence, Retraining(data, numbers, fits, training, 0))
     return data, found, [neuron_table(i, fits[i].weight, found[i]) for i in numbers]
 
 
@@ -120,8 +120,8 @@ def test_nothing_is_trained_where_no_neuron_is_far(tmp_path: Path) -> None:
     def refuse(what: str) -> list[pl.Callback]:
         raise AssertionError(what)
 
-    training = Training(Penalty(0.0, L2), "sd", "lbfgs", 1e-3, 0.01, 64, 3, 0)
-    assert with_companions(evidence, Retraining(data, [0], [fit], training, {}, refuse, 0)) == evidence
+    training = Training(Penalty(0.0, L2), Lbfgs(1e-3))
+    assert with_companions(evidence, Retraining(data, [0], [fit], replace(training, progress=refuse), 0)) == evidence
 
 
 def test_far_is_more_than_three_standard_deviations_and_alive(tmp_path: Path) -> None:

@@ -14,15 +14,15 @@ from sklearn.linear_model import LogisticRegression
 from conftest import BARE
 from probing import WandbOptions, fit
 from probing.probes.online_code import online_code, prefix_sizes, sentence_order
+from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
-from probing.probes.training import Training
 from probing.runtime.terminal import render
 from probing.tables.probes import accuracy_table
 from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, optimum, positional, sides
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
 
-TRAINING = Training(Penalty(0, 1e-4), "sd", "lbfgs", 1e-6, 0.01, 64, 3, 0)
+TRAINING = Training(Penalty(0, 1e-4), Lbfgs(1e-6))
 
 
 def planted(folder: Path, lengths: list[int], d_model: int, strength: float) -> Data:
@@ -78,7 +78,7 @@ def test_the_code_is_what_logistic_regression_gives_block_by_block(tmp_path: Pat
         return float(np.log(p).sum())
 
     bits = by_hand(sizes, log_p, len(rows[0]) * np.log2(n_classes))
-    (code,) = online_code(data, [0], replace(TRAINING, tolerance=1e-9), {}, seed=5)
+    (code,) = online_code(data, [0], replace(TRAINING, solver=Lbfgs(1e-9)), seed=5)
     assert states.shape[1] == d_model
     assert code.layer == 0
     assert code.uniform == pytest.approx(42 * 5 * np.log2(5))
@@ -107,7 +107,7 @@ def test_a_class_that_no_earlier_sentence_had_costs_what_the_softmax_says(tmp_pa
 
     bits = by_hand(sizes, log_p, sum(map(len, of[: sizes[0]])) * np.log2(n_classes))
     assert sum(unseen) > 0
-    (code,) = online_code(data, [0], TRAINING, {}, seed=0)
+    (code,) = online_code(data, [0], TRAINING, seed=0)
     assert code.online == pytest.approx(bits, rel=1e-2)
 
 
@@ -116,7 +116,7 @@ def test_random_labels_cannot_be_compressed(tmp_path: Path) -> None:
     data = planted(tmp_path, [12] * 300, 4, 3.0)
     labels = np.random.default_rng(0).integers(10, size=len(data.train.labels))
     random = replace(data, train=replace(data.train, labels=np.where(data.train.labels >= 0, labels, -1)))
-    (code,) = online_code(random, [0], TRAINING, {}, seed=0)
+    (code,) = online_code(random, [0], TRAINING, seed=0)
     assert code.uniform == pytest.approx(210 * 10 * np.log2(10))
     assert code.uniform - 20 < code.online < 1.05 * code.uniform
 
@@ -130,13 +130,13 @@ def test_random_labels_take_the_uniform_code_however_wide_the_layer(tmp_path: Pa
         data, train=replace(data.train, labels=np.where(data.train.labels >= 0, labels, -1)),
         classes=np.arange(n_classes),
     )  # fmt: skip
-    (code,) = online_code(random, [0], replace(TRAINING, penalty=Penalty(0, 1e-4)), {}, seed=0)
+    (code,) = online_code(random, [0], replace(TRAINING, penalty=Penalty(0, 1e-4)), seed=0)
     assert code.compression == pytest.approx(1, abs=0.05)
 
 
 def test_easy_labels_take_far_fewer_bits(tmp_path: Path) -> None:
     data = planted(tmp_path, [12] * 300, 12, 5.0)
-    (code,) = online_code(data, [0], replace(TRAINING, penalty=Penalty(0, 1e-4)), {}, seed=0)
+    (code,) = online_code(data, [0], replace(TRAINING, penalty=Penalty(0, 1e-4)), seed=0)
     assert code.compression > 10
 
 

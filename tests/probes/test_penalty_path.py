@@ -15,8 +15,9 @@ import torch
 from probing.data.constant_answer import constant_cross_entropy_by_sentence, prior_cross_entropy_by_sentence
 from probing.data.examples import Sides
 from probing.probes.penalty_path import FIRST, STRONGEST, WEAKEST, PenaltyPath, choose_penalty, strength, walk
+from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
-from probing.probes.training import Training, layer_moments
+from probing.probes.training import layer_moments
 from probing.tables.probes import penalty_lines
 from synthetic import (
     LIGHTNING_WARNINGS,
@@ -31,7 +32,7 @@ from synthetic import (
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
 
-TRAINING = Training(Penalty(0, 1e-4), "sd", "lbfgs", 1e-4, 0.01, 64, 3, 0)
+TRAINING = Training(Penalty(0, 1e-4), Lbfgs(1e-4))
 
 
 # Nats that a step of one on these curves is worth, well above what ends a walk.
@@ -112,7 +113,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Sides:
 
 
 def test_the_chosen_penalty_is_that_of_optima_found_in_float64(few: Sides) -> None:
-    path = choose_penalty(few, [0, 1], layer_moments(few.train, [0, 1]), TRAINING, {})
+    path = choose_penalty(few, [0, 1], layer_moments(few.train, [0, 1]), TRAINING)
     n_classes, expected = len(few.classes), []
     for layer in (0, 1):
         x, y = scaled_features(few.train, layer)
@@ -132,7 +133,7 @@ def test_the_chosen_penalty_is_that_of_optima_found_in_float64(few: Sides) -> No
 
 def test_at_the_chosen_penalty_probes_beat_the_constant_answer_that_beats_them_at_a_small_one(few: Sides) -> None:
     moments = layer_moments(few.train, [1])
-    path = choose_penalty(few, [1], moments, TRAINING, {})
+    path = choose_penalty(few, [1], moments, TRAINING)
     prior = prior_cross_entropy_by_sentence(few.train, few.test, len(few.classes)).sum() / few.test.n_tokens
     (small,), (chosen,) = (few.fit((1,), l2=l2) for l2 in (1e-4, path.chosen))  # type: ignore[attr-defined]
     assert chosen.metrics["cross_entropy"] < prior < small.metrics["cross_entropy"]
@@ -143,7 +144,7 @@ def test_at_the_chosen_penalty_probes_beat_the_constant_answer_that_beats_them_a
 def test_labels_that_nothing_tells_take_a_penalty_that_leaves_next_to_nothing(tmp_path: Path) -> None:
     tokens = make_tokens(np.random.default_rng(0).integers(6, 9, 60).tolist())
     noise = sides(make_store(tmp_path / "noise", [positional(tokens, 48, 0.0)], tokens))
-    path = choose_penalty(noise, [0], layer_moments(noise.train, [0]), TRAINING, {})
+    path = choose_penalty(noise, [0], layer_moments(noise.train, [0]), TRAINING)
     assert path.chosen > 0.03
     assert path.cross_entropy.min() > np.log(len(noise.classes)) - 0.05
 
@@ -178,7 +179,7 @@ def test_without_validation_tokens_there_is_nothing_to_choose_by(few: Sides) -> 
         few.train, few.train.__class__(few.train.store, np.full_like(few.train.labels, -1)), few.test, few.classes, True
     )
     with pytest.raises(ValueError, match="no validation tokens"):
-        choose_penalty(empty, [0], layer_moments(few.train, [0]), TRAINING, {})
+        choose_penalty(empty, [0], layer_moments(few.train, [0]), TRAINING)
 
 
 def test_the_choice_is_told_with_its_neighbours_and_with_what_each_layer_would_take() -> None:

@@ -12,8 +12,9 @@ from conftest import ROOT
 from probing.data.controls import shuffled
 from probing.errors import UserError
 from probing.probes.linear import Problem
+from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
-from probing.probes.training import Training, layer_moments, train_problems
+from probing.probes.training import layer_moments, train_problems
 from probing.runtime.trainer import check_trainer_options
 from synthetic import (
     LIGHTNING_WARNINGS,
@@ -146,7 +147,7 @@ def test_no_pass_at_all_is_refused(data):
 
 def test_no_pass_at_all_is_refused_for_any_stack(data):
     penalty = Penalty(0.0, L2)
-    training = Training(penalty, "sd", "lbfgs", 1e-5, 0.01, 64, 3, 0)
+    training = Training(penalty, Lbfgs(1e-5))
     problem, moments = Problem("one", 0, penalty), layer_moments(data.train, [0])
     with pytest.raises(UserError, match=r"`--trainer.max_time` ended the training before its first pass"):
         train_problems(data, [0], moments, [problem], training, {"max_time": {"seconds": 0}})

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from probing.comparison.agreement import agreement
+from probing.probes.recipe import Adam, Lbfgs, Training
 from probing.probes.solvers import Penalty
-from probing.probes.training import Training
 from probing.rankings.contributions import mean_contribution
 from probing.rankings.null_rankings import null_rankings, shuffled_among_types
 from synthetic import LIGHTNING_WARNINGS, Data, make_splits, make_store, make_tokens, positional, sides
@@ -19,7 +19,7 @@ from synthetic import LIGHTNING_WARNINGS, Data, make_splits, make_store, make_to
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
 
 D = 12
-TRAINING = Training(Penalty(0.0, 1e-2), "sd", "lbfgs", 1e-6, 0.01, 64, 2, 0)
+TRAINING = Training(Penalty(0.0, 1e-2), Lbfgs(1e-6))
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_a_word_type_has_its_new_labels_on_the_test_side_too(data: Data) -> None
 
 
 def test_rankings_are_those_of_probes_trained_alone(data: Data) -> None:
-    found = null_rankings(data, [0, 1], TRAINING, {}, 3, seed=4)
+    found = null_rankings(data, [0, 1], TRAINING, 3, seed=4)
     assert found.shape == (2, 3, D)
     for i, draw in enumerate(shuffled_among_types(data, 3, seed=4)):
         alone = Data(draw.train, draw.validation, draw.test, draw.classes, ordinal=True).fit((0, 1), l2=1e-2)
@@ -72,15 +72,15 @@ def test_rankings_are_those_of_probes_trained_alone(data: Data) -> None:
 
 
 def test_a_draw_is_the_same_for_all_layers_and_whatever_their_number(data: Data) -> None:
-    both = null_rankings(data, [0, 1], TRAINING, {}, 2, seed=0)
-    np.testing.assert_allclose(null_rankings(data, [1], TRAINING, {}, 2, seed=0)[0], both[1], rtol=1e-6)
-    assert np.abs(null_rankings(data, [1], TRAINING, {}, 2, seed=1)[0] - both[1]).max() > 0
+    both = null_rankings(data, [0, 1], TRAINING, 2, seed=0)
+    np.testing.assert_allclose(null_rankings(data, [1], TRAINING, 2, seed=0)[0], both[1], rtol=1e-6)
+    assert np.abs(null_rankings(data, [1], TRAINING, 2, seed=1)[0] - both[1]).max() > 0
 
 
 def test_runs_by_adam_are_held_against_rankings_by_adam(data: Data) -> None:
-    adam = replace(TRAINING, solver="adam", learning_rate=0.05)
-    found = null_rankings(data, [0], adam, {"max_epochs": 2}, 2, seed=0)
-    optimum = null_rankings(data, [0], TRAINING, {}, 2, seed=0)
+    adam = replace(TRAINING, solver=Adam(0.05, 64, 2, 0, 1e-6), trainer={"max_epochs": 2})
+    found = null_rankings(data, [0], adam, 2, seed=0)
+    optimum = null_rankings(data, [0], TRAINING, 2, seed=0)
     draws = shuffled_among_types(data, 2, seed=0)
     for i, draw in enumerate(draws):
         alone = Data(draw.train, draw.validation, draw.test, draw.classes, ordinal=True)
@@ -121,7 +121,7 @@ def test_two_tasks_that_say_nothing_agree_as_rankings_but_not_beyond_shuffled_la
 
     tasks = [labelled(seed) for seed in range(6)]
     scores = [_scores(task.fit(l2=1e-2)[0].weight, task, torch.zeros(30)) for task in tasks]
-    shuffled = [null_rankings(task, [0], TRAINING, {}, 19, seed)[0] for seed, task in enumerate(tasks)]
+    shuffled = [null_rankings(task, [0], TRAINING, 19, seed)[0] for seed, task in enumerate(tasks)]
     p_values = {"exchanged": [], "shuffled": []}  # type: dict[str, list[float]]
     for i in range(6):
         j = (i + 1) % 6

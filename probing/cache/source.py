@@ -1,0 +1,73 @@
+"""A model that reads corpora into the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from probing.cache import ActivationStore, Request, activations
+from probing.cache.tokens import Tokens
+from probing.corpus import Corpus
+from probing.models import ModelSource
+from probing.runtime.terminal import extraction_progress, silence
+
+
+@dataclass(frozen=True)
+class ActivationSource:
+    """A model, how it reads, and where its activations are cached.
+
+    Args:
+        model: The model's files.
+        layers: Layer numbers, ascending.
+        cache: The cache folder.
+        dtype: Precision of the forward pass and of the cached activations, as torch names it.
+        max_length: Longest tokenised sentence; None for the model's own limit.
+        batch_tokens: Padded tokens in one forward pass; None for what suits the machine.
+        random_weights_seed: Seed of a randomly initialised model, None for the trained one.
+        permuted_tokens_seed: Seed by which each sentence's tokens are permuted; see `probing.cache.Request`.
+        trainer: Arguments of Lightning's Trainer.
+        say: Takes one-line messages.
+        shows_progress: Whether a bar is shown.
+    """
+
+    model: ModelSource
+    layers: Sequence[int]
+    cache: Path
+    dtype: str = "float32"
+    max_length: int | None = None
+    batch_tokens: int | None = None
+    random_weights_seed: int | None = None
+    permuted_tokens_seed: int | None = None
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    say: Callable[[str], None] = silence
+    shows_progress: bool = False
+
+    def read(self, corpora: Sequence[Corpus], checks: Sequence[Callable[[Tokens], None]] = ()) -> list[ActivationStore]:
+        """Return the activations of each corpus, extracting what is not cached.
+
+        Args:
+            corpora: What is read.
+            checks: For each corpus, what refuses its tokens before the model reads them.
+        """
+        stores = []
+        for corpus, check in zip(corpora, checks or [lambda tokens: None] * len(corpora), strict=True):
+            request = Request(
+                self.model, corpus, self.layers, self.dtype, self.max_length, self.random_weights_seed,
+                self.permuted_tokens_seed, self.batch_tokens,
+            )  # fmt: skip
+            bars = [extraction_progress()] if self.shows_progress else []
+            stores.append(activations(request, self.cache, self.trainer, self.say, bars, check))
+        return stores
+
+
+def say_what_was_left_out(
+    corpora: Sequence[Corpus], stores: Sequence[ActivationStore], say: Callable[[str], None]
+) -> None:
+    """Say how many sentences were repeated, and how many were cut."""
+    for corpus, store in zip(corpora, stores, strict=True):
+        if corpus.n_repeated:
+            say(f"{corpus.name}: {corpus.n_repeated} repeated sentences were left out")
+        if n_truncated := store.tokens.n_truncated:
+            say(f"{corpus.name}: {n_truncated} sentences were longer than the model takes and were cut")

@@ -1,0 +1,36 @@
+"""What the pairs of STS and SICK give: similarities in every layer and space, beside what people say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from probing.downstream.pooling_names import Pooling
+from probing.downstream.spaces import Fitting
+from probing.downstream.sts.dataset import SentencePairs
+from probing.downstream.sts.sentence_similarity import by_layer, chosen, reported
+from probing.downstream.sts.sentence_vectors import FitOn, Vectors, fitted_columns, fitted_texts, similarities
+
+
+def evaluate(
+    vectors: Vectors, layers: Sequence[int], poolings: Sequence[Pooling], fitting: Fitting, fit_on: str, seed: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, FitOn]]:
+    """Return the rows of `sts.csv` and of `chosen.csv`, and by set what its transforms were fitted on.
+
+    Args:
+        vectors: Where the vectors of all sentences come from.
+        layers: Layer numbers.
+        poolings: How sentences get their vectors.
+        fitting: Which transforms, and how they are fitted.
+        fit_on: What they are fitted on, as typed.
+        seed: Seed of bootstraps.
+    """
+    targets: Sequence[SentencePairs] = reported(vectors.sets)
+    texts = fitted_texts(vectors, targets, fit_on)
+    found = similarities(vectors, texts, layers, poolings, fitting)
+    rows, picked = by_layer(found, targets, seed), chosen(found, targets, vectors.sets, seed)
+    width = vectors.stores[0].plan.d_model
+    for row in (*rows, *picked):
+        if row["transform"] != "none":
+            row |= fitted_columns(row, texts[row["set"]], width, vectors.static, fitting.components)
+    return rows, picked, texts

@@ -1,0 +1,86 @@
+"""What a run measures: probes, what they are held against, and the evidence for their rankings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from probing.cli.options import ProbeOptions
+from probing.data.examples import Sides
+from probing.evidence.by_position import accuracy_by_position
+from probing.evidence.retraining import Retraining, strengthened
+from probing.evidence.table import collect_evidence
+from probing.probes.online_code import online_code
+from probing.probes.options import penalised
+from probing.probes.recipe import Lbfgs, Progress
+from probing.probes.training import layer_moments, train_controls, train_probes
+from probing.runs.results import Measured
+from probing.runtime.stopwatch import Stopwatch
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked for beside accuracy.
+
+    Args:
+        n_replicates: Number of bootstraps of the training sentences, 0 for none.
+        retraining: Whether probes are trained again without neurons and under other penalties.
+        codes: Whether the training labels are encoded online.
+        transform: What the activations were passed through.
+        seed: Seed of every random draw.
+    """
+
+    n_replicates: int
+    retraining: bool
+    codes: bool
+    transform: str
+    seed: int
+
+
+def measure(
+    sides: Sides,
+    controls: Mapping[str, Sequence[Sides]],
+    layers: Sequence[int],
+    probe: ProbeOptions,
+    asked: Asked,
+    trainer: Mapping[str, Any],
+    progress: Progress,
+    watch: Stopwatch,
+    say: Callable[[str], None],
+    logger: Any,
+    folder: str | None,
+) -> Measured:
+    """Train the probes of a run, and those that they and their rankings are held against.
+
+    Args:
+        sides: Examples and their classes.
+        controls: By name, the examples that accuracy is held against.
+        layers: Layer numbers.
+        probe: How probes are trained.
+        asked: What is asked for beside accuracy.
+        trainer: Arguments of Lightning's Trainer.
+        progress: Returns Lightning callbacks for what is trained.
+        watch: Notes how long the stages take.
+        say: Takes one-line messages.
+        logger: Lightning logger for the training curves of the run's own probes.
+        folder: Where Lightning writes what it writes.
+    """
+    moments = layer_moments(sides.train, layers)
+    path, training = penalised(probe, asked.seed, sides, layers, moments, trainer, progress)
+    starts = path.weights if path else None
+    fits = train_probes(sides, layers, training, logger=logger, folder=folder, moments=moments, starts=starts)
+    watch.end("probe")
+    held_against = train_controls(controls, layers, training)
+    codes = online_code(sides, layers, training, asked.seed) if asked.codes else ()
+    evidence = collect_evidence(sides.train, sides.test, layers, moments, len(sides.classes))
+    replicates = None
+    if isinstance(training.solver, Lbfgs) and all(fit.converged for fit in fits):
+        retraining = Retraining(sides, layers, fits, training, asked.seed)
+        evidence, replicates = strengthened(evidence, retraining, asked.n_replicates, asked.retraining)
+    elif asked.n_replicates or asked.retraining:
+        say("the probes are not at their optimum: they are not trained again for --replicates and --evidence")
+    positions = accuracy_by_position(sides, layers, [fit.weight for fit in fits]) if sides.ordinal else ()
+    watch.end("evidence")
+    penalty = path.summary() if path else {"l2": probe.l2}
+    return Measured(sides, fits, evidence, held_against, replicates, codes, penalty, asked.transform, positions)

@@ -1,0 +1,98 @@
+"""The neurons of a finished run ranked by other methods, and these rankings judged by other probes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from probing.data.examples import Sides
+from probing.rankings import evaluation, neuron_counts
+from probing.rankings.methods import METHODS, LayerData, Ranking, read_layer
+from probing.runs.finished import check_contributions, penalty_of, probe_weight
+from probing.runs.rankings import ranking_rows
+from probing.runs.run import Run
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Judging:
+    """How rankings are judged.
+
+    Args:
+        evaluate: Whether probes are trained on the first, the last and random neurons.
+        curves: Whether accuracy is measured over the number of neurons.
+        sizes: Numbers of neurons, ascending; None for the usual ones.
+        draws: How many times random neurons are drawn; None for the usual number.
+    """
+
+    evaluate: bool
+    curves: bool
+    sizes: Sequence[int] | None
+    draws: int | None
+
+    def fitting(self, usual: Sequence[int], d_model: int) -> list[int]:
+        """Return the numbers of neurons that are fewer than all; half of all where there are none."""
+        return [size for size in self.sizes or usual if size < d_model] or [max(1, d_model // 2)]
+
+
+def rank_layers(
+    run: Run,
+    layers: Sequence[int],
+    sides: Sides,
+    methods: Sequence[str],
+    judging: Judging,
+    seed: int,
+    say: Callable[[str], None],
+) -> tuple[dict[str, Rows], Rows, Rows]:
+    """Return the rows of each method's ranking, of `evaluation.csv` and of `curves.csv`.
+
+    Args:
+        run: The finished run.
+        layers: Which of its layers.
+        sides: Its examples and their classes.
+        methods: Names of the methods.
+        judging: How the rankings are judged.
+        seed: Seed of random neurons, and of which tokens are used where not all are.
+        say: Takes one-line messages.
+
+    Raises:
+        RunError: If the run's own ranking does not come out as the run has it.
+    """
+    weight, penalty, space = probe_weight(run), penalty_of(run), run.config["probe"]["penalty_space"]
+    rankings: dict[str, Rows] = {name: [] for name in methods}
+    evaluated: Rows = []
+    curves: Rows = []
+    for index, row in enumerate(run.accuracy):
+        if (layer := row["layer"]) not in layers:
+            continue
+        data = read_layer(layer, weight[index], penalty, space, sides, seed)
+        check_contributions(run, layer, METHODS["contribution"](data).score.numpy())
+        found = {}
+        for name in methods:
+            say(f"layer {layer}: {name}")
+            found[name] = METHODS[name](data)
+            rankings[name] += ranking_rows(layer, found[name].order.tolist(), found[name].score.tolist())
+        judged, grown = _judge(found, data, sides, judging, say)
+        evaluated += judged
+        curves += grown
+    return rankings, evaluated, curves
+
+
+def _judge(
+    rankings: dict[str, Ranking], data: LayerData, sides: Sides, judging: Judging, say: Callable[[str], None]
+) -> tuple[Rows, Rows]:
+    """Return a layer's rows of `evaluation.csv` and of `curves.csv`, each empty if not asked for."""
+    evaluated: Rows = []
+    curves: Rows = []
+    d_model = len(data.moments.sd)
+    if judging.evaluate:
+        say(f"layer {data.layer}: evaluation")
+        # Sizes that are typed may be all neurons here, as they always could.
+        sizes = judging.sizes or judging.fitting(evaluation.SIZES, d_model)
+        evaluated = evaluation.evaluate(rankings, data, sides, list(sizes), judging.draws or evaluation.DRAWS)
+    if judging.curves:
+        sizes, draws = judging.fitting(neuron_counts.SIZES, d_model), judging.draws or neuron_counts.DRAWS
+        curves = neuron_counts.curves(rankings, data, sides, sizes, draws, say)
+    return evaluated, curves
