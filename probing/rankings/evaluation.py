@@ -36,6 +36,9 @@ MOST_TOKENS = 50_000
 # those at a tenth of that.
 TOLERANCE = 1e-2
 
+# Chance that any of a layer's choices is called better than chance where none is.
+BY_CHANCE = 0.05
+
 EVALUATION_COLUMNS = (
     "layer", "ranking", "probe", "from", "k", "draw", "accuracy", "accuracy_low", "accuracy_high", "majority_accuracy",
     "above_chance", "cross_entropy", "mutual_information", "share_of_entropy", "n_train_tokens", "n_test_tokens",
@@ -108,7 +111,8 @@ def evaluate(
     """Return a row for each ranking, probe, end and size, as in `evaluation.csv`; tested on the test tokens.
 
     Neurons are above chance (`yes`) where the interval of their accuracy is above the majority class and each draw of
-    as many random neurons; these are not judged themselves.
+    as many random neurons; these are not judged themselves. That interval is at the level which leaves 5% for all
+    choices of the layer together (Bonferroni), and so is wider than the one that is shown.
 
     Args:
         rankings: By name.
@@ -121,6 +125,7 @@ def evaluate(
     labels, n_tokens = torch.from_numpy(test.labels[test.labels >= 0]), test.clusters(test.tokens_by_sentence())
     majority = float((labels == int(sides.train.counts(len(sides.classes)).argmax())).double().mean())
     rows = []
+    n_judged = len(sizes) * len(PROBES) * (len(choices(rankings, data, sizes[0], draws)) - draws)
     for k in sizes:
         chosen = choices(rankings, data, k, draws)
         for probe, judge in PROBES.items():
@@ -128,13 +133,15 @@ def evaluate(
             right = [float(found.correct_by_sentence.sum() / len(labels)) for found in judged]
             by_chance = [majority, *(a for c, a in zip(chosen, right, strict=True) if c.end == "random")]
             for choice, found, accuracy in zip(chosen, judged, right, strict=True):
-                low, high = accuracy_interval(test.clusters(found.correct_by_sentence), n_tokens)
+                correct = test.clusters(found.correct_by_sentence)
+                low, high = accuracy_interval(correct, n_tokens)
+                cautious, _ = accuracy_interval(correct, n_tokens, 1 - 2 * BY_CHANCE / max(n_judged, 1))
                 bits = gaussian.entropy(labels) - found.cross_entropy / math.log(2)
                 rows.append({
                     "layer": data.layer, "ranking": choice.ranking, "probe": probe, "from": choice.end, "k": k,
                     **({"draw": choice.draw} if choice.draw else {}),
                     "accuracy": accuracy, "accuracy_low": low, "accuracy_high": high, "majority_accuracy": majority,
-                    **({} if choice.draw else {"above_chance": "yes" if low > max(by_chance) else "no"}),
+                    **({} if choice.draw else {"above_chance": "yes" if cautious > max(by_chance) else "no"}),
                     "cross_entropy": found.cross_entropy, "mutual_information": bits,
                     "share_of_entropy": bits / gaussian.entropy(labels),
                     "n_train_tokens": found.n_train_tokens, "n_test_tokens": len(labels),

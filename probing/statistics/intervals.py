@@ -31,8 +31,8 @@ NO_INTERVAL = (math.nan, math.nan)
 Sums = NDArray[np.float64] | NDArray[np.int64]
 
 
-def accuracy_interval(correct: Sums, n_tokens: NDArray[np.int64]) -> tuple[float, float]:
-    """Return the 95% interval of an accuracy: Wilson's (1927) at the effective sample size.
+def accuracy_interval(correct: Sums, n_tokens: NDArray[np.int64], level: float = LEVEL) -> tuple[float, float]:
+    """Return the interval of an accuracy, of 95% by default: Wilson's (1927) at the effective sample size.
 
     That size is the number of tokens over the design effect (Korn & Graubard 1998; Franco et al. 2019). Wilson's
     interval acts as though t^2 more tokens were seen, half of them right; here they also bring the design effect that
@@ -41,13 +41,14 @@ def accuracy_interval(correct: Sums, n_tokens: NDArray[np.int64]) -> tuple[float
     Args:
         correct: Tokens rightly predicted in each sentence, shape (n_sentences,).
         n_tokens: Tokens of each sentence, shape (n_sentences,); sentences without any do not count.
+        level: Confidence level of the interval.
 
     Returns:
         Both ends, within 0 to 1; NaN below `MIN_SENTENCES` sentences.
     """
     if (found := _Ratio.of(correct, n_tokens)) is None:
         return NO_INTERVAL
-    share, n, t = found.value, found.n_tokens, found.t
+    share, n, t = found.value, found.n_tokens, found.t(level)
     # Variances of the number of right tokens: as found, and as it would be if tokens were independent.
     clustered, independent = (n * found.standard_error) ** 2, n * share * (1 - share)
     design_effect = (clustered + t**2 * found.assumed_design_effect) / (independent + t**2)
@@ -131,16 +132,16 @@ class _Ratio:
         assumed = 1 + ((tokens**2).sum() / size - 1) * INTRA_SENTENCE_CORRELATION
         return cls(float(total / size), float(pseudo.mean()), sd / math.sqrt(n), skewness, n, int(size), float(assumed))
 
-    @property
-    def t(self) -> float:
-        """Student's t that leaves half of what is outside `LEVEL` above it."""
-        return float(stdtrit(self.n_clusters - 1, ENDS[1]))
+    def t(self, level: float = LEVEL) -> float:
+        """Return Student's t that leaves half of what is outside the level above it."""
+        return float(stdtrit(self.n_clusters - 1, (1 + level) / 2))
 
     def interval(self, least: float = 0.0) -> tuple[float, float]:
         """Return Student's interval, with a standard error of at least this, widened for skewness."""
-        reach = self.t * max(self.standard_error, least)
-        low = self.unbiased - self._studentised(self.t) * self.standard_error
-        high = self.unbiased - self._studentised(-self.t) * self.standard_error
+        t = self.t()
+        reach = t * max(self.standard_error, least)
+        low = self.unbiased - self._studentised(t) * self.standard_error
+        high = self.unbiased - self._studentised(-t) * self.standard_error
         return min(self.value - reach, low), max(self.value + reach, high)
 
     def _studentised(self, quantile: float) -> float:

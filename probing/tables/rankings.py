@@ -97,7 +97,7 @@ def _evaluation_table(rows: Sequence[Row]) -> Any:
         ]
         table.add_row(name, *shown, *(f"{value:.2f}" for value in bits))
     if any(row.get("above_chance") == "no" for row in rows):
-        table.caption = f"{_CHANCE} no better than chance: its interval reaches the majority or one of the random draws"
+        table.caption = f"{_CHANCE} no better than chance: its interval, widened for the number of choices, reaches the majority or a random draw"
         table.caption_justify = "left"
     return table
 
