@@ -21,7 +21,8 @@ def check_installed() -> None:
     try:
         with warnings.catch_warnings():  # of its own use of pydantic
             warnings.simplefilter("ignore")
-            import sweeps  # noqa: F401
+            # Names of it, since any folder that is called `sweeps` can be imported.
+            from sweeps import SweepRun, next_run  # noqa: F401
     except ImportError as error:
         raise UserError(
             f"`method: bayes` needs the package sweeps ({error}): `pip install --no-deps sweeps`, since it asks for "

@@ -97,7 +97,8 @@ def _evaluation_table(rows: Sequence[Row]) -> Any:
         ]
         table.add_row(name, *shown, *(f"{value:.2f}" for value in bits))
     if any(row.get("above_chance") == "no" for row in rows):
-        table.caption = f"{_CHANCE} no better than chance: its interval, widened for the number of choices, reaches the majority or a random draw"
+        why = "its interval, widened for the number of choices, reaches the majority or a random draw"
+        table.caption = f"{_CHANCE} no better than chance: {why}"
         table.caption_justify = "left"
     return table
 

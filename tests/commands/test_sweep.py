@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from conftest import BARE
 from probing import fit, load_run, sweep
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
+from probing.errors import UserError
 from probing.tables.csv_files import read_csv
 from wandb_reader import read_offline_runs
 
@@ -247,8 +249,18 @@ def test_a_random_sweep_needs_an_end_and_is_the_same_twice(
     assert len(set(penalties[0])) == 4
 
 
+def test_a_folder_called_sweeps_is_not_taken_for_the_package(
+    tmp_path: Path, data: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sweeps", ModuleType("sweeps"))
+    content = {"method": "bayes", "metric": {"name": "by_layer/accuracy"}, "parameters": {"layer": {"value": 0}}}
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump({**content, "run_cap": 2}))
+    with pytest.raises(UserError, match=r"`method: bayes` needs the package sweeps .*`pip install --no-deps sweeps`"):
+        sweep(str(tmp_path / "s.yaml"), fit=data, runs=str(tmp_path / "runs"), quiet=True)
+
+
 def test_a_bayesian_sweep_goes_where_accuracy_rises(tmp_path: Path, data: dict[str, Any]) -> None:
-    pytest.importorskip("sweeps", reason="the package sweeps is not installed")
+    pytest.importorskip("sweeps.bayes_search", reason="the package sweeps is not installed")
     penalty = {"probe.l2": {"distribution": "log_uniform_values", "min": 1e-5, "max": 1e3}, "layer": {"value": 0}}
     metric = {"name": "by_layer/cross_entropy", "goal": "minimize"}
     content = {"method": "bayes", "metric": metric, "parameters": penalty, "run_cap": 9}
