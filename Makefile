@@ -15,13 +15,18 @@ endif
 PY := $(ENV)/bin/python
 INSTALLED := $(ENV)/.neuron-probing-installed
 
-.PHONY: fit test test-kernels bench models lint types clean
+.PHONY: fit test test-all test-kernels bench models lint types clean
 
 fit: $(INSTALLED)
 	$(PY) -m probing fit --layer 6 $(ARGS)
 
+# What a change is tested by while it is made: everything but what is slow and seldom fails.
 test: $(INSTALLED)
 	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
+
+# Everything that needs neither a server that does not answer, nor minutes a test, nor a model to be downloaded.
+test-all: $(INSTALLED)
+	$(PY) -m pytest -n 3 --dist loadfile -m "not patient and not several and not fuzz and not base" $(ARGS)
 
 # Numeric tests under the arithmetic of other processors.
 test-kernels: $(INSTALLED)

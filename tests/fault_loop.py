@@ -147,7 +147,7 @@ class Loop:
     """
 
     def __init__(self, folder: Path, seed: int, shard_tokens: int) -> None:
-        from conftest import make_sentences
+        from conftest import BARE_ARGS, make_sentences
         from families import make_checkpoint
 
         self.random, self.context, self.shard_tokens = random.Random(seed), processes(), shard_tokens
@@ -157,7 +157,7 @@ class Loop:
         self.args = [
             "--model", str(model), "--corpus", str(folder / "sentences.txt"), "--layer", ",".join(map(str, LAYERS)),
             "--wandb.mode", "disabled", "--trainer.accelerator", "cpu", "--batch_tokens", "256", "--quiet",
-            "--replicates=0", "--controls=none", "--evidence=none",
+            *BARE_ARGS,
         ]  # fmt: skip
         self.runs, self.n_named = folder / "runs", 0
         self.wrong: list[str] = []

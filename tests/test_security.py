@@ -203,6 +203,7 @@ def test_the_configuration_of_a_run_makes_no_objects(tmp_path: Path, evidence: P
 # --- paths ---
 
 
+@pytest.mark.slow
 def test_no_name_leads_out_of_the_folder_of_runs(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,6 +96,7 @@ def interrupt(moment: str, events: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_two_processes_ask_at_once_and_one_extracts(
     checkpoints: dict[str, Path], sentences: list[str], uninterrupted: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -121,6 +122,7 @@ def len_said(result: tuple[list[str], int, str]) -> int:
     return len(result[0])
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_with_the_lock_blocks_nobody_and_loses_nothing(
     checkpoints: dict[str, Path], sentences: list[str], uninterrupted: dict[str, bytes], tmp_path: Path
 ) -> None:

@@ -63,6 +63,7 @@ def rows(folder: Path, statistic: str) -> dict[tuple[int, int], dict[str, Any]]:
     return {(row["layer_a"], row["layer_b"]): row for row in found if row["statistic"] == statistic}
 
 
+@pytest.mark.slow
 def test_permuted_neurons_are_matched_exactly_and_rank_the_same(runs: Path) -> None:
     made = compare([str(runs / "bert"), str(runs / "permuted")], runs=str(runs), name="a", quiet=True, wandb=NO_WANDB)
     for layer in range(4):
@@ -77,6 +78,7 @@ def test_permuted_neurons_are_matched_exactly_and_rank_the_same(runs: Path) -> N
         assert row["permuted-bert layer"] == row["layer"]
 
 
+@pytest.mark.slow
 def test_matched_by_index_permuted_neurons_have_nothing_in_common_and_the_reader_is_warned(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -89,6 +91,7 @@ def test_matched_by_index_permuted_neurons_have_nothing_in_common_and_the_reader
         assert row["p_value"] > 0.05
 
 
+@pytest.mark.slow
 def test_a_model_with_itself_goes_by_index_and_has_intervals(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = ["compare", str(runs / "bert"), str(runs / "again"), "--runs", str(runs), "--name", "c", "--wandb.mode"]
     assert run(COMMANDS, [*args, "disabled"]) == 0
@@ -110,6 +113,7 @@ def test_a_model_with_itself_goes_by_index_and_has_intervals(runs: Path, capsys:
     assert {path.name for path in (runs / "c" / "figures").iterdir()} == drawn
 
 
+@pytest.mark.slow
 def test_an_untrained_twin_ranks_no_more_alike_than_chance(runs: Path) -> None:
     made = compare([str(runs / "bert"), str(runs / "twin")], runs=str(runs), name="d", quiet=True, wandb=NO_WANDB)
     assert {row["matching"] for row in made.agreement} == {"correlation"}
@@ -117,6 +121,7 @@ def test_an_untrained_twin_ranks_no_more_alike_than_chance(runs: Path) -> None:
         assert min(row["p_value"] for row in rows(made.folder, statistic).values()) > 0.05
 
 
+@pytest.mark.slow
 def test_many_runs_of_other_families_are_compared_pair_by_pair_and_tracked(runs: Path) -> None:
     folders = [str(runs / name) for name in ("bert", "roberta", "permuted")]
     made = compare(folders, runs=str(runs), name="e", quiet=True, wandb={"mode": "offline"})  # type: ignore[arg-type]
@@ -131,6 +136,7 @@ def test_many_runs_of_other_families_are_compared_pair_by_pair_and_tracked(runs:
     assert "matched by correlation" in repr(made)
 
 
+@pytest.mark.slow
 def test_layers_that_differ_do_not_make_strangers_of_one_model(
     runs: Path, checkpoints: dict[str, Path], corpus_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,12 +147,14 @@ def test_layers_that_differ_do_not_make_strangers_of_one_model(
     assert "lineage" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_many_to_one_may_use_a_neuron_twice(runs: Path) -> None:
     folders = [str(runs / "bert"), str(runs / "twin")]
     made = compare(folders, assignment="many_to_one", runs=str(runs), name="f", quiet=True, wandb=NO_WANDB)
     assert all(0 <= row["p_value"] <= 1 for row in made.agreement if row["statistic"] == "spearman")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -162,12 +170,14 @@ def test_what_is_no_pair_of_runs_is_refused(runs: Path, change: Callable[[Path],
     assert {path.name for path in runs.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_a_comparison_is_no_run(runs: Path) -> None:
     made = compare([str(runs / "bert"), str(runs / "twin")], runs=str(runs), name="g", quiet=True, wandb=NO_WANDB)
     with pytest.raises(UserError, match="holds a comparison"):
         load_run(made.folder)
 
 
+@pytest.mark.slow
 def test_models_of_different_width_have_no_common_index(runs: Path, tmp_path: Path, corpus_file: Path) -> None:
     from transformers import BertConfig, BertModel
 
@@ -183,6 +193,7 @@ def test_models_of_different_width_have_no_common_index(runs: Path, tmp_path: Pa
     assert {row["n_neurons"] for row in made.agreement if row["statistic"] == "correlation"} == {16}
 
 
+@pytest.mark.slow
 def test_a_run_whose_corpus_changed_is_refused(runs: Path, checkpoints: dict[str, Path], tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     sentences = Path(load_run(runs / "bert").config["corpus"]).read_text().splitlines()
@@ -200,6 +211,7 @@ def test_layers_of_the_same_relative_depth_are_aligned() -> None:
     assert aligned([2], [0, 1, 2, 3]) == [(0, 3)]
 
 
+@pytest.mark.slow
 def test_the_experiment_fits_its_models_and_compares_them(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -234,6 +246,7 @@ def widened(model: Path, copy: Path) -> Path:
     return copy
 
 
+@pytest.mark.slow
 def test_two_tasks_of_one_model_are_compared_by_index(
     runs: Path, checkpoints: dict[str, Path], corpus_file: Path
 ) -> None:

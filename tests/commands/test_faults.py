@@ -97,6 +97,7 @@ def only_small_files() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_during_the_extraction(options: list[str], tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     status, messages = typed([*options, "--runs", str(runs)], only_small_files)
@@ -107,6 +108,7 @@ def test_a_disk_that_fills_during_the_extraction(options: list[str], tmp_path: P
     assert typed([*options, "--runs", str(runs), "--name", "after"]) == (0, [])
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_while_results_are_written(options: list[str], whole: Run) -> None:
     runs = whole.folder.parent
     status, messages = typed([*options, "--runs", str(runs), "--name", "full"], only_small_files)
@@ -240,6 +242,7 @@ def test_an_interrupt_during_the_extraction_keeps_what_is_done(
 # --- clocks ---
 
 
+@pytest.mark.slow
 def test_a_clock_that_goes_back(options: list[str], whole: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = whole.folder.parent
     (entry,) = (runs / "cache").glob("*/")

@@ -40,7 +40,7 @@ def shown_run(
         made = fit(
             model=str(checkpoints["bert"]), corpus=str(few), runs=str(place), name="few", layer="0,2", replicates=0,
             controls="shuffled", evidence="none", task_args={"min_count": 5},
-            wandb=WandbOptions(mode="disabled"), probe={"tolerance": 1e-3},
+            wandb=WandbOptions(mode="disabled"), probe={"tolerance": 1e-3, "l2": 1e-4},
         )  # fmt: skip
     assert made is not None
     assert made.results["n_sentences"]["test"] < MIN_SENTENCES

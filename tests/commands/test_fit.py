@@ -142,6 +142,7 @@ def test_stored_probe_and_ranking_agree_with_the_plain_forward_pass(run: Run) ->
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_stored_configuration_repeats_the_run(run: Run, place: Path) -> None:
     repeated = subprocess.run(
         [sys.executable, "-m", "probing", "fit", "--config", str(run.folder / "config.yaml"), "--name", "repeated"],
@@ -287,6 +288,7 @@ def test_the_table_does_not_depend_on_the_hash_seed(run: Run, place: Path) -> No
     assert tables[0] == tables[1]
 
 
+@pytest.mark.slow
 def test_the_offline_run_holds_curves_tables_and_the_artifact(run: Run) -> None:
     made = fit(**{**run.config, "probe": ProbeOptions(), "wandb": WandbOptions(mode="offline"), "name": "tracked"})
     assert made is not None
@@ -318,6 +320,7 @@ def test_the_offline_run_holds_curves_tables_and_the_artifact(run: Run) -> None:
     assert all((made.folder / path).is_file() for path in files.values())
 
 
+@pytest.mark.slow
 def test_an_online_run_arrives_at_the_server(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     with WandbServer() as server:
         for variable, value in server.environment.items():
@@ -406,6 +409,7 @@ def test_a_layer_that_says_nothing_of_the_labels_is_not_ranked_in_earnest(
     assert "its ranking is not to be read" in (made.folder / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_says_how_its_penalty_was_chosen_and_what_it_saves(run: Run) -> None:
     chosen = again(run, name="chosen", probe=ProbeOptions())
     assert chosen.config["probe"]["l2"] == "auto"

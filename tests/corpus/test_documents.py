@@ -79,6 +79,7 @@ def made(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pyte
     return found
 
 
+@pytest.mark.slow
 def test_a_run_says_what_its_intervals_are_over_and_only_they_change(made: dict[str, Run]) -> None:
     over = {name: one.results["intervals_over"] for name, one in made.items()}
     assert over["auto"]["unit"] == "document"
@@ -94,6 +95,7 @@ def test_a_run_says_what_its_intervals_are_over_and_only_they_change(made: dict[
     assert "19 test documents are too few" in scope({"intervals_over": {"unit": "document", "n": 19}}, None)
 
 
+@pytest.mark.slow
 def test_the_interval_is_that_of_documents_and_other_commands_take_it_too(made: dict[str, Run]) -> None:
     for one in made.values():
         rows = rank(

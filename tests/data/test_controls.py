@@ -245,6 +245,7 @@ def made(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pyte
     return run
 
 
+@pytest.mark.slow
 def test_controls_stand_beside_the_accuracy_of_every_layer(made: Run) -> None:
     for row in made.accuracy:
         for name in ("shuffled", "token", "permuted_positions", "untrained"):
@@ -258,6 +259,7 @@ def test_controls_stand_beside_the_accuracy_of_every_layer(made: Run) -> None:
     assert "selectivity" not in made.accuracy[0]
 
 
+@pytest.mark.slow
 def test_all_evidence_is_in_the_tables_by_default(made: Run) -> None:
     assert set(NEURON_COLUMNS) == set(made.neurons[0])
     assert {"bootstrap_overlap", "more_penalty_overlap", "less_penalty_spearman"} <= set(made.accuracy[0])
@@ -270,6 +272,7 @@ def test_all_evidence_is_in_the_tables_by_default(made: Run) -> None:
         assert file.get_tensor("weight").shape[:2] == (5, len(made.accuracy))
 
 
+@pytest.mark.slow
 def test_controls_are_shown(made: Run, capsys: pytest.CaptureFixture[str]) -> None:
     from probing.runtime.terminal import render
     from probing.tables.probes import controls_table
@@ -285,6 +288,7 @@ def test_order_is_taken_from_a_model_without_a_position_table_and_a_control_that
     run = fit(
         model=str(checkpoints["llama"]), corpus=str(corpus_file), layer=1, random_weights=True, runs=str(tmp_path),
         controls=["permuted_positions", "untrained"], replicates=0, evidence="none", wandb=NO_WANDB,
+        probe=ProbeOptions(l2=1e-4),
     )  # fmt: skip
     assert run is not None
     (row,) = run.accuracy

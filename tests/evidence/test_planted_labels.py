@@ -104,6 +104,7 @@ def made(
     return found
 
 
+@pytest.mark.slow
 def test_random_labels_take_the_uniform_code_and_easy_ones_far_fewer_bits(made: dict[str, Run]) -> None:
     easy, random = (made[name].accuracy[0] for name in ("easy", "random"))
     for row in (easy, random):
@@ -114,6 +115,7 @@ def test_random_labels_take_the_uniform_code_and_easy_ones_far_fewer_bits(made: 
     assert easy["accuracy"] > 0.99
 
 
+@pytest.mark.slow
 def test_erased_labels_are_predicted_as_well_as_by_the_best_constant_answer(made: dict[str, Run]) -> None:
     folder = made["easy"].folder
     assert run(COMMANDS, ["rank", str(folder), "--erase", "--top", "6", "--quiet", "--wandb.mode", "disabled"]) == 0
@@ -130,6 +132,7 @@ def test_erased_labels_are_predicted_as_well_as_by_the_best_constant_answer(made
     assert rows["erased_shuffled"]["information_low"] > erased["information_high"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["easy", "random", "capitals"])
 def test_who_looks_words_up_masters_the_control_task_so_that_selectivity_is_not_above_0(
     made: dict[str, Run], name: str

@@ -80,6 +80,7 @@ def made(place: Path, bent: Path, corpus_file: Path) -> Geometry:
     return found
 
 
+@pytest.mark.slow
 def test_the_bound_holds_on_every_sentence_and_the_folder_holds_each_of_them(made: Geometry, bent: Path) -> None:
     blocks = {row["layer"] for row in made.smoothing}
     assert blocks == {1, 2, 3}  # the theorem is about all blocks, whatever --layer
@@ -96,6 +97,7 @@ def test_the_bound_holds_on_every_sentence_and_the_folder_holds_each_of_them(mad
     assert np.mean(first) == pytest.approx(mean)
 
 
+@pytest.mark.slow
 def test_the_outlier_is_zeroed_inside_and_clipped_after_beside_random_neurons(made: Geometry) -> None:
     found = {(row["measure"], row["where"], row["kind"], row.get("draw", 0)): row for row in made.interventions}
     assert {key[0] for key in found} == {"position_accuracy", "position_accuracy_retrained"}
@@ -110,6 +112,7 @@ def test_the_outlier_is_zeroed_inside_and_clipped_after_beside_random_neurons(ma
     assert 0.1 < intact["value"] <= 1
 
 
+@pytest.mark.slow
 def test_tables_figures_and_sentences_are_where_the_others_are(made: Geometry, capsys: Any) -> None:
     for name in ("smoothing", "interventions"):
         rows, stored = getattr(made, name), read_csv(made.folder / f"{name}.csv")
@@ -130,6 +133,7 @@ def test_tables_figures_and_sentences_are_where_the_others_are(made: Geometry, c
     assert all(tracked.rows(key) for key in ("smoothing", "interventions", "figures/interventions"))
 
 
+@pytest.mark.slow
 def test_a_model_with_its_head_is_read_by_the_loss_of_masked_words(
     place: Path, sentences: list[str], corpus_file: Path
 ) -> None:
@@ -150,6 +154,7 @@ def ask(*args: str) -> list[str]:
     return ["geometry", "--transforms=none", "--draws=2", "--wandb.mode=disabled", *args]
 
 
+@pytest.mark.slow
 def test_what_does_not_apply_is_said_and_leaves_no_table(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,6 +170,7 @@ def test_what_does_not_apply_is_said_and_leaves_no_table(
     }
 
 
+@pytest.mark.slow
 def test_too_few_sentences_for_a_probe_are_refused_and_nothing_is_left(bent: Path, tmp_path: Path) -> None:
     (tmp_path / "two.txt").write_text("The probe reads a sentence.\nEvery neuron hides.\n")
     with pytest.raises(UserError, match=r"--interventions.*2 sentences are too few"):
@@ -175,6 +181,7 @@ def test_too_few_sentences_for_a_probe_are_refused_and_nothing_is_left(bent: Pat
     assert list((tmp_path / "runs").glob("[!c]*")) == []
 
 
+@pytest.mark.slow
 def test_the_untrained_twin_is_never_read_by_a_head_that_means_nothing(place: Path, sentences: list[str]) -> None:
     from probing.cache import Request, activations
     from probing.corpus import from_sentences

@@ -90,6 +90,7 @@ def choose(browser: Any, selector: str, value: str) -> None:
     option.click()
 
 
+@pytest.mark.slow
 def test_the_script_shows_the_rows_that_were_there_without_it(opened: Any, folder: Path) -> None:
     rows = load_run(folder).top(2, 10)
     assert column(opened, "neuron") == [str(row["neuron"]) for row in rows]
@@ -103,6 +104,7 @@ def test_the_script_shows_the_rows_that_were_there_without_it(opened: Any, folde
     assert column(opened, "flag") == [row["flag"] for row in rows]
 
 
+@pytest.mark.slow
 def test_the_table_sorts_by_any_column_both_ways(opened: Any, find: Callable[[str], Any], folder: Path) -> None:
     values = sorted((row["eta_squared"] for row in load_run(folder).neurons if row["layer"] == 2), reverse=True)
     head = find("th[data-key=eta_squared]")
@@ -122,6 +124,7 @@ def test_the_table_sorts_by_any_column_both_ways(opened: Any, find: Callable[[st
     assert column(opened, "cross_entropy_without")[:4] == ["unresolved", "+0.0006", "+0.0250", ""]
 
 
+@pytest.mark.slow
 def test_the_table_filters_by_layer_flag_and_neuron(opened: Any, find: Callable[[str], Any], folder: Path) -> None:
     rows = load_run(folder).neurons
     status = find(".filters [role=status]")
@@ -146,6 +149,7 @@ def test_the_table_filters_by_layer_flag_and_neuron(opened: Any, find: Callable[
     )
 
 
+@pytest.mark.slow
 def test_the_map_says_what_is_under_the_pointer_and_the_keys(
     opened: Any, find: Callable[[str], Any], folder: Path
 ) -> None:
@@ -174,6 +178,7 @@ def test_the_map_says_what_is_under_the_pointer_and_the_keys(
     assert find(".picked").text == "Layer 0, neuron 14"
 
 
+@pytest.mark.slow
 def test_a_neuron_that_is_picked_shows_what_it_contributes_to_each_class(
     opened: Any, find: Callable[[str], Any], folder: Path
 ) -> None:
@@ -210,6 +215,7 @@ def relative(values: list[float]) -> list[float]:
     return [value / max(values) for value in values]
 
 
+@pytest.mark.slow
 def test_the_theme_follows_the_system_until_it_is_switched(opened: Any, find: Callable[[str], Any]) -> None:
     def paper() -> str:
         return str(opened.execute_script("return getComputedStyle(document.documentElement).backgroundColor"))
@@ -232,6 +238,7 @@ def test_the_theme_follows_the_system_until_it_is_switched(opened: Any, find: Ca
     assert (paper(), button.text) == (dark, "Light")
 
 
+@pytest.mark.slow
 def test_a_small_screen_scrolls_no_further_than_its_text(opened: Any) -> None:
     metrics = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
     opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
@@ -241,6 +248,7 @@ def test_a_small_screen_scrolls_no_further_than_its_text(opened: Any) -> None:
         opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+@pytest.mark.slow
 def test_every_control_is_reached_with_the_tabulator_key_and_seen_to_be(opened: Any) -> None:
     from selenium.webdriver import ActionChains
     from selenium.webdriver.common.keys import Keys
@@ -258,6 +266,7 @@ def test_every_control_is_reached_with_the_tabulator_key_and_seen_to_be(opened: 
     assert all(outlined for name, outlined in found.items() if name != "BODY"), found
 
 
+@pytest.mark.slow
 def test_a_page_without_its_script_still_reads(browser: Any, page: str) -> None:
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
@@ -272,6 +281,7 @@ def test_a_page_without_its_script_still_reads(browser: Any, page: str) -> None:
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
+@pytest.mark.slow
 def test_what_users_name_runs_no_script(browser: Any, folder: Path, tmp_path: Path) -> None:
     evil = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
     copy = shutil.copytree(folder, tmp_path / "copy")

@@ -140,6 +140,7 @@ def test_easy_labels_take_far_fewer_bits(tmp_path: Path) -> None:
     assert code.compression > 10
 
 
+@pytest.mark.slow
 def test_fit_puts_the_code_beside_the_accuracy(checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path) -> None:
     run = fit(
         model=str(checkpoints["bert"]), corpus=str(corpus_file), layer="0,2", runs=str(tmp_path), mdl=True,

@@ -186,6 +186,7 @@ MORE = ["--layer", "2", "--replicates", "2", "--controls", "shuffled", "--probe.
 LESS = ["--layer", "2", *BARE_ARGS, "--probe.l2", "0.01"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "args"),
     [pytest.param("ddp", MORE, marks=SEVERAL), ("torchrun", LESS), pytest.param("slurm", LESS, marks=SEVERAL)],
@@ -283,6 +284,7 @@ def test_a_rank_killed_in_extraction_ends_the_job_and_the_next_goes_on(
     assert sum(path.stat().st_ino == inode for path, inode in kept.items()) >= recorded  # and were not made again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "rank", "told"),
     [

@@ -166,6 +166,7 @@ def test_wic_says_on_how_many_tokens_it_whitened(
     assert not [row for row in found.chosen if size_of(row) and row["transform"] != "whiten"]
 
 
+@pytest.mark.slow
 def test_geometry_says_on_how_many_tokens_it_whitened_in_the_report_too(
     tmp_path: Path, options: dict[str, Any], sentences: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -90,6 +90,7 @@ def test_a_sweep_file_says_what_it_asks_and_how_to_run_it(path: Path) -> None:
         assert command in comment
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_the_metric_of_a_sweep_file_is_one_that_its_trials_log(
     path: Path, checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path

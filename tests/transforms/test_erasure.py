@@ -298,6 +298,7 @@ def test_more_than_half_of_the_neurons_are_no_top(planted: Data, n_top: int) -> 
 # --- a finished run ---
 
 
+@pytest.mark.slow
 def test_of_a_finished_run_the_table_is_written_beside_its_rankings(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
