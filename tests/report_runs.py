@@ -11,8 +11,8 @@ from probing.tables.csv_files import read_csv, write_csv
 
 # Looser than usual: these probes only have to be there.
 QUICKLY: dict[str, Any] = {
-    "quiet": True, "wandb": {"mode": "disabled"}, "layer": "0,2", "probe": {"tolerance": 1e-3, "l2": 1e-4}, "replicates": 0,
-    "controls": "none", "evidence": "none",
+    "quiet": True, "wandb": {"mode": "disabled"}, "layer": "0,2", "probe": {"tolerance": 1e-3, "l2": 1e-4},
+    "replicates": 0, "controls": "none", "evidence": "none",
 }  # fmt: skip
 
 # By rank, what retraining without the neuron showed.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from probing.cli.option_values import Dtype, Layers, defaults, option_problems, plain
 from probing.cli.options import ProbeOptions, WandbOptions, as_options
@@ -20,11 +20,6 @@ from probing.runtime.stopwatch import Stopwatch
 from probing.tables.columns import controls_of
 from probing.tasks import load_task
 from probing.tracking import Tracker, resolve_mode
-
-if TYPE_CHECKING:
-    from probing.cache import ActivationStore
-    from probing.runs.results import Measured
-    from probing.transforms.affine import Transform
 
 
 def fit(
@@ -145,14 +140,26 @@ def fit(
 def _write(
     folder: Path,
     config: Mapping[str, Any],
-    measured: Measured,
-    fitted: Mapping[int, Transform] | None,
-    stores: Sequence[ActivationStore],
+    measured: Any,
+    fitted: Any,
+    stores: Any,
     model_name: str,
     watch: Stopwatch,
     tracker: Tracker,
 ) -> None:
-    """Write everything that was measured, with a page, and log it."""
+    """Write everything that was measured, with a page, and log it.
+
+    Args:
+        folder: The run's folder.
+        config: The resolved configuration.
+        measured: The `probing.runs.results.Measured` of the run; types that need torch are not imported here, since
+            the parser of arguments imports whatever this file names.
+        fitted: Transform of each layer, if activations were transformed.
+        stores: Activations of each corpus.
+        model_name: The model's short name, for titles.
+        watch: Notes how long writing takes.
+        tracker: Logs what is written.
+    """
     from probing.data.preparation import origin
     from probing.page.build import build
     from probing.page.sources import source_of

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from probing.cli.choices import chosen
 from probing.cli.option_values import Dtype, Layers, number_problems, plain
@@ -18,10 +18,6 @@ from probing.runs.folder import RunFolder
 from probing.runs.tracked import tracking
 from probing.runtime.stopwatch import Stopwatch
 from probing.tracking import Tracker, resolve_mode
-
-if TYPE_CHECKING:
-    from probing.cache import ActivationStore
-    from probing.geometry.survey import Survey
 
 Definition = Literal["argmin_share", "argmax_share", "mean_profile", "layer_norm", "variance"]
 
@@ -213,8 +209,8 @@ def geometry(
 def _write(
     folder: Path,
     config: Mapping[str, Any],
-    found: Survey,
-    stores: Sequence[ActivationStore],
+    found: Any,
+    stores: Any,
     model_name: str,
     watch: Stopwatch,
     tracker: Tracker | None,

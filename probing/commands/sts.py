@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from probing.cli.option_values import Dtype, Layers, number_problems, plain
 from probing.cli.options import WandbOptions, as_options
@@ -17,11 +17,6 @@ from probing.runs.tracked import tracking
 from probing.runtime.stopwatch import Stopwatch
 from probing.tables.space_names import Definition
 from probing.tracking import Tracker, resolve_mode
-
-if TYPE_CHECKING:
-    from probing.corpus import Corpus
-    from probing.downstream.pooling_names import Pooling
-    from probing.downstream.sts.sentence_vectors import Vectors
 
 
 @dataclass(frozen=True)
@@ -174,7 +169,7 @@ def sts(
     return found
 
 
-def _outside(fit_on: str, lacks_training_part: bool, say: Callable[[str], None]) -> Corpus | None:
+def _outside(fit_on: str, lacks_training_part: bool, say: Callable[[str], None]) -> Any:
     """Return the text beside the sets on which transforms are fitted, if there is any.
 
     Args:
@@ -194,8 +189,8 @@ def _write(
     found: SentenceSimilarity,
     config: Mapping[str, Any],
     summary: Mapping[str, Any],
-    vectors: Vectors,
-    poolings: Sequence[Pooling],
+    vectors: Any,
+    poolings: Sequence[str],
     model_name: str,
     tracker: Tracker | None,
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from probing.cli.option_values import Dtype, Layers, number_problems, plain
 from probing.cli.options import WandbOptions, as_options
@@ -17,9 +17,6 @@ from probing.runs.tracked import tracking
 from probing.runtime.stopwatch import Stopwatch
 from probing.tables.space_names import Definition
 from probing.tracking import Tracker, resolve_mode
-
-if TYPE_CHECKING:
-    from probing.cache import ActivationStore
 
 
 @dataclass(frozen=True)
@@ -159,7 +156,7 @@ def _write(
     found: WordsInContext,
     config: Mapping[str, Any],
     summary: Mapping[str, Any],
-    stores: Mapping[str, ActivationStore],
+    stores: Any,
     part: str,
     model_name: str,
     tracker: Tracker | None,

@@ -114,7 +114,6 @@ def test_planted_neurons_are_found_from_the_command_line(planted: Path, capsys: 
     random_ones = [row for row in rows if (row["ranking"], row["probe"], row["k"]) == ("random", "gaussian", 1)]
     assert value["anova", "gaussian", "top", 1] >= max(row["accuracy"] for row in random_ones)
     above = {(row["ranking"], row["probe"], row["from"], row["k"]): row["above_chance"] for row in rows}
-    assert "yes" in {above[name, "linear", "top", 4] for name in METHODS if name != "random"}
     assert {above[name, "gaussian", "bottom", 1] for name in METHODS if name != "random"} == {"no"}
 
 
