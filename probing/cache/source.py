@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from probing.cache import ActivationStore, Request, activations
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
-from probing.models import ModelSource
+from probing.models import ModelSource, load_config, parse_layers, resolve_model
 from probing.runtime.terminal import extraction_progress, silence
+from probing.runtime.trainer import check_trainer_options
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,39 @@ class ActivationSource:
     trainer: Mapping[str, Any] = field(default_factory=dict)
     say: Callable[[str], None] = silence
     shows_progress: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        revision: str | None,
+        layer: int | Sequence[int] | str,
+        trainer: Mapping[str, Any] | None,
+        solver: str = "lbfgs",
+        **how: Any,
+    ) -> ActivationSource:
+        """Return the source that options ask for.
+
+        Args:
+            name: Alias, hub id or folder of the model.
+            revision: Branch, tag or commit of the model on the hub.
+            layer: Layers, as typed.
+            trainer: Arguments of Lightning's Trainer.
+            solver: What the arguments are for.
+            how: Further fields of the source.
+
+        Raises:
+            UserError: If the Trainer's arguments cannot be honoured, or the model or one of its layers is not there.
+        """
+        check_trainer_options(trainer or {}, solver)
+        model = resolve_model(name, revision)
+        layers = parse_layers(layer, load_config(model).num_hidden_layers, name)
+        return cls(model, layers, trainer=trainer or {}, **how)
+
+    @cached_property
+    def config(self) -> Any:
+        """The model's configuration, with `hidden_size` and `num_hidden_layers`."""
+        return load_config(self.model)
 
     def read(self, corpora: Sequence[Corpus], checks: Sequence[Callable[[Tokens], None]] = ()) -> list[ActivationStore]:
         """Return the activations of each corpus, extracting what is not cached.

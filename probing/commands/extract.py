@@ -48,26 +48,23 @@ def extract(
     """
     from probing.cache.source import ActivationSource, say_what_was_left_out
     from probing.corpus import load_corpus
-    from probing.models import load_config, parse_layers, resolve_model
     from probing.runtime import terminal
     from probing.runtime.distributed import is_main_process
-    from probing.runtime.trainer import check_trainer_options
 
     refuse(number_problems(seed, max_length, batch_tokens))
     layer_numbers(layer)
     cached = cache_folder(cache, runs)
     say = terminal.silence if quiet else terminal.say
     with terminal.quiet_libraries():
-        check_trainer_options(trainer or {}, "lbfgs")
-        files = resolve_model(model, revision)
-        layers = parse_layers(layer, load_config(files).num_hidden_layers, model)
-        corpora = [load_corpus(corpus)]
-        source = ActivationSource(
-            files, layers, cached, dtype, max_length, batch_tokens, seed if random_weights else None, None,
-            trainer or {}, say, terminal.show_progress(quiet),
+        source = ActivationSource.of(
+            model, revision, layer, trainer, cache=cached, dtype=dtype, max_length=max_length,
+            batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
+            shows_progress=terminal.show_progress(quiet),
         )  # fmt: skip
+        corpora = [load_corpus(corpus)]
         (store,) = source.read(corpora)
         say_what_was_left_out(corpora, [store], say)
     if is_main_process():
-        print(f"{store.plan.n_tokens} tokens of {store.tokens.n_sentences} sentences, layers {layers}: {store.folder}")
+        read = f"{store.plan.n_tokens} tokens of {store.tokens.n_sentences} sentences"
+        print(f"{read}, layers {source.layers}: {store.folder}")
     return store.folder

@@ -102,36 +102,32 @@ def fit(
     with terminal.quiet_libraries():
         from probing.cache.source import ActivationSource
         from probing.data.preparation import control_sides, read_sides
-        from probing.models import load_config, parse_layers, resolve_model
         from probing.runs.measuring import Asked, measure
         from probing.runtime.distributed import is_main_process
-        from probing.runtime.trainer import check_trainer_options
         from probing.transforms.of_examples import transform_all
 
         watch = Stopwatch()
-        check_trainer_options(trainer or {}, probe.solver)
-        files = resolve_model(model, revision)
-        layers = parse_layers(layer, load_config(files).num_hidden_layers, model)
-        source = ActivationSource(
-            files, layers, cached, dtype, max_length, batch_tokens, seed if random_weights else None, None,
-            trainer or {}, say, progress,
+        source = ActivationSource.of(
+            model, revision, layer, trainer, probe.solver, cache=cached, dtype=dtype, max_length=max_length,
+            batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
+            shows_progress=progress,
         )  # fmt: skip
         sides, stores = read_sides(source, corpora, splits, token_task, probe, group_by)
         others, fitted = control_sides(wanted, sides, corpora, source, seed), None
         if transform != "none":
-            sides, others, fitted = transform_all(transform, sides, others, layers, seed)
+            sides, others, fitted = transform_all(transform, sides, others, source.layers, seed)
         watch.end("extract")
-        folder = RunFolder(place, name, f"{files.short_name}-{task}") if is_main_process() else None
+        folder = RunFolder(place, name, f"{source.model.short_name}-{task}") if is_main_process() else None
         with tracking(folder, wandb, config) as tracker:
             asked = Asked(replicates, evidence == "all", mdl, transform, seed)
             measured = measure(
-                sides, others, layers, probe, asked, trainer or {},
+                sides, others, source.layers, probe, asked, source.trainer,
                 lambda what: [terminal.training_progress(what)] if progress else (),
                 watch, say, tracker and tracker.logger, str(folder.path) if folder else None,
             )  # fmt: skip
             if folder is None or tracker is None:
                 return None
-            _write(folder.path, config, measured, fitted, stores, files.short_name, watch, tracker)
+            _write(folder.path, config, measured, fitted, stores, source.model.short_name, watch, tracker)
         run = load_run(folder.finish())
     _report(run, tracker.where(run.folder), quiet)
     return run

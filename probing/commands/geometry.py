@@ -151,9 +151,7 @@ def geometry(
         from probing.geometry.layers import ESTIMATORS
         from probing.geometry.survey import Plan, survey
         from probing.internals import measuring as inside
-        from probing.models import load_config, parse_layers, resolve_model
         from probing.runtime.distributed import is_main_process
-        from probing.runtime.trainer import check_trainer_options
         from probing.transforms.affine import KINDS, Fitting
 
         watch = Stopwatch()
@@ -162,22 +160,16 @@ def geometry(
             Fitting(clip_to, whitening, components, shrinkage, top), draws,
             chosen("--estimators", estimators, ESTIMATORS, "none"), seed,
         )  # fmt: skip
-        check_trainer_options(trainer or {}, "lbfgs")
+        source = ActivationSource.of(
+            model, revision, layer, trainer, cache=cached, dtype=dtype, max_length=max_length,
+            batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
+            shows_progress=terminal.show_progress(quiet),
+        )  # fmt: skip
+        files, d_model = source.model, source.config.hidden_size
+        refuse(out_of_range("components", components, 1, d_model) + out_of_range("top", top, 0, d_model - 1))
         corpora = [load_corpus(corpus)]
         if fit_corpus is not None:
             corpora.append(load_corpus(fit_corpus, "--fit_corpus"))
-        files = resolve_model(model, revision)
-        of_model = load_config(files)
-        layers = parse_layers(layer, of_model.num_hidden_layers, model)
-        refuse(
-            out_of_range("components", components, 1, of_model.hidden_size)
-            + out_of_range("top", top, 0, of_model.hidden_size - 1)
-        )
-        weights_seed = seed if random_weights else None
-        source = ActivationSource(
-            files, layers, cached, dtype, max_length, batch_tokens, weights_seed, None, trainer or {}, say,
-            terminal.show_progress(quiet),
-        )  # fmt: skip
         stores = source.read(corpora, [partial(_check_tokens, special_tokens=special_tokens)] * len(corpora))
         say_what_was_left_out(corpora, stores, say)
         watch.end("extract")
@@ -186,8 +178,8 @@ def geometry(
         folder = RunFolder(place, name, f"{files.short_name}-geometry")
         with tracking(folder, wandb, config) as tracker:
             progress = terminal.say if terminal.show_progress(quiet) else terminal.silence
-            encoder, tokenizer = _encoder(files, weights_seed)
-            found = survey(stores[0], stores[-1], layers, encoder, tokenizer, how, progress)
+            encoder, tokenizer = _encoder(files, source.random_weights_seed)
+            found = survey(stores[0], stores[-1], source.layers, encoder, tokenizer, how, progress)
             if missing := found.not_applicable:
                 say(f"{files.name} has no {', '.join(missing)} in the width of its hidden states: not applicable")
             if smoothing_bound:

@@ -127,26 +127,24 @@ def sts(
         from probing.downstream.sts.evaluation import evaluate
         from probing.downstream.sts.sentence_vectors import Vectors, check_text_to_fit_on, first_token_check
         from probing.downstream.sts.static import read_static
-        from probing.models import load_config, parse_layers, resolve_model
         from probing.runtime.distributed import is_main_process
-        from probing.runtime.trainer import check_trainer_options
 
         watch = Stopwatch()
-        check_trainer_options(trainer or {}, "lbfgs")
-        files = resolve_model(model, revision)
-        architecture = load_config(files)
-        refuse(out_of_range("components", components, 1, architecture.hidden_size))
-        layers = parse_layers(layer, n_layers := architecture.num_hidden_layers, model)
-        if "first_last" in poolings and n_layers < FIRST:
-            raise UserError(f"`--pooling first_last`: {model} has no blocks, so no layer {FIRST}; take mean.")
+        source = ActivationSource.of(
+            model, revision, layer, trainer, cache=cached, dtype=dtype, max_length=max_length,
+            batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
+            shows_progress=progress,
+        )  # fmt: skip
+        files, layers = source.model, source.layers
+        refuse(out_of_range("components", components, 1, source.config.hidden_size))
+        if "first_last" in poolings:
+            if source.config.num_hidden_layers < FIRST:
+                raise UserError(f"`--pooling first_last`: {model} has no blocks, so no layer {FIRST}; take mean.")
+            source = replace(source, layers=sorted({*layers, FIRST}))
         if spaces != ["none"]:
             check_text_to_fit_on(sets, outside, targets, fit_on)
         corpora = [one.corpus for one in sets] + ([outside] if outside else [])
         words = read_static(static, [text for corpus in corpora for text in corpus.sentences]) if static else None
-        source = ActivationSource(
-            files, sorted({*layers, *([FIRST] if "first_last" in poolings else [])}), cached, dtype, max_length,
-            batch_tokens, seed if random_weights else None, None, trainer or {}, say, progress,
-        )  # fmt: skip
         stores = source.read(corpora, [first_token_check(poolings, files.short_name)] * len(corpora))
         if not is_main_process():
             return None

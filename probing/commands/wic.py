@@ -110,33 +110,28 @@ def wic(
         from probing.downstream.fitting import Text, not_in
         from probing.downstream.spaces import Fitting
         from probing.downstream.wic.evaluation import evaluate, target_check, without_cut_words
-        from probing.models import load_config, parse_layers, resolve_model
         from probing.runtime.distributed import is_main_process
-        from probing.runtime.trainer import check_trainer_options
 
         watch = Stopwatch()
-        check_trainer_options(trainer or {}, "lbfgs")
-        files = resolve_model(model, revision)
-        architecture = load_config(files)
-        refuse(out_of_range("components", components, 1, architecture.hidden_size))
-        layers = parse_layers(layer, architecture.num_hidden_layers, model)
+        source = ActivationSource.of(
+            model, revision, layer, trainer, cache=cached, dtype=dtype, max_length=max_length,
+            batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
+            shows_progress=progress,
+        )  # fmt: skip
+        refuse(out_of_range("components", components, 1, source.config.hidden_size))
         corpora = [pairs.corpus for pairs in data.values()]
         kept = not_in(corpora[0].sentences, corpora[1].sentences)
         if not kept.any():
             raise UserError(f"`wic {folder}`: every sentence of train is in {part} too; give parts that differ.")
-        source = ActivationSource(
-            files, layers, cached, dtype, max_length, batch_tokens, seed if random_weights else None, None,
-            trainer or {}, say, progress,
-        )  # fmt: skip
         stores = source.read(corpora, [target_check(pairs) for pairs in data.values()])
         if not is_main_process():
             return None
         watch.end("extract")
         say_what_was_left_out(corpora, stores, say)
         pairs = without_cut_words(data, stores, say)
-        with tracking(run_folder := RunFolder(place, name, f"{files.short_name}-wic"), wandb, config) as tracker:
+        with tracking(run_folder := RunFolder(place, name, f"{source.model.short_name}-wic"), wandb, config) as tracker:
             fitting = Fitting(spaces, definition, components, seed)
-            rows, chosen = evaluate(pairs, stores, Text(stores[0], kept), layers, fitting, seed)
+            rows, chosen = evaluate(pairs, stores, Text(stores[0], kept), source.layers, fitting, seed)
             watch.end("evaluate")
             summary = {
                 "kind": "word-in-context evaluation",
@@ -146,7 +141,7 @@ def wic(
                 "timings": watch.timings(),
             }
             found = WordsInContext(run_folder.path, rows, chosen)
-            _write(found, config, summary, dict(zip(data, stores, strict=True)), part, files.short_name, tracker)
+            _write(found, config, summary, dict(zip(data, stores, strict=True)), part, source.model.short_name, tracker)
         found = replace(found, folder=run_folder.finish())
     _report(found, tracker.where(found.folder) if tracker else None, quiet)
     return found
