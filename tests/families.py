@@ -15,7 +15,7 @@ D_MODEL, N_HEADS, MAX_LENGTH = 16, 2, 128
 
 @dataclass(frozen=True)
 class Family:
-    """One row of the README's table of families.
+    """One row of the table of families in docs/models.md.
 
     Args:
         title: As people write it.
@@ -271,8 +271,8 @@ def untouched(folder: Path, **options: Any) -> Any:
     return model.get_encoder() if model.config.is_encoder_decoder else model
 
 
-def readme_row(family: str, folder: Path) -> str:
-    """Return a family's row in the README's table, from what its checkpoint does."""
+def page_row(family: str, folder: Path) -> str:
+    """Return a family's row in the table of docs/models.md, from what its checkpoint does."""
     import torch
 
     from probing.models import load_encoder, resolve_model

@@ -8,6 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from pages import ROOT
+
 CELLS = """
 from probing import ProbeOptions, fit, load_run
 run = fit(model=MODEL, corpus=CORPUS, runs=RUNS, name="first", controls="none", replicates=0, evidence="none",
@@ -75,3 +79,28 @@ def test_a_notebook_sees_tables_and_can_repeat_a_run(
     assert re.search(r"UserError: `--layer 9`: .* has layers 0 \(embeddings\) to 3, so not 9", refused[1])
     assert "`probe.l3` is no option; those of `probe` are l1, l2," in misspelt[1]
     assert "Results: " in done.stdout
+
+
+# What the tutorial's cell of settings says at toy size.
+TOY = """
+LAYER = 2
+SETTINGS = {{"model": {model!r}, "corpus": {corpus!r}, "wandb": {{"mode": "disabled"}}, "quiet": True}}
+"""
+
+
+@pytest.mark.slow
+def test_the_tutorial_runs(checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path) -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(ROOT / "docs" / "tutorial.ipynb", as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    (settings,) = (cell for cell in code if "parameters" in cell.metadata.get("tags", []))
+    settings.source = TOY.format(model=str(checkpoints["bert"]), corpus=str(corpus_file))
+    for cell in code:
+        cell.outputs = []
+    NotebookClient(notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
+    kinds = [{kind for output in cell.outputs for kind in output.get("data", {})} for cell in code]
+    assert sum("text/plain" in kind for kind in kinds) >= 6
+    assert sum("image/png" in kind for kind in kinds) == 1
+    assert len(list((tmp_path / "runs").iterdir())) >= 4

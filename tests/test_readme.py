@@ -1,4 +1,4 @@
-"""The README's commands and code run, at toy size."""
+"""The commands and code of the README and of the documentation's pages run, at toy size."""
 
 from __future__ import annotations
 
@@ -16,25 +16,28 @@ import pytest
 import probing
 from conftest import BARE, BARE_ARGS
 from downstream_data import word_pairs, write_sts, write_wic
+from pages import PAGES, README, ROOT, code_blocks, label
 from probing.__main__ import COMMANDS
 from probing.cli.arguments import parse
 from probing.cli.commandline import run
 from probing.runtime.trainer import check_trainer_options
 
-ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
+BLOCKS = [block for page in PAGES for block in code_blocks(page)]
 LINES = [line.split("#")[0].strip() for language, block in BLOCKS if language == "bash" for line in block.splitlines()]
-PROBING = [line for line in LINES if line.startswith("python -m probing ")]
+# Each once, however many pages show it; the README's come first.
+PROBING = list(dict.fromkeys(line for line in LINES if line.startswith("python -m probing ")))
+WITH_PYTHON = [page for page in PAGES if any(language == "python" for language, _ in code_blocks(page))]
 
 
 @pytest.fixture
 def toy(tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder in which the README's names stand for small things."""
+    """A working folder in which the pages' names stand for small things."""
     (tmp_path / "sentences.txt").write_text("\n".join(sentences))
     for name, part in (("train", sentences[:150]), ("dev", sentences[150:])):
         rows = ["".join(map(_word, range(1, 999), text.split())) for text in part]
         (tmp_path / f"{name}.conllu").write_text("\n".join(rows) + "\n")
+    labelled = ("".join(f"{form}\t{_length(form)}\n" for form in text.split()) for text in sentences)
+    (tmp_path / "words.tsv").write_text("\n".join(labelled))
     for part, n in (("train", 30), ("dev", 20)):
         write_wic(tmp_path / "wic", part, word_pairs(n, n))
     write_sts(tmp_path / "sts", 10)
@@ -45,28 +48,47 @@ def toy(tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str], monk
     return checkpoints["bert"]
 
 
+def _length(form: str) -> str:
+    return "LONG" if len(form) > 5 else "SHORT"
+
+
 def _word(index: int, form: str) -> str:
-    return "\t".join([str(index), form, form, "LONG" if len(form) > 5 else "SHORT", *"_" * 6]) + "\n"
+    return "\t".join([str(index), form, form, _length(form), *"_" * 6]) + "\n"
 
 
 def test_the_readme_shows_commands() -> None:
-    assert len(PROBING) >= 8
-    assert [line for line in LINES if line.startswith("make")] == ["make fit", "make test"]
+    shown = [line for language, block in code_blocks(README) if language == "bash" for line in block.splitlines()]
+    assert len([line for line in shown if line.startswith("python -m probing ")]) >= 8
+    assert [line.split("#")[0].strip() for line in shown if line.startswith("make")] == ["make fit", "make test"]
+    assert PROBING[0] == "python -m probing fit --layer 6"
 
 
 @pytest.mark.parametrize("target", ["fit", "test"])
 def test_the_two_commands_are_targets_of_the_makefile(target: str) -> None:
-    planned = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert {"fit": "-m probing fit --layer 6", "test": "-m pytest"}[target] in planned
+    assert {"fit": "-m probing fit --layer 6", "test": "-m pytest"}[target] in _planned(target)
+
+
+def test_every_target_that_a_page_names_is_in_the_makefile() -> None:
+    named = {line.split()[1] for line in LINES if line.startswith("make ")}
+    named |= {target for page in PAGES for target in re.findall(r"`make ([a-z-]+)", page.read_text())}
+    assert named >= {"fit", "test", "docs", "bench", "models"}
+    for target in named:
+        assert _planned(target), target
+
+
+def _planned(target: str) -> str:
+    return subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("line", PROBING, ids=lambda line: line.removeprefix("python -m probing "))
-def test_every_command_of_the_readme_runs(line: str, toy: Path) -> None:
+def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path) -> None:
     # The tiny model has no layer 6.
     args = [{"6": "2", "0,3,6": "0,2"}.get(arg, arg) for arg in shlex.split(line)[3:]]
     if args[0] == "fit" and line != PROBING[0]:  # the first shows all that is measured by default
         args += BARE_ARGS
+    if "--revision" in args:  # of the hub; a folder has none
+        del args[(at := args.index("--revision")) : at + 2]
     if args[0] in ("fit", "extract", "geometry"):
         args += ["--model", str(toy)] + ([] if "--corpus" in args else ["--corpus", "sentences.txt"])
     if args[0] == "sweep":
@@ -84,17 +106,24 @@ def test_every_command_of_the_readme_runs(line: str, toy: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_python_of_the_readme_runs(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (code,) = [block for language, block in BLOCKS if language == "python"]
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=label)
+def test_the_python_of_the_readme_and_the_pages_runs(page: Path, toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = probing.fit
 
     def small(**options: Any) -> Any:
         return real(**{"model": str(toy), "corpus": "sentences.txt", **BARE, **options, "layer": 2})
 
     monkeypatch.setattr(probing, "fit", small, raising=False)
-    names: dict[str, Any] = {}
-    exec(code.replace("top(6", "top(2"), names)
-    assert names["run"].accuracy[0]["layer"] == 2
+    names: dict[str, Any] = {"__name__": "page"}
+    for language, code in code_blocks(page):
+        if language == "python":
+            exec(compile(code.replace("top(6", "top(2"), page.name, "exec", dont_inherit=True), names)
+    if "run" in names:
+        assert names["run"].accuracy[0]["layer"] == 2
+
+
+def test_the_pages_with_python_are_found() -> None:
+    assert {label(page) for page in WITH_PYTHON} == {"README.md", "docs/python.md", "docs/tasks.md"}
 
 
 def test_commands_for_several_processes_are_understood() -> None:
@@ -109,12 +138,13 @@ def test_commands_for_several_processes_are_understood() -> None:
         check_trainer_options(options["trainer"] or {}, "lbfgs")
 
 
-def test_every_option_that_the_readme_names_exists() -> None:
+def test_every_option_that_the_readme_and_the_pages_name_exists() -> None:
     help_text = io.StringIO()
-    for command in ("fit", "rank", "compare", "sweep", "geometry", "wic", "sts", "report"):
+    for command in COMMANDS:
         with contextlib.redirect_stdout(help_text), pytest.raises(SystemExit):
-            run(COMMANDS, [command, "--help"])
-    named = set(re.findall(r"`(--[a-z_]+(?:\.[a-z0-9_]+)?)", README)) - {"--help", "--yes"}
+            run(COMMANDS, [*command.split(), "--help"])
+    text = "".join(page.read_text() for page in PAGES)
+    named = set(re.findall(r"`(--[a-z_]+(?:\.[a-z0-9_]+)?)", text))
     missing = {name for name in named if name.split(" ")[0] not in help_text.getvalue()}
     # Options of Lightning's Trainer and of a task are checked by their owners.
     assert {name for name in missing if not name.startswith(("--trainer.", "--task_args."))} == set()

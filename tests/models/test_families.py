@@ -1,4 +1,4 @@
-"""Every family of models, from text to a ranked table by the real command, and the README's list of them."""
+"""Every family of models, from text to a ranked table by the real command, and the documentation's list of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from conftest import BARE_ARGS, N_LAYERS, ROOT
-from families import FAMILIES, readme_row
+from families import FAMILIES, page_row
 from probing import load_run
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
@@ -15,7 +15,7 @@ from probing.cli.commandline import run
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
 pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
 
-README = (ROOT / "README.md").read_text()
+PAGE = (ROOT / "docs" / "models.md").read_text()
 
 
 # From one absolute table of positions to none: these stand for the others where every family would take long.
@@ -45,10 +45,10 @@ def test_text_becomes_a_ranked_table(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_readme_says_what_the_family_does(checkpoints: dict[str, Path], family: str) -> None:
-    assert readme_row(family, checkpoints[family]) in README.splitlines()
+def test_the_page_says_what_the_family_does(checkpoints: dict[str, Path], family: str) -> None:
+    assert page_row(family, checkpoints[family]) in PAGE.splitlines()
 
 
-def test_the_readme_lists_no_other_family() -> None:
-    table = README.split("<!-- families -->")[1].split("<!-- end of families -->")[0]
+def test_the_page_lists_no_other_family() -> None:
+    table = PAGE.split("<!-- families -->")[1].split("<!-- end of families -->")[0]
     assert len([line for line in table.splitlines() if line.startswith("| ")]) == 1 + len(FAMILIES)

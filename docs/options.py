@@ -1,0 +1,70 @@
+"""Write `options.md` from what `--help` of each command reads: signatures, docstrings and defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from probing.__main__ import COMMANDS
+from probing.cli.arguments import Parser, expected, option_types
+
+PAGE = Path(__file__).with_name("options.md")
+
+HEAD = """# Options
+
+*What can be said on the command line?*
+
+`make docs` writes this page from the help of each command. Options are spelled with underscores; hyphens are accepted
+too. A yes/no option may stand alone (`--quiet`). Every command takes `--config FILE.yaml`, and the command line
+overrides the file. The most important ones are explained in the
+[quickstart](quickstart.md#the-options-that-matter-most).
+"""
+
+
+def page() -> str:
+    """Return the page."""
+    return HEAD + "".join(f"\n## {name}\n\n{_command(*_load(function))}" for name, function in COMMANDS.items())
+
+
+def _load(function: str) -> tuple[str, Callable[..., Any]]:
+    module, name = function.split(":")
+    found = getattr(import_module(module), name)
+    return (found.__doc__ or "").splitlines()[0], found
+
+
+def _command(what: str, function: Callable[..., Any]) -> str:
+    rows = [("option", "value", "default", "meaning"), ("---",) * 4, *_options(function)]
+    return f"{_plain(what)}\n\n" + "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
+
+
+def _options(function: Callable[..., Any]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the cells of each option's row."""
+    parser = Parser(prog="probing")
+    parser.add_function_arguments(function)
+    defaults, help_of = parser.get_defaults(), {action.dest: action.help for action in parser._actions}
+    for name, hint in option_types(function).items():
+        if name.startswith("return"):
+            continue
+        default = "" if defaults[name] in (None, []) else f"`{_as_typed(defaults[name])}`"
+        yield f"`--{name}`", _value(hint), default, _plain(help_of[name] or "")
+
+
+def _value(hint: Any) -> str:
+    """Return what a value looks like, in fewer words than an error message has."""
+    words = expected(hint).replace("text, in quotes if need be", "text").replace("a list such as [a, b]", "list")
+    return words.replace("a whole number", "whole number").replace("a number", "number")
+
+
+def _as_typed(default: Any) -> str:
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def _plain(text: str) -> str:
+    """Return text as it may stand in a table."""
+    return " ".join(text.split()).replace("|", "\\|").replace("*", "\\*").replace("<", "&lt;")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,121 @@
+"""The documentation: its size, its links, what is generated, and a task of one's own as its page shows it."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from configparser import ConfigParser
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+from conftest import BARE
+from pages import PAGES, README, ROOT, anchors, code_blocks, label, links
+from probing import fit
+
+DOCS = ROOT / "docs"
+LINKING = [*PAGES, ROOT / "CHANGELOG.md"]
+
+
+def _script(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"docs_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 200
+
+
+def test_the_readme_shows_what_the_quickstart_shows() -> None:
+    (output,) = (block for language, block in code_blocks(README) if language == "text")
+    assert 20 <= len(output.splitlines()) <= 30
+    assert output in (DOCS / "quickstart.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", LINKING, ids=label)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for link in links(page):
+        if re.match("https?:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.is_file(), link
+        assert target.is_relative_to(ROOT), link
+        # Of the API, mkdocs makes the anchors of functions and finds dead ones.
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_links_are_found() -> None:
+    assert sum(len(links(page)) for page in LINKING) > 100
+
+
+def test_every_figure_is_on_a_page() -> None:
+    shown = {Path(link).name for page in PAGES for link in links(page) if link.endswith(".png")}
+    assert shown == {file.name for file in (DOCS / "figures").iterdir()}
+
+
+def test_the_page_of_options_is_what_the_help_says() -> None:
+    written = (DOCS / "options.md").read_text(encoding="utf-8")
+    assert written == _script(DOCS / "options.py").page(), "run: python docs/options.py"
+
+
+def test_the_site_has_every_page() -> None:
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    nav = set(re.findall(r"[\w-]+\.md", str(settings["nav"])))
+    # The others lie elsewhere: docs/hooks.py brings them.
+    assert nav - {"tutorial.md", "benchmarks.md", "changes.md"} == {page.name for page in DOCS.glob("*.md")}
+    assert settings["strict"] is True
+    assert settings["theme"]["font"] is False
+
+
+def test_every_page_is_in_the_overview_and_in_the_readme() -> None:
+    pages = {page.name for page in DOCS.glob("*.md")} - {"index.md"}
+    for overview in (DOCS / "index.md", README):
+        assert pages <= {Path(link.split("#")[0]).name for link in links(overview)}, overview
+
+
+def test_extras_that_pages_name_exist() -> None:
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg", encoding="utf-8")
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    named = set(re.findall(r"pip install '[\w.-]+\[(\w+)\]'", text))
+    assert named == {"hf", "minilm"}
+    assert named <= set(setup["options.extras_require"])
+
+
+def test_a_task_of_your_own_runs_as_its_page_shows_it(
+    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = dict(code_blocks(DOCS / "tasks.md"))
+    package = tmp_path / "package"
+    module = package / blocks["python"].splitlines()[0].removeprefix("# ")
+    module.parent.mkdir(parents=True)
+    module.write_text(blocks["python"], encoding="utf-8")
+    setup = ConfigParser()
+    setup.read_string(blocks["ini"])
+    # What pip leaves of a package's setup.cfg.
+    installed = package / "mypackage-1.dist-info"
+    installed.mkdir()
+    entries = setup["options.entry_points"]["probing.tasks"].strip()
+    (installed / "entry_points.txt").write_text(f"[probing.tasks]\n{entries}\n", encoding="utf-8")
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: mypackage\nVersion: 1\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(package))
+    try:
+        run = fit(
+            model=str(checkpoints["bert"]), corpus=str(corpus_file), runs=str(tmp_path / "runs"), layer=2, quiet=True,
+            task="half", task_args={"min_length": 6}, wandb={"mode": "disabled"}, **BARE,
+        )  # fmt: skip
+    finally:
+        for name in [name for name in sys.modules if name.split(".")[0] == "mypackage"]:
+            del sys.modules[name]
+    assert run is not None
+    (row,) = run.accuracy
+    assert row["n_classes"] == 2
+    assert row["accuracy"] > row["majority_accuracy"]
