@@ -109,7 +109,7 @@ def population(
             ),
             Quantity(f"nats saved over a constant answer, {of}", mean_interval, prior - nats),
             Quantity(f"nats, {of}", mean_interval, nats),
-            Quantity(f"rise of nats without a neuron, {of}", mean_interval, rise),
+            Quantity(f"ablation effect of a neuron in nats, {of}", mean_interval, rise),
         ]
     return [Quantity(q.name, q.interval, q.sums[here].astype(np.float64)) for q in found], n_tokens[here]
 
