@@ -53,6 +53,8 @@ def as_markdown(notebook: dict[str, Any]) -> tuple[str, dict[str, bytes]]:
             continue
         parts.append(f"```python\n{source}\n```")
         for output in cell["outputs"]:
+            if output.get("name") == "stderr":
+                continue
             data = output.get("data", {"text/plain": output.get("text", "")})
             if "image/png" in data:
                 name = f"tutorial-{len(images) + 1}.png"

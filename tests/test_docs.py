@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
 import sys
 from configparser import ConfigParser
 from pathlib import Path
@@ -119,3 +120,17 @@ def test_a_task_of_your_own_runs_as_its_page_shows_it(
     (row,) = run.accuracy
     assert row["n_classes"] == 2
     assert row["accuracy"] > row["majority_accuracy"]
+
+
+@pytest.mark.slow
+def test_the_site_builds_and_asks_no_other_host(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="the extra `docs` is not installed: run `make docs`")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    pages = {file.name: file.read_text(encoding="utf-8") for file in (tmp_path / "site").glob("*.html")}
+    assert {"index.html", "tutorial.html", "benchmarks.html", "changes.html"} <= set(pages)
+    assert 'id="probing.fit"' in pages["api.html"]
+    for name, page in pages.items():
+        assert not re.search(r'<(?:script|img|iframe)[^>]* src="(?:https?:)?//', page), name
+        assert not re.search(r'<link[^>]* rel="(?:stylesheet|preconnect)"[^>]* href="(?:https?:)?//', page), name
