@@ -35,8 +35,8 @@ SETTINGS: tuple[tuple[Mapping[str, str], int], ...] = (
 _ARITHMETIC = {"numpy", "scipy", "torch"}
 _ABOVE = {"matplotlib", "pytorch_lightning", "torchmetrics", "transformers"}
 
-# Those that take minutes are left out here as they are by default.
-_CHOICE = "numeric and not patient and not several and not fuzz"
+# Whole runs on real models are left out: they are slow, and compute nothing that quick tests do not.
+_CHOICE = "numeric and not slow and not patient and not several and not fuzz and not base"
 
 
 def computing() -> list[Path]:
