@@ -147,10 +147,10 @@ def test_no_pass_at_all_is_refused(data):
 
 def test_no_pass_at_all_is_refused_for_any_stack(data):
     penalty = Penalty(0.0, L2)
-    training = Training(penalty, Lbfgs(1e-5))
+    training = Training(penalty, Lbfgs(1e-5), trainer={"max_time": {"seconds": 0}})
     problem, moments = Problem("one", 0, penalty), layer_moments(data.train, [0])
     with pytest.raises(UserError, match=r"`--trainer.max_time` ended the training before its first pass"):
-        train_problems(data, [0], moments, [problem], training, {"max_time": {"seconds": 0}})
+        train_problems(data, [0], moments, [problem], training)
 
 
 @pytest.mark.parametrize("space", ["rms", "raw"])
