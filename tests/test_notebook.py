@@ -54,6 +54,7 @@ print(json.dumps(shown), file=open(sys.argv[4], "w"))
 """
 
 
+@pytest.mark.slow
 def test_a_notebook_sees_tables_and_can_repeat_a_run(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:

@@ -26,6 +26,8 @@ BLOCKS = [block for page in PAGES for block in code_blocks(page)]
 LINES = [line.split("#")[0].strip() for language, block in BLOCKS if language == "bash" for line in block.splitlines()]
 # Each once, however many pages show it; the README's come first.
 PROBING = list(dict.fromkeys(line for line in LINES if line.startswith("python -m probing ")))
+# What takes a second or two; the others are run by `make test-all`.
+QUICK = ("fit --layer 6", "fit --model", "fit --corpus words.tsv", "extract", "cache", "sts", "wic")
 WITH_PYTHON = [page for page in PAGES if any(language == "python" for language, _ in code_blocks(page))]
 
 
@@ -81,7 +83,14 @@ def _planned(target: str) -> str:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("line", PROBING, ids=lambda line: line.removeprefix("python -m probing "))
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(line, id=typed, marks=() if typed.startswith(QUICK) else pytest.mark.slow)
+        for line in PROBING
+        if (typed := line.removeprefix("python -m probing "))
+    ],
+)
 def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path) -> None:
     # The tiny model has no layer 6.
     args = [{"6": "2", "0,3,6": "0,2"}.get(arg, arg) for arg in shlex.split(line)[3:]]
