@@ -38,7 +38,7 @@ from probing.probes.penalty_path import choose_penalty
 from probing.probes.solvers import Penalty
 from probing.probes.training import layer_moments, train_problems
 from probing.rankings.contributions import MagnitudeAccumulator, mean_contribution
-from probing.statistics.rank_similarity import places, spearman, top_overlap
+from probing.statistics.rank_similarity import neuron_ranks, spearman, top_overlap
 
 TOP = 10
 TOLERANCE = 1e-3
@@ -114,7 +114,7 @@ def compare(sides: Sides, layers: Sequence[int], n_sentences: int, fixed: float,
         agreed = []
         for _, *of_halves in (of_fixed, of_chosen):
             one, other = (mean_contribution(fit.weight, sums[i].result()).numpy() for fit in of_halves)
-            overlap = float(top_overlap(places(one), places(other), TOP))
+            overlap = float(top_overlap(neuron_ranks(one), neuron_ranks(other), TOP))
             agreed.append((overlap, float(spearman(rankdata(one), rankdata(other)))))
         both = of_fixed[0].metrics, of_chosen[0].metrics
         rows.append(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.cache.tokens import Tokens
-from probing.cli.arguments import Place, checked
+from probing.cli.arguments import OptionSource, checked
 from probing.corpus import Corpus
 from probing.errors import UserError, did_you_mean
 
@@ -61,4 +61,4 @@ def load_task(name: str, options: Mapping[str, Any]) -> TokenTask:
         raise UserError(f"`--task {name}` is not installed{near}; tasks are {', '.join(sorted(found)) or 'none'}.")
     task = found[name].load()
     # The command line's own checks, so that a task's options behave like any other option.
-    return task(**checked(task, options, f"the task {name}", Place("--task_args.")))
+    return task(**checked(task, options, f"the task {name}", OptionSource("--task_args.")))

@@ -66,7 +66,9 @@ def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[
     return {key: value for key, value in given.keywords().items() if key != "config"}
 
 
-def checked(function: Callable[..., Any], options: Mapping[str, Any], owner: str, place: Place) -> dict[str, Any]:
+def checked(
+    function: Callable[..., Any], options: Mapping[str, Any], owner: str, source: OptionSource
+) -> dict[str, Any]:
     """Return keyword arguments of a function or dataclass from options given in a mapping, all others at their default.
 
     Raises:
@@ -75,7 +77,7 @@ def checked(function: Callable[..., Any], options: Mapping[str, Any], owner: str
     parser = Parser()
     (parser.add_class_arguments if isinstance(function, type) else parser.add_function_arguments)(function)
     given = Given(parser, function, owner)
-    given.take_mapping(options, place)
+    given.take_mapping(options, source)
     return given.keywords()
 
 
@@ -86,7 +88,7 @@ def as_mapping(words: Sequence[str]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Place:
+class OptionSource:
     """Where options are given, and so how they are spelled in messages.
 
     Args:
@@ -110,7 +112,7 @@ class Place:
         return f"`{self.before}{name}{self.between}{text}`".replace(" `", "`") + self.after
 
 
-COMMAND_LINE = Place()
+COMMAND_LINE = OptionSource()
 
 
 class Given:
@@ -160,19 +162,19 @@ class Given:
         except UserError as error:
             self._problems.append(str(error))
         else:
-            self.take_mapping(options, Place("", ": ", f" in {path}"))
+            self.take_mapping(options, OptionSource("", ": ", f" in {path}"))
 
-    def take_mapping(self, options: Mapping[Any, Any], place: Place) -> None:
+    def take_mapping(self, options: Mapping[Any, Any], source: OptionSource) -> None:
         """Take options that have their values already; those of a group are in a mapping or have names with dots."""
-        for name, value in self._flat(options, place):
-            if not self._is_known(name, place):
+        for name, value in self._flat(options, source):
+            if not self._is_known(name, source):
                 continue
             nested: Any = value
             for part in reversed(name.split(".")):
                 nested = {part: nested}
-            self._take(name, value, place, partial(self._parser.parse_object, nested))
+            self._take(name, value, source, partial(self._parser.parse_object, nested))
 
-    def _flat(self, options: Mapping[Any, Any], place: Place) -> Iterator[tuple[str, Any]]:
+    def _flat(self, options: Mapping[Any, Any], source: OptionSource) -> Iterator[tuple[str, Any]]:
         """Yield each option of the parser; keep what belongs to mappings of any names."""
         for name, value in ((str(key), value) for key, value in options.items()):
             top, _, inner = name.partition(".")
@@ -180,36 +182,38 @@ class Given:
                 content = {inner: value} if inner else value
                 if isinstance(content, Mapping):
                     self._mappings.setdefault(top, {}).update({str(key): part for key, part in content.items()})
-                elif not (value is None and place is not COMMAND_LINE and _admits_none(hint)):
-                    self._problems.append(f"{place.value(name, value)}: expected {expected(hint)}")
+                elif not (value is None and source is not COMMAND_LINE and _admits_none(hint)):
+                    self._problems.append(f"{source.value(name, value)}: expected {expected(hint)}")
             elif name not in self._groups:
                 yield name, value
             elif isinstance(value, Mapping):
                 yield from ((f"{name}.{key}", part) for key, part in value.items())
             else:
                 names = ", ".join(known for known in self._types if known.startswith(f"{name}."))
-                self._problems.append(f"{place.value(name, value)}: expected some of {names}")
+                self._problems.append(f"{source.value(name, value)}: expected some of {names}")
 
-    def _is_known(self, name: str, place: Place) -> bool:
+    def _is_known(self, name: str, source: OptionSource) -> bool:
         if name in self._types:
             return True
         few = f", which has {', '.join(self._types)}" if len(self._types) < 10 else ""
-        near = did_you_mean(name, self._types, place.before)
-        self._problems.append(f"{place.name(name)} is no option of {self._owner}{near or few}")
+        near = did_you_mean(name, self._types, source.before)
+        self._problems.append(f"{source.name(name)} is no option of {self._owner}{near or few}")
         return False
 
-    def _take(self, name: str, value: Any, place: Place, parse: Callable[[Namespace | None], Namespace]) -> None:
+    def _take(
+        self, name: str, value: Any, source: OptionSource, parse: Callable[[Namespace | None], Namespace]
+    ) -> None:
         hint = self._types[name.removesuffix("+")]
         if value == "":
-            self._problems.append(f"{place.value(name, value)} is empty: give it a value or leave it out")
+            self._problems.append(f"{source.value(name, value)} is empty: give it a value or leave it out")
             return
         try:
             # Of None the parser thinks that nothing was given, and no file has a NUL in its name.
-            if (value is None and place is not COMMAND_LINE and not _admits_none(hint)) or "\0" in str(value):
+            if (value is None and source is not COMMAND_LINE and not _admits_none(hint)) or "\0" in str(value):
                 raise ValueError(value)
             self._namespace = parse(self._namespace)
         except (UserError, ValueError, TypeError, LookupError):
-            self._problems.append(f"{place.value(name, value)}: expected {expected(hint)}")
+            self._problems.append(f"{source.value(name, value)}: expected {expected(hint)}")
 
 
 def option_types(function: Callable[..., Any]) -> dict[str, Any]:
@@ -283,7 +287,7 @@ def with_underscores(arg: str) -> str:
 
 
 def _typed(args: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Yield each option with its value, None where it has none; what belongs to no option is yielded in its place."""
+    """Yield each option with its value, None where it has none; what belongs to no option is yielded by itself."""
     option: str | None = None
     for arg in args:
         if arg.startswith("--"):

@@ -12,7 +12,7 @@ from typing import Any
 
 from probing.cli.arguments import parse
 from probing.errors import RunError, UserError, did_you_mean, one_line
-from probing.runtime.distributed import end_others, end_with_parent, is_main_process, let_the_first_speak, lost_rank
+from probing.runtime.distributed import end_others, end_with_parent, is_main_process, lost_rank, wait_for_first_rank
 from probing.runtime.interrupts import Terminated, interrupt_behind, signals_interrupt
 from probing.runtime.versions import own_version
 
@@ -81,7 +81,7 @@ def _run(commands: Mapping[str, str], args: Sequence[str]) -> int:
                 message = "; ".join([how, *map(str, interrupt.args), "what was cached is kept"])
             elif isinstance(told := lost_rank(error) or error, UserError | RunError):
                 status, message = USER_ERROR if isinstance(told, UserError) else RUN_ERROR, str(told)
-                let_the_first_speak()
+                wait_for_first_rank()
             else:
                 raise
     if is_main_process() or status in (USER_ERROR, RUN_ERROR):

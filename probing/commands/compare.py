@@ -153,13 +153,13 @@ def _fit_options(
     options: Mapping[str, Any], given: Mapping[str, Any] | None, models: Sequence[str] | None
 ) -> dict[str, Any]:
     """Return the options of `fit` as keyword arguments, of those given and the comparison's own."""
-    from probing.cli.arguments import Place, checked
+    from probing.cli.arguments import OptionSource, checked
     from probing.commands.fit import fit
 
     if given and not models:
         raise UserError("`--fit.*` are options for `--models`, of which there are none.")
     refuse([f"`--fit.{name}` cannot be set: `--models` decides" for name in ("model", "name") if name in options])
-    keywords = checked(fit, options, "fit", Place("--fit."))
+    keywords = checked(fit, options, "fit", OptionSource("--fit."))
     return {name: value for name, value in keywords.items() if name not in ("model", "name")}
 
 

@@ -9,7 +9,7 @@ with the spread of the dealings; the lower end of its interval stays. It is neve
 
 **The interval** of a value is another thing than the interval of chance. The neurons of a layer are all there are, no
 sample of others, and a bootstrap of them counts twins as agreement; what could have come out otherwise is the
-sentences. So it is made from scorings of redrawn sentences (`probing.statistics.bootstrap.redraw`), and is NaN where
+sentences. So it is made from scorings of redrawn sentences (`probing.statistics.bootstrap`), and is NaN where
 none are given. Redrawing adds the noise of sampling once more, which lowers every agreement: only the spread of the
 redrawn values is used, laid around the value. It covers the agreement that runs on as many sentences have on average
 (in trials 88 to 99 times of 100); more sentences would raise that.

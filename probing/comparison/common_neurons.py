@@ -13,7 +13,7 @@ from probing.comparison.label_null import label_chance
 from probing.comparison.pairs import Pair, Ranked
 from probing.comparison.permutation_null import Chance
 from probing.models.layers import aligned
-from probing.statistics.rank_similarity import places
+from probing.statistics.rank_similarity import neuron_ranks
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def top_everywhere(ranked: Sequence[Ranked], pairs: Mapping[int, Pair], k: int) 
     rows = [
         _row(ranked, pairs, layer, neuron) | ({"p_value": float(p_values[layer, neuron])} if nulls else {})
         for layer in range(len(everywhere))
-        for neuron in np.argsort(places(ranked[0].scores[layer]), kind="stable")[:k]
+        for neuron in np.argsort(neuron_ranks(ranked[0].scores[layer]), kind="stable")[:k]
         if everywhere[layer, neuron]
     ]
     return Common(rows, label_chance(len(rows), np.array(nulls, dtype=np.float64)) if nulls else None)
@@ -80,7 +80,7 @@ def _of_first(
     Returns:
         Shape (n_layers, n_rankings, d_model) of the first run.
     """
-    top = (ranks := places(scores)) <= min(k, ranks.shape[-1])
+    top = (ranks := neuron_ranks(scores)) <= min(k, ranks.shape[-1])
     if run == 0:
         return top
     found = []
@@ -105,7 +105,7 @@ def _row(ranked: Sequence[Ranked], pairs: Mapping[int, Pair], i: int, neuron: in
 
 
 def _rank(run: Ranked, i: int, neuron: int) -> int:
-    return int(places(run.scores[i])[neuron])
+    return int(neuron_ranks(run.scores[i])[neuron])
 
 
 def _is_unseen(run: Ranked, i: int, neuron: int) -> bool:

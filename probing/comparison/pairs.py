@@ -22,7 +22,7 @@ from probing.data.examples import Examples, read
 from probing.data.words import common_words, pool_words
 from probing.errors import UserError
 from probing.rankings.contributions import sentence_contributions
-from probing.statistics.bootstrap import redraw
+from probing.statistics.bootstrap import resampled_means
 from probing.statistics.intervals import MIN_SENTENCES
 
 Array = NDArray[np.float64]
@@ -82,7 +82,7 @@ def rank_on_sentences(label: str, weight: Tensor, test: Examples, layers: Sequen
     n_tokens = test.tokens_by_sentence()[sentences]
     draws = None
     if len(sentences) >= MIN_SENTENCES:
-        draws = np.stack([redraw(layer.numpy(), n_tokens, seed, DRAWS) for layer in sums])
+        draws = np.stack([resampled_means(layer.numpy(), n_tokens, seed, DRAWS) for layer in sums])
     return Ranked(label, layers, sums.sum(1).numpy() / n_tokens.sum(), draws)
 
 

@@ -13,7 +13,7 @@ from scipy.stats import hypergeom, rankdata
 
 from probing.statistics.bootstrap import percentiles
 from probing.statistics.intervals import ENDS
-from probing.statistics.rank_similarity import Array, kendall, places, rank_biased_overlap, spearman, top_overlap
+from probing.statistics.rank_similarity import Array, kendall, neuron_ranks, rank_biased_overlap, spearman, top_overlap
 
 Statistic = Literal["overlap", "rbo", "spearman", "kendall"]
 STATISTICS: tuple[Statistic, ...] = ("overlap", "rbo", "spearman", "kendall")
@@ -111,7 +111,7 @@ def excess(strangers: Sequence[float], dealt: float) -> float:
 
 def _ranked(name: Statistic, scores: Array) -> NDArray[Any]:
     """Return what a statistic takes: places, or ranks where ties share their mean rank; shape (..., n)."""
-    return places(scores) if name in CHOICE else rankdata(scores, axis=-1)
+    return neuron_ranks(scores) if name in CHOICE else rankdata(scores, axis=-1)
 
 
 def _compare(name: Statistic, x: NDArray[Any], y: NDArray[Any], settings: Settings) -> Array:
@@ -166,4 +166,4 @@ def _blocks_ranked(choice: bool, scores: bytes, block: bytes, permutations: int,
         of_blocks = rankdata(of_blocks, method="dense").astype(np.min_scalar_type(len(of_blocks)))
     rows = np.broadcast_to(of_blocks, (permutations, len(of_blocks)))
     dealt = np.random.default_rng(seed).permuted(rows, axis=1)[:, np.frombuffer(block, dtype=np.intp)]
-    return places(dealt) if choice else rankdata(dealt, axis=-1)
+    return neuron_ranks(dealt) if choice else rankdata(dealt, axis=-1)

@@ -11,7 +11,7 @@ from probing.data.examples import Batch, ShardBatches
 SHARE = 0.5
 
 
-class KeptBatches(Dataset[Batch]):
+class DeviceCache(Dataset[Batch]):
     """Batches of which as many as fit are copied to a device once, in the first pass, and all others in every pass.
 
     Args:
@@ -23,19 +23,19 @@ class KeptBatches(Dataset[Batch]):
     def __init__(self, batches: ShardBatches, device: torch.device, room_bytes: int | None = None) -> None:
         self.batches, self.device = batches, device
         self.room_bytes = int(SHARE * torch.cuda.mem_get_info(device)[0]) if room_bytes is None else room_bytes
-        self.kept: dict[int, Batch] = {}
+        self.cached: dict[int, Batch] = {}
 
     def __len__(self) -> int:
         return len(self.batches)
 
     def __getitem__(self, index: int) -> Batch:
-        if index in self.kept:
-            return self.kept[index]
+        if index in self.cached:
+            return self.cached[index]
         batch = self.batches[index]
         size = sum(tensor.nbytes for tensor in (*batch.hidden_states, *batch[1:]))
         if size > self.room_bytes:
             return batch
         self.room_bytes -= size
         states = tuple(states.to(self.device) for states in batch.hidden_states)
-        self.kept[index] = Batch(states, *(tensor.to(self.device) for tensor in batch[1:]))
-        return self.kept[index]
+        self.cached[index] = Batch(states, *(tensor.to(self.device) for tensor in batch[1:]))
+        return self.cached[index]

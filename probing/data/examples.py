@@ -17,7 +17,7 @@ from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, Split
 from probing.data.words import pool_words
 from probing.errors import UserError
-from probing.runtime.distributed import place
+from probing.runtime.distributed import rank_and_world_size
 from probing.tasks import Labels, TokenTask, has_label
 
 # Of hidden states that are copied at a time, all layers together: so that each copy takes the place of the one before
@@ -217,7 +217,7 @@ def read(examples: Examples, layers: Sequence[int]) -> Iterator[Batch]:
 
 def read_share(examples: Examples, layers: Sequence[int]) -> Iterator[Batch]:
     """Yield those of this rank's shards, for sums that `sum_over_ranks` then takes together."""
-    rank, n_ranks = place()
+    rank, n_ranks = rank_and_world_size()
     return _read(examples, layers, examples.store.plan.shards[rank::n_ranks])
 
 

@@ -195,7 +195,7 @@ def _surroundings(
     blocks = ClassCurvatureAccumulator(fit.weight, thresholds, seed)
     for batch in read_share(sides.train, [layer]):
         blocks.update(batch.hidden_states[0])
-    blocks.gather(sum_over_ranks)
+    blocks.all_reduce(sum_over_ranks)
     inverse_scale = fit.moments.inverse_scale(training.penalty_space)
     return readout, blocks.result(inverse_scale, sides.train.n_tokens, training.penalty.l2)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from probing.data.examples import Examples
 from probing.probes.linear import Problem
 from probing.probes.solvers import Penalty
-from probing.statistics.rank_similarity import places, spearman, top_overlap
+from probing.statistics.rank_similarity import neuron_ranks, spearman, top_overlap
 
 # Neurons whose overlap between bootstraps, and between penalties, is taken.
 TOP_OF_BOOTSTRAPS, TOP_OF_PENALTIES = 20, 10
@@ -75,7 +75,7 @@ def stability_of(scores: NDArray[np.float64], replicates: NDArray[np.float64]) -
         replicates: Scores in each of at least two replicates, shape (n_replicates, d_model).
     """
     ranks = _ranks(np.concatenate([scores[None], replicates]))
-    found, k = places(replicates), min(TOP_OF_BOOTSTRAPS, len(scores))
+    found, k = neuron_ranks(replicates), min(TOP_OF_BOOTSTRAPS, len(scores))
     overlaps = [top_overlap(one, other, k) for one, other in itertools.combinations(found, 2)]
     return Stability(ranks.min(0), ranks.max(0), float(np.mean(overlaps)))
 
@@ -96,6 +96,6 @@ def penalty_stability(scores: NDArray[np.float64], others: NDArray[np.float64]) 
     found: dict[str, float] = {}
     k = min(TOP_OF_PENALTIES, len(scores))
     for name, other in zip(PENALTIES, others, strict=True):
-        found[f"{name}_penalty_overlap"] = float(top_overlap(places(scores), places(other), k))
+        found[f"{name}_penalty_overlap"] = float(top_overlap(neuron_ranks(scores), neuron_ranks(other), k))
         found[f"{name}_penalty_spearman"] = float(spearman(rankdata(scores), rankdata(other)))
     return found

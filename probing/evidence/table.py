@@ -73,7 +73,7 @@ def collect_evidence(
         for sums, states in zip(magnitudes, batch.hidden_states, strict=True):
             sums.update(states, batch.labels)
     for sums in magnitudes:
-        sums.gather(sum_over_ranks)
+        sums.all_reduce(sum_over_ranks)
     parts = zip(layers, moments, magnitudes, strict=True)
     return [Evidence(m, sums.result(), separation_of(train, layer, m, n_classes)) for layer, m, sums in parts]
 
@@ -89,7 +89,7 @@ def separation_of(train: Examples, layer: int, moments: Moments, n_classes: int)
         sums = SeparationAccumulator(moments.mean[here], moments.sd[here], sizes)
         for batch in whole_sentences(read_share(train, [layer])):
             sums.update(batch.hidden_states[0][:, here], batch.labels, batch.sentences)
-        sums.gather(sum_over_ranks)
+        sums.all_reduce(sum_over_ranks)
         parts.append(sums.result())
     return Separation.of_all(parts)
 

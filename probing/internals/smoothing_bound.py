@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from probing.cache.extraction import padded_index
 from probing.cache.plan import Plan, batches
 from probing.cache.tokens import Tokens
-from probing.models.post_norm import Block, attending
+from probing.models.post_norm import Block, run_with_attention
 from probing.statistics.streamed_bootstrap import MeanOverSentences, weights
 
 SMOOTHING_COLUMNS = ("layer", "measure", "value", "low", "high", "n_sentences")
@@ -256,7 +256,7 @@ def _measure_batch(
     norms = dict.fromkeys(norm for block in blocks for norm in (block.norm_1, block.norm_2))
     handles = [norm.register_forward_pre_hook(note) for norm in norms]
     try:
-        states, attentions = attending(encoder, input_ids=input_ids.to(device), attention_mask=mask.long())
+        states, attentions = run_with_attention(encoder, input_ids=input_ids.to(device), attention_mask=mask.long())
     finally:
         for handle in handles:
             handle.remove()

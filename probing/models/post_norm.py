@@ -90,7 +90,7 @@ def find_blocks(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int = 0) -> 
     ]
 
 
-def attending(encoder: nn.Module, **inputs: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+def run_with_attention(encoder: nn.Module, **inputs: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
     """Run an encoder and return its hidden states and, block by block, its attention matrices.
 
     Raises:
@@ -121,7 +121,7 @@ def _run(encoder: nn.Module, pad_token_id: int) -> tuple[Sequence[Tensor], Seque
     try:
         if hasattr(encoder, "set_attn_implementation"):
             encoder.set_attn_implementation("eager")  # type: ignore[operator]
-        return *attending(encoder, input_ids=input_ids, attention_mask=mask), calls
+        return *run_with_attention(encoder, input_ids=input_ids, attention_mask=mask), calls
     except NotPostNorm:
         raise
     except Exception as error:  # whatever a family raises that knows no attention matrices

@@ -105,7 +105,7 @@ class ClassCurvatureAccumulator:
             there = hidden_states[rows]
             self.blocks[k].addmm_((there * counted[rows, k, None]).T, there)
 
-    def gather(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
+    def all_reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
         """Take the ranks' sums together."""
         self.blocks = sum_over_ranks(self.blocks)
 

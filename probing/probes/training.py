@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from probing.data.device_cache import KeptBatches
+from probing.data.device_cache import DeviceCache
 from probing.data.examples import Batch, Examples, ShardBatches, Sides, open_shard, read_shard, read_share
 from probing.data.mini_batches import MiniBatches
 from probing.errors import UserError
@@ -86,7 +86,7 @@ class ProbeData(pl.LightningDataModule):
         if self.mini_batches is None:
             shards, device = self._shards(self.sides.train), trainer.strategy.root_device
             # Read in every pass, and so copied to an accelerator once, as far as there is room.
-            return _loader(KeptBatches(shards, device) if device.type == "cuda" else shards)
+            return _loader(DeviceCache(shards, device) if device.type == "cuda" else shards)
         ranks = trainer.global_rank, trainer.world_size
         return _loader(MiniBatches(self.sides.train, self.layers, *self.mini_batches, *ranks))
 
@@ -116,7 +116,7 @@ def layer_moments(train: Examples, layers: Sequence[int]) -> list[Moments]:
         for accumulator, states in zip(accumulators, batch.hidden_states, strict=True):
             accumulator.update(states)
     for accumulator in accumulators:
-        accumulator.gather(sum_over_ranks)
+        accumulator.all_reduce(sum_over_ranks)
     return [accumulator.result() for accumulator in accumulators]
 
 

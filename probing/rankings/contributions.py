@@ -80,7 +80,7 @@ class MagnitudeAccumulator:
         self.magnitude.index_add_(0, classes, states.abs())
         self.deviation.index_add_(0, classes, (states - self.mean).abs_())
 
-    def gather(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
+    def all_reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
         """Take together what several processes have added.
 
         Args:

@@ -74,7 +74,7 @@ def refuse_several(command: str) -> None:
 # --- what ranks do together ---
 
 
-def place() -> tuple[int, int]:
+def rank_and_world_size() -> tuple[int, int]:
     """Return this process's rank and the number of ranks, (0, 1) until a Trainer has brought them together."""
     if not _is_together():
         return 0, 1
@@ -88,7 +88,7 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
 
     All ranks must call it, in the same order.
     """
-    if place()[1] == 1:
+    if rank_and_world_size()[1] == 1:
         return tensor
     from torch import distributed
 
@@ -145,22 +145,22 @@ def end_together(trainer: Any) -> None:
     _launchers[:] = [launcher for launcher in _launchers if launcher.procs]
     if hasattr(trainer.strategy.launcher, "procs"):
         _launchers.append(trainer.strategy.launcher)
-    if any(isinstance(handler, _Obituary) for handler in logger.handlers):
+    if any(isinstance(handler, _EndedRanks) for handler in logger.handlers):
         return
-    logger.addHandler(_Obituary())
+    logger.addHandler(_EndedRanks())
     logger.setLevel(logging.INFO)
     logger.propagate = False
-    atexit.register(_part)
+    atexit.register(_leave_process_group)
 
 
-class _Obituary(logging.Handler):
+class _EndedRanks(logging.Handler):
     """Says in our words what Lightning's launcher notes about a process that ended."""
 
     spoken = False
 
     def emit(self, record: logging.LogRecord) -> None:
         found = re.search(r"rank: (\d+)\].*terminated with code (-?\d+)", record.getMessage())
-        if found is None or _Obituary.spoken:
+        if found is None or _EndedRanks.spoken:
             return
         rank, code = map(int, found.groups())
         how = f"was killed by signal {-code}" if code < 0 else f"failed with status {code}"
@@ -171,7 +171,7 @@ def lost_rank(error: BaseException) -> RunError | None:
     """Return what to say of an error that only means that another rank has gone, None for any other error."""
     if not _is_together() or not isinstance(error, RuntimeError) or not _LOST.search(str(error)):
         return None
-    _Obituary.spoken = True
+    _EndedRanks.spoken = True
     return RunError(f"another process of this job ended before its work was done; {KEPT}")
 
 
@@ -182,7 +182,7 @@ def end_others() -> None:
             process.kill()
 
 
-def let_the_first_speak() -> None:
+def wait_for_first_rank() -> None:
     """Give the first rank, on any other one, time to say what all of them have met, and to end them."""
     if not is_main_process():
         time.sleep(8)  # longer than the launcher takes to look
@@ -192,7 +192,7 @@ def _say(message: str) -> None:
     print(f"probing: {message}", file=sys.stderr, flush=True)
 
 
-def _part() -> None:
+def _leave_process_group() -> None:
     # Gloo's threads may outlive the interpreter, which then aborts: a job that was done would seem to have failed.
     if _is_together():
         from torch import distributed

@@ -10,7 +10,7 @@ from probing.statistics.intervals import ENDS, MIN_SENTENCES, NO_INTERVAL
 DRAWS = 1000
 
 
-def redraw(
+def resampled_means(
     sums: NDArray[np.float64], n_tokens: NDArray[np.int64], seed: int, n_draws: int = DRAWS
 ) -> NDArray[np.float64]:
     """Return means over tokens when sentences are drawn with replacement, shape (n_draws, n).

@@ -79,13 +79,13 @@ class MomentsAccumulator:
             self.squares += deviations.square().sum(0, dtype=torch.float64)
             self.products += deviations.T @ deviations
 
-    def gather(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
+    def all_reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
         """Take together what several processes have added.
 
         Args:
             sum_over_ranks: Returns the sum of a tensor over all of them.
         """
-        apart = self.mean.gather(sum_over_ranks)
+        apart = self.mean.all_reduce(sum_over_ranks)
         self.squares = sum_over_ranks(self.squares + apart.square().sum(0))
         self.products = sum_over_ranks(self.products + apart.T @ apart)
 
@@ -148,13 +148,13 @@ class CovarianceAccumulator:
             deviations = self.mean.update(states.double())
             self.products.addmm_(deviations.T, deviations)
 
-    def gather(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
+    def all_reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
         """Take together what several processes have added.
 
         Args:
             sum_over_ranks: Returns the sum of a tensor over all of them.
         """
-        apart = self.mean.gather(sum_over_ranks)
+        apart = self.mean.all_reduce(sum_over_ranks)
         self.products = sum_over_ranks(self.products.addmm(apart.T, apart))
 
     def result(self) -> Covariance:

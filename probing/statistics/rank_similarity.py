@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-Places = NDArray[np.int64]
+Ranks = NDArray[np.int64]
 
 
-def places(scores: Array) -> Places:
+def neuron_ranks(scores: Array) -> Ranks:
     """Return each neuron's place in the ranking from 1, ties by lower index; n + 1, no place, where the score is 0.
 
     Args:
@@ -24,19 +24,19 @@ def places(scores: Array) -> Places:
     return np.where(dead, n + 1, place)
 
 
-def top_overlap(places_a: Places, places_b: Places, k: int) -> Array:
+def top_overlap(ranks_a: Ranks, ranks_b: Ranks, k: int) -> Array:
     """Return the number that both have in their top k, as a share of k.
 
     Args:
-        places_a: Shape (n,).
-        places_b: Shape (..., n).
+        ranks_a: Shape (n,).
+        ranks_b: Shape (..., n).
         k: Size of the top.
     """
     # Where fewer neurons than k are compared, n + 1 is still no place.
-    return (np.maximum(places_a, places_b) <= min(k, len(places_a))).sum(-1) / k
+    return (np.maximum(ranks_a, ranks_b) <= min(k, len(ranks_a))).sum(-1) / k
 
 
-def rank_biased_overlap(places_a: Places, places_b: Places, p: float) -> Array:
+def rank_biased_overlap(ranks_a: Ranks, ranks_b: Ranks, p: float) -> Array:
     """Return the extrapolated rank-biased overlap of two lists (Webber, Moffat & Zobel 2010, RBO_ext, equation 32).
 
     X_d, the overlap at depth d, counts the neurons whose deeper place is at most d, and the measure is linear in X:
@@ -44,17 +44,17 @@ def rank_biased_overlap(places_a: Places, places_b: Places, p: float) -> Array:
     depth n, so where n is not large against 1 / (1 - p) even unrelated ones come near 1: read it beside its chance.
 
     Args:
-        places_a: Shape (n,). Those with a place are the list, so the two may differ in length.
-        places_b: Shape (..., n), as many with a place in each row.
+        ranks_a: Shape (n,). Those with a place are the list, so the two may differ in length.
+        ranks_b: Shape (..., n), as many with a place in each row.
         p: Persistence, in 0..1 exclusively.
 
     Returns:
         Shape (...); NaN where a list is empty.
     """
-    n = places_a.shape[-1]
-    short, long = sorted((int((places_a <= n).sum()), int((places_b.reshape(-1, n)[0] <= n).sum())))
+    n = ranks_a.shape[-1]
+    short, long = sorted((int((ranks_a <= n).sum()), int((ranks_b.reshape(-1, n)[0] <= n).sum())))
     if short == 0:
-        return np.full(places_b.shape[:-1], np.nan)
+        return np.full(ranks_b.shape[:-1], np.nan)
     depth = np.arange(1, long + 1)
     weight = (1 - p) * p ** (depth - 1.0)
     worth = np.zeros(n + 2)
@@ -63,7 +63,7 @@ def rank_biased_overlap(places_a: Places, places_b: Places, p: float) -> Array:
     below = depth[short:]
     worth[1 : short + 1] += (weight[short:] * (below - short) / (short * below)).sum()
     worth[1 : short + 1] += p**long * (1 / short - 1 / long)
-    return worth[np.maximum(places_a, places_b)].sum(-1)
+    return worth[np.maximum(ranks_a, ranks_b)].sum(-1)
 
 
 def spearman(ranks_a: Array, ranks_b: Array) -> Array:

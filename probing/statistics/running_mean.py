@@ -55,7 +55,7 @@ class RunningMean:
         self.n = total
         return deviations
 
-    def gather(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> Tensor:
+    def all_reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> Tensor:
         """Take together what several processes have added.
 
         Args:

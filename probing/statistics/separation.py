@@ -115,7 +115,7 @@ class SeparationAccumulator:
             weighted = (own[:, :, None] * scaled[:, None]).flatten(1)
             covariance.view(-1, n_classes).addmm_(weighted.T, scaled, alpha=-1)
 
-    def gather(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
+    def all_reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
         """Take together what several processes have added.
 
         Args:

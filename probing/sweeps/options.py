@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass, replace
 from typing import Any
 
-from probing.cli.arguments import Place, as_mapping, checked
+from probing.cli.arguments import OptionSource, as_mapping, checked
 from probing.cli.option_values import option_problems
 from probing.data.control_names import chosen_controls
 from probing.errors import UserError, refuse
@@ -34,9 +34,9 @@ class TrialOptions:
 
     def __init__(self, command: Callable[..., Any], sweep: Sweep, file: str, over: Mapping[str, Any]) -> None:
         self.command = command
-        checked(self.command, over, "fit", Place("--fit."))
+        checked(self.command, over, "fit", OptionSource("--fit."))
         refuse([f"`--fit.{name}` cannot be set: the sweep's own `--{name}` decides" for name in over if _decided(name)])
-        self.place = Place("", ": ", f" in {file}")
+        self.place = OptionSource("", ": ", f" in {file}")
         varied = [p for p in sweep.parameters if p.varies and p.name not in over]
         problems = [f"`{p.name}` in {file} cannot vary: the sweep decides it" for p in varied if _decided(p.name)]
         constant = {**as_mapping(sweep.command), **{p.name: p.values()[0] for p in sweep.parameters if not p.varies}}

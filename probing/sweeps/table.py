@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from probing.runs.run import Run
-from probing.statistics.rank_similarity import places, spearman, top_overlap
+from probing.statistics.rank_similarity import neuron_ranks, spearman, top_overlap
 from probing.tables.columns import ACCURACY_COLUMNS
 
 # Options that change what a neuron is: rankings on both sides of them have no neurons in common.
@@ -163,5 +163,5 @@ def _agreement(name: str, scores: NDArray[np.float64], others: Sequence[NDArray[
     theirs, k = np.stack(alike), min(TOP, len(scores))
     return {
         f"{name}_spearman": float(spearman(rankdata(scores), rankdata(theirs, axis=-1)).mean()),
-        f"{name}_overlap": float(top_overlap(places(scores), places(theirs), k).mean()),
+        f"{name}_overlap": float(top_overlap(neuron_ranks(scores), neuron_ranks(theirs), k).mean()),
     }

@@ -100,7 +100,7 @@ def _artifact(name: str, files: Sequence[Path], figures: Sequence[Path], report:
     return artifact
 
 
-def mind_artifacts(run: Run, folder: Path, offline: bool) -> None:
+def repair_artifacts(run: Run, folder: Path, offline: bool) -> None:
     """Mend two habits of the client with every artifact of a run, and every table is one.
 
     An offline run records the absolute paths of an artifact's files, and a sync that does not find

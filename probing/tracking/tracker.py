@@ -18,7 +18,7 @@ from probing.cli.options import WandbOptions
 from probing.tracking.environment import variables
 from probing.tracking.logger import Call, guarded_logger
 from probing.tracking.mode import Mode, credentials, resolve_mode
-from probing.tracking.results import by_layer, log_results, mind_artifacts
+from probing.tracking.results import by_layer, log_results, repair_artifacts
 from probing.tracking.service import background_process, close_service, within
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ class Tracker:
                     disable_git=self._light,
                 ),
             )
-        mind_artifacts(run, self._folder, offline=mode == "offline")
+        repair_artifacts(run, self._folder, offline=mode == "offline")
         self._service = background_process() if mode == "online" and self._owns_service else None
         # What Lightning does for runs of its own making: its metrics over its own step count.
         run.define_metric("trainer/global_step")

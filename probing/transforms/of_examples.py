@@ -25,7 +25,7 @@ def moments_of(train: Examples, layers: Sequence[int]) -> dict[int, Covariance]:
         for accumulator, states in zip(accumulators.values(), batch.hidden_states, strict=True):
             accumulator.update(states)
     for accumulator in accumulators.values():
-        accumulator.gather(sum_over_ranks)
+        accumulator.all_reduce(sum_over_ranks)
     return {layer: accumulator.result() for layer, accumulator in accumulators.items()}
 
 

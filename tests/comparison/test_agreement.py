@@ -4,8 +4,8 @@ from scipy.stats import hypergeom, kstest
 
 from probing.comparison.agreement import PERSISTENCE, agreement, holm, permutations_for
 from probing.comparison.permutation_null import STATISTICS
-from probing.statistics.bootstrap import redraw
-from probing.statistics.rank_similarity import places, rank_biased_overlap
+from probing.statistics.bootstrap import resampled_means
+from probing.statistics.rank_similarity import neuron_ranks, rank_biased_overlap
 
 N = 60
 
@@ -173,7 +173,9 @@ def test_few_chosen_neurons_are_compared_by_which_they_are():
     assert found["overlap"].value == 6 / 8
     assert found["overlap"].n_neurons == found["rbo"].n_neurons == 10
     assert found["spearman"].n_neurons == 6
-    assert found["rbo"].value == pytest.approx(float(rank_biased_overlap(places(a), places(b), PERSISTENCE)))
+    assert found["rbo"].value == pytest.approx(
+        float(rank_biased_overlap(neuron_ranks(a), neuron_ranks(b), PERSISTENCE))
+    )
 
 
 def test_a_neuron_dead_on_one_side_counts_against_the_overlap():
@@ -240,7 +242,7 @@ def test_the_interval_covers_the_agreement_that_such_runs_have_on_average():
         own = np.random.default_rng(seed)
         sums = truth + 4 * own.exponential(size=(n_sentences, n)) * own.exponential(size=(n_sentences, 1))
         n_tokens = np.ones(n_sentences, dtype=np.int64)
-        return sums.mean(0), redraw(sums, n_tokens, seed, 60)
+        return sums.mean(0), resampled_means(sums, n_tokens, seed, 60)
 
     values, ends = [], []
     for seed in range(60):

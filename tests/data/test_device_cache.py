@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from probing.data.device_cache import KeptBatches
+from probing.data.device_cache import DeviceCache
 from probing.data.examples import ShardBatches
 from synthetic import make_store, make_tokens, sides
 
@@ -20,28 +20,28 @@ def size(batch):
     return sum(t.nbytes for t in batch.hidden_states) + sum(t.nbytes for t in batch[1:])
 
 
-def test_a_kept_batch_is_copied_once_and_the_same(batches):
-    kept = KeptBatches(batches, torch.device("cpu"), 10**9)
-    assert len(kept) == len(batches) > 3
-    first = [kept[i] for i in range(len(kept))]
+def test_a_cached_batch_is_copied_once_and_the_same(batches):
+    cache = DeviceCache(batches, torch.device("cpu"), 10**9)
+    assert len(cache) == len(batches) > 3
+    first = [cache[i] for i in range(len(cache))]
     for i, batch in enumerate(first):
-        assert kept[i] is batch
+        assert cache[i] is batch
         assert torch.equal(batch.hidden_states[0], batches[i].hidden_states[0])
         assert all(torch.equal(one, other) for one, other in zip(batch[1:], batches[i][1:], strict=True))
 
 
 def test_what_does_not_fit_is_read_in_every_pass(batches):
-    kept = KeptBatches(batches, torch.device("meta"), size(batches[0]) + size(batches[1]) + 1)
+    cache = DeviceCache(batches, torch.device("meta"), size(batches[0]) + size(batches[1]) + 1)
     for _ in range(2):
-        found = [kept[i] for i in range(len(kept))]
-        assert [batch.hidden_states[0].device.type for batch in found] == ["meta"] * 2 + ["cpu"] * (len(kept) - 2)
+        found = [cache[i] for i in range(len(cache))]
+        assert [batch.hidden_states[0].device.type for batch in found] == ["meta"] * 2 + ["cpu"] * (len(cache) - 2)
         assert found[0].labels.device == found[0].hidden_states[0].device
         assert torch.equal(found[2].hidden_states[0], batches[2].hidden_states[0])
-    assert 0 <= kept.room_bytes <= 1
+    assert 0 <= cache.room_bytes <= 1
 
 
-def test_without_room_nothing_is_kept(batches):
-    kept = KeptBatches(batches, torch.device("meta"), 0)
-    assert {kept[i].labels.device.type for i in range(len(kept))} == {"cpu"}
+def test_without_room_nothing_is_cached(batches):
+    cache = DeviceCache(batches, torch.device("meta"), 0)
+    assert {cache[i].labels.device.type for i in range(len(cache))} == {"cpu"}
     with pytest.raises(IndexError):
-        kept[len(kept)]
+        cache[len(cache)]

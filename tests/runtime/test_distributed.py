@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from probing.rankings.contributions import MagnitudeAccumulator
-from probing.runtime.distributed import lost_rank, place, sum_over_ranks
+from probing.runtime.distributed import lost_rank, rank_and_world_size, sum_over_ranks
 from probing.statistics.moments import CovarianceAccumulator, MomentsAccumulator
 from probing.statistics.separation import SeparationAccumulator
 
@@ -35,7 +35,7 @@ def together(accumulators: list[Any]) -> list[Any]:
             barrier.wait()
             return found
 
-        accumulators[rank].gather(total)
+        accumulators[rank].all_reduce(total)
         return accumulators[rank].result()
 
     with ThreadPoolExecutor(len(accumulators)) as pool:
@@ -92,6 +92,6 @@ def test_what_processes_gather_is_what_one_adds(make: Any, states: Tensor) -> No
 
 def test_alone_a_sum_is_what_it_is_and_no_rank_is_lost() -> None:
     tensor = torch.ones(2)
-    assert place() == (0, 1)
+    assert rank_and_world_size() == (0, 1)
     assert sum_over_ranks(tensor) is tensor
     assert lost_rank(RuntimeError("gloo: Connection closed by peer")) is None

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from probing.statistics.bootstrap import percentile_interval, percentiles, redraw
+from probing.statistics.bootstrap import percentile_interval, percentiles, resampled_means
 from probing.statistics.intervals import MIN_SENTENCES
 
 
 def test_redrawn_means_are_those_of_the_sentences_drawn() -> None:
     generator = np.random.default_rng(5)
     sums, n_tokens = generator.normal(size=(30, 4)), generator.integers(1, 9, 30)
-    means = redraw(sums, n_tokens, seed=0, n_draws=20)
+    means = resampled_means(sums, n_tokens, seed=0, n_draws=20)
     again = np.random.default_rng(0)
     for mean in means:
         drawn = again.integers(30, size=30)
@@ -21,7 +21,9 @@ def test_redrawn_means_are_those_of_the_sentences_drawn() -> None:
 
 def test_runs_on_the_same_sentences_are_redrawn_together() -> None:
     sums, n_tokens = np.random.default_rng(6).normal(size=(30, 4)), np.ones(30, dtype=np.int64)
-    np.testing.assert_allclose(redraw(2 * sums, n_tokens, seed=1), 2 * redraw(sums, n_tokens, seed=1), rtol=1e-12)
+    np.testing.assert_allclose(
+        resampled_means(2 * sums, n_tokens, seed=1), 2 * resampled_means(sums, n_tokens, seed=1), rtol=1e-12
+    )
 
 
 def test_ninety_five_of_a_hundred_draws_lie_between_the_percentiles() -> None:

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import kendalltau, rankdata, spearmanr
 
-from probing.statistics.rank_similarity import kendall, places, rank_biased_overlap, spearman, top_overlap
+from probing.statistics.rank_similarity import kendall, neuron_ranks, rank_biased_overlap, spearman, top_overlap
 
 # Sums of some hundred terms near 1, in another order.
 EXACT = {"rel": 1e-12, "abs": 1e-12}
@@ -38,14 +38,14 @@ def naive_rbo(one, other, p):
 
 
 def test_places_go_from_the_highest_ties_by_lower_index_and_leave_dead_neurons_out():
-    assert places(np.array([2.0, 0.0, 5.0, 2.0, -1.0])).tolist() == [2, 6, 1, 3, 4]
-    assert places(np.array([[1.0, 2.0], [0.0, -0.0]])).tolist() == [[2, 1], [3, 3]]
+    assert neuron_ranks(np.array([2.0, 0.0, 5.0, 2.0, -1.0])).tolist() == [2, 6, 1, 3, 4]
+    assert neuron_ranks(np.array([[1.0, 2.0], [0.0, -0.0]])).tolist() == [[2, 1], [3, 3]]
 
 
 @given(st.integers(2, 9).flatmap(both), st.sampled_from([0.1, 0.5, 0.9, 0.98]))
 def test_rank_biased_overlap_is_equation_32_for_lists_of_any_length(scores, p):
     one, other = scores
-    found = rank_biased_overlap(places(one), places(other), p)
+    found = rank_biased_overlap(neuron_ranks(one), neuron_ranks(other), p)
     if one.any() and other.any():
         assert float(found) == pytest.approx(naive_rbo(listed(one), listed(other), p), **EXACT)
     else:
@@ -54,7 +54,7 @@ def test_rank_biased_overlap_is_equation_32_for_lists_of_any_length(scores, p):
 
 def test_rank_biased_overlap_of_a_known_pair():
     # X = 0, 1, 2, 3, 5 and p = .9: (1 - p) sum X_d / d p^(d-1) + p^5, worked by hand.
-    one, other = places(np.array([5.0, 4, 3, 2, 1])), places(np.array([2.0, 5, 4, 3, 1]))
+    one, other = neuron_ranks(np.array([5.0, 4, 3, 2, 1])), neuron_ranks(np.array([2.0, 5, 4, 3, 1]))
     by_hand = 0.1 * (0 + 1 / 2 * 0.9 + 2 / 3 * 0.81 + 4 / 4 * 0.729 + 5 / 5 * 0.6561) + 0.59049
     assert float(rank_biased_overlap(one, other, 0.9)) == pytest.approx(by_hand, **EXACT)
 
@@ -85,8 +85,8 @@ def test_many_rankings_at_a_time_give_what_each_gives():
     generator = np.random.default_rng(0)
     one, many = generator.integers(0, 30, 60) * 1.0, generator.integers(1, 30, (5, 60)) * 1.0
     for function, rank, rest in (
-        (top_overlap, places, (7,)),
-        (rank_biased_overlap, places, (0.9,)),
+        (top_overlap, neuron_ranks, (7,)),
+        (rank_biased_overlap, neuron_ranks, (0.9,)),
         (spearman, ranks, ()),
         (kendall, ranks, ()),
     ):
@@ -103,5 +103,5 @@ def test_kendall_of_more_neurons_than_small_integers_hold():
 
 
 def test_the_overlap_of_tops_is_a_share_of_k():
-    one, other = places(np.array([9.0, 8, 7, 1, 2, 3])), places(np.array([9.0, 1, 7, 8, 2, 3]))
+    one, other = neuron_ranks(np.array([9.0, 8, 7, 1, 2, 3])), neuron_ranks(np.array([9.0, 1, 7, 8, 2, 3]))
     assert [float(top_overlap(one, other, k)) for k in (1, 2, 3, 6)] == [1, 1 / 2, 2 / 3, 1]
