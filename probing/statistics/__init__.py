@@ -1,1 +1,1 @@
-"""Statistics of tensors and of rows, which know nothing of models, corpora or runs."""
+"""Statistics of tensors and of rows. This room imports nothing about models, corpora or runs."""

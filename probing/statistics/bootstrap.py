@@ -1,4 +1,4 @@
-"""Bootstrap over sentences, for what is no mean and so has no interval in closed form."""
+"""Bootstrap over sentences, for statistics that are not means and have no interval in closed form."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ DRAWS = 1000
 def resampled_means(
     sums: NDArray[np.float64], n_tokens: NDArray[np.int64], seed: int, n_draws: int = DRAWS
 ) -> NDArray[np.float64]:
-    """Return means over tokens when sentences are drawn with replacement, shape (n_draws, n).
+    """Return means over tokens in bootstrap draws of the sentences, shape (n_draws, n).
 
     Args:
         sums: Sums over the tokens of each sentence, shape (n_sentences, n).
-        n_tokens: Tokens of each sentence, shape (n_sentences,).
-        seed: Seed of the generator; with as many sentences, the same ones are drawn.
-        n_draws: Bootstrap draws.
+        n_tokens: Number of tokens of each sentence, shape (n_sentences,).
+        seed: Seed of the generator; equal seeds and numbers of sentences give the same draws.
+        n_draws: Number of bootstrap draws.
     """
     generator = np.random.default_rng(seed)
     n = len(n_tokens)
@@ -28,10 +28,10 @@ def resampled_means(
 
 
 def percentiles(draws: NDArray[np.float64]) -> tuple[float, float]:
-    """Return between which values 95 of 100 draws lie, those that are not finite left out; NaN if none is finite.
+    """Return the 2.5% and 97.5% quantiles of the draws that are finite; NaN if none is finite.
 
     Args:
-        draws: Shape (n_draws,).
+        draws: The statistic of each draw, shape (n_draws,).
     """
     finite = draws[np.isfinite(draws)]
     if not len(finite):
@@ -45,6 +45,6 @@ def percentile_interval(draws: NDArray[np.float64], n_clusters: int) -> tuple[fl
 
     Args:
         draws: The statistic of each draw, shape (n_draws,).
-        n_clusters: Sentences, or pairs of them, that were drawn from.
+        n_clusters: Number of sentences, or of pairs of sentences, that were resampled.
     """
     return percentiles(draws) if n_clusters >= MIN_SENTENCES else NO_INTERVAL

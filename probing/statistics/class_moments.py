@@ -13,11 +13,11 @@ from probing.statistics.running_mean import RunningMean
 
 @dataclass(frozen=True)
 class ClassMoments:
-    """Where the tokens of each class lie.
+    """Mean and scatter matrix of the tokens of each class.
 
     Args:
-        counts: Tokens of each class, shape (n_classes,), float64.
-        mean: Shape (n_classes, d_model), float64; 0 for a class without tokens.
+        counts: Number of tokens of each class, shape (n_classes,), float64.
+        mean: Mean of each class, shape (n_classes, d_model), float64; 0 for a class without tokens.
         scatter: Sum over the class's tokens of (v - mean)(v - mean)', shape (n_classes, d_model, d_model), float64.
     """
 
@@ -38,15 +38,15 @@ class ClassMoments:
 
     @cached_property
     def pooled(self) -> Tensor:
-        """Covariance within classes, over all of them, shape (d_model, d_model)."""
+        """Covariance within classes, pooled over all classes, shape (d_model, d_model)."""
         return self.scatter.sum(0) / self.counts.sum()
 
 
 class ClassMomentsAccumulator:
     """Takes batches of one layer and returns the moments of its classes; holds n_classes x d_model^2 numbers.
 
-    Everything is summed in float64: a scatter is inverted, and of neurons that nearly repeat each other rounding to
-    float32 would leave one that has no inverse, or a negative one.
+    Everything is summed in float64 because scatter matrices are inverted: where neurons nearly repeat each other,
+    rounding to float32 can leave a matrix that is singular or not positive definite.
 
     Args:
         d_model: Number of neurons.
@@ -58,7 +58,7 @@ class ClassMomentsAccumulator:
         self.scatter = torch.zeros(n_classes, d_model, d_model, dtype=torch.float64)
 
     def update(self, hidden_states: Tensor, labels: Tensor) -> None:
-        """Add tokens, shapes (n, d_model) and (n,); those labelled -1 do not count."""
+        """Add tokens and their labels, shapes (n, d_model) and (n,); tokens labelled -1 are ignored."""
         by_class = labels.argsort(stable=True)[int((labels < 0).sum()) :]
         counts = labels[by_class].bincount(minlength=len(self.means))
         parts = hidden_states[by_class].split(counts.tolist())
@@ -67,6 +67,6 @@ class ClassMomentsAccumulator:
             scatter.addmm_(deviations.T, deviations)
 
     def result(self) -> ClassMoments:
-        """Return the moments of what was added."""
+        """Return the moments of all tokens added."""
         counts = torch.tensor([mean.n for mean in self.means], dtype=torch.float64)
         return ClassMoments(counts, torch.stack([mean.mean for mean in self.means]), self.scatter)

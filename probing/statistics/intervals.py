@@ -1,9 +1,10 @@
-"""Intervals over sentences in closed form, made for few sentences and for accuracies near 0 and 1.
+"""Intervals over sentences in closed form, which also hold for few sentences and for accuracies near 0 and 1.
 
-The tokens of a sentence are not independent, so whole sentences are the sample, or whatever else clusters tokens: each
-function takes sums over the tokens of a cluster, and how many tokens it has. What is estimated is a ratio of sums, its
-variance by the jackknife that leaves out one cluster at a time (Bell & McCaffrey 2002), its quantile Student's t with
-one degree of freedom less than there are clusters. `docs/intervals.md` has the formulas and their simulated coverage.
+The tokens of a sentence are not independent, so the sampling unit is the sentence, or another cluster of tokens such as
+a document. Each function takes the sums over the tokens of every cluster and the numbers of its tokens. It estimates a
+ratio of sums. The variance comes from the jackknife that leaves out one cluster at a time (Bell & McCaffrey 2002), the
+quantile from Student's t with one degree of freedom less than there are clusters. `docs/intervals.md` has the formulas
+and their simulated coverage.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 LEVEL = 0.95
-# Shares of a distribution below the lower and below the upper end.
+# Quantiles of the lower and the upper end of an interval.
 ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
-# Fewer clusters say too little about how much clusters differ: no interval is given.
+# With fewer clusters the variance between clusters is too uncertain, and no interval is given.
 MIN_SENTENCES = 20
-# Assumed where the data cannot say how alike the tokens of a sentence are, because hardly any is right or hardly any is
-# wrong. Above what was measured: .003 to .06 for positions, on the built-in model's layers.
+# Assumed where the data cannot show how alike the tokens of a sentence are, because hardly any token is right or hardly
+# any is wrong. It is above the measured values: .003 to .06 for positions, on the built-in model's layers.
 INTRA_SENTENCE_CORRELATION = 0.1
 
 NO_INTERVAL = (math.nan, math.nan)
@@ -32,15 +33,16 @@ Sums = NDArray[np.float64] | NDArray[np.int64]
 
 
 def accuracy_interval(correct: Sums, n_tokens: NDArray[np.int64], level: float = LEVEL) -> tuple[float, float]:
-    """Return the interval of an accuracy, of 95% by default: Wilson's (1927) at the effective sample size.
+    """Return the interval of an accuracy, by default of 95%: Wilson's interval (1927) at the effective sample size.
 
-    That size is the number of tokens over the design effect (Korn & Graubard 1998; Franco et al. 2019). Wilson's
-    interval acts as though t^2 more tokens were seen, half of them right; here they also bring the design effect that
-    `INTRA_SENTENCE_CORRELATION` implies, so that an accuracy of 0 or 1, which shows no variance, has an interval.
+    The effective sample size is the number of tokens over the design effect (Korn & Graubard 1998; Franco et al. 2019).
+    Wilson's interval acts as though t^2 more tokens were seen, half of them right. Here these tokens also have the
+    design effect that `INTRA_SENTENCE_CORRELATION` implies, so that an accuracy of 0 or 1, which shows no variance, has
+    an interval.
 
     Args:
-        correct: Tokens rightly predicted in each sentence, shape (n_sentences,).
-        n_tokens: Tokens of each sentence, shape (n_sentences,); sentences without any do not count.
+        correct: Number of tokens predicted rightly in each sentence, shape (n_sentences,).
+        n_tokens: Number of tokens of each sentence, shape (n_sentences,); sentences without tokens do not count.
         level: Confidence level of the interval.
 
     Returns:
@@ -49,26 +51,26 @@ def accuracy_interval(correct: Sums, n_tokens: NDArray[np.int64], level: float =
     if (found := _Ratio.of(correct, n_tokens)) is None:
         return NO_INTERVAL
     share, n, t = found.value, found.n_tokens, found.t(level)
-    # Variances of the number of right tokens: as found, and as it would be if tokens were independent.
+    # Variances of the number of right tokens: the estimated one, and the one that independent tokens would have.
     clustered, independent = (n * found.standard_error) ** 2, n * share * (1 - share)
     design_effect = (clustered + t**2 * found.assumed_design_effect) / (independent + t**2)
     pull = t**2 * design_effect / n  # t^2 over the effective sample size
     centre = (share + pull / 2) / (1 + pull)
     reach = math.sqrt(pull * (share * (1 - share) + pull / 4)) / (1 + pull)
-    # Where nothing or everything is right, rounding must not put the estimate outside.
+    # Where nothing or everything is right, rounding must not put the accuracy outside its interval.
     return min(max(centre - reach, 0.0), share), max(min(centre + reach, 1.0), share)
 
 
 def difference_interval(difference: Sums, n_tokens: NDArray[np.int64]) -> tuple[float, float]:
     """Return the 95% interval of the difference of two accuracies on the same tokens, paired by sentence.
 
-    As `mean_interval`, with a variance at least that of one effective token which only the first predicts rightly and
-    one which only the second does, in the manner of Bonett & Price (2012): two probes that agree on every test token
-    are not known to agree on all.
+    It is `mean_interval` with a least variance: that of one effective token which only the first probe predicts rightly
+    and one which only the second does, in the manner of Bonett & Price (2012). Two probes that agree on every test
+    token need not agree on all others.
 
     Args:
-        difference: Tokens rightly predicted by the first less those by the second, shape (n_sentences,).
-        n_tokens: Tokens of each sentence, shape (n_sentences,); sentences without any do not count.
+        difference: Number of tokens that the first predicts rightly minus that of the second, shape (n_sentences,).
+        n_tokens: Number of tokens of each sentence, shape (n_sentences,); sentences without tokens do not count.
 
     Returns:
         Both ends, within -1 to 1; NaN below `MIN_SENTENCES` sentences.
@@ -82,12 +84,13 @@ def difference_interval(difference: Sums, n_tokens: NDArray[np.int64]) -> tuple[
 def mean_interval(sums: Sums, n_tokens: NDArray[np.int64]) -> tuple[float, float]:
     """Return the 95% interval of a mean over tokens, such as a cross-entropy or the paired difference of two.
 
-    Student's t interval, widened where the skewness of what sentences contribute puts an end farther out (the cubic
-    transformation of Hall 1992) and never shortened, for the skewness of few sentences is itself uncertain.
+    It is Student's t interval, with an end moved outwards where the skewness over sentences asks for that (the cubic
+    transformation of Hall 1992). It is never shortened, because the skewness of few sentences is itself uncertain.
 
     Args:
-        sums: Over the tokens of each sentence, shape (n_sentences,); for a paired difference, differences of sums.
-        n_tokens: Tokens of each sentence, shape (n_sentences,); sentences without any do not count.
+        sums: Sum over the tokens of each sentence, shape (n_sentences,); for a paired difference, the difference of
+            sums.
+        n_tokens: Number of tokens of each sentence, shape (n_sentences,); sentences without tokens do not count.
 
     Returns:
         Both ends; NaN below `MIN_SENTENCES` sentences.
@@ -98,16 +101,17 @@ def mean_interval(sums: Sums, n_tokens: NDArray[np.int64]) -> tuple[float, float
 
 @dataclass(frozen=True)
 class _Ratio:
-    """A sum over clusters divided by their tokens, and how it varies.
+    """The ratio of a sum over clusters to their number of tokens, and how it varies.
 
     Args:
         value: The ratio.
-        unbiased: The mean of its jackknife pseudo-values.
-        standard_error: Their standard deviation over the root of their number.
-        skewness: Theirs, the adjusted Fisher-Pearson coefficient.
-        n_clusters: Those with tokens.
-        n_tokens: Of all clusters.
-        assumed_design_effect: 1 + (m - 1) `INTRA_SENTENCE_CORRELATION`, m being the length of the mean token's cluster.
+        unbiased: Mean of the jackknife pseudo-values.
+        standard_error: Standard deviation of the pseudo-values over the root of their number.
+        skewness: Skewness of the pseudo-values, as the adjusted Fisher-Pearson coefficient.
+        n_clusters: Number of clusters with tokens.
+        n_tokens: Number of tokens of all clusters.
+        assumed_design_effect: 1 + (m - 1) `INTRA_SENTENCE_CORRELATION`, where m is the mean over tokens of their
+            cluster's size.
     """
 
     value: float
@@ -133,11 +137,11 @@ class _Ratio:
         return cls(float(total / size), float(pseudo.mean()), sd / math.sqrt(n), skewness, n, int(size), float(assumed))
 
     def t(self, level: float = LEVEL) -> float:
-        """Return Student's t that leaves half of what is outside the level above it."""
+        """Return the quantile of Student's t at the upper end of an interval of this level."""
         return float(stdtrit(self.n_clusters - 1, (1 + level) / 2))
 
     def interval(self, least: float = 0.0) -> tuple[float, float]:
-        """Return Student's interval, with a standard error of at least this, widened for skewness."""
+        """Return Student's interval, widened for skewness, with a standard error of at least `least`."""
         t = self.t()
         reach = t * max(self.standard_error, least)
         low = self.unbiased - self._studentised(t) * self.standard_error
@@ -145,33 +149,33 @@ class _Ratio:
         return min(self.value - reach, low), max(self.value + reach, high)
 
     def _studentised(self, quantile: float) -> float:
-        """Return the quantile of the studentised mean that Hall's transformation takes to Student's.
+        """Return the quantile of the studentised mean that Hall's transformation maps to this quantile of Student's t.
 
-        He transforms T to T + a T^2 / 3 + a^2 T^3 / 27 + a / 6, where a is the skewness over the root of the sample
-        size: monotone, so it is inverted here.
+        The transformation takes T to T + a T^2 / 3 + a^2 T^3 / 27 + a / 6, where a is the skewness over the root of the
+        sample size. It is monotone, and is inverted here.
         """
         a = self.skewness / math.sqrt(self.n_clusters)
-        if abs(a) < 1e-6:  # the limit, before rounding eats the difference from 1
+        if abs(a) < 1e-6:  # the limit for a = 0: below, the difference from 1 is lost to rounding
             return quantile
         return float(3 / a * (np.cbrt(1 + a * (quantile - a / 6)) - 1))
 
 
 def few_clusters(results: Mapping[str, Any]) -> str | None:
-    """Return why a run has no intervals, a sentence for the reader; None where it has them.
+    """Return a sentence that tells the reader why a run has no intervals; None where it has them.
 
     Args:
-        results: As in `results.json`.
+        results: The content of the run's `results.json`.
     """
     over = _over(results)
     return few_sentences(over["n"], f"test {over['unit']}")
 
 
 def scope(results: Mapping[str, Any], test_corpus: str | None) -> str:
-    """Return what a run's intervals are over, or why there are none, as a sentence for the reader.
+    """Return a sentence that tells the reader what a run's intervals are over, or why there are none.
 
     Args:
-        results: As in `results.json`.
-        test_corpus: The corpus that was tested on, if it is another than was trained on.
+        results: The content of the run's `results.json`.
+        test_corpus: Name of the test corpus, if it is not the training corpus.
     """
     if few := few_clusters(results):
         return few
@@ -181,17 +185,17 @@ def scope(results: Mapping[str, Any], test_corpus: str | None) -> str:
 
 
 def _over(results: Mapping[str, Any]) -> Mapping[str, Any]:
-    # Runs of earlier versions are over sentences.
+    # Earlier versions did not record it: their intervals are over sentences.
     over: Mapping[str, Any] | None = results.get("intervals_over")
     return over or {"unit": "sentence", "n": results["n_sentences"]["test"]}
 
 
 def few_sentences(n: int, what: str = "test sentence") -> str | None:
-    """Return why there is no interval, a sentence for the reader; None where there is one.
+    """Return a sentence that tells the reader why there is no interval; None where there is one.
 
     Args:
-        n: Sentences, or other clusters of tokens.
-        what: What one is called.
+        n: Number of sentences, or of other clusters of tokens.
+        what: Name of one of them.
     """
     if n >= MIN_SENTENCES:
         return None

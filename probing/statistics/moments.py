@@ -13,9 +13,9 @@ from probing.statistics.running_mean import ROWS, RunningMean
 
 PenaltySpace = Literal["sd", "rms", "raw"]
 
-# A neuron whose sd is below this fraction of the median is dead: divided by its sd it would stand in for the intercept.
+# A neuron whose sd is below this fraction of the median is dead: divided by its sd it would act as an intercept.
 DEAD = 1e-3
-# Dead is also one whose sd is below this fraction of its size: ten times what rounding to float32 leaves of a constant.
+# A neuron whose sd is below this fraction of its size is dead too: ten times the rounding error of a float32 constant.
 ROUNDING = 1e-6
 
 
@@ -24,10 +24,10 @@ class Moments:
     """Moments of the neurons of one layer over its training tokens.
 
     Args:
-        n_tokens: Tokens seen.
-        mean: Shape (d_model,), float64.
-        sd: Population standard deviation, shape (d_model,), float64.
-        covariance: Divided by `n_tokens`, shape (d_model, d_model), float64; of products that were taken in float32.
+        n_tokens: Number of tokens.
+        mean: Mean of each neuron, shape (d_model,), float64.
+        sd: Population standard deviation of each neuron, shape (d_model,), float64.
+        covariance: Sum of products divided by `n_tokens`, shape (d_model, d_model), float64; the products are float32.
     """
 
     n_tokens: int
@@ -47,11 +47,11 @@ class Moments:
 
     @property
     def dead(self) -> Tensor:
-        """Which neurons hardly vary, shape (d_model,), bool."""
+        """Whether each neuron hardly varies, shape (d_model,), bool."""
         return _hardly_vary(self.sd, self.rms)
 
     def inverse_scale(self, space: PenaltySpace) -> Tensor:
-        """Return what takes neurons to the space where weights are penalised: 1 / scale, and 0 for dead neurons.
+        """Return the factors that map neurons to the space of the penalty: 1 / scale, and 0 for dead neurons.
 
         Args:
             space: `sd` divides by the standard deviation, `rms` by the root mean square, `raw` by nothing.
@@ -61,7 +61,7 @@ class Moments:
 
 
 class MomentsAccumulator:
-    """Takes batches of hidden states and returns their moments; products are taken in float32, all else in float64.
+    """Takes batches of hidden states and returns their moments. Products are float32, everything else is float64.
 
     Args:
         d_model: Number of neurons.
@@ -73,27 +73,27 @@ class MomentsAccumulator:
         self.products = torch.zeros(d_model, d_model, dtype=torch.float64)
 
     def update(self, hidden_states: Tensor) -> None:
-        """Add tokens, shape (n, d_model); none is fine."""
+        """Add tokens, shape (n, d_model); n may be 0."""
         for states in hidden_states.split(ROWS):
             deviations = self.mean.update(states)
             self.squares += deviations.square().sum(0, dtype=torch.float64)
             self.products += deviations.T @ deviations
 
     def all_reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
-        """Take together what several processes have added.
+        """All-reduce the sums of all processes.
 
         Args:
-            sum_over_ranks: Returns the sum of a tensor over all of them.
+            sum_over_ranks: Returns the sum of a tensor over all processes.
         """
         apart = self.mean.all_reduce(sum_over_ranks)
         self.squares = sum_over_ranks(self.squares + apart.square().sum(0))
         self.products = sum_over_ranks(self.products + apart.T @ apart)
 
     def result(self) -> Moments:
-        """Return the moments of what was added.
+        """Return the moments of all tokens added.
 
         Raises:
-            ValueError: If nothing was.
+            ValueError: If no tokens were added.
         """
         n = self.mean.n
         if not n:
@@ -106,9 +106,9 @@ class Covariance:
     """Mean and covariance of the neurons of one layer, in float64 throughout.
 
     Args:
-        n_tokens: Tokens seen.
-        mean: Shape (d_model,).
-        covariance: Divided by `n_tokens`, shape (d_model, d_model).
+        n_tokens: Number of tokens.
+        mean: Mean of each neuron, shape (d_model,).
+        covariance: Sum of products divided by `n_tokens`, shape (d_model, d_model).
     """
 
     n_tokens: int
@@ -122,12 +122,12 @@ class Covariance:
 
     @property
     def dead(self) -> Tensor:
-        """Which neurons hardly vary, shape (d_model,), bool."""
+        """Whether each neuron hardly varies, shape (d_model,), bool."""
         return _hardly_vary(self.sd, self.mean.abs())
 
     @property
     def varies(self) -> bool:
-        """Whether any neuron does."""
+        """Whether any neuron varies."""
         return not bool(self.dead.all())
 
 
@@ -143,25 +143,25 @@ class CovarianceAccumulator:
         self.products = torch.zeros(d_model, d_model, dtype=torch.float64)
 
     def update(self, hidden_states: Tensor) -> None:
-        """Add tokens, shape (n, d_model); none is fine."""
+        """Add tokens, shape (n, d_model); n may be 0."""
         for states in hidden_states.split(ROWS):
             deviations = self.mean.update(states.double())
             self.products.addmm_(deviations.T, deviations)
 
     def all_reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
-        """Take together what several processes have added.
+        """All-reduce the sums of all processes.
 
         Args:
-            sum_over_ranks: Returns the sum of a tensor over all of them.
+            sum_over_ranks: Returns the sum of a tensor over all processes.
         """
         apart = self.mean.all_reduce(sum_over_ranks)
         self.products = sum_over_ranks(self.products.addmm(apart.T, apart))
 
     def result(self) -> Covariance:
-        """Return the moments of what was added.
+        """Return the moments of all tokens added.
 
         Raises:
-            ValueError: If nothing was.
+            ValueError: If no tokens were added.
         """
         n = self.mean.n
         if not n:
@@ -170,5 +170,5 @@ class CovarianceAccumulator:
 
 
 def _hardly_vary(sd: Tensor, size: Tensor) -> Tensor:
-    """Return which neurons vary no more than rounding does, or next to nothing beside the others; shape (d_model,)."""
+    """Return whether each neuron varies no more than rounding errors, or hardly beside the others; shape (d_model,)."""
     return sd <= torch.maximum(DEAD * sd.median(), ROUNDING * size)

@@ -1,4 +1,4 @@
-"""Many p-values at a time."""
+"""False discovery rates of many p-values."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 def discovery_rates(p: Tensor, candidates: Tensor) -> Tensor:
     """Return for each p-value the lowest false discovery rate at which it is a discovery (Benjamini & Hochberg 1995).
 
-    Whoever calls a discovery what is at most q expects a share of at most q of the discoveries to be false; where
-    nothing is to be discovered, q is the chance of any. That holds for independent p-values and for those of positive
-    regression dependency (Benjamini & Yekutieli 2001), not for any dependency whatever.
+    If every p-value with a rate of at most q is called a discovery, the expected share of false discoveries is at most
+    q; where all null hypotheses are true, q bounds the probability of any discovery. This holds for independent
+    p-values and under positive regression dependency (Benjamini & Yekutieli 2001), but not under every dependency.
 
     Args:
-        p: Shape (n,), float64.
-        candidates: Which are tested at all; the others have a rate of 1, shape (n,), bool.
+        p: The p-values, shape (n,), float64.
+        candidates: Whether each is tested, shape (n,), bool; those that are not have a rate of 1.
     """
     from scipy.stats import false_discovery_control
 

@@ -1,8 +1,8 @@
-"""Dimensions that are far from the others, by five definitions, since these disagree.
+"""Outlier dimensions by five definitions, because these disagree.
 
-Indices belong to a checkpoint: the same architecture trained again from another seed has others, so they are always
-detected and never looked up, and finding none is a result. A neuron may be an outlier of the mean and not of the
-variance, or the other way round: the first matters for cosines, the second for principal components.
+The indices of outliers belong to a checkpoint: the same architecture trained from another seed has others. They are
+therefore always detected and never looked up, and finding none is a result. A neuron may be an outlier of the mean and
+not of the variance, or the other way round: the first matters for cosines, the second for principal components.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from probing.statistics.running_mean import ROWS, RunningMean
 Definition = Literal["argmin_share", "argmax_share", "mean_profile", "layer_norm", "variance"]
 DEFINITIONS: tuple[Definition, ...] = ("argmin_share", "argmax_share", "mean_profile", "layer_norm", "variance")
 
-# Luo, Kulmizev & Mao look by eye, at shares of .88 and more; below one half most tokens have another extreme neuron.
+# Luo, Kulmizev & Mao choose by eye, at shares of .88 and more. Below .5 most tokens have another extreme neuron.
 SHARE = 0.5
-# In standard deviations; Luo, Kulmizev & Mao look at the profile by eye.
+# In standard deviations; Luo, Kulmizev & Mao choose from the profile by eye.
 MEAN_DEVIATIONS = 5.0
 # In mean variances (Rudman, Chen & Eickhoff 2023).
 VARIANCES = 5.0
-# Puccetti et al. (2022): deviations of a parameter, layers that it has to deviate in more than, and how many are taken.
+# Puccetti et al. (2022): a parameter deviates by more than 3 sd, in more than 3 layers, and 6 neurons are taken.
 NORM_DEVIATIONS, NORM_LAYERS, NORM_FIRST = 3.0, 3, 6
 
 Array = NDArray[np.float64]
@@ -34,12 +34,13 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Outlier:
-    """A neuron that a definition names.
+    """A neuron that is an outlier by a definition.
 
     Args:
-        definition: Which one.
-        neuron: Its index, from 0.
-        value: The share, the standard deviations (with their sign), the mean variances, or the number of layers.
+        definition: The definition.
+        neuron: Index of the neuron, from 0.
+        value: What the definition measures: a share, a deviation in sd (with its sign), a multiple of the mean
+            variance, or a number of layers.
     """
 
     definition: Definition
@@ -49,14 +50,14 @@ class Outlier:
 
 @dataclass(frozen=True)
 class Profile:
-    """What the definitions look at, over some tokens of a layer; each of shape (d_model,), float64.
+    """Statistics of a layer's tokens that the definitions use; arrays have shape (d_model,), float64.
 
     Args:
         n_tokens: Number of tokens.
         mean: Mean of each neuron.
-        variance: Its variance, divided by `n_tokens`.
-        argmin_share: Share of the tokens of which it is the smallest neuron.
-        argmax_share: Share of the tokens of which it is the largest.
+        variance: Population variance of each neuron.
+        argmin_share: Share of the tokens in which the neuron is the smallest.
+        argmax_share: Share of the tokens in which the neuron is the largest.
     """
 
     n_tokens: int
@@ -79,11 +80,11 @@ class ProfileAccumulator:
 
     @property
     def n_tokens(self) -> int:
-        """Tokens seen."""
+        """Number of tokens added."""
         return self.mean.n
 
     def update(self, hidden_states: Tensor) -> None:
-        """Add tokens, shape (n, d_model), float32 or wider; none is fine. Of equal neurons the first is the extreme."""
+        """Add tokens, shape (n, d_model), float32 or wider; n may be 0. Among equal neurons the first counts."""
         for states in hidden_states.split(ROWS):
             deviations = self.mean.update(states.double()).numpy()
             self.squares += np.einsum("nd,nd->d", deviations, deviations)
@@ -92,10 +93,10 @@ class ProfileAccumulator:
         self.largest += np.bincount(states.argmax(1), minlength=d_model)
 
     def result(self) -> Profile:
-        """Return the profile of what was added.
+        """Return the profile of all tokens added.
 
         Raises:
-            ValueError: If nothing was.
+            ValueError: If no tokens were added.
         """
         if not self.n_tokens:
             raise ValueError("no tokens to take a profile of")
@@ -104,7 +105,7 @@ class ProfileAccumulator:
 
 
 def pooled(profiles: Sequence[Profile]) -> Profile:
-    """Return the profile of several sets of tokens, or of several layers, taken together."""
+    """Return the profile of the union of several sets of tokens, or of several layers."""
     n = sum(profile.n_tokens for profile in profiles)
     weights = [profile.n_tokens / n for profile in profiles]
 
@@ -120,16 +121,16 @@ def pooled(profiles: Sequence[Profile]) -> Profile:
 def by_share(
     definition: Literal["argmin_share", "argmax_share"], profile: Profile, least: float = SHARE
 ) -> list[Outlier]:
-    """Return neurons that are the smallest, or the largest, of most tokens (Luo, Kulmizev & Mao 2021, section 3).
+    """Return neurons that are the smallest, or the largest, in most tokens (Luo, Kulmizev & Mao 2021, section 3).
 
     The share is 1 / n sum over tokens of 1[argmin_j h_j = k]. Special tokens and full stops have extreme neurons of
-    their own, so that the share of all tokens may be below that of the others. The authors pool all layers but the
-    embeddings, which `pooled` does.
+    their own, so that the share over all tokens may be below the share over the other tokens. The authors pool all
+    layers except the embeddings; `pooled` does this.
 
     Args:
-        definition: Which of the two.
-        profile: Of some tokens.
-        least: Share from which on a neuron is named.
+        definition: Whether to look at the smallest or the largest neuron.
+        profile: Profile of the tokens.
+        least: Least share of an outlier.
     """
     return _named(definition, getattr(profile, definition), getattr(profile, definition) >= least)
 
@@ -137,13 +138,13 @@ def by_share(
 def by_mean_profile(mean: Array, deviations: float = MEAN_DEVIATIONS) -> list[Outlier]:
     """Return neurons whose mean is far from the mean neuron's: |m_k - mean(m)| > 5 sd(m), over the neurons of a layer.
 
-    The value is the number of sd, with its sign. (Luo, Kulmizev & Mao 2021, figures 1 and 2, look at the profile by
-    eye.) The sd counts the outlier itself, so that one of d neurons is never beyond sqrt(d - 1): a model of fewer than
-    27 neurons can have none.
+    The value is the number of sd, with its sign. (Luo, Kulmizev & Mao 2021, figures 1 and 2, choose from the profile by
+    eye.) The sd includes the outlier itself, so that one of d neurons never deviates by more than sqrt(d - 1) sd: a
+    model with fewer than 27 neurons cannot have an outlier.
 
     Args:
-        mean: Shape (d_model,).
-        deviations: Beyond how many sd a neuron is named.
+        mean: Mean of each neuron, shape (d_model,).
+        deviations: Number of sd that an outlier exceeds.
     """
     z = _deviations(mean)
     return _named("mean_profile", z, np.abs(z) > deviations)
@@ -153,8 +154,8 @@ def by_variance(variance: Array, times: float = VARIANCES) -> list[Outlier]:
     """Return neurons that vary at least 5 times as much as the mean neuron (Rudman, Chen & Eickhoff 2023).
 
     Args:
-        variance: Shape (d_model,).
-        times: From how many mean variances on a neuron is named.
+        variance: Variance of each neuron, shape (d_model,).
+        times: Least variance of an outlier, in multiples of the mean variance.
     """
     ratio = variance / variance.mean() if variance.any() else np.zeros_like(variance)
     return _named("variance", ratio, ratio >= times)
@@ -163,29 +164,29 @@ def by_variance(variance: Array, times: float = VARIANCES) -> list[Outlier]:
 def by_layer_norm(gains: Sequence[Tensor], biases: Sequence[Tensor]) -> list[Outlier]:
     """Return neurons whose parameters deviate in the output LayerNorm of more than 3 layers (Puccetti et al. 2022).
 
-    The authors' code: neurons are flagged where |p_k - mean(p)| > 3 sd(p), over the neurons, in the gain of each layer
-    and, apart from it, in the bias; those flagged in more than 3 layers are ordered by how many; the list of gains and
-    that of biases are interleaved and the first 6 entries taken, each neuron once. The LayerNorms behind attention and
-    embeddings do not count. The value is the number of layers, the larger of the two. A model of three blocks can have
-    none.
+    This follows the authors' code. Neurons are flagged where |p_k - mean(p)| > 3 sd(p), over the neurons, in the gain
+    of each layer and, separately, in the bias. Those flagged in more than 3 layers are ordered by the number of layers.
+    The list of gains and the list of biases are interleaved, and the first 6 entries are taken, each neuron once. The
+    LayerNorms after attention and after the embeddings do not count. The value is the number of layers, the larger one
+    of gain and bias. A model with three blocks cannot have an outlier.
 
     Args:
-        gains: Of each layer, shape (d_model,).
-        biases: Of each layer that has one.
+        gains: Gain of each layer, shape (d_model,).
+        biases: Bias of each layer that has one, shape (d_model,).
     """
     lists = [_flagged_often(vectors) for vectors in (gains, biases)]
     interleaved = [
         (neuron, n_layers)
-        for place in range(max(map(len, lists)))
+        for i in range(max(map(len, lists)))
         for found in lists
-        for neuron, n_layers in found[place : place + 1]
+        for neuron, n_layers in found[i : i + 1]
     ][:NORM_FIRST]
     most = {neuron: max(n for other, n in lists[0] + lists[1] if other == neuron) for neuron, _ in interleaved}
     return [Outlier("layer_norm", neuron, float(n_layers)) for neuron, n_layers in most.items()]
 
 
 def _flagged_often(vectors: Sequence[Tensor]) -> list[tuple[int, int]]:
-    """Return neurons that deviate in more than 3 of the vectors and in how many, most first, lower index first."""
+    """Return neurons that deviate in more than 3 of the vectors, with that number; most first, ties by lower index."""
     if not vectors:
         return []
     wide = [vector.detach().double().numpy() for vector in vectors]
@@ -195,19 +196,19 @@ def _flagged_often(vectors: Sequence[Tensor]) -> list[tuple[int, int]]:
 
 
 def _deviations(values: Array) -> Array:
-    """Return values less their mean in standard deviations; 0 where they do not vary."""
+    """Return each value minus the mean, in standard deviations; 0 where the values do not vary."""
     sd = values.std()
     return (values - values.mean()) / sd if sd > 0 else np.zeros_like(values)
 
 
 def _named(definition: Definition, values: Array, named: NDArray[np.bool_]) -> list[Outlier]:
-    """Return the named neurons, those with the largest magnitude first, lower index first."""
+    """Return the neurons selected by `named`, by decreasing magnitude, ties by lower index."""
     order = np.argsort(-np.abs(values), kind="stable")
     return [Outlier(definition, int(k), float(values[k])) for k in order if named[k]]
 
 
 def outliers_of(profile: Profile) -> list[Outlier]:
-    """Return what the definitions that look at hidden states name in a profile."""
+    """Return the outliers of a profile by all definitions that use hidden states."""
     return [
         *by_share("argmin_share", profile),
         *by_share("argmax_share", profile),

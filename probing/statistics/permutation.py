@@ -1,4 +1,4 @@
-"""Labels and positions dealt anew within each sentence."""
+"""Labels and positions permuted within each sentence."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _Label = TypeVar("_Label", np.int32, np.int64)
 def permute_within_sentences(
     labels: NDArray[_Label], sentences: NDArray[np.int32], input_ids: NDArray[np.int32], n_draws: int, seed: int
 ) -> NDArray[_Label]:
-    """Return draws of the labels in which each sentence's labels are dealt anew to its own tokens.
+    """Return draws of the labels in which each sentence's labels are permuted among its tokens.
 
-    Such labels know a sentence's length and topic but not where a token stands. What a sentence
-    is dealt depends on its own tokens and the seed, not on where in the corpus it stands.
+    Such labels tell a sentence's length and topic, but not where a token is. The permutation of a sentence depends on
+    its tokens and the seed, but not on the sentence's index in the corpus.
 
     Args:
-        labels: Class of each token, -1 for tokens that do not count and stay -1, shape (n_tokens,).
+        labels: Class of each token, shape (n_tokens,); tokens labelled -1 take no part and keep -1.
         sentences: Sentence of each token, ascending, shape (n_tokens,).
-        input_ids: Shape (n_tokens,).
+        input_ids: Token ids, shape (n_tokens,).
         n_draws: Number of draws.
-        seed: Of all draws.
+        seed: Seed of all draws.
 
     Returns:
-        Shape (n_draws, n_tokens), of the labels' type.
+        Shape (n_draws, n_tokens), with the dtype of the labels.
     """
     examples = np.flatnonzero(labels >= 0)
     keys, here = _token_keys(sentences, input_ids)[examples], sentences[examples]
@@ -39,12 +39,12 @@ def permute_within_sentences(
 
 
 def _token_keys(sentences: NDArray[np.int32], input_ids: NDArray[np.int32]) -> NDArray[np.uint64]:
-    """Return a number for each token made from its sentence's tokens and its place among them."""
+    """Return a number for each token, computed from its sentence's tokens and its index among them."""
     _, first, sentence = np.unique(sentences, return_index=True, return_inverse=True)
-    places = mix((np.arange(len(sentences)) - first[sentence]).astype(np.uint64))
+    indices = mix((np.arange(len(sentences)) - first[sentence]).astype(np.uint64))
     of_sentence = np.zeros(len(first), dtype=np.uint64)
-    np.add.at(of_sentence, sentence, mix(places + input_ids.astype(np.uint64)))
-    return of_sentence[sentence] + places
+    np.add.at(of_sentence, sentence, mix(indices + input_ids.astype(np.uint64)))
+    return of_sentence[sentence] + indices
 
 
 def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -1,4 +1,4 @@
-"""Moments of sums over classes when labels are permuted within each sentence: exact, whatever the values are.
+"""Exact moments of sums over classes when labels are permuted within each sentence, for any values.
 
 In a sentence of n tokens, m_c of them of class c, permuting the labels gives each class a sample of the sentence's
 tokens without replacement. The joint moments of the classes' sums then depend on the values only through the sentence's
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Tokens that are worked on at a time, so that what is made of them stays in a processor's cache.
+# Number of tokens processed at a time, so that intermediate results stay in the processor's cache.
 ROWS = 2048
 
 
@@ -30,11 +30,11 @@ def power_sums(hidden_states: Tensor, origin: Tensor, lengths: Tensor) -> PowerS
     """Return the power sums of sentences.
 
     Args:
-        hidden_states: The sentences' tokens, one sentence after the other, shape (n_tokens, d_model).
-        origin: Subtracted first, so that large means cost no digits, shape (d_model,), float64.
-        lengths: Tokens of each sentence, at least one, shape (n_sentences,), int64.
+        hidden_states: Hidden states of the sentences' tokens, sentence by sentence, shape (n_tokens, d_model).
+        origin: Subtracted first, so that large means do not cost precision, shape (d_model,), float64.
+        lengths: Number of tokens of each sentence, at least one, shape (n_sentences,), int64.
     """
-    # A part ends with the sentence in which another `ROWS` tokens are full.
+    # Whole sentences, in parts of about `ROWS` tokens.
     parts = lengths.split(torch.unique_consecutive(lengths.cumsum(0) // ROWS, return_counts=True)[1].tolist())
     tokens = hidden_states.split([int(part.sum()) for part in parts])
     sums = [_power_sums(states.double() - origin, part) for states, part in zip(tokens, parts, strict=True)]
@@ -54,7 +54,7 @@ def _power_sums(states: Tensor, lengths: Tensor) -> PowerSums:
 
 
 class LabelMoments(NamedTuple):
-    """What the labels of each sentence contribute to the moments of u, its sums of deviations over permuted classes.
+    """Contribution of each sentence's labels to the moments of u, its sums of deviations over permuted classes.
 
     The sum of class c is divided by the root of the class's size, so that |u|^2 is a between-class sum of squares. With
     s2, s3 and s4 the sentence's sums of squares, cubes and fourth powers:
@@ -75,15 +75,15 @@ class LabelMoments(NamedTuple):
 
 
 def label_moments(counts: Tensor, sizes: Tensor) -> LabelMoments:
-    """Return what the labels contribute.
+    """Return the contribution of the labels to the moments.
 
     Args:
-        counts: Tokens of each class in each sentence, shape (n_sentences, n_classes), float64.
-        sizes: Tokens of each class in the corpus, shape (n_classes,), float64.
+        counts: Number of tokens of each class in each sentence, shape (n_sentences, n_classes), float64.
+        sizes: Number of tokens of each class in the corpus, shape (n_classes,), float64.
     """
     w = _inverse(sizes)
     fourths, squares = _fourth_order(counts, w)
-    # The square of the mean, and twice the trace of the squared covariance, which Gaussian sums have.
+    # Subtract the square of the mean, and twice the trace of the squared covariance: the variance of Gaussian sums.
     n, m2 = counts.sum(1), counts.square()
     trace = counts @ w - m2 @ w * _inverse(n)
     of_square = m2 @ w.square() - 2 * (counts**3 @ w.square()) * _inverse(n) + (m2 @ w * _inverse(n)).square()
@@ -93,7 +93,7 @@ def label_moments(counts: Tensor, sizes: Tensor) -> LabelMoments:
 
 
 def _third_order(counts: Tensor, w: Tensor) -> Tensor:
-    """Return E[u_d sum over c of w_c u_c^2] / s3 for every class d, u being sums of deviations; shape of `counts`."""
+    """Return E[u_d sum over c of w_c u_c^2] / s3 for every class d (u: sums of deviations), of `counts`' shape."""
     m1, m2, m3 = (_falling(counts, k) for k in (1, 2, 3))
     # Mean products of three deviations: of one token, of two tokens (one squared), of three.
     e3, e21, e111 = (a * _inverse(_falling(counts.sum(1, keepdim=True), k)) for k, a in ((1, 1), (2, -1), (3, 2)))
@@ -104,8 +104,8 @@ def _third_order(counts: Tensor, w: Tensor) -> Tensor:
 def _fourth_order(counts: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     """Return the factors of s4 and s2^2 in E[(sum over c of w_c u_c^2)^2], each of shape (n_sentences,)."""
     m1, m2, m3, m4 = (_falling(counts, k) for k in (1, 2, 3, 4))
-    # How products of four deviations fall on tokens, weighted: all on one; three on one; two on each of two; two on one
-    # and one on each of two; one on each of four. Four of a class, or two of each of two classes.
+    # Weights of the products of four deviations, by how many fall on the same token: four; three and one; two and two;
+    # two, one and one; one each. The four deviations are of one class, or two each of two classes.
     f4, f31 = m1 @ w.square(), 4 * (m2 @ w.square())
     f22 = 3 * (m2 @ w.square()) + _of_two(m1, m1, w)
     f211 = 6 * (m3 @ w.square()) + 2 * _of_two(m2, m1, w)
@@ -116,7 +116,7 @@ def _fourth_order(counts: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def log_relabellings(counts: Tensor) -> Tensor:
-    """Return the logarithm of how many labellings permuting makes of these counts, shape (n_sentences, n_classes)."""
+    """Return the log of the number of distinct labellings under permutation; counts: (n_sentences, n_classes)."""
     return torch.lgamma(counts.sum(1) + 1).sum() - torch.lgamma(counts + 1).sum()
 
 
@@ -126,12 +126,12 @@ def _of_others(m: Tensor, w: Tensor) -> Tensor:
 
 
 def _of_two(a: Tensor, b: Tensor, w: Tensor) -> Tensor:
-    """Return the sum of w_c a_c w_d b_d over all classes c and others d, shape (n_sentences,)."""
+    """Return the sum of w_c a_c w_d b_d over all pairs of different classes c and d, shape (n_sentences,)."""
     return (a @ w) * (b @ w) - (a * b) @ w.square()
 
 
 def _falling(x: Tensor, k: int) -> Tensor:
-    """Return x (x - 1) ... (x - k + 1): the ordered choices of k among x."""
+    """Return x (x - 1) ... (x - k + 1), the number of ordered choices of k among x."""
     result = x
     for i in range(1, k):
         result = result * (x - i)
@@ -139,5 +139,5 @@ def _falling(x: Tensor, k: int) -> Tensor:
 
 
 def _inverse(x: Tensor) -> Tensor:
-    """Return 1 / x, and 0 where x is 0: of so few tokens there are no such products."""
+    """Return 1 / x, and 0 where x is 0: a sentence with so few tokens has no such products."""
     return torch.where(x > 0, 1 / x, 0.0)

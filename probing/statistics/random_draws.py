@@ -1,4 +1,4 @@
-"""Intervals of what is a mean over random draws, such as those of a control's labels."""
+"""Intervals of means over random draws, such as draws of a control's labels."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ LEVEL = 0.95
 
 
 def widened(value: float, interval: tuple[float, float], draws: Sequence[float]) -> tuple[float, float]:
-    """Return an interval for other draws too, from one that takes the draws as they are.
+    """Widen an interval that takes the draws as given, so that it covers new draws too.
 
-    At each end the distances from the value are added as squares (Zou & Donner 2008): that of the interval, and that of
-    Student's t interval for the mean over draws.
+    At each end two distances from the value are added in squares (Zou & Donner 2008): that of the given interval, and
+    that of Student's t interval for the mean over draws.
 
     Args:
-        value: What the interval is of.
+        value: The estimate that the interval belongs to.
         interval: Lower and upper end.
-        draws: What each draw gave; of a single one, how far others would be cannot be told, and the interval stays.
+        draws: Estimate of each draw. A single draw does not show how much draws vary, and leaves the interval as it is.
     """
     if len(draws) < 2:
         return interval

@@ -1,4 +1,4 @@
-"""How alike two rankings of the same neurons are: one against one or many others at a time, arrays in and out."""
+"""Similarity of rankings of the same neurons, computed on arrays: one ranking against one or many others."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ Ranks = NDArray[np.int64]
 
 
 def neuron_ranks(scores: Array) -> Ranks:
-    """Return each neuron's place in the ranking from 1, ties by lower index; n + 1, no place, where the score is 0.
+    """Return each neuron's rank, from 1, ties by lower index; n + 1, which means unranked, where the score is 0.
 
     Args:
         scores: Higher is better, shape (..., n).
     """
     n, dead = scores.shape[-1], scores == 0
     order = np.argsort(np.where(dead, np.inf, -scores), axis=-1, kind="stable")
-    place = np.empty(scores.shape, dtype=np.int64)
-    np.put_along_axis(place, order, np.broadcast_to(np.arange(1, n + 1), scores.shape), axis=-1)
-    return np.where(dead, n + 1, place)
+    rank = np.empty(scores.shape, dtype=np.int64)
+    np.put_along_axis(rank, order, np.broadcast_to(np.arange(1, n + 1), scores.shape), axis=-1)
+    return np.where(dead, n + 1, rank)
 
 
 def top_overlap(ranks_a: Ranks, ranks_b: Ranks, k: int) -> Array:
-    """Return the number that both have in their top k, as a share of k.
+    """Return the number of neurons that are in the top k of both rankings, as a share of k.
 
     Args:
-        ranks_a: Shape (n,).
-        ranks_b: Shape (..., n).
-        k: Size of the top.
+        ranks_a: Ranks from `neuron_ranks`, shape (n,).
+        ranks_b: Ranks of one or more other rankings, shape (..., n).
+        k: Number of neurons at the top.
     """
-    # Where fewer neurons than k are compared, n + 1 is still no place.
+    # Where there are fewer neurons than k, n + 1 still means unranked.
     return (np.maximum(ranks_a, ranks_b) <= min(k, len(ranks_a))).sum(-1) / k
 
 
 def rank_biased_overlap(ranks_a: Ranks, ranks_b: Ranks, p: float) -> Array:
     """Return the extrapolated rank-biased overlap of two lists (Webber, Moffat & Zobel 2010, RBO_ext, equation 32).
 
-    X_d, the overlap at depth d, counts the neurons whose deeper place is at most d, and the measure is linear in X:
-    it is the sum of what each neuron is worth from its deeper place on. Two full rankings share everything at
-    depth n, so where n is not large against 1 / (1 - p) even unrelated ones come near 1: read it beside its chance.
+    X_d, the overlap at depth d, counts the neurons whose larger rank is at most d. The measure is linear in X: it is a
+    sum over neurons of a value that depends on the larger rank alone. Two full rankings share all neurons at depth n,
+    so where n is not large against 1 / (1 - p) even unrelated rankings come near 1: compare with the value by chance.
 
     Args:
-        ranks_a: Shape (n,). Those with a place are the list, so the two may differ in length.
-        ranks_b: Shape (..., n), as many with a place in each row.
-        p: Persistence, in 0..1 exclusively.
+        ranks_a: Ranks from `neuron_ranks`, shape (n,). The ranked neurons are the list, so lists may differ in length.
+        ranks_b: Ranks of one or more other lists, shape (..., n), with equally many ranked neurons in each row.
+        p: Persistence, between 0 and 1, both excluded.
 
     Returns:
         Shape (...); NaN where a list is empty.
@@ -59,7 +59,7 @@ def rank_biased_overlap(ranks_a: Ranks, ranks_b: Ranks, p: float) -> Array:
     weight = (1 - p) * p ** (depth - 1.0)
     worth = np.zeros(n + 2)
     worth[1 : long + 1] = np.cumsum((weight / depth)[::-1])[::-1] + p**long / long
-    # Below the end of the shorter list its agreement there, X_short / short, is taken to go on.
+    # Beyond the end of the shorter list its agreement is extrapolated as X_short / short.
     below = depth[short:]
     worth[1 : short + 1] += (weight[short:] * (below - short) / (short * below)).sum()
     worth[1 : short + 1] += p**long * (1 / short - 1 / long)
@@ -67,11 +67,11 @@ def rank_biased_overlap(ranks_a: Ranks, ranks_b: Ranks, p: float) -> Array:
 
 
 def spearman(ranks_a: Array, ranks_b: Array) -> Array:
-    """Return the correlation of ranks.
+    """Return Spearman's rank correlation.
 
     Args:
-        ranks_a: Tied neurons have their mean rank, shape (n,).
-        ranks_b: Shape (..., n).
+        ranks_a: Ranks in which tied neurons have their mean rank, shape (n,).
+        ranks_b: Ranks of one or more other rankings, shape (..., n).
 
     Returns:
         Shape (...); NaN where all neurons are tied.
@@ -81,18 +81,18 @@ def spearman(ranks_a: Array, ranks_b: Array) -> Array:
 
 
 def kendall(ranks_a: Array, ranks_b: Array) -> Array:
-    """Return tau-b: pairs of neurons in the same order less pairs in opposite order, ties set aside (Kendall 1945).
+    """Return Kendall's tau-b (1945): concordant minus discordant pairs of neurons, normalised by the untied pairs.
 
     Args:
-        ranks_a: Tied neurons have their mean rank, shape (n,).
-        ranks_b: Shape (..., n).
+        ranks_a: Ranks in which tied neurons have their mean rank, shape (n,).
+        ranks_b: Ranks of one or more other rankings, shape (..., n).
 
     Returns:
         Shape (...); NaN where all neurons are tied.
     """
     n, order = len(ranks_a), np.argsort(ranks_a, kind="stable")
     x = ranks_a[order]
-    # Twice a mean rank is whole. Small integers, laid out with the many rankings side by side, are fastest.
+    # Twice a mean rank is an integer. Small integers, with the rankings side by side in memory, are fastest.
     whole = np.int16 if n < 2**13 else np.int32
     y = np.ascontiguousarray((2 * ranks_b.reshape(-1, n)[:, order]).T.astype(whole))
     agreeing = np.zeros(y.shape[1])
@@ -108,7 +108,7 @@ def _tied_pairs(columns: NDArray[Any]) -> Array:
     ordered, index = np.sort(columns, axis=0, kind="stable"), np.arange(len(columns))[:, None]
     new = np.ones(columns.shape, dtype=bool)
     new[1:] = ordered[1:] != ordered[:-1]
-    # Each is tied with those since its value was new.
+    # Each value is tied with the equal values before it.
     return (index - np.maximum.accumulate(np.where(new, index, 0), axis=0)).sum(0).astype(np.float64)
 
 

@@ -1,10 +1,10 @@
-"""How much a covariance was fitted on for each dimension of it, and whether that is enough to whiten by.
+"""Number of vectors per dimension that a covariance was fitted on, and whether they are enough for whitening.
 
-Whitening d directions by the covariance of n independent Gaussian vectors leaves other vectors a variance of
-n / (n - d - 2) on average where 1 is meant (the mean of an inverse Wishart matrix), and
-the ratio of the largest variance to the smallest goes as ((1 + sqrt(d / n)) / (1 - sqrt(d / n)))^2 (Marchenko & Pastur
-1967): 1.1 and 4 with ten vectors a dimension, 2 and 34 with two, and without bound where n comes down to d. Tokens of
-one sentence are not independent and count for less; `docs/whitening.md` has what was measured.
+Whitening d directions by the covariance of n independent Gaussian vectors gives new vectors an average variance of
+n / (n - d - 2) instead of 1 (the mean of an inverse Wishart matrix). The ratio of the largest variance to the smallest
+is about ((1 + sqrt(d / n)) / (1 - sqrt(d / n)))^2 (Marchenko & Pastur 1967). They are 1.1 and 4 with ten vectors per
+dimension, 2 and 34 with two, and unbounded as n approaches d. Tokens of one sentence are not independent and count for
+less; `docs/whitening.md` has the measurements.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from math import floor
 from typing import Any
 
-# Transforms that use directions of the whole covariance, and what to call them in a sentence.
+# Transforms that use directions of the whole covariance, with their names in a sentence.
 OF_COVARIANCE = {"whiten": "Whitening", "all_but_the_top": "All-but-the-top"}
-# Vectors for each dimension below which a reader is warned.
+# With fewer vectors per dimension the reader is warned.
 ENOUGH = 10
 
 SIZE_COLUMNS = ("n_fitted_sentences", "n_fitted_vectors", "n_fitted_dimensions", "vectors_per_dimension")
@@ -26,12 +26,12 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, order=True)
 class SampleSize:
-    """What a covariance was fitted on.
+    """The sample that a covariance was fitted on.
 
     Args:
-        n_vectors: How many vectors, of tokens or of whole sentences.
-        n_sentences: How many sentences they are from.
-        n_dimensions: How many directions of the covariance are used.
+        n_vectors: Number of vectors, of tokens or of whole sentences.
+        n_sentences: Number of sentences that the vectors come from.
+        n_dimensions: Number of directions of the covariance that are used.
     """
 
     n_vectors: int
@@ -40,12 +40,12 @@ class SampleSize:
 
     @property
     def is_small(self) -> bool:
-        """Whether a reader is to be warned."""
+        """Whether the reader should be warned."""
         return self.n_vectors < ENOUGH * self.n_dimensions
 
     @property
     def unit(self) -> str:
-        """What the vectors are of; a token of each sentence counts as a sentence."""
+        """What a vector stands for; where there is one vector per sentence, a sentence."""
         return "sentences" if self.n_vectors == self.n_sentences else "tokens"
 
     def __str__(self) -> str:
@@ -61,35 +61,35 @@ class SampleSize:
 def size_columns(
     transform: str, n_vectors: int, n_sentences: int, d_model: int, components: int | None = None
 ) -> dict[str, int | float]:
-    """Return what the rows of a transform say of the text it was fitted on; nothing if it uses no covariance.
+    """Return the columns about the text that a transform was fitted on; empty if it uses no covariance.
 
     Args:
-        transform: Which.
-        n_vectors: How many vectors it was fitted on, of tokens or of whole sentences.
-        n_sentences: How many sentences they are from.
+        transform: Name of the transform.
+        n_vectors: Number of vectors it was fitted on, of tokens or of whole sentences.
+        n_sentences: Number of sentences that the vectors come from.
         d_model: Width of the vectors.
-        components: Directions that whitening keeps, all if None.
+        components: Number of directions that whitening keeps; None keeps all.
     """
     if transform not in OF_COVARIANCE:
         return {}
-    # Which directions come first, all-but-the-top takes from the whole covariance.
+    # All-but-the-top finds the first directions from the whole covariance.
     n_dimensions = min(components or d_model, d_model) if transform == "whiten" else d_model
     values = (n_sentences, n_vectors, n_dimensions, n_vectors / n_dimensions)
     return dict(zip(SIZE_COLUMNS, values, strict=True))
 
 
 def size_of(row: Row) -> SampleSize | None:
-    """Return what a row's transform was fitted on; None if it says nothing of that."""
+    """Return the sample that a row's transform was fitted on; None if the row does not record it."""
     values = [row.get(name) for name in ("n_fitted_vectors", "n_fitted_sentences", "n_fitted_dimensions")]
     return None if None in values or "" in values else SampleSize(*map(int, values))  # type: ignore[arg-type]
 
 
 def label(words: str, rows: Iterable[Row]) -> str:
-    """Return what to call the transform of some rows, with what it was fitted on where that is too little.
+    """Return a label for a transform, which adds the sample size where that is too small.
 
     Args:
-        words: What to call it otherwise.
-        rows: All of that transform; where it was fitted several times, the least is told.
+        words: The label without the sample size.
+        rows: Rows of that transform; where it was fitted several times, the smallest sample counts.
     """
     found = min((size for row in rows if (size := size_of(row))), default=None)
     if found is None or not found.is_small:
@@ -101,8 +101,8 @@ def size_lines(rows: Iterable[Row], remedy: str) -> list[str]:
     """Return a sentence for each transform that uses a covariance, which warns if it was fitted on too little.
 
     Args:
-        rows: Of any transforms; where one was fitted several times, the least is told.
-        remedy: What the user can do, as a sentence.
+        rows: Rows of any transforms; where one was fitted several times, the smallest sample counts.
+        remedy: A sentence that says what the user can do.
     """
     return [_line(name, n_dimensions, found, remedy) for (name, n_dimensions), found in _by_transform(rows).items()]
 
@@ -130,7 +130,7 @@ def _by_transform(rows: Iterable[Row]) -> dict[tuple[str, int], set[SampleSize]]
 
 
 def _short(number: float) -> str:
-    """Return about two digits, rounded down so that what is too little never looks like enough."""
+    """Format a number with about two digits, rounded down so that a value below the limit never looks like enough."""
     if number < 1:
         return f"{number:.2g}"
     return f"{floor(10 * number) / 10:g}" if number < ENOUGH else f"{number:,.0f}"

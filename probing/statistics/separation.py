@@ -1,4 +1,4 @@
-"""How far apart the classes lie along one neuron, against what labels permuted within sentences give."""
+"""Separation of the classes along each neuron, compared with labels permuted within sentences."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from probing.statistics.permutation_moments import ROWS, PowerSums, label_moments, log_relabellings, power_sums
 
-# Shares of a variance that differ by less differ by the rounding of float64 sums alone: the null of even a hundred
-# million tokens is ten thousand times as wide.
+# Smaller differences between shares of a variance are rounding errors of float64 sums. Even with a hundred million
+# tokens the null distribution is ten thousand times as wide.
 ROUNDING = 1e-12
-# No p-value is below this, so that none is 0.
+# Lower bound of p-values, so that none is 0.
 SMALLEST_P = 1e-300
-# Numbers that covariances, and what they are made from, may have at a time.
+# How many numbers the covariances, and the products they are summed from, may hold at a time.
 COVARIANCES, PRODUCTS = 2**23, 2**20
 
 
@@ -23,12 +23,12 @@ COVARIANCES, PRODUCTS = 2**23, 2**20
 class Separation:
     """Share of a neuron's variance explained by the class, beyond chance.
 
-    Chance is that each sentence's labels are permuted among its tokens, every permutation being as likely.
+    Under the null, each sentence's labels are permuted among its tokens, and all permutations are equally likely.
 
     Args:
-        eta_squared: The share minus its mean under chance, shape (d_model,).
-        z: That difference in standard deviations of chance, shape (d_model,).
-        p: How probable a share as high is under chance, shape (d_model,).
+        eta_squared: The share minus its mean under the null, shape (d_model,).
+        z: That difference in standard deviations of the null, shape (d_model,).
+        p: Probability of at least this share under the null, shape (d_model,).
     """
 
     eta_squared: Tensor
@@ -37,45 +37,46 @@ class Separation:
 
     @classmethod
     def of_all(cls, parts: list[Separation]) -> Separation:
-        """Return that of the neurons of several parts, one after the other."""
+        """Concatenate the neurons of several parts."""
         return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in ("eta_squared", "z", "p")))
 
 
 def neurons_at_a_time(n_classes: int) -> int:
-    """Return of how many neurons the covariances fit into memory at once."""
+    """Return the number of neurons whose covariances fit into memory at once."""
     return max(COVARIANCES // n_classes**2, 1)
 
 
 class SeparationAccumulator:
     """Takes batches of whole sentences of one layer and returns how its neurons separate the classes.
 
-    Mean and variance of the null are exact. Its upper tail is that of the Pearson type III distribution, a shifted
-    gamma, with this mean and variance and with the skewness that Gaussian sums over classes would give (as Imhof 1961
-    for quadratic forms in Gaussians), increased as much as the exact variance is above theirs. `docs/eta_squared.md`
-    says how well that holds.
+    Mean and variance of the null are exact. Its upper tail is approximated by the Pearson type III distribution, a
+    shifted gamma, with the same mean and variance. Its skewness is that of Gaussian sums over classes (as in Imhof 1961
+    for quadratic forms in Gaussians), times the ratio of the exact variance to theirs where that is above 1.
+    `docs/eta_squared.md` says how good the approximation is.
 
     Args:
-        mean: Of the training tokens, shape (d_model,), float64; subtracted first, which changes
-            nothing but the rounding.
-        sd: Of the training tokens, shape (d_model,), float64.
-        sizes: Training tokens of each class, over all ranks, shape (n_classes,).
+        mean: Mean of the training tokens, shape (d_model,), float64; it is subtracted first, which only reduces
+            rounding errors.
+        sd: Standard deviation of the training tokens, shape (d_model,), float64.
+        sizes: Number of training tokens of each class, over all ranks, shape (n_classes,).
     """
 
     def __init__(self, mean: Tensor, sd: Tensor, sizes: Tensor) -> None:
         self.mean, self.sd, self.sizes = mean, sd, sizes.double()
         shape = (len(mean), len(sizes))
-        # Sums over classes divided by the root of the class's size: of the true labels, and their mean and covariance.
+        # Sums over classes, divided by the root of the class's size: for the true labels, and mean and covariance under
+        # the null.
         self.true, self.expected, self.third = (torch.zeros(shape, dtype=torch.float64) for _ in range(3))
         self.covariance = torch.zeros(*shape, len(sizes), dtype=torch.float64)
         self.excess = torch.zeros(len(mean), dtype=torch.float64)
         self.log_relabellings = torch.zeros((), dtype=torch.float64)
 
     def update(self, hidden_states: Tensor, labels: Tensor, sentences: Tensor) -> None:
-        """Add tokens, those of a sentence side by side and in one batch.
+        """Add tokens. The tokens of a sentence must be adjacent and in one batch.
 
         Args:
-            hidden_states: Shape (n, d_model).
-            labels: Class of each token, -1 for tokens that do not count, shape (n,).
+            hidden_states: Hidden states of the tokens, shape (n, d_model).
+            labels: Class of each token, shape (n,); tokens labelled -1 are ignored.
             sentences: Sentence of each token, shape (n,).
         """
         rows = (labels >= 0).nonzero().squeeze(1)
@@ -89,7 +90,7 @@ class SeparationAccumulator:
         self._add_true(states, labels)
         self.expected += sums.mean.T @ (counts * _inverse_root(self.sizes))
         self.log_relabellings += log_relabellings(counts)
-        # In the other sentences all tokens are of one class, and permuting does nothing.
+        # In the other sentences all tokens are of one class, and permuting changes nothing.
         several = counts.amax(1) < lengths
         self._add_null(PowerSums(*(part[several] for part in sums)), counts[several])
 
@@ -116,19 +117,19 @@ class SeparationAccumulator:
             covariance.view(-1, n_classes).addmm_(weighted.T, scaled, alpha=-1)
 
     def all_reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
-        """Take together what several processes have added.
+        """All-reduce the sums of all processes.
 
         Args:
-            sum_over_ranks: Returns the sum of a tensor over all of them.
+            sum_over_ranks: Returns the sum of a tensor over all processes.
         """
         for name in ("true", "expected", "third", "covariance", "excess", "log_relabellings"):
             setattr(self, name, sum_over_ranks(getattr(self, name)))
 
     def result(self) -> Separation:
-        """Return eta squared, its z and its p-value for what was added.
+        """Return eta squared, its z and its p-value for all tokens added.
 
-        A neuron that does not vary has 0, 0 and 1; one whose share is the same however labels are permuted, such as
-        one that knows the sentence and nothing else, has a z of 0 and a p-value of 1.
+        A neuron that does not vary has 0, 0 and 1. A neuron whose share is the same under all permutations, such as
+        one that is constant within each sentence, has a z of 0 and a p-value of 1.
         """
         mean, variance, skewness = self._null()
         total, spread = self.sizes.sum() * self.sd.square(), variance.clamp(min=0).sqrt()
@@ -146,20 +147,20 @@ class SeparationAccumulator:
         squared = covariance @ covariance
         along = (covariance @ expected[:, :, None]).squeeze(2)
         mean = covariance.diagonal(dim1=1, dim2=2).sum(1) + expected.square().sum(1)
-        # Of Gaussian sums over classes; then what theirs have beyond a Gaussian's.
+        # Variance and third moment of Gaussian sums over classes; then the exact variance.
         gaussian = 2 * squared.diagonal(dim1=1, dim2=2).sum(1) + 4 * (expected * along).sum(1)
         third = 8 * (squared * covariance).sum((1, 2)) + 24 * along.square().sum(1)
         variance = gaussian + self.excess + 4 * (expected * self.third).sum(1)
         return mean, variance, third / gaussian**1.5 * (variance / gaussian).clamp(min=1)
 
     def _centred(self, sums: Tensor) -> Tensor:
-        """Return sums as they would be had the mean over all tokens been subtracted."""
+        """Return the sums after subtracting the mean over all tokens."""
         root = self.sizes.sqrt()
         return sums - torch.outer(sums @ root, root) / self.sizes.sum()
 
 
 def _inverse_root(sizes: Tensor) -> Tensor:
-    """Return what sums over classes are multiplied by; anything will do for a class without tokens."""
+    """Return the factor of the sums over classes; for a class without tokens it does not matter."""
     return sizes.clamp(min=1).rsqrt()
 
 
@@ -167,8 +168,8 @@ def upper_tail(z: Tensor, skewness: Tensor) -> Tensor:
     """Return the probability that a standardised Pearson type III variable is at least z.
 
     Args:
-        z: Float64.
-        skewness: Positive, of the same shape.
+        z: Value of the standardised variable, float64.
+        skewness: Skewness of the distribution, positive, of the same shape as z.
     """
     shape = 4 / skewness.square()
     return torch.special.gammaincc(shape, (shape + z * shape.sqrt()).clamp(min=0))

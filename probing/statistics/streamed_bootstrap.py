@@ -1,4 +1,4 @@
-"""Intervals over sentences for what is streamed: how often each sentence counts in each draw."""
+"""Intervals over sentences for streamed statistics, from weights of each sentence in each bootstrap draw."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from probing.statistics.bootstrap import percentile_interval
 
-# Fewer than where sentences are in memory: each draw is a vector of d_model sums for each layer and transform.
+# Fewer draws than for sentences in memory: each draw holds d_model sums for each layer and transform.
 N_DRAWS = 400
 
 
@@ -20,9 +20,9 @@ class Estimate:
 
     Args:
         value: The number; NaN where it is not defined.
-        low: Lower end of the 95% percentile interval over redrawn sentences; NaN where there is none.
+        low: Lower end of the 95% percentile interval over resampled sentences; NaN where there is none.
         high: Upper end.
-        n: Tokens, or sentences, or words, that it is taken over.
+        n: Number of tokens, sentences or words that the number is taken over.
     """
 
     value: float
@@ -32,18 +32,18 @@ class Estimate:
 
 
 def undefined(n: int) -> Estimate:
-    """Return what stands for a number that is not defined."""
+    """Return an estimate whose value and interval are NaN."""
     return Estimate(float("nan"), float("nan"), float("nan"), n)
 
 
 def estimate(value: float, draws: Tensor, n: int, n_clusters: int) -> Estimate:
-    """Return a number with the interval of its draws, those not defined left out.
+    """Return a number with the percentile interval of its draws; draws that are not finite are left out.
 
     Args:
         value: The number.
-        draws: The same of redrawn sentences or words, shape (n_draws,).
-        n: What it is taken over.
-        n_clusters: Sentences or words that are redrawn.
+        draws: The number in each bootstrap draw, shape (n_draws,).
+        n: Number of tokens, sentences or words that the number is taken over.
+        n_clusters: Number of sentences or words that are resampled.
     """
     return Estimate(value, *percentile_interval(draws.double().numpy(), n_clusters), n)
 
@@ -51,21 +51,23 @@ def estimate(value: float, draws: Tensor, n: int, n_clusters: int) -> Estimate:
 def weights(first_sentence: int, n_sentences: int, seed: int, n_draws: int = N_DRAWS) -> Tensor:
     """Return how often each of some consecutive sentences counts in each draw, shape (n_draws, n_sentences), float32.
 
-    Poisson numbers of mean 1 stand for drawing with replacement, so that no sentence need know of the others (the
-    Poisson bootstrap: Chamandy et al. 2012). The same ones come for every layer and transform, so that these compare.
+    Poisson numbers of mean 1 replace drawing with replacement, so that a sentence's weight does not depend on the other
+    sentences (the Poisson bootstrap: Chamandy et al. 2012). The weights are the same for every layer and transform, so
+    that these can be compared.
 
     Args:
-        first_sentence: Number of the first in the corpus; the blocks in which a corpus is read must be the same.
-        n_sentences: How many.
-        seed: Of all draws.
-        n_draws: How many draws.
+        first_sentence: Index of the first sentence in the corpus. The weights depend on it, so a corpus must always be
+            read in the same blocks.
+        n_sentences: Number of sentences.
+        seed: Seed of all draws.
+        n_draws: Number of draws.
     """
     generator = np.random.default_rng([seed, first_sentence])
     return torch.from_numpy(generator.poisson(1.0, (n_draws, n_sentences)).astype(np.float32))
 
 
 class MeanOverSentences:
-    """Takes a number of each sentence and returns their mean with its interval; sentences without one do not count."""
+    """Takes one number per sentence and returns their mean with its interval; NaN is ignored."""
 
     def __init__(self, n_draws: int = N_DRAWS) -> None:
         self.n = 0
@@ -73,7 +75,7 @@ class MeanOverSentences:
         self.drawn = torch.zeros(2, n_draws, dtype=torch.float64)
 
     def update(self, values: Tensor, weights: Tensor) -> None:
-        """Add sentences: their numbers, NaN where not defined, shape (n,), and weights, shape (n_draws, n)."""
+        """Add sentences: their numbers, shape (n,), NaN where undefined, and their weights, shape (n_draws, n)."""
         defined = ~values.isnan()
         kept = values[defined].double()
         self.n += len(kept)
