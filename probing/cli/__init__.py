@@ -1,1 +1,1 @@
-"""The command line: a command's arguments from its signature, checked all at once."""
+"""The command line: parses a command's arguments by its signature and reports all problems at once."""

@@ -1,4 +1,4 @@
-"""A command's arguments from its signature, `--config` files and the command line, with all that is wrong at once."""
+"""Parses a command's arguments from `--config` files and the command line, and reports all problems at once."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, get_loader
 
 from probing.errors import UserError, as_clause, did_you_mean, refuse
 
-# The option that words without hyphens belong to, where a command has it: one for many words, two for a single word.
+# Options that take the words without hyphens: the first takes many words, the others take a single one.
 WORDS, WORD = "folders", ("folder", "file")
-# Values in a configuration file; one that refers to itself has no end of them.
+# Most values in a configuration file; a file that refers to itself would have infinitely many.
 MAX_VALUES = 10_000
 
 
 class Parser(ArgumentParser):
-    """Lets yes/no options stand alone and raises what is wrong with the arguments as a UserError."""
+    """Accepts yes/no options without a value, and raises problems with the arguments as a UserError."""
 
     def add_argument(self, *args: Any, **options: Any) -> Any:
-        """Add an option; one that is yes or no may stand alone."""
+        """Add an option; a yes/no option may be given without a value."""
         if options.get("type") is bool:
             options = {**options, "nargs": "?", "const": True}
         return super().add_argument(*args, **options)
@@ -39,7 +39,8 @@ def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[
     """Return a command's keyword arguments, from its signature, `--config` files and the command line.
 
     Raises:
-        UserError: If files cannot be read, options or keys are unknown, or values of the wrong type; it names them all.
+        UserError: If files cannot be read, options or keys are unknown, or values have the wrong type; it names all
+            problems.
     """
     parser = Parser(prog=f"probing {name}", allow_abbrev=False, print_config=None)
     parser.add_argument(
@@ -69,10 +70,10 @@ def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[
 def checked(
     function: Callable[..., Any], options: Mapping[str, Any], owner: str, source: OptionSource
 ) -> dict[str, Any]:
-    """Return keyword arguments of a function or dataclass from options given in a mapping, all others at their default.
+    """Return the keyword arguments of a function or dataclass: the given options, and defaults for all others.
 
     Raises:
-        UserError: If options are unknown or values of the wrong type; it names them all.
+        UserError: If options are unknown or values have the wrong type; it names all problems.
     """
     parser = Parser()
     (parser.add_class_arguments if isinstance(function, type) else parser.add_function_arguments)(function)
@@ -82,19 +83,19 @@ def checked(
 
 
 def as_mapping(words: Sequence[str]) -> dict[str, Any]:
-    """Return options as a shell would give them, such as `--layer` and `6`, as a mapping; a bare one is true."""
+    """Return command-line words, such as `--layer` and `6`, as a mapping; an option without a value is true."""
     pairs = ((with_underscores(option).removeprefix("--"), value) for option, value in _typed(words))
     return {name: True if value is None else _as_yaml(value) for name, value in pairs}
 
 
 @dataclass(frozen=True)
 class OptionSource:
-    """Where options are given, and so how they are spelled in messages.
+    """The source of options, such as the command line or a file, which decides their spelling in messages.
 
     Args:
-        before: What stands before a name.
-        between: What stands between a name and its value.
-        after: What follows.
+        before: Text before a name.
+        between: Text between a name and its value.
+        after: Text after the name or value.
     """
 
     before: str = "--"
@@ -102,11 +103,11 @@ class OptionSource:
     after: str = ""
 
     def name(self, name: str) -> str:
-        """Return an option's name as it was given."""
+        """Return an option's name as the user spelled it."""
         return f"`{self.before}{name}`{self.after}"
 
     def value(self, name: str, value: Any) -> str:
-        """Return an option with its value as it was given, if short enough."""
+        """Return an option with its value as the user spelled it; a long value is cut."""
         text = str(value) if value is not None else "null" if self.between == ": " else ""
         text = text if len(text) <= 60 else f"{text[:60]}..."
         return f"`{self.before}{name}{self.between}{text}`".replace(" `", "`") + self.after
@@ -116,20 +117,20 @@ COMMAND_LINE = OptionSource()
 
 
 class Given:
-    """What the user gave, taken one by one so that all problems are found.
+    """Collects the user's options one by one, so that all problems are found.
 
     Args:
         parser: Converts and checks values.
-        function: The function or dataclass whose arguments the parser has.
-        owner: Whose options they are, for messages.
+        function: The function or dataclass that the parser's arguments belong to.
+        owner: Name of the command or task that has the options, for messages.
     """
 
     def __init__(self, parser: ArgumentParser, function: Callable[..., Any], owner: str) -> None:
         self._parser, self._types, self._owner = parser, option_types(function), owner
-        # A group of options is a dataclass and has no value of its own.
+        # Groups of options: dataclasses, which have no value of their own.
         self._groups = {name.rsplit(".", 1)[0] for name in self._types if "." in name}
-        # Mappings of any names, such as Lightning's arguments. The parser never sees what is in them: of values of any
-        # type it imports what looks like the path of a class.
+        # Options that are mappings with arbitrary names, such as Lightning's arguments. Their content is kept from the
+        # parser, which would import any value that looks like the path of a class.
         self._mappings: dict[str, dict[str, Any]] = {}
         self._problems: list[str] = []
         self._namespace: Namespace | None = None
@@ -145,10 +146,11 @@ class Given:
         return {**vars(self._parser.instantiate(parsed)), **self._mappings}
 
     def take_typed(self, option: str, value: str | None) -> None:
-        """Take an option as the shell gave it, such as `--seed` and `3`."""
+        """Take an option from the command line, such as `--seed` and `3`."""
         name = with_underscores(option).removeprefix("--")
         if not re.match("--[A-Za-z]", option):
-            self._problems.append(f"`{option}` is no option: options begin with two hyphens, lists are spelled 0,3,6")
+            problem = f"`{option}` is not an option: options begin with two hyphens, and lists are written 0,3,6"
+            self._problems.append(problem)
         elif name in self._groups or _is_mapping(self._types.get(name.split(".")[0])):
             self.take_mapping({name: None if value is None else _as_yaml(value)}, COMMAND_LINE)
         elif self._is_known(name.removesuffix("+"), COMMAND_LINE):
@@ -165,7 +167,7 @@ class Given:
             self.take_mapping(options, OptionSource("", ": ", f" in {path}"))
 
     def take_mapping(self, options: Mapping[Any, Any], source: OptionSource) -> None:
-        """Take options that have their values already; those of a group are in a mapping or have names with dots."""
+        """Take options with parsed values; the options of a group are in a mapping or have dotted names."""
         for name, value in self._flat(options, source):
             if not self._is_known(name, source):
                 continue
@@ -175,7 +177,7 @@ class Given:
             self._take(name, value, source, partial(self._parser.parse_object, nested))
 
     def _flat(self, options: Mapping[Any, Any], source: OptionSource) -> Iterator[tuple[str, Any]]:
-        """Yield each option of the parser; keep what belongs to mappings of any names."""
+        """Yield each option of the parser; store the content of options that are mappings."""
         for name, value in ((str(key), value) for key, value in options.items()):
             top, _, inner = name.partition(".")
             if _is_mapping(hint := self._types.get(top)):
@@ -197,7 +199,7 @@ class Given:
             return True
         few = f", which has {', '.join(self._types)}" if len(self._types) < 10 else ""
         near = did_you_mean(name, self._types, source.before)
-        self._problems.append(f"{source.name(name)} is no option of {self._owner}{near or few}")
+        self._problems.append(f"{source.name(name)} is not an option of {self._owner}{near or few}")
         return False
 
     def _take(
@@ -208,7 +210,7 @@ class Given:
             self._problems.append(f"{source.value(name, value)} is empty: give it a value or leave it out")
             return
         try:
-            # Of None the parser thinks that nothing was given, and no file has a NUL in its name.
+            # The parser would treat None as not given. A NUL cannot be part of a file name.
             if (value is None and source is not COMMAND_LINE and not _admits_none(hint)) or "\0" in str(value):
                 raise ValueError(value)
             self._namespace = parse(self._namespace)
@@ -217,7 +219,7 @@ class Given:
 
 
 def option_types(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotation of each option of a function or dataclass, those of a nested dataclass by dotted names."""
+    """Return the annotation of each option of a function or dataclass; nested dataclasses give dotted names."""
     types: dict[str, Any] = {}
     for name, hint in get_type_hints(function).items():
         if dataclasses.is_dataclass(hint):
@@ -228,7 +230,7 @@ def option_types(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def expected(hint: Any) -> str:
-    """Return in plain words what a value of a type looks like."""
+    """Describe the values of a type in words."""
     kind = get_origin(hint) or hint
     if kind is Literal:
         return _either(map(str, get_args(hint)))
@@ -246,14 +248,14 @@ def expected(hint: Any) -> str:
 
 
 def read_yaml(path: str, typed: str = "--config") -> Mapping[Any, Any]:
-    """Read a YAML file of options with safe types alone.
+    """Read a YAML file of options, restricted to safe types.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
         typed: What the user typed before the path, for messages.
 
     Raises:
-        UserError: If it cannot be read, is no YAML, or is no mapping.
+        UserError: If the file cannot be read, is not YAML, or is not a mapping.
     """
     import yaml
 
@@ -265,12 +267,12 @@ def read_yaml(path: str, typed: str = "--config") -> Mapping[Any, Any]:
     except OSError as error:
         raise UserError(f"`{typed} {path}` cannot be read ({as_clause(error)})") from None
     except UnicodeDecodeError:
-        raise UserError(f"`{typed} {path}` is no YAML (it is not UTF-8)") from None
+        raise UserError(f"`{typed} {path}` is not YAML (it is not UTF-8)") from None
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise UserError(f"`{typed} {path}` is no YAML that is read here ({line}{error.problem or error})") from None
-    except Exception as error:  # of PyYAML's own tags, such as !!timestamp, each raises what it stumbles over
-        raise UserError(f"`{typed} {path}` is no YAML that is read here ({as_clause(error)})") from None
+        raise UserError(f"`{typed} {path}` is not YAML that can be read ({line}{error.problem or error})") from None
+    except Exception as error:  # PyYAML's own tags, such as !!timestamp, raise various types
+        raise UserError(f"`{typed} {path}` is not YAML that can be read ({as_clause(error)})") from None
     if not isinstance(options, Mapping):
         raise UserError(f"`{typed} {path}` holds no options: expected lines such as `layer: 6`")
     if sum(1 for _ in _values(options)) > MAX_VALUES:
@@ -287,7 +289,7 @@ def with_underscores(arg: str) -> str:
 
 
 def _typed(args: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Yield each option with its value, None where it has none; what belongs to no option is yielded by itself."""
+    """Yield each option with its value or None; a word that belongs to no option is yielded as its own value."""
     option: str | None = None
     for arg in args:
         if arg.startswith("--"):
@@ -305,7 +307,7 @@ def _typed(args: Sequence[str]) -> Iterator[tuple[str, str | None]]:
 
 
 def _repeated(root: Any) -> list[str]:
-    """Return the keys that are given more than once, of which YAML would take the last."""
+    """Return the keys that occur more than once; YAML would silently take the last one."""
     import yaml
 
     mappings = [node for node in (root, *(value for _, value in root.value)) if isinstance(node, yaml.MappingNode)]
@@ -314,7 +316,7 @@ def _repeated(root: Any) -> list[str]:
 
 
 def _values(value: Any) -> Iterator[Any]:
-    """Yield all that is in nested mappings and lists, at most one more than `MAX_VALUES`."""
+    """Yield all values in nested mappings and lists, at most one more than `MAX_VALUES`."""
     waiting, n = [value], 0
     while waiting and n <= MAX_VALUES:
         value, n = waiting.pop(), n + 1
@@ -328,7 +330,7 @@ def _values(value: Any) -> Iterator[Any]:
 def _as_yaml(text: str) -> Any:
     try:
         return get_loader("yaml")(text)
-    except Exception:  # as in `read_yaml`; what is no YAML is refused as text
+    except Exception:  # as in `read_yaml`; text that is not YAML is refused later
         return text
 
 

@@ -1,4 +1,4 @@
-"""Names that a user chooses several of, in the order of tables."""
+"""Options that name several known things, returned in the order of tables."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _Name = TypeVar("_Name", bound=str)
 
 
 def chosen(option: str, typed: str | Sequence[str], known: Sequence[_Name], nothing: str | None = None) -> list[_Name]:
-    """Return the names that are asked for: some, separated by commas, or all.
+    """Return the requested names: some, separated by commas, or all.
 
     Args:
-        option: Where the user typed them, such as `--pooling`.
-        typed: What the user typed.
-        known: All there are.
-        nothing: The word for none of them, if that may be.
+        option: The option, such as `--pooling`, for messages.
+        typed: The value that the user typed.
+        known: All known names.
+        nothing: The word that stands for none of them, if none is allowed.
 
     Raises:
-        UserError: If one is unknown.
+        UserError: If a name is unknown.
     """
     names = [name.strip() for name in typed.split(",")] if isinstance(typed, str) else list(typed)
     if names == ["all"]:
@@ -30,5 +30,6 @@ def chosen(option: str, typed: str | Sequence[str], known: Sequence[_Name], noth
     for name in names or [""]:
         if name not in known:
             words = ", ".join([*known, "all", *([nothing] if nothing else [])])
-            raise UserError(f"`{option} {name}` is none of {words}{did_you_mean(name, known)}; give some of these.")
+            near = did_you_mean(name, known)
+            raise UserError(f"`{option} {name}` is not one of {words}{near}; give one or more of these.")
     return [name for name in known if name in names]

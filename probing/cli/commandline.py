@@ -1,4 +1,4 @@
-"""The command line: which command is meant, and how it ended, as an exit status and one line."""
+"""Runs the command that the arguments name, and reports errors by an exit status and one line."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from probing.runtime.versions import own_version
 
 RUN_ERROR, USER_ERROR, INTERRUPTED, PIPE_CLOSED, TERMINATED = 1, 2, 130, 141, 143
 
-# Signals by the status that a shell shows for a process they ended.
+# The signal for each exit status that a shell shows when a signal ended the process.
 _SIGNALS = {INTERRUPTED: signal.SIGINT, TERMINATED: signal.SIGTERM}
 
 
 def run_process(commands: Mapping[str, str], args: Sequence[str]) -> int:
-    """Run a command as all that this process does, and return the exit status; interrupted, end by the signal.
+    """Run a command as the only work of this process and return the exit status; if interrupted, end by the signal.
 
-    To a shell that is the same status. But it ends the shell's loop as well, and an agent of W&B that has stopped a
-    trial does not take it for a failed one, of which it gives up after a few.
+    A shell sees the same status in both cases. But a signal also ends the shell's loop, and a W&B agent that has
+    stopped a trial does not count it as failed; it would give up after a few failed trials.
 
     Args:
-        commands: As for `run`.
-        args: As the shell gives them.
+        commands: The commands, as for `run`.
+        args: The command line's words.
     """
     ended_by: list[int] = []
 
@@ -39,7 +39,7 @@ def run_process(commands: Mapping[str, str], args: Sequence[str]) -> int:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
-    atexit.register(end)  # what is registered first is done last
+    atexit.register(end)  # the first function registered runs last
     status = run(commands, args)
     ended_by += [_SIGNALS[status]] if status in _SIGNALS else []
     return status
@@ -50,7 +50,7 @@ def run(commands: Mapping[str, str], args: Sequence[str]) -> int:
 
     Args:
         commands: For each name, of one or two words, its function as `module:function`.
-        args: As the shell gives them.
+        args: The command line's words.
     """
     try:
         try:
@@ -58,8 +58,8 @@ def run(commands: Mapping[str, str], args: Sequence[str]) -> int:
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()
-    except BrokenPipeError:  # whoever read the output, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the end
+    except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for output that is flushed at exit
         return PIPE_CLOSED
 
 
@@ -78,7 +78,7 @@ def _run(commands: Mapping[str, str], args: Sequence[str]) -> int:
             if interrupt := interrupt_behind(error):
                 is_term = isinstance(interrupt, Terminated)
                 status, how = (TERMINATED, "terminated") if is_term else (INTERRUPTED, "interrupted")
-                message = "; ".join([how, *map(str, interrupt.args), "what was cached is kept"])
+                message = "; ".join([how, *map(str, interrupt.args), "the cached activations are kept"])
             elif isinstance(told := lost_rank(error) or error, UserError | RunError):
                 status, message = USER_ERROR if isinstance(told, UserError) else RUN_ERROR, str(told)
                 wait_for_first_rank()

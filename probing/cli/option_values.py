@@ -1,4 +1,4 @@
-"""Options that several commands share: their types, what is wrong with their values, and how a run keeps them."""
+"""Options that several commands share: their types, checks of their values, and their form in a run's configuration."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 Layers = int | list[int] | str
 
-# Seeds that all generators of random numbers take.
+# The largest seed that all random number generators accept.
 LAST_SEED = 2**63 - 1
 
 
 def number_problems(seed: int, max_length: int | None, batch_tokens: int | None) -> list[str]:
-    """Return what is wrong with numbers whatever the model."""
+    """Return the problems with these numbers that are known without the model."""
     return [
         *out_of_range("seed", seed, 0, LAST_SEED),
         *out_of_range("max_length", max_length, 1),
@@ -42,8 +42,8 @@ def plain(options: Mapping[str, Any]) -> dict[str, Any]:
 def option_problems(
     probe: ProbeOptions, seed: int, max_length: int | None, batch_tokens: int | None, replicates: int
 ) -> list[str]:
-    """Return what is wrong with numbers whatever the model and the corpus; one bootstrap alone has no range."""
+    """Return the problems with these numbers that are known without the model and the corpus."""
     problems = probe.problems() + number_problems(seed, max_length, batch_tokens)
     if replicates == 1:
-        return [*problems, "`--replicates 1` has no range to show: expected 0 or at least 2"]
+        return [*problems, "`--replicates 1` is too few: a single bootstrap has no range, so expected 0 or at least 2"]
     return problems + out_of_range("replicates", replicates, 0)

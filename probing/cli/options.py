@@ -1,7 +1,6 @@
-"""Groups of options that a command takes as one argument; the help is read from here.
+"""Groups of options that a command takes as one argument; their help text is read from here.
 
-This file imports nothing heavy, not even for type checkers: the command line looks at it before
-anything else is needed.
+This file imports nothing heavy, not even for type checkers, because the command line reads it before anything else.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from probing.errors import UserError, out_of_range
 
-# Of penalties and steps: what is beyond is 0 or infinite in float32, squared or times a few thousand tokens.
+# Limits of penalties and learning rates: beyond, their squares and sums over tokens are 0 or infinite in float32.
 SMALLEST, LARGEST = 1e-30, 1e30
 
 _Options = TypeVar("_Options")
@@ -26,27 +25,29 @@ class ProbeOptions:
         l1: Strength of the l1 penalty on the scaled weights.
         l2: Strength of the squared l2 penalty on the scaled weights, above 0; auto chooses one value for all layers on
             validation sentences.
-        penalty_space: What neurons are divided by where their weights are penalised.
-        solver: lbfgs trains to a bound on the distance to the optimum, adam as published probes were.
-        tolerance: Bound on the distance to the optimum at which lbfgs stops, in nats.
-        learning_rate: Of adam.
-        batch_size: Of adam, in tokens.
-        patience: Of adam, epochs without a lower validation cross-entropy before a layer stops.
+        penalty_space: What each neuron is divided by before its weights are penalised: its standard deviation (sd), its
+            root mean square (rms), or 1 (raw).
+        solver: lbfgs trains until a bound on the distance to the optimum is reached; adam trains on mini-batches, as
+            published probes do.
+        tolerance: lbfgs stops when the bound on the distance to the optimum is at most this, in nats.
+        learning_rate: Learning rate of adam.
+        batch_size: Batch size of adam, in tokens.
+        patience: With adam, a layer stops after this many epochs without a lower validation cross-entropy.
     """
 
     l1: float = 0.0
     l2: float | Literal["auto"] = "auto"
     penalty_space: Literal["sd", "rms", "raw"] = "sd"
     solver: Literal["lbfgs", "adam"] = "lbfgs"
-    # Pairs of neurons whose contributions differ by more than 1% stood in the order of the optimum from a true
-    # distance of 3e-6 on, in every layer tried; the bound is 4 to 50 times the true distance by then.
+    # In every layer tried, pairs of neurons whose contributions differ by more than 1% have the order of the optimum
+    # once the true distance is at most 3e-6. The bound is then 4 to 50 times the true distance.
     tolerance: float = 3e-6
     learning_rate: float = 1e-3
     batch_size: int = 512
     patience: int = 3
 
     def problems(self) -> list[str]:
-        """Return what is wrong with values that are out of range."""
+        """Return the problems with values that are out of range."""
         problems = out_of_range("probe.l1", self.l1, 0, LARGEST)
         problems += out_of_range("probe.batch_size", self.batch_size, 1)
         problems += out_of_range("probe.patience", self.patience, 1)
@@ -65,11 +66,12 @@ class WandbOptions:
     """Where and how a run is logged to Weights & Biases.
 
     Args:
-        mode: `online`, `offline`, `disabled`; `auto` is `$WANDB_MODE`, else online with an API key.
-        project: Project the run belongs to.
-        entity: User or team that owns the project; without it, your default one.
-        group: Name under which runs are shown together, such as the sweep they came from.
-        tags: Labels of the run.
+        mode: `online`, `offline` or `disabled`; `auto` takes `$WANDB_MODE` if set, otherwise online if there is an API
+            key and offline if not.
+        project: Project that the run belongs to.
+        entity: User or team that owns the project; by default your own default entity.
+        group: Name under which runs are shown together, such as the name of their sweep.
+        tags: Tags of the run.
     """
 
     mode: Literal["auto", "online", "offline", "disabled"] = "auto"
@@ -80,14 +82,14 @@ class WandbOptions:
 
 
 def as_options(kind: type[_Options], value: _Options | Mapping[str, Any], name: str) -> _Options:
-    """Return options that may come as a mapping, as they stand in a run's configuration.
+    """Return the options as a dataclass, also where they come as a mapping, as in a run's configuration.
 
     Raises:
-        UserError: If the mapping has a key that is no option.
+        UserError: If the mapping has an unknown key.
     """
     if not isinstance(value, Mapping):
         return value
     known = [option.name for option in fields(kind)]  # type: ignore[arg-type]
     if unknown := [key for key in value if key not in known]:
-        raise UserError(f"`{name}.{unknown[0]}` is no option; those of `{name}` are {', '.join(known)}.")
+        raise UserError(f"`{name}.{unknown[0]}` is not an option; the options of `{name}` are {', '.join(known)}.")
     return kind(**value)

@@ -1,1 +1,1 @@
-"""The process: its ranks, interrupts, terminal, trainer and clock."""
+"""The running process: ranks, interrupts, terminal output, Trainer and timings."""

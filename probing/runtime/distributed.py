@@ -1,4 +1,4 @@
-"""The processes of a job, called ranks: which one this is, what they do together, and that none outlives the others."""
+"""The processes (ranks) of a distributed job: rank and world size, sums over ranks, and ending all ranks together."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
 
 # Set by torchrun, by Lightning's launcher and by SLURM, in the order in which Lightning reads them.
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
-# What Lightning's launcher looks after its processes with; it says on this logger that one has ended.
+# Logger on which Lightning's launcher reports that one of its processes has ended.
 _LAUNCHER = "lightning_fabric.strategies.launchers.subprocess_script"
-# How errors of gloo, NCCL and their store begin where another rank has gone.
+# Words in the errors of gloo, NCCL and their store when another rank has ended.
 _LOST = re.compile(r"gloo|nccl|connection (reset|closed|was closed)|broken pipe|tcpstore", re.IGNORECASE)
 
-KEPT = "what was cached is kept: run the same command again"
+KEPT = "the cached activations are kept: run the same command again"
 
 
 def is_main_process() -> bool:
-    """Whether this process writes results and speaks: true for rank 0 and where there are no ranks."""
+    """Whether this process writes results and messages: true for rank 0 and without ranks."""
     rank = next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), "0")
     return rank == "0" and os.environ.get("NODE_RANK", "0") == "0"
 
 
-# --- how ranks come about ---
+# --- starting ranks ---
 
 
 def launched() -> dict[str, Any]:
-    """Return the Trainer's options that join the processes which torchrun or srun started; none for one process.
+    """Return the Trainer options that join processes started by torchrun or srun; empty for a single process.
 
     Raises:
-        UserError: If srun does not say how many of them are on a host.
+        UserError: If srun does not say how many processes run on each host.
     """
     variables = os.environ
     if "TORCHELASTIC_RUN_ID" in variables:
@@ -59,10 +59,10 @@ def refuse_several(command: str) -> None:
     """Refuse to run where torchrun or srun started several processes.
 
     Args:
-        command: Its name.
+        command: Name of the command.
 
     Raises:
-        UserError: If there are several.
+        UserError: If there are several processes.
     """
     if launched():
         raise UserError(
@@ -71,12 +71,12 @@ def refuse_several(command: str) -> None:
         )
 
 
-# --- what ranks do together ---
+# --- communication between ranks ---
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """Return this process's rank and the number of ranks, (0, 1) until a Trainer has brought them together."""
-    if not _is_together():
+    """Return this process's rank and the number of ranks; (0, 1) before a Trainer has set up the process group."""
+    if not _has_process_group():
         return 0, 1
     from torch import distributed
 
@@ -84,21 +84,21 @@ def rank_and_world_size() -> tuple[int, int]:
 
 
 def sum_over_ranks(tensor: Tensor) -> Tensor:
-    """Return the sum over all ranks, the same bits on each; alone, the tensor itself.
+    """All-reduce a tensor: return the sum over all ranks, bitwise the same on each. A single rank returns the tensor.
 
-    All ranks must call it, in the same order.
+    All ranks must call this, in the same order.
     """
     if rank_and_world_size()[1] == 1:
         return tensor
     from torch import distributed
 
-    on_device = distributed.get_backend() == "nccl"  # which knows no other tensors
+    on_device = distributed.get_backend() == "nccl"  # NCCL handles CUDA tensors only
     total = tensor.cuda() if on_device else tensor.clone()
     distributed.all_reduce(total)
     return total.to(tensor.device)
 
 
-def _is_together() -> bool:
+def _has_process_group() -> bool:
     if "torch.distributed" not in sys.modules:
         return False
     from torch import distributed
@@ -106,17 +106,18 @@ def _is_together() -> bool:
     return distributed.is_available() and distributed.is_initialized()
 
 
-# --- how ranks end ---
+# --- ending ranks ---
 
-_launchers: list[Any] = []  # of Lightning, those that may have started processes
+_launchers: list[Any] = []  # Lightning's launchers that may have started processes
 
 
 def end_with_parent() -> None:
-    """End this process, if a launcher started it as a rank of a job, soon after the launcher has ended.
+    """End this process soon after its launcher has ended, if it is a rank that a launcher started.
 
-    A rank in the middle of its share would otherwise go on, for hours, for nobody.
+    Otherwise a rank in the middle of its work would go on for hours although nobody uses the result.
     """
-    # Those whose parent is a launcher: Lightning's own, which is itself of local rank 0, or torchrun.
+    # Local rank 0 has no launcher as its parent under Lightning, where it is the launcher itself; under torchrun it
+    # does.
     if "TORCHELASTIC_RUN_ID" not in os.environ and os.environ.get("LOCAL_RANK", "0") == "0":
         return
     parent = os.getppid()
@@ -124,20 +125,20 @@ def end_with_parent() -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(1)
-        _say(f"the process that started this job has gone without a word, so all of it ends; {KEPT}")
+        _say(f"the process that started this job ended unexpectedly, so all its processes end; {KEPT}")
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="parent-watch").start()
 
 
 def end_together(trainer: Any) -> None:
-    """Have the first rank say which other one has ended badly, and all of them part at the end.
+    """Report which rank has failed, and close the process group when the interpreter exits.
 
-    Lightning's launcher looks after the processes that it started: where one has ended badly, it kills the others
-    within seconds, the first one too, which without this would go without a word.
+    Lightning's launcher watches the processes that it started. If one fails, it kills the others within seconds,
+    including the first rank, which would otherwise end without a message.
 
     Args:
-        trainer: About to run.
+        trainer: The Trainer that is about to run.
     """
     logger = logging.getLogger(_LAUNCHER)
     if trainer.world_size == 1:
@@ -154,7 +155,7 @@ def end_together(trainer: Any) -> None:
 
 
 class _EndedRanks(logging.Handler):
-    """Says in our words what Lightning's launcher notes about a process that ended."""
+    """Prints a message when Lightning's launcher logs that a process has ended."""
 
     spoken = False
 
@@ -164,28 +165,28 @@ class _EndedRanks(logging.Handler):
             return
         rank, code = map(int, found.groups())
         how = f"was killed by signal {-code}" if code < 0 else f"failed with status {code}"
-        _say(f"process {rank} of this job {how}, so all of it ends; {KEPT}")
+        _say(f"process {rank} of this job {how}, so all its processes end; {KEPT}")
 
 
 def lost_rank(error: BaseException) -> RunError | None:
-    """Return what to say of an error that only means that another rank has gone, None for any other error."""
-    if not _is_together() or not isinstance(error, RuntimeError) or not _LOST.search(str(error)):
+    """Return the message for an error that only shows that another rank has ended; None for any other error."""
+    if not _has_process_group() or not isinstance(error, RuntimeError) or not _LOST.search(str(error)):
         return None
     _EndedRanks.spoken = True
     return RunError(f"another process of this job ended before its work was done; {KEPT}")
 
 
 def end_others() -> None:
-    """End the processes that this one had started, where it fails."""
+    """Kill the processes that this one has started, after it has failed."""
     for launcher in _launchers:
         for process in launcher.procs:
             process.kill()
 
 
 def wait_for_first_rank() -> None:
-    """Give the first rank, on any other one, time to say what all of them have met, and to end them."""
+    """On all ranks but the first: wait, so that the first can print the error they share and end the others."""
     if not is_main_process():
-        time.sleep(8)  # longer than the launcher takes to look
+        time.sleep(8)  # longer than the launcher's polling interval
 
 
 def _say(message: str) -> None:
@@ -193,8 +194,8 @@ def _say(message: str) -> None:
 
 
 def _leave_process_group() -> None:
-    # Gloo's threads may outlive the interpreter, which then aborts: a job that was done would seem to have failed.
-    if _is_together():
+    # Gloo's threads may outlive the interpreter, which then aborts, and a finished job would seem to have failed.
+    if _has_process_group():
         from torch import distributed
 
         distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: both end a command as a KeyboardInterrupt, wherever it is."""
+"""Ctrl-C and SIGTERM: both end a command by a KeyboardInterrupt."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, as `kill` sends it, and a batch system whose time is up."""
+    """Raised on SIGTERM, which `kill` sends, and a batch system at the end of a job's time."""
 
 
 _KINDS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
-# What came last: an exception that is raised while C code runs may come out of it as another one.
+# The last interrupt: an exception raised while C code runs may be replaced by another exception.
 _received: type[KeyboardInterrupt] | None = None
 
 
 @contextmanager
 def signals_interrupt() -> Iterator[None]:
-    """Let both signals raise; Lightning alone would note SIGTERM and go on to the end of the batch.
+    """Raise an exception on both signals; Lightning by itself would continue after SIGTERM to the end of the batch.
 
-    A process that was told to ignore Ctrl-C, as a shell tells those in the background, goes on ignoring it.
+    A process that ignores Ctrl-C, as a shell sets up background processes, continues to ignore it.
     """
     global _received
     with ExitStack() as stack:
-        if threading.current_thread() is threading.main_thread():  # no other is told of signals
+        if threading.current_thread() is threading.main_thread():  # other threads cannot handle signals
             for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
                 if signal.getsignal(number) == usual:
                     stack.callback(signal.signal, number, signal.signal(number, _interrupt))
@@ -43,7 +43,7 @@ def _interrupt(number: int, frame: Any) -> None:
 
 
 def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
-    """Return the interrupt that an error is or comes from, None where nobody interrupted."""
+    """Return the interrupt that an error is or was caused by; None without an interrupt."""
     if isinstance(error, KeyboardInterrupt):
         return error
     return _received() if _received else None
@@ -51,7 +51,7 @@ def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
 
 @contextmanager
 def interrupts_pass() -> Iterator[None]:
-    """Let an interrupt leave a Trainer as what it was; Lightning makes it the end of the process."""
+    """Raise an interrupt again that Lightning's Trainer has turned into a SystemExit."""
     try:
         yield
     except SystemExit as stop:

@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole: a reader finds the old one or the new one, never half of it."""
+"""Files that are replaced atomically: a reader finds the old file or the new one, never a part of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield where to write a file that then takes the place of `path`; if writing fails, the old one stays."""
+    """Yield a temporary path that is renamed to `path` after writing; if writing fails, the old file stays."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield partial
@@ -20,5 +20,5 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def vector_form(path: Path) -> Path:
-    """Return where the vector form of a figure stands."""
+    """Return the path of a figure's vector form."""
     return path.with_suffix(".pdf")

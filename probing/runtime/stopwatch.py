@@ -1,4 +1,4 @@
-"""How long the stages of a command took."""
+"""Times the stages of a command."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from time import perf_counter
 
 
 class Stopwatch:
-    """Started when it is made; the stages follow one another without a gap."""
+    """Starts when it is created; each stage begins where the previous one ends."""
 
     def __init__(self) -> None:
         self._start = self._last = perf_counter()
         self._stages: dict[str, float] = {}
 
     def end(self, stage: str) -> None:
-        """Note that a stage is over, and that the next one begins."""
+        """Record the end of a stage, which begins the next one."""
         now = perf_counter()
         self._stages[f"{stage}_s"], self._last = now - self._last, now
 
     def timings(self) -> dict[str, float]:
-        """Return the seconds of each stage, and of all until the last one's end, as in `results.json`."""
+        """Return the seconds of each stage, and of all stages together, as in `results.json`."""
         return {**self._stages, "total_s": self._last - self._start}

@@ -1,4 +1,4 @@
-"""What a person sees while and after a command runs."""
+"""Terminal output: messages, tables and progress bars."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 from probing.runtime.distributed import is_main_process
 
-# Width of tables where the output is no terminal.
+# Width of tables where the output is not a terminal.
 PLAIN_WIDTH = 110
 
 
 def say(message: str) -> None:
-    """Print a one-line message beside the results, on standard error; of several ranks the first speaks."""
+    """Print a one-line message on standard error, on the first rank only."""
     if is_main_process():
         print(message, file=sys.stderr, flush=True)
 
@@ -38,7 +38,7 @@ def render(*tables: Any) -> str:
 
 
 def show(*tables: Any) -> None:
-    """Print tables, in colour and to the window's width where there is a terminal."""
+    """Print tables; in a terminal, with colours and as wide as the window."""
     from rich.console import Console
 
     console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH, color_system=None)
@@ -47,7 +47,7 @@ def show(*tables: Any) -> None:
 
 
 def plain_table(title: str) -> Any:
-    """Return an empty rich table in the looks of all tables here."""
+    """Return an empty rich table in the style of all tables of this project."""
     from rich import box
     from rich.table import Table
 
@@ -55,12 +55,12 @@ def plain_table(title: str) -> Any:
 
 
 def show_progress(quiet: bool) -> bool:
-    """Whether progress bars help anyone: standard error is a terminal and nobody asked for quiet."""
+    """Whether to show progress bars: standard error is a terminal and `--quiet` was not given."""
     return not quiet and sys.stderr.isatty()
 
 
 def extraction_progress() -> Any:
-    """Return a Lightning callback that shows how many shards are extracted."""
+    """Return a Lightning callback that shows how many shards have been extracted."""
     import pytorch_lightning as pl
 
     class ExtractionProgress(pl.Callback):
@@ -81,7 +81,7 @@ def extraction_progress() -> Any:
 
 
 def training_progress(what: str = "probes") -> Any:
-    """Return a Lightning callback that shows the pass and how many probes are solved."""
+    """Return a Lightning callback that shows the number of the pass and how many probes are solved."""
     import pytorch_lightning as pl
 
     class TrainingProgress(pl.Callback):
@@ -110,8 +110,8 @@ def _bar() -> Any:
 
 
 @contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """Hold up the search for garbage while libraries are imported, which make none: it took a quarter of the time."""
+def _without_garbage_collection() -> Iterator[None]:
+    """Disable garbage collection during imports, which create no garbage: it took a quarter of their time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -123,9 +123,9 @@ def _nothing_collected() -> Iterator[None]:
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Keep Lightning's and transformers' chatter off the screen; their errors still raise."""
-    with _nothing_collected():
-        import pytorch_lightning  # noqa: F401  its import sets the levels that are changed here
+    """Silence the logs and warnings of Lightning and transformers; their exceptions still raise."""
+    with _without_garbage_collection():
+        import pytorch_lightning  # noqa: F401  importing it sets the log levels that are changed here
         from transformers.utils import logging as transformers_logging
 
     names = (

@@ -1,4 +1,4 @@
-"""Lightning's Trainer: which of its arguments are taken, and what they are where nobody says."""
+"""Lightning's Trainer: which of its arguments are accepted, and their defaults."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import torch
 from probing.errors import UserError, as_clause, did_you_mean, out_of_range, refuse
 from probing.runtime.distributed import end_together, launched
 
-# Arguments of Lightning's Trainer that mean something here: for both solvers, for mini-batches alone, and for
-# measuring how far these stayed from the optimum.
+# Arguments of Lightning's Trainer that both solvers honour. Adam, which trains on mini-batches, honours further ones.
 HONOURED = {
     "accelerator", "strategy", "devices", "num_nodes", "max_epochs", "max_time", "deterministic", "benchmark",
     "enable_progress_bar", "enable_checkpointing", "detect_anomaly",
@@ -25,12 +24,12 @@ _HONOURED_BY_ADAM = HONOURED | {
     "limit_train_batches", "limit_val_batches", "check_val_every_n_epoch",
 }  # fmt: skip
 _YES_OR_NO = {"deterministic", "benchmark", "enable_progress_bar", "enable_checkpointing", "detect_anomaly"}
-# Whole numbers and the least of each; -1 epochs are as many as it takes.
+# Integer options and their least values; -1 epochs means no limit.
 _AT_LEAST = {
     "max_epochs": -1, "min_epochs": 0, "limit_train_batches": 1, "limit_val_batches": 0, "accumulate_grad_batches": 1,
     "check_val_every_n_epoch": 1,
 }  # fmt: skip
-# Ways in which processes work together that bring what they learnt back to the command.
+# Strategies under which the trained weights are available in the command's own process.
 STRATEGIES = ("auto", "ddp")
 
 
@@ -38,8 +37,8 @@ def check_trainer_options(options: Mapping[str, Any], solver: str) -> None:
     """Check the Trainer's arguments before any work.
 
     Args:
-        options: By name.
-        solver: `lbfgs` or `adam`, which honours more of them.
+        options: Arguments of the Trainer, by name.
+        solver: `lbfgs` or `adam`; `adam` honours more arguments.
 
     Raises:
         UserError: If one is unknown, cannot be honoured by the solver, or has a value that Lightning refuses.
@@ -47,15 +46,15 @@ def check_trainer_options(options: Mapping[str, Any], solver: str) -> None:
     known = set(inspect.signature(pl.Trainer).parameters)
     honoured = _HONOURED_BY_ADAM if solver == "adam" else HONOURED
     problems = [
-        f"`--trainer.{name}` is no argument of Lightning's Trainer{did_you_mean(str(name), honoured, '--trainer.')}"
+        f"`--trainer.{name}` is not an argument of Lightning's Trainer{did_you_mean(str(name), honoured, '--trainer.')}"
         if name not in known
-        else f"`--trainer.{name}` cannot be honoured by the solver {solver}"
+        else f"`--trainer.{name}` cannot be used with the solver {solver}"
         for name in options
         if name not in honoured
     ]
     if problems:
-        problems.append(f"what can be set is {', '.join(sorted(honoured))}")
-    # What Lightning would refuse or stumble over only once it trains.
+        problems.append(f"the arguments that can be set are {', '.join(sorted(honoured))}")
+    # Values that Lightning would refuse, or fail on, only once it trains.
     for name, least in _AT_LEAST.items():
         if (value := options.get(name)) is None:
             continue
@@ -70,17 +69,17 @@ def check_trainer_options(options: Mapping[str, Any], solver: str) -> None:
             problems.append(f"`--trainer.{name} {options[name]}`: expected true or false")
     if options.get("max_epochs") == 0:
         problems.append(
-            "`--trainer.max_epochs 0` leaves no pass over the tokens: expected at least 1, or -1 for no limit"
+            "`--trainer.max_epochs 0` allows no pass over the tokens: expected at least 1, or -1 for no limit"
         )
     if not isinstance(max_time := options.get("max_time", {}), str | Mapping | timedelta):
         problems.append(f"`--trainer.max_time {max_time}`: expected DD:HH:MM:SS")
     refuse(problems)
     refuse(_rank_problems(options))
-    # One by one, so that the message names what is refused; then all, which may be at odds with one another.
+    # One by one, so that the message names the argument that is refused; then all, which may contradict each other.
     for tried in [*({name: value} for name, value in options.items()), options]:
         try:
             build_trainer(tried, logger=False, callbacks=(), folder=None)
-        except Exception as error:  # Lightning raises many kinds
+        except Exception as error:  # Lightning raises many types
             typed = " ".join(f"--trainer.{name} {value}" for name, value in tried.items())
             raise UserError(f"`{typed}`: Lightning refuses it ({as_clause(error)}).") from None
     if "max_time" in options and (pl.callbacks.Timer(options["max_time"]).time_remaining() or 0) <= 0:
@@ -88,16 +87,16 @@ def check_trainer_options(options: Mapping[str, Any], solver: str) -> None:
 
 
 def _rank_problems(options: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with how many processes are asked for, and with how they would work together."""
+    """Return what is wrong with the number of processes and with the strategy."""
     problems = []
     strategy = options.get("strategy", "auto")
-    if isinstance(strategy, str) and strategy not in STRATEGIES:  # whoever gives an object knows what it does
+    if isinstance(strategy, str) and strategy not in STRATEGIES:  # a strategy object is accepted unchecked
         problems.append(f"`--trainer.strategy {strategy}`: expected {' or '.join(STRATEGIES)}")
     joined = launched()
     for name in ("devices", "num_nodes"):
         if joined and (value := options.get(name)) not in (None, "auto", -1, "-1", joined[name], str(joined[name])):
             problems.append(
-                f"`--trainer.{name} {value}`: torchrun or srun started {joined['devices']} processes a host on "
+                f"`--trainer.{name} {value}`: torchrun or srun started {joined['devices']} processes per host on "
                 f"{joined['num_nodes']} hosts; leave the option out"
             )
     if options.get("accelerator", "auto") == "cpu" or not torch.cuda.is_available():
@@ -105,8 +104,8 @@ def _rank_problems(options: Mapping[str, Any]) -> list[str]:
         n, cores = int(n) if str(n).isdecimal() else 1, cores or os.cpu_count() or 1
         if n > max(cores, 2):
             problems.append(
-                f"`--trainer.devices {n}`: on this machine {cores} cores can be used, and more processes than cores "
-                "only wait for one another; give fewer"
+                f"`--trainer.devices {n}`: this machine has {cores} usable cores, and more processes than cores "
+                "would wait for one another; give fewer"
             )
     return problems
 
@@ -114,7 +113,7 @@ def _rank_problems(options: Mapping[str, Any]) -> list[str]:
 def build_trainer(
     options: Mapping[str, Any], logger: Any, callbacks: Sequence[pl.Callback], folder: str | None
 ) -> pl.Trainer:
-    """Return a Trainer with this project's defaults under the user's options."""
+    """Return a Trainer with this project's defaults, which the user's options override."""
     defaults = {
         "accelerator": "gpu" if torch.cuda.is_available() else "cpu",
         "devices": 1,
@@ -129,7 +128,7 @@ def build_trainer(
         enable_model_summary=False,
         num_sanity_val_steps=0,
         log_every_n_steps=1,
-        use_distributed_sampler=False,  # shards are divided by `ShardBatches`, without repetition
+        use_distributed_sampler=False,  # `ShardBatches` divides the shards among ranks, without repetition
     )
     end_together(trainer)
     return trainer

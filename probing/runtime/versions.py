@@ -1,11 +1,11 @@
-"""Versions of this package and of the libraries that decide over results."""
+"""Versions of this package and of the libraries that results depend on."""
 
 from __future__ import annotations
 
 import platform
 from importlib.metadata import version
 
-# Of this package as it is installed.
+# Name of this distribution.
 PACKAGE = "neuron-probing"
 _LIBRARIES = ("torch", "pytorch-lightning", "transformers", "torchmetrics", "numpy", "safetensors", "wandb")
 
@@ -16,5 +16,5 @@ def own_version() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python, of this package, and of the libraries that decide over results."""
+    """Return the versions of Python, of this package, and of the libraries that results depend on."""
     return {"python": platform.python_version(), **{name: version(name) for name in (PACKAGE, *_LIBRARIES)}}

@@ -76,7 +76,10 @@ def test_layers_are_taken_as_sweeps_pass_them(typed: str) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--layr", "6", "--probe.l3", "1"], ["`--layr` is no option of fit (did you mean `--layer`?); `--probe.l3`"]),
+        (
+            ["--layr", "6", "--probe.l3", "1"],
+            ["`--layr` is not an option of fit (did you mean `--layer`?); `--probe.l3`"],
+        ),
         (["--seed", "x"], ["`--seed x`: expected a whole number."]),
         (["--dtype", "float8"], ["dtype", "float8", "bfloat16"]),
         (["--probe.solver", "sgd"], ["solver", "lbfgs"]),

@@ -211,7 +211,7 @@ def test_an_interrupt_during_training_leaves_a_visible_partial_run(
         number,
     )
     assert ended == -number, "\n".join(messages)
-    assert messages == [f"probing fit: {word}; the unfinished run is {partial}; what was cached is kept."]
+    assert messages == [f"probing fit: {word}; the unfinished run is {partial}; the cached activations are kept."]
     assert names(runs) == {"cache", "whole", "stopped.partial"}
 
 
@@ -235,7 +235,7 @@ def test_an_interrupt_during_the_extraction_keeps_what_is_done(
     ended, messages = in_a_process(args, lambda: bool(list(runs.glob(f"cache/*/{MANIFEST}"))), number)
     assert ended == -number, "\n".join(messages)
     assert len(messages) == 1
-    assert "what was cached is kept" in messages[0]
+    assert "the cached activations are kept" in messages[0]
     assert names(runs) == {"cache"}
 
 

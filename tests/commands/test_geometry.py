@@ -275,7 +275,7 @@ def test_none_found_is_a_result(checkpoints: dict[str, Path], corpus_file: Path,
     ("args", "message"),
     [
         (["--transforms", "clip,whitn"], "all_but_the_top, all, none (did you mean `whiten`?)"),
-        (["--estimators", "e18"], "`--estimators e18` is none of e19, lkm, tvs, all, none"),
+        (["--estimators", "e18"], "`--estimators e18` is not one of e19, lkm, tvs, all, none"),
         (["--components", "0"], "`--components 0` is out of range"),
         (["--components", "100"], "`--components 100` is out of range: expected 1 to 48"),
         (["--shrinkage", "1.5"], "`--shrinkage 1.5` is out of range: expected 0 to 1"),

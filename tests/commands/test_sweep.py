@@ -300,7 +300,7 @@ def test_trials_are_one_group_in_wandb_and_the_sweep_has_a_run_of_its_own(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"probe.l3": {"values": [1, 2]}}, r"`probe.l3` in .* is no option of fit"),
+        ({"probe.l3": {"values": [1, 2]}}, r"`probe.l3` in .* is not an option of fit"),
         ({"probe.l2": {"values": [1, "x"]}}, r"`probe.l2: x` in .*: expected a number"),
         ({"probe.l2": {"values": [-1.0, 1.0]}}, "out of range"),
         ({"layer": {"values": [1, 99]}}, "has layers 0"),

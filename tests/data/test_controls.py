@@ -57,7 +57,7 @@ def test_all_controls_are_those_that_say_something_of_the_task() -> None:
 
 def test_an_unknown_control_is_refused() -> None:
     with pytest.raises(
-        UserError, match=r"`--controls tokens` is none of shuffled, token, .* \(did you mean `token`\?\)"
+        UserError, match=r"`--controls tokens` is not one of shuffled, token, .* \(did you mean `token`\?\)"
     ):
         chosen_controls("shuffled,tokens", ordinal=True)
 

@@ -55,5 +55,5 @@ def test_names_are_chosen_in_the_order_of_tables() -> None:
     assert chosen("--x", ["clip"], SPACES) == ["clip"]
     assert chosen("--x", "all", SPACES) == list(SPACES)
     assert chosen("--x", "none", SPACES[1:], "none") == []
-    with pytest.raises(UserError, match=r"`--x whitn` is none of .*\(did you mean `whiten`\?\)"):
+    with pytest.raises(UserError, match=r"`--x whitn` is not one of .*\(did you mean `whiten`\?\)"):
         chosen("--x", "clip,whitn", SPACES)

@@ -417,7 +417,7 @@ def test_the_page_goes_into_the_run_or_beside_several(
         (["a", "--output", "notes.txt/page.html"], "`--output notes.txt/page.html`: there is no folder notes.txt"),
         (["a", "--output", "x" * 300], "cannot be written (File name too long)"),
         (["a", "--output="], "`--output` is empty"),
-        (["a", "--outptu", "x"], "`--outptu` is no option of report (did you mean `--output`?)"),
+        (["a", "--outptu", "x"], "`--outptu` is not an option of report (did you mean `--output`?)"),
         (["no-neurons"], "`no-neurons` is damaged (neurons.csv: No such file or directory)"),
         (["no-tensor"], "`no-tensor` is damaged (No such file or directory: no-tensor/contributions.safetensors)"),
         (["cut-tensor"], "`cut-tensor` is damaged ("),
