@@ -1,4 +1,4 @@
-"""Where in a transformer does position live, and which neurons carry it?"""
+"""Linear probes that rank the neurons of a transformer's layers, with the evidence for each ranking."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# What `from probing import ...` finds, imported only when asked for.
+# The public names and their modules, which are imported on first use.
 _HOMES = {
     "Comparison": "probing.commands.compare",
     "compare": "probing.commands.compare",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-# Each name with the function that does it; the module is imported when the command is asked for.
+# The function of each command; its module is imported when the command is run.
 COMMANDS = {
     "fit": "probing.commands.fit:fit",
     "extract": "probing.commands.extract:extract",

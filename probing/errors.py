@@ -1,4 +1,4 @@
-"""What the user is told when a run cannot go on."""
+"""Errors that end a run, and helpers for their messages."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from difflib import get_close_matches
 
 
 class UserError(Exception):
-    """The user asked for something impossible; the message is one sentence with the way out (exit status 2)."""
+    """The user asked for something impossible; the message is one sentence that says what to do (exit status 2)."""
 
 
 class RunError(Exception):
-    """The run failed through no fault of the request; the message says what is left on disk (exit status 1)."""
+    """The run failed although the request was valid; the message says what is left on disk (exit status 1)."""
 
 
 def refuse(problems: Sequence[str]) -> None:
@@ -22,7 +22,7 @@ def refuse(problems: Sequence[str]) -> None:
 
 
 def out_of_range(option: str, value: float | None, low: float, high: float = float("inf")) -> list[str]:
-    """Return what is wrong with an option's value, if anything; None is in every range, not-a-number in none."""
+    """Return the problem with an option's value, if any; None is within every range, NaN and infinity are not."""
     if value is None or (low <= value <= high and value != float("inf")):
         return []
     wanted = f"at least {low}" if high == float("inf") else f"{low} to {high}"
@@ -30,13 +30,13 @@ def out_of_range(option: str, value: float | None, low: float, high: float = flo
 
 
 def did_you_mean(word: str, known: Iterable[str], before: str = "") -> str:
-    """Return the nearest of the known words in parentheses, or nothing where none is near."""
+    """Return a suggestion in parentheses: the nearest known word, or an empty string where none is near."""
     near = get_close_matches(word, list(known), n=1, cutoff=0.7)
     return f" (did you mean `{before}{near[0]}`?)" if near else ""
 
 
 def as_clause(error: BaseException) -> str:
-    """Return what a library says went wrong as a part of our sentence: a short line, without a full stop."""
+    """Return a library's error message as a clause of our sentence: one short line without a full stop."""
     first_line = (getattr(error, "strerror", None) or str(error) or type(error).__name__).strip().split("\n")[0]
     first, *others = re.split(r"[.!?]+\s+(?=[A-Z])", first_line)
     clause = first[:200]
@@ -48,6 +48,6 @@ def as_clause(error: BaseException) -> str:
 
 
 def one_line(message: str) -> str:
-    """Return a message in one line that ends with a full stop, whatever was typed, without control characters."""
+    """Return a message as one line that ends with a full stop and has no control characters."""
     plain = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in " ".join(message.split()))
     return plain if plain.endswith(".") else f"{plain}."

@@ -1,4 +1,4 @@
-"""What a task is, and where the installed ones are."""
+"""The protocol of a task, and loading of installed tasks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from probing.errors import UserError, did_you_mean
 GROUP = "probing.tasks"
 
 
-# int64, or strings in an array of objects.
+# An int64 array, or an object array of strings.
 Labels = NDArray[Any]
 
 
@@ -26,34 +26,34 @@ class TokenTask(Protocol):
 
     @property
     def ordinal(self) -> bool:
-        """Whether labels are numbers, so that distances between them mean something."""
+        """Whether labels are numbers, so that distances between labels are meaningful."""
         ...
 
     @property
     def word_means(self) -> bool:
-        """Whether a word's activations are the mean over its pieces, its label being at the first."""
+        """Whether a word's activations are the mean over its pieces; its label is then at the first piece."""
         ...
 
     def labels(self, tokens: Tokens, corpus: Corpus) -> Labels:
-        """Return the label of each token, -1 or an empty string where it is no example; shape (n_tokens,)."""
+        """Return the label of each token, -1 or an empty string if it is not an example; shape (n_tokens,)."""
         ...
 
     def classes(self, labels: Labels, n_sentences: int) -> Labels:
-        """Return the labels that become classes, ascending, given those of the training tokens."""
+        """Return the labels that become classes, ascending, given the labels of the training tokens."""
         ...
 
 
 def has_label(labels: Labels) -> NDArray[np.bool_]:
-    """Return which tokens have a label."""
+    """Return whether each token has a label."""
     has: NDArray[np.bool_] = labels != "" if labels.dtype.kind == "O" else labels >= 0
     return has
 
 
 def load_task(name: str, options: Mapping[str, Any]) -> TokenTask:
-    """Build an installed task with its options, checked by their types.
+    """Build an installed task from its options, whose types are checked.
 
     Raises:
-        UserError: If there is no such task, or an option is unknown or of the wrong type.
+        UserError: If there is no such task, or an option is unknown or has the wrong type.
     """
     found = {entry.name: entry for entry in entry_points(group=GROUP)}
     if name not in found:

@@ -110,7 +110,7 @@ def change(path: Path, **changes: Any) -> None:
 def test_code_that_comes_with_a_model_is_not_run(their_code: Path, evidence: Path) -> None:
     auto_map = {"AutoConfig": "theirs.Config", "AutoModel": "theirs.Model"}
     change(their_code / "config.json", model_type="theirs", auto_map=auto_map)
-    with pytest.raises(UserError, match=r"own-bert-0` needs code that comes with its weights, which is never run"):
+    with pytest.raises(UserError, match=r"own-bert-0` needs code from its repository, which is never run here"):
         load_config(resolve_model(str(their_code)))
     assert not evidence.exists()
 

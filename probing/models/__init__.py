@@ -1,4 +1,4 @@
-"""Which model and which layers: names, files, configuration, tokenizer, weights."""
+"""Models and their layers: names, files, configuration, tokenizer and weights."""
 
 from probing.models.folding import word_folding
 from probing.models.layers import layer_numbers, parse_layers

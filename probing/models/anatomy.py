@@ -1,4 +1,4 @@
-"""Where in an encoder its layers are, found by running it, and a forward pass that ends at the highest asked for."""
+"""Finds the layers of an encoder by running it, and runs it up to the highest layer requested."""
 
 from __future__ import annotations
 
@@ -12,26 +12,24 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-# Tokens of the sequences that an encoder is examined with, and how many of them are padding in the second one. Odd, so
-# that a family that lengthens its input to a multiple of something shows it.
+# Length of the two sequences that an encoder is examined with, and number of padding tokens in the second one. The
+# length is odd to reveal families that pad their input to a multiple of some number.
 _LENGTH, _PADDING = 11, 4
-# How much of its mean size a hidden state may change for having padding beside it: rounding, and no more.
+# Largest relative change of hidden states through padding that still counts as rounding.
 _ROUNDING = {"float32": 1e-5, "bfloat16": 0.03, "float16": 0.005}
 
 
 @dataclass(frozen=True)
 class Anatomy:
-    """What an encoder is made of, as far as its hidden states go.
+    """The structure of an encoder, as far as it concerns hidden states.
 
     Args:
-        blocks: Modules whose k-th call, counted over all of them, receives layer k: a list of
-            blocks, or the one block that a family calls again and again. None where no such list
-            is in the model; a forward pass then runs to the end.
-        n_layers: Number of blocks; layers are 0..n_layers.
-        padding_is_neutral: Whether a sentence has the same hidden states alone and beside padding.
-            Families that mix neighbouring tokens by a convolution or a Fourier transform do not.
-        position_table: The embedding whose rows say where tokens stand; None where positions are
-            relative or rotary.
+        blocks: Modules whose k-th call, counted over all of them, receives layer k: a list of blocks, or a single block
+            that is called repeatedly. None if the model has no such list; a forward pass then runs to the end.
+        n_layers: Number of blocks; layers are numbered 0..n_layers.
+        padding_is_neutral: Whether a sentence has the same hidden states with and without padding. Families that mix
+            neighbouring tokens by a convolution or a Fourier transform do not.
+        position_table: The absolute position embedding; None if positions are relative or rotary.
     """
 
     blocks: tuple[nn.Module, ...] | None
@@ -41,19 +39,19 @@ class Anatomy:
 
 
 def examine(encoder: nn.Module, pad_token_id: int = 0, name: str = "the model") -> Anatomy:
-    """Run an encoder on a few tokens and find out where its layers are.
+    """Run an encoder on a few tokens and find its layers.
 
-    A list of modules counts as its blocks when what they receive, call by call, equals the hidden
-    states that the model itself hands out. Nothing is taken from names or families.
+    A list of modules counts as the blocks if their inputs, call by call, equal the hidden states that the model
+    returns. Names and model families play no role.
 
     Args:
         encoder: A model in evaluation mode, on any device.
-        pad_token_id: What fills a batch.
-        name: What the user typed, for messages.
+        pad_token_id: Id of the padding token.
+        name: The model's name as the user typed it, for messages.
 
     Raises:
-        UserError: If the model does not run on tokens alone, or hands out no hidden states, not one for each block and
-            one more, or of several widths.
+        UserError: If the model does not run on tokens alone, or does not return hidden states of a single width, one
+            for the embeddings and one per block.
     """
     import torch
 
@@ -63,10 +61,10 @@ def examine(encoder: nn.Module, pad_token_id: int = 0, name: str = "the model") 
         embedded, more_handles = _record_embeddings(encoder)
         try:
             output = encoder(**inputs, output_hidden_states=True)
-        except Exception as error:  # whatever a family raises that wants images, or knows no hidden states
+        except Exception as error:  # for example a model that needs images, or returns no hidden states
             raise UserError(
                 f"`--model {name}` ({encoder.config.model_type}) does not run on `input_ids` and `attention_mask` "  # type: ignore[union-attr]
-                f"({type(error).__name__}: {error}); choose a model of text."
+                f"({type(error).__name__}: {error}); choose a text model."
             ) from None
         finally:
             for handle in handles + more_handles:
@@ -77,7 +75,7 @@ def examine(encoder: nn.Module, pad_token_id: int = 0, name: str = "the model") 
         if not states or len(states) != n_layers + 1 or len({state.shape for state in states}) > 1:
             shapes = sorted({tuple(state.shape[2:]) for state in states or ()})
             raise UserError(
-                f"`--model {name}` ({config.model_type}) has {n_layers} blocks and hands out {len(states or ())} "
+                f"`--model {name}` ({config.model_type}) has {n_layers} blocks and returns {len(states or ())} "
                 f"hidden states of widths {shapes}, where {n_layers + 1} of one width are expected; choose another."
             )
         last = torch.equal(output.last_hidden_state, states[-1])
@@ -88,15 +86,14 @@ def examine(encoder: nn.Module, pad_token_id: int = 0, name: str = "the model") 
 
 
 def hidden_states(encoder: nn.Module, anatomy: Anatomy, layers: Sequence[int], **inputs: Tensor) -> dict[int, Tensor]:
-    """Run the blocks below the highest layer and return the hidden states asked for.
+    """Run the blocks below the highest layer and return the requested hidden states.
 
-    Layer 0 is the embedding output, layer k < n_layers the residual stream that enters block
-    k + 1, and layer n_layers the model's `last_hidden_state` (after a final norm where the family
-    has one).
+    Layer 0 is the embedding output, layer k < n_layers the residual stream that enters block k + 1, and layer n_layers
+    the model's `last_hidden_state` (after a final norm if the family has one).
 
     Args:
         encoder: The encoder.
-        anatomy: What `examine` found in it.
+        anatomy: Its structure, as `examine` returns it.
         layers: Layer numbers.
         inputs: `input_ids` and `attention_mask`, shape (batch, sequence).
 
@@ -129,7 +126,7 @@ def hidden_states(encoder: nn.Module, anatomy: Anatomy, layers: Sequence[int], *
 
 
 class _Enough(Exception):
-    """Ends a forward pass once the highest layer asked for is known."""
+    """Ends a forward pass once the highest layer requested is known."""
 
 
 _Call = tuple["nn.Module", Any]
@@ -141,7 +138,7 @@ def _inputs(encoder: nn.Module, pad_token_id: int) -> dict[str, Tensor]:
 
     config: Any = encoder.config
     device = next(encoder.parameters()).device
-    # Most families put their special tokens first; any other id will do.
+    # Most families give special tokens the lowest ids; any other id will do.
     input_ids = (pad_token_id + 5 + torch.arange(2 * _LENGTH, device=device).view(2, _LENGTH)) % config.vocab_size
     attention_mask = torch.ones_like(input_ids)
     input_ids[1, -_PADDING:], attention_mask[1, -_PADDING:] = pad_token_id, 0
@@ -149,7 +146,7 @@ def _inputs(encoder: nn.Module, pad_token_id: int) -> dict[str, Tensor]:
 
 
 def _record_calls(encoder: nn.Module) -> tuple[list[list[_Call]], list[Any]]:
-    """Note what the members of every list of modules receive; return the calls of each list, outermost first."""
+    """Record the inputs of the members of every list of modules; return the calls of each list, outermost first."""
     from torch import nn
 
     received: list[list[_Call]] = []
@@ -167,7 +164,7 @@ def _record_calls(encoder: nn.Module) -> tuple[list[list[_Call]], list[Any]]:
 
 
 def _record_embeddings(encoder: nn.Module) -> tuple[list[tuple[nn.Module, Tensor]], list[Any]]:
-    """Note what every embedding hands out."""
+    """Record the output of every embedding."""
     from torch import nn
 
     embedded: list[tuple[nn.Module, Tensor]] = []
@@ -180,7 +177,7 @@ def _record_embeddings(encoder: nn.Module) -> tuple[list[tuple[nn.Module, Tensor
 
 
 def _tells_positions(rows: Tensor) -> bool:
-    """Whether rows for two sequences of other tokens differ from place to place, and are the same for both."""
+    """Whether the rows for two sequences of different tokens are the same in both and differ between positions."""
     if rows.shape[:-1] not in ((_LENGTH,), (1, _LENGTH), (2, _LENGTH)):
         return False
     first, last = rows.view(-1, *rows.shape[-2:])[[0, -1], : _LENGTH - _PADDING]
@@ -192,7 +189,7 @@ def _first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _receives(calls: Sequence[_Call], states: Sequence[Tensor]) -> bool:
-    """Whether what a list of modules received is, call by call, all hidden states but the last."""
+    """Whether the inputs of a list of modules are, call by call, all hidden states but the last."""
     import torch
 
     return len(calls) == len(states) - 1 and all(
@@ -202,7 +199,7 @@ def _receives(calls: Sequence[_Call], states: Sequence[Tensor]) -> bool:
 
 
 def _padding_is_neutral(encoder: nn.Module, inputs: dict[str, Tensor], states: Sequence[Tensor]) -> bool:
-    """Whether the padded sequence has the hidden states that it has alone, in every layer."""
+    """Whether the padded sequence has the same hidden states without padding, in every layer."""
     alone = {name: values[1:, :-_PADDING] for name, values in inputs.items()}
     by_itself = encoder(**alone, output_hidden_states=True).hidden_states
     changes = (_change(state[1:, :-_PADDING], own) for state, own in zip(states, by_itself, strict=True))

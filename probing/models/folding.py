@@ -1,4 +1,4 @@
-"""Which words are one and the same to a model."""
+"""Which words a model cannot tell apart."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 def word_folding(tokenizer: Any) -> Callable[[str], str]:
-    """Return what makes of a word what the model sees of it: an uncased tokenizer lowers its case and drops accents.
+    """Return the tokenizer's normaliser of words; that of an uncased tokenizer lowers case and drops accents.
 
     Args:
-        tokenizer: A fast tokenizer, whose own normaliser does that.
+        tokenizer: A fast tokenizer.
     """
     normalizer = tokenizer.backend_tokenizer.normalizer
     return str if normalizer is None else normalizer.normalize_str

@@ -1,4 +1,4 @@
-"""Which layers the user asks for."""
+"""Parsing of `--layer`, and alignment of the layers of two models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def parse_layers(layer: int | str | Sequence[int], n_layers: int, model: str) ->
     """Turn `6`, `"0,3,6"`, `[0, 3]` or `"all"` into ascending layer numbers.
 
     Raises:
-        UserError: If one is not a whole number from 0 to `n_layers`.
+        UserError: If a layer is not a whole number from 0 to `n_layers`.
     """
     if (layers := layer_numbers(layer)) is None:
         return list(range(n_layers + 1))
@@ -22,10 +22,10 @@ def parse_layers(layer: int | str | Sequence[int], n_layers: int, model: str) ->
 
 
 def layer_numbers(layer: int | str | Sequence[int]) -> list[int] | None:
-    """Return the layers that are named, ascending, or None for all of them; known without the model.
+    """Return the requested layers, ascending, or None for all; this needs no model.
 
     Raises:
-        UserError: If one is not a whole number.
+        UserError: If a layer is not a whole number.
     """
     typed = _typed_layers(layer) or "[]"
     try:
@@ -39,7 +39,7 @@ def _typed_layers(layer: int | str | Sequence[int]) -> str:
 
 
 def aligned(a: Sequence[int], b: Sequence[int]) -> list[tuple[int, int]]:
-    """Return for each layer of one run the other's layer at the same relative depth, as pairs of places."""
+    """Pair each layer of one run with the other run's layer nearest in relative depth; return pairs of indices."""
     depth_a, depth_b = max(max(a), 1), max(max(b), 1)
-    places = [min(range(len(b)), key=lambda j: (abs(b[j] / depth_b - layer / depth_a), j)) for layer in a]
-    return list(enumerate(places))
+    nearest = [min(range(len(b)), key=lambda j: (abs(b[j] / depth_b - layer / depth_a), j)) for layer in a]
+    return list(enumerate(nearest))

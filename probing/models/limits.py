@@ -1,4 +1,4 @@
-"""How long a sequence may be."""
+"""Limits of the sequence length."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from probing.models.source import ModelSource
 
 
 def length_limits(source: ModelSource, tokenizer: Any) -> tuple[int, int]:
-    """Return the shortest sequence with room for a word, and the longest the model takes, special tokens included.
+    """Return the lengths of the shortest sequence that holds a word and of the longest that the model accepts.
+
+    Both include special tokens.
 
     Raises:
-        UserError: If the longest is shorter than that.
+        UserError: If the longest sequence does not hold a word.
     """
     with building(source):
         longest = max_length_of(load_config(source), tokenizer)
-    # Told to leave no room for a word, tokenizers do not truncate at all.
+    # With a maximum length that leaves no room for a word, tokenizers do not truncate at all.
     least = int(tokenizer.num_special_tokens_to_add()) + 1
     if longest < least:
         raise UserError(
@@ -28,9 +30,9 @@ def length_limits(source: ModelSource, tokenizer: Any) -> tuple[int, int]:
 
 
 def max_length_of(config: Any, tokenizer: Any) -> int:
-    """Return the longest sequence the model takes, special tokens included.
+    """Return the length of the longest sequence that the model accepts, special tokens included.
 
-    Models with relative positions alone have no limit of their own; transformers then gives 10^30.
+    Models with only relative positions have no limit; transformers then gives 10^30.
     """
     rows = getattr(config, "max_position_embeddings", None) or 0
     limits = [tokenizer.model_max_length]
@@ -40,15 +42,15 @@ def max_length_of(config: Any, tokenizer: Any) -> int:
 
 
 def _rows_before_the_first_position(config: Any, rows: int) -> int:
-    """Return how many rows of the position table are no positions.
+    """Return the number of rows of the position table that are not positions.
 
-    RoBERTa and its kin count from behind the row of the padding token, which their table declares.
+    RoBERTa and similar models number positions from the row after that of the padding token, which the table declares.
     """
     import torch
     from torch import nn
     from transformers import AutoModel
 
-    with torch.device("meta"):  # the modules alone, without memory or random numbers
+    with torch.device("meta"):  # creates the modules without memory for weights
         model = AutoModel.from_config(config, trust_remote_code=False)
     tables = (
         module

