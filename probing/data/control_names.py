@@ -22,7 +22,7 @@ CONTROLS = {
     "token": "token alone",
     "permuted_positions": "tokens permuted",
     "control_task": "control task",
-    "untrained": "untrained twin",
+    "untrained": "random weights",
 }
 # What `--transform` adds: the same probe on activations as they are, and with other neurons clipped than the outliers.
 TRANSFORM_CONTROLS = {"untransformed": "untransformed", "others_clipped": "others clipped"}

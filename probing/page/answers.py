@@ -137,7 +137,8 @@ def _called(name: str, words: str) -> str:
     """Return what a control is called in a sentence."""
     noun = {
         "majority": "the majority class", "shuffled": words, "permuted_positions": words,
-        "untransformed": "the states as they are", "others_clipped": "other neurons clipped",
+        "untrained": "the randomly initialised model", "untransformed": "the states as they are",
+        "others_clipped": "other neurons clipped",
     }  # fmt: skip
     return noun.get(name, f"the {words}")
 
