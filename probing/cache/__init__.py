@@ -1,4 +1,4 @@
-"""The activation cache: one pass over a corpus serves every layer, task, replicate and sweep."""
+"""The activation cache: a single pass over a corpus serves every layer, task, replicate and sweep."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from probing.runtime.distributed import end_together, is_main_process
 
 __all__ = ["ActivationStore", "Request", "activations"]
 
-# Padded tokens in one forward pass. A processor is fastest while a block's activations stay in its
-# cache (8192 took 1.7 times as long as 2048 on two cores), and small batches of sorted sentences hold less padding (a
-# tenth at 1024, a fifth at 2048); an accelerator wants wide products.
+# Padded tokens in one forward pass. A processor is fastest while a block's activations stay in its cache (8192 tokens
+# took 1.7 times as long as 2048 on two cores), and small batches of sorted sentences have less padding (a tenth at
+# 1024, a fifth at 2048). An accelerator needs large products.
 BATCH_TOKENS_CPU, BATCH_TOKENS_GPU = 1024, 32768
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of the cache.
+    """A request for activations.
 
     Args:
         source: The model's files.
         corpus: The sentences.
         layers: Ascending layer numbers.
-        dtype: Of the forward pass and of what is stored, as torch names it.
-        max_length: Longest tokenised sentence; None for the model's own limit.
-        random_weights_seed: Seed of the untrained twin, None for the trained model.
-        permuted_tokens_seed: Seed by which each sentence's tokens are permuted before the model reads them, special
-            ones in place; a hidden state is stored at its token's own row. None for the sentences as they are.
-        batch_tokens: Padded tokens in one forward pass, None for what suits the machine; fixed by
-            whoever makes the entry.
+        dtype: Dtype of the forward pass and of the stored activations, by its name in torch.
+        max_length: Number of tokens at which sentences are cut; None for the model's own limit.
+        random_weights_seed: Seed of a randomly initialised model; None for the trained model.
+        permuted_tokens_seed: Seed by which each sentence's tokens, except special ones, are permuted before the model
+            reads them; a hidden state is stored at its token's original row. None does not permute.
+        batch_tokens: Padded tokens in one forward pass; None chooses by the machine. Used only when the entry is
+            created.
     """
 
     source: ModelSource
@@ -51,7 +51,7 @@ class Request:
     batch_tokens: int | None = None
 
     def key(self) -> dict[str, Any]:
-        """Return everything that changes the values; the layers are not part of it."""
+        """Return everything that changes the values; the layers are not part of the key."""
         key = {
             "format": FORMAT,
             "model": self.source.fingerprint(weights=self.random_weights_seed is None),
@@ -60,7 +60,7 @@ class Request:
             "max_length": self.max_length,
             "dtype": self.dtype,
         }
-        # Named only where it is so: entries of sentences as they are keep their name.
+        # Present only for permuted tokens, so that all other entries keep their key.
         permuted = self.permuted_tokens_seed
         return key if permuted is None else {**key, "permuted_tokens_seed": permuted}
 
@@ -75,22 +75,21 @@ def activations(
 ) -> ActivationStore:
     """Return the stored activations, extracting what is missing or damaged.
 
-    Many processes may ask for the same activations: one extracts, the others wait and read. The
-    lock belongs to the job, and is taken before Lightning launches further ranks; these take
-    their share of the work from the first rank. A cache that cannot be written serves what is
-    whole in it.
+    Many processes may request the same activations: one extracts them, the others wait and then read. The lock belongs
+    to the job and is taken before Lightning launches further ranks; these receive their share of the work from the
+    first rank. A cache that cannot be written still serves complete entries.
 
     Args:
-        request: What is asked for.
+        request: The request.
         cache: The cache folder.
         trainer_options: Lightning's `Trainer` arguments; only those that concern a forward pass are used.
-        say: Takes one-line messages.
+        say: Called with one-line messages.
         callbacks: Lightning callbacks for the extraction, such as a progress bar.
-        check: Takes the table of tokens before any work and raises where they are of no use.
+        check: Called with the table of tokens before any work; raises an error if the tokens are unusable.
 
     Raises:
         UserError: If the cache cannot be written, or the model or its tokenizer cannot be loaded.
-        RunError: If the extraction failed; finished shards are kept.
+        RunError: If the extraction failed; finished shards stay in the cache.
     """
     key = request.key()
     folder = cache / f"{request.source.short_name}-{fingerprint(key)[:16]}"
@@ -104,20 +103,20 @@ def activations(
             check(store.tokens)
             return store
         raise UserError(
-            f"`--cache {cache}` cannot be written ({error.strerror or error}); name a folder of yours with --cache."
+            f"`--cache {cache}` cannot be written ({error.strerror or error}); name a writable folder with --cache."
         ) from None
     with lock:
         for path in leftovers(folder):
-            remove(path)  # whoever was writing it held the lock, and is dead
+            remove(path)  # its writer held the lock, so it has ended
         store = _open_or_create(folder, request, key, say, check)
         damaged = store.damaged(request.layers)
         for layer, shard in damaged:
-            say(f"{store.path(layer, shard)} is damaged or gone: extracting it again")
+            say(f"{store.path(layer, shard)} is damaged or missing: extracting it again")
         try:
             _extract(request, folder, store.missing(request.layers, damaged), trainer_options, callbacks)
         except UserError:
             if not store.records():
-                remove(folder)  # such as for a model whose weights cannot be loaded
+                remove(folder)  # for example if the weights cannot be loaded
             raise
         if left := store.missing(request.layers):
             raise RunError(f"{len(left)} shards of {folder} were not extracted; run the same command again")
@@ -126,7 +125,7 @@ def activations(
 
 
 def _whole(folder: Path, layers: Sequence[int]) -> ActivationStore | None:
-    """Return the entry if nothing of these layers is missing or damaged."""
+    """Return the entry if these layers are complete and undamaged, else None."""
     try:
         store = ActivationStore(folder)
     except DamagedCache:
@@ -145,7 +144,7 @@ def _open_or_create(
         store = ActivationStore(folder)
     except DamagedCache as error:
         if folder.exists():
-            say(f"the plan of the cache entry is damaged and made anew ({error})")
+            say(f"the plan of the cache entry is damaged and is made again ({error})")
     else:
         check(store.tokens)
         return store
@@ -194,7 +193,7 @@ def _extract(
     trainer_options: Mapping[str, Any],
     callbacks: Sequence[Any],
 ) -> None:
-    """Extract this job's work, which the first rank knows and the others pass as None."""
+    """Extract the missing shards, given as `work` on the first rank and as None on the others."""
     import pytorch_lightning as pl
     import torch
 
@@ -228,5 +227,5 @@ def _job_lock(cache: Path, name: str, say: Callable[[str], None]) -> AbstractCon
     try:
         return lock.acquire(timeout=0)
     except Timeout:
-        say(f"waiting for another process that extracts the same activations ({cache / name})")
+        say(f"waiting for another process that is extracting the same activations ({cache / name})")
         return lock.acquire()

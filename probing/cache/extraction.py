@@ -1,4 +1,4 @@
-"""The encoder over the corpus, once: a LightningModule whose unit of work is the shard."""
+"""Runs the encoder over the corpus once, by a LightningModule whose unit of work is the shard."""
 
 from __future__ import annotations
 
@@ -32,11 +32,10 @@ class Extraction(pl.LightningModule):
     """Fills the missing shards of a store under `Trainer.predict`, divided among its ranks.
 
     Args:
-        load: Returns the model, in evaluation mode and in the store's dtype, and the token that fills a batch; it is
-            masked.
-        folder: Of the store; the first rank has made it.
-        work: For each shard that needs work, the layers to be written; None on the other ranks.
-        writer: Writes a shard while the next one is extracted; of one thread.
+        load: Returns the model, in evaluation mode and in the store's dtype, and the id of the padding token.
+        folder: The store's folder, which the first rank has created.
+        work: The layers to be written for each incomplete shard; None on ranks other than the first.
+        writer: Executor with a single thread, which writes a shard while the next one is extracted.
     """
 
     def __init__(
@@ -49,12 +48,12 @@ class Extraction(pl.LightningModule):
         super().__init__()
         self.writer, self.writing = writer, Future[None]()
         self.writing.set_result(None)
-        # A rank may be left without work: a few shards are missing and there are many ranks.
+        # If few shards are missing and there are many ranks, some ranks have no work.
         self.allow_zero_length_dataloader_with_multiple_devices = True
         self.load, self.folder, self.work = load, folder, work
 
     def setup(self, stage: str) -> None:
-        """Take the first rank's word for what is to be done, and load the model where that is anything."""
+        """Receive the work from the first rank, and load the model if there is any work."""
         self.work = self.trainer.strategy.broadcast(self.work)
         if self.work:
             self.store = ActivationStore(self.folder)
@@ -65,24 +64,24 @@ class Extraction(pl.LightningModule):
             self.readers = [(encoder, examine(encoder, self.pad_token_id, name)) for encoder in encoders]
 
     def predict_dataloader(self) -> DataLoader[int]:
-        """Return the indices of the shards that need work, this rank's share of them.
+        """Return this rank's share of the incomplete shards' indices.
 
-        Lightning's own sampler for prediction refuses to leave a rank without work.
+        Lightning's own sampler for prediction does not allow a rank without work.
         """
         share = list(self.work or ())[self.trainer.global_rank :: self.trainer.world_size]
         return DataLoader(share, batch_size=None)  # type: ignore[arg-type]
 
     def predict_step(self, shard: int) -> int:
-        """Extract one shard, all its missing layers in one pass, and return it: Lightning warns of None."""
+        """Extract all missing layers of one shard in one pass. Return its index, because Lightning warns about None."""
         layers = (self.work or {})[shard]
         states = extract_shard(self.readers, self.store, shard, layers, self.pad_token_id)
-        self.writing.result()  # so that no more than one shard waits in memory
+        self.writing.result()  # at most one shard waits in memory
         give_back_memory()
         self.writing = self.writer.submit(self._write, shard, states)
         return shard
 
     def on_predict_end(self) -> None:
-        """Wait for the last shard."""
+        """Wait until the last shard is written."""
         self.writing.result()
 
     def _write(self, shard: int, states_of: Mapping[int, Tensor]) -> None:
@@ -92,19 +91,19 @@ class Extraction(pl.LightningModule):
 
 _Batch = TypeVar("_Batch")
 Reader = tuple[nn.Module, Anatomy]
-# Batches in work at once on a processor. Its threads wait less for one another where each has a batch of its own; more
-# batches than this a shard seldom has.
+# Most batches processed at once on a processor. Threads wait less for one another if each has a batch of its own; a
+# shard seldom has more batches than this.
 MOST_READERS = 4
 
 
 def n_readers(device: torch.device) -> int:
-    """Return how many batches to work on at once: on an accelerator one, else what divides the threads evenly."""
+    """Return how many batches to process at once: one on an accelerator, else a divisor of the number of threads."""
     n_threads = torch.get_num_threads() if device.type == "cpu" else 1
     return max(n for n in range(1, MOST_READERS + 1) if n_threads % n == 0)
 
 
 def with_the_same_weights(encoder: nn.Module) -> nn.Module:
-    """Return a copy that shares parameters and buffers, so that another thread can run it with hooks of its own."""
+    """Return a copy that shares parameters and buffers, which another thread can run with its own hooks."""
     return deepcopy(encoder, {id(tensor): tensor for tensor in (*encoder.parameters(), *encoder.buffers())})
 
 
@@ -114,11 +113,11 @@ def extract_shard(
     """Return the hidden states of one shard, for each layer of shape (n_tokens_in_shard, d_model), without padding.
 
     Args:
-        readers: Encoders of the same weights, and their anatomy; as many batches are worked on at once.
-        store: Whose plan is followed.
+        readers: Encoders with the same weights, and their anatomy; each processes one batch at a time.
+        store: The store, whose plan is followed.
         shard: Index of the shard.
         layers: Layer numbers.
-        pad_token_id: What fills a batch.
+        pad_token_id: Id of the padding token.
 
     Raises:
         RunError: If a hidden state is not finite; the message names the layer and the sentence.
@@ -140,11 +139,11 @@ def extract_shard(
         device = next(encoder.parameters()).device
         inputs = {"input_ids": padded.to(device), "attention_mask": mask.long().to(device)}
         output = hidden_states(encoder, anatomy, layers, **inputs)
-        tokens, places = mask.flatten().nonzero().squeeze(1).to(device), index[mask]
+        tokens, targets = mask.flatten().nonzero().squeeze(1).to(device), index[mask]
         for layer, values in output.items():
             flat = values.flatten(0, 1).index_select(0, tokens)
-            # T5 keeps some weights, and so some states, in float32.
-            states[layer].index_copy_(0, places, flat.to(dtype).cpu())
+            # T5 keeps some weights, and therefore some hidden states, in float32.
+            states[layer].index_copy_(0, targets, flat.to(dtype).cpu())
 
     share_out(extract, readers, batches(lengths, plan.batch_tokens, with_padding=readers[0][1].padding_is_neutral))
     for layer, values in states.items():
@@ -155,15 +154,15 @@ def extract_shard(
 def share_out(
     extract: Callable[[nn.Module, Anatomy, _Batch], None], readers: Sequence[Reader], some: Iterable[_Batch]
 ) -> None:
-    """Give every reader a batch whenever it has none, each in a thread with its share of the process's threads.
+    """Process batches by several readers, each in its own thread and with an equal share of torch's threads.
 
     Args:
-        extract: Takes encoder, anatomy and a batch.
-        readers: Encoders and their anatomy; a single one stays in this thread.
+        extract: Called with an encoder, its anatomy and a batch.
+        readers: Encoders and their anatomy; a single reader runs in this thread.
         some: The batches.
 
     Raises:
-        Exception: The first that a reader raised; the others then begin no further batch.
+        Exception: The first exception of a reader; the others then begin no further batch.
     """
     if len(readers) == 1:
         for batch in some:
@@ -177,7 +176,7 @@ def share_out(
             while (batch := _next(waiting)) is not None:
                 extract(*reader, batch)
         finally:
-            waiting.clear()  # of no use to the others either, if this one failed
+            waiting.clear()  # if this reader failed, the others stop too
 
     try:
         with ThreadPoolExecutor(len(readers)) as pool:
@@ -197,8 +196,8 @@ def _next(waiting: deque[_Batch]) -> _Batch | None:
 
 
 def _refuse_infinite(states: Tensor, layer: int, sentences: NDArray[np.int64], plan: Plan) -> None:
-    """Raise RunError if a hidden state is not finite, naming the first such sentence; shapes (n, d_model), (n,)."""
-    # A sum tells at a fraction of the cost, and where it merely overflowed, each value is looked at.
+    """Raise a RunError that names the first sentence with a non-finite hidden state; shapes (n, d_model), (n,)."""
+    # A finite sum proves it at a fraction of the cost. Otherwise, since the sum may have overflowed, check every value.
     if math.isfinite(float(states.sum(dtype=torch.float32))):
         return
     bad = (~torch.isfinite(states).all(1)).nonzero()
@@ -210,24 +209,24 @@ def _refuse_infinite(states: Tensor, layer: int, sentences: NDArray[np.int64], p
 
 
 def _reading_order(store: ActivationStore, rows: slice) -> Tensor:
-    """Return which token of a shard the model reads at each place, shape (n,): its own, or one of the same sentence.
+    """Return the index of the token that the model reads at each index of a shard, shape (n,).
 
-    A token that the draw gives place p is read at place p. Special tokens are read at their own.
+    Without permutation it is the index itself, else that of a token of the same sentence. Special tokens stay in place.
     """
-    tokens, places = store.tokens, np.arange(rows.stop - rows.start)
+    tokens, indices = store.tokens, np.arange(rows.stop - rows.start)
     seed = store.plan.key.get("permuted_tokens_seed")
     if seed is None:
-        return torch.from_numpy(places)
+        return torch.from_numpy(indices)
     special = tokens.special[rows]
     (drawn,) = permute_within_sentences(
-        np.where(special, -1, places), tokens.sentences[rows], tokens.input_ids[rows], 1, seed
+        np.where(special, -1, indices), tokens.sentences[rows], tokens.input_ids[rows], 1, seed
     )
-    # The draw says for each token its place; the inverse permutation says for each place its token.
-    return torch.from_numpy(np.argsort(np.where(special, places, drawn)))
+    # The draw gives the new index of each token; its inverse permutation gives the token at each index.
+    return torch.from_numpy(np.argsort(np.where(special, indices, drawn)))
 
 
 def padded_index(lengths: NDArray[np.int32], sentences: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """Return for a batch the row of each token in the shard and where tokens are, both of shape (batch, sequence)."""
+    """Return for a batch each token's row in the shard, and the mask of tokens; both of shape (batch, sequence)."""
     offsets = np.concatenate([[0], np.cumsum(lengths)])[sentences]
     columns = np.arange(lengths[sentences].max())
     mask = columns < lengths[sentences][:, None]
@@ -241,13 +240,13 @@ def run_extraction(
     work: Mapping[int, Sequence[int]] | None,
     trainer: pl.Trainer,
 ) -> None:
-    """Extract what is missing under a Trainer, whatever its devices and strategy.
+    """Extract the missing shards under a Trainer with any devices and strategy.
 
     Args:
-        load: Returns the model, in evaluation mode and in the store's dtype, and the token that fills a batch.
-        folder: Of the store.
-        work: For each shard that needs work, the layers to be written; None on all ranks but the first.
-        trainer: Made with `use_distributed_sampler=False`; the shards are divided here.
+        load: Returns the model, in evaluation mode and in the store's dtype, and the id of the padding token.
+        folder: The store's folder.
+        work: The layers to be written for each incomplete shard; None on ranks other than the first.
+        trainer: A Trainer with `use_distributed_sampler=False`, because the shards are divided here.
 
     Raises:
         UserError: If the model cannot be loaded or run, or the disk is full.
@@ -255,10 +254,10 @@ def run_extraction(
         KeyboardInterrupt: If the user interrupted it.
     """
     try:
-        # Whatever happens, nobody else is let in before the last shard is written.
+        # In every case, the last shard is written before the lock is released.
         with interrupts_pass(), ThreadPoolExecutor(1) as writer:
             trainer.predict(Extraction(load, folder, work, writer), return_predictions=False)
-        # Ranks finish at different times; nobody looks before all have written.
+        # Ranks finish at different times; wait until all have written.
         trainer.strategy.barrier()
     except OSError as error:
         raise not_written(folder, error) from error
@@ -267,19 +266,19 @@ def run_extraction(
 
 
 def give_back_memory() -> None:
-    """Return to the system what the allocator keeps free, where it is glibc's.
+    """Return the allocator's free memory to the operating system, under glibc.
 
-    A thread frees into a heap that others do not draw from. What readers and writer leave so grows from shard to shard,
-    by 100 MiB over 18 of them, and 300 MiB would lie idle beside what comes after the extraction.
+    Memory that one thread frees is not reused by others. The free memory of readers and writer therefore grows from
+    shard to shard, by 100 MiB over 18 shards, and 300 MiB would stay unused after the extraction.
     """
-    with suppress(AttributeError, OSError, TypeError):  # another C library, or none by that name
+    with suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def trainer_keywords(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of the Trainer's options that concerns a forward pass: devices and strategy, not epochs.
+    """Return the Trainer options that concern a forward pass, such as devices and strategy, but not epochs.
 
-    Processes that torchrun or srun started are joined.
+    Processes started by torchrun or srun are joined.
     """
     concerned = ("accelerator", "devices", "num_nodes", "strategy", "plugins", "enable_progress_bar")
     return launched() | {name: value for name, value in options.items() if name in concerned}

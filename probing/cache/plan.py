@@ -1,4 +1,4 @@
-"""What is extracted in which piece, fixed before any work so that every process follows the same plan."""
+"""The division of a corpus into shards, fixed before any work so that every process follows the same plan."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# Bumped whenever the layout on disk or the meaning of the values changes.
+# Increased whenever the layout on disk or the meaning of the values changes.
 FORMAT = 1
 DTYPES = ("float32", "bfloat16", "float16")
-# Activations of all layers of one shard: what extraction holds in memory at a time.
+# Size of one shard's activations of all layers, which extraction holds in memory at a time.
 SHARD_BYTES = 128 * 2**20
 MIN_SHARD_TOKENS = 1024
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Consecutive sentences whose activations share one file a layer."""
+    """Consecutive sentences whose activations of a layer are in one file."""
 
     index: int
     first_sentence: int
@@ -31,15 +31,15 @@ class Shard:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a corpus is divided.
+    """The division of a corpus into shards.
 
     Args:
         key: Everything that changes the values (model, weights, tokenizer, corpus, dtype, ...).
-        n_layers: Blocks of the model; layers are 0..n_layers.
+        n_layers: Number of blocks of the model; layers are numbered 0..n_layers.
         d_model: Width of a hidden state.
-        dtype: Of the stored activations, as torch names it.
+        dtype: Dtype of the stored activations, by its name in torch.
         batch_tokens: Padded tokens in one forward pass.
-        shards: In corpus order.
+        shards: The shards, in corpus order.
     """
 
     key: Mapping[str, Any]
@@ -56,17 +56,17 @@ class Plan:
 
 
 def fingerprint(key: Mapping[str, Any]) -> str:
-    """SHA-256 (hex) of a key, whatever the order of its items."""
+    """SHA-256 (hex) of a key, independent of the order of its items."""
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
 
 
 def shard_tokens(n_layers: int, d_model: int, itemsize: int) -> int:
-    """Return how many tokens a shard holds, so that all layers together fill `SHARD_BYTES`."""
+    """Return the number of tokens per shard at which all layers together fill `SHARD_BYTES`."""
     return max(MIN_SHARD_TOKENS, SHARD_BYTES // ((n_layers + 1) * d_model * itemsize))
 
 
 def divide(lengths: NDArray[np.int32], max_tokens: int) -> tuple[Shard, ...]:
-    """Group consecutive sentences into shards of at most `max_tokens` tokens (or one longer sentence)."""
+    """Group consecutive sentences into shards of at most `max_tokens` tokens, or of one longer sentence."""
     shards: list[Shard] = []
     first, filled = 0, 0
     for sentence, length in enumerate(lengths.tolist()):
@@ -78,11 +78,11 @@ def divide(lengths: NDArray[np.int32], max_tokens: int) -> tuple[Shard, ...]:
 
 
 def batches(lengths: NDArray[np.int32], batch_tokens: int, with_padding: bool = True) -> Iterator[NDArray[np.int64]]:
-    """Yield a shard's sentences, longest first, in batches of at most `batch_tokens` padded tokens (or one sentence).
+    """Yield a shard's sentences, longest first, in batches of at most `batch_tokens` padded tokens, or of one sentence.
 
     Args:
-        lengths: Tokens of each sentence, shape (n_sentences,); one without tokens is in no batch.
-        batch_tokens: Padded tokens in a batch.
+        lengths: Number of tokens of each sentence, shape (n_sentences,); sentences without tokens are in no batch.
+        batch_tokens: Most padded tokens in a batch.
         with_padding: Whether sentences of different lengths may share a batch.
     """
     order = np.argsort(-lengths, kind="stable")

@@ -1,4 +1,4 @@
-"""Activations on disk: a folder per key, a safetensors file per layer and shard, a manifest that only grows."""
+"""Activations on disk: a folder per key, a safetensors file per layer and shard, and an append-only manifest."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MANIFEST, TOKENS = "manifest.jsonl", "tokens.safetensors"
-# Files that a store keeps mapped: mapping one anew in every pass costs a sixth of the pass. The system allows a process
-# some 65,000; those beyond are mapped when they are read.
+# Most files that a store keeps memory-mapped: mapping them again in every pass costs a sixth of the pass. The system
+# allows about 65,000 mappings per process. Further files are mapped at each read.
 MOST_MAPPED = 8192
 
 
-# Of an entry: the model's name and what its key begins with.
+# Folder name of an entry: the model's name and the beginning of the key's fingerprint.
 _ENTRY_NAME = re.compile(r".+-[0-9a-f]{16}")
 
 
 class DamagedCache(Exception):
-    """An entry whose plan or token table cannot be trusted: these are made anew."""
+    """The plan or token table of an entry is missing or damaged, and has to be made again."""
 
 
 class NewerCache(RunError):
-    """An entry that a newer version wrote: it is left alone."""
+    """The entry was written by a newer version, and is not touched."""
 
 
 class ActivationStore:
     """One entry of the cache: the hidden states of one corpus under one model.
 
-    The manifest's first line is the plan; every further line records one finished shard with its
-    checksum. Each line carries a checksum of its own, so a line torn by a crash or damaged later
-    is the same as no line: the shard is extracted again.
+    The manifest's first line is the plan; every further line records one finished shard with its checksum. Each line
+    has a checksum of its own. A line that was cut off by a crash, or damaged later, is ignored, and the shard is
+    extracted again.
 
     Args:
-        folder: The entry's folder, made by `create`.
+        folder: The entry's folder, created by `create`.
 
     Raises:
-        DamagedCache: If plan or token table are gone or damaged.
+        DamagedCache: If the plan or the token table is missing or damaged.
         NewerCache: If a newer version of probing wrote the entry.
     """
 
@@ -74,15 +74,15 @@ class ActivationStore:
 
     @classmethod
     def create(cls, folder: Path, plan: Plan, tokens: Tokens, description: Mapping[str, Any]) -> ActivationStore:
-        """Set up an entry: its table of tokens and then its plan, without which it is none.
+        """Create an entry: write its table of tokens, then its plan, which makes it valid.
 
-        Where a damaged plan is replaced, the shards that were recorded under the same plan stay.
+        If a damaged plan is replaced, shards that were recorded under an equal plan are kept.
 
         Args:
-            folder: Where the entry goes.
-            plan: How the corpus is divided.
+            folder: The entry's folder.
+            plan: The division of the corpus.
             tokens: The table of tokens.
-            description: What to show a person: names of model and corpus, versions.
+            description: Information for users: names of model and corpus, versions.
         """
         is_new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
@@ -117,14 +117,14 @@ class ActivationStore:
         return Tokens.load(self.folder / TOKENS)
 
     def shard_tokens(self, shard: Shard) -> slice:
-        """Return the rows of the token table that a shard holds."""
+        """Return the shard's rows of the token table."""
         return self.tokens.of_sentences(shard.first_sentence, shard.n_sentences)
 
     def path(self, layer: int, shard: int) -> Path:
-        """Return where the activations of one layer and shard are."""
+        """Return the path of the activations of one layer and shard."""
         return self.folder / f"layer_{layer:02d}" / f"{shard:06d}.safetensors"
 
-    # --- what is there ---
+    # --- recorded shards ---
 
     def records(self) -> dict[tuple[int, int], str]:
         """Return the checksum recorded for each finished (layer, shard)."""
@@ -135,13 +135,13 @@ class ActivationStore:
         return {at: sha256 for at, sha256 in found.items() if at[0] in layers and at[1] in shards}
 
     def layers(self) -> list[int]:
-        """Return the layers that are recorded for every shard."""
+        """Return the layers of which every shard is recorded."""
         recorded = self.records()
         shards = range(len(self.plan.shards))
         return [k for k in range(self.plan.n_layers + 1) if all((k, shard) in recorded for shard in shards)]
 
     def damaged(self, layers: Iterable[int]) -> list[tuple[int, int]]:
-        """Return the recorded (layer, shard) whose file is gone or does not match its checksum."""
+        """Return the recorded (layer, shard) whose file is missing or does not match its checksum."""
         wanted = set(layers)
         recorded = {at: sha for at, sha in sorted(self.records().items()) if at[0] in wanted}
         # Hashing releases the interpreter's lock.
@@ -150,7 +150,7 @@ class ActivationStore:
         return [at for (at, expected), sha in zip(recorded.items(), found, strict=True) if sha != expected]
 
     def missing(self, layers: Sequence[int], damaged: Iterable[tuple[int, int]] = ()) -> dict[int, list[int]]:
-        """Return for each shard that needs work the layers to be written."""
+        """Return the layers to be written for each incomplete shard."""
         have = set(self.records()) - set(damaged)
         work = {shard.index: [k for k in layers if (k, shard.index) not in have] for shard in self.plan.shards}
         return {shard: lacking for shard, lacking in work.items() if lacking}
@@ -161,7 +161,7 @@ class ActivationStore:
         """Return the activations of one layer and shard, memory-mapped, shape (n_tokens_in_shard, d_model).
 
         Raises:
-            RunError: If the file is gone.
+            RunError: If the file is missing.
         """
         from safetensors import safe_open
 
@@ -180,7 +180,7 @@ class ActivationStore:
         return mapped
 
     def write(self, layer: int, shard: int, hidden_states: Tensor) -> None:
-        """Store the activations of one layer and shard: written aside, synced, renamed, then recorded.
+        """Store the activations of one layer and shard: write to a temporary file, sync, rename, then record.
 
         Args:
             layer: Layer number.
@@ -188,7 +188,7 @@ class ActivationStore:
             hidden_states: Shape (n_tokens_in_shard, d_model), in the plan's dtype.
 
         Raises:
-            OSError: If it cannot be written; nothing half-written stays.
+            OSError: If the file cannot be written; no partial file is left.
         """
         from safetensors.torch import save_file
 
@@ -202,15 +202,15 @@ class ActivationStore:
         self._append({"layer": layer, "shard": shard, "sha256": sha256, "plan": _plan_id(self.header)})
 
     def touch(self) -> None:
-        """Note that the entry was used now; `cache prune` goes by it."""
-        with suppress(PermissionError):  # somebody else's, in a cache that several people share
+        """Record that the entry was used now, for `cache prune`."""
+        with suppress(PermissionError):  # the entry of another user of a shared cache
             os.utime(self.folder)
 
     def _append(self, record: Mapping[str, Any]) -> None:
         from filelock import FileLock
 
         manifest = self.folder / MANIFEST
-        # Ranks share the manifest; the leading newline ends a line that a crash may have torn.
+        # Ranks share the manifest; a leading newline ends a line that a crash may have cut off.
         with FileLock(self.folder / "manifest.lock"), manifest.open("a+b") as file:
             file.seek(-1, os.SEEK_END)
             torn = file.read(1) != b"\n"
@@ -223,7 +223,7 @@ class ActivationStore:
 
 
 def not_written(folder: Path, error: OSError) -> UserError:
-    """Return what to tell the user where an entry could not be written, such as on a full disk."""
+    """Return the error for an entry that could not be written, for example on a full disk."""
     return UserError(
         f"the activations could not be written to {folder} ({error.strerror or error}); finished shards are kept: "
         "make room, or name another folder with `--cache`, and run the same command again."
@@ -235,9 +235,9 @@ class Entry:
     """A folder of the cache.
 
     Args:
-        folder: Where it is.
-        store: The entry, None where it cannot be opened.
-        trouble: Why not: `damaged`, or `of a newer version`.
+        folder: Path of the folder.
+        store: The entry, or None if it cannot be opened.
+        trouble: The reason why it cannot be opened: `damaged`, or `of a newer version`.
     """
 
     folder: Path
@@ -251,7 +251,7 @@ class Entry:
 
 
 def entries(cache: Path) -> list[Entry]:
-    """Return the entries under a cache folder, by name; whatever else is in it is passed over."""
+    """Return the entries in a cache folder, by name; other files and folders are ignored."""
     found = []
     for folder in sorted(cache.glob("*/")):
         if not _ENTRY_NAME.fullmatch(folder.name) or not any((folder / name).exists() for name in (MANIFEST, TOKENS)):
@@ -266,18 +266,18 @@ def entries(cache: Path) -> list[Entry]:
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """Return what writers of an entry left half-written; with the job's lock in hand, all of them are dead."""
+    """Return the partial files of an entry. While the caller holds the job's lock, none of their writers is alive."""
     return sorted(folder.rglob("*.partial-*"))
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder with all that is in it."""
+    """Remove a file, or a folder with its content."""
     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 @contextmanager
 def _put(path: Path) -> Iterator[Path]:
-    """Yield a file to be written aside; then sync it and rename it to its place, or leave nothing of it."""
+    """Yield a temporary path; then sync the file and rename it to `path`, or remove it after an error."""
     partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
     try:
         yield partial
@@ -289,7 +289,7 @@ def _put(path: Path) -> Iterator[Path]:
 
 
 def _plan(header: Mapping[str, Any]) -> Plan:
-    """Return the plan in a header, or raise what a header of another shape leads to."""
+    """Return the plan in a header, or raise an error if the header is malformed."""
     shards = tuple(Shard(i, *map(int, row)) for i, row in enumerate(header["shards"]))
     if header["format"] < FORMAT or header["dtype"] not in DTYPES:
         raise ValueError(f"format {header['format']}, dtype {header['dtype']}")
@@ -298,12 +298,12 @@ def _plan(header: Mapping[str, Any]) -> Plan:
 
 
 def _plan_id(header: Mapping[str, Any]) -> str:
-    """Return what tells one plan, and so the rows of each shard, from another."""
+    """Return an identifier of a plan, which determines the rows of each shard."""
     return fingerprint({name: header[name] for name in ("key", "shards", "batch_tokens", "tokens_sha256")})[:16]
 
 
 def _is_shard_of(line: str, plan_id: str) -> bool:
-    """Whether a line of a manifest is whole and records a shard of this plan."""
+    """Whether a line of a manifest is intact and records a shard of this plan."""
     try:
         record = _parse(line)
     except ValueError:
@@ -324,7 +324,7 @@ def _line(record: Mapping[str, Any]) -> str:
 
 
 def _parse(line: str) -> dict[str, Any]:
-    """Return the record of a manifest line, or raise ValueError where the line is torn or damaged."""
+    """Return the record of a manifest line, or raise ValueError if the line is incomplete or damaged."""
     try:
         outer = json.loads(line)
         record: dict[str, Any] = outer["record"]
@@ -336,7 +336,7 @@ def _parse(line: str) -> dict[str, Any]:
 
 
 def _checksum(path: Path) -> str | None:
-    """SHA-256 (hex) of a file, or None where there is none."""
+    """Return the SHA-256 (hex) of a file, or None if it cannot be read."""
     digest = hashlib.sha256()
     try:
         with path.open("rb") as file:

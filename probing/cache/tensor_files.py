@@ -1,4 +1,4 @@
-"""Safetensors files that behave as other files do: what goes wrong is an OSError, who may read them the umask says."""
+"""Safetensors files with the usual behaviour of files: failures are OSErrors, and permissions follow the umask."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 @contextmanager
 def tensor_file(path: Path) -> Iterator[Path]:
-    """Yield the path of a file that safetensors writes meanwhile.
+    """Yield a path for safetensors to write to; then set the file's permissions by the umask.
 
-    Left to itself safetensors lets nobody but the owner read what it wrote, so that a cache could not be shared.
+    By itself safetensors makes its files readable by the owner only, so that a cache could not be shared.
 
     Raises:
-        OSError: If it cannot be written, for which safetensors has an error of its own.
+        OSError: If the file cannot be written; safetensors raises its own error type instead.
     """
     from safetensors import SafetensorError
 

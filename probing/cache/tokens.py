@@ -1,4 +1,4 @@
-"""The table of tokens: what each row of the cached activations is."""
+"""The table of tokens, which describes the rows of the cached activations."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from probing.cache.tensor_files import tensor_file
 
-# Sentences tokenised at a time: bounds the memory of the tokenizer's own objects.
+# Sentences tokenised at a time; this bounds the memory of the tokenizer's objects.
 CHUNK = 1024
-# Tokens, and words, of one sentence: the table counts its words in int16.
+# Most tokens, and most words, of a sentence: the table stores the index of a word as int16.
 LONGEST = 2**15 - 1
 
 
@@ -24,11 +24,11 @@ class Tokens:
     """All tokens of a corpus in order, special ones included, without padding.
 
     Args:
-        lengths: Tokens of each sentence, shape (n_sentences,), int32.
-        input_ids: Shape (n_tokens,), int32.
-        words: Index of each token's word in its sentence, -1 for special tokens, shape (n_tokens,), int16. Words are
-            those of the word list, or for running text those of `word_ids()`.
-        n_truncated: Sentences that were longer than the model allows and were cut.
+        lengths: Number of tokens of each sentence, shape (n_sentences,), int32.
+        input_ids: Token ids, shape (n_tokens,), int32.
+        words: Index of each token's word in its sentence, -1 for special tokens, shape (n_tokens,), int16. Words come
+            from the word list, or for running text from `word_ids()`.
+        n_truncated: Number of sentences that were longer than the maximum length and were cut.
     """
 
     lengths: NDArray[np.int32]
@@ -48,12 +48,12 @@ class Tokens:
 
     @cached_property
     def offsets(self) -> NDArray[np.int64]:
-        """First token of each sentence and, last, the number of tokens; shape (n_sentences + 1,)."""
+        """Index of each sentence's first token, followed by the number of tokens; shape (n_sentences + 1,)."""
         return np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
 
     @cached_property
     def sentences(self) -> NDArray[np.int32]:
-        """Sentence of each token, shape (n_tokens,)."""
+        """Index of each token's sentence, shape (n_tokens,)."""
         return np.repeat(np.arange(self.n_sentences, dtype=np.int32), self.lengths)
 
     @property
@@ -77,11 +77,11 @@ class Tokens:
 
     @cached_property
     def last_pieces(self) -> NDArray[np.bool_]:
-        """Whether a token is the last piece of a word, or the last that is left of it, shape (n_tokens,)."""
+        """Whether a token is the last piece of a word, or its last piece before the cut, shape (n_tokens,)."""
         return first_pieces(self.words[::-1], self.sentences[::-1])[::-1]
 
     def save(self, path: Path) -> None:
-        """Write the table as safetensors, or raise OSError where it cannot be written."""
+        """Write the table as safetensors, or raise OSError if it cannot be written."""
         from safetensors.numpy import save_file
 
         arrays: dict[str, NDArray[Any]] = {"lengths": self.lengths, "input_ids": self.input_ids, "words": self.words}
@@ -99,11 +99,11 @@ class Tokens:
 
 
 def first_pieces(words: NDArray[np.integer], sentences: NDArray[np.integer]) -> NDArray[np.bool_]:
-    """Return whether each token is the first of a word, the pieces of a word standing side by side.
+    """Return whether each token is the first piece of a word. The pieces of a word must be adjacent.
 
     Args:
-        words: Word of each token in its sentence, negative for special tokens, shape (n_tokens,).
-        sentences: Sentence of each token, shape (n_tokens,).
+        words: Index of each token's word in its sentence, negative for special tokens, shape (n_tokens,).
+        sentences: Index of each token's sentence, shape (n_tokens,).
     """
     begins = np.ones(len(words), dtype=bool)
     begins[1:] = (words[1:] != words[:-1]) | (sentences[1:] != sentences[:-1])
@@ -113,18 +113,18 @@ def first_pieces(words: NDArray[np.integer], sentences: NDArray[np.integer]) -> 
 def tokenize(
     tokenizer: Any, sentences: Sequence[str], max_length: int, words: Sequence[Sequence[str]] | None = None
 ) -> Tokens:
-    """Tokenise sentences as the model wants them, special tokens included, cut at `max_length`.
+    """Tokenise sentences with the model's special tokens, cut at `max_length`.
 
-    A sentence with a word list is tokenised as running text, and its pieces are assigned to words by their
-    characters. For WordPiece and SentencePiece that is `is_split_into_words=True` with `word_ids()`; byte-level
-    BPE would glue the words together there, and see other pieces than in running text.
+    A sentence with a word list is tokenised as running text, and its pieces are assigned to words by their characters.
+    For WordPiece and SentencePiece this equals `is_split_into_words=True` with `word_ids()`. Byte-level BPE would join
+    the words without spaces there, and give other pieces than for running text.
 
     Args:
         tokenizer: A fast tokenizer.
         sentences: Untokenised text.
-        max_length: In tokens, special ones counted; never more than `LONGEST`.
-        words: The words of each sentence, which is these joined by single spaces, but for empty words;
-            None for running text.
+        max_length: Most tokens of a sentence, including special ones; at most `LONGEST`.
+        words: The words of each sentence; None for running text. Joined by single spaces, without empty words, they
+            give the sentence.
     """
     lengths: list[int] = []
     input_ids: list[NDArray[np.int32]] = []
@@ -152,18 +152,19 @@ def tokenize(
 
 
 def _word_ends(words: Sequence[str]) -> NDArray[np.int64]:
-    """Return where each of the first `LONGEST` words ends in the text, an empty one where the word before it does.
+    """Return the end of each of the first `LONGEST` words in the text; an empty word ends where the previous one does.
 
-    The normaliser can remove any number of words, so that a cut by tokens alone does not bound their index.
+    The number of words is limited because the normaliser can remove any number of them, so that a limit of tokens does
+    not bound the index of a word.
     """
     lengths = np.array([len(word) for word in words[:LONGEST]], dtype=np.int64)
     return np.cumsum(lengths + (lengths > 0)) - 1
 
 
 def _word_ids(encoding: Any, text: str, ends: NDArray[np.int64] | None) -> NDArray[np.int16]:
-    """Return the word of each token: that which holds its last character, -1 for special tokens.
+    """Return the index of the word that contains each token's last character; -1 for special tokens.
 
-    The space between two words counts with the second, unless the token began in the first.
+    The space between two words belongs to the second, unless the token begins in the first.
     """
     word_ids = [-1 if word is None else word for word in encoding.word_ids]
     if ends is None:

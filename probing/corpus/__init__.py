@@ -1,4 +1,4 @@
-"""Sentences in: where they come from, their fingerprint, and which side of the split each is on."""
+"""Corpora: reading sentences, their fingerprint, and the split into training, validation and test."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ TRAIN_BELOW, VALIDATION_BELOW = 0.8, 0.9
 
 @dataclass(frozen=True)
 class Corpus:
-    """Distinct sentences in their order of appearance, with their words where the source divides them.
+    """Distinct sentences in their order of appearance, with their words if the source divides them into words.
 
     Args:
-        name: What the user typed, for messages and run names.
-        sentences: Each with single spaces and no surrounding blanks; no two are equal, or with
-            `words`, no two have equal words.
-        n_repeated: How many further occurrences were dropped.
-        words: The words of each sentence, which is these joined by single spaces, but for empty
-            words; None for running text.
-        columns: What the source says of each word (CoNLL-U: `upos`, `head`, ...): under the name of each
-            column, for each sentence, a value a word, as it was written.
-        documents: Which document each sentence is of, ascending; None where the source does not tell.
+        name: The corpus as the user typed it, for messages and run names.
+        sentences: The sentences, with single spaces and no surrounding blanks. No two are equal; with `words`, no two
+            have equal words.
+        n_repeated: Number of repeated sentences that were dropped.
+        words: The words of each sentence; None for running text. Joined by single spaces, without empty words, they
+            give the sentence.
+        columns: Annotations of the source (CoNLL-U: `upos`, `head`, ...): for each column and sentence, one value per
+            word, as written in the source.
+        documents: Index of each sentence's document, ascending; None if the source has no documents.
     """
 
     name: str
@@ -50,13 +50,13 @@ class Corpus:
     def fingerprint(self) -> str:
         """SHA-256 (hex) of the sentences, their order and their division into words.
 
-        The columns are no part of it, for they do not change hidden states.
+        The columns are not part of it, because they do not change hidden states.
         """
         digest = hashlib.sha256()
         if self.words is None:
             lines: Iterable[str] = self.sentences
         else:
-            # A blank to `str.split`, so neither in a word nor in running text.
+            # `str.split` treats \x1f as a blank, so it occurs neither in a word nor in running text.
             lines = ("".join(f"{word}\x1f" for word in words) for words in self.words)
         for line in lines:
             digest.update(line.encode("utf-8"))
@@ -64,7 +64,7 @@ class Corpus:
         return digest.hexdigest()
 
     def subset(self, indices: Sequence[int]) -> Corpus:
-        """Return the corpus with these sentences only, their words and columns in step."""
+        """Return the corpus with these sentences only, and their words, columns and documents."""
 
         def pick(rows: Sequence[_T]) -> tuple[_T, ...]:
             return tuple(rows[i] for i in indices)
@@ -82,8 +82,8 @@ def load_corpus(name: str, option: str = "--corpus") -> Corpus:
     """Read the distinct sentences of `builtin`, a file of text, CoNLL-U or labels, a data set (`hf:`), or `-` (stdin).
 
     Args:
-        name: What the user typed.
-        option: Where the user typed it, for messages.
+        name: The source, as the user typed it.
+        option: The option that names it, for messages.
 
     Raises:
         UserError: If the source is unknown, unreadable, damaged, not UTF-8, or holds no sentence.
@@ -106,9 +106,9 @@ def load_corpus(name: str, option: str = "--corpus") -> Corpus:
 
 
 def from_sentences(name: str, lines: Iterable[str], option: str = "--corpus") -> Corpus:
-    """Build a corpus from lines: blanks collapsed, empty lines dropped, repeated sentences kept once.
+    """Build a corpus from lines: blanks are collapsed, and empty lines and repeated sentences are dropped.
 
-    Where there are empty lines between sentences, each divides two documents.
+    An empty line between sentences begins a new document.
 
     Raises:
         UserError: If nothing is left.
@@ -126,10 +126,10 @@ def from_words(
     option: str = "--corpus",
     documents: Sequence[int] | None = None,
 ) -> Corpus:
-    """Build a corpus from the words of each sentence, and columns with a value for each word.
+    """Build a corpus from the words of each sentence, and from columns with a value for each word.
 
-    Blanks inside a word are collapsed. Empty words keep their place, so that columns fit. Sentences
-    without any other word are dropped; of sentences with the same words the first is kept.
+    Blanks inside a word are collapsed. Empty words are kept, so that columns stay aligned. Sentences with only empty
+    words are dropped, and so are repeated sentences.
 
     Raises:
         UserError: If nothing is left.
@@ -143,7 +143,7 @@ def from_words(
 
 
 def _numbered(marks: Sequence[int]) -> tuple[int, ...] | None:
-    """Return documents numbered from 0, given marks that ascend from one to the next; None where there is but one."""
+    """Renumber ascending document marks from 0; return None if there is only one document."""
     numbers = {mark: i for i, mark in enumerate(sorted(set(marks)))}
     return tuple(numbers[mark] for mark in marks) if len(numbers) > 1 else None
 
@@ -153,7 +153,7 @@ def _single_spaced(text: str) -> str:
 
 
 def _distinct(rows: Sequence[Hashable], name: str, option: str) -> tuple[list[int], int]:
-    """Return the indices of the first occurrence of each row that is not empty, and how many others occurred again."""
+    """Return the index of the first occurrence of each non-empty row, and the number of repetitions."""
     first: dict[Hashable, int] = {}
     n_seen = 0
     for i, row in enumerate(rows):
@@ -161,26 +161,26 @@ def _distinct(rows: Sequence[Hashable], name: str, option: str) -> tuple[list[in
             n_seen += 1
             first.setdefault(row, i)
     if not first:
-        raise UserError(f"`{option} {name}` holds no sentence: it is empty or blank throughout; give one with text.")
+        raise UserError(f"`{option} {name}` holds no sentence: it is empty or blank; give a corpus with text.")
     return list(first.values()), n_seen - len(first)
 
 
 def split_key(sentence: str) -> str:
-    """The words of a sentence without case and punctuation: near-duplicates share it, and so their side."""
+    """The words of a sentence without case and punctuation; near-duplicates share them and their side."""
     return " ".join(re.findall(r"\w+", sentence.casefold())) or sentence
 
 
 def assign_splits(sentences: Sequence[str], seed: int) -> list[Split]:
-    """Put each sentence on a side by a hash of its words salted with `seed`.
+    """Assign each sentence to a side of the split by a hash of its words, salted with `seed`.
 
-    A sentence keeps its side when the corpus grows or is reordered, and sentences that differ
-    only in case or punctuation are never divided.
+    A sentence keeps its side when the corpus grows or is reordered. Sentences that differ only in case or punctuation
+    are on the same side.
     """
     return [_side(split_key(sentence), seed) for sentence in sentences]
 
 
 def hold_out(main: Corpus, test: Corpus) -> Corpus:
-    """Return the main corpus without the sentences that are in the test corpus, but for case and punctuation.
+    """Return the main corpus without the sentences of the test corpus, compared without case and punctuation.
 
     Raises:
         UserError: If nothing is left.

@@ -1,4 +1,4 @@
-"""The built-in corpus: English prose that every Python brings along."""
+"""The built-in corpus: English prose from Python's standard library."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ _ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|etc|cf|vs|[A-Z])\.)$")
 
 
 def builtin_sentences() -> list[str]:
-    """English prose of the Python language reference, from the standard library's `pydoc_data.topics`.
+    """Return English prose of the Python language reference, from the standard library's `pydoc_data.topics`.
 
-    Code, grammar, headings, tables and signatures are left out: what stays starts like a sentence
-    and ends like one. The text varies with the Python version, so the version belongs beside
-    every figure made from it.
+    Code, grammar, headings, tables and signatures are left out: only text that starts and ends like a sentence is kept.
+    The text varies with the Python version, so state the version beside every figure made from it.
     """
     from pydoc_data.topics import topics
 
@@ -33,7 +32,7 @@ def _is_prose(paragraph: str) -> bool:
 
 
 def _sentences(paragraph: str) -> Iterator[str]:
-    """Cut a paragraph at sentence ends, mend cuts after abbreviations, keep what reads like a sentence."""
+    """Split a paragraph at sentence ends but not after abbreviations; keep the parts that look like sentences."""
     paragraph = re.sub(r"^(?:[*\-]|\d+\.|\[\d+\])\s+", "", paragraph)  # bullets and footnote marks
     parts: list[str] = []
     for part in _SENTENCE_END.split(paragraph):

@@ -17,15 +17,14 @@ READABLE = (
 )
 
 _GZIP_MAGIC = b"\x1f\x8b"
-# Not `str.splitlines`, to which U+2028, U+0085, form feeds and more end a line.
+# `str.splitlines` would also split at U+2028, U+0085, form feeds and others.
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
 def read_lines(name: str, option: str) -> list[str]:
-    """Return the lines of a text file, packed by gzip or not, or with `-` of standard input.
+    """Return the lines of a text file, which may be compressed by gzip, or of standard input (`-`).
 
-    Lines end at LF, CR LF or CR. A byte-order mark is dropped, on later lines too: files that are
-    joined bring one each.
+    Lines end at LF, CR LF or CR. Byte-order marks are dropped on every line, since concatenated files have one each.
 
     Raises:
         UserError: If the file is of another type, unreadable, a damaged archive or not UTF-8.
@@ -35,7 +34,7 @@ def read_lines(name: str, option: str) -> list[str]:
     packed = name != "-" and path.suffix == ".gz"
     kind = Path(path.stem).suffix if packed else path.suffix
     if name != "-" and kind not in (".txt", ".conllu", ".tsv", ""):
-        raise UserError(f"`{typed}`: a file of type {kind}{'.gz' * packed} is not read; give {READABLE}.")
+        raise UserError(f"`{typed}`: a file of type {kind}{'.gz' * packed} cannot be read; give {READABLE}.")
     data = _read_standard_input(typed) if name == "-" else read_bytes(path, typed, READABLE)
     if packed or data.startswith(_GZIP_MAGIC):  # no UTF-8 text starts with these bytes
         data = _unpack(data, typed)
@@ -43,15 +42,15 @@ def read_lines(name: str, option: str) -> list[str]:
 
 
 def read_bytes(path: Path, typed: str, readable: str) -> bytes:
-    """Return what is in a file.
+    """Return the content of a file.
 
     Args:
-        path: Of the file.
-        typed: What the user typed, for messages.
-        readable: What could be given instead.
+        path: Path of the file.
+        typed: The option and its value, for messages.
+        readable: The accepted sources, for messages.
 
     Raises:
-        UserError: If it cannot be read.
+        UserError: If the file cannot be read.
     """
     try:
         return path.read_bytes()
@@ -63,12 +62,12 @@ def read_bytes(path: Path, typed: str, readable: str) -> bytes:
 def _read_standard_input(typed: str) -> bytes:
     try:
         if not is_main_process():
-            raise UserError(f"`{typed}`: standard input reaches but one of several processes; give the text as a file.")
+            raise UserError(f"`{typed}`: only one of several processes has standard input; give the text as a file.")
         if sys.stdin is None:
             raise OSError("it is closed")
         return sys.stdin.buffer.read()
     except OSError as error:
-        raise UserError(f"`{typed}` cannot be read ({error.strerror or error}); give it a text.") from None
+        raise UserError(f"`{typed}` cannot be read ({error.strerror or error}); pipe a text into it.") from None
 
 
 def _unpack(data: bytes, typed: str) -> bytes:
@@ -76,16 +75,16 @@ def _unpack(data: bytes, typed: str) -> bytes:
         return gzip.decompress(data)
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(
-            f"`{typed}` is no whole gzip archive ({str(error) or type(error).__name__}); "
-            "fetch it again, or unpack what is left of it with `zcat`."
+            f"`{typed}` is not a complete gzip archive ({str(error) or type(error).__name__}); "
+            "download it again, or unpack its readable part with `zcat`."
         ) from None
 
 
 def decode_lines(data: bytes, typed: str) -> list[str]:
-    """Return the lines of a text in UTF-8, without byte-order marks.
+    """Return the lines of a UTF-8 text, without byte-order marks.
 
     Raises:
-        UserError: If it is not UTF-8; the message names the line.
+        UserError: If the text is not UTF-8; the message names the line.
     """
     try:
         return [line.removeprefix("\ufeff") for line in _LINE_END.split(data.decode("utf-8"))]

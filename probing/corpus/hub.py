@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, or of a folder, as rows of text."""
+"""Reads text rows from data sets on the Hugging Face hub or in a folder."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from probing.errors import UserError
 
 SETTINGS = ("config", "split", "column")
 
-# What the library reads these with neither runs code nor unpickles; "cache" is what it has read before.
+# File kinds that the library reads without running code or unpickling; "cache" stands for data that it has read before.
 _KINDS = ("parquet", "arrow", "csv", "json", "text", "cache")
 
 
 def read_dataset(source: str, option: str) -> list[Any]:
     """Return the rows of a data set's column: strings, or lists of strings where rows are lists of words.
 
-    Empty rows are left out. Files are read that neither contain code nor are unpickled.
+    Empty rows are left out. Only file formats that need neither code nor unpickling are read.
 
     Args:
         source: `hf:NAME?config=C&split=S&column=T`. NAME is a folder or a hub id; the split is `train`
-            by default and the column `text`, else `sentence`, else the only one that holds text.
-        option: Where the user typed it, for messages.
+            by default; the column is `text` by default, else `sentence`, else the only one with text.
+        option: The option that names the source, for messages.
 
     Raises:
-        UserError: If the source is not of that form, cannot be had, or does not hold text; or if the library
-            `datasets` is not installed.
+        UserError: If the source is not of that form, is not available, or has no text, or if the library `datasets` is
+            not installed.
     """
     typed = f"{option} {source}"
     name, settings = _parse(source, typed)
@@ -36,19 +36,19 @@ def read_dataset(source: str, option: str) -> list[Any]:
     with _quietly():
         dataset = _load(name, settings.get("config"), settings.get("split", "train"), typed)
         column = _choose_column(dataset.features, settings.get("column"), typed)
-        batches = dataset.select_columns([column]).iter(1000)  # fifty times as fast as row by row
+        batches = dataset.select_columns([column]).iter(1000)  # fifty times faster than row by row
         return _rows((value for batch in batches for value in batch[column]), column, typed)
 
 
 def read_splits(source: str, option: str) -> dict[str, list[dict[str, Any]]]:
-    """Return all rows of a data set under the name of each split, a row as a dict of its columns.
+    """Return all rows of a data set by split; each row is a dict of its columns.
 
     Args:
         source: `hf:NAME?config=C`. NAME is a folder or a hub id.
-        option: Where the user typed it, for messages.
+        option: The option that names the source, for messages.
 
     Raises:
-        UserError: If the source is not of that form or cannot be had, or if the library `datasets` is not installed.
+        UserError: If the source is not of that form or is not available, or if the library `datasets` is not installed.
     """
     typed = f"{option} {source}"
     name, settings = _parse(source, typed)
@@ -71,7 +71,7 @@ def _check_library(typed: str) -> None:
 
 
 def _parse(source: str, typed: str) -> tuple[str, dict[str, str]]:
-    """Divide by hand: to a parser of URLs the `+` and `%` of a split such as `train[:10%]+test` mean something else."""
+    """Parse the source by hand: in a URL, `+` and `%` of a split such as `train[:10%]+test` have another meaning."""
     name, _, query = source.removeprefix("hf:").partition("?")
     pairs = [part.partition("=") for part in query.split("&")] if query else []
     settings = {key: value for key, _, value in pairs}
@@ -88,17 +88,17 @@ def _load(name: str, config: str | None, split: str, typed: str) -> Any:
     try:
         return builder.as_dataset(split=split)
     except Exception as error:
-        problem = f"split {split} cannot be cut ({_reason(error)})" if "[" in split else f"there is no split {split}"
+        problem = f"split {split} is invalid ({_reason(error)})" if "[" in split else f"there is no split {split}"
         raise UserError(f"`{typed}`: {problem}; give one of {', '.join(builder.info.splits)} as split=.") from None
 
 
 def _prepared(name: str, config: str | None, typed: str) -> Any:
-    """Return the library's builder of a data set, whose files are here."""
+    """Return the library's builder of a data set, after downloading its files."""
     import datasets
 
     try:
         builder = datasets.load_dataset_builder(name, config)
-    except Exception as error:  # the library, pyarrow, pandas and the hub each raise their own kinds
+    except Exception as error:  # the library, pyarrow, pandas and the hub each raise their own types
         known = _configs(name) if isinstance(error, ValueError) else []
         if known and config not in known:
             problem = f"there is no configuration {config}" if config else "it has several configurations"
@@ -121,12 +121,12 @@ def _unreadable(typed: str, reason: str) -> UserError:
 
 
 def _configs(name: str) -> list[str]:
-    """Return the data set's configurations, as far as they can be known."""
+    """Return the data set's configurations; an empty list if they cannot be found."""
     import datasets
 
     try:
         return list(datasets.get_dataset_config_names(name))
-    except Exception:  # then there is more to say about what failed first
+    except Exception:  # the caller then reports the first error
         return []
 
 
@@ -148,7 +148,7 @@ def _choose_column(features: Mapping[str, Any], wanted: str | None, typed: str) 
 
 
 def _may_be_text(feature: Any) -> bool:
-    inner = getattr(feature, "feature", feature)  # of a list
+    inner = getattr(feature, "feature", feature)  # the type of a list's elements
     return "string" in str(getattr(inner, "dtype", "")) or type(inner).__name__ == "Json"
 
 
@@ -162,21 +162,21 @@ def _rows(values: Iterable[Any], column: str, typed: str) -> list[Any]:
             expected = "a list of words" if rows and isinstance(rows[0], list) else "text"
             raise UserError(
                 f"`{typed}`: row {number} of column {column}, counted from 0, is {value!r:.60} where {expected} was "
-                "expected; mend the row, or name another column with column=."
+                "expected; correct the row, or name another column with column=."
             )
         rows.append(value)
     return rows
 
 
 def _reason(error: Exception) -> str:
-    """Return what went wrong in one line; what a general error comes from says more than itself."""
+    """Return the reason of an error in one line; the cause of a chained error says more than the error itself."""
     error = error.__cause__ if isinstance(error.__cause__, Exception) else error
     return " ".join(str(error).split()).replace(". ", ", ")[:200].rstrip(".") or type(error).__name__
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Keep the library's bars, retries and deprecations off the screen; its errors still raise."""
+    """Silence the library's progress bars, logs and warnings; its exceptions still raise."""
     import datasets
 
     loggers = [logging.getLogger(name) for name in ("datasets", "huggingface_hub")]

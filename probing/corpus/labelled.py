@@ -1,4 +1,4 @@
-"""Lines of a word, a tab and its label; a blank line ends a sentence."""
+"""Reads .tsv files: each line has a word, a tab and its label; a blank line ends a sentence."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from probing.errors import UserError
 
 
 def read_labelled(lines: Iterable[str], typed: str) -> dict[str, list[tuple[str, ...]]]:
-    """Return the columns `form` and `label` of a .tsv file: for each sentence, a value a word.
+    """Return the columns `form` and `label` of a .tsv file: for each sentence, one value per word.
 
     Args:
-        lines: Of the file.
-        typed: What the user typed, for messages.
+        lines: Lines of the file.
+        typed: The option and its value, for messages.
 
     Raises:
         UserError: If a line is not a word, a tab and a label.

@@ -1,4 +1,4 @@
-"""A corpus and its test corpus as a user names them, each sentence on its side of the split."""
+"""Reads a corpus and its test corpus, and assigns each sentence to a side of the split."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from probing.errors import UserError
 def read_corpora(
     corpus: str, test_corpus: str | None, seed: int, say: Callable[[str], None]
 ) -> tuple[list[Corpus], list[list[Split]]]:
-    """Read the corpus, and the test corpus if there is one, and put each sentence on a side.
+    """Read the corpus, and the test corpus if there is one, and assign each sentence to a side of the split.
 
-    With a test corpus of its own, the main corpus's test part joins its training part.
+    With a separate test corpus, the test part of the main corpus is used for training.
     """
     if test_corpus == corpus == "-":
-        raise UserError("`--test_corpus -`: standard input is read once; give one of the two as a file.")
+        raise UserError("`--test_corpus -`: standard input can be read only once; give one of the corpora as a file.")
     main = load_corpus(corpus)
     if test_corpus is None:
         return [main], [assign_splits(main.sentences, seed)]

@@ -1,4 +1,4 @@
-"""CoNLL-U: sentences as lists of words, with what is known of each word."""
+"""Reads CoNLL-U: sentences as lists of words, with the annotations of each word."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ COLUMNS = DEFAULT_FIELDS[1:]
 
 _NEW_DOCUMENT = re.compile(r"#\s*newdoc\b")
 
-# Every column as it was written; the library would make dicts and numbers of some.
+# Return every column as written; the library would parse some into dicts and numbers.
 _AS_WRITTEN = {field: lambda cells, i: cells[i] for field in DEFAULT_FIELDS}
 
 
 def read_treebank(lines: Iterable[str], typed: str) -> dict[str, list[tuple[str, ...]]]:
-    """Return each column of a CoNLL-U file: for each sentence, a value a syntactic word.
+    """Return each column of a CoNLL-U file: for each sentence, one value per syntactic word.
 
     Ranges of multiword tokens (`1-2`) and empty nodes (`1.1`) are left out.
 
     Args:
-        lines: Of the file.
-        typed: What the user typed, for messages.
+        lines: Lines of the file.
+        typed: The option and its value, for messages.
 
     Raises:
-        UserError: If a line is malformed, or all forms were taken out of the file.
+        UserError: If a line is malformed, or if all forms were removed from the file.
     """
     sentences: list[list[tuple[str, ...]]] = [[]]
     for number, line in enumerate(lines, 1):
@@ -39,26 +39,26 @@ def read_treebank(lines: Iterable[str], typed: str) -> dict[str, list[tuple[str,
         elif not line.startswith("#"):
             try:
                 index, *cells = _cells(line)
-                if isinstance(place := parse_id_value(index), tuple):
+                if isinstance(word_id := parse_id_value(index), tuple):
                     continue
-                if place != len(sentences[-1]) + 1:
+                if word_id != len(sentences[-1]) + 1:
                     raise ParseException(f"expected word {len(sentences[-1]) + 1} of the sentence, found {index!r}")
-            except (ParseException, ValueError) as error:  # ValueError: a number of thousands of digits
+            except (ParseException, ValueError) as error:  # ValueError: a number with thousands of digits
                 reason = str(error)[:200].rstrip(".")
                 raise UserError(
-                    f"`{typed}` is not CoNLL-U in line {number} ({reason}); mend it, or give the text as a .txt file."
+                    f"`{typed}` is not CoNLL-U in line {number} ({reason}); correct it, or give a .txt file."
                 ) from None
-            sentences[-1].append(tuple(map(sys.intern, cells)))  # few differ: a fiftieth of the memory
+            sentences[-1].append(tuple(map(sys.intern, cells)))  # interned: a fiftieth of the memory
     if {cells[0] for sentence in sentences for cells in sentence} == {"_"}:
         raise UserError(
-            f"`{typed}`: every form is `_`, as in treebanks whose text may not be given away; "
-            "put the words back first, as the treebank's README says."
+            f"`{typed}`: every form is `_`, as in treebanks whose text may not be published; "
+            "insert the words first, as the treebank's README describes."
         )
     return {name: [tuple(cells[i] for cells in sentence) for sentence in sentences] for i, name in enumerate(COLUMNS)}
 
 
 def documents_of(lines: Iterable[str]) -> list[int]:
-    """Return how many documents have begun (`# newdoc`) by the end of each sentence that `read_treebank` returns."""
+    """Return the number of documents begun (`# newdoc`) up to each sentence that `read_treebank` returns."""
     found = [0]
     for line in lines:
         if not line.strip():
@@ -70,7 +70,7 @@ def documents_of(lines: Iterable[str]) -> list[int]:
 
 def _cells(line: str) -> list[str]:
     cells = list(parse_line(line, DEFAULT_FIELDS, _AS_WRITTEN).values())
-    # The library takes two spaces for a tab, and any number of columns.
+    # The library also accepts two spaces instead of a tab, and any number of columns.
     if len(cells) != len(DEFAULT_FIELDS) or "\t".join(cells) != line:
         raise ParseException(f"expected {len(DEFAULT_FIELDS)} columns with a tab between them and no double spaces")
     return cells

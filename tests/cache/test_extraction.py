@@ -318,7 +318,7 @@ def test_a_damaged_shard_is_named_and_mended_to_the_same_bytes(
     damage(damaged)
     said: list[str] = []
     stored = activations(request_for([0, 1, 2]), cache, CPU, said.append)
-    assert said == [f"{damaged} is damaged or gone: extracting it again"]
+    assert said == [f"{damaged} is damaged or missing: extracting it again"]
     assert contents(cache) == {name: content for name, (_, _, content) in before.items()}
     # Only that one was written.
     after = shards_on_disk(cache)
@@ -344,7 +344,7 @@ def test_an_entry_without_a_sound_plan_is_made_anew_with_the_same_bytes(
     said: list[str] = []
     activations(request_for([0, 1, 2]), cache, CPU, said.append)
     assert len(said) == 1
-    assert "the cache entry is damaged and made anew" in said[0]
+    assert "the cache entry is damaged and is made again" in said[0]
     assert name in said[0]
     assert contents(cache) == before
 

@@ -45,7 +45,7 @@ PERMUTATION = torch.randperm(D_MODEL, generator=torch.Generator().manual_seed(3)
 
 @pytest.fixture(scope="module")
 def runs(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of a tiny BERT, of its copy with permuted neurons, of two randomly initialised models, and of other families."""
+    """Runs of a tiny BERT, of its copy with permuted neurons, two randomly initialised models, and other families."""
     place = tmp_path_factory.mktemp("runs")
     permuted = permute_neurons(checkpoints["bert"], place.parent / "permuted-bert", PERMUTATION)
     options: dict[str, Any] = {"corpus": str(corpus_file), "runs": str(place), **QUICKLY}

@@ -161,7 +161,7 @@ def test_a_cache_that_is_whole_serves_those_who_cannot_write_it(
     assert tables(runs / "theirs") == tables(whole.folder)
     status, messages = typed([*args, "more", "--layer", "all"], heed_permissions)
     assert status == 2
-    assert re.search(r"`--cache .*` cannot be written \(Permission denied\); name a folder of yours", messages[-1])
+    assert re.search(r"`--cache .*` cannot be written \(Permission denied\); name a writable folder", messages[-1])
 
 
 def test_a_folder_of_runs_that_cannot_be_written(

@@ -85,7 +85,7 @@ def test_a_damaged_archive_is_refused(tmp_path: Path, damaged: bytes) -> None:
     path = tmp_path / "text.txt.gz"
     path.write_bytes(damaged)
     with pytest.raises(
-        UserError, match=r"--test_corpus .*text\.txt\.gz` is no whole gzip archive \(.+\); fetch it again"
+        UserError, match=r"--test_corpus .*text\.txt\.gz` is not a complete gzip archive \(.+\); download it again"
     ):
         load_corpus(str(path), "--test_corpus")
 
@@ -112,7 +112,9 @@ def test_missing_files_folders_and_unknown_types_are_refused(tmp_path: Path) -> 
     with pytest.raises(UserError, match="cannot be read"):
         load_corpus(str(tmp_path))
     for name in ("paper.pdf", "paper.pdf.gz", "paper.tar.gz", "paper.txt.bz2"):
-        with pytest.raises(UserError, match=r"a file of type \.(pdf|pdf\.gz|tar\.gz|bz2) is not read; give `builtin`"):
+        with pytest.raises(
+            UserError, match=r"a file of type \.(pdf|pdf\.gz|tar\.gz|bz2) cannot be read; give `builtin`"
+        ):
             load_corpus(name)
     with pytest.raises(UserError, match="cannot be read"):
         load_corpus("nul\0.txt")

@@ -125,7 +125,7 @@ def test_a_folder_that_changed_is_read_again(folder: Callable[..., str]) -> None
     ("query", "message"),
     [
         ("?split=dev", "there is no split dev; give one of train, test as split="),
-        ("?split=train[:150%25]", r"split train\[:150%25\] cannot be cut \(.+\); give one of train, test"),
+        ("?split=train[:150%25]", r"split train\[:150%25\] is invalid \(.+\); give one of train, test"),
         ("?config=en", "there is no configuration en; give one of default as config="),
         ("?column=txet", "there is no column txet; of the columns text, n, tokens, other, .*: text, tokens, other"),
         ("?column=n", "column n holds no text; of the columns text, n, tokens, other, give one"),

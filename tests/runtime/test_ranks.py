@@ -322,7 +322,7 @@ def test_what_one_rank_alone_cannot_do_it_says_and_the_job_ends(job: Callable[..
     )  # fmt: skip
     wait_for(is_gone(one))
     assert done.returncode != 0
-    assert "standard input reaches but one of several processes; give the text as a file" in done.stderr
+    assert "only one of several processes has standard input; give the text as a file" in done.stderr
     assert "Traceback" not in done.stderr
 
 
