@@ -1,4 +1,4 @@
-"""What a column of the corpus says of each word."""
+"""Labels from a column of the corpus."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from probing.tasks import Labels
 
 from .counted import Counted
 
-# In CoNLL-U, a cell about which nothing is said.
+# An unspecified value in CoNLL-U.
 UNSPECIFIED = "_"
 
 
 @dataclass(frozen=True)
 class WordLabels(Counted):
-    """Labels each word by one of the corpus's columns, and reads it off one of the word's pieces or their mean.
+    """Labels each word by a column of the corpus; the probe reads one of its pieces, or their mean.
 
     Args:
         min_count: Training words a value needs to be a class; by default 50, fewer on a small corpus
             (a twentieth of its training sentences), never under 5.
-        pieces: Which piece's activations stand for a word of several, or mean for their average.
+        pieces: Activations of a word of several pieces: those of its first or last piece, or the mean over its pieces.
     """
 
     pieces: Literal["first", "last", "mean"] = "first"
@@ -35,11 +35,11 @@ class WordLabels(Counted):
 
     @property
     def word_means(self) -> bool:  # type: ignore[override]
-        """Whether the activations of a word's pieces are averaged; its label then is at the first."""
+        """Whether the activations of a word's pieces are averaged; its label is then at the first piece."""
         return self.pieces == "mean"
 
     def labels(self, tokens: Tokens, corpus: Corpus) -> Labels:
-        """Return each word's value at one of its pieces, empty elsewhere and where it is `_`; shape (n_tokens,).
+        """Return each word's value at one of its pieces, empty elsewhere and for `_`; shape (n_tokens,).
 
         Raises:
             UserError: If the corpus has no such column.
@@ -65,14 +65,14 @@ class Column(WordLabels):
     Args:
         min_count: Training words a value needs to be a class; by default 50, fewer on a small corpus
             (a twentieth of its training sentences), never under 5.
-        pieces: Which piece's activations stand for a word of several, or mean for their average.
-        column: Its name: lemma, upos, xpos, feats, head, deprel, deps or misc.
+        pieces: Activations of a word of several pieces: those of its first or last piece, or the mean over its pieces.
+        column: Name of the column: lemma, upos, xpos, feats, head, deprel, deps or misc.
     """
 
     column: str = ""  # type: ignore[misc]
 
     def __post_init__(self) -> None:
-        """Refuse to go without a name."""
+        """Refuse an empty name."""
         super().__post_init__()
         if not self.column:
             raise UserError("`--task column` needs the column's name, such as `--task_args.column feats`.")

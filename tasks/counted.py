@@ -1,4 +1,4 @@
-"""What all tasks have in common: a label is a class where it has enough training examples."""
+"""The base of all tasks: a label is a class if it has enough training examples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Counted:
     min_count: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse numbers that leave nothing to tell apart."""
+        """Refuse values that are out of range."""
         refuse(out_of_range("task_args.min_count", self.min_count, 1))
 
     ordinal = False
@@ -32,12 +32,12 @@ class Counted:
         """Return the labels with enough training examples, ascending.
 
         Args:
-            labels: Of the training tokens, among them those that are no examples.
-            n_sentences: Training sentences.
+            labels: Labels of the training tokens, including tokens that are not examples.
+            n_sentences: Number of training sentences.
         """
         found, counts = np.unique(labels[has_label(labels)], return_counts=True)
         return found[counts >= self.threshold(n_sentences)]
 
     def threshold(self, n_sentences: int) -> int:
-        """Return the training examples a label needs."""
+        """Return the number of training examples that a label needs."""
         return self.min_count if self.min_count is not None else min(50, max(5, n_sentences // 20))

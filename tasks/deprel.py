@@ -1,4 +1,4 @@
-"""How a word depends on its head (nsubj, obj, ...), the column `deprel` of CoNLL-U."""
+"""The dependency relation of a word to its head (nsubj, obj, ...), from the column `deprel` of CoNLL-U."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tasks have in common whose labels are numbers counted from 0."""
+"""The base of tasks whose labels are numbers counted from 0."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ class Numbered(Counted):
     max_position: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse numbers that leave nothing to tell apart."""
+        """Refuse values that are out of range."""
         refuse(
             out_of_range("task_args.min_count", self.min_count, 1)
             + out_of_range("task_args.max_position", self.max_position, 1)
         )
 
-    # Classes are numbers: being off by one is better than being off by ten.
+    # Classes are numbers: an error of one is smaller than an error of ten.
     ordinal = True
 
     def classes(self, labels: Labels, n_sentences: int) -> Labels:
         """Return the numbers with enough training examples, ascending.
 
         Args:
-            labels: Of the training tokens, -1 where there is none.
-            n_sentences: Training sentences.
+            labels: Labels of the training tokens, -1 for tokens without one.
+            n_sentences: Number of training sentences.
         """
         numbers = super().classes(labels, n_sentences)
         return numbers if self.max_position is None else numbers[numbers <= self.max_position]

@@ -1,4 +1,4 @@
-"""Which piece of its word a token is."""
+"""The index of a token among the pieces of its word."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .numbered import Numbered
 
 @dataclass(frozen=True)
 class PositionInWord(Numbered):
-    """Index of a word piece in its word, from 0, by the tokenizer's words or those of a treebank.
+    """Index of a word piece in its word, from 0. Words are those of the tokenizer, or of the treebank.
 
     Args:
         min_count: Training examples an index needs to be a class; by default 50, fewer on a small
@@ -25,6 +25,6 @@ class PositionInWord(Numbered):
 
     def labels(self, tokens: Tokens, corpus: Corpus) -> NDArray[np.int64]:
         """Return the index of each piece in its word, -1 for special tokens; shape (n_tokens,)."""
-        places = np.arange(tokens.n_tokens)
-        index = places - np.maximum.accumulate(np.where(tokens.first_pieces, places, 0))
+        indices = np.arange(tokens.n_tokens)
+        index = indices - np.maximum.accumulate(np.where(tokens.first_pieces, indices, 0))
         return np.where(tokens.special, -1, index)

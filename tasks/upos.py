@@ -1,4 +1,4 @@
-"""Universal part of speech (NOUN, VERB, ...) of a word, the column `upos` of CoNLL-U."""
+"""The universal part of speech (NOUN, VERB, ...) of a word, from the column `upos` of CoNLL-U."""
 
 from __future__ import annotations
 

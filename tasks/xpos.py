@@ -1,4 +1,4 @@
-"""Fine-grained tag of a word (NN, VBZ, ...), in the treebank's own tag set, the column `xpos` of CoNLL-U."""
+"""The fine-grained tag (NN, VBZ, ...) of a word in the treebank's own tag set, from the column `xpos` of CoNLL-U."""
 
 from __future__ import annotations
 

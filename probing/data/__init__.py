@@ -1,1 +1,1 @@
-"""Labelled examples on both sides of the split, and those that accuracies are held against."""
+"""Labelled examples for training and testing, and the controls that accuracies are compared with."""

@@ -1,4 +1,4 @@
-"""What a constant answer costs: the shares of the classes among the training tokens, whatever the token."""
+"""Cross-entropy of constant predictions, which do not depend on the token."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from probing.data.examples import Examples
 def prior_cross_entropy_by_sentence(train: Examples, test: Examples, n_classes: int) -> NDArray[np.float64]:
     """Return the cross-entropy of the training tokens' class shares, summed over the test tokens of each sentence.
 
-    A class without a training token would cost infinitely much: it counts as half a token.
+    A class without training tokens counts as half a token; otherwise its cross-entropy would be infinite.
 
     Args:
-        train: Examples whose classes are counted.
+        train: Examples that give the shares of the classes.
         test: Examples that are predicted.
         n_classes: Number of classes.
 
@@ -29,13 +29,14 @@ def prior_cross_entropy_by_sentence(train: Examples, test: Examples, n_classes: 
 
 
 def constant_cross_entropy_by_sentence(train: Examples, test: Examples, n_classes: int) -> NDArray[np.float64]:
-    """Return the cross-entropy of the better constant answer: the training tokens' class shares, or a uniform guess.
+    """Return the cross-entropy of the better constant prediction: the training class shares, or the uniform one.
 
-    Of many classes that are equally common the shares are noise: a probe whose penalty leaves it next to uniform
-    predicts better than they do, by about (n_classes - 1) / (2 n_train_tokens) nats, and knows nothing.
+    If many classes are equally frequent, differences of their shares are noise. A probe that its penalty keeps near
+    uniform then predicts better than the shares, by about (n_classes - 1) / (2 n_train_tokens) nats, without having
+    learnt anything.
 
     Args:
-        train: Examples whose classes are counted.
+        train: Examples that give the shares of the classes.
         test: Examples that are predicted.
         n_classes: Number of classes.
 

@@ -1,13 +1,13 @@
-"""Which controls an accuracy can be held against, and which are asked for.
+"""The controls that an accuracy can be compared with, and the choice among them.
 
-`shuffled`: labels dealt anew within each sentence; no probe can do better than a sentence's length and words allow.
-`token`: the input embedding's row of each token instead of its hidden state; what the token alone tells.
-`permuted_positions`: hidden states of the same model, which reads each sentence with its tokens permuted; for position,
-    the true floor, however the model is told of order.
-`untrained`: hidden states of the untrained twin; for position a ceiling rather than a floor, for the architecture
-    carries position by itself.
-`control_task`: labels drawn for each word type (Hewitt & Liang 2019), several times; what a probe reaches by knowing
-    words by heart.
+`shuffled`: labels permuted within each sentence; accuracy comes only from a sentence's length and words.
+`token`: each token's input embedding instead of its hidden state; shows what the token alone tells.
+`permuted_positions`: hidden states of the same model for sentences whose tokens are permuted; for position this is the
+    true floor, independent of how the model encodes order.
+`untrained`: hidden states of a randomly initialised model; for position a ceiling rather than a floor, because the
+    architecture itself passes on positions.
+`control_task`: random labels for each word type (Hewitt & Liang 2019), drawn several times; shows what a probe reaches
+    by memorising words.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from probing.cli.choices import chosen
 
-# In the order of tables and figures, and what these call them.
+# The controls in the order of tables and figures, with their labels there.
 CONTROLS = {
     "shuffled": "labels shuffled",
     "token": "token alone",
@@ -24,22 +24,22 @@ CONTROLS = {
     "control_task": "control task",
     "untrained": "random weights",
 }
-# What `--transform` adds: the same probe on activations as they are, and with other neurons clipped than the outliers.
+# Controls that `--transform` adds: untransformed activations, and clipping of other neurons than the outliers.
 TRANSFORM_CONTROLS = {"untransformed": "untransformed", "others_clipped": "others clipped"}
 
 
 def chosen_controls(typed: str | Sequence[str], ordinal: bool) -> list[str]:
-    """Return the controls that were asked for, in the order of the tables.
+    """Return the requested controls, in the order of the tables.
 
     Args:
-        typed: `all` for those that say something of the task, `none`, or names; a text separates them by commas.
+        typed: `all` for those that suit the task, `none`, or names; in a string they are separated by commas.
         ordinal: Whether the task's labels are numbers.
 
     Raises:
-        UserError: If one is unknown.
+        UserError: If a control is unknown.
     """
     wanted = chosen("--controls", "none" if typed in ("0", [], ["0"]) else typed, [*CONTROLS], "none")
     if typed in ("all", ["all"]):
-        # A sentence without its order is a floor for position alone; words known by heart tell nothing of it.
+        # Permuted tokens are a floor only for positions, and memorised words do not tell positions.
         wanted.remove("control_task" if ordinal else "permuted_positions")
     return wanted

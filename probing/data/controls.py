@@ -1,4 +1,4 @@
-"""What an accuracy is held against: the same probe, trained and tested on examples that lack something."""
+"""Examples for controls, on which the same probe is trained and tested for comparison."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from probing.corpus import Corpus
 from probing.data.examples import Activations, Examples, Sides
 from probing.statistics.permutation import permute_within_sentences
 
-# Draws of the control task's labels: one alone may happen to be easier or harder than most.
+# Number of draws of the control task's labels; a single draw may be easier or harder than most.
 CONTROL_DRAWS = 5
 
 
 def shuffled(sides: Sides, seed: int) -> Sides:
-    """Return the sides with each sentence's labels dealt anew to its own tokens."""
+    """Return the sides with each sentence's labels permuted among its tokens."""
 
-    def deal(examples: Examples) -> Examples:
+    def permute(examples: Examples) -> Examples:
         tokens = examples.store.tokens
         (labels,) = permute_within_sentences(examples.labels, tokens.sentences, tokens.input_ids, 1, seed)
         return replace(examples, labels=labels)
 
-    return sides.each(deal)
+    return sides.each(permute)
 
 
 def control_tasks(
     sides: Sides, corpora: Sequence[Corpus], fold: Callable[[str], str], seed: int, n_draws: int = CONTROL_DRAWS
 ) -> list[Sides]:
-    """Return draws of a label for each word type, each label as often as it is in training (Hewitt & Liang 2019).
+    """Return draws of random labels for word types, with the label frequencies of training (Hewitt & Liang 2019).
 
-    Words of the test side that are not in training have labels of their own, which nobody can know.
+    Test words that do not occur in training also have random labels, which no probe can predict.
 
     Args:
-        sides: With the true labels.
-        corpora: Of the training and, last, of the test side.
-        fold: Makes one type of the words that the model cannot tell apart.
-        seed: Of all draws; a type's label in a draw depends on nothing else.
+        sides: The sides with the true labels.
+        corpora: The training corpus and, last, the test corpus.
+        fold: Maps words that the model cannot tell apart to the same type.
+        seed: Seed of all draws; a type's label depends only on the seed, the draw and the type.
         n_draws: Number of draws.
     """
     counts = sides.train.counts(len(sides.classes))
@@ -64,9 +64,9 @@ def control_tasks(
 
 
 def _types(tokens: Tokens, corpus: Corpus, fold: Callable[[str], str]) -> tuple[list[str], NDArray[np.intp]]:
-    """Return word types, and which of them each token belongs to; without a word list tokens are the types.
+    """Return the word types and the index of each token's type; without a word list, token ids are the types.
 
-    Words that are folded into one are several entries of the same name.
+    Words that are folded to the same type are several entries with the same name.
     """
     if corpus.words is None:
         ids, of_token = np.unique(tokens.input_ids, return_inverse=True)
@@ -78,10 +78,10 @@ def _types(tokens: Tokens, corpus: Corpus, fold: Callable[[str], str]) -> tuple[
 
 
 class TokenRows:
-    """Reads like a store of one layer, whose hidden states are the input embedding's rows.
+    """Behaves like a store with a single layer, whose hidden states are rows of the input embedding.
 
     Args:
-        store: Whose tokens are read.
+        store: The store whose tokens are used.
         table: Input embedding, shape (n_vocabulary, d_embedding).
     """
 
@@ -91,28 +91,28 @@ class TokenRows:
         self.table = table
 
     def shard_tokens(self, shard: Shard) -> slice:
-        """Return which rows of the table of tokens are in the shard."""
+        """Return the shard's rows of the table of tokens."""
         return self.tokens.of_sentences(shard.first_sentence, shard.n_sentences)
 
     def read(self, layer: int, shard: int) -> Tensor:
-        """Return the rows of a shard's tokens, shape (n, d_embedding)."""
+        """Return the embeddings of a shard's tokens, shape (n, d_embedding)."""
         rows = self.shard_tokens(self.plan.shards[shard])
         return self.table[torch.from_numpy(self.tokens.input_ids[rows].astype(np.int64))]
 
 
 def token_identity(sides: Sides, encoder: nn.Module) -> Sides:
-    """Return the sides with the input embedding's rows for activations."""
+    """Return the sides with each token's input embedding as its activations."""
     table = encoder.get_input_embeddings().weight.detach().float()  # type: ignore[operator]
     return sides.each(lambda examples: replace(examples, store=TokenRows(examples.store, table)))
 
 
 def with_activations(sides: Sides, stores: Sequence[ActivationStore]) -> Sides:
-    """Return the sides with other activations of the same tokens: of the training and, last, of the test side."""
+    """Return the sides with other activations of the same tokens: for the training and, last, for the test side."""
 
     def exchange(examples: Examples) -> Examples:
         store = stores[-1] if examples is sides.test else stores[0]
         if not np.array_equal(store.tokens.input_ids, examples.store.tokens.input_ids):
-            raise ValueError("the activations are of other tokens")
+            raise ValueError("the activations belong to other tokens")
         return replace(examples, store=store)
 
     return sides.each(exchange)

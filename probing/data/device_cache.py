@@ -1,4 +1,4 @@
-"""Batches that stay on an accelerator from one pass to the next."""
+"""A cache of batches on an accelerator, which lasts from one pass to the next."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from torch.utils.data import Dataset
 
 from probing.data.examples import Batch, ShardBatches
 
-# Of what is free on an accelerator when a training begins; the rest is for the probes and what they compute.
+# Share of the accelerator's free memory that the cache may use; the rest is for the probes and their computations.
 SHARE = 0.5
 
 
 class DeviceCache(Dataset[Batch]):
-    """Batches of which as many as fit are copied to a device once, in the first pass, and all others in every pass.
+    """Batches of which as many as fit are copied to a device once, in the first pass; the others in every pass.
 
     Args:
-        batches: What is read.
-        device: Where batches are kept; Lightning leaves there what it finds there.
-        room_bytes: How much may be kept; half of what is free on the device by default.
+        batches: The batches to read.
+        device: The device of the cache; Lightning does not move batches that are already there.
+        room_bytes: Most bytes to cache; by default half of the device's free memory.
     """
 
     def __init__(self, batches: ShardBatches, device: torch.device, room_bytes: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Labelled tokens: which side of the split, which class, and how they are read shard by shard."""
+"""Labelled tokens: their side of the split, their class, and reading them shard by shard."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from probing.errors import UserError
 from probing.runtime.distributed import rank_and_world_size
 from probing.tasks import Labels, TokenTask, has_label
 
-# Of hidden states that are copied at a time, all layers together: so that each copy takes the place of the one before
-# and needs no new pages of memory.
+# Bytes of hidden states to copy at a time, all layers together. Copies of this size reuse the memory of the previous
+# one and need no new pages.
 BLOCK_BYTES = 32 * 2**20
 
 
 class Batch(NamedTuple):
-    """Examples, or the rows of one shard.
+    """Examples, or all rows of one shard.
 
     Args:
-        hidden_states: For each layer asked for, shape (n, d_model).
-        labels: Class of each row, -1 where it is no example (only where a shard was opened whole), shape (n,).
-        sentences: Sentence of each row, shape (n,).
-        rows: Token of each row in the store, of a word its first piece, shape (n,).
+        hidden_states: Hidden states of each requested layer, shape (n, d_model).
+        labels: Class of each row, shape (n,); -1 for rows that are not examples, which only `open_shard` returns.
+        sentences: Index of each row's sentence, shape (n,).
+        rows: Index of each row's token in the store, for a word that of its first piece, shape (n,).
     """
 
     hidden_states: tuple[Tensor, ...]
@@ -48,11 +48,11 @@ class Batch(NamedTuple):
 
 
 class Activations(Protocol):
-    """Where hidden states are read, shard by shard: a store, or what takes its place."""
+    """A source of hidden states, read shard by shard: a store, or an object that behaves like one."""
 
     @property
     def plan(self) -> Plan:
-        """Which sentences are in which shard, and the width."""
+        """The division into shards, and the width."""
         ...
 
     @property
@@ -61,7 +61,7 @@ class Activations(Protocol):
         ...
 
     def shard_tokens(self, shard: Shard) -> slice:
-        """Return which rows of the table of tokens are in the shard."""
+        """Return the shard's rows of the table of tokens."""
         ...
 
     def read(self, layer: int, shard: int) -> Tensor:
@@ -74,12 +74,12 @@ class Examples:
     """The tokens of a store that belong to one side of the split, with their classes.
 
     Args:
-        store: Where the activations are.
-        labels: Class of each token, -1 for tokens of another side or of no class, shape (n_tokens,).
-        n_dropped: Tokens of this side whose label is no class.
-        word_means: Whether activations are means over the pieces of a word, whose label is at its first.
-        documents: Which document each sentence of the corpus is of, shape (n_sentences,), where intervals are to be
-            over documents; over sentences if None.
+        store: The store of their activations.
+        labels: Class of each token, shape (n_tokens,); -1 for tokens of another side or without a class.
+        n_dropped: Number of tokens of this side whose label is not a class.
+        word_means: Whether a word's activations are the mean over its pieces; its label is then at the first piece.
+        documents: Index of the document of each sentence of the corpus, shape (n_sentences,), if intervals are over
+            documents; None if they are over sentences.
     """
 
     store: Activations
@@ -94,16 +94,16 @@ class Examples:
         return int((self.labels >= 0).sum())
 
     def counts(self, n_classes: int) -> NDArray[np.int64]:
-        """Return the examples of each class, shape (n_classes,)."""
+        """Return the number of examples of each class, shape (n_classes,)."""
         return np.bincount(self.labels[self.labels >= 0], minlength=n_classes)
 
     def tokens_by_sentence(self) -> NDArray[np.int64]:
-        """Return how many examples each sentence of the corpus has, those of other sides 0, shape (n_sentences,)."""
+        """Return the number of examples of each sentence of the corpus, 0 on other sides, shape (n_sentences,)."""
         tokens = self.store.tokens
         return np.bincount(tokens.sentences[self.labels >= 0], minlength=tokens.n_sentences)
 
     def clusters(self, sums: NDArray[Any]) -> NDArray[Any]:
-        """Return sums by sentence as they are, or added up by document where intervals are over these."""
+        """Return sums by sentence unchanged, or added up by document if intervals are over documents."""
         return sums if self.documents is None else np.bincount(self.documents, weights=sums)
 
     def sentences(self) -> NDArray[np.int32]:
@@ -113,12 +113,12 @@ class Examples:
 
 @dataclass(frozen=True)
 class Sides:
-    """The three sides of the split, and what their classes are.
+    """The three sides of the split, and their classes.
 
     Args:
-        train: Probes are trained on it.
-        validation: Adam stops by it.
-        test: Possibly of another store.
+        train: Examples that probes are trained on.
+        validation: Examples that the penalty is chosen on and Adam is stopped by.
+        test: Examples that probes are tested on, possibly from another store.
         classes: The label of each class.
         ordinal: Whether labels are numbers.
     """
@@ -135,17 +135,18 @@ class Sides:
 
 
 class ShardBatches(Dataset[Batch]):
-    """Examples, or all rows of which they are some, a shard at a time, in order; beyond the last shard, empty batches.
+    """Batches of one shard each, in order: its examples, or all its rows; after the last shard, empty batches.
 
-    Under several ranks each reads every `world_size`-th shard, and all read equally many items,
-    since some strategies wait for one another at every step.
+    With several ranks, each reads every `world_size`-th shard. All ranks have equally many batches, because some
+    strategies synchronise at every step.
 
     Args:
-        examples: What is read.
-        layers: Which layers, in the order of `Batch.hidden_states`.
-        rank: Of this process.
+        examples: The examples to read.
+        layers: Layer numbers, in the order of `Batch.hidden_states`.
+        rank: Rank of this process.
         world_size: Number of processes.
-        read: Reads a shard: `read_shard` its examples, `open_shard` all its rows, without copying them.
+        read: Function that reads a shard: `read_shard` returns its examples, `open_shard` all its rows without copying
+            them.
     """
 
     def __init__(
@@ -175,7 +176,7 @@ class ShardBatches(Dataset[Batch]):
 
 
 def open_shard(examples: Examples, layers: Sequence[int], shard: int) -> Batch:
-    """Return all rows of one shard, labelled -1 where they are no examples; what can be is mapped and not read yet."""
+    """Return all rows of one shard, with the label -1 where they are not examples; memory-mapped where possible."""
     store, tokens = examples.store, examples.store.tokens
     here = store.shard_tokens(store.plan.shards[shard])
     rows = np.arange(here.start, here.stop)
@@ -189,13 +190,13 @@ def open_shard(examples: Examples, layers: Sequence[int], shard: int) -> Batch:
 
 
 def read_shard(examples: Examples, layers: Sequence[int], shard: int) -> Batch:
-    """Read the examples of one shard, and nothing but them, in float32."""
+    """Read only the examples of one shard, in float32."""
     batch = open_shard(examples, layers, shard)
     return _copy(batch, _examples(batch))
 
 
 def blocks(batch: Batch, dtype: torch.dtype = torch.float32) -> Iterator[Batch]:
-    """Yield the examples of a batch, and nothing but them, in order and as a dtype, some `BLOCK_BYTES` at a time."""
+    """Yield only the examples of a batch, in order and in a dtype, in blocks of about `BLOCK_BYTES`."""
     width = sum(states.shape[1] for states in batch.hidden_states)
     n = max(BLOCK_BYTES // (4 * width), 1)
     return (_copy(batch, rows, dtype) for rows in _examples(batch).split(n))
@@ -211,12 +212,12 @@ def _copy(batch: Batch, rows: Tensor, dtype: torch.dtype = torch.float32) -> Bat
 
 
 def read(examples: Examples, layers: Sequence[int]) -> Iterator[Batch]:
-    """Yield all examples once, in order, in blocks of no more than a shard."""
+    """Yield all examples once, in order, in blocks of at most one shard."""
     return _read(examples, layers, examples.store.plan.shards)
 
 
 def read_share(examples: Examples, layers: Sequence[int]) -> Iterator[Batch]:
-    """Yield those of this rank's shards, for sums that `sum_over_ranks` then takes together."""
+    """Yield the examples of this rank's shards, for sums that are then all-reduced."""
     rank, n_ranks = rank_and_world_size()
     return _read(examples, layers, examples.store.plan.shards[rank::n_ranks])
 
@@ -227,7 +228,7 @@ def _read(examples: Examples, layers: Sequence[int], shards: Sequence[Shard]) ->
 
 
 def whole_sentences(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Yield the same examples, in order, so that no sentence is in two batches."""
+    """Yield the same examples in order, in batches that do not divide sentences."""
     held: Batch | None = None
     for batch in batches:
         if not len(batch.sentences):
@@ -256,16 +257,16 @@ def label(
     side: Split,
     by_document: bool = False,
 ) -> Examples:
-    """Return one side's tokens with their classes.
+    """Return the examples of one side, with their classes.
 
     Args:
-        store: Where the activations are.
-        corpus: Of what text.
-        task: Gives the labels.
+        store: The store of the activations.
+        corpus: The corpus that the store was made from.
+        task: The task, which gives the labels.
         splits: Side of each sentence.
         classes: The labels that are classes, ascending.
-        side: Which side.
-        by_document: Whether intervals are to be over documents, which the corpus then has.
+        side: The side to return.
+        by_document: Whether intervals are over documents; the corpus must then have documents.
     """
     labels, n_dropped = class_of_tokens(store.tokens, corpus, task, splits, classes, side)
     documents = np.array(corpus.documents) if by_document else None
@@ -275,19 +276,19 @@ def label(
 def class_of_tokens(
     tokens: Tokens, corpus: Corpus, task: TokenTask, splits: Sequence[Split], classes: Labels, side: Split
 ) -> tuple[NDArray[np.int64], int]:
-    """Return the class of each token, -1 for those of another side or of no class, and how many are of no class.
+    """Return each token's class, -1 on another side or without a class, and the number of tokens without a class.
 
     Args:
         tokens: The table of tokens.
-        corpus: Of what text.
-        task: Gives the labels.
+        corpus: The corpus that the tokens belong to.
+        task: The task, which gives the labels.
         splits: Side of each sentence.
         classes: The labels that are classes, ascending.
-        side: Which side.
+        side: The side whose tokens are classified.
     """
     labels = task.labels(tokens, corpus)
     here = np.array([split == side for split in splits])[tokens.sentences] & has_label(labels)
-    # Position of each label among the classes, -1 where it is none of them.
+    # Index of each label among the classes; checked below, since it also exists for labels that are not classes.
     index = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
     known = here & (classes[index] == labels)
     return np.where(known, index, -1), int(here.sum() - known.sum())
@@ -297,14 +298,14 @@ def choose_classes(tokens: Tokens, corpus: Corpus, task: TokenTask, splits: Sequ
     """Return the labels with enough training examples, ascending.
 
     Raises:
-        UserError: If fewer than two are left.
+        UserError: If there are fewer than two.
     """
     in_train = np.array([split == "train" for split in splits])
     labels = task.labels(tokens, corpus)
     if tokens.special.all():
         raise UserError("`--corpus`: no sentence is longer than one token once special tokens are set aside.")
     if not has_label(labels).any():
-        raise UserError(f"`--corpus {corpus.name}`: the task gives no token a label; give text for which it has some.")
+        raise UserError(f"`--corpus {corpus.name}`: the task gives no token a label; give text that it has labels for.")
     classes = task.classes(labels[in_train[tokens.sentences]], int(in_train.sum()))
     if len(classes) < 2:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Shuffled mini-batches of examples, the same for any number of processes."""
+"""Shuffled mini-batches of examples, which are the same for any number of processes."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from torch.utils.data import IterableDataset
 
 from probing.data.examples import Batch, Examples, open_shard
 
-# Shards whose examples are shuffled together. A shard is 128 MiB of activations of all layers (12,483 tokens of the
-# built-in model), mapped and not copied.
+# Number of shards whose examples are shuffled together. A shard has 128 MiB of activations of all layers (12,483 tokens
+# of the built-in model), which are memory-mapped and not copied.
 WINDOW = 4
 
 
 class MiniBatches(IterableDataset[Batch]):
-    """Shuffled batches of examples, in an order that only the seed and the epoch decide.
+    """Shuffled batches of examples, in an order that depends only on the seed and the epoch.
 
-    Shards are put in random order and taken `WINDOW` at a time; over the examples of a window every order is equally
-    likely. A window's batches are of equal size, but for one example.
+    Shards are put in random order and read `WINDOW` at a time. The examples of a window are shuffled uniformly. The
+    sizes of a window's batches differ by at most one example.
 
-    Ranks take equal shares of each batch, so that they train as one process would and none waits for another; the
-    `n_ranks` - 1 examples at most that leave a remainder are passed over.
+    Ranks take equal shares of each batch, so that they train as a single process would and do not wait for one another.
+    The remainder of a batch, at most `n_ranks` - 1 examples, is skipped.
 
     Args:
-        examples: What is read, all shards by every rank.
-        layers: Which layers, in the order of `Batch.hidden_states`.
-        size: Examples in a batch at most, over all ranks.
-        seed: Of the order; the epoch is mixed in.
-        rank: Of this process.
+        examples: The examples to read; every rank reads all shards.
+        layers: Layer numbers, in the order of `Batch.hidden_states`.
+        size: Most examples in a batch, over all ranks.
+        seed: Seed of the order; the epoch number is added to it.
+        rank: Rank of this process.
         n_ranks: Number of processes.
     """
 
@@ -59,7 +59,7 @@ def _examples_of(shard: int, batch: Batch) -> np.ndarray:
 
 
 def _pick(window: Sequence[Batch], pairs: np.ndarray) -> Batch:
-    """Return rows of several shards as one batch, in float32 and in the order of the pairs of shard and row."""
+    """Return the rows given by pairs (shard, row) as one float32 batch, in the order of the pairs."""
     order = np.argsort(pairs[:, 0], kind="stable")
     in_shards = pairs[order]
     back = torch.from_numpy(np.argsort(order))

@@ -1,4 +1,4 @@
-"""Labels that say nothing: those of each word type given to another type of like frequency."""
+"""Uninformative labels: each word type gets the labels of another type with a similar frequency."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from probing.statistics.permutation import mix
 
 _Label = TypeVar("_Label", np.int32, np.int64)
 
-# Word types that exchange their labels are at least so many, as near to one another in frequency as that allows.
+# Fewest word types in a group that exchanges labels; groups consist of types as similar in frequency as possible.
 LEAST_TYPES = 10
 
 
 def permute_among_types(labels: NDArray[_Label], types: NDArray[np.uint64], n_draws: int, seed: int) -> NDArray[_Label]:
     """Return draws of the labels in which the tokens of each word type have the labels of another type.
 
-    A label then depends on the word type as much as it did, but says nothing of the word, and nothing of the place
-    where a token stands. Labels that were drawn at random, for each token or for each word type (Hewitt & Liang 2019),
-    are distributed as their draws are, so a statistic of theirs has the distribution of the same statistic of a draw.
+    A label then depends on the word type as much as before, but carries no information about the word or about the
+    token's position. Random labels, drawn for each token or for each word type (Hewitt & Liang 2019), have the same
+    distribution as these draws, and so have statistics of them.
 
-    Types exchange their labels with types of like frequency (see `_like_frequency`). Where two of them are not equally
+    Types exchange labels with types of similar frequency (see `_like_frequency`). If two types are not equally
     frequent, the labels of the rarer one are repeated for all tokens of the other.
 
     Args:
@@ -33,7 +33,7 @@ def permute_among_types(labels: NDArray[_Label], types: NDArray[np.uint64], n_dr
         seed: Seed of all draws.
 
     Returns:
-        Shape (n_draws, n_tokens), of the labels' type.
+        Shape (n_draws, n_tokens), with the dtype of the labels.
     """
     _, of_token, counts = np.unique(types, return_inverse=True, return_counts=True)
     ends, groups = np.cumsum(counts), _like_frequency(counts)
@@ -41,21 +41,21 @@ def permute_among_types(labels: NDArray[_Label], types: NDArray[np.uint64], n_dr
     draws = np.empty((n_draws, len(labels)), dtype=labels.dtype)
     for draw, row in enumerate(draws):
         generator = np.random.default_rng([seed, draw])
-        tokens = np.lexsort((generator.random(len(labels)), of_token))  # type by type, those of a type in random order
+        tokens = np.lexsort((generator.random(len(labels)), of_token))  # sorted by type, in random order within a type
         source = np.empty(len(counts), dtype=np.intp)
         source[in_groups] = np.lexsort((generator.random(len(counts)), groups))
         of_own = of_token[tokens]
-        place = np.arange(len(tokens)) - (ends - counts)[of_own]
+        index = np.arange(len(tokens)) - (ends - counts)[of_own]
         of_source = source[of_own]
-        row[tokens] = labels[tokens[(ends - counts)[of_source] + place % counts[of_source]]]
+        row[tokens] = labels[tokens[(ends - counts)[of_source] + index % counts[of_source]]]
     return draws
 
 
 def _like_frequency(counts: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return the group of each type, from the most frequent types to the rarest.
+    """Return the index of each type's group, from the most frequent types to the rarest.
 
-    Types of the same count are in one group; counts next to each other share one until it has `LEAST_TYPES` types.
-    Rare types, of which there are many, so exchange labels with types of exactly their own count.
+    Types with the same count are in the same group, and neighbouring counts are merged until a group has `LEAST_TYPES`
+    types. Rare types, of which there are many, therefore exchange labels with types of exactly the same count.
     """
     _, of_type, sizes = np.unique(-counts, return_inverse=True, return_counts=True)
     group_of_count, group, members, left = np.zeros(len(sizes), dtype=np.intp), 0, 0, len(counts)
@@ -67,9 +67,9 @@ def _like_frequency(counts: NDArray[np.intp]) -> NDArray[np.intp]:
 
 
 def token_types(tokens: Tokens) -> NDArray[np.uint64]:
-    """Return a number for the word type of each token: it stands for the pieces of its word, and which one it is.
+    """Return a number for each token's type, computed from the pieces of its word and the token's index among them.
 
-    Words that the tokenizer folds into the same pieces are one type. A special token is a word of its own.
+    Words that the tokenizer maps to the same pieces are one type. A special token is a word of its own.
 
     Args:
         tokens: The table of tokens.
@@ -79,6 +79,6 @@ def token_types(tokens: Tokens) -> NDArray[np.uint64]:
     """
     begins = tokens.first_pieces | tokens.special
     first, word = np.flatnonzero(begins), begins.cumsum() - 1
-    places = mix((np.arange(tokens.n_tokens) - first[word]).astype(np.uint64))
-    of_word = np.add.reduceat(mix(places + tokens.input_ids.astype(np.uint64)), first)
-    return of_word[word] + places
+    indices = mix((np.arange(tokens.n_tokens) - first[word]).astype(np.uint64))
+    of_word = np.add.reduceat(mix(indices + tokens.input_ids.astype(np.uint64)), first)
+    return of_word[word] + indices

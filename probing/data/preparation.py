@@ -1,4 +1,4 @@
-"""What `fit` trains on: labelled tokens on both sides of the split, and those that its controls are measured on."""
+"""Prepares the examples that `fit` trains and tests on, and those of its controls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GroupBy = Literal["auto", "sentence", "document"]
 
 
 def origin(store: ActivationStore) -> dict[str, Any]:
-    """Return what activations were made from, and how many sentences were cut, as in a run's `results.json`."""
+    """Return the origin of activations and the number of sentences cut, for a run's `results.json`."""
     header = {name: store.header[name] for name in ("model", "revision", "corpus", "key", "versions")}
     return {**header, "n_truncated": store.tokens.n_truncated}
 
@@ -40,9 +40,9 @@ def label_sides(
     Args:
         stores: Activations of each corpus.
         corpora: The corpora.
-        splits: Side of each of their sentences.
-        task: Gives the labels.
-        by_document: Whether intervals are over documents of the corpus that is tested on.
+        splits: Side of each sentence of each corpus.
+        task: The task, which gives the labels.
+        by_document: Whether intervals are over documents of the test corpus.
     """
     classes = choose_classes(stores[0].tokens, corpora[0], task, splits[0])
     parts = {
@@ -56,15 +56,15 @@ def label_sides(
 
 
 def goes_by_document(group_by: GroupBy, corpus: Corpus, splits: Sequence[Split]) -> bool:
-    """Return whether intervals are over documents: left to itself, where at least `MIN_SENTENCES` are tested on.
+    """Return whether intervals are over documents; `auto` chooses them if there are `MIN_SENTENCES` test documents.
 
     Args:
-        group_by: As typed.
-        corpus: That is tested on.
+        group_by: The option's value.
+        corpus: The test corpus.
         splits: Side of each of its sentences.
 
     Raises:
-        UserError: If documents were asked for and the corpus names none.
+        UserError: If documents are requested but the corpus has none.
     """
     if group_by == "sentence" or (group_by == "auto" and corpus.documents is None):
         return False
@@ -107,9 +107,9 @@ def read_sides(
 def control_sides(
     wanted: Sequence[str], sides: Sides, corpora: Sequence[Corpus], source: ActivationSource, seed: int
 ) -> dict[str, list[Sides]]:
-    """Return for each control that applies the examples that it is measured on, extracting what they need.
+    """Return the examples of each control that applies; missing activations are extracted.
 
-    The control task has several draws of its labels, the others are one.
+    The control task has several draws of labels, every other control has one.
     """
     made: dict[str, list[Sides]] = {}
     for name in wanted:
@@ -122,7 +122,7 @@ def control_sides(
         elif name == "permuted_positions":
             made[name] = [controls.with_activations(sides, replace(source, permuted_tokens_seed=seed).read(corpora))]
         elif source.random_weights_seed is not None:
-            source.say("the control untrained does not apply: the model is randomly initialised itself")
+            source.say("the control untrained is left out: the model itself is randomly initialised")
         else:
             made[name] = [controls.with_activations(sides, replace(source, random_weights_seed=seed).read(corpora))]
     return made
@@ -135,13 +135,13 @@ def example_checks(
     probe: ProbeOptions,
     say: Callable[[str], None],
 ) -> list[Callable[[Tokens], None]]:
-    """Return for each corpus what refuses its tokens where a side has no examples, and says how many are of no class.
+    """Return a check for each corpus, which refuses a side without examples and reports tokens without a class.
 
-    Known from the tokens alone, this is said before a model has read the corpus, which may take hours. The validation
-    side may be empty where nothing is chosen on it.
+    The checks need only the tokens, so they run before the model reads the corpus, which may take hours. The validation
+    side may be empty if nothing is chosen on it.
     """
     chooses = probe.solver == "adam" or probe.l2 == "auto"
-    classes: Labels  # of the first corpus, which is checked first
+    classes: Labels  # set by the check of the first corpus, which runs first
 
     def check(tokens: Tokens, part: int) -> None:
         nonlocal classes
@@ -162,7 +162,7 @@ def example_checks(
 
 
 def _ways_out(side: Split, probe: ProbeOptions) -> str:
-    """Return what else would do than more sentences where a side is empty."""
+    """Return remedies, other than more sentences, for a side without examples."""
     if side == "test":
         return " or another --test_corpus"
     return " or a penalty, such as --probe.l2 1e-2" if side == "validation" and probe.solver == "lbfgs" else ""

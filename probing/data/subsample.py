@@ -1,4 +1,4 @@
-"""Examples few enough to be held in memory: whole sentences, drawn evenly."""
+"""Random subsets of sentences whose examples fit into memory."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Sample(NamedTuple):
     """Examples of one layer.
 
     Args:
-        hidden_states: Shape (n, d_model), float32.
-        labels: Class of each, shape (n,).
+        hidden_states: Hidden states of the examples, shape (n, d_model), float32.
+        labels: Class of each example, shape (n,).
     """
 
     hidden_states: Tensor
@@ -25,12 +25,12 @@ class Sample(NamedTuple):
 
 
 def thin(examples: Examples, at_most: int, seed: int) -> Examples:
-    """Return the examples, or where there are more those of sentences drawn until no further one fits.
+    """Return the examples; if there are too many, those of randomly drawn sentences, as many as fit.
 
     Args:
-        examples: Of one side.
-        at_most: Examples that may be left.
-        seed: Of the draw.
+        examples: Examples of one side.
+        at_most: Most examples to return.
+        seed: Seed of the draw.
     """
     if examples.n_tokens <= at_most:
         return examples

@@ -1,4 +1,4 @@
-"""Activations of words: pieces pooled, and the words of two tokenizations brought together."""
+"""Activations of words: means over word pieces, and matching the words of two tokenizations."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Words(NamedTuple):
     """The words of some sentences.
 
     Args:
-        keys: Sentence and word of each row, ascending, shape (n_words, 2), int64.
-        hidden_states: For each layer, shape (n_words, d_model), float32 or wider.
+        keys: Index of the sentence and of the word in it, for each row, ascending, shape (n_words, 2), int64.
+        hidden_states: Activations of each layer, shape (n_words, d_model), float32 or wider.
     """
 
     keys: NDArray[np.int64]
@@ -26,20 +26,20 @@ class Words(NamedTuple):
 
 
 def pool_words(hidden_states: Sequence[Tensor], words: NDArray[np.integer], sentences: NDArray[np.integer]) -> Words:
-    """Return the mean over each word's pieces.
+    """Return the mean of each word's activations over its pieces.
 
     Args:
-        hidden_states: Of one or more layers, each of shape (n_tokens, d_model); none is changed.
-        words: Word of each token in its sentence, negative for special tokens, which are left out, shape (n_tokens,);
-            the pieces of a word stand side by side.
-        sentences: Sentence of each token, ascending, shape (n_tokens,).
+        hidden_states: Hidden states of one or more layers, each of shape (n_tokens, d_model); they are not changed.
+        words: Index of each token's word in its sentence, shape (n_tokens,); negative for special tokens, which are
+            left out. The pieces of a word must be adjacent.
+        sentences: Index of each token's sentence, ascending, shape (n_tokens,).
 
     Raises:
         ValueError: If the numbers of tokens differ.
     """
     n_tokens = {len(words), len(sentences), *(len(states) for states in hidden_states)}
     if len(n_tokens) > 1:
-        raise ValueError(f"hidden_states, words and sentences must have as many tokens, found {sorted(n_tokens)}")
+        raise ValueError(f"hidden_states, words and sentences must agree in their number of tokens: {sorted(n_tokens)}")
     begins, pieces = first_pieces(words, sentences), np.flatnonzero(words >= 0)
     keys = np.stack([sentences[begins], words[begins]], axis=1).astype(np.int64)
     word = begins[pieces].cumsum() - 1
@@ -49,15 +49,16 @@ def pool_words(hidden_states: Sequence[Tensor], words: NDArray[np.integer], sent
 
 
 def common_words(keys_a: NDArray[np.int64], keys_b: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the rows of the words that both have, in the order of their keys: two tokenizers cut at different words.
+    """Return the rows of the words that both have, in the order of their keys; sentences may be cut at different words.
 
-    Both must have tokenised the same list of words (`is_split_into_words`). From running text each tokenizer makes
-    words of its own ("don't" is three for BERT, two for RoBERTa), and the same number is another word. Where a
-    tokenizer cuts within a word, that word is the mean of the pieces that are left.
+    Both tokenizers must have tokenised the same list of words (`is_split_into_words`). In running text each tokenizer
+    finds its own words ("don't" is three for BERT, two for RoBERTa), and the same index means another word. If a
+    sentence is cut within a word, that word is the mean of its remaining pieces.
 
     Args:
-        keys_a: Sentence and word of each row, none twice, shape (n_a, 2).
-        keys_b: Shape (n_b, 2).
+        keys_a: Index of the sentence and of the word, for each row of the first tokenization, without repetition,
+            shape (n_a, 2).
+        keys_b: The same for the second tokenization, shape (n_b, 2).
     """
     both, of_key = np.unique(np.concatenate([keys_a, keys_b]), axis=0, return_inverse=True)
     of_key = of_key.reshape(-1)
@@ -69,6 +70,6 @@ def common_words(keys_a: NDArray[np.int64], keys_b: NDArray[np.int64]) -> tuple[
 
 
 def _means(pieces: Tensor, into: Tensor, size: Tensor) -> Tensor:
-    # Half precision is cached, but nothing is summed in it.
+    # The cache may be in half precision; sums are in float32.
     wide = pieces.to(torch.promote_types(pieces.dtype, torch.float32))
     return wide.new_zeros(len(size), wide.shape[1]).index_add_(0, into, wide) / size

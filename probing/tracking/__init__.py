@@ -1,8 +1,8 @@
-"""Log a run to Weights & Biases without ever depending on it.
+"""Logs a run to Weights & Biases without depending on it.
 
-The only room that imports wandb, and not before a run is tracked. The files of a run are complete before anything here
-is told about them, so whatever W&B does (no network, a dead server, a full quota) ends in one warning. Measured with
-wandb 0.31; comments say which habit of the client each precaution is for.
+This is the only room that imports wandb, and it does so only when a run is tracked. The files of a run are complete
+before they are logged, so a failure of W&B (no network, a server that does not answer, a full quota) only causes one
+warning. Tested with wandb 0.31; comments name the behaviour of the client that each precaution is for.
 """
 
 from probing.tracking.mode import resolve_mode

@@ -1,4 +1,4 @@
-"""What the W&B client can be told by environment variables alone."""
+"""Temporary environment variables, for settings of the W&B client that have no other form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def variables(ours: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables, and put them back afterwards."""
+    """Set environment variables, and restore them afterwards."""
     before = {variable: os.environ.get(variable) for variable in ours}
     os.environ.update(ours)
     try:

@@ -1,4 +1,4 @@
-"""Lightning's W&B logger, kept from raising what W&B raises."""
+"""Lightning's W&B logger, without the exceptions that W&B raises."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ if TYPE_CHECKING:
     from pytorch_lightning.loggers import WandbLogger
     from wandb import Run
 
-# Something told to the logger.
+# A call of the logger.
 Call = Callable[["WandbLogger"], None]
 
 
 def guarded_logger(
     run: Run, note: Callable[[Call], None], attempt: Callable[[Callable[[], None]], None], **options: Any
 ) -> WandbLogger:
-    """Return Lightning's logger on a run; it notes what it is told and keeps W&B's errors out of the training loop."""
+    """Return Lightning's logger for a run, which records its calls and keeps W&B's errors out of training."""
     from pytorch_lightning.loggers import WandbLogger
 
     class GuardedLogger(WandbLogger):

@@ -1,4 +1,4 @@
-"""Where a run is tracked: decided from options, environment and stored keys, without network and without a prompt."""
+"""Decides whether a run is logged online, from options, environment and stored keys, without network or prompt."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ Mode = Literal["online", "offline", "disabled"]
 
 
 def resolve_mode(mode: str) -> Mode:
-    """Decide where the run is logged, without network and without a prompt.
+    """Decide where the run is logged, without network or prompt.
 
-    The client's own rules are avoided: with no key it prompts for ever in a terminal, fails
-    without one, and takes an empty `WANDB_MODE` for an error.
+    The client's own rules are not used: without a key it prompts forever in a terminal and fails elsewhere, and it
+    treats an empty `WANDB_MODE` as an error.
 
     Args:
-        mode: What the user asked for; `auto` defers to a non-empty `WANDB_MODE`, then to whether
-            an API key is configured.
+        mode: The requested mode; `auto` follows a non-empty `WANDB_MODE`, otherwise whether an API key is configured.
 
     Raises:
-        UserError: If the option or `WANDB_MODE` is none of the modes.
+        UserError: If the option or `WANDB_MODE` is not a valid mode.
     """
     if mode != "auto":
         return _checked_mode("--wandb.mode", mode)
@@ -46,11 +45,11 @@ def _checked_mode(source: str, mode: str) -> Mode:
 
 
 def credentials() -> dict[str, str]:
-    """Find the user's W&B credentials, as the environment variable that carries them.
+    """Find the user's W&B credentials, and return them as an environment variable.
 
     Returns:
-        One variable and its value, or nothing. Given to the client in this form, credentials
-        from netrc cannot be read differently there and end in its prompt.
+        One variable and its value, or an empty dict. In this form the client uses credentials from netrc as they were
+        found here, and does not prompt because it reads the file differently.
     """
     for variable in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"):
         if value := os.environ.get(variable):
@@ -60,20 +59,20 @@ def credentials() -> dict[str, str]:
 
 
 def _api_hosts() -> tuple[str, ...]:
-    """Name the hosts whose netrc entry counts: the configured server, else W&B's own."""
+    """Return the hosts whose netrc entries are used: the configured server, else W&B's own service."""
     url = os.environ.get("WANDB_BASE_URL") or _base_url_from_settings_file()
     # Both names of W&B's own service; the client accepts an entry for either.
     return (urlsplit(url).netloc,) if url else ("api.wandb.ai", "api.forge.coreweave.com")
 
 
 def _base_url_from_settings_file() -> str | None:
-    """Read the server that `wandb login --host` stored for the user, if it did."""
+    """Return the server that `wandb login --host` stored, if any."""
     folder = Path(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb").expanduser()
     parser = ConfigParser(interpolation=None)
     try:
         parser.read(folder / "settings", encoding="utf-8")
     except (ConfigParserError, OSError, UnicodeDecodeError):
-        return None  # the client, too, treats a settings file that it cannot read as empty
+        return None  # the client also treats an unreadable settings file as empty
     return parser.get("default", "base_url", fallback=None)
 
 

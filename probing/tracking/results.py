@@ -1,4 +1,4 @@
-"""What a run's results are on W&B: curves over the layers, tables, images and an artifact."""
+"""Logs a run's results to W&B as curves over layers, tables, images and an artifact."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from probing.runtime.replaced_files import vector_form
 if TYPE_CHECKING:
     from wandb import Artifact, Run, Table
 
-# The media copy of a table, which offline runs show, is cut here without a word.
+# The media copy of a table, which offline runs show, is silently cut at this number of rows.
 _MAX_TABLE_ROWS = 10_000
 
 
@@ -27,10 +27,10 @@ def log_results(
     kind: str,
     report: Path | None,
 ) -> None:
-    """Log curves over the layers, tables, images, one artifact and a page; `Tracker.log_results` says how."""
+    """Log curves over the layers, tables, images, one artifact and a page; see `Tracker.log_results`."""
     import wandb
 
-    # First, because it is the largest and is uploaded while the rest is logged.
+    # First, because it is the largest, and is uploaded while the rest is logged.
     if files:
         run.log_artifact(_artifact(name, files, figures, report, kind))
     run.summary.update(_best(accuracy))
@@ -42,14 +42,14 @@ def log_results(
     for figure in figures:
         run.log({f"figures/{figure.stem}": wandb.Image(str(figure))})
     if report:
-        run.log({"report": wandb.Html(str(report), inject=False)})  # its policy lets no other style in
+        run.log({"report": wandb.Html(str(report), inject=False)})  # the page's policy allows no injected style
 
 
 def _curve(run: Run, accuracy: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Declare the numeric columns as curves over the layer; return one point of all per layer."""
+    """Declare the numeric columns as curves over the layer; yield one point per layer."""
     numeric = [{column: value for column, value in row.items() if _is_number(value)} for row in accuracy]
     run.define_metric("layer")
-    # Exact names: a pattern would lose to the `*` of Lightning's metrics.
+    # Exact names, because the `*` of Lightning's metrics would take precedence over a pattern.
     for column in dict.fromkeys(column for row in numeric for column in row if column != "layer"):
         run.define_metric(f"by_layer/{column}", step_metric="layer")
     for row in numeric:
@@ -57,10 +57,9 @@ def _curve(run: Run, accuracy: Sequence[Mapping[str, Any]]) -> Iterator[dict[str
 
 
 def _best(accuracy: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Find the best layer, the lowest of equals.
+    """Return the best accuracy and its layer, the lowest one among equals.
 
-    Set by hand because `define_metric(summary="max")` means something else before and after a
-    sync.
+    These are set explicitly because `define_metric(summary="max")` gives different values before and after a sync.
     """
     measured = [row for row in accuracy if _is_number(row.get("accuracy"))]
     if not measured:
@@ -93,7 +92,7 @@ def _artifact(name: str, files: Sequence[Path], figures: Sequence[Path], report:
     artifact = wandb.Artifact(re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)[:128], type=kind)
     names = {file: file.name for file in files} | {file: f"figures/{file.name}" for file in map(vector_form, figures)}
     for file, kept_as in names.items():
-        # Immutable: read where it is, instead of a second copy of every tensor.
+        # With this policy the file is read in place; otherwise W&B would copy every tensor.
         artifact.add_file(str(file.absolute()), kept_as, policy="immutable", skip_cache=True)
     if report:
         artifact.add_file(str(report.absolute()), skip_cache=True)
@@ -101,13 +100,12 @@ def _artifact(name: str, files: Sequence[Path], figures: Sequence[Path], report:
 
 
 def repair_artifacts(run: Run, folder: Path, offline: bool) -> None:
-    """Mend two habits of the client with every artifact of a run, and every table is one.
+    """Correct how the client handles two properties of a run's artifacts; tables are artifacts too.
 
-    An offline run records the absolute paths of an artifact's files, and a sync that does not find
-    one leaves the artifact pending, with exit status 0. But the folder gets another name, and may
-    be copied to another machine: so paths are relative to it, and a sync is begun inside it. And
-    the folder a table was written to first is left to the garbage collector, which warns of it
-    much later.
+    An offline run records the absolute paths of an artifact's files. If a sync does not find a file, it leaves the
+    artifact pending, with exit status 0. Because the run's folder is renamed, and may be copied to another machine,
+    paths are made relative to the folder, and a sync must be started in it. Also, the temporary folder of a table is
+    removed here; otherwise the garbage collector removes it much later, with a warning.
     """
     log_artifact = run.log_artifact
 
@@ -121,7 +119,7 @@ def repair_artifacts(run: Run, folder: Path, offline: bool) -> None:
             temporary.cleanup()
         return logged
 
-    # Tables, too, reach the run through this method.
+    # Tables also use this method.
     run.log_artifact = log_with_care  # type: ignore[assignment,method-assign]
 
 

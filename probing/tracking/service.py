@@ -1,4 +1,4 @@
-"""The background process of the W&B client: one for many runs, ended when it hangs, closed when nobody needs it."""
+"""The background process of the W&B client: shared by many runs, stopped if it hangs, closed when no longer needed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from probing.tracking.mode import Mode
 
 @contextmanager
 def one_service(mode: Mode) -> Iterator[None]:
-    """Keep one background process of the client for all offline runs meanwhile: each has its own otherwise.
+    """Share one background process of the client between all offline runs in this context.
 
-    Online runs go on having one each, since that is how a server that falls silent is got rid of.
+    Online runs still have a process each, so that the process can be stopped if the server no longer answers.
     """
     if mode != "offline" or "WANDB_SERVICE" in os.environ:
         yield
@@ -26,7 +26,7 @@ def one_service(mode: Mode) -> Iterator[None]:
     with variables({"WANDB_MODE": mode, "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}):
         import wandb
 
-        with suppress(Exception):  # each run will have its own, or say what is wrong
+        with suppress(Exception):  # otherwise each run starts its own process, or reports the error
             wandb.setup()
     try:
         yield
@@ -36,44 +36,44 @@ def one_service(mode: Mode) -> Iterator[None]:
 
 
 def background_process() -> Popen[bytes] | None:
-    """Find the client's background process, which it has no public name for."""
+    """Return the client's background process, which has no public name; None if it is not found."""
     from wandb.sdk import wandb_setup
 
     try:
         process = attrgetter("_connection._proc._process")(wandb_setup.singleton())
     except AttributeError:
-        return None  # another version of the client: its own limits must do
+        return None  # another version of the client: rely on its own time limits
     return cast("Popen[bytes]", process)
 
 
 def close_service() -> None:
-    """End the background process, which closes every file and clears its variable.
+    """End the background process, which closes its files and clears its environment variable.
 
     Raises:
-        RuntimeError: If the client says that it ended badly.
+        RuntimeError: If the client reports that the process failed.
     """
     import wandb
 
     try:
         wandb.teardown()
-    except SystemExit as stopped:  # how the client says so
+    except SystemExit as stopped:  # the client reports a failure in this way
         raise RuntimeError("its background process failed") from stopped
 
 
 def within(seconds: float, service: Popen[bytes] | None, action: Callable[[], None]) -> None:
-    """Do something; if it takes longer than so many seconds, stop an online run's background process.
+    """Run an action; if it exceeds a time limit, stop an online run's background process.
 
-    That ends the wait with an error. The client's own limits do not hold everywhere: when a server falls silent during
-    the upload of an artifact, `finish` with a limit of 9 s takes minutes.
+    Stopping the process ends the wait with an error. The client's own limits do not always hold: if a server stops
+    answering during the upload of an artifact, `finish` with a limit of 9 s takes minutes.
 
     Args:
-        seconds: That it may take.
-        service: The process; without one there is no limit.
-        action: What is done.
+        seconds: The time limit.
+        service: The background process; without one there is no limit.
+        action: The action.
 
     Raises:
-        TimeoutError: If it took longer.
-        Exception: What the action raises by itself.
+        TimeoutError: If the action took longer.
+        Exception: Any other error of the action.
     """
     if service is None:
         return action()

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from pytorch_lightning.loggers import WandbLogger
     from wandb import Run
 
-# What takes the place of a mode that fails.
+# The mode that replaces one that fails.
 _FALLBACK: dict[Mode, Mode] = {"online": "offline", "offline": "disabled"}
 
-# What a server that is absent, slow or dying may cost: connecting and the last upload have limits
-# of their own, logging the results has what they and a second copy, offline, leave of the whole.
+# Most seconds lost to a server that is absent or slow. Connecting, finishing and writing a second, offline copy have
+# limits of their own; logging the results has the rest.
 _LOSS_S = 30.0
 _INIT_S = 8.0
 _FINISH_S = 10.0
@@ -38,19 +38,19 @@ _REQUEST_S = 4
 
 
 class Tracker:
-    """One W&B run, from its start to `finish`; no method ever raises because of W&B.
+    """One W&B run, from its start to `finish`; no method raises because of a failure of W&B.
 
     Args:
-        options: Where and how to log.
-        folder: The run's folder, which exists; W&B writes beneath `folder/wandb` alone.
+        options: The W&B options.
+        folder: The run's folder, which must exist; W&B writes only into `folder/wandb`.
         name: Name of the run and of its artifact.
-        config: The run's resolved configuration, shown on W&B as it stands: no secrets.
-        warn: Called at most once, with one sentence, when W&B fails.
-        light: Whether it is one of many runs of a process: packages and machine, which take longer to list than all
-            else, are left out.
+        config: The run's resolved configuration, which W&B shows unchanged; it must not hold secrets.
+        warn: Called at most once, with one sentence, if W&B fails.
+        light: Whether this is one of many runs of a process; then the list of packages and the machine's data, which
+            take most of the time, are left out.
 
     Raises:
-        UserError: If the mode asked for is none of the modes.
+        UserError: If the requested mode is not a valid mode.
     """
 
     def __init__(
@@ -71,15 +71,15 @@ class Tracker:
         self._warned = False
         self._mode = resolve_mode(options.mode)
         self._run: Run | None = None
-        # An agent of a sweep says which run this is; what takes the place of a run that fails has the id of that.
+        # A sweep's agent sets the id. A run that replaces a failed one has the same id.
         self._id = (None if light else os.environ.get("WANDB_RUN_ID")) or token_hex(6)
         self._url: str | None = None
         self._run_folder = ""
-        self._failure: Exception | None = None  # what ended the logging to the present run
+        self._failure: Exception | None = None  # the error that ended the logging to the current run
         self._from_lightning: list[Call] = []
         self._results: Callable[[Run], None] | None = None
-        # The service outlives runs and keeps the environment it was started with; one that was
-        # there before belongs to somebody else and is left alone.
+        # The service outlives runs and keeps the environment it was started with. A service that already exists belongs
+        # to somebody else and is not touched.
         self._owns_service = "WANDB_SERVICE" not in os.environ
         self._service: Popen[bytes] | None = None
         start = time.monotonic()
@@ -90,12 +90,12 @@ class Tracker:
 
     @property
     def mode(self) -> Mode:
-        """What is in force now: the mode asked for, or the one W&B's failure left."""
+        """The current mode: the requested one, or its replacement after a failure of W&B."""
         return self._mode
 
     @cached_property
     def logger(self) -> WandbLogger | None:
-        """Lightning's logger on this run, for `Trainer(logger=...)`; None when disabled."""
+        """Lightning's logger for this run, for `Trainer(logger=...)`; None when disabled."""
         if self._run is None:
             return None
         return self._logger_on(self._run)
@@ -110,24 +110,23 @@ class Tracker:
         kind: str = "probe",
         report: Path | None = None,
     ) -> None:
-        """Log what the run found.
+        """Log the run's results.
 
         Args:
-            accuracy: One row per layer: `by_layer/COLUMN` as curves over the layers and, where
-                there is a column of that name, the table `accuracy`.
-            neurons: Rows with `layer` and `rank`: one table per layer, `neurons/layer_06`, with
-                the first 10,000 ranks.
-            figures: Images, logged as `figures/STEM`; of each, the vector form that lies beside it
-                is kept in the artifact and logged nowhere else.
-            files: Files of the run's folder, kept as one artifact. They must not change
-                afterwards: they are uploaded from where they are.
-            tables: Further tables, by their names, each with the first 10,000 rows.
+            accuracy: One row per layer, logged as curves over layers, `by_layer/COLUMN`; if there is a column
+                `accuracy`, also as the table `accuracy`.
+            neurons: Rows with `layer` and `rank`, logged as one table per layer, such as `neurons/layer_06`, with the
+                first 10,000 ranks.
+            figures: Images, logged as `figures/STEM`. The vector form beside each image is stored in the artifact only.
+            files: Files of the run's folder, stored in one artifact. They must not change afterwards, because they are
+                uploaded in place.
+            tables: Further tables by name, each with the first 10,000 rows.
             kind: Type of the artifact.
-            report: A page that needs no other file, logged as `report`, and kept in the artifact
-                as it is now: it may be written anew.
+            report: A self-contained page, logged as `report`, and copied into the artifact because it may be written
+                again later.
         """
         by_name = {**by_layer(neurons), **(tables or {})}
-        # Of one of many runs the curves say the same, and the table is another file for each.
+        # For one of many runs the curves suffice; the table would be another file per run.
         if not self._light and any("accuracy" in row for row in accuracy):
             by_name["accuracy"] = accuracy
 
@@ -140,11 +139,11 @@ class Tracker:
     def finish(self, exit_code: int = 0) -> None:
         """Close the run and everything that W&B holds open; a second call does nothing.
 
-        A run that did not reach the server whole is written again as an offline run of the same
-        id, in place of the log that an online run keeps for later, which leaves artifacts out.
+        A run that did not reach the server completely is written again as an offline run with the same id. It replaces
+        the local log of the online run, which has no artifacts.
 
         Args:
-            exit_code: 0 marks the run as finished on W&B, anything else as failed.
+            exit_code: 0 marks the run as finished on W&B, any other code as failed.
         """
         self._close(exit_code)
         if (failure := self._failure) is None:
@@ -158,19 +157,19 @@ class Tracker:
         if self._failure:
             self._mode = "disabled"
         elif self._mode == "offline":
-            self._remove(torn)  # a sync of both would end with whichever comes last
+            self._remove(torn)  # if both were synced, the last one would win
         self._report(failure)
         self._failure = None
 
     def where(self, folder: Path) -> str | None:
-        """Say where the run is to be seen, in one line.
+        """Return one line that tells where to see the run.
 
         Args:
             folder: The run's folder under its final name.
 
         Returns:
-            The address when all of it was sent, the command that sends it when not, wherever
-            the folder is copied to, None when W&B is disabled.
+            The address if the run was sent completely; otherwise the command that sends it, which also works in a copy
+            of the folder; None if W&B is disabled.
         """
         if self._mode == "online":
             return self._url
@@ -179,10 +178,10 @@ class Tracker:
         return None
 
     def _start(self) -> Exception | None:
-        """Start a run in the present mode, or in the next that works.
+        """Start a run in the current mode, or in the next mode that works.
 
         Returns:
-            Why the present mode failed, if it did.
+            The error of the first mode that failed, if any.
         """
         self._failure, first_error = None, None
         while self._mode != "disabled":
@@ -202,7 +201,7 @@ class Tracker:
     def _init(self, mode: Mode) -> Run:
         if mode == "online" and not credentials():
             raise RuntimeError("no API key is configured; `wandb login` stores one")
-        # Without this folder the client writes to another one.
+        # If this folder does not exist, the client writes to another one.
         (self._folder / "wandb").mkdir(parents=True, exist_ok=True)
         with self._environment():
             import wandb
@@ -217,17 +216,17 @@ class Tracker:
                 tags=self._options.tags or None,
                 name=self._name,
                 config=self._config,
-                # A run that is open elsewhere in the process would be returned instead.
+                # Otherwise a run that is open in this process would be returned.
                 reinit="create_new",
                 settings=wandb.Settings(
-                    console="off",  # progress bars are not worth keeping
-                    silent=True,  # no greeting, which costs a request; `where` says what matters
-                    symlink=False,  # absolute links, dead once the folder is renamed
+                    console="off",  # do not store progress bars
+                    silent=True,  # no greeting, which costs a request; see `where`
+                    symlink=False,  # they would be absolute, and break when the folder is renamed
                     init_timeout=_INIT_S,
                     finish_timeout=_FINISH_S - 2,
                     finish_timeout_raises=True,
                     x_graphql_timeout_seconds=_REQUEST_S,
-                    # By default a run that is killed loses its last 15 s.
+                    # By default a run that is killed loses the last 15 s of its log.
                     x_transaction_log_flush_interval=1,
                     x_save_requirements=not self._light,
                     x_disable_stats=self._light,
@@ -236,13 +235,13 @@ class Tracker:
             )
         repair_artifacts(run, self._folder, offline=mode == "offline")
         self._service = background_process() if mode == "online" and self._owns_service else None
-        # What Lightning does for runs of its own making: its metrics over its own step count.
+        # As Lightning does for runs that it creates: plot its metrics over its step count.
         run.define_metric("trainer/global_step")
         run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
         return run
 
     def _attempt(self, action: Callable[[], None]) -> None:
-        """Log something; the first failure ends the logging to this run."""
+        """Run a logging action; the first failure ends the logging to this run."""
         if self._run is None or self._failure:
             return
         try:
@@ -262,7 +261,7 @@ class Tracker:
         return guarded_logger(run, self._from_lightning.append, self._attempt, **options)
 
     def _repeat(self, run: Run) -> None:
-        """Log again what Lightning logged to a run that failed."""
+        """Repeat the calls that Lightning made to a failed run."""
         if self._from_lightning:
             logger = self._logger_on(run)
             for call in self._from_lightning:
@@ -287,10 +286,10 @@ class Tracker:
                 self._failure = self._failure or error
         self._remove("cache")
         if self._mode == "online":
-            self._remove(f"data/{self._id}")  # an offline run's tables are sent from there
+            self._remove(f"data/{self._id}")  # kept for offline runs, whose tables are sent from there
 
     def _report(self, failure: Exception) -> None:
-        """Tell the user, once, what is in force and what to do."""
+        """Tell the user, once, the current mode and what to do."""
         if self._warned:
             return
         self._warned = True
@@ -306,7 +305,7 @@ class Tracker:
             )
 
     def _clear_failed_start(self, before: Container[Path]) -> None:
-        """Leave nothing behind of a run that never started, and all logs that were there before it."""
+        """Remove everything of a run that did not start, but no earlier logs."""
         with suppress(Exception):
             if self._owns_service:
                 close_service()
@@ -315,11 +314,11 @@ class Tracker:
                 self._remove(path.name)
 
     def _logs(self) -> list[Path]:
-        """Return the folders of runs, this one's and those that were logged from the same folder."""
+        """Return the folders of all runs logged in this folder."""
         return list((self._folder / "wandb").glob("*run-*"))
 
     def _remove(self, name: str) -> None:
-        """Remove a folder beneath `wandb`, and what it was in if that is empty then."""
+        """Remove a folder in `wandb`; also remove its parent `data` if that becomes empty."""
         path = self._folder / "wandb" / name
         shutil.rmtree(path, ignore_errors=True)
         if path.parent.name == "data":
@@ -328,14 +327,14 @@ class Tracker:
 
     @contextmanager
     def _environment(self) -> Iterator[None]:
-        """Set what the client can be told by variables alone, and put them back afterwards."""
+        """Set the environment variables of the client, and restore them afterwards."""
         wandb_folder = self._folder / "wandb"
         ours = {
-            "WANDB_MODE": self._mode,  # an empty one is an error even where another is given
+            "WANDB_MODE": self._mode,  # an empty value is an error even if the mode is passed as an argument
             "WANDB_DIR": str(self._folder),
-            "WANDB_DATA_DIR": str(wandb_folder / "data" / self._id),  # copies of what goes into artifacts
+            "WANDB_DATA_DIR": str(wandb_folder / "data" / self._id),  # copies of artifact files
             "WANDB_CACHE_DIR": str(wandb_folder / "cache"),
-            "WANDB_ERROR_REPORTING": "false",  # else even an offline run looks up its server
+            "WANDB_ERROR_REPORTING": "false",  # otherwise even an offline run contacts a server
             "WANDB_HTTP_TIMEOUT": str(_REQUEST_S),
             "WANDB_SILENT": "true",
             **credentials(),
@@ -345,6 +344,6 @@ class Tracker:
 
 
 def _reason(error: Exception) -> str:
-    """Put an error into half a line: its first line, or its name where it has none."""
+    """Return an error's first line, or its type's name if it has no message."""
     first_line = (str(error) or type(error).__name__).splitlines()[0]
     return first_line.rstrip(" .")[:200]

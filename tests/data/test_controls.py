@@ -296,5 +296,5 @@ def test_order_is_taken_from_a_model_without_a_position_table_and_a_control_that
     assert low <= row["accuracy"] - row["permuted_positions_accuracy"] <= high
     said = capsys.readouterr().err
     assert "permuted_positions" not in said
-    assert "untrained does not apply" in said
+    assert "untrained is left out" in said
     assert "untrained_accuracy" not in row

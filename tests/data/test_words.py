@@ -50,7 +50,7 @@ def test_where_all_tokens_are_special_there_are_no_words():
 
 
 def test_tokens_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match=r"as many tokens, found \[7, 8\]"):
+    with pytest.raises(ValueError, match=r"number of tokens: \[7, 8\]"):
         pool_words([torch.ones(7, 2)], WORDS, SENTENCES)
 
 
