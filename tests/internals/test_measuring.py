@@ -182,7 +182,9 @@ def test_too_few_sentences_for_a_probe_are_refused_and_nothing_is_left(bent: Pat
 
 
 @pytest.mark.slow
-def test_a_randomly_initialised_model_is_never_read_by_a_head_that_means_nothing(place: Path, sentences: list[str]) -> None:
+def test_a_randomly_initialised_model_is_never_read_by_a_head_that_means_nothing(
+    place: Path, sentences: list[str]
+) -> None:
     from probing.cache import Request, activations
     from probing.corpus import from_sentences
     from probing.internals.measuring import interventions
