@@ -1,4 +1,4 @@
-"""A model that reads corpora into the cache."""
+"""Reads corpora by a model into the cache."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from probing.runtime.trainer import check_trainer_options
 
 @dataclass(frozen=True)
 class ActivationSource:
-    """A model, how it reads, and where its activations are cached.
+    """A model with the settings of its forward pass, and the cache of its activations.
 
     Args:
         model: The model's files.
         layers: Layer numbers, ascending.
         cache: The cache folder.
-        dtype: Precision of the forward pass and of the cached activations, as torch names it.
-        max_length: Longest tokenised sentence; None for the model's own limit.
-        batch_tokens: Padded tokens in one forward pass; None for what suits the machine.
-        random_weights_seed: Seed of a randomly initialised model, None for the trained one.
+        dtype: Dtype of the forward pass and of the cached activations, by its name in torch.
+        max_length: Number of tokens at which sentences are cut; None for the model's own limit.
+        batch_tokens: Padded tokens in one forward pass; None chooses by the machine.
+        random_weights_seed: Seed of a randomly initialised model; None for the trained model.
         permuted_tokens_seed: Seed by which each sentence's tokens are permuted; see `probing.cache.Request`.
         trainer: Arguments of Lightning's Trainer.
-        say: Takes one-line messages.
-        shows_progress: Whether a bar is shown.
+        say: Called with one-line messages.
+        shows_progress: Whether to show a progress bar.
     """
 
     model: ModelSource
@@ -83,8 +83,8 @@ class ActivationSource:
         """Return the activations of each corpus, extracting what is not cached.
 
         Args:
-            corpora: What is read.
-            checks: For each corpus, what refuses its tokens before the model reads them.
+            corpora: The corpora.
+            checks: For each corpus, a function that checks its tokens before the model reads them, and raises an error.
         """
         stores = []
         for corpus, check in zip(corpora, checks or [lambda tokens: None] * len(corpora), strict=True):
@@ -100,9 +100,9 @@ class ActivationSource:
 def say_what_was_left_out(
     corpora: Sequence[Corpus], stores: Sequence[ActivationStore], say: Callable[[str], None]
 ) -> None:
-    """Say how many sentences were repeated, and how many were cut."""
+    """Report how many sentences were repeated, and how many were cut."""
     for corpus, store in zip(corpora, stores, strict=True):
         if corpus.n_repeated:
             say(f"{corpus.name}: {corpus.n_repeated} repeated sentences were left out")
         if n_truncated := store.tokens.n_truncated:
-            say(f"{corpus.name}: {n_truncated} sentences were longer than the model takes and were cut")
+            say(f"{corpus.name}: {n_truncated} sentences were longer than the model accepts and were cut")

@@ -1,9 +1,9 @@
-"""The curvature of a softmax probe class by class, which is much nearer to its Hessian than a Kronecker product.
+"""The block-diagonal curvature of a softmax probe, which is much nearer to its Hessian than a Kronecker product.
 
-The Hessian's block of class k is the mean over tokens of p_k (1 - p_k) h h'. What couples classes is left out, but each
-class has its own second moment, of the tokens that it might be the class of. Beside a finished probe, from where small
-changes of it begin, L-BFGS comes as far in 5 passes as in 29 with the Kronecker model of `Preconditioner` (positions on
-layer 1 of the built-in model; 6 against 69 on layer 3).
+The Hessian's block of class k is the mean over tokens of p_k (1 - p_k) h h'. The blocks that couple classes are left
+out, but each class has its own second moment, in which tokens that may belong to the class count most. Near a finished
+probe, where retraining after small changes starts, L-BFGS needs 5 passes instead of 29 with the Kronecker model of
+`Preconditioner` (positions on layer 1 of the built-in model; 6 instead of 69 on layer 3).
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-# What the blocks of all classes may take, in bytes; beyond, the Kronecker model serves.
+# Most bytes of the blocks of all classes; if they need more, the Kronecker model is used.
 MOST_BYTES = 2**30
-# Tokens that a class's block is summed over, in multiples of its width: drawn, or the blocks would cost more than they
-# save.
+# Number of sampled tokens per class's block, in multiples of its width; with all tokens the blocks would cost more than
+# they save.
 SAMPLES = 8
 
 
 def fits(n_classes: int, d_model: int) -> bool:
-    """Return whether the blocks of all classes are small enough."""
+    """Return whether the blocks of all classes need at most `MOST_BYTES`."""
     return 4 * n_classes * d_model**2 <= MOST_BYTES
 
 
 class ClassCurvature:
-    """The inverse of the objective's Hessian without what couples classes; a preconditioner.
+    """The inverse of the objective's block-diagonal Hessian, with one block per class; a preconditioner.
 
     Args:
         inverse: Inverse of each class's block, shape (n_classes, d_model, d_model).
-        removed: Neurons that are not used, whose rows and columns of every block are left out; shape (n_removed,).
+        removed: Neurons that the probe does not use, left out of every block; shape (n_removed,).
     """
 
     def __init__(self, inverse: Tensor, removed: Tensor | None = None) -> None:
@@ -39,31 +39,32 @@ class ClassCurvature:
 
     @classmethod
     def of(cls, blocks: Tensor, l2: float) -> ClassCurvature:
-        """Return the curvature whose blocks, to which a penalty adds 2 l2, are the given ones.
+        """Return the curvature with the given blocks, to which the penalty adds 2 l2.
 
         Args:
-            blocks: Means over tokens, shape (n_classes, d_model, d_model).
+            blocks: Means over tokens, without the penalty, shape (n_classes, d_model, d_model).
             l2: Strength of the penalty on the same weights.
         """
         ridge = 2 * l2 * torch.eye(blocks.shape[1], dtype=torch.float64)
         return cls(torch.stack([torch.linalg.inv(block.double() + ridge).float() for block in blocks]))
 
     def to(self, device: torch.device) -> ClassCurvature:
-        """Return the same on a device."""
+        """Return a copy on a device."""
         return ClassCurvature(self.inverse.to(device), self.removed.to(device))
 
     def within(self, neurons: Tensor) -> ClassCurvature:
-        """Return the same of a probe that uses some neurons only, 1 for those and 0 for others, shape (d_model,)."""
+        """Return the curvature of a probe that uses some neurons only: 1 for those, 0 for others, shape (d_model,)."""
         return ClassCurvature(self.inverse, (neurons == 0).nonzero().squeeze(1))
 
     def without(self, weight: Tensor) -> Tensor:
-        """Return the weights nearest to these in the metric of the curvature that do not use the removed neurons.
+        """Return the nearest weights, in the metric of the curvature, that do not use the removed neurons.
 
-        The second-order step of LeCun et al. (1990) and Hassibi & Stork (1993): what others predict of a neuron is read
-        off them instead. Softmax does not see a vector added to all classes, so weights stay centred over classes.
+        This is the second-order step of LeCun et al. (1990) and Hassibi & Stork (1993): the other neurons take over the
+        part of the removed neurons that they predict. Softmax ignores a vector added to all classes, so weights are
+        centred over classes.
 
         Args:
-            weight: Scaled, shape (n_classes, d_model).
+            weight: Scaled weights, shape (n_classes, d_model).
         """
         if len(self.removed):
             share = torch.linalg.solve(self.columns[:, self.removed], weight[:, self.removed, None])
@@ -72,20 +73,21 @@ class ClassCurvature:
         return weight - weight.mean(0)
 
     def at(self, class_covariance: Tensor, l2: float) -> Callable[[Tensor], Tensor]:
-        """Return the map from gradients to steps, the same at every point."""
+        """Return the map from gradients to steps, which is the same at every point."""
         return lambda gradient: self.without((self.inverse @ gradient[:, :, None]).squeeze(2))
 
 
 class ClassCurvatureAccumulator:
-    """Estimates the sum over tokens of p_k (1 - p_k) h h' for each class k, from tokens drawn where that weighs much.
+    """Estimates the sum over tokens of p_k (1 - p_k) h h' for each class k by sampling tokens.
 
-    A token of less weight than the threshold is drawn with a probability of the ratio of both and counts as much as the
-    threshold, so that the estimate is unbiased (threshold sampling: Duffield, Lund & Thorup 2005).
+    A token with a weight p_k (1 - p_k) of at least the threshold is always taken. A token with a smaller weight is
+    drawn with probability weight / threshold, and then gets the weight of the threshold, so that the estimate is
+    unbiased (threshold sampling: Duffield, Lund & Thorup 2005).
 
     Args:
-        weight: Of the probe, on raw hidden states, shape (n_classes, d_model).
-        thresholds: Of each class; 0 takes all tokens; shape (n_classes,).
-        seed: Of the draws.
+        weight: Weights of the probe on raw hidden states, shape (n_classes, d_model).
+        thresholds: Threshold of each class, shape (n_classes,); 0 takes all tokens.
+        seed: Seed of the draws.
     """
 
     def __init__(self, weight: Tensor, thresholds: Tensor, seed: int) -> None:
@@ -106,15 +108,15 @@ class ClassCurvatureAccumulator:
             self.blocks[k].addmm_((there * counted[rows, k, None]).T, there)
 
     def all_reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
-        """Take the ranks' sums together."""
+        """All-reduce the sums of all ranks."""
         self.blocks = sum_over_ranks(self.blocks)
 
     def result(self, inverse_scale: Tensor, n_tokens: int, l2: float) -> ClassCurvature:
-        """Return the curvature where weights are penalised.
+        """Return the curvature in the space of the penalty.
 
         Args:
-            inverse_scale: What neurons are multiplied by there, shape (d_model,).
-            n_tokens: All of them.
+            inverse_scale: Factor that maps each neuron to that space, shape (d_model,).
+            n_tokens: Number of tokens added.
             l2: Strength of the penalty.
         """
         scale = inverse_scale.to(self.blocks)

@@ -1,9 +1,9 @@
 """The Gaussian probe (Torroba Hennigen, Williams & Cotterell 2020), and neurons selected by it.
 
-Each class is a Gaussian in the neurons' space, so that a probe of any subset of the neurons comes
-free by leaving out the others. Information is the held-out mutual information H(class) -
-H(class | neurons) in bits, whose second term is the probe's cross-entropy: a lower bound, and
-below 0 where the probe is worse than not looking.
+Each class is a Gaussian in the space of the neurons, so that the probe of a subset of neurons follows without training
+by leaving out the others. Information is the mutual information H(class) - H(class | neurons) on held-out tokens, in
+bits. Its second term is the probe's cross-entropy, so it is a lower bound; it is negative if the probe predicts worse
+than the class frequencies.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from torch import Tensor
 
 from probing.statistics.class_moments import ClassMoments
 
-# Worth of the covariance that classes share, in tokens: what is tried, from the published prior to one for all classes.
+# Weights of the shared covariance that are tried, in tokens: from the published prior to almost one common covariance.
 SHARED = (0.0, 1e2, 1e3, 1e4, 1e5, 1e6)
-# Of a neuron's variance: what is added to that of each class, so that one that never varies within it has a density.
+# Share of a neuron's variance that is added to each class's variance, so that a neuron that is constant within a class
+# has a density.
 FLOOR = 1e-6
-# Tokens, classes and candidates that are looked at together: two million numbers stay near the processor.
+# Most numbers (tokens x classes x candidates) processed together, so that they stay in the processor's cache.
 BLOCK = 2**21
 
 
@@ -32,29 +33,28 @@ def entropy(labels: Tensor) -> float:
 
 
 def information(log_p: Tensor, labels: Tensor) -> float:
-    """Return the mutual information in bits that a probe's log-probabilities, shape (n, n_classes), give."""
+    """Return the mutual information, in bits, given by a probe's log-probabilities of shape (n, n_classes)."""
     return entropy(labels) + float(log_p.gather(1, labels[:, None]).double().mean()) / math.log(2)
 
 
 @dataclass(frozen=True)
 class GaussianProbe:
-    """Class-conditional Gaussians with the covariance of maximum posterior probability.
+    """Class-conditional Gaussians, with the covariance at the mode of the posterior.
 
-    The prior of a class's covariance in k neurons is inverse Wishart with k + 2 degrees of freedom
-    and for scale the diagonal of the class's own covariance (Torroba Hennigen et al. 2020, after
-    Fraley & Raftery 2007), which makes it (diagonal + scatter) / (n + 2 k + 4). Where classes have
-    few tokens for their neurons, or tails heavier than a Gaussian's, that is far too sure of itself
-    (layer 6 of the built-in model, 65 positions: -1 bit from 10 neurons, -160 from 100). `shared`
-    adds to the scale the covariance within classes, pooled over all of them, as if that many more
-    tokens had been seen with it.
+    The prior of a class's covariance in k neurons is inverse Wishart with k + 2 degrees of freedom. Its scale is the
+    diagonal of the class's own covariance (Torroba Hennigen et al. 2020, after Fraley & Raftery 2007). The mode is then
+    (diagonal + scatter) / (n + 2 k + 4). If classes have few tokens for the number of neurons, or tails heavier than a
+    Gaussian's, the probe is far too confident (layer 6 of the built-in model, 65 positions: -1 bit from 10 neurons,
+    -160 from 100). `shared` adds the pooled covariance within classes to the scale, as if that many more tokens with
+    this covariance had been seen.
 
-    k is the number of neurons looked at, so the probe of a subset is the posterior's mode in the
-    subset's own space. The published code takes it from all neurons whatever the subset, which
-    divides by far more than n and makes small classes too narrow.
+    k is the number of neurons in use, so that the probe of a subset is the mode in the subset's own space. The
+    published code always sets k to the number of all neurons, which divides by far more than n and makes small classes
+    too narrow.
 
     Args:
-        classes: Of the training tokens.
-        shared: Worth of the shared covariance, in tokens; 0 for the published prior.
+        classes: Moments of the classes over the training tokens.
+        shared: Weight of the shared covariance, in tokens; 0 for the published prior.
     """
 
     classes: ClassMoments
@@ -62,40 +62,40 @@ class GaussianProbe:
 
     @property
     def log_prior(self) -> Tensor:
-        """Of each class in the training tokens, shape (n_classes,)."""
+        """Log of each class's share of the training tokens, shape (n_classes,)."""
         return (self.classes.counts / self.classes.counts.sum()).log()
 
     def tokens(self, k: int) -> Tensor:
-        """Return what the scatter is divided by in a space of k neurons, shape (n_classes,)."""
+        """Return the divisor of the scatter for k neurons, shape (n_classes,)."""
         return self.classes.counts + (2 * k + 4) + self.shared
 
     def diagonal(self) -> Tensor:
-        """Return the part of the prior's scale that is of the class itself, shape (n_classes, d_model)."""
+        """Return each class's own part of the prior's scale, shape (n_classes, d_model)."""
         own = self.classes.scatter.diagonal(dim1=1, dim2=2) / self.classes.counts.clamp(min=1)[:, None]
         total = (self.classes.within + self.classes.between) / self.classes.counts.sum()
         return own + FLOOR * total
 
     def scale(self, neurons: Tensor) -> Tensor:
-        """Return covariance times `tokens` among these neurons, shape (n_classes, k, k), float64."""
+        """Return the covariance of these neurons times `tokens`, shape (n_classes, k, k), float64."""
         scatter = self.classes.scatter[:, neurons[:, None], neurons]
         shared = self.shared * self.classes.pooled[neurons[:, None], neurons]
         return scatter + shared + torch.diag_embed(self.diagonal()[:, neurons])
 
     def log_p(self, hidden_states: Tensor, neurons: Sequence[int]) -> Tensor:
-        """Return the log-probability of each class given these neurons alone.
+        """Return the log-probability of each class given only these neurons.
 
         Args:
-            hidden_states: Shape (n, d_model).
-            neurons: Which of them are looked at; of none, what is left is the prior.
+            hidden_states: Hidden states of the tokens, shape (n, d_model).
+            neurons: The neurons in use; an empty list gives the prior.
 
         Returns:
             Shape (n, n_classes), float64.
         """
         chosen, k = torch.tensor(list(neurons), dtype=torch.int64), len(neurons)
         factor, tokens = torch.linalg.cholesky(self.scale(chosen)), self.tokens(k)
-        # What the prior, the determinant and the units make of a class, whatever the token.
+        # The part of a class's log-probability that does not depend on the token: prior, determinant and units.
         constant = self.log_prior - factor.diagonal(dim1=1, dim2=2).log().sum(1) + k * tokens.log() / 2
-        # Tokens are whitened for all classes by one product, in float32, around a centre that all share.
+        # Tokens are whitened for all classes by one float32 product, around a common centre.
         eye = torch.eye(k, dtype=torch.float64).expand_as(factor)
         whitening = torch.linalg.solve_triangular(factor, eye, upper=False) * tokens.sqrt()[:, None, None]
         centre = self.log_prior.exp() @ self.classes.mean[:, chosen]
@@ -110,13 +110,13 @@ class GaussianProbe:
 def choose_shared(
     classes: ClassMoments, hidden_states: Tensor, labels: Tensor, neurons: Sequence[int]
 ) -> GaussianProbe:
-    """Return the probe whose prior gives the most information of these tokens from these neurons.
+    """Return the probe whose weight of the shared covariance gives the most information on held-out tokens.
 
     Args:
-        classes: Of the training tokens.
-        hidden_states: Of held-out tokens, shape (n, d_model).
-        labels: Their classes, shape (n,).
-        neurons: As many as are to be looked at, chosen without regard to what they tell.
+        classes: Moments of the classes over the training tokens.
+        hidden_states: Hidden states of held-out tokens, shape (n, d_model).
+        labels: Classes of the held-out tokens, shape (n,).
+        neurons: As many neurons as will be used, chosen independently of their information.
     """
     probes = [GaussianProbe(classes, shared) for shared in SHARED]
     return max(probes, key=lambda probe: information(probe.log_p(hidden_states, neurons), labels))
@@ -129,8 +129,8 @@ class Selection:
     Args:
         neurons: The selected ones.
         information: Held-out mutual information of the first 0, 1, 2, ... of them, in bits.
-        with_next: The same once a further neuron is added to all of them, for each candidate, shape (n_candidates,);
-            not above minus infinity for those that are selected already.
+        with_next: Held-out mutual information of all of them and one more neuron, for each candidate, shape
+            (n_candidates,); minus infinity for candidates that are already selected.
     """
 
     neurons: list[int]
@@ -139,28 +139,28 @@ class Selection:
 
 
 class _Conditionals:
-    """The density of each candidate given the neurons selected so far, for each class, kept up to date.
+    """The density of each candidate given the neurons selected so far, for each class, updated incrementally.
 
-    One column of a Cholesky factor per class is added for each neuron (Golub & Van Loan 2013,
-    section 4.2), of all candidates at once: nothing is refitted.
+    Each selected neuron adds one column to a Cholesky factor per class (Golub & Van Loan 2013, section 4.2), for all
+    candidates at once. Nothing is refitted.
 
     Args:
         probe: The probe.
-        hidden_states: Shape (n, d_model).
+        hidden_states: Hidden states of held-out tokens, shape (n, d_model).
         candidates: Neurons that may be selected, shape (n_candidates,).
-        most: Neurons that will be selected at most.
+        most: Largest number of neurons to select.
     """
 
     def __init__(self, probe: GaussianProbe, hidden_states: Tensor, candidates: Tensor, most: int) -> None:
         classes, n_classes = probe.classes, len(probe.classes.counts)
         self.probe, self.candidates, self.selected = probe, candidates, 0
-        # A Gaussian does not care about units, but float32 does.
+        # Standardise for the precision of float32; the Gaussian probe is invariant to units.
         self.sd = ((classes.within + classes.between) / classes.counts.sum()).sqrt()[candidates]
         centre = classes.counts @ classes.mean[:, candidates] / classes.counts.sum()
         self.states = ((hidden_states[:, candidates].double() - centre) / self.sd).float()
         self.mean = ((classes.mean[:, candidates] - centre) / self.sd).float()
         own = classes.scatter.diagonal(dim1=1, dim2=2) + probe.diagonal() + probe.shared * classes.pooled.diagonal()
-        self.variance = own[:, candidates] / self.sd.square()  # conditional, times tokens
+        self.variance = own[:, candidates] / self.sd.square()  # conditional variance times `tokens`
         self.factor = torch.zeros(n_classes, most, len(candidates), dtype=torch.float64)
         self.whitened = torch.zeros(n_classes, len(hidden_states), most)
         self.distance = torch.zeros(n_classes, len(hidden_states), dtype=torch.float64)
@@ -190,7 +190,7 @@ class _Conditionals:
         shared = self.probe.shared * classes.pooled[neuron, self.candidates]
         column = (classes.scatter[:, neuron, self.candidates] + shared) / (self.sd * self.sd[i])
         column -= torch.einsum("cjd,cj->cd", self.factor[:, :j], self.factor[:, :j, i])
-        column[:, i] = root.square()  # with the diagonal of the prior, which no other entry has
+        column[:, i] = root.square()  # includes the diagonal of the prior, unlike the other entries
         column /= root[:, None]
         residual = self.states[:, i] - self.mean[:, i, None]
         residual = residual - torch.einsum("cnj,cj->cn", self.whitened[:, :, :j], self.factor[:, :j, i].float())
@@ -199,7 +199,7 @@ class _Conditionals:
         self.log_determinant += 2 * root.log()
         self.factor[:, j] = column
         self.variance = self.variance - column.square()
-        self.variance[:, i] = 1.0  # nothing is left of it, and nothing will be asked of it
+        self.variance[:, i] = 1.0  # its conditional variance is 0 and is not used again
         self.selected += 1
 
 
@@ -209,11 +209,11 @@ def select(
     """Select neurons greedily by the information that each adds (Torroba Hennigen et al. 2020, section 4).
 
     Args:
-        probe: Of the training tokens.
-        hidden_states: Of held-out tokens, shape (n, d_model).
-        labels: Their classes, shape (n,).
-        candidates: Neurons that may be selected; those that never vary may not.
-        n_neurons: How many are selected, where there are as many.
+        probe: The probe, fitted on the training tokens.
+        hidden_states: Hidden states of held-out tokens, shape (n, d_model).
+        labels: Classes of the held-out tokens, shape (n,).
+        candidates: Neurons that may be selected; neurons that never vary must not be among them.
+        n_neurons: Number of neurons to select, at most the number of candidates.
 
     Returns:
         The selection; of two candidates with equal information the lower index is taken.

@@ -19,8 +19,8 @@ from probing.probes.objective import cross_entropy_sums
 from probing.probes.solvers import Evaluation, Penalty, Preconditioner, Readout, Solution, Solver, lbfgs
 from probing.statistics.moments import Moments, PenaltySpace
 
-# With so few neurons left out, what preconditions the whole layer does nearly as well for the others, and eigenvectors
-# need not be found anew; with a quarter left out it takes twice the passes.
+# Reuse the layer's preconditioner if at most this many neurons are excluded: it works nearly as well, and saves an
+# eigendecomposition. With a quarter of the neurons excluded, it would need twice the passes.
 FEW = 10
 
 
@@ -30,16 +30,15 @@ class Problem:
 
     Args:
         name: For training curves, such as `layer_06`.
-        layer: Index into `Batch.hidden_states`.
-        penalty: On its scaled weights.
-        start: Weights on raw hidden states to begin from, 0 if None, shape (n_classes, d_model).
-        neurons: Which neurons it may use, all if None, shape (d_model,), bool.
-        draws: How often each sentence of the training corpus counts, once if None, shape (n_sentences,).
-        labels: Class of each token of the training corpus instead of its own, if not None, shape (n_tokens,); the
-            same tokens are examples.
-        curvature: Of a probe nearby, which preconditions this one; the layer's second moment does if None.
-        readout: What the probe is trained for instead of the tolerance, its gradient with respect to weights on raw
-            hidden states.
+        layer: Index of its layer in `Batch.hidden_states`.
+        penalty: Penalty on its scaled weights.
+        start: Initial weights on raw hidden states, shape (n_classes, d_model); 0 if None.
+        neurons: Which neurons it may use, shape (d_model,), bool; all if None.
+        draws: How often each sentence of the training corpus counts, shape (n_sentences,); once if None.
+        labels: Classes that replace those of the training corpus's tokens, shape (n_tokens,), for the same examples.
+        curvature: Curvature of a similar probe, used as preconditioner; if None, the layer's second moment is used.
+        readout: A function of the weights that decides when to stop, in place of the tolerance; its gradient is with
+            respect to weights on raw hidden states.
     """
 
     name: str
@@ -56,16 +55,16 @@ class Problem:
 class LinearProbe(pl.LightningModule):
     """Bias-free softmax probes on cached activations; logits = hidden_states @ weight.T.
 
-    The parameter holds the weights U of the space where the penalty lives; `weight` is what they
-    are on raw hidden states.
+    The parameter holds the scaled weights U, on which the penalty acts; `weight` returns the weights on raw hidden
+    states.
 
     Args:
-        problems: The stack.
-        moments: Of the training tokens, for each layer.
+        problems: The stacked problems.
+        moments: Moments of each layer's training tokens.
         classes: The label of each class, shape (n_classes,).
         ordinal: Whether labels are numbers.
-        penalty_space: By what neurons are divided where their weights are penalised.
-        n_test_sentences: Sentences of the corpus that is tested on.
+        penalty_space: Scale by which neurons are divided before their weights are penalised.
+        n_test_sentences: Number of sentences of the test corpus.
     """
 
     def __init__(
@@ -80,14 +79,14 @@ class LinearProbe(pl.LightningModule):
         super().__init__()
         self.problems, self.moments, self.n_classes = list(problems), list(moments), len(classes)
         by_layer = [m.inverse_scale(penalty_space) for m in moments]
-        # A neuron that may not be used is divided by infinity, like a dead one.
+        # A neuron that may not be used gets an inverse scale of 0, like a dead one.
         inverse_scale = torch.stack([by_layer[p.layer] * (1 if p.neurons is None else p.neurons) for p in problems])
         self.register_buffer("inverse_scale", inverse_scale.float())
         self.scaled_weight = nn.Parameter(torch.stack([self._scaled(p, i) for i, p in enumerate(problems)]))
         self.metrics = nn.ModuleList(ProbeMetrics(classes, ordinal, n_test_sentences) for _ in problems)
 
     def _scaled(self, problem: Problem, i: int) -> Tensor:
-        """Return the scaled weights that a problem begins from, 0 for neurons that it may not use."""
+        """Return the initial scaled weights of a problem, 0 for neurons that it may not use."""
         inverse_scale = cast(Tensor, self.inverse_scale)[i]
         if problem.start is None:
             return torch.zeros(self.n_classes, len(inverse_scale))
@@ -99,7 +98,7 @@ class LinearProbe(pl.LightningModule):
         return (self.scaled_weight * cast(Tensor, self.inverse_scale)[:, None]).detach()
 
     def by_layer(self, active: Iterable[int] | None = None) -> dict[int, list[int]]:
-        """Return for each layer in use its problems, or those among `active`."""
+        """Return the indices of each layer's problems; with `active`, only those among it."""
         groups: dict[int, list[int]] = {}
         for i in range(len(self.problems)) if active is None else active:
             groups.setdefault(self.problems[i].layer, []).append(i)
@@ -111,7 +110,7 @@ class LinearProbe(pl.LightningModule):
         return [hidden_states[p.layer] @ w.T for p, w in zip(self.problems, weight, strict=True)]
 
     def log_curves(self, values: dict[str, float]) -> None:
-        """Send training curves to the logger, an epoch being a step."""
+        """Send training curves to the logger, with the epoch as the step."""
         if self.logger is not None:
             self.logger.log_metrics(values, step=self.current_epoch)
 
@@ -124,21 +123,21 @@ class LinearProbe(pl.LightningModule):
 
 
 class FullPassProbe(LinearProbe):
-    """Trains the stack by solvers that see all training tokens at every step.
+    """Trains the stack by solvers that use all training tokens at every step.
 
-    One Lightning epoch is one pass over the data: one value and gradient for every problem that
-    is not solved yet. Solved problems cost nothing more.
+    One Lightning epoch is one pass over the data, which gives one value and gradient for every unsolved problem. Solved
+    problems cause no further computation.
 
     Args:
-        n_train_tokens: Training examples over all ranks.
-        tolerance: Optimality gap in nats at which a problem is solved.
-        args: As for `LinearProbe`.
-        options: As for `LinearProbe`.
+        n_train_tokens: Number of training examples over all ranks.
+        tolerance: Optimality gap, in nats, at which a problem is solved.
+        args: Arguments of `LinearProbe`.
+        options: Keyword arguments of `LinearProbe`.
     """
 
     def __init__(self, *args: Any, n_train_tokens: int, tolerance: float, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.automatic_optimization = False  # the solvers move the weights
+        self.automatic_optimization = False  # the solvers update the weights
         self.n_train_tokens, self.tolerance = n_train_tokens, tolerance
         self.solvers: dict[int, Solver] = {}
         self.solutions: dict[int, Solution] = {}
@@ -146,12 +145,12 @@ class FullPassProbe(LinearProbe):
         self.first_objectives: dict[int, float] = {}
 
     def configure_optimizers(self) -> None:
-        """Return no optimiser: a solver of its own belongs to each problem."""
+        """Return no optimiser, because each problem has its own solver."""
 
     def on_fit_start(self) -> None:
         """Set up a solver for each problem, preconditioned by its layer's second moment."""
         for group in self.by_layer().values():
-            # Of all neurons that some problem of the layer uses.
+            # The neurons that at least one problem of the layer uses.
             inverse_scale = cast(Tensor, self.inverse_scale)[group].amax(0).double()
             moment = self.moments[self.problems[group[0]].layer].second_moment.to(inverse_scale)
             scaled = inverse_scale[:, None] * moment * inverse_scale
@@ -173,12 +172,12 @@ class FullPassProbe(LinearProbe):
     def _narrowed(
         self, of_all: Preconditioner | ClassCurvature, moment: Tensor, neurons: Tensor
     ) -> Preconditioner | ClassCurvature:
-        """Return that of some neurons only, 1 for those and 0 for others: the layer's cut to them, or one of their own.
+        """Return a preconditioner for some neurons: the layer's restricted to them, or a new one if many are excluded.
 
         Args:
-            of_all: The layer's.
-            moment: That it was made from, shape (d_model, d_model).
-            neurons: Shape (d_model,).
+            of_all: The layer's preconditioner.
+            moment: The second moment that it was made from, shape (d_model, d_model).
+            neurons: 1 for the neurons in use and 0 for others, shape (d_model,).
         """
         if isinstance(of_all, ClassCurvature) or len(neurons) - neurons.sum() <= FEW:
             return of_all.within(neurons)
@@ -209,14 +208,14 @@ class FullPassProbe(LinearProbe):
             self.class_covariance[group] += sums.class_covariance
 
     def _counts(self, batch: Batch) -> Tensor | None:
-        """Return how often each token counts in each problem, None where it is once in all of them."""
+        """Return how often each token counts in each problem; None if every token counts once in all problems."""
         if all(problem.draws is None for problem in self.problems):
             return None
         once = torch.ones(len(batch.labels), device=self.device)
         return torch.stack([once if p.draws is None else p.draws.to(once)[batch.sentences] for p in self.problems])
 
     def _labels(self, batch: Batch, group: Sequence[int]) -> Tensor:
-        """Return the class of each token in some problems: shape (n_tokens,) where it is the batch's in all of them."""
+        """Return each token's class in some problems; if none has labels of its own, the batch's, shape (n_tokens,)."""
         if all(self.problems[i].labels is None for i in group):
             return batch.labels
         own = (self.problems[i].labels for i in group)
@@ -224,9 +223,9 @@ class FullPassProbe(LinearProbe):
 
     @torch.no_grad()
     def on_train_epoch_end(self) -> None:
-        """Send each solver its answer and take the point it asks for next."""
+        """Send each solver its evaluation, and take the next point that it requests."""
         if int(self.trainer.strategy.reduce(self.n_seen, reduce_op="sum")) < self.n_train_tokens:
-            return  # `max_time` ended the pass early, and part of the tokens is no answer
+            return  # `max_time` ended the pass early: an evaluation on a part of the tokens is not valid
         n_tokens = self.trainer.strategy.reduce(self.n_counted, reduce_op="sum")
         for total in (self.cross_entropy, self.gradient, self.class_covariance):
             total.copy_(self.trainer.strategy.reduce(total, reduce_op="sum"))
@@ -247,7 +246,7 @@ class FullPassProbe(LinearProbe):
             self.trainer.should_stop = True
 
     def on_fit_end(self) -> None:
-        """Take what the solvers have where the passes ran out."""
+        """Take the current points of unsolved problems after the last pass."""
         for i in list(self.solvers):
             self._send(i, None)
 
@@ -262,17 +261,17 @@ class FullPassProbe(LinearProbe):
 
 
 class AdamProbe(LinearProbe):
-    """Trains the stack by Adam on mini-batches, as published probes were, each problem stopping on its own.
+    """Trains the stack by Adam on mini-batches, as published probes are; each problem stops by itself.
 
-    Adam treats every weight by itself and the loss is a sum over problems, so training together
-    is training alone. Each problem keeps its weights of the epoch with the lowest validation
-    cross-entropy, until that has not fallen for `patience` epochs.
+    Adam treats each weight separately and the loss is a sum over problems, so training problems together or alone gives
+    the same weights. Each problem keeps its weights of the epoch with the lowest validation cross-entropy, and stops
+    after `patience` epochs without a lower one.
 
     Args:
-        learning_rate: Of Adam, on the scaled weights.
-        patience: Epochs without a lower validation cross-entropy before a problem stops.
-        args: As for `LinearProbe`.
-        options: As for `LinearProbe`.
+        learning_rate: Learning rate of Adam, on the scaled weights.
+        patience: Number of epochs without a lower validation cross-entropy before a problem stops.
+        args: Arguments of `LinearProbe`.
+        options: Keyword arguments of `LinearProbe`.
     """
 
     def __init__(self, *args: Any, learning_rate: float, patience: int, **options: Any) -> None:
@@ -305,7 +304,7 @@ class AdamProbe(LinearProbe):
             self.validation[1] += len(block.labels)
 
     def on_validation_epoch_end(self) -> None:
-        """Keep what is better; stop once nothing has been for `patience` epochs."""
+        """Store the weights of problems that improved; stop if none has improved for `patience` epochs."""
         total, n_tokens = self.trainer.strategy.reduce(self.validation, reduce_op="sum")
         values = (total / n_tokens).tolist()
         self.log_curves({f"val/{p.name}/cross_entropy": v for p, v in zip(self.problems, values, strict=True)})
@@ -326,7 +325,7 @@ class AdamProbe(LinearProbe):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip the gradient of each problem by itself."""
+        """Clip the gradient of each problem separately."""
         if not gradient_clip_val:
             return
         for gradient in cast(Tensor, self.scaled_weight.grad):
@@ -336,7 +335,7 @@ class AdamProbe(LinearProbe):
                 gradient.mul_((gradient_clip_val / gradient.norm()).clamp(max=1))
 
     def on_train_end(self) -> None:
-        """Return to each problem's best weights, if any were ever compared."""
+        """Restore each problem's best weights, if there was a validation epoch."""
         for i, value in enumerate(self.best_cross_entropy):
             if math.isfinite(value):
                 self.scaled_weight.data[i] = cast(Tensor, self.best_weight)[i]

@@ -1,4 +1,4 @@
-"""What a probe gets right on the test tokens."""
+"""Metrics of a probe on the test tokens."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torchmetrics.classification import MulticlassStatScores
 
 
 class SumBySentence(Metric):
-    """Sums what test tokens have, such as being right, for each sentence of the corpus.
+    """Sums a value of each test token, such as being right, by sentence of the corpus.
 
     Args:
-        n_sentences: Of the corpus.
-        dtype: Of the sums.
+        n_sentences: Number of sentences of the corpus.
+        dtype: Dtype of the sums.
     """
 
     total: Tensor
@@ -27,7 +27,7 @@ class SumBySentence(Metric):
         self.add_state("total", torch.zeros(n_sentences, dtype=dtype), dist_reduce_fx="sum")
 
     def update(self, values: Tensor, sentences: Tensor) -> None:
-        """Add tokens: the value of each, and its sentence, both of shape (n,)."""
+        """Add tokens: the value and the sentence index of each, both of shape (n,)."""
         self.total.index_add_(0, sentences, values.to(self.total.dtype))
 
     def compute(self) -> Tensor:
@@ -40,8 +40,8 @@ class ProbeMetrics(nn.Module):
 
     Args:
         classes: The label of each class.
-        ordinal: Whether labels are numbers, so that distances between them mean something.
-        n_sentences: Of the corpus that is tested on.
+        ordinal: Whether labels are numbers, so that distances between labels are meaningful.
+        n_sentences: Number of sentences of the test corpus.
     """
 
     def __init__(self, classes: Tensor, ordinal: bool, n_sentences: int) -> None:
@@ -73,7 +73,7 @@ class ProbeMetrics(nn.Module):
     def compute(self) -> dict[str, float]:
         """Return each metric by name: accuracies as fractions, cross-entropy in nats.
 
-        `macro_accuracy` is the mean over the classes that have test tokens; the others have no accuracy.
+        `macro_accuracy` is the mean over the classes that have test tokens.
         """
         right, n_tokens = self.by_class.compute()[:, [0, 4]].double().T
         there = n_tokens > 0

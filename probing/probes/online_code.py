@@ -1,13 +1,13 @@
 """Minimum description length of the labels given the activations: the online code (Voita & Titov 2020, section 2.2.2).
 
-Accuracy says how well a probe does in the end; the code also says how much data it takes to get there. Labels are sent
-in blocks of sentences, the first in the uniform code and each later one in the code of a probe trained on all before
-it. A probability of a class that is not among those sentences is the softmax's own: the penalty keeps weights finite,
-so it is never 0, and no floor has to be chosen.
+Accuracy says how well a probe predicts in the end; the code length also says how much data it needs. Labels are sent in
+blocks of sentences: the first in the uniform code, each later one in the code of a probe trained on all earlier blocks.
+Classes that do not occur in the earlier blocks get the probability that softmax assigns to them. It is never 0, because
+the penalty keeps weights finite, so no smoothing has to be chosen.
 
-The penalty of each probe is the one that encoded the block before it best, for each layer, so that the receiver knows
-it too. A fixed penalty measures overfitting: random labels of two classes took 2.3 to 2.8 times the uniform code, for
-early probes are wrong with confidence, where they should take the uniform code.
+In each layer, the penalty of a probe is the one that encoded the previous block best, so that the receiver knows it
+too. With a fixed penalty the code length measures overfitting: random labels of two classes took 2.3 to 2.8 times the
+uniform code instead of about 1, because early probes are wrong with high confidence.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from probing.probes.recipe import Training
 from probing.probes.solvers import Penalty
 from probing.probes.training import LayerFit, layer_moments, train_problems
 
-# Shares of the training sentences that probes are trained on, each to encode what comes up to the next.
+# Shares of the training sentences at which blocks end. The probe trained up to one encodes the block up to the next.
 SHARES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
-# Exponents of ten of the l2 penalty: of the first probe, which has next to no data, and of the weakest and strongest.
+# Base-10 exponents of the l2 penalty: of the first probe, which has hardly any data, of the weakest and of the
+# strongest.
 FIRST, WEAKEST, STRONGEST = -1, -8, 2
 
 
 @dataclass(frozen=True)
 class CodeLength:
-    """How long the training labels are, encoded with one layer's activations.
+    """Code length of the training labels, given one layer's activations.
 
     Args:
         layer: Layer number.
-        online: In bits.
-        uniform: n_tokens log2 n_classes, in bits.
+        online: Length of the online code, in bits.
+        uniform: Length of the uniform code, n_tokens log2 n_classes, in bits.
     """
 
     layer: int
@@ -49,17 +50,17 @@ class CodeLength:
 
     @property
     def compression(self) -> float:
-        """How many times shorter than the uniform code the online code is."""
+        """Length of the uniform code divided by that of the online code."""
         return self.uniform / self.online
 
 
 def prefix_sizes(n_sentences: int) -> list[int]:
-    """Return after how many sentences each block ends, ascending, at least one sentence a block."""
+    """Return the number of sentences up to the end of each block, ascending; a block has at least one sentence."""
     return sorted({max(1, round(share * n_sentences)) for share in SHARES})
 
 
 def sentence_order(train: Examples, seed: int) -> NDArray[np.int32]:
-    """Return the sentences with examples in the order in which they are sent."""
+    """Return the sentences with examples, in the random order in which they are sent."""
     return np.random.default_rng(seed).permutation(train.sentences())
 
 
@@ -74,8 +75,8 @@ def online_code(
     Args:
         sides: Examples and their classes.
         layers: Layer numbers.
-        training: How probes are trained; its l1 penalty holds for all blocks, its l2 penalty for none, and they need
-            not come closer to the optimum than controls do.
+        training: Settings of the training. Its l1 penalty is used for all blocks, its l2 penalty is not used, and the
+            tolerance is that of controls.
         seed: Seed of the order of the sentences.
     """
     order = sentence_order(sides.train, seed)
@@ -104,10 +105,10 @@ def online_code(
 
 
 class _Coder:
-    """The penalty that a layer's next block is encoded with, and where its probes begin.
+    """Chooses the penalty of a layer's next block, and the initial weights of its probes.
 
-    Beside the penalty in force the next weaker and the next stronger one are tried on every block, and the best of the
-    three is in force for the block after it.
+    On every block, the current penalty is tried beside the next weaker and the next stronger one. The best of the three
+    becomes the current penalty of the following block.
     """
 
     def __init__(self) -> None:
@@ -116,11 +117,11 @@ class _Coder:
 
     @property
     def tried(self) -> list[int]:
-        """Exponents of the penalties tried, that in force among them, the strongest first."""
+        """Exponents of the penalties to try, including the current one, strongest first."""
         return [e for e in range(self.exponent + 1, self.exponent - 2, -1) if WEAKEST <= e <= STRONGEST]
 
     def problems(self, name: str, layer: int, l1: float) -> list[Problem]:
-        """Return a problem for each penalty tried, begun from the nearest probe of the block before."""
+        """Return a problem for each penalty to try, which starts from the nearest probe of the previous block."""
         starts = [self.weights[min(self.weights, key=lambda known: abs(known - e))] for e in self.tried if self.weights]
         return [
             Problem(f"{name}_{e}", layer, Penalty(l1, 10.0**e), starts[n] if starts else None)
@@ -128,7 +129,7 @@ class _Coder:
         ]
 
     def encode(self, fits: Sequence[LayerFit]) -> float:
-        """Return the nats a token that the block takes under the penalty in force, then take the best for the next."""
+        """Return the block's nats per token under the current penalty, then make the best penalty the current one."""
         nats = {e: fit.metrics["cross_entropy"] for e, fit in zip(self.tried, fits, strict=True)}
         self.weights = {e: fit.weight for e, fit in zip(self.tried, fits, strict=True)}
         spent = nats[self.exponent]
@@ -137,7 +138,7 @@ class _Coder:
 
 
 def _of_sentences(examples: Examples, sentences: NDArray[np.int32]) -> Examples:
-    """Return the examples of these sentences alone."""
+    """Return the examples of these sentences only."""
     here = np.zeros(examples.store.tokens.n_sentences, dtype=bool)
     here[sentences] = True
     return replace(examples, labels=np.where(here[examples.store.tokens.sentences], examples.labels, -1))

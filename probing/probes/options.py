@@ -1,4 +1,4 @@
-"""How probes are trained, as a user's options say: with the penalty that is typed, or with one that is chosen."""
+"""Training settings from the user's options, with the given penalty or one that is chosen on validation sentences."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def training_of(
     trainer: Mapping[str, Any] | None = None,
     progress: Progress = no_progress,
 ) -> Training:
-    """Return how probes are trained.
+    """Return the training settings.
 
     Args:
         probe: The options.
-        l2: Strength of the squared l2 penalty, which the options may leave to be chosen.
+        l2: Strength of the squared l2 penalty, which replaces the value in the options.
         seed: Seed of Adam's mini-batches.
         trainer: Arguments of Lightning's Trainer.
-        progress: Returns Lightning callbacks for what is trained.
+        progress: Returns Lightning callbacks that show the progress of the named probes.
     """
     solver: Lbfgs | Adam = Lbfgs(probe.tolerance)
     if probe.solver == "adam":
@@ -44,7 +44,7 @@ def penalised(
     trainer: Mapping[str, Any],
     progress: Progress,
 ) -> tuple[PenaltyPath | None, Training]:
-    """Return how probes are trained, and the path along which their penalty was chosen if it was left to be."""
+    """Return the penalty path, if the penalty is to be chosen, and the training settings."""
     if probe.l2 != "auto":
         return None, training_of(probe, probe.l2, seed, trainer, progress)
     training = training_of(probe, strength(FIRST), seed, trainer, progress)

@@ -1,9 +1,10 @@
 """The strength of the l2 penalty, chosen on validation sentences: one value for all layers, so that layers compare.
 
-Too little penalty overfits where tokens are few for the width, and accuracy hardly shows it: the probes of a base-size
-model on 500 sentences predicted worse than a constant answer at a penalty that suits 50,000 tokens. The validation
-cross-entropy shows it. All layers walk a grid of half decades together, from strong to weak, each probe starting from
-its optimum at the penalty before, so that one stack serves all layers and a step takes few passes.
+With too weak a penalty, probes overfit if there are few tokens for the width, and accuracy hardly shows it: on 500
+sentences, probes of a base-size model predicted worse than a constant answer with a penalty that suits 50,000 tokens.
+The validation cross-entropy shows it. The penalties form a grid of half decades. All layers are trained together, from
+strong to weak penalties, and each probe starts from its optimum at the previous penalty, so that a step takes few
+passes.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ from probing.probes.training import LayerFit, train_problems
 from probing.statistics.moments import Moments
 
 # Half decades: l2 = 10 ** (index / 2). The walk begins at 1e-2, which takes few passes, and ends at 1e-10 or 100 at the
-# latest: there probes are hardly penalised any more, or no different from a uniform guess.
+# latest. There probes are hardly penalised, or hardly differ from a uniform prediction.
 FIRST, WEAKEST, STRONGEST = -4, -20, 4
-# How near to its optimum a probe must come to be judged, in nats. At 1e-2 and 1e-3 the choice was the same, and mean
-# validation cross-entropies .0005 to .01 apart, where neighbours of the chosen penalty differed by .01 and more.
+# Tolerance of probes on the path, in nats. Tolerances of 1e-2 and 1e-3 gave the same choice, with mean validation
+# cross-entropies .0005 to .01 apart, while neighbours of the chosen penalty differed by .01 and more.
 TOLERANCE = 3e-3
-# A step that improves the mean by less ends the walk, in nats: where a layer tells everything, weaker penalties go on
-# improving next to nothing, at ever more passes. So does one that leaves some probe away from its optimum after this
-# many passes: at a penalty so weak the run's own probes would hardly reach theirs.
+# A step that improves the mean by less than `RESOLUTION` nats ends the walk: in a layer that determines the class,
+# weaker penalties keep improving by tiny amounts and need more and more passes. A step after which some probe has not
+# reached its optimum in `MOST_PASSES` passes ends the walk too: with so weak a penalty the run's own probes would
+# hardly converge.
 RESOLUTION, MOST_PASSES = 2e-3, 60
 
 
@@ -48,7 +50,8 @@ class PenaltyPath:
         layers: Layer numbers.
         l2: The penalties tried, descending, half a decade apart.
         cross_entropy: Mean over validation tokens in nats, shape (n_penalties, n_layers).
-        weights: The probe of each layer at the chosen penalty on raw hidden states, within `TOLERANCE` of its optimum.
+        weights: Weights of each layer's probe at the chosen penalty, on raw hidden states, within `TOLERANCE` of the
+            optimum.
     """
 
     layers: Sequence[int]
@@ -58,7 +61,7 @@ class PenaltyPath:
 
     @property
     def best(self) -> int:
-        """The index of the chosen penalty: the lowest mean over layers, of equal ones the strongest."""
+        """The index of the chosen penalty: that with the lowest mean over layers, among equals the strongest."""
         return int(self.cross_entropy.mean(1).argmin())
 
     @property
@@ -68,17 +71,17 @@ class PenaltyPath:
 
     @property
     def alone(self) -> list[float]:
-        """The penalty that each layer by itself would take among those tried."""
+        """The best penalty of each layer by itself, among those tried."""
         return [self.l2[i] for i in self.cross_entropy.argmin(0)]
 
     @property
     def neighbours(self) -> list[tuple[float, float]]:
-        """Each penalty within one step of the chosen one, the strongest first, with its mean cross-entropy."""
+        """The chosen penalty and its neighbours, strongest first, each with its mean cross-entropy."""
         means = self.cross_entropy.mean(1).tolist()
         return list(zip(self.l2, means, strict=True))[max(self.best - 1, 0) : self.best + 2]
 
     def summary(self) -> dict[str, Any]:
-        """Return what the path showed, as plain values for `results.json`."""
+        """Return the results of the path, as plain values for `results.json`."""
         return {
             "l2": self.chosen,
             "tried": list(self.l2),
@@ -102,7 +105,7 @@ def choose_penalty(
         sides: Examples and their classes; the test side is not used.
         layers: Layer numbers.
         moments: Moments of the training tokens, for each layer.
-        training: How the probes will be trained; its l1 penalty holds along the path, its l2 penalty is not used.
+        training: Settings of the training; its l1 penalty is used along the path, its l2 penalty is not used.
 
     Raises:
         ValueError: If there are no validation tokens.
@@ -128,14 +131,14 @@ def choose_penalty(
 def walk(train: Callable[[float, Sequence[Tensor | None]], list[LayerFit]], n_layers: int) -> dict[int, list[LayerFit]]:
     """Train on the grid until a step no longer improves the mean, and return the probes by grid index.
 
-    A step towards weaker penalties whose probes do not come near their optima is left out and ends the walk.
-
-    Towards weaker penalties first, where each probe starts from where the two before it point, which takes half the
-    passes of starting from the one before; then, if the first was the best, towards stronger ones.
+    The walk goes towards weaker penalties first. Each probe starts from a linear extrapolation of the two previous
+    ones, which takes half the passes of starting from the previous one. If the first penalty is the best, the walk then
+    goes towards stronger ones. A step towards weaker penalties whose probes do not converge is discarded, and ends the
+    walk.
 
     Args:
-        train: Trains the probes of all layers at a penalty from the weights given, or from 0 where there are none.
-        n_layers: How many probes there are.
+        train: Trains the probes of all layers at a penalty, from the given weights, or from 0 where these are None.
+        n_layers: Number of probes.
     """
     found: dict[int, list[LayerFit]] = {}
 
@@ -165,7 +168,7 @@ def _mean(fits: Sequence[LayerFit]) -> float:
 
 
 def _starts(before: Sequence[Sequence[LayerFit]], n_layers: int) -> list[Tensor | None]:
-    """Return where probes begin: on the line through the last two points of their path, at the last, or at 0."""
+    """Return initial weights: extrapolated from the last two points of the path, the last point, or None."""
     if not before:
         return [None] * n_layers
     if len(before) == 1:

@@ -1,4 +1,4 @@
-"""How probes are trained: the penalty, the solver, and what Lightning's Trainer is told."""
+"""Settings of the training: penalty, solver and arguments of Lightning's Trainer."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from probing.probes.solvers import Penalty
 from probing.runtime.trainer import HONOURED
 from probing.statistics.moments import PenaltySpace
 
-# Returns Lightning callbacks that show the training of what is named, such as `bootstraps`.
+# Returns Lightning callbacks that show the progress of training the named probes, such as `bootstraps`.
 Progress = Callable[[str], Sequence[pl.Callback]]
 
-# Distance of controls from their optimum, in nats: the third digit of their accuracy has settled by then, which was
-# up to .0005 off at ten times as much (on the built-in model), and nothing is ranked.
+# Tolerance of controls, in nats. It settles the third digit of their accuracy, which was up to .0005 off at ten times
+# this tolerance (on the built-in model). Their neurons are not ranked.
 CONTROL_TOLERANCE = 1e-4
-# Arguments of the Trainer that hold where the distance to the optimum is measured, or a probe is trained anew.
+# Arguments of the Trainer that also apply to probes trained after the one requested, such as those that measure the
+# distance to the optimum.
 _FOR_MEASURING = HONOURED - {"max_epochs", "max_time", "enable_checkpointing"}
 
 
 def no_progress(what: str) -> Sequence[pl.Callback]:
-    """Show nothing."""
+    """Return no callbacks."""
     return ()
 
 
 @dataclass(frozen=True)
 class Lbfgs:
-    """Passes over all training tokens until a bound on the distance to the optimum is met.
+    """L-BFGS: full passes over the training tokens until a bound on the distance to the optimum is reached.
 
     Args:
-        tolerance: That bound, in nats.
+        tolerance: The bound on the distance to the optimum, in nats.
     """
 
     tolerance: float
@@ -41,15 +42,15 @@ class Lbfgs:
 
 @dataclass(frozen=True)
 class Adam:
-    """Shuffled mini-batches and early stopping, as published probes were trained.
+    """Adam on shuffled mini-batches with early stopping, as published probes are trained.
 
     Args:
-        learning_rate: Step size.
+        learning_rate: Learning rate.
         batch_size: Number of tokens in a mini-batch.
-        patience: Epochs without a lower validation cross-entropy after which a layer stops.
+        patience: Number of epochs without a lower validation cross-entropy before a layer stops.
         seed: Seed of the order of the tokens.
-        tolerance: Bound on the distance to the optimum, in nats, to which L-BFGS goes on from where Adam stopped, to
-            measure how far that was; infinite where nobody asks.
+        tolerance: Tolerance, in nats, to which L-BFGS continues from Adam's last point, to measure its distance from
+            the optimum; infinite if that is not measured.
     """
 
     learning_rate: float
@@ -61,14 +62,14 @@ class Adam:
 
 @dataclass(frozen=True)
 class Training:
-    """How probes are trained.
+    """Settings of the training.
 
     Args:
         penalty: Penalty on the scaled weights.
-        solver: What minimises the objective.
-        penalty_space: What neurons are divided by where their weights are penalised.
+        solver: The solver that minimises the objective.
+        penalty_space: Scale by which neurons are divided before their weights are penalised.
         trainer: Arguments of Lightning's Trainer, checked by `check_trainer_options`.
-        progress: Returns Lightning callbacks for what is trained.
+        progress: Returns Lightning callbacks that show the progress of the named probes.
     """
 
     penalty: Penalty
@@ -78,19 +79,19 @@ class Training:
     progress: Progress = no_progress
 
     def loosened(self, tolerance: float) -> Training:
-        """Return the same training with a tolerance of at least this, in nats."""
+        """Return the settings with a tolerance of at least this many nats."""
         return replace(self, solver=replace(self.solver, tolerance=max(self.solver.tolerance, tolerance)))
 
     def for_controls(self) -> Training:
-        """Return the training of what accuracy is held against, which needs no more than its third digit.
+        """Return the settings for controls, whose accuracy needs only three digits.
 
-        How near Adam came to the optimum is not asked, and nothing is checkpointed.
+        For Adam the distance to the optimum is not measured, and nothing is checkpointed.
         """
         trainer = {name: value for name, value in self.trainer.items() if name != "enable_checkpointing"}
         tolerance = CONTROL_TOLERANCE if isinstance(self.solver, Lbfgs) else math.inf
         return replace(self.loosened(tolerance), trainer=trainer)
 
     def for_measuring(self) -> Training:
-        """Return the training of other probes than the one asked for, whose number of passes alone is limited."""
+        """Return the settings for probes other than the one requested; limits on passes do not apply to them."""
         trainer = {name: value for name, value in self.trainer.items() if name in _FOR_MEASURING}
         return replace(self, trainer=trainer)

@@ -1,9 +1,9 @@
-"""What one full pass over the training tokens does to each stacked problem.
+"""Solvers of single problems, driven by full passes over the training tokens.
 
-A solver is a generator: it yields the point where it wants the data term evaluated, is sent an
-`Evaluation` (or None once there are no passes left), and returns a `Solution`. Whoever drives it
-decides how the pass is made and how many problems share it, so step lengths, history and stopping
-belong to each problem, and training together gives the same weights as training alone.
+A solver is a generator: it yields the point at which the data term is to be evaluated, receives an `Evaluation` (or
+None if no passes are left), and returns a `Solution`. The caller makes the passes, each for many problems. Step
+lengths, history and stopping belong to each problem, so that training problems together or alone gives the same
+weights.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ class Evaluation:
     """The mean cross-entropy over the training tokens at one point, and its derivatives.
 
     Args:
-        value: In nats.
-        gradient: Shape (n_classes, d_model).
-        class_covariance: Mean over tokens of diag(p) - p p', shape (n_classes, n_classes): the
-            curvature in the logits.
+        value: Mean cross-entropy in nats.
+        gradient: Gradient with respect to the scaled weights, shape (n_classes, d_model).
+        class_covariance: Mean over tokens of diag(p) - p p', the curvature in the logits, shape (n_classes, n_classes).
     """
 
     value: float
@@ -43,15 +42,15 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Solution:
-    """Where a solver stopped.
+    """The point at which a solver stopped.
 
     Args:
         point: Scaled weights, shape (n_classes, d_model).
-        objective: Cross-entropy and penalty, in nats.
+        objective: Cross-entropy plus penalty, in nats.
         optimality_gap: Upper bound on the objective's distance to its minimum, in nats.
-        n_passes: Evaluations used.
+        n_passes: Number of evaluations used.
         converged: Whether the gap is within the tolerance, or the readout is near enough to its value at the optimum.
-        shift: How far the readout may be from that, in its unit; NaN without one.
+        shift: Estimated distance of the readout from its value at the optimum, in its unit; NaN without a readout.
     """
 
     point: Tensor
@@ -80,7 +79,7 @@ class Penalty:
     def subgradient(self, point: Tensor, gradient: Tensor) -> Tensor:
         """Return the objective's subgradient of least norm, given the gradient of the data term.
 
-        Where l1 > 0 this is the pseudo-gradient of OWL-QN (Andrew & Gao 2007, eq. 4).
+        With l1 > 0 this is the pseudo-gradient of OWL-QN (Andrew & Gao 2007, eq. 4).
         """
         smooth = gradient + 2 * self.l2 * point
         if not self.l1:
@@ -93,8 +92,8 @@ class Penalty:
 
         With the data term's gradient G at U as the dual point, the gap is the sum over weights of
         G U + l1 |U| + l2 U^2 + max(|G| - l1, 0)^2 / (4 l2), in which every term is at least 0.
-        Without l1 it is |G + 2 l2 U|^2 / (4 l2), the bound from strong convexity. It holds
-        wherever the solver stopped, and needs no pass over the data.
+        Without l1 it is |G + 2 l2 U|^2 / (4 l2), the bound from strong convexity. The bound holds
+        at every point, and needs no further pass over the data.
         """
         u, g = point.double(), gradient.double()
         shrunk = (g.abs() - self.l1).clamp(min=0)
@@ -103,19 +102,21 @@ class Penalty:
 
 @dataclass(frozen=True)
 class Readout:
-    """A function of the weights, such as the test cross-entropy, that is to be known at the optimum.
+    """A function of the weights, such as the test cross-entropy, whose value at the optimum is wanted.
 
-    Near the optimum a gap of D moves it by c sqrt(2 D): by a root, so that it is far from settled where the objective
-    is. By the Cauchy-Schwarz inequality c is at most the length of its gradient t in the metric of the inverse Hessian
-    B, but that is 60 to 100 times what is found, for t is nearly orthogonal to the steps B g that are left to take. So
-    c is measured: the largest |t' B g| / sqrt(g' B g) of the points on the way, with D = g' B g / 2 (the Newton
-    decrement), and no less than three times what random directions of as many weights have.
+    Near the optimum, a gap of D in the objective shifts the function by c sqrt(2 D). Because of the root, the function
+    can still be far from its final value when the objective is not. By the Cauchy-Schwarz inequality, c is at most the
+    length of the function's gradient t in the metric of the inverse Hessian B. That bound is 60 to 100 times too large,
+    because t is nearly orthogonal to the remaining steps B g. So c is measured: it is the largest
+    |t' B g| / sqrt(g' B g) of all points visited, where D = g' B g / 2 is the Newton decrement, and at least three
+    times the value for a random direction in as many dimensions.
 
     Args:
-        gradient: At a point nearby, with respect to scaled weights, shape (n_classes, d_model).
-        objective: From which the objective rises where something is taken from the probe.
-        resolution: How near the function is to come to its value at the optimum, in its unit.
-        share: Or which share of the objective's rise will do, where that is more.
+        gradient: Gradient of the function at a nearby point, with respect to scaled weights, shape (n_classes,
+            d_model).
+        objective: Objective of the intact probe, relative to which the objective rises if the probe is restricted.
+        resolution: Largest distance of the function from its value at the optimum, in its unit.
+        share: Largest distance as a share of the objective's rise; the larger of the two limits applies.
     """
 
     gradient: Tensor
@@ -124,18 +125,18 @@ class Readout:
     share: float = 0.0
 
     def is_near(self, shift: float, objective: float) -> bool:
-        """Return whether this is near enough at a point with this objective."""
+        """Return whether a distance from the optimal value is small enough, given the current objective."""
         return shift <= max(self.resolution, self.share * (objective - self.objective))
 
 
 class _Shift:
-    """Judges on the way to the optimum how far a readout may be from its value there."""
+    """Estimates, at each point, how far a readout is from its value at the optimum."""
 
     def __init__(self, readout: Readout) -> None:
         self.readout, self.sensitivity = readout, 0.0
 
     def at(self, gradient: Tensor, precondition: Callable[[Tensor], Tensor]) -> float:
-        """Return it for the next point, given the objective's gradient; the decrement stands for second order."""
+        """Return the estimate at the next point, given the objective's gradient; the decrement is its second order."""
         t, step = self.readout.gradient, precondition(gradient)
         length = math.sqrt(max(_dot(gradient, step), 0.0))
         if not self.sensitivity:
@@ -148,9 +149,9 @@ class _Shift:
 class Preconditioner:
     """The inverse of (class covariance) x (second moment) + 2 l2, a Kronecker model of the Hessian.
 
-    The second moment of the features is shared by all classes and passes, so its eigenvectors are
-    found once per layer; the class covariance is small and taken anew at every accepted point.
-    It changes the path to the minimum, never the minimum.
+    The second moment of the features is the same for all classes and passes, so its eigenvectors are computed once per
+    layer. The class covariance is small and is updated at every accepted point. The preconditioner changes the path to
+    the minimum, never the minimum.
 
     Args:
         second_moment: Uncentred second moment of the scaled features, shape (d_model, d_model).
@@ -164,9 +165,10 @@ class Preconditioner:
         self.feature_vectors = vectors.float().to(second_moment.device)
 
     def within(self, neurons: Tensor) -> Preconditioner:
-        """Return what steps along some neurons only, 1 for those and 0 for others, shape (d_model,).
+        """Return a preconditioner with steps along some neurons only: 1 for those, 0 for others, shape (d_model,).
 
-        It is the whole model's inverse cut to them: no longer the inverse of what is left, yet positive definite.
+        It is the inverse for all neurons, restricted to these. This is not the inverse for these neurons, but it is
+        positive definite.
         """
         narrowed = copy(self)
         narrowed.neurons = neurons.to(self.feature_vectors)
@@ -174,7 +176,7 @@ class Preconditioner:
 
     def at(self, class_covariance: Tensor, l2: float) -> Callable[[Tensor], Tensor]:
         """Return the map from gradients to steps for the curvature at one point."""
-        # Small enough to be faster on the processor, whatever the device.
+        # So small that the processor is faster than an accelerator.
         values, vectors = torch.linalg.eigh(class_covariance.cpu().double())
         class_values, rotation = values.clamp(min=0).float().to(self.feature_values), vectors.to(self.feature_vectors)
         curvature = class_values[:, None] * self.feature_values + 2 * l2
@@ -196,17 +198,16 @@ def lbfgs(
 ) -> Solver:
     """Minimise cross-entropy plus penalty by preconditioned L-BFGS, orthant-wise where l1 > 0.
 
-    With l1, the history and the preconditioner are restricted at every step to the weights that
-    are free (not zero, or leaving zero), in the manner of a projected Newton method: on 384
-    neurons and 65 classes 47 to 74 passes reach a gap of 1e-4 nats, where OWL-QN with the same
-    preconditioner and no such restriction had not reached 1 nat after 300.
+    With l1, the history and the preconditioner are restricted at every step to the free weights (not zero, or leaving
+    zero), as in a projected Newton method. With 384 neurons and 65 classes, 47 to 74 passes reach a gap of 1e-4 nats;
+    OWL-QN with the same preconditioner but without this restriction had not reached 1 nat after 300 passes.
 
     Args:
-        start: Scaled weights to begin from, shape (n_classes, d_model).
-        penalty: With l2 > 0, without which there is no bound on the gap.
-        preconditioner: About the inverse Hessian.
-        tolerance: Stop once the optimality gap is at most this many nats.
-        readout: Stop once this is near enough to its value at the optimum instead, whatever the gap.
+        start: Initial scaled weights, shape (n_classes, d_model).
+        penalty: The penalty; l2 must be positive, because otherwise the gap has no bound.
+        preconditioner: An approximation of the inverse Hessian.
+        tolerance: Stop when the optimality gap is at most this many nats.
+        readout: If given, stop instead when the readout is near enough to its value at the optimum.
     """
     point, history, n_passes = start, _History(), 1
     judge = None if readout is None else _Shift(readout)
@@ -233,10 +234,10 @@ def lbfgs(
             rise, slope = there.value + penalty(trial) - value, _dot(subgradient, trial - point)
             if rise <= SUFFICIENT_DECREASE * slope + VALUE_NOISE * abs(value):
                 break
-            # The minimum of the parabola through the values and the slope, kept within a safe range.
+            # The minimum of the parabola through both values and the slope, limited to a safe range.
             parabola = step * slope / (2 * (slope - rise)) if math.isfinite(rise) else 0.0
             step = min(max(parabola, 0.1 * step), 0.5 * step)
-            if step < SMALLEST_STEP:  # float32 can no longer tell the points apart
+            if step < SMALLEST_STEP:  # the points no longer differ in float32
                 return Solution(point, value, gap, n_passes, False, shift)
         history.add(trial - point, (there.gradient + 2 * penalty.l2 * trial) - (here.gradient + 2 * penalty.l2 * point))
         point, here = trial, there
@@ -245,12 +246,12 @@ def lbfgs(
 def _direction(
     history: _History, point: Tensor, subgradient: Tensor, precondition: Callable[[Tensor], Tensor], penalty: Penalty
 ) -> Tensor:
-    """Return the quasi-Newton step, on the free weights alone where l1 > 0."""
+    """Return the quasi-Newton step; with l1 > 0, of the free weights only."""
     if not penalty.l1:
         return -history.inverse_hessian(subgradient, precondition)
     free = ((point != 0) | (subgradient != 0)).to(point.dtype)
     direction = -history.inverse_hessian(subgradient, lambda gradient: free * precondition(free * gradient), free)
-    # A weight at zero may only leave it downhill.
+    # A weight at zero may move only in a descent direction.
     direction = torch.where((point == 0) & (direction * subgradient >= 0), torch.zeros_like(direction), direction)
     return direction if _dot(direction, subgradient) < 0 else -subgradient
 
@@ -267,7 +268,7 @@ class _History:
     def inverse_hessian(
         self, gradient: Tensor, initial: Callable[[Tensor], Tensor], free: Tensor | None = None
     ) -> Tensor:
-        """Apply the inverse Hessian that the pairs and `initial` model, within the subspace of `free` weights."""
+        """Apply the inverse Hessian given by the pairs and `initial`, within the subspace of the `free` weights."""
         pairs = self.pairs
         if free is not None:
             cut = ((free * step, free * change) for step, change, _ in pairs)
@@ -287,11 +288,11 @@ class _History:
 
 
 def _within_orthant(trial: Tensor, point: Tensor, subgradient: Tensor) -> Tensor:
-    """Set to zero what crossed zero: the sign of `point`, or of the descent where it is zero."""
+    """Set weights to zero that have left the orthant: that of `point`, or of the descent direction at zero."""
     orthant = torch.where(point == 0, -subgradient.sign(), point.sign())
     return torch.where(trial * orthant > 0, trial, torch.zeros_like(trial))
 
 
 def _dot(a: Tensor, b: Tensor) -> float:
-    # In float32: it chooses directions and steps; the gap, which certifies the point, is summed in float64.
+    # In float32, because it only affects directions and steps; the optimality gap is summed in float64.
     return float(torch.dot(a.reshape(-1), b.reshape(-1)))

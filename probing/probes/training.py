@@ -1,4 +1,4 @@
-"""Probes of many layers trained and tested together: data, Trainer, and what came out."""
+"""Trains and tests the probes of many layers together: data, Trainer and results."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from probing.runtime.interrupts import interrupts_pass
 from probing.runtime.trainer import build_trainer
 from probing.statistics.moments import Moments, MomentsAccumulator, PenaltySpace
 
-# Passes after which a problem that is not solved is left as it is, and says so.
+# Most passes; a problem that is not solved by then is reported as not converged.
 MAX_PASSES = 1000
-# Epochs of Adam where no problem stops by itself.
+# Most epochs of Adam.
 MAX_EPOCHS = 100
 
 
@@ -39,18 +39,18 @@ class LayerFit:
 
     Args:
         layer: Layer number.
-        weight: On raw hidden states, shape (n_classes, d_model), float32.
-        moments: Of the layer's training tokens.
-        objective: On the training tokens, in nats.
-        train_cross_entropy: The same without the penalty.
+        weight: Weights on raw hidden states, shape (n_classes, d_model), float32.
+        moments: Moments of the layer's training tokens.
+        objective: Cross-entropy plus penalty on the training tokens, in nats.
+        train_cross_entropy: Cross-entropy on the training tokens, in nats.
         optimality_gap: Upper bound on the objective's distance to its minimum, in nats.
-        converged: Whether the gap is within the tolerance asked for, which Adam's seldom is, or the problem's readout
+        converged: Whether the gap is within the tolerance, which it seldom is with Adam, or the problem's readout is
             near enough to its value at the optimum.
-        n_passes: Passes over the training tokens.
-        metrics: On the test tokens.
-        correct_by_sentence: Test tokens rightly predicted, for each sentence of the corpus tested on.
-        cross_entropy_by_sentence: Summed over the test tokens of each sentence, in nats.
-        shift: How far the problem's readout may be from its value at the optimum; NaN without one.
+        n_passes: Number of passes over the training tokens.
+        metrics: Metrics on the test tokens, by name.
+        correct_by_sentence: Number of test tokens predicted rightly, for each sentence of the test corpus.
+        cross_entropy_by_sentence: Cross-entropy summed over the test tokens of each sentence, in nats.
+        shift: Estimated distance of the problem's readout from its value at the optimum; NaN without a readout.
     """
 
     layer: int
@@ -68,12 +68,12 @@ class LayerFit:
 
 
 class ProbeData(pl.LightningDataModule):
-    """Examples as Lightning wants them, divided among ranks by shard.
+    """A LightningDataModule of examples, divided among ranks by shard.
 
     Args:
-        sides: What is read.
-        layers: Layers that are read.
-        mini_batches: Batch size in tokens and seed, or None for whole shards.
+        sides: The examples of the three sides.
+        layers: Layers to read.
+        mini_batches: Batch size in tokens and seed of mini-batches; None for whole shards.
     """
 
     def __init__(self, sides: Sides, layers: Sequence[int], mini_batches: tuple[int, int] | None = None) -> None:
@@ -85,13 +85,13 @@ class ProbeData(pl.LightningDataModule):
         trainer = cast(pl.Trainer, self.trainer)
         if self.mini_batches is None:
             shards, device = self._shards(self.sides.train), trainer.strategy.root_device
-            # Read in every pass, and so copied to an accelerator once, as far as there is room.
+            # Shards are read in every pass, so as many as fit are copied to an accelerator only once.
             return _loader(DeviceCache(shards, device) if device.type == "cuda" else shards)
         ranks = trainer.global_rank, trainer.world_size
         return _loader(MiniBatches(self.sides.train, self.layers, *self.mini_batches, *ranks))
 
     def val_dataloader(self) -> DataLoader[Batch] | list[Any]:
-        """Return whole shards; nothing where there are no mini-batches to choose between."""
+        """Return whole shards; nothing without mini-batches, because only Adam validates."""
         return _loader(self._shards(self.sides.validation)) if self.mini_batches else []
 
     def test_dataloader(self) -> DataLoader[Batch]:
@@ -99,7 +99,7 @@ class ProbeData(pl.LightningDataModule):
         return _loader(self._shards(self.sides.test))
 
     def _shards(self, examples: Examples) -> ShardBatches:
-        """Return an item a shard: on a processor as it lies on disk, for an accelerator only what is to go there."""
+        """Return one batch per shard: its memory-mapped rows on a processor, only its examples for an accelerator."""
         trainer = cast(pl.Trainer, self.trainer)
         read = read_shard if trainer.strategy.root_device.type == "cuda" else open_shard
         return ShardBatches(examples, self.layers, trainer.global_rank, trainer.world_size, read)
@@ -110,7 +110,7 @@ def _loader(batches: Dataset[Batch]) -> DataLoader[Batch]:
 
 
 def layer_moments(train: Examples, layers: Sequence[int]) -> list[Moments]:
-    """Return the moments of each layer's training tokens, in one streamed pass, divided among ranks."""
+    """Return the moments of each layer's training tokens, in one streamed pass divided among ranks."""
     accumulators = [MomentsAccumulator(train.store.plan.d_model) for _ in layers]
     for batch in read_share(train, layers):
         for accumulator, states in zip(accumulators, batch.hidden_states, strict=True):
@@ -135,13 +135,13 @@ def train_probes(
     Args:
         sides: Examples and their classes.
         layers: Layer numbers.
-        training: How to train.
-        what: What these probes are, for the progress that is shown.
+        training: Settings of the training.
+        what: Name of these probes, for the progress display.
         logger: Lightning logger for the training curves.
-        folder: Where Lightning writes what it writes (checkpoints, if asked for).
-        moments: Moments of the training tokens of each layer, where they are known already.
-        starts: Weights on raw hidden states from which L-BFGS begins, for each layer; Adam always begins from 0, as
-            published probes did.
+        folder: Folder for Lightning's files, such as checkpoints if they are enabled.
+        moments: Moments of each layer's training tokens, if already known.
+        starts: Initial weights of L-BFGS on raw hidden states, for each layer. Adam always starts from 0, as published
+            probes do.
     """
     moments = moments or layer_moments(sides.train, layers)
     begins = starts if starts and isinstance(training.solver, Lbfgs) else [None] * len(layers)
@@ -152,10 +152,10 @@ def train_probes(
         probe, fitting = solved, _ = _solve(problems, data, moments, training, what, logger, folder)
     else:
         probe, fitting = _descend(problems, data, moments, training, training.solver, what, logger, folder)
-        # How far Adam stayed from the optimum is measured by going there from where it stopped.
+        # Measure Adam's distance from the optimum by continuing to the optimum from Adam's last point.
         problems = [replace(p, start=weight.cpu()) for p, weight in zip(problems, probe.weight, strict=True)]
         solved, _ = _solve(problems, data, moments, training.for_measuring(), what)
-    if fitting.checkpoint_callback is not None:  # which knows neither the solvers' last point nor Adam's best
+    if fitting.checkpoint_callback is not None:  # Lightning's own checkpoints lack the final weights
         fitting.save_checkpoint(Path(fitting.default_root_dir) / "checkpoints" / "probe.ckpt", weights_only=True)
     with interrupts_pass():
         fitting.test(probe, datamodule=data, verbose=False)
@@ -174,9 +174,9 @@ def train_variants(
     what: str = "probes",
     test: bool = False,
 ) -> list[LayerFit]:
-    """Train small changes of finished probes by `train_problems`: other sentences, another penalty, fewer neurons.
+    """Train variants of finished probes by `train_problems`: on other sentences, with another penalty or fewer neurons.
 
-    Problems that say no other start begin from the finished probe of their layer, in `fits`.
+    A problem without a start of its own begins from the finished probe of its layer in `fits`.
     """
     started = [p if p.start is not None else replace(p, start=fits[p.layer].weight) for p in problems]
     moments = [fit.moments for fit in fits]
@@ -192,16 +192,16 @@ def train_problems(
     what: str = "probes",
     test: bool = False,
 ) -> list[LayerFit]:
-    """Train any problems in one stack, by full passes.
+    """Train problems in one stack, by full passes.
 
     Args:
         sides: Examples and their classes.
         layers: Layer numbers.
-        moments: Moments of the training tokens, for each layer.
-        problems: Each with its layer, penalty and start.
-        training: How to train; always to a bound on the distance to the optimum.
-        what: What these probes are, for the progress that is shown.
-        test: Whether they are tested too; otherwise their metrics are empty.
+        moments: Moments of each layer's training tokens.
+        problems: The problems, each with its layer, penalty and start.
+        training: Settings of the training; these problems are always solved by full passes, to its tolerance.
+        what: Name of these probes, for the progress display.
+        test: Whether to test the probes; otherwise their metrics are empty.
 
     Returns:
         The probe of each problem.
@@ -271,7 +271,7 @@ def _descend(
 
 
 def _stack(sides: Sides, moments: Sequence[Moments], penalty_space: PenaltySpace) -> dict[str, Any]:
-    """Return what every stack of probes is built with."""
+    """Return the arguments that all stacks of probes share."""
     return {
         "moments": moments,
         "classes": torch.from_numpy(sides.classes) if sides.ordinal else torch.arange(len(sides.classes)),
@@ -284,15 +284,15 @@ def _stack(sides: Sides, moments: Sequence[Moments], penalty_space: PenaltySpace
 def train_controls(
     controls: Mapping[str, Sequence[Sides]], layers: Sequence[int], training: Training
 ) -> dict[str, list[list[LayerFit]]]:
-    """Train the same probes on other examples, to be held against; on the tokens' own rows a single one.
+    """Train the same probes on the examples of controls; the control `token` has a single probe for all layers.
 
     Args:
-        controls: By name, examples of the same tokens; several where they are draws of other labels.
+        controls: Examples of each control, for the same tokens; several if there are several draws of labels.
         layers: Layer numbers.
-        training: How the probes were trained.
+        training: Settings with which the probes were trained.
 
     Returns:
-        For each control the probes of every draw.
+        For each control, the probes of every draw.
     """
     found: dict[str, list[list[LayerFit]]] = {}
     for name, draws in controls.items():
@@ -300,7 +300,7 @@ def train_controls(
         for sides in draws:
             fits = train_probes(sides, own, training.for_controls(), name, moments=moments)
             found.setdefault(name, []).append(fits)
-            moments = [fit.moments for fit in found[name][0]]  # draws share their activations
+            moments = [fit.moments for fit in found[name][0]]  # draws have the same activations
     return found
 
 
@@ -344,7 +344,7 @@ def _layer_fit(
 
 
 def _validated(probe: LinearProbe, i: int) -> dict[str, float]:
-    """Return the cross-entropy by which Adam chose its weights, if there was anything to choose by."""
+    """Return the validation cross-entropy of Adam's best weights, if there was a validation epoch."""
     value = probe.best_cross_entropy[i] if isinstance(probe, AdamProbe) else math.inf
     return {"validation_cross_entropy": value} if math.isfinite(value) else {}
 

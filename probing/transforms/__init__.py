@@ -1,1 +1,1 @@
-"""Affine maps of hidden states."""
+"""Affine maps of hidden states: clipping, whitening, linear erasure and others."""

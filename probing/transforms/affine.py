@@ -1,9 +1,9 @@
-"""Affine maps of one layer's hidden states, fitted on some tokens and applied to any.
+"""Affine maps of one layer's hidden states, fitted on some tokens and applied to any tokens.
 
-All keep the definition of a published post-processing: clipping (Luo, Kulmizev & Mao 2021), whitening (Su et al. 2021),
-standardisation and mean removal (Timkey & van Schijndel 2021), all-but-the-top (Mu & Viswanath 2018). They change
-vectors that were read off, never the forward pass. Linear erasure (`probing.transforms.erasure`) is one more such map;
-it depends on labels, and stays in its own form of low rank.
+Each follows the definition of a published post-processing: clipping (Luo, Kulmizev & Mao 2021), whitening (Su et al.
+2021), standardisation and mean removal (Timkey & van Schijndel 2021), all-but-the-top (Mu & Viswanath 2018). They
+change hidden states after the forward pass, never the forward pass itself. Linear erasure
+(`probing.transforms.erasure`) is another such map; it depends on labels and has a low-rank form of its own.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ KINDS: tuple[Kind, ...] = ("clip", "whiten", "standardise", "center", "all_but_t
 ClipTo = Literal["zero", "mean"]
 Whitening = Literal["pca", "zca"]
 
-# Eigenvalues of a covariance below this share of the largest are left out of whitening: dividing by them would blow up
-# rounding, such as along the direction in which no vector behind a LayerNorm varies.
+# Whitening leaves out eigenvalues of the covariance below this share of the largest: dividing by them would amplify
+# rounding errors. For example, vectors after a LayerNorm do not vary along one direction.
 EIGENVALUE_FLOOR = 1e-6
 
 
@@ -36,12 +36,12 @@ class Transform:
     """The map x -> linear(x - shift) + offset.
 
     Args:
-        kind: What it is, such as `clip`.
-        shift: Shape (d_model,), float64.
-        linear: A factor for each neuron, shape (d_model,), or a matrix to multiply by from the right, shape
+        kind: Kind of the map, such as `clip`.
+        shift: Subtracted first, shape (d_model,), float64.
+        linear: One factor per neuron, shape (d_model,), or a matrix to multiply by from the right, shape
             (d_model, n_out); float64.
-        offset: Shape (n_out,), float64; n_out is d_model where `linear` is a factor for each neuron.
-        rank: Dimension of the space in which images vary.
+        offset: Added last, shape (n_out,), float64; n_out is d_model if `linear` has one factor per neuron.
+        rank: Dimension of the space of images.
     """
 
     kind: str
@@ -51,7 +51,7 @@ class Transform:
     rank: int
 
     def __call__(self, hidden_states: Tensor) -> Tensor:
-        """Return the images, shape (..., n_out), of shape (..., d_model); float32 at least, whatever comes in."""
+        """Map hidden states of shape (..., d_model) to images of shape (..., n_out), in float32 or wider."""
         dtype = torch.promote_types(hidden_states.dtype, torch.float32)
         images = hidden_states.to(dtype) - self.shift.to(dtype)
         linear = self.linear.to(dtype)
@@ -60,16 +60,16 @@ class Transform:
 
     @property
     def n_out(self) -> int:
-        """Width of what comes out."""
+        """Width of the images."""
         return len(self.offset)
 
     @property
     def clipped(self) -> list[int]:
-        """Neurons that come out constant, where each is mapped by itself; none otherwise."""
+        """Neurons whose images are constant, if each neuron is mapped by itself; empty otherwise."""
         return (self.linear == 0).nonzero().squeeze(1).tolist() if self.linear.ndim == 1 else []
 
     def moments(self, before: Covariance) -> Covariance:
-        """Return the moments of the images from those of the vectors, exactly: L' C L and the image of the mean."""
+        """Return the exact moments of the images: the covariance L' C L, and the image of the mean."""
         linear = self.linear.diag() if self.linear.ndim == 1 else self.linear
         return Covariance(before.n_tokens, self(before.mean), linear.T @ before.covariance @ linear)
 
@@ -79,7 +79,7 @@ class Transform:
 
 
 def _map(kind: str, shift: Tensor, linear: Tensor, rank: int | None = None) -> Transform:
-    """Return a map without offset; the rank of a factor for each neuron is the number that is not 0."""
+    """Return a map without offset; by default its rank is the number of nonzero factors."""
     n_out = linear.shape[-1]
     found = int(linear.count_nonzero()) if rank is None else rank
     return Transform(kind, shift, linear, torch.zeros(n_out, dtype=torch.float64), found)
@@ -93,14 +93,14 @@ def identity(d_model: int) -> Transform:
 def clip(moments: Covariance, neurons: Sequence[int], to: ClipTo = "zero") -> Transform:
     """Set some neurons to 0 (Luo, Kulmizev & Mao 2021, section 5), or to their mean as a control.
 
-    Only what was read off is changed: the forward pass has used the neurons. Zeroing their LayerNorm parameters
-    (Kovaleva et al. 2021) is another experiment, with the opposite result. Clipping to the mean leaves the common
-    direction of all vectors, and so their cosines, nearly as they were; clipping to zero does not.
+    Only the hidden states that were read are changed; the forward pass has used the neurons. Zeroing their LayerNorm
+    parameters (Kovaleva et al. 2021) is another experiment, with the opposite result. Clipping to the mean leaves the
+    common direction of all vectors, and therefore their cosines, nearly unchanged; clipping to zero does not.
 
     Args:
-        moments: Of the tokens it is fitted on, which `zero` does not look at.
-        neurons: Which are set; detected on other text than the map is judged on.
-        to: What they are set to.
+        moments: Moments of the tokens that the map is fitted on; `zero` does not use them.
+        neurons: The neurons to set. Detect them on other text than the text the map is evaluated on.
+        to: Whether they are set to zero or to their mean.
     """
     d_model = len(moments.mean)
     keep = torch.ones(d_model, dtype=torch.float64)
@@ -110,10 +110,10 @@ def clip(moments: Covariance, neurons: Sequence[int], to: ClipTo = "zero") -> Tr
 
 
 def random_neurons(d_model: int, n_neurons: int, excluded: Sequence[int], generator: np.random.Generator) -> list[int]:
-    """Draw neurons other than those excluded, for clipping to be held against; ascending.
+    """Draw neurons other than the excluded ones, as a control for clipping; ascending.
 
     Raises:
-        ValueError: If there are not as many others.
+        ValueError: If there are fewer other neurons.
     """
     others = np.setdiff1d(np.arange(d_model), np.asarray(excluded, dtype=np.int64))
     if n_neurons > len(others):
@@ -129,7 +129,8 @@ def center(moments: Covariance) -> Transform:
 def standardise(moments: Covariance) -> Transform:
     """Subtract each neuron's mean and divide by its standard deviation (Timkey & van Schijndel 2021, section 5).
 
-    Neurons that hardly vary (sd at most a thousandth of the median) come out as 0: what would be left is rounding.
+    Neurons that hardly vary (sd at most a thousandth of the median) are mapped to 0, because only rounding errors would
+    remain.
     """
     return _map("standardise", moments.mean, torch.where(moments.dead, 0.0, 1 / moments.sd))
 
@@ -144,18 +145,20 @@ def whiten(
     """Make the covariance the identity on the retained subspace (Su et al. 2021, arXiv 2103.15316).
 
     With Sigma = U diag(lambda) U', `pca` maps x to (x - mean) U diag(lambda)^(-1/2), the published form, and `zca`
-    turns the result back: (x - mean) U diag(lambda)^(-1/2) U', the whitened vectors nearest to the original ones. Both
-    have the same inner products, and so cosines, components left out or not, for U' U is the identity on what is kept.
+    rotates the result back: (x - mean) U diag(lambda)^(-1/2) U', the whitened vectors nearest to the original ones.
+    Both have the same inner products and cosines, with or without omitted components, because U' U is the identity on
+    the retained components.
 
-    The rank is below d_model wherever a LayerNorm comes last: sum_k (h_k - beta_k) / gamma_k is 0 for all vectors, so
-    that one direction does not vary. Whitening maximises an isotropy score by construction, on the tokens it was
-    fitted on: a mean cosine near 0 after it is no finding. Fit it on other text than it is judged on.
+    The rank is below d_model if a LayerNorm comes last: sum_k (h_k - beta_k) / gamma_k is 0 for all vectors, so that
+    they do not vary along one direction. On the tokens that it was fitted on, whitening maximises an isotropy score by
+    construction, so a mean cosine near 0 is not a finding. Fit it on other text than the text it is evaluated on.
 
     Args:
-        moments: Of the tokens it is fitted on, many more than d_model unless there is shrinkage.
+        moments: Moments of the tokens that the map is fitted on; without shrinkage, many more tokens than d_model.
         method: pca or zca.
-        n_components: How many of the directions that vary most are kept; all if None.
-        shrinkage: In Sigma <- (1 - shrinkage) Sigma + shrinkage tr(Sigma) / d_model I; from 0 to 1.
+        n_components: Number of directions to keep, those that vary most; None keeps all.
+        shrinkage: Weight of the isotropic part in Sigma <- (1 - shrinkage) Sigma + shrinkage tr(Sigma) / d_model I,
+            from 0 to 1.
         floor: Share of the largest eigenvalue below which a direction is left out.
 
     Raises:
@@ -163,9 +166,9 @@ def whiten(
     """
     d_model = len(moments.mean)
     if not (n_components is None or 1 <= n_components <= d_model):
-        raise ValueError(f"n_components is 1 to {d_model}, not {n_components}")
+        raise ValueError(f"n_components must be 1 to {d_model}, not {n_components}")
     if not 0 <= shrinkage <= 1:
-        raise ValueError(f"shrinkage is 0 to 1, not {shrinkage}")
+        raise ValueError(f"shrinkage must be 0 to 1, not {shrinkage}")
     if not moments.varies:
         raise ValueError("no neuron varies: there is nothing to whiten")
     isotropic = moments.covariance.trace() / d_model * torch.eye(d_model, dtype=torch.float64)
@@ -178,13 +181,13 @@ def whiten(
 
 
 def all_but_the_top(moments: Covariance, n_components: int | None = None) -> Transform:
-    """Subtract the mean and what lies along the first principal components (Mu & Viswanath 2018, algorithm 1).
+    """Subtract the mean and the projection on the first principal components (Mu & Viswanath 2018, algorithm 1).
 
-    x -> (I - U_D U_D') (x - mean), U_D the D directions that vary most.
+    x -> (I - U_D U_D') (x - mean), where U_D are the D directions that vary most.
 
     Args:
-        moments: Of the tokens it is fitted on.
-        n_components: D; by default d_model / 100 rounded down, one at least, as the authors advise.
+        moments: Moments of the tokens that the map is fitted on.
+        n_components: D; by default d_model / 100 rounded down, but at least 1, as the authors advise.
 
     Raises:
         ValueError: If D is not below d_model.
@@ -192,7 +195,7 @@ def all_but_the_top(moments: Covariance, n_components: int | None = None) -> Tra
     d_model = len(moments.mean)
     n = max(1, d_model // 100) if n_components is None else n_components
     if not 0 <= n < d_model:
-        raise ValueError(f"n_components is 0 to {d_model - 1}, not {n}")
+        raise ValueError(f"n_components must be 0 to {d_model - 1}, not {n}")
     _, vectors = torch.linalg.eigh(moments.covariance)
     top = vectors[:, d_model - n :]
     matrix = torch.eye(d_model, dtype=torch.float64) - top @ top.T
@@ -201,14 +204,14 @@ def all_but_the_top(moments: Covariance, n_components: int | None = None) -> Tra
 
 @dataclass(frozen=True)
 class Fitting:
-    """How transforms are fitted; what each means is said where it is used.
+    """Parameters of the transforms.
 
     Args:
-        clip_to: Of `clip`.
-        whitening: Method of `whiten`.
-        n_components: Of `whiten`.
-        shrinkage: Of `whiten`.
-        n_top: Components that `all_but_the_top` leaves out.
+        clip_to: `to` of `clip`.
+        whitening: `method` of `whiten`.
+        n_components: `n_components` of `whiten`.
+        shrinkage: `shrinkage` of `whiten`.
+        n_top: `n_components` of `all_but_the_top`.
     """
 
     clip_to: ClipTo = "zero"
@@ -222,10 +225,10 @@ def fit_transform(kind: Kind, moments: Covariance, outliers: Sequence[int], how:
     """Fit one kind of transform.
 
     Args:
-        kind: Which one.
-        moments: Of the tokens it is fitted on.
-        outliers: Neurons that `clip` sets, which no other kind looks at; with none it changes nothing.
-        how: The rest.
+        kind: Kind of the transform.
+        moments: Moments of the tokens that it is fitted on.
+        outliers: Neurons that `clip` sets; other kinds do not use them. An empty list clips nothing.
+        how: Parameters of the transforms.
     """
     if kind == "clip":
         return clip(moments, outliers, how.clip_to)
@@ -240,9 +243,9 @@ def save(path: Path, transforms: Mapping[int, Transform]) -> None:
     """Write the transforms of some layers, all of one kind, as safetensors.
 
     Args:
-        path: Of the file. It holds, in float64, `06.shift`, `06.linear` and `06.offset` of layer 6, and in its metadata
-            the kind and the rank of each layer.
-        transforms: Of each layer.
+        path: Path of the file. For layer 6, for example, it holds `06.shift`, `06.linear` and `06.offset` in float64;
+            its metadata holds the kind and the rank of each layer.
+        transforms: The transform of each layer.
 
     Raises:
         OSError: If the file cannot be written.
@@ -261,7 +264,7 @@ def save(path: Path, transforms: Mapping[int, Transform]) -> None:
 
 
 def load(path: Path) -> dict[int, Transform]:
-    """Read what `save` wrote: for each layer its transform."""
+    """Read the transforms that `save` wrote, by layer."""
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:

@@ -1,12 +1,13 @@
-"""Linear erasure (LEACE), and what a probe knows without it or with few neurons.
+"""Linear erasure (LEACE), and examples whose activations are erased or restricted to some neurons.
 
-An eraser makes the means of all classes equal, with the least change in mean square, whatever positive definite form
-measures it (Belrose et al. 2023, arXiv 2306.03819, theorems 3.1 and 4.2, 4.3). On the tokens it was fitted on, no probe
-with an intercept then has a lower convex loss than the best constant answer. Nor has one without: with equal means,
-Jensen's inequality gives E[loss(W r(x), y)] >= E[loss(W mu, y)], and W mu is a constant answer. What an intercept adds
-is only that the bound is reached; a bias-free probe has but the common mean to make one of, and pays for it with the
-noise around that mean. The bound is one on the loss. Accuracy has none: classes of one mean may differ in their
-spread, though the probe of least loss does not look there. On other sentences all of this holds up to sampling.
+An eraser makes the means of all classes equal with the least mean squared change, under every positive definite inner
+product (Belrose et al. 2023, arXiv 2306.03819, theorems 3.1 and 4.2, 4.3). On the tokens it was fitted on, no probe
+with an intercept then has a lower convex loss than the best constant prediction. This also holds for a bias-free probe:
+with equal means, Jensen's inequality gives E[loss(W r(x), y)] >= E[loss(W mu, y)], and W mu is a constant prediction.
+An intercept only allows the probe to reach the bound. A bias-free probe can only use the common mean as an intercept,
+and the noise around that mean then adds to its loss. The bound holds for the loss, not for accuracy: classes with equal
+means may differ in their spread, although the probe of least loss does not use that. On other sentences all of this
+holds up to sampling error.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from probing.data.examples import Activations, Examples, Sides, read
 from probing.statistics.moments import CovarianceAccumulator
 from probing.statistics.running_mean import ROWS
 
-# Eigenvalues of the neurons' correlations below this share of the largest are rounding: states in float32 are rounded
-# by 6e-8 of their size, so that a direction without variance, as every LayerNorm leaves one, shows some 1e-14.
+# Eigenvalues of the neurons' correlation matrix below this share of the largest are rounding errors. The relative
+# rounding error of float32 states is 6e-8, so that a direction without variance, which every LayerNorm leaves, has an
+# eigenvalue of about 1e-14.
 EIGENVALUE_CUT = 1e-10
-# A neuron's standard deviation below this share of its mean is rounding too.
+# A neuron's standard deviation below this share of its mean is a rounding error too.
 VARIES = 6e-8
-# Canonical correlations between states and classes below this are rounding of the float64 sums.
+# Canonical correlations between states and classes below this are rounding errors of the float64 sums.
 CORRELATION_CUT = 1e-10
 
 
@@ -37,9 +39,9 @@ class Eraser:
     """The map r(x) = x - W^+ P W (x - mean), with W^+ P W = left @ right of rank at most n_classes - 1.
 
     Args:
-        mean: Of the tokens it was fitted on, which it keeps, shape (d_model,), float64.
-        left: Shape (d_model, rank), float64.
-        right: Shape (rank, d_model), float64; right @ left is the identity.
+        mean: Mean of the tokens that it was fitted on, which the map preserves, shape (d_model,), float64.
+        left: First factor, shape (d_model, rank), float64.
+        right: Second factor, shape (rank, d_model), float64; right @ left is the identity.
     """
 
     mean: Tensor
@@ -52,7 +54,7 @@ class Eraser:
         return self.left.shape[1]
 
     def apply(self, hidden_states: Tensor) -> Tensor:
-        """Return the states without what they tell linearly of the class.
+        """Return the states without the linear information about the class.
 
         Args:
             hidden_states: Shape (..., d_model).
@@ -75,12 +77,13 @@ class ErasureAccumulator:
     def __init__(self, d_model: int, n_classes: int) -> None:
         self.moments = CovarianceAccumulator(d_model)
         self.counts = torch.zeros(n_classes, dtype=torch.float64)
-        # Of the sums of classes: the mean of the first batch, so that they keep the digits that tell classes apart.
+        # Origin of the class sums: the mean of the first batch, which keeps the sums precise enough to tell classes
+        # apart.
         self.origin: Tensor | None = None
         self.class_sums = torch.zeros(n_classes, d_model, dtype=torch.float64)
 
     def update(self, hidden_states: Tensor, labels: Tensor) -> None:
-        """Add tokens, shapes (n, d_model) and (n,); those labelled -1 do not count, and none is fine."""
+        """Add tokens and their labels, shapes (n, d_model) and (n,); n may be 0, and the label -1 is ignored."""
         kept = labels >= 0
         states, classes = hidden_states[kept], labels[kept]
         if not len(states):
@@ -93,11 +96,11 @@ class ErasureAccumulator:
             self.class_sums.index_add_(0, own, rows.double() - self.origin)
 
     def result(self) -> Eraser:
-        """Return the eraser of what was added.
+        """Return the eraser fitted on all tokens added.
 
-        Neurons are divided by their standard deviations before the eigenvectors are taken, which changes nothing but
-        what the cut of small eigenvalues is relative to. A direction that is cut, or a neuron that does not vary, is
-        left as it is.
+        Neurons are divided by their standard deviations before the eigenvectors are computed. This only changes the
+        scale of the threshold for small eigenvalues. Directions below the threshold, and neurons that do not vary, are
+        left unchanged.
 
         Raises:
             ValueError: If nothing was added.
@@ -109,7 +112,7 @@ class ErasureAccumulator:
         kept = values > EIGENVALUE_CUT * values[-1]
         values, vectors = values[kept], vectors[:, kept]
         whiten = (vectors / values.sqrt()).T * inverse_sd
-        # Classes divided by their own standard deviations, so that singular values are canonical correlations.
+        # Class indicators divided by their standard deviations, so that singular values are canonical correlations.
         seen = self.counts > 0
         counts = self.counts[seen]
         centred = self.class_sums[seen] - counts[:, None] * (self.class_sums.sum(0) / n_tokens)
@@ -136,15 +139,15 @@ def fit_erasers(train: Examples, layers: Sequence[int], n_classes: int) -> dict[
 
 
 class Changed:
-    """Reads like a store whose hidden states are changed, each layer's in its own way.
+    """Behaves like a store, but maps each layer's hidden states by a function.
 
-    Means over the pieces of a word, where the task takes them, come after the change: an affine one, which all here
-    are, is the same before and after.
+    If the task averages the pieces of a word, it does so after the map. All maps used here are affine, so the order
+    makes no difference.
 
     Args:
-        store: What is read.
-        changes: Of each layer, takes shape (n, d_model of the store) to (n, d_model).
-        d_model: Number of neurons after the change, of the store if None.
+        store: The store to read.
+        changes: Function of each layer, from shape (n, d_model of the store) to (n, d_model).
+        d_model: Number of neurons after the map; None if unchanged.
     """
 
     def __init__(
@@ -155,11 +158,11 @@ class Changed:
         self.plan: Plan = replace(store.plan, d_model=d_model or store.plan.d_model)
 
     def shard_tokens(self, shard: Shard) -> slice:
-        """Return which rows of the table of tokens are in the shard."""
+        """Return the shard's rows of the table of tokens."""
         return self.store.shard_tokens(shard)
 
     def read(self, layer: int, shard: int) -> Tensor:
-        """Return the changed hidden states of a shard, shape (n, d_model), float32 at least."""
+        """Return the mapped hidden states of a shard, shape (n, d_model), in float32 or wider."""
         return self.changes[layer](self.store.read(layer, shard).float())
 
 
@@ -167,28 +170,29 @@ def erased(sides: Sides, layers: Sequence[int], fitted_on: Examples | None = Non
     """Return the sides with activations from which the class is linearly erased.
 
     Args:
-        sides: With the true activations.
+        sides: The sides with the original activations.
         layers: Layer numbers that will be read.
-        fitted_on: What the erasers are fitted on; `sides.train` if None, or the same tokens with other labels.
+        fitted_on: Examples that the erasers are fitted on, such as the same tokens with other labels; `sides.train` if
+            None.
     """
     return without(sides, fit_erasers(fitted_on or sides.train, layers, len(sides.classes)))
 
 
 def without(sides: Sides, erasers: Mapping[int, Eraser]) -> Sides:
-    """Return the sides with activations that have passed through each layer's eraser."""
+    """Return the sides with activations mapped by each layer's eraser."""
     changes = {layer: eraser.apply for layer, eraser in erasers.items()}
     return sides.each(lambda examples: replace(examples, store=Changed(examples.store, changes)))
 
 
 def with_neurons(sides: Sides, neurons: Mapping[int, Sequence[int]]) -> Sides:
-    """Return the sides with activations of some neurons alone, equally many of each layer.
+    """Return the sides with the activations of some neurons only, equally many in each layer.
 
     Raises:
-        ValueError: If it is not equally many.
+        ValueError: If the numbers of neurons differ between layers.
     """
     d_model, *others = {len(kept) for kept in neurons.values()}
     if others:
-        raise ValueError(f"layers are read together with equally many neurons, not {d_model} and {others[0]}")
+        raise ValueError(f"all layers must have the same number of neurons, not {d_model} and {others[0]}")
 
     def pick(kept: Sequence[int]) -> Callable[[Tensor], Tensor]:
         columns = torch.as_tensor(kept)

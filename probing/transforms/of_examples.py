@@ -1,4 +1,4 @@
-"""Probes on transformed activations: transforms fitted on training examples, and what is read through them."""
+"""Transforms fitted on training examples, and examples with transformed activations."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from probing.statistics.outliers import by_mean_profile
 from probing.transforms.affine import Fitting, Kind, Transform, clip, fit_transform, random_neurons
 from probing.transforms.erasure import Changed
 
-# Whitened vectors are turned back, so that every layer keeps its width and neurons stand beside their own names.
+# With zca, every layer keeps its width, and each whitened coordinate still belongs to a neuron.
 HOW = Fitting(whitening="zca")
 
 
 def moments_of(train: Examples, layers: Sequence[int]) -> dict[int, Covariance]:
-    """Return mean and covariance of each layer's examples, in one streamed pass, divided among ranks."""
+    """Return mean and covariance of each layer's examples, in one streamed pass divided among ranks."""
     accumulators = {layer: CovarianceAccumulator(train.store.plan.d_model) for layer in layers}
     for batch in read_share(train, layers):
         for accumulator, states in zip(accumulators.values(), batch.hidden_states, strict=True):
@@ -30,7 +30,7 @@ def moments_of(train: Examples, layers: Sequence[int]) -> dict[int, Covariance]:
 
 
 def fit_each(kind: Kind, moments: Mapping[int, Covariance]) -> dict[int, Transform]:
-    """Fit a transform for each layer; what is clipped are outliers of the mean, in a layer without any nothing."""
+    """Fit a transform for each layer; `clip` sets the outliers of the mean, if there are any."""
     return {
         layer: fit_transform(kind, of_layer, [o.neuron for o in by_mean_profile(of_layer.mean.numpy())], HOW)
         for layer, of_layer in moments.items()
@@ -40,12 +40,12 @@ def fit_each(kind: Kind, moments: Mapping[int, Covariance]) -> dict[int, Transfo
 def clip_others(
     moments: Mapping[int, Covariance], transforms: Mapping[int, Transform], seed: int
 ) -> dict[int, Transform]:
-    """Return for each layer a clip of as many neurons drawn among the others, if there are as many.
+    """Return for each layer a clip of as many other neurons, drawn at random; fewer if there are not enough.
 
     Args:
-        moments: Of each layer.
-        transforms: Clips of the outliers.
-        seed: Of the draw; it does not depend on which other layers there are.
+        moments: Moments of each layer.
+        transforms: The transforms that clip the outliers, by layer.
+        seed: Seed of the draws; the draw of a layer does not depend on the other layers.
     """
     found = {}
     for layer, transform in transforms.items():
@@ -56,7 +56,7 @@ def clip_others(
 
 
 def transformed(sides: Sides, transforms: Mapping[int, Transform]) -> Sides:
-    """Return the sides with activations read through each layer's transform."""
+    """Return the sides with activations mapped by each layer's transform."""
     return sides.each(lambda examples: replace(examples, store=Changed(examples.store, transforms)))
 
 
@@ -65,16 +65,16 @@ def transform_all(
 ) -> tuple[Sides, dict[str, list[Sides]], dict[int, Transform]]:
     """Return sides and controls transformed, and the transforms of the sides.
 
-    Two controls are added: the same sides untransformed, and for `clip` as many other neurons clipped. Controls with
-    activations of their own have transforms of their own, fitted on their training examples; the token's own row has
-    none.
+    Two controls are added: the untransformed sides, and for `clip` the same number of other neurons clipped. Controls
+    with other activations have their own transforms, fitted on their training examples; the control `token` is not
+    transformed.
 
     Args:
-        kind: Which transform.
-        sides: Of the run.
-        controls: By name, one or several draws; those that share the sides' activations are transformed alike.
+        kind: Kind of the transform.
+        sides: The sides of the run.
+        controls: One or several draws of each control; those with the sides' activations have the same transforms.
         layers: Layer numbers.
-        seed: Of other neurons.
+        seed: Seed of the draw of other neurons.
     """
     moments = moments_of(sides.train, layers)
     fitted = fit_each(kind, moments)

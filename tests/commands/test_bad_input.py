@@ -361,7 +361,7 @@ CASES: list[tuple[str, ...]] = [
     ("fit --test_corpus missing.txt", "`--test_corpus missing.txt` cannot be read"),
     ("fit --test_corpus latin.txt", "`--test_corpus latin.txt` is not UTF-8", "line 2"),
     ("fit --test_corpus sentences.txt", "`--test_corpus sentences.txt` holds every sentence"),
-    ("fit --corpus - --test_corpus -", "`--test_corpus -`", "read once"),
+    ("fit --corpus - --test_corpus -", "`--test_corpus -`", "read only once"),
     # tasks
     ("fit --task colour", "`--task colour` is not installed", "tasks are column, deprel, label, position"),
     ("fit --task positoin", "`--task positoin`", "did you mean `position`?"),

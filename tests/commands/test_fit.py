@@ -216,7 +216,7 @@ def test_sentences_longer_than_the_model_are_cut_counted_and_reported(
     corpus.write_text(treebank(lines) if suffix == "conllu" else "\n".join(lines))
     folder = extract(model=run.config["model"], layer=0, corpus=str(corpus), cache=str(tmp_path / "cache"))
     printed = capsys.readouterr()
-    assert printed.err == f"{corpus}: 2 sentences were longer than the model takes and were cut\n"
+    assert printed.err == f"{corpus}: 2 sentences were longer than the model accepts and were cut\n"
     tokens = Tokens.load(folder / "tokens.safetensors")
     assert tokens.lengths[-3:].tolist() == [128, 128, 128]
     full_stop = 124 if suffix == "conllu" else 125  # part of its word, or one of its own

@@ -182,9 +182,9 @@ def test_recentred_maps_take_the_mean_to_0_and_keep_differences(states: Tensor) 
 
 def test_what_cannot_be_fitted_is_refused(states: Tensor) -> None:
     found = moments(states)
-    with pytest.raises(ValueError, match="n_components is 1 to 12, not 13"):
+    with pytest.raises(ValueError, match="n_components must be 1 to 12, not 13"):
         transforms.whiten(found, n_components=13)
-    with pytest.raises(ValueError, match="shrinkage is 0 to 1"):
+    with pytest.raises(ValueError, match="shrinkage must be 0 to 1"):
         transforms.whiten(found, shrinkage=1.5)
     with pytest.raises(ValueError, match="no neuron varies"):
         transforms.whiten(moments(torch.ones(5, D)))

@@ -243,7 +243,7 @@ def test_neurons_are_picked_layer_by_layer_and_equally_many(planted: Data) -> No
     for batch, some in zip(read(planted.test, [0, 1]), read(picked.test, [0, 1]), strict=True):
         assert torch.equal(some.hidden_states[0], batch.hidden_states[0][:, [3, 1]])
         assert torch.equal(some.hidden_states[1], batch.hidden_states[1][:, [0, 15]])
-    with pytest.raises(ValueError, match="equally many neurons, not 1 and 2"):
+    with pytest.raises(ValueError, match="the same number of neurons, not 1 and 2"):
         with_neurons(planted, {0: [3], 1: [0, 15]})
 
 
