@@ -185,7 +185,7 @@ class ActivationStore:
         Args:
             layer: Layer number.
             shard: Index of the shard.
-            hidden_states: Shape (n_tokens_in_shard, d_model), in the plan's dtype.
+            hidden_states: The activations, shape (n_tokens_in_shard, d_model), in the plan's dtype.
 
         Raises:
             OSError: If the file cannot be written; no partial file is left.

@@ -252,7 +252,7 @@ def read_yaml(path: str, typed: str = "--config") -> Mapping[Any, Any]:
 
     Args:
         path: Path of the file.
-        typed: What the user typed before the path, for messages.
+        typed: The option that names the file, for messages.
 
     Raises:
         UserError: If the file cannot be read, is not YAML, or is not a mapping.

@@ -12,7 +12,7 @@ from probing.errors import UserError
 
 SETTINGS = ("config", "split", "column")
 
-# File kinds that the library reads without running code or unpickling; "cache" stands for data that it has read before.
+# File kinds that the library reads without running code or unpickling; "cache" means data that it has read before.
 _KINDS = ("parquet", "arrow", "csv", "json", "text", "cache")
 
 

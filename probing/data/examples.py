@@ -303,7 +303,7 @@ def choose_classes(tokens: Tokens, corpus: Corpus, task: TokenTask, splits: Sequ
     in_train = np.array([split == "train" for split in splits])
     labels = task.labels(tokens, corpus)
     if tokens.special.all():
-        raise UserError("`--corpus`: no sentence is longer than one token once special tokens are set aside.")
+        raise UserError("`--corpus`: no sentence is longer than one token, and special tokens do not count.")
     if not has_label(labels).any():
         raise UserError(f"`--corpus {corpus.name}`: the task gives no token a label; give text that it has labels for.")
     classes = task.classes(labels[in_train[tokens.sentences]], int(in_train.sum()))

@@ -88,15 +88,15 @@ def read_sides(
     """Read the corpora and label their tokens; return the sides and the activations of each corpus.
 
     Args:
-        source: The model that reads.
+        source: The model that reads the corpora, and its cache.
         corpora: The corpora; with two, the second is the test side.
-        splits: Side of each of their sentences.
-        task: Gives the labels.
-        probe: How probes will be trained, which decides whether validation tokens are needed.
-        group_by: What intervals are over, as typed.
+        splits: Side of each sentence of each corpus.
+        task: The task, which gives the labels.
+        probe: The probe options, which decide whether validation tokens are needed.
+        group_by: The option's value: whether intervals are over sentences or documents.
 
     Raises:
-        UserError: If a side that is needed has no tokens, or documents were asked for and are not known.
+        UserError: If a required side has no examples, or if documents are requested but the corpus has none.
     """
     by_document = goes_by_document(group_by, corpora[-1], splits[-1])
     stores = source.read(corpora, example_checks(task, corpora, splits, probe, source.say))

@@ -246,7 +246,7 @@ class FullPassProbe(LinearProbe):
             self.trainer.should_stop = True
 
     def on_fit_end(self) -> None:
-        """Take the current points of unsolved problems after the last pass."""
+        """Collect the current points of unsolved problems after the last pass."""
         for i in list(self.solvers):
             self._send(i, None)
 

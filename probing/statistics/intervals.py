@@ -181,7 +181,7 @@ def scope(results: Mapping[str, Any], test_corpus: str | None) -> str:
         return few
     over = _over(results)
     of = test_corpus if test_corpus else "the same corpus; --test_corpus tests on another text"
-    return f"Intervals are over {over['n']:,} test {over['unit']}s, for others of {of}."
+    return f"Intervals are over {over['n']:,} test {over['unit']}s and hold for other {over['unit']}s of {of}."
 
 
 def _over(results: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -200,4 +200,4 @@ def few_sentences(n: int, what: str = "test sentence") -> str | None:
     if n >= MIN_SENTENCES:
         return None
     found = f"1 {what} is" if n == 1 else f"{n} {what}s are"
-    return f"There are no 95% intervals: {found} too few, since they take at least {MIN_SENTENCES}."
+    return f"There are no 95% intervals: {found} too few; at least {MIN_SENTENCES} are needed."

@@ -57,13 +57,13 @@ def rank_biased_overlap(ranks_a: Ranks, ranks_b: Ranks, p: float) -> Array:
         return np.full(ranks_b.shape[:-1], np.nan)
     depth = np.arange(1, long + 1)
     weight = (1 - p) * p ** (depth - 1.0)
-    worth = np.zeros(n + 2)
-    worth[1 : long + 1] = np.cumsum((weight / depth)[::-1])[::-1] + p**long / long
+    value = np.zeros(n + 2)
+    value[1 : long + 1] = np.cumsum((weight / depth)[::-1])[::-1] + p**long / long
     # Beyond the end of the shorter list its agreement is extrapolated as X_short / short.
     below = depth[short:]
-    worth[1 : short + 1] += (weight[short:] * (below - short) / (short * below)).sum()
-    worth[1 : short + 1] += p**long * (1 / short - 1 / long)
-    return worth[np.maximum(ranks_a, ranks_b)].sum(-1)
+    value[1 : short + 1] += (weight[short:] * (below - short) / (short * below)).sum()
+    value[1 : short + 1] += p**long * (1 / short - 1 / long)
+    return value[np.maximum(ranks_a, ranks_b)].sum(-1)
 
 
 def spearman(ranks_a: Array, ranks_b: Array) -> Array:

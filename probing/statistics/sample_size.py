@@ -45,7 +45,7 @@ class SampleSize:
 
     @property
     def unit(self) -> str:
-        """What a vector stands for; where there is one vector per sentence, a sentence."""
+        """The unit that a vector represents; a sentence, if there is one vector per sentence."""
         return "sentences" if self.n_vectors == self.n_sentences else "tokens"
 
     def __str__(self) -> str:
@@ -115,7 +115,7 @@ def _line(name: str, n_dimensions: int, found: set[SampleSize], remedy: str) -> 
     if not least.is_small:
         return f"{fitted}."
     return (
-        f"Warning: {fitted}, fewer than {ENOUGH}: what it does to other vectors is largely the sampling error of the "
+        f"Warning: {fitted}, fewer than {ENOUGH}: its effect on other vectors is mostly sampling error of the "
         f"covariance. {remedy}"
     )
 

@@ -57,7 +57,7 @@ class Eraser:
         """Return the states without the linear information about the class.
 
         Args:
-            hidden_states: Shape (..., d_model).
+            hidden_states: The states, shape (..., d_model).
 
         Returns:
             Of the same shape and dtype; computed in float64.

@@ -40,7 +40,7 @@ def fit_each(kind: Kind, moments: Mapping[int, Covariance]) -> dict[int, Transfo
 def clip_others(
     moments: Mapping[int, Covariance], transforms: Mapping[int, Transform], seed: int
 ) -> dict[int, Transform]:
-    """Return for each layer a clip of as many other neurons, drawn at random; fewer if there are not enough.
+    """Return for each layer a clip of the same number of other neurons, drawn at random, or of all others if too few.
 
     Args:
         moments: Moments of each layer.

@@ -72,9 +72,9 @@ def planted(tmp_path: Path) -> Data:
 
 
 def test_shuffled_labels_stay_in_their_sentence_and_find_nothing(planted: Data) -> None:
-    dealt = shuffled(planted, 3)
+    permuted = shuffled(planted, 3)
     tokens = planted.train.store.tokens
-    for true, control in zip((planted.train, planted.test), (dealt.train, dealt.test), strict=True):
+    for true, control in zip((planted.train, planted.test), (permuted.train, dealt.test), strict=True):
         assert ((true.labels >= 0) == (control.labels >= 0)).all()
         assert (true.labels != control.labels)[true.labels >= 0].mean() > 0.5
         for i in range(0, tokens.n_sentences, 7):
@@ -82,7 +82,7 @@ def test_shuffled_labels_stay_in_their_sentence_and_find_nothing(planted: Data) 
             assert sorted(true.labels[here]) == sorted(control.labels[here])
     bound = len(planted.test.sentences()) / planted.test.n_tokens  # no predictor can expect more
     assert planted.fit()[0].metrics["accuracy"] > 0.9
-    assert dealt.fit()[0].metrics["accuracy"] < bound + 3 * bound**0.5 / planted.test.n_tokens**0.5
+    assert permuted.fit()[0].metrics["accuracy"] < bound + 3 * bound**0.5 / planted.test.n_tokens**0.5
 
 
 def words_of(n: int, seed: int) -> Corpus:

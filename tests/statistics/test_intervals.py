@@ -188,5 +188,5 @@ def test_sentences_without_tokens_do_not_count(interval: Callable[[Counts, Count
 
 def test_the_reason_for_no_interval_says_how_many_sentences_there_are() -> None:
     assert few_sentences(MIN_SENTENCES) is None
-    assert few_sentences(1) == ("There are no 95% intervals: 1 test sentence is too few, since they take at least 20.")
+    assert few_sentences(1) == ("There are no 95% intervals: 1 test sentence is too few; at least 20 are needed.")
     assert "19 pairs are too few" in (few_sentences(19, "pair") or "")

@@ -45,7 +45,7 @@ def test_permuting_leaves_the_labels_as_they_were():
     np.testing.assert_array_equal(labels, before)
 
 
-def test_what_a_sentence_is_dealt_does_not_depend_on_its_place_in_the_corpus():
+def test_the_permutation_of_a_sentence_does_not_depend_on_its_index_in_the_corpus():
     labels, sentences, ids = corpus(30)
     draws = permute_within_sentences(labels, sentences, ids, 4, 0)
     # The sentences in reverse order, each sentence's tokens still in order.
@@ -54,7 +54,7 @@ def test_what_a_sentence_is_dealt_does_not_depend_on_its_place_in_the_corpus():
     np.testing.assert_array_equal(reordered, draws[:, order])
 
 
-def test_every_place_is_dealt_every_label_equally_often():
+def test_every_token_gets_every_label_equally_often():
     labels, sentences, ids = corpus(1000, shortest=4, longest=4)
     draws = permute_within_sentences(labels, sentences, ids, 20, 0)
     for place in range(4):
@@ -63,8 +63,8 @@ def test_every_place_is_dealt_every_label_equally_often():
         np.testing.assert_allclose(shares, 1 / 4, atol=0.012)
 
 
-def test_like_sentences_apart_from_one_token_are_dealt_unlike():
+def test_sentences_that_differ_in_one_token_are_permuted_differently():
     labels, sentences, ids = corpus(200, shortest=8, longest=8)
     ids = np.where(labels == 0, sentences, 7).astype(np.int32)
     first = permute_within_sentences(labels, sentences, ids, 1, 0)[0].reshape(200, 8)
-    assert len({tuple(deal) for deal in first.tolist()}) > 190
+    assert len({tuple(draw) for draw in first.tolist()}) > 190
