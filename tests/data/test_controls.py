@@ -74,7 +74,7 @@ def planted(tmp_path: Path) -> Data:
 def test_shuffled_labels_stay_in_their_sentence_and_find_nothing(planted: Data) -> None:
     permuted = shuffled(planted, 3)
     tokens = planted.train.store.tokens
-    for true, control in zip((planted.train, planted.test), (permuted.train, dealt.test), strict=True):
+    for true, control in zip((planted.train, planted.test), (permuted.train, permuted.test), strict=True):
         assert ((true.labels >= 0) == (control.labels >= 0)).all()
         assert (true.labels != control.labels)[true.labels >= 0].mean() > 0.5
         for i in range(0, tokens.n_sentences, 7):
