@@ -68,7 +68,7 @@ def test_a_block_that_adds_something_else_is_refused(checkpoints: dict[str, Path
     encoder: Any = untouched(checkpoints["bert"])
     layers = encoder.encoder.layer
     dropout, layers[1].output.dropout = layers[1].output.dropout, torch.nn.Tanh()
-    with pytest.raises(NotPostNorm, match="block 2 what its feed-forward part adds"):
+    with pytest.raises(NotPostNorm, match="block 2 the term that its feed-forward part adds"):
         find_blocks(encoder, examine(encoder))
     layers[1].output.dropout = dropout
     layers[2].intermediate.intermediate_act_fn = torch.nn.Softplus()
