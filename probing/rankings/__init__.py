@@ -1,1 +1,1 @@
-"""Ways to rank neurons, and to judge a ranking."""
+"""Ways to rank neurons, and ways to judge a ranking."""

@@ -1,7 +1,7 @@
-"""Logits split into weight x activation per neuron: tensors in, tensors out.
+"""Split the logits of a probe into one weight x activation term per neuron: functions from tensors to tensors.
 
-A contribution is W[c, i] * v[i], in logit units. Softmax ignores a vector added to every class's
-weights and a ranking does not, so weights are centred over classes first.
+A contribution is W[c, i] * v[i], in logit units. A vector added to every class's weights leaves the
+softmax unchanged but changes a ranking, so weights are centred over classes first.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from torch import Tensor
 
 
 def centre_over_classes(weight: Tensor) -> Tensor:
-    """Subtract from each neuron's weights their mean over classes: the same softmax, an identifiable weight.
+    """Subtract from each neuron's weights their mean over classes: the softmax stays and the weight is identifiable.
 
     Args:
-        weight: Shape (..., n_classes, d_model).
+        weight: Probe weight, shape (..., n_classes, d_model).
     """
     return weight - weight.mean(-2, keepdim=True)
 
@@ -45,12 +45,13 @@ def neuron_contributions(weight: Tensor, hidden_states: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ClassMagnitudes:
-    """How large each neuron is on the tokens of each class: all a mean contribution needs of the activations.
+    """How large each neuron is on the tokens of each class; mean contributions need no other statistic.
 
     Args:
         counts: Tokens of each class, shape (n_classes,), float64.
         magnitude: Sum over the class's tokens of |v|, shape (n_classes, d_model), float64.
-        deviation: The same of |v - mean|, the mean being that of the training tokens.
+        deviation: Sum over the class's tokens of |v - mean|, where the mean is taken over the training tokens; shape
+            (n_classes, d_model), float64.
     """
 
     counts: Tensor
@@ -59,10 +60,10 @@ class ClassMagnitudes:
 
 
 class MagnitudeAccumulator:
-    """Takes batches of one layer and returns its class magnitudes, without (n_tokens, n_classes, d_model).
+    """Accumulate class magnitudes from batches of one layer; no tensor of (n_tokens, n_classes, d_model) is made.
 
     Args:
-        mean: Of the training tokens, shape (d_model,).
+        mean: Mean of each neuron over the training tokens, shape (d_model,).
         n_classes: Number of classes.
     """
 
@@ -73,7 +74,7 @@ class MagnitudeAccumulator:
         self.deviation = torch.zeros_like(self.magnitude)
 
     def update(self, hidden_states: Tensor, labels: Tensor) -> None:
-        """Add tokens, shapes (n, d_model) and (n,); those labelled -1 do not count."""
+        """Add tokens, shapes (n, d_model) and (n,); tokens labelled -1 are ignored."""
         kept = labels >= 0
         states, classes = hidden_states[kept].double(), labels[kept]
         self.counts += classes.bincount(minlength=len(self.counts))
@@ -81,25 +82,25 @@ class MagnitudeAccumulator:
         self.deviation.index_add_(0, classes, (states - self.mean).abs_())
 
     def all_reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
-        """Take together what several processes have added.
+        """All-reduce the sums over processes.
 
         Args:
-            sum_over_ranks: Returns the sum of a tensor over all of them.
+            sum_over_ranks: Returns the sum of a tensor over all processes.
         """
         self.counts = sum_over_ranks(self.counts)
         self.magnitude, self.deviation = sum_over_ranks(self.magnitude), sum_over_ranks(self.deviation)
 
     def result(self) -> ClassMagnitudes:
-        """Return the sums of what was added."""
+        """Return the accumulated sums."""
         return ClassMagnitudes(self.counts, self.magnitude, self.deviation)
 
 
 def class_contributions(weight: Tensor, sums: ClassMagnitudes) -> Tensor:
-    """Return the mean of |W[c, i] * v[i]| over the tokens of each class c, 0 for a class without tokens.
+    """Return the mean of |W[c, i] * v[i]| over the tokens of each class c; it is 0 for a class without tokens.
 
     Args:
-        weight: Shape (n_classes, d_model).
-        sums: Of the same layer.
+        weight: Probe weight, shape (n_classes, d_model).
+        sums: Class magnitudes of the same layer.
 
     Returns:
         Shape (n_classes, d_model), in logit units, float64.
@@ -108,12 +109,12 @@ def class_contributions(weight: Tensor, sums: ClassMagnitudes) -> Tensor:
 
 
 def mean_contribution(weight: Tensor, sums: ClassMagnitudes, centred: bool = False) -> Tensor:
-    """Return the mean over tokens of |W[y, i] * v[i]|, y being the token's true class (Luo et al. 2021, section 3.3).
+    """Return the mean over tokens of |W[y, i] * v[i]|, y the token's true class (Luo et al. 2021, section 3.3).
 
     Args:
-        weight: Shape (n_classes, d_model).
-        sums: Of the same layer.
-        centred: Take v[i] - mean(v[i]) instead of v[i].
+        weight: Probe weight, shape (n_classes, d_model).
+        sums: Class magnitudes of the same layer.
+        centred: Use v[i] - mean(v[i]) instead of v[i].
 
     Returns:
         Shape (d_model,), in logit units, float64.
@@ -126,11 +127,11 @@ def sentence_contributions(weight: Tensor, hidden_states: Tensor, labels: Tensor
     """Add to each sentence's row the sum over its tokens of |W[y, i] * v[i]|.
 
     Args:
-        weight: Shape (n_classes, d_model).
-        hidden_states: Shape (n, d_model).
+        weight: Probe weight, shape (n_classes, d_model).
+        hidden_states: Activations of the tokens, shape (n, d_model).
         labels: Class of each token, shape (n,).
-        rows: Row of each token's sentence, shape (n,).
-        out: Shape (n_sentences, d_model), float64; added to.
+        rows: Row of `out` that belongs to each token's sentence, shape (n,).
+        out: The sums, shape (n_sentences, d_model), float64; changed in place.
     """
     sizes = centre_over_classes(weight.double()).abs()
     out.index_add_(0, rows, sizes[labels] * hidden_states.double().abs())

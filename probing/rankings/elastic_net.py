@@ -1,4 +1,4 @@
-"""In which order neurons enter a probe as its l1 penalty falls."""
+"""The order in which neurons enter a probe as its l1 penalty falls."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from torch import Tensor
 from probing.probes.objective import cross_entropy_sums
 from probing.probes.solvers import Evaluation, Penalty, Preconditioner, Solution, lbfgs
 
-# The path: l1 falls by equal ratios from where every weight is 0 to a hundredth of that. On the built-in model all but
-# three of 384 neurons have entered by then.
+# l1 falls in STEPS equal ratios, from the value at which every weight is 0 to LAST times that value. On the built-in
+# model all but three of 384 neurons have entered by then.
 STEPS, LAST = 30, 1e-2
-# Bound on the distance from the optimum in nats at each step, and passes that a step may take. On the built-in model's
-# layer 6 the order shares 9, 50 and 100 of its first 10, 50 and 100 neurons with that of a bound of 1e-3 and 60 passes,
-# which takes 1.4 times as long.
+# At each step: bound on the distance from the optimum in nats, and the largest number of passes. On the built-in
+# model's layer 6 the first 10, 50 and 100 neurons share 9, 50 and 100 with those of a bound of 1e-3 and 60 passes,
+# which take 1.4 times as long.
 TOLERANCE, MAX_PASSES = 1e-2, 20
 
 
 @dataclass(frozen=True)
 class Entries:
-    """When each neuron enters.
+    """The step of the path at which each neuron enters.
 
     Args:
-        l1: The strongest penalty at which a weight of the neuron is not 0, 0 if there is none, shape (d_model,).
-        norm: Of the neuron's weights over classes at that step, shape (d_model,).
+        l1: The strongest penalty at which some weight of the neuron is not 0, or 0 if there is none, shape (d_model,).
+        norm: Norm over classes of the neuron's weights at that step, shape (d_model,).
     """
 
     l1: Tensor
@@ -35,14 +35,14 @@ class Entries:
 def minimise(
     states: Tensor, labels: Tensor, start: Tensor, penalty: Penalty, preconditioner: Preconditioner
 ) -> Solution:
-    """Train a probe on tokens in memory.
+    """Train a probe on tokens held in memory.
 
     Args:
-        states: In the space where weights are penalised, shape (n, d_model).
+        states: Activations in the space where weights are penalised, shape (n, d_model).
         labels: Class of each token, shape (n,).
-        start: Shape (n_classes, d_model).
-        penalty: On the weights.
-        preconditioner: Of the states.
+        start: Initial weights, shape (n_classes, d_model).
+        penalty: Penalty of the weights.
+        preconditioner: Preconditioner made from the states.
     """
     solver, n = lbfgs(start, penalty, preconditioner, TOLERANCE), len(labels)
     point = next(solver)
@@ -58,16 +58,16 @@ def minimise(
 
 
 def entries(states: Tensor, labels: Tensor, n_classes: int, l2: float) -> Entries:
-    """Follow the elastic-net path (Zou & Hastie 2005; for neurons Dalvi et al. 2019) down from no neurons at all.
+    """Follow the elastic-net path (Zou & Hastie 2005; for neurons Dalvi et al. 2019) from no neurons upwards.
 
-    Each step begins at the weights of the one before. A neuron is in as soon as it has a weight
-    for any class, and stays in this order even if it leaves again.
+    Each step starts from the weights of the step before. A neuron enters as soon as it has a weight
+    for any class, and keeps its place in the order even if its weights return to 0 later.
 
     Args:
-        states: In the space where weights are penalised, shape (n, d_model), float32.
+        states: Activations in the space where weights are penalised, shape (n, d_model), float32.
         labels: Class of each token, shape (n,).
         n_classes: Number of classes.
-        l2: Strength of the squared l2 penalty, the same all along the path.
+        l2: Strength of the squared l2 penalty, the same along the whole path.
     """
     n, d_model = states.shape
     preconditioner = Preconditioner((states.T @ states).double() / n)

@@ -1,7 +1,7 @@
-"""How good rankings are: probes of their first, of their last and of random neurons (Antverg & Belinkov 2022).
+"""How good rankings are, judged by probes of their first, last and of random neurons (Antverg & Belinkov 2022).
 
-A ranking is not judged only by the probe that made it: each is judged by a linear probe, trained
-anew on the chosen neurons alone, and by a Gaussian one.
+The probe that made a ranking is not its only judge: a linear probe and a Gaussian probe are trained
+on the chosen neurons alone.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ from probing.probes.training import train_probes
 from probing.rankings.methods import LayerData, Ranking
 from probing.statistics.intervals import accuracy_interval
 
-# Sizes that are looked at, where nobody says otherwise and the layer has more neurons.
+# Default numbers of neurons; those that exceed the layer's width are left out.
 SIZES = (10, 50, 100)
-# How many times random neurons are drawn, where nobody says otherwise.
+# Default number of random draws of neurons.
 DRAWS = 10
-# Training tokens of the linear probes, whole sentences drawn evenly where there are more.
+# The linear probes are trained on at most so many tokens; where there are more, whole sentences are drawn evenly.
 MOST_TOKENS = 50_000
-# How far these are from their optimum at most, in nats. On the built-in model's layer 6 accuracies are within .002 of
-# those at a tenth of that.
+# Largest distance of these probes from their optimum, in nats. On the built-in model's layer 6 accuracies are within
+# .002 of those at a tenth of it.
 TOLERANCE = 1e-2
 
-# Chance that any of a layer's choices is called better than chance where none is.
+# Probability that any of the choices of a layer is called better than chance although none is.
 BY_CHANCE = 0.05
 
 EVALUATION_COLUMNS = (
     "layer", "ranking", "probe", "from", "k", "draw", "accuracy", "accuracy_low", "accuracy_high", "majority_accuracy",
     "above_chance", "cross_entropy", "mutual_information", "share_of_entropy", "n_train_tokens", "n_test_tokens",
 )  # fmt: skip
-# What tells one row from another.
+# The columns that identify a row.
 EVALUATION_KEY = ("layer", "ranking", "probe", "from", "k", "draw")
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Neurons that a probe is to make do with.
+    """A choice of neurons, on which a probe is trained or tested alone.
 
     Args:
-        ranking: What they were chosen by, `random` for none.
+        ranking: Name of the ranking that chose them; `random` if none did.
         end: `top`, `bottom` or `random`.
-        draw: Which draw it is, from 1, of random ones.
-        neurons: Indices.
+        draw: Number of the random draw, from 1; None if they are not random.
+        neurons: Indices of the neurons.
     """
 
     ranking: str
@@ -65,13 +65,13 @@ class Chosen:
 
 
 class Columns:
-    """Reads like a store whose layers are choices of neurons from one layer; dead neurons are 0 in it.
+    """A store whose layers are choices of neurons from one layer of another store; dead neurons read as 0.
 
     Args:
-        store: Where the activations are.
-        layer: Layer number.
-        chosen: For each choice its neurons, equally many.
-        dead: Which neurons of the layer hardly vary, shape (d_model,), bool.
+        store: Store of the activations.
+        layer: Layer number in that store.
+        chosen: The neurons of each choice, equally many in all.
+        dead: Which neurons of the layer are dead, shape (d_model,), bool.
     """
 
     def __init__(self, store: Activations, layer: int, chosen: Sequence[Sequence[int]], dead: Tensor) -> None:
@@ -79,11 +79,11 @@ class Columns:
         self.tokens: Tokens = store.tokens
         self.plan: Plan = replace(store.plan, d_model=len(chosen[0]))
         self.chosen = [torch.tensor(list(neurons)) for neurons in chosen]
-        # The last one, which every choice reads: neuron by neuron, so that some are taken without the others.
+        # The last shard read, since every choice reads it; stored by neuron, so that some can be taken alone.
         self._shard: tuple[int, Tensor] | None = None
 
     def shard_tokens(self, shard: Shard) -> slice:
-        """Return which rows of the table of tokens are in the shard."""
+        """Return the rows of the token table that belong to the shard."""
         return self.store.shard_tokens(shard)
 
     def read(self, layer: int, shard: int) -> Tensor:
@@ -94,7 +94,7 @@ class Columns:
 
 
 def choices(rankings: Mapping[str, Ranking], data: LayerData, k: int, draws: int) -> list[Chosen]:
-    """Return the first and the last k neurons of each ranking but `random`, and k random ones as often as asked for."""
+    """Return the first and the last k neurons of each ranking except `random`, and `draws` draws of k random ones."""
     ends = {"top": slice(None, k), "bottom": slice(-k, None)}
     chosen = [
         Chosen(name, end, None, ranking.order[where].tolist())
@@ -108,18 +108,18 @@ def choices(rankings: Mapping[str, Ranking], data: LayerData, k: int, draws: int
 def evaluate(
     rankings: Mapping[str, Ranking], data: LayerData, sides: Sides, sizes: Sequence[int], draws: int
 ) -> list[dict[str, Any]]:
-    """Return a row for each ranking, probe, end and size, as in `evaluation.csv`; tested on the test tokens.
+    """Return a row for each ranking, probe, end and size, as in `evaluation.csv`, measured on the test tokens.
 
-    Neurons are above chance (`yes`) where the interval of their accuracy is above the majority class and each draw of
-    as many random neurons; these are not judged themselves. That interval is at the level which leaves 5% for all
-    choices of the layer together (Bonferroni), and so is wider than the one that is shown.
+    `above_chance` is `yes` where the lower end of the accuracy's interval exceeds the accuracy of the majority class
+    and that of every draw of k random neurons. Rows of random draws have no such verdict. The interval used is at the
+    level that leaves 5% for all choices of the layer together (Bonferroni), and is wider than the one in the row.
 
     Args:
-        rankings: By name.
-        data: Of the layer.
+        rankings: Rankings by name.
+        data: Data of the layer.
         sides: Examples and their classes.
         sizes: Numbers of neurons, each at least 1 and at most d_model.
-        draws: How many times as many neurons are drawn blindly.
+        draws: Number of draws of random neurons for each size.
     """
     test = sides.test
     labels, n_tokens = torch.from_numpy(test.labels[test.labels >= 0]), test.clusters(test.tokens_by_sentence())
@@ -150,12 +150,12 @@ def evaluate(
 
 
 class Judged(NamedTuple):
-    """What a probe of some neurons does on the test tokens.
+    """The result of one probe on the test tokens.
 
     Args:
-        cross_entropy: In nats.
-        correct_by_sentence: Tokens rightly predicted, for each sentence of the corpus tested on.
-        n_train_tokens: Tokens that it was trained on.
+        cross_entropy: Mean cross-entropy, in nats.
+        correct_by_sentence: Number of correctly predicted tokens in each sentence of the test corpus.
+        n_train_tokens: Number of tokens that the probe was trained on.
     """
 
     cross_entropy: float
@@ -164,7 +164,7 @@ class Judged(NamedTuple):
 
 
 def linear(chosen: Sequence[Chosen], data: LayerData, sides: Sides) -> list[Judged]:
-    """Train a linear probe on each choice of neurons, all in one stack, with the penalty of the run's own; test it."""
+    """Train a linear probe on each choice of neurons, all in one stack, with the run's penalty, and test it."""
     places = [choice.neurons for choice in chosen]
     few = replace(sides, train=thin(sides.train, MOST_TOKENS, data.seed))
     columns = few.each(lambda examples: of_columns(examples, data.layer, places, data.moments.dead))
@@ -173,17 +173,17 @@ def linear(chosen: Sequence[Chosen], data: LayerData, sides: Sides) -> list[Judg
 
 
 def of_columns(examples: Examples, layer: int, chosen: Sequence[Sequence[int]], dead: Tensor) -> Examples:
-    """Return the examples with choices of neurons in place of layers, as `Columns` has them."""
+    """Return the examples with choices of neurons in place of layers; see `Columns`."""
     return replace(examples, store=Columns(examples.store, layer, chosen, dead))
 
 
 def rough_training(data: LayerData) -> Training:
-    """Return how probes that are only to be tested are trained: with the run's penalty, to `TOLERANCE`."""
+    """Return training options for probes that are only tested: the run's penalty, solved to `TOLERANCE`."""
     return Training(data.penalty, Lbfgs(TOLERANCE), data.penalty_space)
 
 
 def of_gaussians(chosen: Sequence[Chosen], data: LayerData, sides: Sides) -> list[Judged]:
-    """Test a Gaussian probe of each choice of neurons; dead ones are left out."""
+    """Test a Gaussian probe of each choice of neurons; dead neurons are left out."""
     live = [[i for i in choice.neurons if not data.moments.dead[i]] for choice in chosen]
     drawn = [i for i in data.draw(len(chosen[0].neurons), 0) if not data.moments.dead[i]]
     probe = gaussian.choose_shared(data.classes, *data.validation, drawn)
@@ -199,5 +199,5 @@ def of_gaussians(chosen: Sequence[Chosen], data: LayerData, sides: Sides) -> lis
     return [Judged(mean, correct.numpy(), n_train) for mean, correct in zip(means, right, strict=True)]
 
 
-# What rankings are judged by.
+# The probes that judge rankings, by name.
 PROBES = {"linear": linear, "gaussian": of_gaussians}

@@ -1,4 +1,4 @@
-"""Ways to rank the neurons of a layer: each is a function from what is known of the layer to a ranking."""
+"""Ways to rank the neurons of a layer: each is a function from the data of a layer to a ranking."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from probing.rankings.contributions import ClassMagnitudes, MagnitudeAccumulator
 from probing.statistics.class_moments import ClassMoments, ClassMomentsAccumulator
 from probing.statistics.moments import Moments, PenaltySpace
 
-# Neurons that are selected by the information that each adds; the others follow by what they would add next.
+# Number of neurons that greedy selection chooses; the others follow by the information that each would add next.
 SELECTED = 50
-# Tokens that are held in memory: of the training side for the elastic net, of the validation side for selection.
+# Most tokens held in memory: training tokens for the elastic net, validation tokens for greedy selection.
 MOST_TRAIN, MOST_VALIDATION = 50_000, 8_192
 
 
 @dataclass(frozen=True)
 class LayerData:
-    """What is known of a layer.
+    """Everything that the methods use of a layer.
 
     Args:
         layer: Layer number.
-        weight: Of its probe on raw hidden states, shape (n_classes, d_model).
-        penalty: Of that probe.
-        penalty_space: Of that probe.
-        moments: Of the training tokens.
-        classes: Of the training tokens.
-        magnitudes: Of the test tokens, by their true class.
-        predicted: Of the test tokens, by the class that the probe predicts.
-        train: Training tokens, or a part of them.
-        validation: Validation tokens, or a part of them.
-        seed: Of all that is drawn.
+        weight: Weight of the layer's probe on raw hidden states, shape (n_classes, d_model).
+        penalty: Penalty of that probe.
+        penalty_space: Space in which that probe's weights are penalised.
+        moments: Moments of the training tokens.
+        classes: Moments of the training tokens by class.
+        magnitudes: Class magnitudes of the test tokens, by their true class.
+        predicted: Class magnitudes of the test tokens, by the class that the probe predicts.
+        train: Training tokens, or a sample of them.
+        validation: Validation tokens, or a sample of them.
+        seed: Seed of every random draw.
     """
 
     layer: int
@@ -57,20 +57,20 @@ class LayerData:
 
     @property
     def live(self) -> list[int]:
-        """Neurons that vary, ascending; those that do not are ranked last by every method but `random`."""
+        """Indices of the neurons that are not dead, ascending; every method but `random` ranks dead neurons last."""
         return (~self.moments.dead).nonzero().squeeze(1).tolist()
 
     @property
     def standardised_weight(self) -> Tensor:
-        """Weights of neurons in units of their standard deviation, centred over classes, (n_classes, d_model)."""
+        """Weight of each neuron once it is divided by its sd, centred over classes, shape (n_classes, d_model)."""
         return centre_over_classes(self.weight.double()) * self.moments.sd
 
     def standardise(self, values: Tensor) -> Tensor:
-        """Divide values, shape (..., d_model), by each neuron's sd; 0 for dead neurons."""
+        """Divide values, shape (..., d_model), by each neuron's sd; dead neurons give 0."""
         return torch.where(self.moments.dead, 0.0, values / self.moments.sd)
 
     def draw(self, n_neurons: int, draw: int) -> list[int]:
-        """Return neurons that are drawn blindly, ascending; other draws are others."""
+        """Return randomly drawn neurons, ascending; each number `draw` gives an independent draw."""
         generator = np.random.default_rng([self.seed, self.layer, draw])
         return sorted(generator.permutation(len(self.moments.sd))[:n_neurons].tolist())
 
@@ -78,15 +78,15 @@ class LayerData:
 def read_layer(
     layer: int, weight: Tensor, penalty: Penalty, penalty_space: PenaltySpace, sides: Sides, seed: int
 ) -> LayerData:
-    """Stream a layer's training tokens twice and its test tokens once, and return what is known of it.
+    """Stream a layer's training tokens twice and its test tokens once, and return the layer's data.
 
     Args:
         layer: Layer number.
-        weight: Of its probe on raw hidden states, shape (n_classes, d_model).
-        penalty: Of that probe.
-        penalty_space: Of that probe.
+        weight: Weight of the layer's probe on raw hidden states, shape (n_classes, d_model).
+        penalty: Penalty of that probe.
+        penalty_space: Space in which that probe's weights are penalised.
         sides: Examples and their classes.
-        seed: Of what is drawn.
+        seed: Seed of every random draw.
     """
     (moments,) = layer_moments(sides.train, [layer])
     classes = ClassMomentsAccumulator(weight.shape[1], len(weight))
@@ -110,8 +110,8 @@ class Ranking:
     """A ranking of all neurons of a layer.
 
     Args:
-        order: Neurons from the first to the last, shape (d_model,).
-        score: Of each neuron, what it is ranked by, shape (d_model,).
+        order: Neuron indices from the first to the last, shape (d_model,).
+        score: Score of each neuron, by which it is ranked, shape (d_model,).
     """
 
     order: Tensor
@@ -119,58 +119,58 @@ class Ranking:
 
 
 def by_score(score: Tensor, ties: Tensor | None = None) -> Ranking:
-    """Rank from the highest to the lowest score; equal ones by `ties`, then by lower index."""
+    """Rank from the highest to the lowest score; equal scores by `ties`, then by lower index."""
     keys = [-score.numpy()] if ties is None else [-ties.numpy(), -score.numpy()]
     return Ranking(torch.from_numpy(np.lexsort(keys)), score)
 
 
 def contribution(data: LayerData) -> Ranking:
-    """Rank by the mean over test tokens of |W[y, i] v[i]|, y being the true class (Luo et al. 2021, section 3.3)."""
+    """Rank by the mean over test tokens of |W[y, i] v[i]|, y the true class (Luo et al. 2021, section 3.3)."""
     return by_score(mean_contribution(data.weight, data.magnitudes))
 
 
 def contribution_predicted(data: LayerData) -> Ranking:
-    """Rank by the same with the class that the probe predicts."""
+    """Rank by the mean over test tokens of |W[y, i] v[i]|, y the class that the probe predicts."""
     return by_score(mean_contribution(data.weight, data.predicted))
 
 
 def contribution_all(data: LayerData) -> Ranking:
-    """Rank by the same, averaged over all classes."""
+    """Rank by the mean over test tokens and over all classes c of |W[c, i] v[i]|."""
     magnitude = data.magnitudes.magnitude.sum(0) / data.magnitudes.counts.sum()
     return by_score(centre_over_classes(data.weight.double()).abs().mean(0) * magnitude)
 
 
 def contribution_centred(data: LayerData) -> Ranking:
-    """Rank by the mean over test tokens of |W[y, i] (v[i] - mean(v[i]))|, the mean being of training tokens."""
+    """Rank by the mean over test tokens of |W[y, i] (v[i] - mean(v[i]))|, the mean over training tokens."""
     return by_score(mean_contribution(data.weight, data.magnitudes, centred=True))
 
 
 def weight(data: LayerData) -> Ranking:
-    """Rank by the mean over classes of |W[c, i]| sd[i]: the weight as it is once neurons are standardised."""
+    """Rank by the mean over classes of |W[c, i]| sd[i], the size of the weight for standardised neurons."""
     return by_score(data.standardised_weight.abs().mean(0))
 
 
 def weight_mass(data: LayerData) -> Ranking:
-    """Rank by the mass of weights at which a neuron enters (Dalvi et al. 2019, as in NeuroX).
+    """Rank by the share of the weights' mass at which a neuron enters (Dalvi et al. 2019, as in NeuroX).
 
-    For each class the top neurons at p percent are the fewest that hold p percent of the class's
-    sum of absolute weights; a neuron enters with the first class whose top it is in. p goes from
-    1 to 100, and those that enter together are ordered by their mean weight. The score is the
-    share of the mass that is not reached yet, 1 - p / 100.
+    For each class, the top neurons at p percent are the fewest that hold p percent of the sum of the
+    class's absolute weights. As p goes from 1 to 100, a neuron enters with the first class that has it
+    in its top. Neurons that enter together are ordered by their mean weight. The score is the share of
+    the mass that is not yet reached, 1 - p / 100.
     """
     sizes = data.standardised_weight.abs()
     largest_first = sizes.sort(dim=1, descending=True, stable=True)
     before = torch.zeros_like(sizes).scatter_(1, largest_first.indices, largest_first.values.cumsum(1)) - sizes
     share = before / sizes.sum(1, keepdim=True).clamp(min=torch.finfo(sizes.dtype).tiny)
-    # In the top at p percent if those before it hold less; just p, but for rounding, is not less.
+    # A neuron is in the top at p percent if those before it hold less; 1e-9 keeps rounding from turning p into less.
     enters = ((share.min(0).values * 100 + 1e-9).floor() + 1).clamp(max=100)
     return by_score(1 - enters / 100, ties=sizes.mean(0))
 
 
 def elastic_net_path(data: LayerData) -> Ranking:
-    """Rank by the l1 penalty at which a neuron enters, those of one step by the norm of their weights.
+    """Rank by the l1 penalty at which a neuron enters; those of one step by the norm of their weights.
 
-    The score is that penalty, 0 for neurons that never enter.
+    The score is that penalty; it is 0 for neurons that never enter.
     """
     states = data.train.hidden_states * data.moments.inverse_scale(data.penalty_space).float()
     found = elastic_net.entries(states, data.train.labels, len(data.weight), data.penalty.l2)
@@ -178,20 +178,20 @@ def elastic_net_path(data: LayerData) -> Ranking:
 
 
 def mean_differences(mean: Tensor) -> Tensor:
-    """Return the sum over pairs of classes of |mean[a] - mean[b]|, shapes (n_classes, d_model) and (d_model,)."""
+    """Return the sum over pairs of classes of |mean[a] - mean[b]|: (n_classes, d_model) becomes (d_model,)."""
     gaps = mean.sort(0).values.diff(dim=0)
-    # The gap above the k-th smallest of K means is between k (K - k) pairs of them.
+    # Of K sorted means, the gap after the k-th lies between the two means of k (K - k) pairs.
     k = torch.arange(1, len(mean), dtype=mean.dtype)
     return (k * (len(mean) - k)) @ gaps
 
 
 def probeless(data: LayerData) -> Ranking:
-    """Rank by how far the class means are apart, summed over pairs of classes (Antverg & Belinkov 2022)."""
+    """Rank by the distance between class means, summed over pairs of classes (Antverg & Belinkov 2022)."""
     return by_score(mean_differences(data.classes.mean))
 
 
 def probeless_standardised(data: LayerData) -> Ranking:
-    """Rank by the same in units of each neuron's standard deviation."""
+    """Rank as `probeless` does, with distances in units of each neuron's standard deviation."""
     return by_score(data.standardise(mean_differences(data.classes.mean)))
 
 
@@ -205,11 +205,11 @@ def anova(data: LayerData) -> Ranking:
 def gaussian_selection(data: LayerData) -> Ranking:
     """Rank by greedy selection with a Gaussian probe on validation tokens (Torroba Hennigen et al. 2020).
 
-    The first 50 neurons are in the order of their selection, the others by what they would add to
-    these. The score is the information in bits that a neuron adds when its turn comes.
+    The first 50 neurons stand in the order of their selection, the others by the information that they would
+    add to these. The score is the information in bits that a neuron adds at its step.
     """
     states, labels = data.validation
-    # How much classes share is chosen at the size that matters, on neurons that nobody has picked.
+    # The covariance's shrinkage is chosen for probes of this size, on random neurons so that no ranking is favoured.
     drawn = [i for i in data.draw(SELECTED, 0) if not data.moments.dead[i]]
     probe = gaussian.choose_shared(data.classes, states, labels, drawn)
     found = gaussian.select(probe, states, labels, data.live, SELECTED)
@@ -222,11 +222,11 @@ def gaussian_selection(data: LayerData) -> Ranking:
 
 
 def random(data: LayerData) -> Ranking:
-    """Rank by chance, with scores between 0 and 1."""
+    """Rank at random, with scores between 0 and 1."""
     return by_score(torch.from_numpy(np.random.default_rng([data.seed, data.layer]).random(len(data.moments.sd))))
 
 
-# What `rank --method` calls each, in the order of tables.
+# The methods by the name that `rank --method` takes, in the order of tables.
 METHODS: dict[str, Callable[[LayerData], Ranking]] = {
     "contribution": contribution,
     "contribution_predicted": contribution_predicted,

@@ -1,9 +1,9 @@
-"""How many neurons it takes: probes of a ranking's first k neurons alone, and of all but these, as k grows.
+"""How many neurons are enough: probes of a ranking's first k neurons alone, and of all neurons but these, as k grows.
 
-Beside them stand as many random neurons, drawn several times, and the ranking's last. The smallest number that does
-nearly as well as all neurons is chosen on validation tokens, for on the tokens where it is reported the choice would
-be in its own favour. (Dalvi et al. 2020, arXiv 2004.04010, ask the same of a task: how few neurons it needs.) A
-ranking that is a mean over the test tokens, as `contribution` is, has seen them all the same.
+They are compared with several draws of k random neurons and with the ranking's last k. The smallest number that does
+nearly as well as all neurons is chosen on validation tokens, because a choice on the test tokens would be biased in
+its own favour. (Dalvi et al. 2020, arXiv 2004.04010, ask the same of a task: how few neurons it needs.) A ranking that
+is itself a mean over the test tokens, such as `contribution`, has nevertheless seen them.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from probing.rankings.methods import LayerData, Ranking
 from probing.statistics.intervals import accuracy_interval
 from probing.tables.rankings import is_top, smallest
 
-# Numbers of neurons that are looked at, where nobody says otherwise and the layer has more.
+# Default numbers of neurons; those that exceed the layer's width are left out.
 SIZES = (1, 2, 5, 10, 20, 50, 100, 200)
-# How many times random neurons are drawn, where nobody says otherwise.
+# Default number of random draws of neurons.
 DRAWS = 10
-# The smallest such number is sought by bisection to a fiftieth of itself.
+# Bisection finds the smallest sufficient number to within a fiftieth of itself.
 PRECISION = 50
 
 CURVE_COLUMNS = (
     "layer", "ranking", "kind", "from", "k", "draw", "accuracy", "accuracy_low", "accuracy_high", "cross_entropy",
     "validation_accuracy", "n_train_tokens", "n_test_tokens",
 )  # fmt: skip
-# What tells one row from another.
+# The columns that identify a row.
 CURVE_KEY = ("layer", "ranking", "kind", "from", "k", "draw")
-# A probe has only the k neurons, or all but these.
+# A probe reads only the k neurons, or all neurons without these.
 KINDS = ("only", "without")
 
 Row = Mapping[str, Any]
@@ -54,15 +54,15 @@ def curves(
 ) -> list[dict[str, Any]]:
     """Return a row for each ranking, kind, end, number and draw, as in `curves.csv`.
 
-    Each ranking also has rows `only` of the `top` for all d_model neurons and for the numbers tried by bisection.
+    Each ranking has further rows `only` of the `top`: for all d_model neurons, and for the numbers tried by bisection.
 
     Args:
-        rankings: By name; `random` is passed over, for random neurons stand beside all.
-        data: Of the layer.
+        rankings: Rankings by name; `random` is left out, since random neurons are compared with every ranking.
+        data: Data of the layer.
         sides: Examples and their classes, some of them in validation.
         sizes: Numbers of neurons, each at least 1 and less than d_model.
-        draws: How many times as many neurons are drawn blindly.
-        say: Takes one-line messages.
+        draws: Number of draws of random neurons for each size.
+        say: Receives one-line progress messages.
     """
     measure = _Measure(data, sides)
     named = {name: ranking for name, ranking in rankings.items() if name != "random"}
@@ -81,17 +81,17 @@ def curves(
 
 
 def _between(tops: Sequence[Row]) -> int | None:
-    """Return halfway between the smallest number that is enough and the next below; None once these are close."""
+    """Return the middle of the smallest sufficient number and the next lower one tried; None once they are close."""
     high = smallest(tops)["k"]
     low = max((row["k"] for row in tops if row["k"] < high), default=0)
     return (low + high) // 2 if high - low > max(1, high // PRECISION) else None
 
 
 class _Measure:
-    """Trains probes of one layer's neurons and returns their rows.
+    """Trains probes of some neurons of one layer and returns their rows.
 
     Args:
-        data: Of the layer.
+        data: Data of the layer.
         sides: Examples and their classes.
     """
 
@@ -102,20 +102,21 @@ class _Measure:
         (self.of_all,) = train_probes(self.sides, [data.layer], self.training)
 
     def __call__(self, kind: str, chosen: Sequence[Chosen]) -> list[dict[str, Any]]:
-        """Return the rows of choices of equally many neurons, fewer than all."""
+        """Return the rows of choices of neurons; all choices have equally many, fewer than d_model."""
         neurons = [list(choice.neurons) for choice in chosen]
         rest = [sorted(set(range(self.d_model)) - set(some)) for some in neurons]
         return self._rows(kind, chosen, self._train(neurons if kind == "only" else rest))
 
     def full(self, ranking: str) -> list[dict[str, Any]]:
-        """Return the row of the probe of all neurons, as a ranking's own."""
+        """Return the row of the probe of all neurons, as a row of the given ranking."""
         return self._rows("only", [Chosen(ranking, "top", None, range(self.d_model))], [self.of_all])
 
     def _train(self, kept: Sequence[Sequence[int]]) -> list[LayerFit]:
-        """Train a probe on each set of neurons; weights are on all neurons, shape (n_classes, d_model).
+        """Train a probe on each set of neurons; the returned weights are those of all neurons, (n_classes, d_model).
 
-        Few neurons are trained on as columns of their own. Where they are more than half, starting from the probe of
-        all takes a third to a sixth of the time (one, or ten, of the built-in model's last layer left out).
+        Up to half of the neurons are trained as a narrow problem of their own columns. For more, starting from the
+        probe of all neurons takes a third to a sixth of the time (measured without one, and without ten, neurons of the
+        built-in model's last layer).
         """
         layer, dead, train_on = self.data.layer, self.data.moments.dead, self.sides
         if len(kept[0]) <= self.d_model // 2:
@@ -151,7 +152,7 @@ class _Measure:
 
 
 def _accuracies(examples: Examples, fits: Sequence[LayerFit], layer: int) -> NDArray[np.float64]:
-    """Return the accuracy of each probe of one layer, weights being on all neurons, shape (n_fits,)."""
+    """Return the accuracy of each probe of one layer, shape (n_fits,); the weights are those of all neurons."""
     weight = torch.stack([fit.weight for fit in fits])
     right = torch.zeros(len(fits), dtype=torch.int64)
     for batch in read(examples, [layer]):

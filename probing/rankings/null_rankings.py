@@ -1,4 +1,4 @@
-"""Rankings of a run's neurons under shuffled labels: what a ranking owes to the model, whatever the labels say."""
+"""Rankings of a run's neurons under shuffled labels: the part of a ranking that does not come from the labels."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from probing.probes.recipe import Adam, Training
 from probing.probes.training import LayerFit, layer_moments, train_probes, train_problems
 from probing.rankings.contributions import MagnitudeAccumulator, mean_contribution
 
-# How far probes of shuffled labels may be from their optima, in nats: a bound, and a hundred times the true distance.
+# Bound on the distance of shuffled-label probes from their optima, in nats; the true distance is about its hundredth.
 # On the built-in model (65 positions; 16 parts of speech) rankings then correlate by .99 or more with those of the
-# optima, and how far two of them agree differs by .003 or less, where it varies by .04 from draw to draw.
+# optima, and the agreement of two of them changes by .003 or less, where it varies by .04 from draw to draw.
 NULL_TOLERANCE = 0.1
 
 
 def shuffled_among_types(sides: Sides, n_draws: int, seed: int) -> list[Sides]:
-    """Return the sides with the labels of each word type given to another type of like frequency, `n_draws` times.
+    """Give the labels of each word type to another type of similar frequency; return the sides of each of `n_draws`.
 
-    A type has the same labels on all sides, so a probe that knows words by heart knows those of the test side too.
+    A type has the same labels on all sides, so a probe that memorises words is also right about those of the test side.
     """
     parts = (sides.train, sides.validation, sides.test)
     rows = [np.flatnonzero(part.labels >= 0) for part in parts]
@@ -52,13 +52,13 @@ def null_rankings(
     n_draws: int,
     seed: int,
 ) -> NDArray[np.float64]:
-    """Rank the neurons of each layer by probes of shuffled labels, trained and tested as the run's own were.
+    """Rank the neurons of each layer by probes of shuffled labels, trained and tested like the run's own probes.
 
     Args:
         sides: Examples of the run, with their true labels.
         layers: Layer numbers.
         training: How the run's probes were trained.
-        n_draws: How many times labels are shuffled; a draw is the same for all layers.
+        n_draws: Number of times the labels are shuffled; a draw is the same for all layers.
         seed: Seed of all draws.
 
     Returns:
@@ -73,9 +73,9 @@ def null_rankings(
 
 
 def _fits(sides: Sides, draws: Sequence[Sides], layer: int, training: Training) -> list[LayerFit]:
-    """Return a probe of each draw, all in one stack, or by Adam one after the other."""
+    """Return a probe for each draw: all trained in one stack, except for Adam, which trains one after the other."""
     what = f"layer {layer} under shuffled labels"
-    if isinstance(training.solver, Adam):  # where it stops is no optimum: such a ranking is held against its like
+    if isinstance(training.solver, Adam):  # Adam stops short of the optimum: null rankings must be trained just as it does
         fits = (train_probes(draw, [layer], training.for_controls(), what) for draw in draws)
         return [fit for (fit,) in fits]
     problems = [
