@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from probing.data.examples import Sides
-from probing.evidence.usable_information import what_is_known
+from probing.evidence.usable_information import usable_information
 from probing.probes.recipe import CONTROL_TOLERANCE, Lbfgs
 from probing.runs.finished import trained_as
 from probing.runs.run import Run
@@ -36,7 +36,7 @@ def erasure_rows(
         progress: Whether to show bars.
 
     Returns:
-        Rows as `probing.evidence.usable_information.what_is_known` returns them.
+        Rows as `probing.evidence.usable_information.usable_information` returns them.
 
     Raises:
         ValueError: If `n_top` is not between 1 and half the neurons.
@@ -49,4 +49,4 @@ def erasure_rows(
         trained_as(run, progress=lambda what: [training_progress(what)] if progress else ()),
         solver=Lbfgs(CONTROL_TOLERANCE),
     )
-    return what_is_known(sides, rankings, n_top, training, seed)
+    return usable_information(sides, rankings, n_top, training, seed)

@@ -164,13 +164,13 @@ def rank(
 
 def _write(made: Rankings, run: Run, layers: Sequence[int], label: str) -> list[Path]:
     """Write the tables beside what other calls have written, and return the figures that were drawn."""
-    from probing.evidence.usable_information import KNOWLEDGE_COLUMNS, KNOWLEDGE_KEY
+    from probing.evidence.usable_information import INFORMATION_COLUMNS, INFORMATION_KEY
     from probing.rankings.evaluation import EVALUATION_COLUMNS, EVALUATION_KEY
     from probing.rankings.neuron_counts import CURVE_COLUMNS, CURVE_KEY
 
     files: dict[str, Table] = {name: (rows, RANKING_COLUMNS, RANKING_KEY) for name, rows in made.rankings.items()}
     files["evaluation"] = made.evaluation, EVALUATION_COLUMNS, EVALUATION_KEY
-    files["erasure"] = made.erasure, KNOWLEDGE_COLUMNS, KNOWLEDGE_KEY
+    files["erasure"] = made.erasure, INFORMATION_COLUMNS, INFORMATION_KEY
     files["curves"] = made.curves, CURVE_COLUMNS, CURVE_KEY
     with writing(made.folder, run):
         write_tables(made.folder, files)

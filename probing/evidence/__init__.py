@@ -1,1 +1,1 @@
-"""The ranked neuron table, and what lets a reader believe it or not."""
+"""The ranked neuron table and the evidence that lets a reader believe it or not."""

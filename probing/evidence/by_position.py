@@ -1,4 +1,4 @@
-"""Where in a sentence a probe of positions is right: what one accuracy over all tokens does not tell."""
+"""Accuracy of a position probe at each position, which one accuracy over all tokens hides."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from probing.tables.columns import Row
 POSITION_COLUMNS = (
     "layer", "position", "accuracy", "accuracy_low", "accuracy_high", "n_train_tokens", "n_test_tokens",
 )  # fmt: skip
-# Of how many thirds of the positions a sentence tells the accuracy.
+# The terminal's sentence gives the accuracy in so many equal parts of the positions.
 PARTS = 3
 
 
@@ -26,9 +26,9 @@ def accuracy_by_position(sides: Sides, layers: Sequence[int], weights: Sequence[
     """Stream the test tokens, divided among ranks, and return a row per layer and position, as in `positions.csv`.
 
     Args:
-        sides: Examples of a task whose classes are numbers; test tokens of other positions do not count.
+        sides: Examples of a task whose classes are numbers; test tokens of other positions are left out.
         layers: Layer numbers.
-        weights: Of each layer's probe, on raw hidden states, shape (n_classes, d_model).
+        weights: Weight of each layer's probe on raw hidden states, shape (n_classes, d_model).
     """
     test, n_train = sides.test, sides.train.counts(len(sides.classes))
     rows = []
@@ -51,7 +51,7 @@ def accuracy_by_position(sides: Sides, layers: Sequence[int], weights: Sequence[
 
 
 def _right(test: Examples, layer: int, weight: Tensor) -> NDArray[np.bool_]:
-    """Return which tokens a probe predicts rightly, shape (n_tokens,)."""
+    """Return which tokens a probe predicts correctly, shape (n_tokens,)."""
     right = torch.zeros(len(test.labels), dtype=torch.uint8)
     for batch in read_share(test, [layer]):
         predicted = (batch.hidden_states[0].to(weight.dtype) @ weight.T).argmax(1)
@@ -60,16 +60,16 @@ def _right(test: Examples, layer: int, weight: Tensor) -> NDArray[np.bool_]:
 
 
 def _by_cluster(test: Examples, tokens: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return how many of some tokens each sentence, or document, has."""
+    """Return how many of the selected tokens each cluster (sentence or document) has."""
     table = test.store.tokens
     return test.clusters(np.bincount(table.sentences[tokens], minlength=table.n_sentences)).astype(np.int64)
 
 
 def position_line(rows: Sequence[Row]) -> str:
-    """Say how accurate a layer's probe is in each third of the positions.
+    """Return a sentence with the accuracy of a layer's probe in each third of the positions, "" for too few positions.
 
     Args:
-        rows: Of one layer, by position.
+        rows: Rows of one layer, ordered by position.
     """
     there = [row for row in rows if row["n_test_tokens"]]
     if len(there) < PARTS:

@@ -1,4 +1,4 @@
-"""What a probe loses without one of its neurons: estimated for all, measured by retraining for some."""
+"""The loss of a probe without one of its neurons: estimated for all neurons, measured by retraining for some."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from probing.statistics.intervals import mean_interval
 from probing.statistics.moments import Moments, PenaltySpace
 from probing.tables.columns import NEGLIGIBLE_NATS
 
-# Neurons at the top that are removed one by one, and as many others beside them.
+# Number of top neurons that are removed one by one; as many matched neurons are removed for comparison.
 REMOVED = 10
 
 
@@ -25,24 +25,25 @@ def _inverse_curvature(moments: Moments, space: PenaltySpace, l2: float, n_class
     """Return the inverse of C + 2 l2 K, C being the scaled features' second moment, and 1 / scale, both float64."""
     inverse_scale = moments.inverse_scale(space)
     values, vectors = torch.linalg.eigh(inverse_scale[:, None] * moments.second_moment * inverse_scale)
-    # No second moment has an eigenvalue below 0, but rounding makes one where neurons repeat each other, and beside a
-    # small penalty an inverse that is positive no more.
+    # A second moment has no negative eigenvalues, but rounding makes some where neurons are collinear. With a small
+    # penalty the inverse would then not be positive definite.
     curvature = values.clamp(min=0) + 2 * l2 * n_classes
     return (vectors / curvature) @ vectors.T, inverse_scale
 
 
 def unique(weight: Tensor, moments: Moments, space: PenaltySpace, l2: float) -> Tensor:
-    """Estimate for every neuron the rise of the objective without it, up to a factor, from the curvature alone.
+    """Estimate, up to a factor, how much the objective increases without each neuron, from the curvature alone.
 
-    |U_i|^2 / (2 K [(C + 2 l2 K)^-1]_ii), U being the scaled weights centred over the K classes: the second-order
+    |U_i|^2 / (2 K [(C + 2 l2 K)^-1]_ii), where U is the scaled weight centred over the K classes: the second-order
     estimate of LeCun et al. (1990) and Hassibi & Stork (1993) in which every class has the curvature 1 / K of a
-    uniform guess. It orders neurons nearly as retraining does, and is several times too large: a rank, not a size.
+    uniform guess. It orders neurons nearly as retraining does but is several times too large: use its rank, not its
+    size.
 
     Args:
-        weight: On raw hidden states, shape (n_classes, d_model).
-        moments: Of the training tokens.
-        space: Where weights are penalised.
-        l2: Strength of that penalty.
+        weight: Probe weight on raw hidden states, shape (n_classes, d_model).
+        moments: Moments of the training tokens.
+        space: Space in which weights are penalised.
+        l2: Strength of the squared l2 penalty.
 
     Returns:
         Shape (d_model,), float64; 0 for dead neurons.
@@ -53,20 +54,20 @@ def unique(weight: Tensor, moments: Moments, space: PenaltySpace, l2: float) -> 
 
 
 def without(weight: Tensor, neurons: Sequence[int], moments: Moments, space: PenaltySpace, l2: float) -> list[Tensor]:
-    """Return for each neuron weights that do without it, near to the best ones.
+    """Return for each removed neuron an initial weight of the other neurons, close to their optimum.
 
-    What the other neurons predict of it linearly is read off them instead: where v_i is about the sum of b_j v_j,
-    their weights grow by W_i b_j. Only a start for the training, and a third less of it.
+    The other neurons take over what they predict linearly of the removed one: where v_i is about the sum of b_j v_j,
+    their weights grow by W_i b_j. This is only a start for the training, which it shortens by a third.
 
     Args:
-        weight: On raw hidden states, shape (n_classes, d_model).
-        neurons: Which are removed, one at a time.
-        moments: Of the training tokens.
-        space: Where weights are penalised.
-        l2: Strength of that penalty.
+        weight: Probe weight on raw hidden states, shape (n_classes, d_model).
+        neurons: Neurons that are removed, one at a time.
+        moments: Moments of the training tokens.
+        space: Space in which weights are penalised.
+        l2: Strength of the squared l2 penalty.
 
     Returns:
-        For each neuron, shape (n_classes, d_model), float32.
+        A tensor for each removed neuron, shape (n_classes, d_model), float32; its column of that neuron is 0.
     """
     inverse, inverse_scale = _inverse_curvature(moments, space, l2, len(weight))
     scaled = torch.where(inverse_scale > 0, weight.double() / inverse_scale, 0.0)
@@ -81,17 +82,17 @@ def without(weight: Tensor, neurons: Sequence[int], moments: Moments, space: Pen
 def without_by_class(
     weight: Tensor, neurons: Sequence[int], moments: Moments, space: PenaltySpace, curvature: ClassCurvature
 ) -> list[Tensor]:
-    """Return for each neuron weights that do without it, nearer to the best ones: what others predict of it by class.
+    """Return initial weights as `without` does, closer to the optimum: each class is adjusted by its own curvature.
 
     Args:
-        weight: On raw hidden states, shape (n_classes, d_model).
-        neurons: Which are removed, one at a time.
-        moments: Of the training tokens.
-        space: Where weights are penalised.
-        curvature: Of the finished probe.
+        weight: Probe weight on raw hidden states, shape (n_classes, d_model).
+        neurons: Neurons that are removed, one at a time.
+        moments: Moments of the training tokens.
+        space: Space in which weights are penalised.
+        curvature: Curvature of the objective at the finished probe.
 
     Returns:
-        For each neuron, shape (n_classes, d_model), float32.
+        A tensor for each removed neuron, shape (n_classes, d_model), float32; its column of that neuron is 0.
     """
     inverse_scale = moments.inverse_scale(space).float()
     scaled = torch.where(inverse_scale > 0, weight / inverse_scale, 0.0)
@@ -100,13 +101,13 @@ def without_by_class(
 
 
 def matched(top: Sequence[int], others: Sequence[int], sd: Tensor, seed: int) -> list[int]:
-    """Return for each of the top neurons another one that varies about as much, drawn from the ten nearest in sd.
+    """Return for each top neuron another neuron of similar sd, drawn from the ten that are nearest in sd.
 
     Args:
         top: Neurons at the top.
-        others: Those to draw from; each is drawn once at most.
-        sd: Standard deviations, shape (d_model,).
-        seed: Of the draw.
+        others: Neurons to draw from; each is drawn at most once.
+        sd: Standard deviations of all neurons, shape (d_model,).
+        seed: Seed of the draw.
     """
     generator, left, drawn = np.random.default_rng(seed), list(others), []
     for neuron in top[: len(left)]:
@@ -120,14 +121,14 @@ Outcome = Literal["seen", "negligible", "unresolved"]
 
 
 @dataclass(frozen=True)
-class Rise:
-    """How much worse the test tokens are predicted by the probe retrained without a neuron.
+class AblationEffect:
+    """How much the test cross-entropy increases when the probe is retrained without a neuron.
 
     Args:
-        value: Rise of the mean test cross-entropy, in nats; negative where the probe does better without.
-        low: Lower end of its 95% interval over test sentences, paired, and widened by what both probes may be away from
-            their optima; NaN where there are too few sentences.
-        high: Upper end.
+        value: Increase of the mean test cross-entropy, in nats; negative where the probe improves without the neuron.
+        low: Lower end of its 95% interval, from differences paired by test sentence, and widened by the distance that
+            both probes may have from their optima; NaN where there are too few sentences.
+        high: Upper end of that interval.
     """
 
     value: float
@@ -136,23 +137,24 @@ class Rise:
 
     @property
     def outcome(self) -> Outcome:
-        """What the interval says: a rise or a fall, that it is less than `NEGLIGIBLE_NATS` either way, or neither."""
+        """`seen` if the interval excludes 0, `negligible` if it is within `NEGLIGIBLE_NATS` of 0, else `unresolved`."""
         if self.low > 0 or self.high < 0:
             return "seen"
         return "negligible" if max(-self.low, self.high) < NEGLIGIBLE_NATS else "unresolved"
 
 
-def rise(
+def ablation_effect(
     with_it: NDArray[np.float64], without_it: NDArray[np.float64], n_tokens: NDArray[np.int64], shift: float
-) -> Rise:
-    """Return the rise of the cross-entropy, paired by sentence.
+) -> AblationEffect:
+    """Return the increase of the test cross-entropy without a neuron, paired by sentence.
 
     Args:
-        with_it: Cross-entropy of each test sentence, or document, summed over its tokens, in nats, shape (n,).
-        without_it: The same of the probe without the neuron.
-        n_tokens: Test tokens of each, shape (n,); those without any do not count.
-        shift: How far both probes' mean test cross-entropies may be from those at their optima, taken together.
+        with_it: Cross-entropy of each test sentence or document under the probe with the neuron, summed over its
+            tokens, in nats, shape (n,).
+        without_it: The same under the probe without the neuron.
+        n_tokens: Number of test tokens of each, shape (n,); those with none are ignored.
+        shift: Bound on the error of the difference that comes from both probes' distances to their optima, in nats.
     """
     difference = without_it - with_it
     low, high = mean_interval(difference, n_tokens)
-    return Rise(float(difference.sum() / n_tokens.sum()), low - shift, high + shift)
+    return AblationEffect(float(difference.sum() / n_tokens.sum()), low - shift, high + shift)

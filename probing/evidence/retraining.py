@@ -1,4 +1,4 @@
-"""The evidence that takes more training: how a ranking holds, and what its first neurons are worth."""
+"""Evidence that needs further training: how stable a ranking is, and what removing its first neurons costs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,24 @@ import torch
 from torch import Tensor
 
 from probing.data.examples import Sides, read_share
-from probing.evidence.leave_one_out import REMOVED, Rise, matched, rise, unique, without, without_by_class
+from probing.evidence.leave_one_out import (
+    REMOVED,
+    AblationEffect,
+    ablation_effect,
+    matched,
+    unique,
+    without,
+    without_by_class,
+)
 from probing.evidence.stability import bootstrap, penalty_problems, penalty_stability, replicate_problems, stability_of
 from probing.evidence.table import Evidence, order
-from probing.evidence.with_intercept import companion_moments, companion_start, is_far, on_hidden_states, with_constants
+from probing.evidence.with_intercept import (
+    is_far,
+    moments_with_constant,
+    on_hidden_states,
+    start_with_intercept,
+    with_constants,
+)
 from probing.probes.class_curvature import SAMPLES as CURVATURE_SAMPLES
 from probing.probes.class_curvature import ClassCurvature, ClassCurvatureAccumulator
 from probing.probes.class_curvature import fits as curvature_fits
@@ -26,23 +40,23 @@ from probing.probes.training import LayerFit, train_variants
 from probing.rankings.contributions import mean_contribution
 from probing.runtime.distributed import sum_over_ranks
 
-# How far changed probes may be from their optima, in nats: ranks have settled by then.
+# Largest distance of changed probes from their optima, in nats; ranks no longer move by then.
 VARIANT_TOLERANCE = 1e-3
-# How near the test cross-entropy of a probe without a neuron is to come to that of its optimum: to so many nats, or to
-# this share of what the training objective rises without the neuron.
+# Largest error of the test cross-entropy of a probe without a neuron, compared with its optimum: RESOLUTION nats, or
+# SHARE of the increase of the training objective without the neuron.
 RESOLUTION, SHARE = 1e-5, 0.005
 
 
 @dataclass(frozen=True)
 class Retraining:
-    """How finished probes are trained again with small changes.
+    """Retrains finished probes with small changes.
 
     Args:
         sides: Examples and their classes.
         layers: Layer numbers.
         fits: The finished probes.
-        training: How they were trained.
-        seed: Of bootstraps and of the neurons that are drawn to compare with.
+        training: The training options of the finished probes.
+        seed: Seed of the bootstraps and of the matched neurons.
     """
 
     sides: Sides
@@ -57,29 +71,29 @@ class Retraining:
         return train_variants(self.sides, self.layers, self.fits, problems, roughly, what, test)
 
     def of_layer(self, i: int) -> Retraining:
-        """Return the same of one layer alone, so that no other is read."""
+        """Return the retraining of one layer, given its index, so that no other layer is read."""
         return replace(self, layers=[self.layers[i]], fits=[self.fits[i]])
 
 
 def strengthened(
     evidence: Sequence[Evidence], retraining: Retraining, n_replicates: int, removals: bool
 ) -> tuple[list[Evidence], Tensor | None]:
-    """Add to each layer's evidence what was asked for, and return the replicates' weights where there are any."""
+    """Add to each layer's evidence what was asked for; return it with the replicates' weights, None without them."""
     found, weight = list(evidence), None
     if n_replicates:
         found, weight = with_replicates(found, retraining, n_replicates)
-    return with_companions(with_removals(found, retraining), retraining) if removals else found, weight
+    return with_intercept_probes(with_removals(found, retraining), retraining) if removals else found, weight
 
 
 def with_replicates(
     evidence: Sequence[Evidence], retraining: Retraining, n_replicates: int
 ) -> tuple[list[Evidence], Tensor]:
-    """Add how each layer's ranking holds over bootstraps of the training sentences.
+    """Add the stability of each layer's ranking over bootstraps of the training sentences.
 
     Args:
-        evidence: Of each layer.
-        retraining: Of the finished probes.
-        n_replicates: At least 2.
+        evidence: Evidence of each layer.
+        retraining: Retraining of the finished probes.
+        n_replicates: Number of bootstraps, at least 2.
 
     Returns:
         The evidence, and the replicates' weights on raw hidden states, shape (n_replicates, n_layers, n_classes,
@@ -97,9 +111,9 @@ def with_replicates(
 
 
 def with_removals(evidence: Sequence[Evidence], retraining: Retraining) -> list[Evidence]:
-    """Add what each neuron is worth: estimated for all, measured for the first and for others beside them.
+    """Add the loss without each neuron: estimated for all, measured for the first and for matched neurons.
 
-    And how each layer's ranking holds under more and less penalty.
+    Also add the stability of each layer's ranking under more and under less penalty.
     """
     penalty = retraining.training.penalty
     others = retraining.train("other penalties", penalty_problems(len(evidence), penalty))
@@ -107,43 +121,49 @@ def with_removals(evidence: Sequence[Evidence], retraining: Retraining) -> list[
     for i, (fit, one) in enumerate(zip(retraining.fits, evidence, strict=True)):
         own, changed = _scores(fit.weight[None], one), _scores_of(others[2 * i : 2 * i + 2], one)
         estimate = unique(fit.weight, fit.moments, retraining.training.penalty_space, penalty.l2)
-        rises, drawn = _rises(retraining.of_layer(i), one, torch.from_numpy(own[0]))
+        effects, drawn = _ablation_effects(retraining.of_layer(i), one, torch.from_numpy(own[0]))
         found.append(
             replace(
-                one, unique=estimate, penalty_stability=penalty_stability(own[0], changed), rises=rises, matched=drawn
+                one,
+                unique=estimate,
+                penalty_stability=penalty_stability(own[0], changed),
+                ablation_effects=effects,
+                matched=drawn,
             )
         )
     return found
 
 
-def with_companions(evidence: Sequence[Evidence], retraining: Retraining) -> list[Evidence]:
-    """Add what a companion probe with an intercept makes of layers that have neurons with a mean far from 0."""
+def with_intercept_probes(evidence: Sequence[Evidence], retraining: Retraining) -> list[Evidence]:
+    """Add the centred contribution by a probe with an intercept, in layers with neurons whose mean is far from 0."""
     found, training = list(evidence), retraining.training
     space, penalty = training.penalty_space, training.penalty
-    places = [i for i, one in enumerate(evidence) if is_far(one.moments).any()]
-    if not places:
+    indices = [i for i, one in enumerate(evidence) if is_far(one.moments).any()]
+    if not indices:
         return found
-    layers, moments = [retraining.layers[i] for i in places], [evidence[i].moments for i in places]
+    layers, moments = [retraining.layers[i] for i in indices], [evidence[i].moments for i in indices]
     fits = [
         replace(
-            retraining.fits[i], weight=companion_start(retraining.fits[i].weight, own, space),
-            moments=companion_moments(own, space),
+            retraining.fits[i], weight=start_with_intercept(retraining.fits[i].weight, own, space),
+            moments=moments_with_constant(own, space),
         )
-        for i, own in zip(places, moments, strict=True)
+        for i, own in zip(indices, moments, strict=True)
     ]  # fmt: skip
     of_layers = replace(
         retraining, sides=with_constants(retraining.sides, dict(zip(layers, moments, strict=True)), space),
         layers=layers, fits=fits, training=replace(training, penalty_space="raw"),
     )  # fmt: skip
-    problems = [Problem(f"companion_{layer:02d}", i, penalty) for i, layer in enumerate(layers)]
-    for i, fit, own in zip(places, of_layers.train("companions", problems), moments, strict=True):
+    problems = [Problem(f"with_intercept_{layer:02d}", i, penalty) for i, layer in enumerate(layers)]
+    for i, fit, own in zip(indices, of_layers.train("probes with an intercept", problems), moments, strict=True):
         contribution = mean_contribution(on_hidden_states(fit.weight, own, space), evidence[i].magnitudes, centred=True)
-        found[i] = replace(found[i], contribution_companion=contribution)
+        found[i] = replace(found[i], contribution_with_intercept=contribution)
     return found
 
 
-def _rises(retraining: Retraining, evidence: Evidence, scores: Tensor) -> tuple[dict[int, Rise], list[int]]:
-    """Retrain one layer's probe without each of its first neurons, and without as many others."""
+def _ablation_effects(
+    retraining: Retraining, evidence: Evidence, scores: Tensor
+) -> tuple[dict[int, AblationEffect], list[int]]:
+    """Retrain one layer's probe without each of its first neurons and without each of as many matched neurons."""
     (fit,), training, sides = retraining.fits, retraining.training, retraining.sides
     live = [n for n in order(scores).tolist() if not evidence.moments.dead[n]]
     top = live[: min(REMOVED, len(live) // 2)]
@@ -156,7 +176,7 @@ def _rises(retraining: Retraining, evidence: Evidence, scores: Tensor) -> tuple[
         if curvature is None
         else without_by_class(fit.weight, removed, fit.moments, space, curvature)
     )
-    # The probe itself too, for it is no nearer to its optimum than it was asked to be.
+    # The full probe is retrained as well, because it is only as close to its optimum as its own tolerance.
     problems = [Problem("with_all", 0, penalty, curvature=curvature, readout=readout)]
     problems += [
         Problem(f"without_{n}", 0, penalty, start, others != n, curvature=curvature, readout=readout)
@@ -165,21 +185,22 @@ def _rises(retraining: Retraining, evidence: Evidence, scores: Tensor) -> tuple[
     whole, *changed = retraining.train(f"layer {fit.layer} without a neuron", problems, test=True)
     clusters = sides.test.clusters
     with_all, n_tokens = clusters(whole.cross_entropy_by_sentence), clusters(sides.test.tokens_by_sentence())
-    rises = {
-        n: rise(with_all, clusters(other.cross_entropy_by_sentence), n_tokens, whole.shift + other.shift)
+    effects = {
+        n: ablation_effect(with_all, clusters(other.cross_entropy_by_sentence), n_tokens, whole.shift + other.shift)
         for n, other in zip(removed, changed, strict=True)
     }  # fmt: skip
-    return rises, drawn
+    return effects, drawn
 
 
 def _surroundings(
     sides: Sides, layer: int, fit: LayerFit, training: Training, seed: int
 ) -> tuple[Readout, ClassCurvature | None]:
-    """Stream one layer's tokens, divided among ranks: how its test cross-entropy and its objective go near a probe.
+    """Stream one layer's tokens, divided among ranks, and return test cross-entropy and curvature near its probe.
 
     Returns:
-        The mean test cross-entropy as a function of weights on raw hidden states, and the objective's curvature where
-        weights are penalised; None where there are too many classes for their blocks.
+        A local model of the mean test cross-entropy as a function of the weight on raw hidden states, and the
+        objective's curvature in the space where weights are penalised; None where the blocks of so many classes would
+        be too large.
     """
     n_classes, d_model = fit.weight.shape
     gradient, doubt = torch.zeros(n_classes, d_model, dtype=torch.float64), torch.zeros(n_classes, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""How far a ranking moves when sentences are drawn anew, and when the penalty is another."""
+"""How much a ranking changes when sentences are resampled, and when the penalty changes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from probing.probes.linear import Problem
 from probing.probes.solvers import Penalty
 from probing.statistics.rank_similarity import neuron_ranks, spearman, top_overlap
 
-# Neurons whose overlap between bootstraps, and between penalties, is taken.
+# Size of the top whose overlap is measured, between bootstraps and between penalties.
 TOP_OF_BOOTSTRAPS, TOP_OF_PENALTIES = 20, 10
-# Times the penalty: what others might have chosen.
+# Factors on the penalty: choices that other studies might have made.
 PENALTIES = {"more": 10.0, "less": 0.1}
 
 
@@ -37,25 +37,25 @@ def bootstrap(train: Examples, n_replicates: int, seed: int) -> Tensor:
 
 
 def replicate_problems(n_layers: int, penalty: Penalty, draws: Tensor) -> list[Problem]:
-    """Return a problem for each layer and replicate, those of a layer side by side."""
+    """Return a problem for each layer and replicate; the replicates of a layer are consecutive."""
     pairs = itertools.product(range(n_layers), enumerate(draws))
     return [Problem(f"replicate_{r}", layer, penalty, draws=drawn) for layer, (r, drawn) in pairs]
 
 
 def penalty_problems(n_layers: int, penalty: Penalty) -> list[Problem]:
-    """Return a problem for each layer and each other penalty, those of a layer side by side."""
+    """Return a problem for each layer and each other penalty; the problems of a layer are consecutive."""
     others = {name: Penalty(penalty.l1 * times, penalty.l2 * times) for name, times in PENALTIES.items()}
     return [Problem(name, layer, other) for layer in range(n_layers) for name, other in others.items()]
 
 
 @dataclass(frozen=True)
 class Stability:
-    """How a layer's ranking holds.
+    """How stable a layer's ranking is over bootstraps.
 
     Args:
         rank_low: Best rank of each neuron over the probe itself and its replicates, shape (d_model,).
-        rank_high: Worst rank: a range of stability, not a confidence interval.
-        bootstrap_overlap: Mean share of the first 20 neurons that two replicates have in common.
+        rank_high: Worst rank of each neuron over the same; the two are a range of stability, not a confidence interval.
+        bootstrap_overlap: Share of the first 20 neurons that two replicates have in common, averaged over all pairs.
     """
 
     rank_low: NDArray[np.int64]
@@ -64,15 +64,15 @@ class Stability:
 
 
 def stability_of(scores: NDArray[np.float64], replicates: NDArray[np.float64]) -> Stability:
-    """Return how a ranking holds over bootstraps of the training sentences.
+    """Return how stable a ranking is over bootstraps of the training sentences.
 
-    The range of ranks takes in the ranking itself. A replicate is trained on about 63% of the sentences, some of them
-    several times, so it does not scatter around the probe of all: it fits noisier data, which moves some neurons up and
-    others down in every replicate. The replicates' range alone often leaves out the rank that it is about.
+    The range of ranks includes the ranking itself. A replicate is trained on about 63% of the sentences, some of them
+    several times, so it does not scatter around the full probe: it fits noisier data, which moves some neurons up and
+    others down in every replicate. The range of the replicates alone often excludes the rank that it describes.
 
     Args:
         scores: Scores of the probe's own ranking, shape (d_model,).
-        replicates: Scores in each of at least two replicates, shape (n_replicates, d_model).
+        replicates: Scores in each of two or more replicates, shape (n_replicates, d_model).
     """
     ranks = _ranks(np.concatenate([scores[None], replicates]))
     found, k = neuron_ranks(replicates), min(TOP_OF_BOOTSTRAPS, len(scores))
@@ -81,17 +81,17 @@ def stability_of(scores: NDArray[np.float64], replicates: NDArray[np.float64]) -
 
 
 def _ranks(scores: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return ranks from 1 as the ranked table has them, ties by lower index, of scores of shape (n, d_model)."""
+    """Return ranks from 1 as in the ranked table, ties by lower index, for scores of shape (n, d_model)."""
     order = np.argsort(-scores, axis=1, kind="stable")
     return np.argsort(order, axis=1, kind="stable") + 1
 
 
 def penalty_stability(scores: NDArray[np.float64], others: NDArray[np.float64]) -> dict[str, float]:
-    """Return what a ranking has in common with those under more and under less penalty, as columns of `accuracy.csv`.
+    """Return how far a ranking agrees with those under more and under less penalty, as columns of `accuracy.csv`.
 
     Args:
-        scores: Of the probe's own ranking, shape (d_model,).
-        others: Under each of `PENALTIES`, in their order, shape (2, d_model).
+        scores: Scores of the probe's own ranking, shape (d_model,).
+        others: Scores under each of `PENALTIES`, in their order, shape (2, d_model).
     """
     found: dict[str, float] = {}
     k = min(TOP_OF_PENALTIES, len(scores))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from probing.data.examples import Examples, read_share, whole_sentences
-from probing.evidence.leave_one_out import Outcome, Rise
+from probing.evidence.leave_one_out import AblationEffect, Outcome
 from probing.evidence.stability import Stability
 from probing.evidence.with_intercept import is_far
 from probing.rankings.contributions import ClassMagnitudes, MagnitudeAccumulator, mean_contribution
@@ -20,7 +20,7 @@ from probing.statistics.multiple_testing import discovery_rates
 from probing.statistics.separation import Separation, SeparationAccumulator, neurons_at_a_time
 from probing.tables.columns import BELOW_RESOLUTION, FALSE_DISCOVERIES, NEGLIGIBLE, UNINFORMATIVE
 
-# Below this share of its contribution, what a neuron says beyond its mean is the smaller part.
+# A neuron is flagged `offset` where centring leaves less than this share of its contribution.
 OFFSET_BELOW = 0.5
 REMOVAL_COLUMNS = ("cross_entropy_without", "cross_entropy_without_low", "cross_entropy_without_high", "removed")
 
@@ -30,19 +30,19 @@ _OUTCOMES: Mapping[Outcome, str] = {"seen": "", "negligible": f", {NEGLIGIBLE}",
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of a layer's neurons apart from the probe.
+    """What is known of a layer's neurons beyond the probe's weights.
 
     Args:
-        moments: Of the training tokens.
-        magnitudes: Of the test tokens.
-        separation: Of the training tokens.
-        unique: Estimate of what the probe loses without each neuron, if it was made, shape (d_model,).
-        stability: Over bootstraps of the training sentences, if there were any.
-        penalty_stability: Columns of `accuracy.csv`, if other penalties were tried.
-        rises: By neuron, what was measured by retraining without it.
-        matched: Those among them that were removed only to compare with.
-        contribution_companion: Mean over tokens of |W[y, i] * (v[i] - mean(v[i]))| with the weights of a companion
-            probe with an intercept, if one was trained, shape (d_model,).
+        moments: Moments of the training tokens.
+        magnitudes: Class magnitudes of the test tokens.
+        separation: How the neurons separate the classes, on the training tokens.
+        unique: Estimated loss of the probe without each neuron, shape (d_model,), or None.
+        stability: Stability of the ranking over bootstraps of the training sentences, or None.
+        penalty_stability: Columns of `accuracy.csv`; empty if no other penalty was tried.
+        ablation_effects: Effect of retraining without a neuron, by neuron, for those that were removed.
+        matched: Neurons among these that were removed only for comparison.
+        contribution_with_intercept: Mean over tokens of |W[y, i] * (v[i] - mean(v[i]))| with the weights of a probe
+            with an intercept, shape (d_model,), or None.
     """
 
     moments: Moments
@@ -51,9 +51,9 @@ class Evidence:
     unique: Tensor | None = None
     stability: Stability | None = None
     penalty_stability: Mapping[str, float] = field(default_factory=dict)
-    rises: Mapping[int, Rise] = field(default_factory=dict)
+    ablation_effects: Mapping[int, AblationEffect] = field(default_factory=dict)
     matched: Sequence[int] = ()
-    contribution_companion: Tensor | None = None
+    contribution_with_intercept: Tensor | None = None
 
 
 def collect_evidence(
@@ -66,7 +66,7 @@ def collect_evidence(
         test: Test examples.
         layers: Layer numbers.
         moments: Of each layer's training tokens.
-        n_classes: Number of classes.
+        moments: Moments of each layer's training tokens.
     """
     magnitudes = [MagnitudeAccumulator(m.mean, n_classes) for m in moments]
     for batch in read_share(test, layers):
@@ -81,7 +81,7 @@ def collect_evidence(
 def separation_of(train: Examples, layer: int, moments: Moments, n_classes: int) -> Separation:
     """Stream one layer's training tokens, divided among ranks, and return how its neurons separate the classes.
 
-    With so many classes that the covariances of all neurons would not fit, the tokens are streamed several times.
+    With so many classes that the covariances of all neurons exceed memory, the tokens are streamed several times.
     """
     sizes, parts = torch.from_numpy(train.counts(n_classes)), []
     for neurons in torch.arange(len(moments.mean)).split(neurons_at_a_time(n_classes)):
@@ -102,17 +102,17 @@ def order(statistic: Tensor) -> Tensor:
 def flags(contribution: Tensor, contribution_centred: Tensor, q: Tensor, dead: Tensor) -> list[str]:
     """Return what a reader must know before believing a neuron's rank.
 
-    `dead`: hardly varies, weight and contribution are 0. `offset`: less than half of the
-    contribution is left once the neuron's mean is taken off: large and nearly constant, it stands
-    in for the intercept that the probe lacks. `no-signal`: its values differ between classes no
-    more than labels permuted within sentences would make them. Among the layer's neurons without
-    this flag, at most `FALSE_DISCOVERIES` are expected to deserve it.
+    `dead`: the neuron hardly varies, so its weight and contribution are 0. `offset`: less than half of the
+    contribution remains once the neuron's mean is subtracted: it is large and nearly constant, and replaces
+    the intercept that the probe lacks. `no-signal`: its values differ between classes no more than under
+    labels permuted within sentences. Among the layer's neurons without this flag, at most a share of
+    `FALSE_DISCOVERIES` is expected to have no signal.
 
     Args:
-        contribution: Shape (d_model,), as are the others.
-        contribution_centred: The same without the neurons' means.
-        q: Lowest false discovery rate at which each counts as a signal.
-        dead: Which hardly vary.
+        contribution: Contribution of each neuron, shape (d_model,).
+        contribution_centred: Contribution of each neuron without its mean, shape (d_model,).
+        q: Lowest false discovery rate at which each neuron counts as a signal, shape (d_model,).
+        dead: Which neurons are dead, shape (d_model,), bool.
     """
     offset = contribution_centred < OFFSET_BELOW * contribution
     no_signal = q > FALSE_DISCOVERIES
@@ -123,20 +123,20 @@ def flags(contribution: Tensor, contribution_centred: Tensor, q: Tensor, dead: T
 
 
 def neuron_table(layer: int, weight: Tensor, evidence: Evidence, is_informative: bool = True) -> list[dict[str, Any]]:
-    """Return the ranked table of a layer, a row a neuron, by contribution.
+    """Return the ranked table of a layer, one row per neuron, by contribution.
 
     Args:
         layer: Layer number.
-        weight: Of the layer's probe on raw hidden states, shape (n_classes, d_model).
-        evidence: Of the layer.
-        is_informative: Whether the layer's probe beats a constant answer; where it does not, the flag says so of every
-            neuron that is not dead, and no other.
+        weight: Weight of the layer's probe on raw hidden states, shape (n_classes, d_model).
+        evidence: Evidence of the layer.
+        is_informative: Whether the layer's probe beats a constant answer; where it does not, every neuron that is not
+            dead has this as its only flag.
     """
     contribution = mean_contribution(weight, evidence.magnitudes)
     centred = mean_contribution(weight, evidence.magnitudes, centred=True)
     mean, total = float(contribution.mean()), float(contribution.sum())
     dead, separation = evidence.moments.dead, evidence.separation
-    # Shares of a dead neuron's variance would be shares of rounding errors.
+    # A dead neuron's variance is rounding error, so its share explained by class means nothing.
     p = torch.where(dead, 1.0, separation.p)
     q = discovery_rates(p, ~dead)
     flag = flags(contribution, centred, q, dead)
@@ -160,21 +160,21 @@ def neuron_table(layer: int, weight: Tensor, evidence: Evidence, is_informative:
     if evidence.stability is not None:
         columns["rank_low"] = evidence.stability.rank_low.tolist()
         columns["rank_high"] = evidence.stability.rank_high.tolist()
-    if evidence.contribution_companion is not None:
-        pairs = zip(evidence.contribution_companion.tolist(), is_far(evidence.moments).tolist(), strict=True)
+    if evidence.contribution_with_intercept is not None:
+        pairs = zip(evidence.contribution_with_intercept.tolist(), is_far(evidence.moments).tolist(), strict=True)
         columns["contribution_companion"] = [value if far else None for value, far in pairs]
     rows = [
         {"layer": layer, "rank": rank, "neuron": i, **{name: values[i] for name, values in columns.items()}}
         for rank, i in enumerate(order(contribution).tolist(), start=1)
     ]
-    for row in rows if evidence.rises else ():
-        row |= _removal_columns(evidence.rises.get(row["neuron"]), row["neuron"] in evidence.matched)
+    for row in rows if evidence.ablation_effects else ():
+        row |= _removal_columns(evidence.ablation_effects.get(row["neuron"]), row["neuron"] in evidence.matched)
     return rows
 
 
-def _removal_columns(rise: Rise | None, is_matched: bool) -> dict[str, Any]:
-    """Return what retraining without a neuron showed; empty cells for the many that were not removed."""
-    if rise is None:
+def _removal_columns(effect: AblationEffect | None, is_matched: bool) -> dict[str, Any]:
+    """Return the result of retraining without a neuron; the cells are empty for neurons that were not removed."""
+    if effect is None:
         return dict.fromkeys(REMOVAL_COLUMNS)
-    how = ("matched" if is_matched else "top") + _OUTCOMES[rise.outcome]
-    return dict(zip(REMOVAL_COLUMNS, (rise.value, rise.low, rise.high, how), strict=True))
+    how = ("matched" if is_matched else "top") + _OUTCOMES[effect.outcome]
+    return dict(zip(REMOVAL_COLUMNS, (effect.value, effect.low, effect.high, how), strict=True))

@@ -1,12 +1,12 @@
-"""How much of what a linear probe knows is left with few neurons, without them, and after linear erasure.
+"""How much usable information a linear probe has left with few neurons, without them, and after linear erasure.
 
-Known is what a probe saves over the best constant answer, in nats a token: usable information (Xu et al. 2020, arXiv
-2002.10689) of linear probes. Every condition trains a probe of its own, for neurons that are taken from a trained probe
-leave it out of tune. Neurons that a ranking puts first are held against as many drawn at random, and erasure against
-erasing labels dealt anew within each sentence: that removes as many directions.
+Usable information (Xu et al. 2020, arXiv 2002.10689) is what a linear probe saves over the best constant answer, in
+nats per token. Every condition trains its own probe, because a trained probe is no longer optimal once neurons are
+taken from it. The first neurons of a ranking are compared with as many random neurons, and erasure of the labels with
+erasure of labels permuted within each sentence, which removes as many directions.
 
-Less than nothing is known where a bias-free probe lacks the neurons to make an intercept of: with ten random ones in
-the built-in model's last layer, -.2 nats.
+The information is negative where a bias-free probe has too few neurons to make up for the missing intercept: with ten
+random neurons of the built-in model's last layer, -.2 nats.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from probing.statistics.intervals import accuracy_interval, mean_interval
 from probing.tables.rankings import CONDITIONS
 from probing.transforms.erasure import fit_erasers, with_neurons, without
 
-KNOWLEDGE_COLUMNS = (
+INFORMATION_COLUMNS = (
     "layer", "condition", "n_neurons", "n_removed", "accuracy", "accuracy_low", "accuracy_high", "majority_accuracy",
     "cross_entropy", "constant_cross_entropy", "information", "information_low", "information_high", "share",
     "n_test_tokens",
 )  # fmt: skip
-# What tells one row from another.
-KNOWLEDGE_KEY = ("layer", "condition")
+# The columns that identify a row.
+INFORMATION_KEY = ("layer", "condition")
 
 
-def what_is_known(
+def usable_information(
     sides: Sides,
     rankings: Mapping[int, Sequence[int]],
     n_top: int,
@@ -47,19 +47,19 @@ def what_is_known(
 
     Args:
         sides: Examples and their classes.
-        rankings: Of each layer that is looked at, all its neurons, the first leading.
-        n_top: How many of them are kept or removed.
-        training: How to train.
-        seed: Of random neurons and shuffled labels.
+        rankings: All neurons of each layer, the first of the ranking in front, by layer number.
+        n_top: Number of first neurons that are kept or removed.
+        training: Training options.
+        seed: Seed of the random neurons and of the shuffled labels.
 
     Returns:
-        Rows with `KNOWLEDGE_COLUMNS`: `n_removed` counts neurons, or directions where the class is erased;
-        `constant_cross_entropy` is that of the classes' shares in training, `information` what the probe saves over
-        it, with its interval over test sentences, `share` that over what is known with every neuron (NaN where that
-        is nothing).
+        Rows with `INFORMATION_COLUMNS`. `n_removed` counts neurons, or directions where labels are erased;
+        `constant_cross_entropy` is that of predicting the classes' shares in training; `information` is what the
+        probe saves over it, with its interval over test sentences; `share` is its ratio to the information of all
+        neurons (NaN where these have none).
 
     Raises:
-        ValueError: If `n_top` is not between 1 and half the neurons, of which as many random ones are the other half.
+        ValueError: If `n_top` is not between 1 and half the neurons: as many random ones are drawn from the others.
     """
     layers, d_model = list(rankings), sides.train.store.plan.d_model
     if not 1 <= n_top <= d_model // 2:
@@ -84,7 +84,7 @@ def what_is_known(
         losses = cross_entropy_by_sentence(changed.test, fits)
         for fit, loss in zip(fits, losses, strict=True):
             row = {"layer": fit.layer, "condition": condition, "n_neurons": changed.test.store.plan.d_model}
-            rows.append({**row, "n_removed": n_removed[fit.layer], **_known(sides, fit, loss)})
+            rows.append({**row, "n_removed": n_removed[fit.layer], **_information(sides, fit, loss)})
     full = {row["layer"]: row["information"] for row in rows if row["condition"] == "all"}
     for row in rows:
         row["share"] = row["information"] / full[row["layer"]] if full[row["layer"]] > 0 else float("nan")
@@ -103,11 +103,11 @@ def cross_entropy_by_sentence(test: Examples, fits: Sequence[LayerFit]) -> NDArr
     """Return for each probe the sum of its cross-entropy over the examples of each sentence, in nats.
 
     Args:
-        test: The activations the probes read, of any side.
+        test: Examples with the activations that the probes read, of any side.
         fits: Probes of different layers.
 
     Returns:
-        Shape (n_fits, n_sentences of the corpus).
+        Shape (n_fits, n_sentences), for all sentences of the corpus.
     """
     sums = torch.zeros(len(fits), test.store.tokens.n_sentences, dtype=torch.float64)
     for batch in read(test, [fit.layer for fit in fits]):
@@ -117,13 +117,13 @@ def cross_entropy_by_sentence(test: Examples, fits: Sequence[LayerFit]) -> NDArr
     return sums.numpy()
 
 
-def _known(sides: Sides, fit: LayerFit, loss: NDArray[np.float64]) -> dict[str, Any]:
+def _information(sides: Sides, fit: LayerFit, loss: NDArray[np.float64]) -> dict[str, Any]:
     """Return accuracy and information with their intervals over test sentences.
 
     Args:
         sides: Examples and their classes.
         fit: The probe.
-        loss: Its cross-entropy over each sentence, shape (n_sentences,).
+        loss: Sum of its cross-entropy over each sentence, shape (n_sentences,).
     """
     test, counts = sides.test, sides.train.counts(len(sides.classes))
     kept = test.labels >= 0

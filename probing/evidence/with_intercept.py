@@ -1,8 +1,9 @@
-"""A companion probe with an intercept, for neurons whose mean makes their centred contribution unreliable.
+"""A probe with an intercept, for neurons whose mean makes their centred contribution unreliable.
 
-The probe has no intercept, so the weights of a neuron that stays far from 0 are a compromise: they serve as one, and
-they tell classes apart. Taking the mean off afterwards does not undo that. The companion has the same penalty in the
-same space, but reads centred neurons beside a constant: its weights tell classes apart and do nothing else.
+The usual probe has no intercept, so the weight of a neuron that stays far from 0 is a compromise: it replaces the
+intercept and tells classes apart. Subtracting the mean afterwards does not separate the two. The probe with an
+intercept has the same penalty in the same space but reads centred neurons and a constant, so that the weights of its
+neurons only tell classes apart.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ from probing.statistics.moments import Moments, PenaltySpace
 from probing.tables.columns import FAR
 from probing.transforms.erasure import Changed
 
-# The constant that the companion reads. Its weights are penalised like all others, so that the bound on the distance to
-# the optimum holds, and the intercept thereby by a 10,000th of that: nearly free.
+# The constant feature. Its weights are penalised like all others, so that the bound on the distance to the optimum
+# holds; at this size the intercept is penalised by only a 10,000th of that and is nearly free.
 CONSTANT = 100.0
 
 
 def is_far(moments: Moments) -> Tensor:
-    """Return which live neurons have a mean far from 0, shape (d_model,), bool."""
+    """Return which live neurons have a mean far from 0 (more than `FAR` sd), shape (d_model,), bool."""
     return (moments.mean.abs() > FAR * moments.sd) & ~moments.dead
 
 
 def with_constants(sides: Sides, moments: Mapping[int, Moments], space: PenaltySpace) -> Sides:
-    """Return the sides with the companion's features, shape (n, d_model + 1), in place of the layers' activations.
+    """Return the sides with centred neurons and a constant, shape (n, d_model + 1), in place of the activations.
 
     Args:
-        sides: With the true activations.
-        moments: Of the training tokens, by layer number.
-        space: Where weights are penalised.
+        sides: Examples with their activations.
+        moments: Moments of the training tokens, by layer number.
+        space: Space in which weights are penalised.
     """
     changes = {layer: with_constant(own, space) for layer, own in moments.items()}
     width = sides.train.store.plan.d_model + 1
@@ -42,14 +43,14 @@ def with_constants(sides: Sides, moments: Mapping[int, Moments], space: PenaltyS
 
 
 def with_constant(moments: Moments, space: PenaltySpace) -> Callable[[Tensor], Tensor]:
-    """Return what takes hidden states to the companion's features: centred, scaled, and the constant behind them.
+    """Return a function that centres and scales hidden states and appends the constant.
 
     Args:
-        moments: Of the training tokens.
-        space: Where weights are penalised.
+        moments: Moments of the training tokens.
+        space: Space in which weights are penalised.
 
     Returns:
-        A map from shape (n, d_model) to (n, d_model + 1).
+        A function from shape (n, d_model) to (n, d_model + 1).
     """
     mean, inverse_scale = moments.mean.float(), moments.inverse_scale(space).float()
 
@@ -60,26 +61,28 @@ def with_constant(moments: Moments, space: PenaltySpace) -> Callable[[Tensor], T
     return change
 
 
-def companion_moments(moments: Moments, space: PenaltySpace) -> Moments:
-    """Return the moments of the companion's features; the constant counts as live."""
+def moments_with_constant(moments: Moments, space: PenaltySpace) -> Moments:
+    """Return the moments of the features of `with_constant`; the constant is given sd 1, so that it counts as live."""
     inverse_scale = moments.inverse_scale(space)
     scaled = inverse_scale[:, None] * moments.covariance * inverse_scale
-    covariance = torch.nn.functional.pad(scaled, (0, 1, 0, 1))  # of the constant 0
+    covariance = torch.nn.functional.pad(scaled, (0, 1, 0, 1))  # the constant has covariance 0
     sd = torch.cat([moments.sd * inverse_scale, torch.ones(1)])
     mean = torch.cat([torch.zeros_like(moments.mean), torch.tensor([CONSTANT])])
     return Moments(moments.n_tokens, mean.double(), sd.double(), covariance)
 
 
-def companion_start(weight: Tensor, moments: Moments, space: PenaltySpace) -> Tensor:
-    """Return the companion that has the probe's logits, but for what far neurons say: their means become intercept.
+def start_with_intercept(weight: Tensor, moments: Moments, space: PenaltySpace) -> Tensor:
+    """Return an initial weight of the probe with an intercept, with the logits of the probe without one.
+
+    Only neurons with a mean far from 0 differ: they start at 0, and their means go into the intercept.
 
     Args:
-        weight: Of the probe on raw hidden states, shape (n_classes, d_model).
-        moments: Of the training tokens.
-        space: Where weights are penalised.
+        weight: Weight of the probe without intercept on raw hidden states, shape (n_classes, d_model).
+        moments: Moments of the training tokens.
+        space: Space in which weights are penalised.
 
     Returns:
-        On the companion's features, shape (n_classes, d_model + 1).
+        Weight on the features of `with_constant`, shape (n_classes, d_model + 1).
     """
     inverse_scale = moments.inverse_scale(space)
     intercept = weight.double() @ moments.mean / CONSTANT
@@ -89,5 +92,9 @@ def companion_start(weight: Tensor, moments: Moments, space: PenaltySpace) -> Te
 
 
 def on_hidden_states(weight: Tensor, moments: Moments, space: PenaltySpace) -> Tensor:
-    """Return the companion's weights on raw hidden states, without the intercept, shape (n_classes, d_model)."""
+    """Convert a weight on the features of `with_constant` to raw hidden states, without the intercept.
+
+    Returns:
+        Shape (n_classes, d_model).
+    """
     return weight[:, :-1] * moments.inverse_scale(space).to(weight)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from probing.evidence.leave_one_out import Rise, matched, rise, unique, without
+from probing.evidence.leave_one_out import AblationEffect, ablation_effect, matched, unique, without
 from probing.evidence.retraining import Retraining, with_removals, with_replicates
 from probing.evidence.table import collect_evidence, neuron_table
 from probing.probes.linear import Problem
@@ -86,29 +86,29 @@ def test_matched_neurons_vary_about_as_much_and_are_none_of_the_top() -> None:
 def test_a_rise_is_paired_by_sentence() -> None:
     generator = np.random.default_rng(0)
     n_tokens = generator.integers(3, 30, 200)
-    before = generator.exponential(5, 200) * n_tokens  # sentences differ far more than the rise
-    found = rise(before, before + 0.1 * n_tokens, n_tokens, shift=0.0)
+    before = generator.exponential(5, 200) * n_tokens  # sentences differ far more than the effect
+    found = ablation_effect(before, before + 0.1 * n_tokens, n_tokens, shift=0.0)
     assert found.value == pytest.approx(0.1)
     assert (found.low, found.high) == (pytest.approx(0.1), pytest.approx(0.1))
     assert found.outcome == "seen"
-    widened = rise(before, before + 0.1 * n_tokens, n_tokens, shift=0.11)
+    widened = ablation_effect(before, before + 0.1 * n_tokens, n_tokens, shift=0.11)
     assert (widened.low, widened.high) == (pytest.approx(-0.01), pytest.approx(0.21))
     assert widened.outcome == "unresolved"
-    few = rise(before[:19], before[:19] + 0.1 * n_tokens[:19], n_tokens[:19], shift=0.01)
+    few = ablation_effect(before[:19], before[:19] + 0.1 * n_tokens[:19], n_tokens[:19], shift=0.01)
     assert few.value == pytest.approx(0.1)
     assert np.isnan([few.low, few.high]).all()
     assert few.outcome == "unresolved"
 
 
-def test_a_rise_is_nothing_only_where_its_interval_says_so() -> None:
-    assert Rise(0.0002, -0.0001, 0.0009).outcome == "negligible"
-    assert Rise(0.0002, -0.0001, 0.0011).outcome == "unresolved"
-    assert Rise(0.0007, 0.0005, 0.0009).outcome == "seen"
-    assert Rise(-0.003, -0.004, -0.002).outcome == "seen"
-    assert Rise(0.0, math.nan, math.nan).outcome == "unresolved"
+def test_an_ablation_effect_is_negligible_only_where_its_interval_says_so() -> None:
+    assert AblationEffect(0.0002, -0.0001, 0.0009).outcome == "negligible"
+    assert AblationEffect(0.0002, -0.0001, 0.0011).outcome == "unresolved"
+    assert AblationEffect(0.0007, 0.0005, 0.0009).outcome == "seen"
+    assert AblationEffect(-0.003, -0.004, -0.002).outcome == "seen"
+    assert AblationEffect(0.0, math.nan, math.nan).outcome == "unresolved"
 
 
-def test_rises_are_those_from_optimum_to_optimum(data: Data) -> None:
+def test_ablation_effects_are_those_from_optimum_to_optimum(data: Data) -> None:
     fits = data.fit(l2=1e-4, tolerance=1e-3)
     train = replace(training(1e-3), penalty=Penalty(0.0, 1e-4))
     evidence = collect_evidence(data.train, data.test, [0], [fits[0].moments], len(data.classes))
@@ -122,7 +122,7 @@ def test_rises_are_those_from_optimum_to_optimum(data: Data) -> None:
         return objective(best, test_x[:, neurons], test_y, 0, 0)[0]
 
     with_all = tested(list(range(8)))
-    for neuron, one in found.rises.items():
+    for neuron, one in found.ablation_effects.items():
         exact = tested([i for i in range(8) if i != neuron]) - with_all
         assert abs(one.value - exact) <= max(0.05 * abs(exact), 2e-5), neuron
         assert one.low <= exact <= one.high

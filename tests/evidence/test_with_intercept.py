@@ -1,4 +1,4 @@
-"""The companion probe: scikit-learn's with an intercept, and what it makes of neurons with a mean far from 0."""
+"""The probe with an intercept: it equals scikit-learn's, and judges neurons whose mean is far from 0."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytorch_lightning as pl
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from probing.evidence.retraining import Retraining, with_companions
+from probing.evidence.retraining import Retraining, with_intercept_probes
 from probing.evidence.table import Evidence, collect_evidence, neuron_table
-from probing.evidence.with_intercept import companion_moments, is_far, with_constant
+from probing.evidence.with_intercept import is_far, moments_with_constant, with_constant
 from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
 from probing.runtime.terminal import render
@@ -49,7 +49,7 @@ def strengthened(folder: Path, *layers: Array, space: PenaltySpace = "sd", toler
     fits = data.fit(layers=numbers, l2=L2, tolerance=1e-6, penalty_space=space)
     evidence = collect_evidence(data.train, data.test, numbers, [fit.moments for fit in fits], len(data.classes))
     training = Training(Penalty(0.0, L2), Lbfgs(tolerance), space)
-    found = with_companions(evidence, Retraining(data, numbers, fits, training, 0))
+    found = with_intercept_probes(evidence, Retraining(data, numbers, fits, training, 0))
     return data, found, [neuron_table(i, fits[i].weight, found[i]) for i in numbers]
 
 
@@ -71,15 +71,15 @@ def reference(data: Data, space: PenaltySpace) -> Array:
 
 
 @pytest.mark.parametrize("space", ["sd", "rms", "raw"])
-def test_the_companion_is_logistic_regression_with_an_intercept_on_centred_features(
+def test_the_probe_with_an_intercept_is_logistic_regression_on_centred_features(
     tmp_path: Path, space: PenaltySpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("probing.evidence.retraining.VARIANT_TOLERANCE", 1e-6)
     data, (found,), (rows,) = strengthened(tmp_path / "store", planted(), space=space)
     expected = reference(data, space)
-    assert found.contribution_companion is not None
+    assert found.contribution_with_intercept is not None
     # Within 1e-6 nats of the optimum, which is flat: weights may be off by sqrt(1e-6 / l2) in all.
-    np.testing.assert_allclose(found.contribution_companion, expected, rtol=0.02, atol=2e-3)
+    np.testing.assert_allclose(found.contribution_with_intercept, expected, rtol=0.02, atol=2e-3)
     shown = {row["neuron"]: row["contribution_companion"] for row in rows}
     assert {n for n, value in shown.items() if value is not None} == {INFORMATIVE, CONSTANT}
     assert shown[CONSTANT] == pytest.approx(expected[CONSTANT], abs=2e-3)
@@ -87,29 +87,29 @@ def test_the_companion_is_logistic_regression_with_an_intercept_on_centred_featu
 
 def test_at_its_own_tolerance_it_tells_a_constant_from_a_neuron_that_is_far_and_informative(tmp_path: Path) -> None:
     _, (found, plain), (rows, as_it_was) = strengthened(tmp_path / "store", planted(), planted(offset=0.0))
-    companion, by_neuron = found.contribution_companion, {row["neuron"]: row for row in rows}
-    assert companion is not None
+    centred, by_neuron = found.contribution_with_intercept, {row["neuron"]: row for row in rows}
+    assert centred is not None
     live = [i for i in range(9) if i != 8]
-    assert companion[8] == 0
-    assert min(live, key=lambda i: companion[i]) == CONSTANT
+    assert centred[8] == 0
+    assert min(live, key=lambda i: centred[i]) == CONSTANT
     # Without its offset the constant is still there, and still the intercept: the informative neuron's value is that
     # of a probe which has one, to a fifth.
     before = {row["neuron"]: row for row in as_it_was}[INFORMATIVE]["contribution"]
-    assert companion[INFORMATIVE] == pytest.approx(before, rel=0.2)
+    assert centred[INFORMATIVE] == pytest.approx(before, rel=0.2)
     assert by_neuron[INFORMATIVE]["contribution"] > 2 * before
-    assert plain.contribution_companion is not None  # of the constant
+    assert plain.contribution_with_intercept is not None  # of the constant
     assert {row["neuron"] for row in as_it_was if row["contribution_companion"] is not None} == {CONSTANT}
 
 
-def test_layers_without_far_neurons_have_no_companion(tmp_path: Path) -> None:
+def test_layers_without_far_neurons_get_no_probe_with_an_intercept(tmp_path: Path) -> None:
     near = np.delete(planted(offset=0.0), CONSTANT, axis=1)
     far = np.delete(planted(), CONSTANT, axis=1)
     _, found, tables = strengthened(tmp_path / "store", near, far)
-    assert found[0].contribution_companion is None
+    assert found[0].contribution_with_intercept is None
     assert "contribution_companion" not in tables[0][0]
-    assert found[1].contribution_companion is not None
+    assert found[1].contribution_with_intercept is not None
     _, (alone,), _ = strengthened(tmp_path / "alone", far)
-    np.testing.assert_allclose(found[1].contribution_companion, alone.contribution_companion, rtol=1e-5)
+    np.testing.assert_allclose(found[1].contribution_with_intercept, alone.contribution_with_intercept, rtol=1e-5)
 
 
 def test_nothing_is_trained_where_no_neuron_is_far(tmp_path: Path) -> None:
@@ -121,7 +121,9 @@ def test_nothing_is_trained_where_no_neuron_is_far(tmp_path: Path) -> None:
         raise AssertionError(what)
 
     training = Training(Penalty(0.0, L2), Lbfgs(1e-3))
-    assert with_companions(evidence, Retraining(data, [0], [fit], replace(training, progress=refuse), 0)) == evidence
+    assert (
+        with_intercept_probes(evidence, Retraining(data, [0], [fit], replace(training, progress=refuse), 0)) == evidence
+    )
 
 
 def test_far_is_more_than_three_standard_deviations_and_alive(tmp_path: Path) -> None:
@@ -140,14 +142,16 @@ def test_its_moments_are_those_of_its_features_however_far_neurons_are(space: Pe
     accumulator.update(states)
     moments = accumulator.result()
     features = with_constant(moments, space)(states.double())
-    found = companion_moments(moments, space).second_moment
+    found = moments_with_constant(moments, space).second_moment
     # Correlations of features that are centred in float64 and multiplied in float32.
     scale = found.diagonal().rsqrt()
     expected = features.T @ features / len(features)
     torch.testing.assert_close(scale[:, None] * found * scale, scale[:, None] * expected * scale, rtol=0, atol=1e-3)
 
 
-def test_the_table_and_the_sentence_take_the_companions_word_where_centring_is_unreliable(tmp_path: Path) -> None:
+def test_the_table_and_the_sentence_use_the_probe_with_an_intercept_where_centring_is_unreliable(
+    tmp_path: Path,
+) -> None:
     _, _, (rows,) = strengthened(tmp_path / "store", planted())
     shown, row = render(neurons_table(rows)), {row["neuron"]: row for row in rows}[INFORMATIVE]
     assert f" {row['contribution_companion']:.4f}*" in shown

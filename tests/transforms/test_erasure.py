@@ -19,7 +19,7 @@ from probing import WandbOptions, fit, rank
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.data.examples import read
-from probing.evidence.usable_information import KNOWLEDGE_COLUMNS, cross_entropy_by_sentence, what_is_known
+from probing.evidence.usable_information import INFORMATION_COLUMNS, cross_entropy_by_sentence, usable_information
 from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
 from probing.tables.columns import without_nan
@@ -252,11 +252,11 @@ def test_neurons_are_picked_layer_by_layer_and_equally_many(planted: Data) -> No
 TRAINING = Training(Penalty(0, 1e-4), Lbfgs(1e-4))
 
 
-def test_what_is_known_sits_where_it_was_planted(planted: Data) -> None:
+def test_usable_information_is_where_it_was_planted(planted: Data) -> None:
     order = list(range(48))
     rows = {
         (row["layer"], row["condition"]): row
-        for row in what_is_known(planted, {1: order, 0: order}, 4, TRAINING, seed=0)
+        for row in usable_information(planted, {1: order, 0: order}, 4, TRAINING, seed=0)
     }
     assert list(rows) == [(layer, condition) for layer in (1, 0) for condition in CONDITIONS]
     for layer in (0, 1):
@@ -274,7 +274,7 @@ def test_what_is_known_sits_where_it_was_planted(planted: Data) -> None:
         assert rows[layer, "without_top"]["n_removed"] == 4
         assert rows[layer, "without_top"]["n_neurons"] == 44
         for row in (rows[layer, condition] for condition in CONDITIONS):
-            assert set(KNOWLEDGE_COLUMNS) == set(row)
+            assert set(INFORMATION_COLUMNS) == set(row)
             assert row["accuracy_low"] <= row["accuracy"] <= row["accuracy_high"]
             assert row["information_low"] <= row["information"] <= row["information_high"]
             assert row["information"] == pytest.approx(row["constant_cross_entropy"] - row["cross_entropy"])
@@ -284,7 +284,7 @@ def test_without_signal_nothing_is_known_and_there_is_nothing_to_share(tmp_path:
     tokens = make_tokens(LENGTHS[:100])
     noise = np.random.default_rng(2).standard_normal((tokens.n_tokens, 6))
     data = sides(make_store(tmp_path / "store", [noise], tokens, shard_tokens=500))
-    rows = what_is_known(data, {0: range(6)}, 2, TRAINING, seed=0)
+    rows = usable_information(data, {0: range(6)}, 2, TRAINING, seed=0)
     assert all(row["information_low"] <= 0 for row in rows)
     assert all(np.isnan(row["share"]) or row["information"] > 0 or row["share"] < 1 for row in rows)
 
@@ -292,7 +292,7 @@ def test_without_signal_nothing_is_known_and_there_is_nothing_to_share(tmp_path:
 @pytest.mark.parametrize("n_top", [0, 25])
 def test_more_than_half_of_the_neurons_are_no_top(planted: Data, n_top: int) -> None:
     with pytest.raises(ValueError, match="expected 1 to 24"):
-        what_is_known(planted, {0: range(48)}, n_top, TRAINING, seed=0)
+        usable_information(planted, {0: range(48)}, n_top, TRAINING, seed=0)
 
 
 # --- a finished run ---
@@ -315,7 +315,7 @@ def test_of_a_finished_run_the_table_is_written_beside_its_rankings(
     assert "shuffled labels erased instead" in output
     assert {path.name for path in folder.iterdir()} == {"contribution.csv", "erasure.csv", "wandb"}
     rows = read_csv(folder / "erasure.csv")
-    assert list(rows[0]) == list(KNOWLEDGE_COLUMNS)
+    assert list(rows[0]) == list(INFORMATION_COLUMNS)
     assert [(row["layer"], row["condition"]) for row in rows] == [(2, condition) for condition in CONDITIONS]
     (tracked,) = read_offline_runs(folder)
     assert len(tracked.table("erasure")) == len(rows)
