@@ -1,23 +1,24 @@
-"""Agreement of two scorings of the same neurons, each number beside what chance gives.
+"""Agreement of two scorings of the same neurons, each number beside its value under chance.
 
-**Chance** is one scoring dealt to the neurons anew, at random. P-values are one-sided, the share of dealings that agree
-at least as much, the true one among them: the question is whether two rankings agree more than unrelated ones would,
-and opposed rankings do not agree. It takes the neurons of a layer to be exchangeable; where many of them say the same,
-chance is wider than this and p-values are too small. Where neurons were matched by what they do, even rankings that
-have nothing to do with each other agree a little: given some (`unrelated`), chance is moved up to their mean agreement
-with the spread of the dealings; the lower end of its interval stays. It is never moved down: p-values only grow.
+**Chance** permutes one scoring among the neurons at random. P-values are one-sided: the share of permutations that
+agree at least as much, the true one included. The question is whether two rankings agree more than unrelated ones
+would; opposed rankings do not agree. This takes the neurons of a layer to be exchangeable; where many of them carry the
+same information, chance varies more than this and p-values are too small. Where neurons were matched by their
+activations, even unrelated rankings agree a little. If such rankings are given (`unrelated`), chance is moved up to
+their mean agreement and keeps the spread of the permutations; the lower end of its interval stays. It is never moved
+down, so p-values only grow.
 
-**The interval** of a value is another thing than the interval of chance. The neurons of a layer are all there are, no
-sample of others, and a bootstrap of them counts twins as agreement; what could have come out otherwise is the
-sentences. So it is made from scorings of redrawn sentences (`probing.statistics.bootstrap`), and is NaN where
-none are given. Redrawing adds the noise of sampling once more, which lowers every agreement: only the spread of the
-redrawn values is used, laid around the value. It covers the agreement that runs on as many sentences have on average
-(in trials 88 to 99 times of 100); more sentences would raise that.
+**The interval** of a value is not the interval of chance. The neurons of a layer are not a sample of others, and a
+bootstrap of neurons counts duplicates as agreement; what could have come out otherwise is the sentences. The interval
+is therefore made from scorings on resampled sentences (`probing.statistics.bootstrap.resampled_means`), and is NaN where none
+are given. Resampling adds sampling noise once more, which lowers every agreement, so only the spread of the resampled
+values is used, laid around the value. The interval covers the mean agreement of runs on as many sentences (in trials 88
+to 99 times of 100); more sentences would raise that agreement.
 
-**Dead neurons** score exactly 0. A neuron dead in both tells nothing of either ranking, yet at the bottom of both it
-would look like agreement. Spearman and Kendall take the neurons that live in both. Overlap and rank-biased overlap ask
-what was chosen, so they take those that live in either, and a dead neuron has no place: it is in no top k, whatever
-its index. Chance deals the scores to the same neurons as are compared.
+**Dead neurons** score exactly 0. A neuron that is dead in both runs says nothing about either ranking, yet at the
+bottom of both it would look like agreement. Spearman and Kendall use the neurons that are live in both. Overlap and
+rank-biased overlap ask which neurons were chosen, so they use those that are live in either, and a dead neuron is in no
+top k, whatever its index. Chance permutes the scores among the same neurons that are compared.
 """
 
 from __future__ import annotations
@@ -45,17 +46,17 @@ class Agreement:
     """One statistic of two scorings; NaN where it is undefined or was not measured.
 
     Args:
-        statistic: Which.
+        statistic: Name of the statistic.
         value: In 0..1 for overlap and rank-biased overlap, in -1..1 for Spearman and Kendall.
-        low: Lower end of the value's interval over redrawn sentences.
-        high: Upper end.
-        chance: What chance gives on average.
-        chance_low: Lower end of the interval in which 95 of 100 chances lie.
-        chance_high: Upper end.
-        p_value: One-sided, not corrected for being one of many.
-        n_neurons: Neurons compared.
-        null: The statistic under shuffled labels of the first task, and of the second, shape (2, n_draws), if rankings
-            by such labels were given.
+        low: Lower end of the value's interval over resampled sentences.
+        high: Upper end of that interval.
+        chance: Mean of the statistic under chance.
+        chance_low: Lower end of the interval that holds 95 of 100 values under chance.
+        chance_high: Upper end of that interval.
+        p_value: One-sided p-value, not corrected for multiple tests.
+        n_neurons: Number of neurons compared.
+        null: The statistic under shuffled labels of the first task, and of the second, shape (2, n_draws); None if no
+            rankings under such labels were given.
     """
 
     statistic: Statistic
@@ -85,24 +86,24 @@ def agreement(
 ) -> list[Agreement]:
     """Return the statistics of two scorings, in the order of `STATISTICS`.
 
-    Where a side scores all neurons equally it ranks nothing, and every statistic is NaN.
+    Where either scoring is constant it ranks nothing, and every statistic is NaN.
 
     Args:
-        scores_a: Higher is better, 0 is dead, shape (n,).
-        scores_b: Of the same neurons in the same order, or of those they were matched with, shape (n,).
+        scores_a: Scores of the first side, higher is better, 0 is dead, shape (n,).
+        scores_b: Scores of the same neurons in the same order, or of those they were matched with, shape (n,).
         k: Size of the top.
-        persistence: p of rank-biased overlap; the higher, the deeper it looks.
-        groups: With which neuron of the other model each was matched, shape (n,). Needed where several share one:
-            they then share its score in every dealing too.
-        draws: Scorings of redrawn sentences, both of shape (n_draws, n). Row is compared with row, so runs on the same
-            corpus should take the same sentences in each.
-        unrelated: Pairs of scorings that were come by in the same way and have nothing to do with each other, each of
-            shape (n,) of its own.
-        shuffled: Scorings of the same neurons by shuffled labels of the first task, and of the second, both of shape
-            (n_draws, n). Then these are what chance gives, and nothing is exchanged.
-        permutations: Dealings. The least p-value is 1 / (1 + permutations); see `permutations_for`.
-        seed: Of the dealings, which are the same for all comparisons of as many neurons; hence 49 pairs of layers
-            cost little more than one.
+        persistence: p of rank-biased overlap; the higher it is, the more of the ranking counts.
+        groups: The neuron of the other model that each neuron was matched with, shape (n,). Needed where several
+            neurons share one: they then share its score in every permutation too.
+        draws: Scores of each side on resampled sentences, both of shape (n_draws, n). Row i is compared with row i, so
+            runs on the same corpus should use the same sentences in each row.
+        unrelated: Pairs of scorings that were obtained in the same way and are unrelated, both of a pair of the same
+            length.
+        shuffled: Scores of the same neurons under shuffled labels of the first task, and of the second, both of shape
+            (n_draws, n). They then define chance, and nothing is permuted.
+        permutations: Number of permutations. The smallest p-value is 1 / (1 + permutations); see `permutations_for`.
+        seed: Seed of the permutations. Comparisons of equally many neurons share them, so that 49 pairs of layers cost
+            little more than one.
 
     Raises:
         ValueError: If the shapes do not fit, a score is not finite, there are fewer than two neurons, k is not in
@@ -125,18 +126,18 @@ def agreement(
 
 
 def permutations_for(n_tests: int) -> int:
-    """Return how many dealings let the least p-value stay below .025 once `holm` has corrected for so many tests."""
+    """Return a number of permutations whose smallest p-value stays below .025 after `holm` corrects for `n_tests`."""
     return max(PERMUTATIONS, 40 * n_tests)
 
 
 def holm(p_values: Sequence[float] | Array) -> Array:
-    """Return p-values corrected for being many (Holm 1979), whatever the tests have to do with one another.
+    """Return p-values corrected for multiple tests (Holm 1979), under any dependence between the tests.
 
-    Correct each statistic by itself over the pairs of layers: the statistics are four views of one question, and none
-    is picked for being the best. The pairs are what one picks from.
+    Correct each statistic by itself over the pairs of layers: the statistics are four views of one question and none
+    is selected for being the best, but pairs of layers are selected.
 
     Args:
-        p_values: Shape (n,). NaN is no test and stays NaN.
+        p_values: Shape (n,). NaN stands for no test and stays NaN.
     """
     p = np.asarray(p_values, dtype=np.float64)
     tested = np.flatnonzero(~np.isnan(p))
@@ -159,8 +160,8 @@ def _one(
     value = _value(name, a, b, settings)
     if np.isnan(value):
         return Agreement(name, nan, nan, nan, nan, nan, nan, nan, int(kept.sum()))
-    strangers = [_value(name, *pair, settings) for pair in unrelated]
-    by_chance = chance(name, value, a[kept], b[kept], group[kept], strangers, settings)
+    rotated = [_value(name, *pair, settings) for pair in unrelated]
+    by_chance = chance(name, value, a[kept], b[kept], group[kept], rotated, settings)
     return Agreement(name, value, *ends, *by_chance, int(kept.sum()))
 
 
@@ -183,7 +184,7 @@ def _value(name: Statistic, a: Array, b: Array, settings: Settings) -> float:
 def _intervals(
     a: Array, b: Array, draws: tuple[Array, Array], settings: Settings
 ) -> dict[Statistic, tuple[float, float]]:
-    """Return each statistic's ends: its value with the spread of the redrawn values around it."""
+    """Return each statistic's interval: the spread of its resampled values, laid around its value."""
     shapes = [x.shape for x in draws]
     if shapes[0] != shapes[1] or shapes[0][1:] != a.shape or len(draws[0]) < 2:
         raise ValueError(f"draws: expected both of shape (n_draws, {len(a)}), two or more, found {shapes}")

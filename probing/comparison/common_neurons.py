@@ -1,4 +1,4 @@
-"""Neurons that are at the top of every run, and how many of them shuffled labels would leave there."""
+"""Neurons that are in the top of every run, and how many would be there by chance under shuffled labels."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from probing.statistics.rank_similarity import neuron_ranks
 
 @dataclass(frozen=True)
 class Common:
-    """Neurons of the first run that are, with those they go with, among the first k in every run.
+    """Neurons of the first run that are in the top k of every run, together with their partners there.
 
     Args:
-        rows: Of `top_everywhere.csv`.
-        chance: How many there are where one run's ranking is replaced by one under shuffled labels, and the share of
-            such rankings that leave as many; None where no run has such rankings.
+        rows: Rows of `top_everywhere.csv`.
+        chance: Number of such neurons when one run's ranking is replaced by one under shuffled labels, and the share of
+            such rankings that leave at least as many; None where no run has such rankings.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     chance: Chance | None = None
 
     def summary(self) -> dict[str, Any]:
-        """Return how many neurons there are and how many there would be by chance, as in `results.json`."""
+        """Return the number of neurons and its value under chance, as in `results.json`."""
         by_chance = self.chance._asdict() if self.chance else {}
         return {"n_neurons": len(self.rows), **{f"chance_{name}": value for name, value in by_chance.items()}}
 
 
 def top_everywhere(ranked: Sequence[Ranked], pairs: Mapping[int, Pair], k: int) -> Common:
-    """Return the neurons that are at the top of every run, in layers of the same relative depth.
+    """Return the neurons that are in the top of every run, in layers of the same relative depth.
 
-    A neuron's p-value is the share of a run's rankings under shuffled labels that have it at the top too, the true one
-    among them, in the run where that is largest.
+    A neuron's p-value in one run is the share of the run's rankings under shuffled labels that also have it in the top,
+    the true ranking included; the largest over the runs is reported.
 
     Args:
         ranked: The runs.
-        pairs: What the first run has in common with each other, by the place of the other.
+        pairs: Comparison of the first run with each other run, by the index of the other run.
         k: Size of the top.
     """
     at_top = [_of_first(ranked, pairs, run, ranked[run].scores[:, None], k)[:, 0] for run in range(len(ranked))]
@@ -68,13 +68,13 @@ def top_everywhere(ranked: Sequence[Ranked], pairs: Mapping[int, Pair], k: int) 
 def _of_first(
     ranked: Sequence[Ranked], pairs: Mapping[int, Pair], run: int, scores: NDArray[np.float64], k: int
 ) -> NDArray[np.bool_]:
-    """Return whether rankings of a run have what goes with each neuron of the first run among their first k.
+    """Return whether rankings of a run have the partner of each neuron of the first run in their top k.
 
     Args:
         ranked: The runs.
-        pairs: What the first run has in common with each other.
-        run: Place of the run.
-        scores: Of its neurons, shape (n_layers of the run, n_rankings, d_model of the run).
+        pairs: Comparison of the first run with each other run.
+        run: Index of the run.
+        scores: Scores of its neurons, shape (n_layers of the run, n_rankings, d_model of the run).
         k: Size of the top.
 
     Returns:
@@ -91,7 +91,7 @@ def _of_first(
 
 
 def _row(ranked: Sequence[Ranked], pairs: Mapping[int, Pair], i: int, neuron: int) -> dict[str, Any]:
-    """Return a neuron of the first run and those it goes with, with their ranks."""
+    """Return a row for a neuron of the first run and its partners in the other runs, with their ranks."""
     first = ranked[0]
     row: dict[str, Any] = {"layer": first.layers[i], "neuron": int(neuron), "rank": _rank(first, i, neuron)}
     unseen = [first.label] if _is_unseen(first, i, neuron) else []

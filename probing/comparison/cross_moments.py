@@ -1,8 +1,8 @@
-"""How the neurons of two models vary together over the same words, streamed.
+"""Covariances between the neurons of two models over the same words, accumulated in one pass.
 
-Moments of all pairs of layers come from one pass: 2 n_words (L_a d_a) (L_b d_b) FLOP for the cross products and
-2 n_words (L_a d_a^2 + L_b d_b^2) for the layers' own. Seven layers of 384 neurons on each side and 50,000 words: 0.8
-TFLOP, some ten seconds of a core in float32; thirteen of 768: 12 TFLOP, and 800 MB for the cross products.
+One pass serves all pairs of layers: 2 n_words (L_a d_a) (L_b d_b) FLOP for the cross products and
+2 n_words (L_a d_a^2 + L_b d_b^2) for the layers' own. Seven layers of 384 neurons on each side and 50,000 words take
+0.8 TFLOP, some ten seconds of a core in float32; thirteen of 768 take 12 TFLOP, and 800 MB for the cross products.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class CrossMoments:
     """Covariances of the neurons of two models, several layers each, over the same words; float64.
 
     Args:
-        n_words: Words seen.
-        own_a: Of each layer with itself, shape (n_layers_a, d_a, d_a).
-        own_b: Shape (n_layers_b, d_b, d_b).
-        cross: Shape (n_layers_a, d_a, n_layers_b, d_b).
+        n_words: Number of words seen.
+        own_a: Covariance of each layer of the first model, shape (n_layers_a, d_a, d_a).
+        own_b: Covariance of each layer of the second model, shape (n_layers_b, d_b, d_b).
+        cross: Covariance between the models, shape (n_layers_a, d_a, n_layers_b, d_b).
     """
 
     n_words: int
@@ -38,12 +38,13 @@ class CrossMoments:
     def correlation(self, a: int, b: int, basis: Tensor | None = None) -> NDArray[np.float64]:
         """Return the correlations of the a-th layer's neurons with the b-th's, shape (d_a, d_b); 0 for dead neurons.
 
-        Dead as everywhere: sd at most a thousandth of the layer's median, so that it is rounding that varies.
+        A neuron is dead if its sd is at most a thousandth of the layer's median, so that only rounding makes it vary.
 
         Args:
-            a: Which layer of the first model.
-            b: Which of the second.
-            basis: Other neurons for the second, each a column of weights on its own; shape (d_b, n_neurons).
+            a: Index of the layer of the first model.
+            b: Index of the layer of the second model.
+            basis: Replacement neurons of the second model, each a column of weights on its own neurons, shape
+                (d_b, n_neurons).
         """
         cross, variance = self.cross[a, :, b], self.own_b[b].diagonal()
         if basis is not None:
@@ -63,22 +64,22 @@ class CrossMoments:
     def cka_chance(self, a: int, b: int) -> float:
         """Return the CKA of unrelated layers with these spectra: tr C_aa tr C_bb / ((n - 1) |C_aa| |C_bb|).
 
-        The mean when words are dealt anew: the bias of the estimator, and no more. Models that read the same words are
-        alike in that alone (layer 0 of the built-in model and its untrained twin: .44, by chance .003), so what
-        training shares is what exceeds the untrained twin.
+        This is the mean over permutations of the words: the bias of the estimator and nothing else. Models that read
+        the same words are similar by that alone (layer 0 of the built-in model and its randomly initialised model: .44,
+        where chance is .003), so training accounts for what exceeds the randomly initialised model.
         """
         traces = self.own_a[a].trace() * self.own_b[b].trace()
         return float(traces / ((self.n_words - 1) * self.own_a[a].norm() * self.own_b[b].norm()))
 
 
 class CrossMomentsAccumulator:
-    """Takes the same words of two models, batch by batch, and returns their moments.
+    """Accumulates the covariances of two models over the same words, batch by batch.
 
     Products of `ROWS` words at a time are taken in float32, all else in float64.
 
     Args:
-        n_layers: Of either model.
-        d_model: Of either model.
+        n_layers: Number of layers of each model.
+        d_model: Width of each model.
     """
 
     def __init__(self, n_layers: tuple[int, int], d_model: tuple[int, int]) -> None:
@@ -90,14 +91,14 @@ class CrossMomentsAccumulator:
 
     @property
     def n_words(self) -> int:
-        """Words seen."""
+        """Number of words seen."""
         return self.means[0].n
 
     def update(self, batch_a: Sequence[Tensor], batch_b: Sequence[Tensor]) -> None:
-        """Add words: for each layer of either model shape (n_words, d_model); none is fine.
+        """Add words: for each layer of each model a tensor (n_words, d_model); n_words may be 0.
 
         Raises:
-            ValueError: If numbers of words, layers or neurons do not fit, or a value is not finite.
+            ValueError: If numbers of words, layers or neurons disagree, or a value is not finite.
         """
         sides = [self._stack(batch, *size) for batch, size in zip((batch_a, batch_b), self.sizes, strict=True)]
         if sides[0].shape[1] != sides[1].shape[1]:
@@ -106,10 +107,10 @@ class CrossMomentsAccumulator:
             self._add(*(mean.update(words).float() for mean, words in zip(self.means, some, strict=True)))
 
     def result(self) -> CrossMoments:
-        """Return the covariances of what was added.
+        """Return the covariances of the added words.
 
         Raises:
-            ValueError: If nothing was.
+            ValueError: If no words were added.
         """
         if not self.n_words:
             raise ValueError("no words to take moments of")
@@ -127,7 +128,7 @@ class CrossMomentsAccumulator:
         return side
 
     def _add(self, a: Tensor, b: Tensor) -> None:
-        """Add the deviations of words, shapes (n_layers, n, d_model)."""
+        """Add the words' deviations from the means, shapes (n_layers, n, d_model)."""
         for side, own in zip((a, b), self.own, strict=True):
             own += side.mT @ side
         flat_a, flat_b = (side.transpose(0, 1).flatten(1) for side in (a, b))

@@ -1,16 +1,16 @@
-"""P-values of agreement against rankings under shuffled labels, few of which can be afforded.
+"""P-values of agreement against rankings under shuffled labels, of which only few can be afforded.
 
-Two rankings of one model agree whatever their labels: neurons of large size contribute to any probe, and some serve as
-the intercept that it lacks. Exchanging scores between neurons at random does not show this; rankings trained on
-shuffled labels do (`probing.rankings.null_rankings`). The first ranking is held against rankings by shuffled labels of
-the second task, and the second against those of the first task. If the labels of either task say nothing, its ranking
-is exchangeable with its own draws, so that the test on that side is exact; the larger of the two p-values holds
-whichever it is (an intersection-union test; Berger 1982).
+Two rankings of one model agree whatever their labels: large neurons contribute to any probe, and some replace the
+intercept that it lacks. Permuting scores among neurons does not show this; rankings trained on shuffled labels do
+(`probing.rankings.null_rankings`). The first ranking is compared with rankings under shuffled labels of the second
+task, and the second ranking with those of the first task. If the labels of either task carry no information, its
+ranking is exchangeable with its own draws, so that the test on that side is exact; the larger of the two p-values is
+valid whichever task it is (an intersection-union test; Berger 1982).
 
-With n draws no p-value is below 1 / (1 + n), and a correction that multiplies p-values by the number of pairs of layers
-would leave nothing. A draw is one set of labels for all layers, so the largest standardised agreement of each draw over
-all pairs is known, and a value that exceeds the largest of every draw has p = 1 / (1 + n) after the correction too
-(Westfall & Young 1993, single-step maxT).
+With n draws no p-value is below 1 / (1 + n), so a correction that multiplies p-values by the number of pairs of layers
+would leave none significant. A draw is one set of labels for all layers, so the largest standardised agreement of each
+draw over all pairs is known, and a value that exceeds the largest of every draw has p = 1 / (1 + n) after the
+correction too (Westfall & Young 1993, single-step maxT).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Array = NDArray[np.float64]
 
 
 def label_chance(value: float, null: Array) -> Chance:
-    """Return what shuffled labels give, on the side with the largest p-value, of equal ones with the largest mean.
+    """Return chance under shuffled labels, for the side with the largest p-value and, of equal ones, the largest mean.
 
     Args:
         value: Agreement of the true rankings.
-        null: Agreement under shuffled labels of each task in turn, shape (n_sides, n_draws); a draw whose ranking is
-            empty has NaN, and agrees with nothing.
+        null: Agreement under shuffled labels of each task in turn, shape (n_sides, n_draws). It is NaN in draws whose
+            ranking is empty, which count as no agreement.
     """
     p_values = (1 + (null >= value - ROUNDING).sum(1)) / (1 + null.shape[1])
     means = [float(np.mean(side[~np.isnan(side)])) if (~np.isnan(side)).any() else 0.0 for side in null]
@@ -39,9 +39,9 @@ def label_chance(value: float, null: Array) -> Chance:
 
 
 def max_p_values(values: Array, null: Array) -> Array:
-    """Return p-values corrected for being many: that any of them is at most alpha has probability alpha or less.
+    """Return p-values corrected for multiple tests: the probability that any of them is at most alpha is at most alpha.
 
-    Each pair is standardised over its draws and the true value together, which keeps them exchangeable.
+    Each pair is standardised over its draws and its true value together, which keeps them exchangeable.
 
     Args:
         values: Agreement of the true rankings in each pair of layers, NaN where there is none, shape (n_pairs,).
@@ -58,7 +58,7 @@ def max_p_values(values: Array, null: Array) -> Array:
 
 
 def _max_p(values: Array, null: Array) -> Array:
-    """Return corrected p-values against one set of draws, shape (n_pairs,)."""
+    """Return p-values corrected against one side's draws, shape (n_pairs,)."""
     both = np.concatenate([values[None], null])
     spread = np.nanstd(both, axis=0)
     standardised = (both - np.nanmean(both, axis=0)) / np.where(spread > ROUNDING, spread, np.inf)

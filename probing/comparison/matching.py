@@ -1,12 +1,12 @@
-"""Neurons of one model matched with those of another by what they do on the same words.
+"""Match the neurons of one model with those of another by their activations on the same words.
 
-Neuron i of one model and neuron i of another have nothing to do with each other unless the models share a lineage.
-Those that rise and fall together over words are matched by |correlation|, on half of the sentences; how well is judged
-on the other half, since the best of hundreds of correlations is high by selection alone.
+Neuron i of one model and neuron i of another are unrelated unless the models share a lineage. Neurons are matched by
+|correlation| over words, on half of the sentences; the quality of the match is measured on the other half, since the
+best of hundreds of correlations is high by selection alone.
 
-A match that holds there need not come from training: neurons of two models that read the same words go together because
-of the words (the built-in model with its untrained twin: .18, .15 and .09 in layers 0, 3 and 6, as much as with random
-bases of the twin's activations; see `probing.comparison.random_bases`).
+A match that holds there need not come from training: neurons of two models that read the same words correlate because
+of the words (the built-in model with its randomly initialised model: .18, .15 and .09 in layers 0, 3 and 6, as much as
+with random bases of that model's activations; see `probing.comparison.random_bases`).
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ PERMUTATIONS = 1999
 
 
 def match(correlation: Array, method: Method) -> NDArray[np.int64]:
-    """Return for each neuron of the one model the neuron of the other that it goes with, by |correlation|.
+    """Return for each neuron of the first model its partner in the second, by |correlation|.
 
-    `many_to_one` takes the strongest (several may take the same one, ties the lower index); `one_to_one` the assignment
-    with the highest sum (Jonker & Volgenant 1987): 0.02 s for 768 neurons, 0.06 s for 1024.
+    `many_to_one` takes the strongest correlation (several neurons may share a partner; ties go to the lower index);
+    `one_to_one` takes the assignment with the highest sum (Jonker & Volgenant 1987): 0.02 s for 768 neurons, 0.06 s for
+    1024.
 
     Args:
-        correlation: Shape (d_a, d_b).
-        method: Which.
+        correlation: Correlations of the neurons, shape (d_a, d_b).
+        method: How partners are assigned.
 
     Returns:
-        Shape (d_a,); -1 where there is no partner: dead neurons, whose correlations are 0, and, one to one, those
-        left over where the other model has fewer neurons.
+        Shape (d_a,); -1 for neurons without a partner: dead neurons, whose correlations are 0, and in `one_to_one`
+        those that remain where the second model has fewer neurons.
 
     Raises:
         ValueError: If a correlation is not finite.
@@ -61,18 +62,18 @@ def match(correlation: Array, method: Method) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class MatchQuality:
-    """Mean correlation of matched neurons; NaN where none is matched.
+    """Mean correlation of matched neurons; NaN where no neuron is matched.
 
     Args:
-        fit: Of |correlation| where they were matched: high by selection alone.
-        held_out: On the other sentences, times the sign found where they were matched, so that it is near 0 and not
-            above it where a match was luck.
-        chance: The same where partners are dealt to the matched neurons anew: above 0 where all neurons go together;
-            or what strangers reach, where that is more.
-        chance_low: Lower end of the interval in which 95 of 100 such dealings lie.
-        chance_high: Upper end.
-        p_value: One-sided: the share of dealings as good on the held-out sentences, the true one among them.
-        n_matched: Neurons with a partner.
+        fit: Mean |correlation| on the sentences used for matching: high by selection alone.
+        held_out: Mean correlation on the other sentences, times its sign in the matching, so that an accidental match
+            is near 0 rather than above it.
+        chance: Mean of `held_out` when partners are permuted among the matched neurons; it is above 0 where all neurons
+            correlate. Where the rotation null is higher, its mean replaces it.
+        chance_low: Lower end of the interval that holds 95 of 100 such permutations.
+        chance_high: Upper end of that interval.
+        p_value: One-sided p-value: share of permutations with as large a `held_out`, the true one included.
+        n_matched: Number of neurons with a partner.
     """
 
     fit: float
@@ -85,10 +86,10 @@ class MatchQuality:
 
 
 def holds(partner: NDArray[np.int64], fit: Array, held_out: Array) -> float:
-    """Return the mean correlation of matched neurons on other sentences, with the sign of those they were matched on.
+    """Return the mean correlation of matched neurons on held-out sentences, times its sign on the matching sentences.
 
     Args:
-        partner: By `match`, shape (d_a,), some matched.
+        partner: Result of `match`, shape (d_a,); some neurons must be matched.
         fit: Correlations it was fitted on, shape (d_a, d_b).
         held_out: Correlations on the other sentences, shape (d_a, d_b).
     """
@@ -101,19 +102,19 @@ def judge(
     partner: NDArray[np.int64],
     fit: Array,
     held_out: Array,
-    strangers: Sequence[float] = (),
+    rotated: Sequence[float] = (),
     permutations: int = PERMUTATIONS,
     seed: int = 0,
 ) -> MatchQuality:
-    """Return how well a matching holds on sentences it was not fitted on.
+    """Return how well a match holds on sentences that were not used for it.
 
     Args:
-        partner: By `match`, shape (d_a,).
+        partner: Result of `match`, shape (d_a,).
         fit: Correlations it was fitted on, shape (d_a, d_b).
         held_out: Correlations on the other sentences, shape (d_a, d_b).
-        strangers: What `holds` gives for models that share nothing but their words.
-        permutations: Dealings.
-        seed: Of the dealings.
+        rotated: Values of `holds` for the second model in random bases (see `random_bases`).
+        permutations: Number of permutations.
+        seed: Seed of the permutations.
     """
     rows = np.flatnonzero(partner >= 0)
     columns = partner[rows]
@@ -123,7 +124,7 @@ def judge(
     signed = np.sign(fit) * held_out
     generator = np.random.default_rng(seed)
     null = np.array([signed[rows, generator.permutation(columns)].mean() for _ in range(permutations)])
-    (low, high), moved = percentiles(null), excess(strangers, float(null.mean()))
+    (low, high), moved = percentiles(null), excess(rotated, float(null.mean()))
     true = holds(partner, fit, held_out)
     p_value = float((1 + (null + moved >= true - ROUNDING).sum()) / (1 + permutations))
     return MatchQuality(

@@ -1,4 +1,4 @@
-"""Two runs side by side: their neurons matched, and what their rankings have in common layer by layer."""
+"""Compare two runs: match their neurons and measure the agreement of their rankings layer by layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from probing.comparison.agreement import Agreement, agreement, holm, permutation
 from probing.comparison.cross_moments import CrossMoments, CrossMomentsAccumulator
 from probing.comparison.label_null import max_p_values
 from probing.comparison.matching import Method, holds, judge, match
-from probing.comparison.random_bases import Strangers
+from probing.comparison.random_bases import RotationNull
 from probing.data.examples import Examples, read
 from probing.data.words import common_words, pool_words
 from probing.errors import UserError
@@ -27,7 +27,7 @@ from probing.statistics.intervals import MIN_SENTENCES
 
 Array = NDArray[np.float64]
 
-# Redrawn sets of sentences behind an interval, and sentences whose words are pooled at a time.
+# Number of resampled sets of sentences behind an interval, and of sentences whose words are pooled at a time.
 DRAWS, BLOCK = 100, 256
 
 AGREEMENT_COLUMNS = (
@@ -38,16 +38,17 @@ AGREEMENT_COLUMNS = (
 
 @dataclass(frozen=True)
 class Ranked:
-    """A run's rankings, with what says how far they depend on its test sentences.
+    """A run's rankings, with what shows how far they depend on its test sentences.
 
     Args:
         label: Name in tables and figures, different for each run.
         layers: Layer numbers.
         scores: Contribution of each neuron, shape (n_layers, d_model).
-        draws: The same on redrawn test sentences, shape (n_layers, n_draws, d_model); None where these are too few.
-        no_signal: Which neurons are flagged `no-signal`, shape (n_layers, d_model), if that is known.
-        shuffled: The same by probes of shuffled labels (`probing.rankings.null_rankings`), where neurons are compared
-            by index; shape (n_layers, n_draws, d_model).
+        draws: Contributions on resampled test sentences, shape (n_layers, n_draws, d_model); None where there are too
+            few sentences.
+        no_signal: Which neurons are flagged `no-signal`, shape (n_layers, d_model); None if not known.
+        shuffled: Contributions by probes of shuffled labels (`probing.rankings.null_rankings`), needed only where
+            neurons are compared by index; shape (n_layers, n_draws, d_model).
     """
 
     label: str
@@ -59,19 +60,19 @@ class Ranked:
 
     @property
     def d_model(self) -> int:
-        """Neurons of a layer."""
+        """Number of neurons of a layer."""
         return int(self.scores.shape[1])
 
 
 def rank_on_sentences(label: str, weight: Tensor, test: Examples, layers: Sequence[int], seed: int) -> Ranked:
-    """Score the neurons of each layer by their mean contribution, on the test sentences and on these redrawn.
+    """Score the neurons of each layer by their mean contribution, on the test sentences and on resampled ones.
 
     Args:
         label: Name of the run.
-        weight: Of the probes, shape (n_layers, n_classes, d_model).
+        weight: Weights of the probes, shape (n_layers, n_classes, d_model).
         test: Test examples.
         layers: Layer numbers, in the order of `weight`.
-        seed: Of the draws; runs tested on as many sentences redraw the same ones.
+        seed: Seed of the resampling; runs with equally many test sentences resample the same ones.
     """
     sentences = test.sentences()
     sums = torch.zeros(len(layers), len(sentences), weight.shape[2], dtype=torch.float64)
@@ -91,11 +92,11 @@ def rank_on_sentences(label: str, weight: Tensor, test: Examples, layers: Sequen
 
 @dataclass(frozen=True)
 class Readings:
-    """What a model made of the sentences that neurons are matched on.
+    """A model's activations on the sentences that neurons are matched on.
 
     Args:
-        store: Its activations.
-        tokens: The table of tokens of the same sentences, with words that do not depend on the tokenizer.
+        store: The activations.
+        tokens: Token table of the same sentences, with words that do not depend on the tokenizer.
         layers: Layer numbers.
     """
 
@@ -104,7 +105,7 @@ class Readings:
     layers: Sequence[int]
 
     def words(self, first: int, last: int) -> tuple[NDArray[np.int64], tuple[Tensor, ...]]:
-        """Return for sentences first..last-1 keys (n_words, 2), and per layer the states (n_words, d_model)."""
+        """Return, for sentences first..last-1, keys (n_words, 2) and the states of each layer (n_words, d_model)."""
         rows = slice(int(self.tokens.offsets[first]), int(self.tokens.offsets[last]))
         states = [self._rows(layer, rows) for layer in self.layers]
         pooled = pool_words(states, self.tokens.words[rows], self.tokens.sentences[rows])
@@ -121,10 +122,10 @@ class Readings:
 
 
 def cross_moments(a: Readings, b: Readings) -> tuple[CrossMoments, CrossMoments]:
-    """Return how the neurons of two models vary together over words: of every other sentence, and of the others.
+    """Return the covariances of the neurons of two models over words of the even sentences, and of the odd ones.
 
     Raises:
-        UserError: If they have no word in common.
+        UserError: If one half of the sentences has no word in common.
     """
     shape = (len(a.layers), len(b.layers)), (a.store.plan.d_model, b.store.plan.d_model)
     halves = CrossMomentsAccumulator(*shape), CrossMomentsAccumulator(*shape)
@@ -153,10 +154,9 @@ class Pair:
     """What two runs have in common.
 
     Args:
-        rows: Of `agreement.csv`.
-        partners: For each layer of the one and each of the other, the neuron that each neuron goes with, -1 for none,
-            shape (n_layers_a, n_layers_b, d_a).
-        related: Whether neurons of the same index go together more than chance, in some layer; None where the models
+        rows: Rows of `agreement.csv`.
+        partners: Partner of each neuron, for each pair of layers, -1 for none, shape (n_layers_a, n_layers_b, d_a).
+        related: Whether neurons of the same index correlate more than by chance in some layer; None where the models
             differ in width.
     """
 
@@ -173,36 +173,36 @@ def compare_pair(
     assignment: Method,
     k: int,
     seed: int,
-    strangers: Strangers | None = None,
+    rotation_null: RotationNull | None = None,
 ) -> Pair:
-    """Match the neurons of every pair of layers on one half of the sentences and compare their rankings.
+    """Match the neurons of every pair of layers on one half of the sentences, and compare their rankings.
 
     Args:
         a: One run.
         b: The other.
-        moments: Of words of sentences that neurons are matched on, and of others that the match is judged on.
+        moments: Covariances over words of the sentences used for matching, and of those used to judge the match.
         matching: By index, for models that share a lineage, or by correlation.
         assignment: One to one, or many to one.
         k: Size of the top.
-        seed: Of what chance gives.
-        strangers: The second run in random bases, which say what neurons matched by correlation agree by chance.
+        seed: Seed of the permutations.
+        rotation_null: The second run in random bases: chance agreement of neurons matched by correlation.
     """
     fit, held_out = moments
     shape = (len(a.layers), len(b.layers))
     partners = np.full((*shape, a.d_model), -1, dtype=np.int64)
     rows: list[dict[str, Any]] = []
-    n_dealings = permutations_for(shape[0] * shape[1])
+    n_permutations = permutations_for(shape[0] * shape[1])
     nulls: dict[str, list[Array]] = {}
     for i, j in np.ndindex(shape):
         correlations = fit.correlation(i, j), held_out.correlation(i, j)
         partners[i, j] = np.arange(a.d_model) if matching == "index" else match(correlations[0], assignment)
-        unrelated, unrelated_match = _by_chance(a.scores[i], moments, (i, j), assignment, strangers)
+        unrelated, unrelated_match = _by_chance(a.scores[i], moments, (i, j), assignment, rotation_null)
         names = {
             "model_a": a.label, "layer_a": a.layers[i], "model_b": b.label, "layer_b": b.layers[j],
             "matching": matching,
         }  # fmt: skip
-        by_match = "random_bases" if strangers else "permutation"
-        for one in _statistics(a, b, (i, j), partners[i, j], k, unrelated, n_dealings, seed):
+        by_match = "random_bases" if rotation_null else "permutation"
+        for one in _statistics(a, b, (i, j), partners[i, j], k, unrelated, n_permutations, seed):
             null = by_match if one.null is None else "shuffled_labels"
             rows.append({**names, **_row(one), "null": null, **_no_signal(a, b, (i, j), partners[i, j])})
             if one.null is not None:
@@ -225,14 +225,14 @@ def _by_chance(
     moments: tuple[CrossMoments, CrossMoments],
     layers: tuple[int, int],
     assignment: Method,
-    strangers: Strangers | None,
+    rotation_null: RotationNull | None,
 ) -> tuple[list[tuple[Array, Array]], list[float]]:
-    """Match a layer's neurons with those of each stranger, and return the pairs of scorings and how the match holds."""
+    """Match a layer's neurons with those of each random basis; return the pairs of scorings and the match qualities."""
     scorings: list[tuple[Array, Array]] = []
     qualities: list[float] = []
-    if strangers is None:
+    if rotation_null is None:
         return scorings, qualities
-    for basis, theirs in zip(strangers.bases, strangers.scores[:, layers[1]], strict=True):
+    for basis, theirs in zip(rotation_null.bases, rotation_null.scores[:, layers[1]], strict=True):
         fit, held_out = (half.correlation(*layers, basis) for half in moments)
         partner = match(fit, assignment)
         kept = np.flatnonzero(partner >= 0)
@@ -280,13 +280,13 @@ def _shuffled(
 
 
 def _row(found: Agreement) -> dict[str, Any]:
-    """Return a statistic as columns of `agreement.csv`."""
+    """Return an agreement as columns of `agreement.csv`."""
     columns = {name: value for name, value in vars(found).items() if name not in ("p_value", "null")}
     return {**columns, "p_uncorrected": found.p_value}
 
 
 def _no_signal(a: Ranked, b: Ranked, layers: tuple[int, int], partner: NDArray[np.int64]) -> dict[str, int]:
-    """Return how many matched neurons have no signal in one run at least, if that is known of both."""
+    """Return how many matched neurons have no signal in at least one run, if that is known of both."""
     if a.no_signal is None or b.no_signal is None:
         return {}
     kept = np.flatnonzero(partner >= 0)
@@ -298,9 +298,9 @@ def _correct(rows: Sequence[dict[str, Any]], nulls: Mapping[str, Array]) -> None
     """Add p-values corrected over the pairs of layers, each statistic by itself.
 
     Args:
-        rows: Of all pairs of layers.
-        nulls: By statistic, what shuffled labels give in its rows, shape (2, n_draws, n_rows); the others are
-            corrected by Holm.
+        rows: Rows of all pairs of layers.
+        nulls: Values under shuffled labels by statistic, in the order of its rows, shape (2, n_draws, n_rows); other
+            statistics are corrected by Holm's method.
     """
     for statistic in {row["statistic"] for row in rows}:
         own = [row for row in rows if row["statistic"] == statistic and "p_uncorrected" in row]
@@ -313,12 +313,12 @@ def _correct(rows: Sequence[dict[str, Any]], nulls: Mapping[str, Array]) -> None
 
 
 def _related(a: Ranked, b: Ranked, moments: tuple[CrossMoments, CrossMoments], seed: int) -> bool:
-    """Whether the models look like kin: neurons of one index go together in some pair of layers."""
+    """Whether the models share a lineage: neurons of the same index correlate in some pair of layers."""
     fit, held_out = moments
     index = np.arange(a.d_model)
     for i, j in np.ndindex(len(a.layers), len(b.layers)):
         quality = judge(index, fit.correlation(i, j), held_out.correlation(i, j), seed=seed)
-        # A tenth: two models that read the same words reach p < .01 with less, by the words alone.
+        # The margin of a tenth is needed because models that read the same words reach p < .01 by the words alone.
         if quality.p_value < 0.01 and quality.held_out > quality.chance + 0.1:
             return True
     return False

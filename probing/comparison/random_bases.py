@@ -1,13 +1,13 @@
-"""A model made a stranger to others: its neurons replaced by a random basis of the space they span.
+"""The random-rotation null: a model whose neurons are replaced by a random basis of the space they span.
 
-Neurons of two models that read the same words can be matched, and their rankings are then a little alike, by the words
-alone: what was matched is large on the same words. Dealing scores to neurons at random does not show this. A random
-basis does: it keeps all that a linear probe can read, every logit and every distance, and of the neurons nothing.
+Neurons of two models that read the same words can be matched, and their rankings then agree a little because of the
+words alone: matched neurons are large on the same words. Permuting scores among neurons does not show this. A random
+basis does: it keeps everything a linear probe can read, every logit and every distance, but nothing of the neurons.
 
-Untrained models have no other kind of neurons. Their weights are Gaussian, so their distribution does not change when
-the basis turns, and LayerNorm commutes with every rotation that keeps the mean over neurons: rotated so, an untrained
-model is distributed as another untrained one that happens to know the same. So chance is exact for them, and for a
-trained model it says what its neurons have in common with others beyond their words.
+For a randomly initialised model the null is exact. Its weights are Gaussian, so their distribution does not change when
+the basis is rotated, and LayerNorm commutes with every rotation that keeps the mean over neurons: the rotated model has
+the distribution of another randomly initialised model with the same information. For a trained model the null shows
+what its neurons have in common with others beyond their words.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from torch import Tensor
 from probing.data.examples import Examples, read
 from probing.rankings.contributions import centre_over_classes
 
-# The mean of so many is known to a third of what one ranking varies by.
+# With so many bases the standard error of the mean is a third of the spread of a single ranking.
 BASES = 10
 
 
 @dataclass(frozen=True)
-class Strangers:
+class RotationNull:
     """A run's probes and activations in random bases.
 
     Args:
-        bases: A new neuron's weights on the old ones in each column, shape (n_bases, d_model, d_model).
+        bases: Rotations, each column a new neuron's weights on the old ones, shape (n_bases, d_model, d_model).
         scores: Contribution of each new neuron, shape (n_bases, n_layers, d_model).
     """
 
@@ -42,17 +42,17 @@ class Strangers:
 
 
 def random_bases(d_model: int, n: int, seed: int) -> Tensor:
-    """Draw rotations uniformly (Haar) from those that keep the mean over neurons.
+    """Draw uniformly distributed (Haar) rotations that keep the mean over neurons.
 
     Returns:
         Shape (n, d_model, d_model), float32, each orthogonal, with rows and columns that sum to 1.
 
     Raises:
-        ValueError: If there are fewer than three neurons: then nothing is left to turn.
+        ValueError: If there are fewer than three neurons, which leave nothing to rotate.
     """
     if d_model < 3:
         raise ValueError(f"expected three neurons or more, found {d_model}")
-    # A reflection that takes the first axis to the direction of equal neurons, and back.
+    # A reflection that exchanges the first axis and the direction in which all neurons are equal.
     axis = np.full(d_model, d_model**-0.5)
     axis[0] -= 1
     reflection = np.eye(d_model) - 2 * np.outer(axis, axis) / (axis @ axis)
@@ -62,18 +62,19 @@ def random_bases(d_model: int, n: int, seed: int) -> Tensor:
     return torch.from_numpy(reflection @ bases @ reflection).float()
 
 
-def strangers(weight: Tensor, test: Examples, layers: Sequence[int], seed: int, n: int = BASES) -> Strangers:
-    """Rank the neurons of random bases by their mean contribution, the probes turned with the activations.
+def rotation_null(weight: Tensor, test: Examples, layers: Sequence[int], seed: int, n: int = BASES) -> RotationNull:
+    """Rank the neurons of random bases by their mean contribution; the probes are rotated with the activations.
 
-    A turned probe gives the same logits. It is the optimum in the new basis as far as neurons vary alike, since the
-    penalty scales each by its sd. Costs 2 n_bases n_tokens d_model^2 FLOP a layer and a pass over the test tokens.
+    A rotated probe gives the same logits. It is the optimum in the new basis as far as the neurons have equal sd, since
+    the penalty scales each by its sd. It costs 2 n_bases n_tokens d_model^2 FLOP per layer and one pass over the test
+    tokens.
 
     Args:
-        weight: Of the probes, shape (n_layers, n_classes, d_model).
+        weight: Weights of the probes, shape (n_layers, n_classes, d_model).
         test: Test examples.
         layers: Layer numbers, in the order of `weight`.
-        seed: Of the bases.
-        n: Bases.
+        seed: Seed of the bases.
+        n: Number of bases.
     """
     bases = random_bases(weight.shape[2], n, seed)
     turned = centre_over_classes(weight.float())[None] @ bases[:, None]
@@ -84,4 +85,4 @@ def strangers(weight: Tensor, test: Examples, layers: Sequence[int], seed: int, 
         for i, states in enumerate(batch.hidden_states):
             for basis, rows, total in zip(bases, turned[:, i], sums[:, i], strict=True):
                 total += (rows[batch.labels] * (states @ basis)).abs().sum(0)
-    return Strangers(bases, (sums / n_tokens).numpy())
+    return RotationNull(bases, (sums / n_tokens).numpy())

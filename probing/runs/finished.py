@@ -20,7 +20,7 @@ from probing.cache.tokens import LONGEST, tokenize
 from probing.cli.options import ProbeOptions, as_options
 from probing.comparison.matching import Method
 from probing.comparison.pairs import Pair, Ranked, Readings, compare_pair, cross_moments, rank_on_sentences
-from probing.comparison.random_bases import Strangers, strangers
+from probing.comparison.random_bases import RotationNull, rotation_null
 from probing.corpus import Corpus, Split
 from probing.corpus.sides import read_corpora
 from probing.data.examples import Examples, Sides
@@ -260,16 +260,16 @@ def pairs_of(
     """Compare every run with every later one, matched on the sentences of the earlier one's corpus."""
 
     @cache
-    def strangers_to(j: int) -> Strangers:
+    def rotation_null_of(j: int) -> RotationNull:
         test = sides_of(finished[j], extract).test
-        return strangers(probe_weight(finished[j].run), test, ranked[j].layers, seed)
+        return rotation_null(probe_weight(finished[j].run), test, ranked[j].layers, seed)
 
     pairs = {}
     for i, j in itertools.combinations(range(len(finished)), 2):
         corpus = finished[i].corpora[0]
         moments = cross_moments(*(extract.readings(finished[at], corpus) for at in (i, j)))
         how = _matching_of(matching, finished[i].run, finished[j].run)
-        chance = strangers_to(j) if how == "correlation" else None
+        chance = rotation_null_of(j) if how == "correlation" else None
         pairs[i, j] = compare_pair(ranked[i], ranked[j], moments, how, assignment, top, seed, chance)
         if how == "index" and not pairs[i, j].related:
             extract.say(

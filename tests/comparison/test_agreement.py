@@ -62,7 +62,7 @@ def test_the_noisier_the_copy_the_less_it_agrees():
 
 
 def test_p_values_of_unrelated_rankings_are_uniform_and_chance_holds_them():
-    # Each with dealings of its own: how far a few hundred are off is not to be the same in all trials.
+    # Each trial has its own permutations, so that the error of a few hundred differs between trials.
     pairs = enumerate(zip(scorings(400), scorings(400, seed=1), strict=True))
     trials = [agree(a, b, permutations=399, seed=seed) for seed, (a, b) in pairs]
     for name in STATISTICS:
@@ -73,34 +73,37 @@ def test_p_values_of_unrelated_rankings_are_uniform_and_chance_holds_them():
             assert within > 0.93
         else:
             assert kstest(p, "uniform").pvalue > 0.01
-            assert 0.91 < within < 0.985  # 95% of 400, standard error 1.1%, and ends known from 399 dealings
+            assert 0.91 < within < 0.985  # 95% of 400, standard error 1.1%, and ends known from 399 permutations
 
 
 def test_chance_reaches_up_to_rankings_that_agree_by_chance_alone_and_never_down():
     a, b = scorings(2)
-    dealt = agree(a, b)
+    permuted = agree(a, b)
     alike = [(x, x + noise) for x, noise in zip(scorings(20, seed=2), scorings(20, seed=3), strict=True)]
     moved, unmoved = agree(a, b, unrelated=alike), agree(a, b, unrelated=[(x, -y) for x, y in alike])
-    assert unmoved == dealt
+    assert unmoved == permuted
     for name in STATISTICS:
         mean = np.mean([agree(x, y)[name].value for x, y in alike])
-        assert mean > dealt[name].chance
+        assert mean > permuted[name].chance
         assert moved[name].chance == pytest.approx(mean)
         assert moved[name].chance_high - moved[name].chance == pytest.approx(
-            dealt[name].chance_high - dealt[name].chance
+            permuted[name].chance_high - permuted[name].chance
         )
-        assert moved[name].chance_low == dealt[name].chance_low
-        assert moved[name].p_value >= dealt[name].p_value
-        assert (moved[name].value, moved[name].low) == (dealt[name].value, pytest.approx(dealt[name].low, nan_ok=True))
+        assert moved[name].chance_low == permuted[name].chance_low
+        assert moved[name].p_value >= permuted[name].p_value
+        assert (moved[name].value, moved[name].low) == (
+            permuted[name].value,
+            pytest.approx(permuted[name].low, nan_ok=True),
+        )
 
 
-def test_where_strangers_have_more_in_common_a_larger_overlap_is_due_to_chance():
+def test_where_rotated_runs_have_more_in_common_a_larger_overlap_is_due_to_chance():
     top = np.arange(N, 0, -1.0)
     three_shared = (top, np.roll(top, 7))
-    dealt, moved = (agree(*three_shared, unrelated=known)["overlap"] for known in ([], [three_shared]))
-    assert dealt.value == moved.value == moved.chance == 0.3
-    # Moved by .3 - 1/6, a dealing that shares 2 agrees as much as the true ranking, which shares 3.
-    assert dealt.p_value == pytest.approx(hypergeom(N, 10, 10).sf(2))
+    permuted, moved = (agree(*three_shared, unrelated=known)["overlap"] for known in ([], [three_shared]))
+    assert permuted.value == moved.value == moved.chance == 0.3
+    # Moved by .3 - 1/6, a permutation that shares 2 agrees as much as the true ranking, which shares 3.
+    assert permuted.p_value == pytest.approx(hypergeom(N, 10, 10).sf(2))
     assert moved.p_value == pytest.approx(hypergeom(N, 10, 10).sf(1))
 
 
@@ -130,13 +133,13 @@ def test_p_values_of_four_neurons_are_those_of_all_24_orders():
     assert found["overlap"].p_value == 1
 
 
-def test_the_least_p_value_is_one_in_all_dealings():
+def test_the_least_p_value_is_one_in_all_permutations():
     (a,) = scorings(1)
     assert agree(a, a, permutations=99)["spearman"].p_value == 1 / 100
     assert agree(a, a, permutations=999)["spearman"].p_value == 1 / 1000
 
 
-def test_the_seed_decides_the_dealings():
+def test_the_seed_decides_the_permutations():
     a, b = scorings(2)
     assert agree(a, b, seed=1) == agree(a, b, seed=1)
     assert agree(a, b, seed=1)["kendall"].chance_low != agree(a, b, seed=2)["kendall"].chance_low
@@ -222,7 +225,7 @@ def test_groups_of_one_change_nothing():
     assert agree(a, b, groups=np.arange(N)[::-1]) == agree(a, b)
 
 
-def test_dealing_to_groups_of_almost_one_gives_almost_what_dealing_to_neurons_gives():
+def test_permuting_groups_of_almost_one_gives_almost_what_permuting_neurons_gives():
     a, b = scorings(2)
     b[1] = b[0]
     groups = np.maximum(np.arange(N), 1)
@@ -283,7 +286,7 @@ def test_what_was_not_tested_counts_for_no_test():
 
 
 @pytest.mark.parametrize("n_tests", [1, 49, 169, 625])
-def test_there_are_enough_dealings_to_pass_the_correction(n_tests):
+def test_there_are_enough_permutations_to_pass_the_correction(n_tests):
     least = 1 / (1 + permutations_for(n_tests))
     assert holm([least] + (n_tests - 1) * [1.0])[0] < 0.025
 

@@ -15,7 +15,7 @@ from probing.comparison.agreement import agreement
 from probing.comparison.cross_moments import CrossMomentsAccumulator
 from probing.comparison.matching import holds, judge, match
 from probing.comparison.pairs import Ranked, compare_pair
-from probing.comparison.random_bases import Strangers, random_bases, strangers
+from probing.comparison.random_bases import RotationNull, random_bases, rotation_null
 from probing.data.examples import label
 from probing.rankings.contributions import neuron_contributions
 from synthetic import CORPUS, make_splits, make_store, make_tokens
@@ -52,7 +52,7 @@ def test_scores_are_the_contributions_of_the_turned_probe_on_turned_activations(
     store = make_store(tmp_path, states, tokens, shard_tokens=30)
     test = label(store, CORPUS, Position(), make_splits(20), np.arange(1, 5), "test")
     weight = torch.from_numpy(generator.normal(size=(2, 4, 6))).float()
-    found = strangers(weight, test, [0, 1], seed=3, n=2)
+    found = rotation_null(weight, test, [0, 1], seed=3, n=2)
     rows = test.labels >= 0
     assert rows.sum() > 10
     for basis, scores in zip(found.bases, found.scores, strict=True):
@@ -63,11 +63,11 @@ def test_scores_are_the_contributions_of_the_turned_probe_on_turned_activations(
             np.testing.assert_allclose(scores[layer], own.abs().mean(0), rtol=1e-4)
 
 
-def test_models_that_share_their_words_alone_agree_no_more_than_strangers() -> None:
+def test_models_that_share_their_words_alone_agree_no_more_than_random_rotations() -> None:
     # Words are points in 60 directions of unlike size, not centred; neurons of either model are Gaussian mixtures of
-    # these and score by their size. Matched neurons are large on the same words: dealings call that agreement.
+    # these and score by their size. Matched neurons are large on the same words: permutations call that agreement.
     sizes = np.geomspace(1, 0.1, 60)
-    by_dealing, by_strangers, quality_by_dealing, quality_by_strangers = [], [], [], []
+    by_permutation, by_rotation, quality_by_permutation, quality_by_rotation = [], [], [], []
     for seed in range(60):
         generator = np.random.default_rng(seed)
         words = (generator.standard_t(3, size=(300, 60)) + 2) * sizes
@@ -85,18 +85,18 @@ def test_models_that_share_their_words_alone_agree_no_more_than_strangers() -> N
             qualities.append(holds(other, *turned))
         scores = np.abs(a).mean(0), np.abs(b).mean(0)[partner]
         correlations = fit.correlation(0, 0), held_out.correlation(0, 0)
-        for given, p_values in (((), by_dealing), (unrelated, by_strangers)):
+        for given, p_values in (((), by_permutation), (unrelated, by_rotation)):
             found = agreement(*scores, unrelated=given, permutations=199, seed=seed)
             p_values.append([one.p_value for one in found if one.statistic in ("spearman", "kendall")])
-        for known, p_values in (((), quality_by_dealing), (qualities, quality_by_strangers)):
+        for known, p_values in (((), quality_by_permutation), (qualities, quality_by_rotation)):
             p_values.append(judge(partner, *correlations, known, permutations=199, seed=seed).p_value)
-    small = [float(np.mean(np.array(p) < 0.05)) for p in (by_dealing, by_strangers)]
+    small = [float(np.mean(np.array(p) < 0.05)) for p in (by_permutation, by_rotation)]
     assert small[0] > 0.12 > 0.08 > small[1]
-    small = [float(np.mean(np.array(p) < 0.05)) for p in (quality_by_dealing, quality_by_strangers)]
+    small = [float(np.mean(np.array(p) < 0.05)) for p in (quality_by_permutation, quality_by_rotation)]
     assert small[0] > 0.9 > 0.08 > small[1]
 
 
-def test_what_strangers_reach_is_chance_to_a_pair_of_runs() -> None:
+def test_the_rotation_null_is_chance_to_a_pair_of_runs() -> None:
     generator = np.random.default_rng(0)
     states, scores = generator.normal(size=(400, D)), generator.exponential(size=(1, D))
     halves = CrossMomentsAccumulator((1, 1), (D, D)), CrossMomentsAccumulator((1, 1), (D, D))
@@ -104,8 +104,8 @@ def test_what_strangers_reach_is_chance_to_a_pair_of_runs() -> None:
         half.update([torch.from_numpy(states[parity::2])], [torch.from_numpy(states[parity::2])])
     moments = halves[0].result(), halves[1].result()
     one, other = (Ranked(name, [0], scores, np.stack([scores, scores], 1)) for name in "ab")
-    # Strangers that are the second run itself: agreement then is no more than chance.
-    same = Strangers(torch.eye(D)[None].repeat(2, 1, 1), np.stack([scores, scores]))
+    # Bases that leave the second run as it is: agreement is then no more than chance.
+    same = RotationNull(torch.eye(D)[None].repeat(2, 1, 1), np.stack([scores, scores]))
     for known, chance, small in ((None, 0.0, True), (same, 1.0, False)):
         rows = compare_pair(one, other, moments, "correlation", "one_to_one", 5, 0, known).rows
         found = {row["statistic"]: row for row in rows}
