@@ -1,1 +1,1 @@
-"""The geometry of hidden states: outlier dimensions, anisotropy, transforms, over-smoothing; one file an idea."""
+"""The geometry of hidden states: outlier dimensions, anisotropy, over-smoothing and their sources."""

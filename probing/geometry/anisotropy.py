@@ -1,6 +1,6 @@
-"""How far vectors are from pointing in all directions alike: mean cosines, IsoScore, partition function.
+"""Anisotropy, how unevenly vectors fill the directions of their space: mean cosines, IsoScore, partition function.
 
-The mean cosine says mostly how large the mean vector is, IsoScore looks at the covariance alone: a space may be
+The mean cosine mainly measures the size of the mean vector, while IsoScore uses the covariance alone: a space may be
 anisotropic by one and not by the other. Neither is a defect by itself.
 """
 
@@ -15,12 +15,12 @@ from torch import Tensor
 
 from probing.statistics.streamed_bootstrap import N_DRAWS, Estimate, estimate, undefined
 
-# Pairs whose products are taken at a time.
+# Number of pairs whose products are taken at a time.
 _PAIRS = 20_000
 
 
 def normalise(vectors: Tensor) -> Tensor:
-    """Divide vectors, shape (..., d), by their lengths; those of length 0, whose cosines are not defined, become 0."""
+    """Divide vectors, shape (..., d), by their lengths; vectors of length 0, which have no cosine, become 0."""
     lengths = vectors.norm(dim=-1, keepdim=True)
     return vectors * torch.where(lengths > torch.finfo(lengths.dtype).tiny, 1 / lengths, 0.0)
 
@@ -33,11 +33,11 @@ def sum_by_sentence(rows: Tensor, lengths: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class MeanCosine:
-    """The mean cosine of all pairs of vectors.
+    """The mean cosine over all pairs of vectors.
 
     Args:
-        estimate: With its interval over sentences.
-        by_neuron: What each neuron adds to it, shape (d,), float64; the sum is the mean cosine.
+        estimate: The mean cosine with its interval over sentences.
+        by_neuron: Contribution of each neuron, shape (d,), float64; their sum is the mean cosine.
     """
 
     estimate: Estimate
@@ -45,28 +45,28 @@ class MeanCosine:
 
     @property
     def shares(self) -> Tensor:
-        """Share of each neuron, shape (d,): above 1, or below 0, where neurons pull against each other.
+        """Share of each neuron, shape (d,); it can be above 1 or below 0, as contributions have both signs.
 
-        NaN where the mean cosine is within 1e-6 of 0, so that a share of it means nothing.
+        NaN where the mean cosine is within 1e-6 of 0, so that a share of it has no meaning.
         """
         return self.by_neuron / self.estimate.value if abs(self.estimate.value) > 1e-6 else self.by_neuron * np.nan
 
 
 class MeanCosineAccumulator:
-    """Takes unit vectors sentence by sentence and returns the mean cosine of all pairs of two different ones.
+    """Accumulates unit vectors sentence by sentence and gives the mean cosine over all pairs of two different vectors.
 
-    With u_i = x_i / |x_i|, A = (|sum_i u_i|^2 - N) / (N (N - 1)): no pairs need be drawn (Ethayarajh 2019 and others
-    after him draw a thousand, whose standard error is about .003). Of neuron k, cc_k = ((sum_i u_ik)^2 - sum_i u_ik^2)
-    / (N (N - 1)), the closed form of Timkey & van Schijndel's (2021) contribution to the cosine.
+    With u_i = x_i / |x_i|, A = (|sum_i u_i|^2 - N) / (N (N - 1)), so that no pairs need be drawn (Ethayarajh 2019 and
+    later papers draw a thousand, whose standard error is about .003). The contribution of neuron k is cc_k =
+    ((sum_i u_ik)^2 - sum_i u_ik^2) / (N (N - 1)), the closed form of Timkey & van Schijndel's (2021).
 
-    All tokens together count long sentences more, and pairs from one sentence among them; a pool of one token for each
-    sentence does neither: it is the published quantity. Give one row for each sentence for that.
+    Over all tokens, long sentences count more and some pairs come from one sentence. Neither is so with one token per
+    sentence, which is the published quantity: pass one row per sentence for it.
 
-    In a draw of sentences, a sentence drawn twice is not paired with itself, which would count as a cosine of 1.
+    Where a draw of sentences contains a sentence twice, its copies are not paired: that would count as a cosine of 1.
 
     Args:
         d: Width of the vectors.
-        n_draws: Draws of the interval.
+        n_draws: Number of draws behind the interval.
     """
 
     def __init__(self, d: int, n_draws: int = N_DRAWS) -> None:
@@ -74,7 +74,7 @@ class MeanCosineAccumulator:
         self.total = torch.zeros(d, dtype=torch.float64)
         self.squares = torch.zeros(d, dtype=torch.float64)
         self.drawn = torch.zeros(n_draws, d, dtype=torch.float64)
-        # Of each draw: cosines, and pairs, of copies of a sentence that are not to be paired.
+        # For each draw, the cosines and the number of pairs between copies of one sentence, which do not count.
         self.cosines = torch.zeros(n_draws, dtype=torch.float64)
         self.pairs = torch.zeros(n_draws, dtype=torch.float64)
         self.drawn_tokens = torch.zeros(n_draws, dtype=torch.float64)
@@ -84,15 +84,15 @@ class MeanCosineAccumulator:
 
         Args:
             units: Unit vectors of all tokens, shape (n, d).
-            sums: Their sums over each sentence, shape (n_sentences, d).
-            lengths: Tokens of each sentence, shape (n_sentences,); none is fine.
-            weights: How often each sentence counts in each draw, shape (n_draws, n_sentences).
+            sums: Sums of the unit vectors over each sentence, shape (n_sentences, d).
+            lengths: Number of tokens of each sentence, shape (n_sentences,); it may be 0.
+            weights: How often each sentence occurs in each draw, shape (n_draws, n_sentences).
         """
         self.n += len(units)
         self.n_sentences += int((lengths > 0).sum())
         self.total += sums.double().sum(0)
         rows = units.numpy()
-        # Thirty times as fast as a norm along the first axis.
+        # This is thirty times as fast as a norm along the first axis.
         self.squares += torch.from_numpy(np.einsum("nd,nd->d", rows, rows)).double()
         self.drawn += (weights.to(sums.dtype) @ sums).double()
         counts, n = weights.double(), lengths.double()
@@ -102,7 +102,7 @@ class MeanCosineAccumulator:
         self.drawn_tokens += counts @ n
 
     def result(self) -> MeanCosine:
-        """Return the mean cosine; NaN of fewer than two vectors."""
+        """Return the mean cosine; it is NaN for fewer than two vectors."""
         n_pairs = self.n * (self.n - 1)
         if not n_pairs:
             return MeanCosine(undefined(self.n), torch.full_like(self.total, float("nan")))
@@ -114,11 +114,11 @@ class MeanCosineAccumulator:
 class ClippedCosines:
     """The mean cosine with some neurons set to 0, for several choices of neurons at once.
 
-    Only lengths change, so that all choices together take two products, of (n, d) with (d, n_choices) for the squared
-    lengths and of (n_choices, n) with (n, d), instead of a pass each.
+    Only the lengths change, so all choices together take two products instead of a pass each: (n, d) with
+    (d, n_choices) for the squared lengths, and (n_choices, n) with (n, d).
 
     Args:
-        choices: Neurons of each choice, equally many, shape (n_choices, n_neurons).
+        choices: Neurons of each choice, equally many in all, shape (n_choices, n_neurons).
         d: Width of the vectors.
     """
 
@@ -128,8 +128,8 @@ class ClippedCosines:
         self.totals = torch.zeros(len(choices), d, dtype=torch.float64)
 
     def update(self, vectors: Tensor) -> None:
-        """Add vectors, shape (n, d), those of length 0 counting as everywhere."""
-        # What is kept is summed: a whole length less what is taken away would be rounding where little is left.
+        """Add vectors, shape (n, d); vectors of length 0 are treated as in `normalise`."""
+        # Sum what remains: subtracting the removed part from the whole would leave only rounding where little remains.
         left = (vectors.square() @ self.kept.to(vectors.dtype)).T
         inverse = torch.where(left > torch.finfo(left.dtype).tiny, left.rsqrt(), 0.0)
         self.totals += (inverse @ vectors).double()
@@ -142,33 +142,33 @@ class ClippedCosines:
 
 
 def isoscore(covariance: Tensor) -> float:
-    """Return IsoScore (Rudman et al. 2022, arXiv 2108.07344): 1 where all directions vary alike, 0 where one does.
+    """Return IsoScore (Rudman et al. 2022, arXiv 2108.07344): 1 if all directions vary equally, 0 if only one varies.
 
     The published steps (principal components, their variances scaled to length sqrt(d), distance from all ones, share
-    of dimensions used, rescaled) are together (PR - 1) / (d - 1), with PR = (sum lambda)^2 / sum lambda^2 the
-    participation ratio; so no eigenvalue is needed: sum lambda is the trace, sum lambda^2 the squared Frobenius norm.
+    of dimensions used, rescaled) reduce to (PR - 1) / (d - 1), where PR = (sum lambda)^2 / sum lambda^2 is the
+    participation ratio. No eigenvalue is needed: sum lambda is the trace, sum lambda^2 the squared Frobenius norm.
 
-    It does not look at the mean, and so not at an outlier dimension that is large and constant. Of fewer tokens than
-    several times d the spectrum is overspread, and the score too low.
+    The score ignores the mean, and therefore an outlier dimension that is large and constant. With fewer tokens than
+    several times d the estimated spectrum is too spread, and the score too low.
 
     Args:
-        covariance: Shape (d, d).
+        covariance: Covariance of the vectors, shape (d, d).
 
     Returns:
-        NaN where nothing varies or d is 1.
+        A score from 0 to 1; NaN where nothing varies or d is 1.
     """
     d = len(covariance)
     squares = float(covariance.square().sum())
     if d == 1 or not squares > 0:
         return float("nan")
-    # No spectrum has a participation ratio below 1, but rounding may make one.
+    # No spectrum has a participation ratio below 1, but rounding may produce one.
     return max(float(covariance.trace()) ** 2 / squares - 1, 0.0) / (d - 1)
 
 
 def mean_energy_share(mean: Tensor, covariance: Tensor) -> float:
-    """Return |mean|^2 / E|x|^2: how much of the squared length is in the common mean vector, from 0 to 1.
+    """Return |mean|^2 / E|x|^2, the share of the squared length that lies in the mean vector, from 0 to 1.
 
-    Where all vectors are of one length it is the mean cosine, pairs of a vector with itself included.
+    If all vectors have the same length, it is the mean cosine including pairs of a vector with itself.
     """
     energy = float(mean.square().sum())
     whole = energy + float(covariance.trace())
@@ -178,15 +178,15 @@ def mean_energy_share(mean: Tensor, covariance: Tensor) -> float:
 def partition_isotropy(vectors: Tensor) -> float:
     """Return min Z(c) / max Z(c), Z(c) = sum over vectors of exp(c'x), c the eigenvectors of X'X and their negatives.
 
-    The measure of Mu & Viswanath (2018, section 2), after Arora et al. (2016): 1 where Z is the same in all directions.
-    It depends on the scale of x, so x is divided by the root of the mean squared length first. A widely copied
-    implementation goes over the rows of the matrix of eigenvectors; its columns are meant.
+    The measure of Mu & Viswanath (2018, section 2), after Arora et al. (2016); it is 1 where Z is equal in all
+    directions. It depends on the scale of x, so x is first divided by the root of its mean squared length. A widely
+    copied implementation iterates over the rows of the matrix of eigenvectors instead of its columns.
 
     Args:
-        vectors: X, shape (n, d).
+        vectors: The vectors X, shape (n, d).
 
     Returns:
-        NaN where all vectors are 0.
+        A ratio from 0 to 1; NaN where all vectors are 0.
     """
     size = vectors.double().square().sum(1).mean().sqrt()
     if not size > 0:
@@ -199,7 +199,7 @@ def partition_isotropy(vectors: Tensor) -> float:
 
 
 def cosines_of_pairs(vectors: Tensor, first: NDArray[np.int64], second: NDArray[np.int64]) -> float:
-    """Return the mean cosine of given pairs of rows."""
+    """Return the mean cosine of the given pairs of rows."""
     units, total = normalise(vectors), 0.0
     for start in range(0, len(first), _PAIRS):
         a, b = (units[torch.from_numpy(rows[start : start + _PAIRS])] for rows in (first, second))
@@ -210,11 +210,11 @@ def cosines_of_pairs(vectors: Tensor, first: NDArray[np.int64], second: NDArray[
 def ethayarajh(one_per_sentence: Tensor, generator: np.random.Generator) -> float:
     """Return the mean cosine of 1,000 pairs of one random token each of 1,000 sentences (Ethayarajh 2019, his code).
 
-    Pairs are drawn with replacement, and a vector may be its own partner, which adds up to (1 - A) / 1000.
+    Pairs are drawn with replacement, and a vector may be paired with itself, which adds up to (1 - A) / 1000.
 
     Args:
-        one_per_sentence: A token of each sentence, shape (n_sentences, d); all, where there are fewer than 1,000.
-        generator: Draws sentences and pairs.
+        one_per_sentence: One token of each sentence, shape (n_sentences, d); at most 1,000 of them are used.
+        generator: Generator that draws sentences and pairs.
     """
     n = min(1000, len(one_per_sentence))
     rows = generator.choice(len(one_per_sentence), n, replace=False)
@@ -225,8 +225,8 @@ def luo_kulmizev_mao(one_per_sentence: Tensor, generator: np.random.Generator) -
     """Return the mean cosine of 1,000 disjoint pairs of sentences, a random token of each (Luo, Kulmizev & Mao 2021).
 
     Args:
-        one_per_sentence: A token of each sentence, shape (n_sentences, d); fewer than 2,000 make fewer pairs.
-        generator: Draws the pairs.
+        one_per_sentence: One token of each sentence, shape (n_sentences, d); fewer than 2,000 give fewer pairs.
+        generator: Generator that draws the pairs.
     """
     n = min(1000, len(one_per_sentence) // 2)
     rows = generator.permutation(len(one_per_sentence))
@@ -236,11 +236,12 @@ def luo_kulmizev_mao(one_per_sentence: Tensor, generator: np.random.Generator) -
 def timkey_van_schijndel(pool: Tensor, generator: np.random.Generator, n_pairs: int = 500_000) -> float:
     """Return the mean cosine of 500,000 random pairs of a pool of tokens (Timkey & van Schijndel 2021, their notebook).
 
-    Pairs may share a sentence. The authors' model reads no special tokens at all; here they are read and not drawn.
+    The two tokens of a pair may be from one sentence. The authors' model reads no special tokens at all; here the model
+    reads them but they are not drawn.
 
     Args:
-        pool: Shape (n, d).
-        generator: Draws the pairs.
+        pool: Vectors of the tokens, shape (n, d).
+        generator: Generator that draws the pairs.
         n_pairs: Number of pairs.
     """
     first, second = generator.integers(len(pool), size=(2, n_pairs))

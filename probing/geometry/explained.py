@@ -1,10 +1,10 @@
-"""What a neuron goes with: its share of variance that position, frequency, tokens, punctuation, special tokens explain.
+"""The share of a neuron's variance explained by position, frequency, frequent tokens, punctuation and special tokens.
 
 Luo, Kulmizev & Mao (2021) trace outliers to position, Puccetti et al. (2022) to frequency. Frequent tokens are often
-punctuation, and these stand at the end: so all are put into one regression, by which each can be asked what it explains
-alone and what it adds to the others. The most frequent tokens are few, and each may have a value of its own that has
-nothing to do with how frequent it is: so the commonest have a column each, and frequency adds to these only what holds
-among other tokens too.
+punctuation, which often ends a sentence. All sources are therefore in one regression, which says of each what it
+explains alone and what it adds to the others. The most frequent tokens are few, and a neuron may have a value for each
+of them that is unrelated to its frequency. These tokens have a column each, so that frequency adds only what holds
+among the other tokens too.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ EXPLAINED_COLUMNS = (
 
 SOURCES = ("position", "frequency", "token", "punctuation", "special")
 
-# Places that have a column of their own; those beyond share one.
+# Number of positions with a column of their own; later positions share one.
 POSITIONS = 128
-# Tokens that have a column of their own, the commonest of the corpus.
+# Number of tokens with a column of their own, the most frequent of the corpus.
 COMMONEST = 30
-# Regressors repeat each other along directions whose eigenvalue is below this share of the largest.
+# Directions of the regressors are collinear if their eigenvalue is below this share of the largest.
 _REPEATED = 1e-10
-# What is left of a neuron's squares is rounding if it is below this share of them.
+# A residual sum of squares below this share of the neuron's sum of squares is rounding.
 _ROUNDING = 1e-10
 
 Array = NDArray[np.float64]
@@ -40,16 +40,17 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Regressors:
-    """What may explain a neuron, token by token.
+    """The regressors of a neuron, for each token.
 
-    Position is a column for each place. Frequency is the logarithm of how often the token is in the corpus and a column
-    for each octave of it, so that it is not held to a straight line where position is not. The `COMMONEST` tokens have
-    a column each. Special tokens have one each too, and of frequency and the commonest tokens what the others have on
-    average, so that these do not tell them from the others. Sources may repeat each other, as [CLS] does place 0.
+    Position has a column for each position. Frequency is the logarithm of the token's count in the corpus, with a
+    column for each of its octaves, so that it is as free in shape as position. The `COMMONEST` tokens have a column
+    each. Special tokens have a column each too; in the columns of frequency and of the most frequent tokens they have
+    the mean of the other tokens, so that these columns do not distinguish them. Sources may overlap: [CLS] is always at
+    position 0.
 
     Args:
-        tokens: The table of tokens.
-        punctuation: Whether each token is punctuation, shape (n_tokens,).
+        tokens: The token table.
+        punctuation: Whether each token is punctuation, shape (n_tokens,), bool.
     """
 
     tokens: Tokens
@@ -67,7 +68,7 @@ class Regressors:
 
     @cached_property
     def _common_places(self) -> NDArray[np.int64]:
-        """Which of the commonest each token id is, -1 for none of them."""
+        """Index of each token id among the most frequent tokens, -1 for other ids."""
         ids, special = self.tokens.input_ids, self.tokens.special
         counts = np.bincount(ids[~special], minlength=int(ids.max()) + 1)
         places = np.full(len(counts), -1)
@@ -77,7 +78,7 @@ class Regressors:
 
     @cached_property
     def _usual(self) -> Array:
-        """What tokens that are not special have on average in the columns of octaves and of the commonest tokens."""
+        """Mean of the tokens that are not special in the columns of octaves and of the most frequent tokens."""
         plain, columns = ~self.tokens.special, self.columns
         octaves, common = self._log_counts[plain].astype(np.int64), self._common_places[self.tokens.input_ids[plain]]
         n_octaves = columns["frequency"].stop - columns["frequency"].start - 1
@@ -87,7 +88,7 @@ class Regressors:
 
     @cached_property
     def columns(self) -> dict[str, slice]:
-        """Which columns each source has; the first of all is the intercept."""
+        """Columns of each source; column 0 is the intercept."""
         places = min(POSITIONS, int(self.tokens.lengths.max()))
         n_common = int(self._common_places.max()) + 1
         widths = (places, int(self._log_counts.max()) + 2, n_common, 1, len(self._special_ids))
@@ -95,7 +96,7 @@ class Regressors:
         return {name: slice(int(a), int(b)) for name, a, b in zip(SOURCES, ends[:-1], ends[1:], strict=True)}
 
     def of(self, rows: slice) -> Array:
-        """Return the regressors of some consecutive tokens, shape (n, n_columns), float64."""
+        """Return the regressors of consecutive tokens, shape (n, n_columns), float64."""
         tokens, columns = self.tokens, self.columns
         n = rows.stop - rows.start
         x = np.zeros((n, columns["special"].stop))
@@ -123,12 +124,12 @@ class Regressors:
 
 
 def is_punctuation(texts: Sequence[str]) -> NDArray[np.bool_]:
-    """Return which tokens are made of punctuation and symbols alone, markers of the tokenizer aside; shape (n,)."""
+    """Return which tokens consist of punctuation and symbols alone, ignoring the tokenizer's markers; shape (n,)."""
 
     def bare(text: str) -> str:
         for mark in ("Ġ", "▁", "</w>"):
             text = text.replace(mark, "")
-        return text.removeprefix("##") or text  # `##` may be a token of its own
+        return text.removeprefix("##") or text  # `##` itself may be a token
 
     return np.array(
         [bool(bare(text)) and all(unicodedata.category(c)[0] in "PS" for c in bare(text)) for text in texts]
@@ -136,12 +137,12 @@ def is_punctuation(texts: Sequence[str]) -> NDArray[np.bool_]:
 
 
 class ExplainedAccumulator:
-    """Takes regressors and neurons token by token and returns shares of variance; a least-squares fit from sums.
+    """Accumulates regressors and neurons token by token and gives shares of variance, by least squares from the sums.
 
     Args:
-        columns: Which columns of the regressors each source has, column 0 being the intercept; of columns beyond the
-            last source nothing is taken.
-        n_neurons: How many neurons are explained.
+        columns: Columns of the regressors by source; column 0 is the intercept, and columns after the last source are
+            ignored.
+        n_neurons: Number of neurons that are explained.
     """
 
     def __init__(self, columns: Mapping[str, slice], n_neurons: int) -> None:
@@ -151,7 +152,7 @@ class ExplainedAccumulator:
         self.xx, self.xv, self.vv = np.zeros((p, p)), np.zeros((p, n_neurons)), np.zeros(n_neurons)
 
     def update(self, regressors: Array, neurons: Array) -> None:
-        """Add tokens, shapes (n, n_columns) and (n, n_neurons); none is fine."""
+        """Add tokens, shapes (n, n_columns) and (n, n_neurons); n may be 0."""
         if not len(neurons):
             return
         if self.origin is None:
@@ -164,14 +165,14 @@ class ExplainedAccumulator:
         self.vv += np.einsum("nk,nk->k", v, v)
 
     def result(self) -> dict[str, tuple[Array, Array]]:
-        """Return for each source, and for `all` together, the share of each neuron's variance that it explains.
+        """Return the share of each neuron's variance explained by each source, and by `all` sources together.
 
-        The first array is R^2 of the source alone; the second the partial R^2, (SSE without - SSE) / SSE without: of
-        what the other sources leave, the share that this one explains. Of `all` both are the joint R^2. Each is biased
-        upwards by about the number of columns over the number of tokens. NaN for a neuron that does not vary.
+        The first array is R^2 of the source alone. The second is the partial R^2, (SSE without - SSE) / SSE without:
+        the share that this source explains of what the other sources leave. For `all` both are the joint R^2. Each is
+        biased upwards by about the number of columns over the number of tokens. NaN for a neuron that does not vary.
 
         Raises:
-            ValueError: If there were no tokens.
+            ValueError: If no tokens were added.
         """
         if not self.n_tokens:
             raise ValueError("no tokens to explain neurons of")
@@ -188,7 +189,7 @@ class ExplainedAccumulator:
         return {**found, "all": (joint, joint)}
 
     def _sse(self, columns: NDArray[np.int64]) -> Array:
-        """Return what is left of each neuron's squares after a least-squares fit on some columns."""
+        """Return each neuron's residual sum of squares after a least-squares fit on some columns."""
         xx, xv = self.xx[np.ix_(columns, columns)], self.xv[columns]
         scale = np.where(xx.diagonal() > 0, xx.diagonal(), 1) ** -0.5
         values, vectors = np.linalg.eigh(scale[:, None] * xx * scale)
@@ -210,11 +211,11 @@ def explained_rows(
 
     Args:
         layer: Layer number.
-        neurons: Which neurons, in the order of the shares.
-        kinds: `outlier` or `random`, for each.
-        special_tokens: Whether special tokens were in: `exclude` or `include`.
-        found: What `ExplainedAccumulator.result` returned.
-        n_tokens: Over how many tokens.
+        neurons: Neurons, in the order of the shares.
+        kinds: Kind of each neuron, `outlier` or `random`.
+        special_tokens: Whether special tokens were used, `exclude` or `include`.
+        found: Result of `ExplainedAccumulator.result`.
+        n_tokens: Number of tokens used.
     """
     return [
         {

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
-# Of each transform: what it is called, and how its line is told apart without colour.
+# Label and look of each transform; lines can be told apart without colour.
 LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
     "none": ("as it is", {"color": "black", "ls": "-", "marker": "o"}),
     "clip_random": ("others clipped (range of draws)", {"color": GREY, "ls": "", "marker": "x"}),
@@ -45,9 +45,9 @@ def write_figures(folder: Path, tables: Mapping[str, Sequence[Row]], model: str)
     """Draw a run's figures, each as PNG and as PDF, and return the paths of the PNG files.
 
     Args:
-        folder: Where they go.
+        folder: Folder of the figures.
         tables: The run's tables by name.
-        model: For the titles.
+        model: Model name for the titles.
     """
     drawings = {
         "outliers": lambda figure: mean_profile(figure, tables["dimensions"], tables["outliers"], model),
@@ -65,7 +65,7 @@ def write_figures(folder: Path, tables: Mapping[str, Sequence[Row]], model: str)
 
 
 def mean_profile(figure: Figure, dimensions: Sequence[Row], outliers: Sequence[Row], model: str) -> None:
-    """Draw each layer's mean vector, neuron by neuron, with its outliers named."""
+    """Draw each layer's mean vector over the neurons, with its outliers named."""
     layers = sorted({row["layer"] for row in dimensions})
     columns = min(2, len(layers))
     n_rows = -(-len(layers) // columns)
@@ -95,7 +95,7 @@ def mean_profile(figure: Figure, dimensions: Sequence[Row], outliers: Sequence[R
 
 
 def anisotropy_by_layer(figure: Figure, geometry: Sequence[Row], model: str) -> None:
-    """Draw mean cosines beside what looks at the covariance alone."""
+    """Draw mean cosines on the left, and measures of where they come from on the right."""
     figure.set_size_inches(8.6, 4.2)
     left, right = figure.subplots(1, 2)
     _lines(
@@ -123,25 +123,25 @@ def anisotropy_by_layer(figure: Figure, geometry: Sequence[Row], model: str) -> 
     )  # fmt: skip
     right.set_ylim(0, None)
     right.set_ylabel("share or score (0 to 1)")
-    right.set_title("where it comes from")
+    right.set_title("sources of the mean cosine")
     for axes in (left, right):
         axes.legend(loc="upper left", bbox_to_anchor=(0, -0.18), fontsize=8)
     figure.suptitle(f"{model}: how alike vectors point", x=0.01, ha="left", fontsize=10)
 
 
 def transforms_by_layer(figure: Figure, geometry: Sequence[Row], model: str) -> None:
-    """Draw the mean cosine by layer before and after each transform."""
+    """Draw the mean cosine by layer, before and after each transform."""
     figure.set_size_inches(6.8, 3.3)
     axes = figure.add_subplot()
     _by_transform(axes, geometry, "mean_cosine")
     axes.axhline(0, color="black", lw=0.6)
     axes.set_ylabel("mean cosine of two tokens")
-    axes.set_title(f"{model}: before and after transforms of what is read off")
+    axes.set_title(f"{model}: before and after transforms of the hidden states")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
 
 
 def smoothing_by_layer(figure: Figure, geometry: Sequence[Row], model: str) -> None:
-    """Draw how alike the tokens of one sentence are."""
+    """Draw how similar the tokens of one sentence are, by layer."""
     figure.set_size_inches(8.6, 3.1)
     left, right = figure.subplots(1, 2)
     _by_transform(left, geometry, "token_similarity", ("none", "clip", "center"))
@@ -157,7 +157,7 @@ def smoothing_by_layer(figure: Figure, geometry: Sequence[Row], model: str) -> N
 
 
 def explained_bars(figure: Figure, explained: Sequence[Row], outliers: Sequence[Row], model: str) -> None:
-    """Draw for the neurons named most often what each source explains beyond the others, in layers that name them."""
+    """Draw what each source explains beyond the others, for the most frequent outliers, in layers that have them."""
     neurons = most_named([row for row in outliers if row["neuron"] in {r["neuron"] for r in explained}], 4)
     which = "include" if any(row["special_tokens"] == "include" for row in explained) else "exclude"
     here = [row for row in explained if row["special_tokens"] == which]
@@ -173,7 +173,7 @@ def explained_bars(figure: Figure, explained: Sequence[Row], outliers: Sequence[
     panels.append(("mean of others", [row for row in here if row["kind"] == "random"]))
     figure.set_size_inches(1.4 + 1.9 * len(panels), 2.9)
     width = 0.8 / len(looks)
-    widest = max(len({row["layer"] for row in rows}) for _, rows in panels)  # bars are of one width in all panels
+    widest = max(len({row["layer"] for row in rows}) for _, rows in panels)  # bars have the same width in all panels
     for axes, (title, rows) in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True):
         layers = sorted({row["layer"] for row in rows})
         for i, (source, look) in enumerate(looks.items()):
@@ -196,7 +196,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _lines(axes: Axes, geometry: Sequence[Row], measures: Mapping[str, tuple[str, dict[str, Any]]]) -> None:
-    """Draw some measures of untransformed states by layer."""
+    """Draw some measures of the untransformed states by layer."""
     lines = [
         ([r for r in geometry if (r["transform"], r["measure"]) == ("none", measure)], *how)
         for measure, how in measures.items()
@@ -205,7 +205,7 @@ def _lines(axes: Axes, geometry: Sequence[Row], measures: Mapping[str, tuple[str
 
 
 def _by_transform(axes: Axes, geometry: Sequence[Row], measure: str, only: Sequence[str] = tuple(LOOKS)) -> None:
-    """Draw one measure by layer under each transform."""
+    """Draw one measure by layer, a line for each transform."""
     lines = [
         (
             here := [r for r in geometry if (r["transform"], r["measure"]) == (transform, measure)],
@@ -219,7 +219,7 @@ def _by_transform(axes: Axes, geometry: Sequence[Row], measure: str, only: Seque
 
 
 def _draw_lines(axes: Axes, lines: Sequence[tuple[Sequence[Row], str, dict[str, Any]]], layers: Sequence[int]) -> None:
-    """Draw lines over the layers that were measured; each is its rows, what it is called and how it looks."""
+    """Draw lines over the measured layers; each line consists of its rows, its label and its look."""
     there = [line for line in lines if line[0]]
     for (rows, words, look), shift in zip(there, side_by_side(len(there), layers), strict=True):
         _line(axes, rows, layers, shift, words, look)
@@ -229,7 +229,7 @@ def _draw_lines(axes: Axes, lines: Sequence[tuple[Sequence[Row], str, dict[str, 
 def _line(
     axes: Axes, rows: Sequence[Row], layers: Sequence[int], shift: float, words: str, look: dict[str, Any]
 ) -> None:
-    """Draw values by layer, with their intervals where they have them; layers that lack a value break the line."""
+    """Draw values by layer, with intervals where the rows have them; layers without a value break the line."""
     found = {row["layer"]: row for row in rows}
     values = [found[k]["value"] if k in found else np.nan for k in layers]
     reach = error_bars([found.get(k, {}) for k in layers], np.array(values))

@@ -1,9 +1,9 @@
-"""One layer measured: a pass over its cached states to fit transforms and find outliers, a second to measure them.
+"""Measure one layer: one pass over its cached states fits transforms and finds outliers, a second pass measures them.
 
-The mean cosine after a transform needs the sum of its normalised images, and these need the transform: two passes, of
-which the first takes 2 n d^2 FLOP for the covariance and the second as much for each transform that is a matrix. One
-layer is read at a time, shard by shard: memory does not grow with the corpus, but for the table of tokens and a number
-for each sentence.
+The mean cosine after a transform needs the sum of its normalised images, which need the transform, hence two passes.
+The first takes 2 n d^2 FLOP for the covariance, the second as much for each transform that is a matrix. One layer is
+read at a time, shard by shard, so memory does not grow with the corpus, except for the token table and one number per
+sentence.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ ESTIMATORS: tuple[Estimator, ...] = ("e19", "lkm", "tvs")
 
 GEOMETRY_COLUMNS = ("layer", "transform", "measure", "value", "low", "high", "n_tokens", *SIZE_COLUMNS)
 
-# Tokens that are kept for what cannot be streamed, and sentences of which one token is.
+# Most tokens kept for measures that cannot be streamed, and most sentences of which one token is kept.
 POOL, POOL_SENTENCES = 10_000, 2_000
-# Of the pool, those that partition functions are summed over.
+# Number of tokens of the pool that partition functions are summed over.
 PARTITION = 4_096
 
-# What is measured of each sentence.
+# Measures of each sentence.
 BY_SENTENCE = ("token_similarity", "intra_sentence_similarity", "distance_to_equal_rows", "relative_distance")
 
 Row = Mapping[str, Any]
@@ -50,12 +50,12 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Sampled:
-    """Which tokens of a corpus count, and which are drawn; the same for all layers and transforms.
+    """Which tokens of a corpus count, and which are sampled; the same for all layers and transforms.
 
     Args:
-        tokens: The table of tokens.
+        tokens: The token table.
         special_tokens: Whether special tokens count.
-        seed: Of all that is drawn.
+        seed: Seed of every random draw.
     """
 
     tokens: Tokens
@@ -69,25 +69,25 @@ class Sampled:
 
     @cached_property
     def one_per_sentence(self) -> NDArray[np.bool_]:
-        """Whether each token is the one drawn of its sentence, among those that count; shape (n_tokens,)."""
+        """Whether each token is the one sampled from its sentence, among those that count; shape (n_tokens,)."""
         rows = np.flatnonzero(self.counts)
         sentences, first, n = np.unique(self.tokens.sentences[rows], return_index=True, return_counts=True)
-        place = (np.random.default_rng([self.seed, 1]).random(len(sentences)) * n).astype(np.int64)
-        return self._marked(rows[first + place])
+        offset = (np.random.default_rng([self.seed, 1]).random(len(sentences)) * n).astype(np.int64)
+        return self._marked(rows[first + offset])
 
     @cached_property
     def of_sentences(self) -> NDArray[np.bool_]:
-        """Whether each token is one of at most `POOL_SENTENCES` drawn from different sentences; shape (n_tokens,)."""
+        """Whether each token is sampled as one of at most `POOL_SENTENCES`, each from another sentence; (n_tokens,)."""
         return self._marked(self._draw(np.flatnonzero(self.one_per_sentence), POOL_SENTENCES, 2))
 
     @cached_property
     def pool(self) -> NDArray[np.bool_]:
-        """Whether each token is one of at most `POOL` drawn; shape (n_tokens,)."""
+        """Whether each token is sampled as one of at most `POOL`; shape (n_tokens,)."""
         return self._marked(self._draw(np.flatnonzero(self.counts), POOL, 3))
 
     @cached_property
     def words(self) -> Occurrences:
-        """The words that are followed through their sentences."""
+        """The words whose vectors are compared between sentences."""
         return choose_words(self.tokens, self.seed)
 
     def _draw(self, rows: NDArray[np.int64], n: int, stream: int) -> NDArray[np.int64]:
@@ -102,13 +102,13 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Look:
-    """What the first pass sees of a layer.
+    """Results of the first pass over a layer.
 
     Args:
         layer: Layer number.
-        moments: Of the tokens that count.
-        profiles: Without special tokens (`exclude`) and with them (`include`); of a text of special tokens alone, the
-            latter only.
+        moments: Moments of the tokens that count.
+        profiles: Profiles without special tokens (`exclude`) and with them (`include`); the former is missing if all
+            tokens are special.
     """
 
     layer: int
@@ -117,7 +117,7 @@ class Look:
 
 
 def look(store: Activations, layer: int, sampled: Sampled) -> Look:
-    """Return moments and profiles of a layer, in one pass."""
+    """Return the moments and profiles of a layer, in one pass."""
     d_model, special = store.plan.d_model, sampled.tokens.special
     moments = CovarianceAccumulator(d_model)
     accumulators = {False: ProfileAccumulator(d_model), True: ProfileAccumulator(d_model)}
@@ -134,13 +134,13 @@ def look(store: Activations, layer: int, sampled: Sampled) -> Look:
 
 @dataclass(frozen=True)
 class Measured:
-    """What the second pass finds of a layer.
+    """Results of the second pass over a layer.
 
     Args:
-        rows: As in `geometry.csv`.
-        cosine_shares: Share of each neuron in the mean cosine, untransformed, shape (d_model,).
-        distances: Of each sentence to the equal-rows subspace, untransformed, NaN of those without tokens; shape
-            (n_sentences,).
+        rows: Rows of `geometry.csv`.
+        cosine_shares: Share of each neuron in the mean cosine without a transform, shape (d_model,).
+        distances: Distance of each sentence to the nearest matrix with equal rows, without a transform, shape
+            (n_sentences,); NaN for sentences without tokens.
     """
 
     rows: list[dict[str, Any]]
@@ -161,15 +161,15 @@ def measure(
     """Measure a layer under each transform, in one pass.
 
     Args:
-        store: The activations.
+        store: Store of the activations.
         layer: Layer number.
         sampled: Which tokens count and which are drawn.
-        moments: Of the tokens that count, of this store.
-        transforms: By name; `none` among them.
-        random_choices: Neurons that are clipped instead, equally many each time: the rows of `clip_random`, whose
-            interval is the range of the choices.
-        estimators: Published estimators of the mean cosine that are added, for `none` and `clip`.
-        distances_before: Distances of each sentence in the layer before, for their ratio; None if not measured.
+        moments: Moments of the tokens of this store that count.
+        transforms: Transforms by name, `none` included.
+        random_choices: Choices of random neurons, equally many in each, that are clipped for comparison. Their rows
+            are called `clip_random`, and the interval is the range over the choices.
+        estimators: Published estimators of the mean cosine to add, for `none` and `clip`.
+        distances_before: `distances` of the layer before, for their ratio; None if it was not measured.
     """
     measures = {
         name: _Measures(transform, moments, sampled.words.n_types, sampled.seed)
@@ -204,7 +204,7 @@ def measure(
 
 
 def _shards(store: Activations, layer: int) -> Iterator[tuple[slice, Tensor]]:
-    """Yield for each shard its rows in the table of tokens and its states, float32 at least."""
+    """Yield for each shard its rows in the token table and its states, in float32 or wider."""
     for shard in store.plan.shards:
         states = store.read(layer, shard.index)
         yield store.shard_tokens(shard), states.to(torch.promote_types(states.dtype, torch.float32))
@@ -215,13 +215,13 @@ class _Block:
     """Whole sentences of a layer.
 
     Args:
-        vectors: Of the tokens that count, shape (n, d_model).
-        lengths: How many of each sentence, 1 at least, shape (n_sentences,).
-        sentences: Their numbers, shape (n_sentences,).
-        weights: How often each counts in each draw, shape (n_draws, n_sentences).
-        drawn: Which vectors are the ones drawn of their sentences, shape (n,).
-        words: Vectors of the words that are followed, shape (n_words, d_model).
-        types: Which of them each is, shape (n_words,).
+        vectors: Vectors of the tokens that count, shape (n, d_model).
+        lengths: Number of these tokens in each sentence, at least 1, shape (n_sentences,).
+        sentences: Numbers of the sentences, shape (n_sentences,).
+        weights: How often each sentence occurs in each draw, shape (n_draws, n_sentences).
+        drawn: Indices of the vectors that are sampled from their sentences, shape (n_sentences,).
+        words: Vectors of the words that are compared between sentences, shape (n_words, d_model).
+        types: Word type of each, shape (n_words,).
     """
 
     vectors: Tensor
@@ -252,13 +252,13 @@ class _Block:
         )
 
 
-# A number with its interval, if it has one, and over how many vectors it is taken.
+# An estimate, and the number of vectors it is taken over.
 _Result = tuple[Estimate, int]
 
 
 @dataclass
 class _Measures:
-    """What is measured under one transform, streamed."""
+    """Accumulators of all measures under one transform."""
 
     transform: Transform
     moments: Covariance
@@ -271,7 +271,7 @@ class _Measures:
         self.cosine, self.one, self.centred = (MeanCosineAccumulator(d) for _ in range(3))
         self.by_sentence = {name: MeanOverSentences() for name in BY_SENTENCE}
         self.words = SelfSimilarityAccumulator(self.n_types, d)
-        # Where images are centred as they are, their cosines are the same once more.
+        # If the transform centres, the centred cosines are the cosines themselves.
         self.image_of_mean = self.transform(self.moments.mean)
         self.is_centred = bool(self.image_of_mean.norm() <= 1e-9 * self.moments.mean.norm())
 
@@ -323,12 +323,12 @@ class _Measures:
 
 
 def _exact(value: float, n: int) -> Estimate:
-    """Return a number that comes without an interval."""
+    """Return a number without an interval."""
     return Estimate(value, float("nan"), float("nan"), n)
 
 
 def _less(similarity: Estimate, baseline: Estimate) -> Estimate:
-    """Return a similarity less the mean cosine of unrelated tokens, taken as known."""
+    """Return a similarity minus the mean cosine of unrelated tokens, which is treated as known exactly."""
     by = baseline.value
     return Estimate(similarity.value - by, similarity.low - by, similarity.high - by, similarity.n)
 
@@ -336,7 +336,7 @@ def _less(similarity: Estimate, baseline: Estimate) -> Estimate:
 def _estimates(
     names: Sequence[Estimator], transform: Transform, pool: Tensor, of_sentences: Tensor, seed: Sequence[int]
 ) -> dict[str, _Result]:
-    """Return what published estimators give for the mean cosine."""
+    """Return the published estimates of the mean cosine."""
     images, ones = transform(pool), transform(of_sentences)
     found: dict[Estimator, _Result] = {}
     for name in names:
@@ -350,13 +350,13 @@ def _estimates(
 
 
 def _range(random: ClippedCosines) -> _Result:
-    """Return the mean of random choices with their range."""
+    """Return the mean over random choices, with their range as its interval."""
     values = random.result()
     return Estimate(float(values.mean()), float(values.min()), float(values.max()), random.n), random.n
 
 
 def _rows(layer: int, transform: str, results: Mapping[str, _Result]) -> list[dict[str, Any]]:
-    """Return rows of `geometry.csv`, none for what is not defined."""
+    """Return rows of `geometry.csv`; undefined measures have no row."""
     rows = []
     for name, (estimate, n) in results.items():
         if not np.isfinite(estimate.value):

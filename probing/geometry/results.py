@@ -1,4 +1,4 @@
-"""Everything a survey found, written into a run's folder."""
+"""Write everything that a survey found into a run's folder."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _COLUMNS = {
     "smoothing": SMOOTHING_COLUMNS,
     "interventions": INTERVENTION_COLUMNS,
 }
-# Tables that are made on request.
+# Tables that are made only on request.
 _OPTIONAL = ("smoothing", "interventions")
 
 
 def tables_of(found: Survey) -> dict[str, list[dict[str, Any]]]:
-    """Return the tables of a survey by name; those made on request only where they have rows."""
+    """Return the tables of a survey by name; those made only on request are left out if they are empty."""
     tables = {name: getattr(found, name) for name in _COLUMNS}
     return {name: rows for name, rows in tables.items() if rows or name not in _OPTIONAL}
 
@@ -42,12 +42,12 @@ def tables_of(found: Survey) -> dict[str, list[dict[str, Any]]]:
 def write(folder: Path, config: Mapping[str, Any], found: Survey) -> list[Path]:
     """Write tables, transforms and the configuration, and return their paths.
 
-    A table without rows is a result too: it has its columns.
+    A table without rows is still written, with its columns.
 
     Args:
         folder: The run's folder.
         config: The resolved configuration as plain values.
-        found: What was found.
+        found: The survey.
     """
     paths = []
     for name, rows in tables_of(found).items():
@@ -65,13 +65,13 @@ def write(folder: Path, config: Mapping[str, Any], found: Survey) -> list[Path]:
 def write_summary(
     folder: Path, found: Survey, cached: Mapping[str, Mapping[str, Any]], timings: Mapping[str, float]
 ) -> Path:
-    """Write `results.json`, for programs, and return its path.
+    """Write `results.json`, the results for programs, and return its path.
 
     Args:
         folder: The run's folder.
-        found: What was found.
-        cached: What the activations that were measured, and those fitted on, were made from.
-        timings: In seconds.
+        found: The survey.
+        cached: Cache entries of the activations that were measured and of those that transforms were fitted on.
+        timings: Times in seconds.
     """
     summary = {
         "kind": "geometry",

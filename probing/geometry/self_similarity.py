@@ -1,4 +1,4 @@
-"""How alike the vectors of one word are in different sentences (Ethayarajh 2019)."""
+"""How similar the vectors of one word are in different sentences (Ethayarajh 2019)."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from probing.cache.tokens import Tokens
 from probing.geometry.anisotropy import normalise
 from probing.statistics.streamed_bootstrap import N_DRAWS, Estimate, estimate, undefined
 
-# Sentences that a word must be in, and words that are followed, as Luo, Kulmizev & Mao (2021) had them.
+# Least number of sentences with a word, and most words compared, as in Luo, Kulmizev & Mao (2021).
 MIN_SENTENCES, MAX_WORDS = 10, 1000
 
 
 @dataclass(frozen=True)
 class Occurrences:
-    """Which words are followed, and where.
+    """Which words are compared, and where they occur.
 
     Args:
-        types: For each word of the corpus, in order, which of the followed types it is, -1 for others and for all but
-            its first occurrence in a sentence; shape (n_words,).
-        first_words: Number of words before each sentence and, last, of all; shape (n_sentences + 1,).
-        n_types: How many are followed.
+        types: For each word of the corpus, in order, the index of its type among those compared, shape (n_words,); -1
+            for other words and for all occurrences in a sentence but the first.
+        first_words: Number of words before each sentence, and the total at the end; shape (n_sentences + 1,).
+        n_types: Number of types compared.
     """
 
     types: NDArray[np.int64]
@@ -36,13 +36,13 @@ class Occurrences:
 def choose_words(
     tokens: Tokens, seed: int, min_sentences: int = MIN_SENTENCES, max_words: int = MAX_WORDS
 ) -> Occurrences:
-    """Choose words that occur in enough sentences; a word is the pieces that it is made of, as the tokenizer has it.
+    """Choose words that occur in enough sentences; two words are the same if their token ids are.
 
     Args:
-        tokens: The table of tokens.
-        seed: Of the choice where more words occur often enough than are followed.
-        min_sentences: Sentences that a word must be in.
-        max_words: Words that are followed.
+        tokens: The token table.
+        seed: Seed of the choice among words that occur often enough, if these are too many.
+        min_sentences: Least number of sentences that a word must occur in.
+        max_words: Most words that are chosen.
     """
     begins = np.flatnonzero(tokens.first_pieces)
     ends = np.flatnonzero(tokens.last_pieces) + 1
@@ -64,15 +64,15 @@ def choose_words(
 
 
 class SelfSimilarityAccumulator:
-    """Takes occurrences of words and returns the mean over words of the mean cosine of their occurrences.
+    """Accumulates occurrences of words and gives the mean over words of the mean cosine of their occurrences.
 
-    SelfSim(w) = 1 / (n (n - 1)) sum_{i != j} cos = (|sum_i u_i|^2 - n) / (n (n - 1)), n its occurrences in different
-    sentences. (Luo, Kulmizev & Mao 2021 print the sum over i < j with the same normaliser, half of this; their figures
-    are of the whole.) Words that are alike because all vectors are alike count too: subtract the mean cosine of
+    SelfSim(w) = 1 / (n (n - 1)) sum_{i != j} cos = (|sum_i u_i|^2 - n) / (n (n - 1)), where n counts its occurrences in
+    different sentences. (Luo, Kulmizev & Mao 2021 print the sum over i < j with the same normaliser, half of this;
+    their figures are of the whole.) In an anisotropic space any two vectors are similar: subtract the mean cosine of
     unrelated tokens.
 
     Args:
-        n_types: Words that are followed.
+        n_types: Number of word types.
         d: Width of the vectors.
     """
 
@@ -86,11 +86,11 @@ class SelfSimilarityAccumulator:
         self.counts += types.bincount(minlength=len(self.counts))
 
     def by_word(self) -> Tensor:
-        """Return the self-similarity of each word, shape (n_types,), float64; NaN of fewer than two occurrences."""
+        """Return the self-similarity of each word, shape (n_types,), float64; NaN for fewer than two occurrences."""
         return (self.totals.square().sum(1) - self.counts) / (self.counts * (self.counts - 1))
 
     def result(self, seed: int, n_draws: int = N_DRAWS) -> Estimate:
-        """Return the mean over words; its interval is over words drawn anew, for each has its own sentences."""
+        """Return the mean over words; its interval resamples words, each of which brings its own sentences."""
         values = self.by_word()
         if not len(values):
             return undefined(0)

@@ -1,7 +1,7 @@
-"""How alike the tokens of one sentence become (Shi et al. 2022, arXiv 2202.08625).
+"""Over-smoothing: how similar the tokens of one sentence become (Shi et al. 2022, arXiv 2202.08625).
 
-These compare tokens within a sentence. The mean cosine of `anisotropy` compares tokens of all sentences: the two do not
-belong on one axis, unless it says so.
+These measures compare tokens within a sentence. The mean cosine of `anisotropy` compares tokens of all sentences: do
+not draw the two on one axis without saying so.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from probing.geometry.anisotropy import sum_by_sentence
 
 @dataclass(frozen=True)
 class Smoothness:
-    """Of each sentence, shape (n_sentences,), float64.
+    """Similarity of the tokens of each sentence; all tensors have shape (n_sentences,), float64.
 
     Args:
-        token_similarity: Mean cosine of all pairs of its tokens; NaN of one token.
-        intra_sentence_similarity: Mean cosine of its tokens with their mean vector.
+        token_similarity: Mean cosine of all pairs of the sentence's tokens; NaN for a single token.
+        intra_sentence_similarity: Mean cosine of the tokens with their mean vector.
         distance: Distance to the nearest matrix with equal rows.
-        relative_distance: The same as a share of the norm, from 0 to 1.
+        relative_distance: This distance as a share of the norm, from 0 to 1.
     """
 
     token_similarity: Tensor
@@ -32,25 +32,25 @@ class Smoothness:
 
 
 def smoothness(vectors: Tensor, units: Tensor, unit_sums: Tensor, lengths: Tensor) -> Smoothness:
-    """Return how alike the tokens of each sentence are.
+    """Return how similar the tokens of each sentence are.
 
     Token similarity is 1 / (n (n - 1)) sum_{i != j} cos(h_i, h_j) = (|sum_i u_i|^2 - n) / (n (n - 1)) (Shi et al.
-    section 3). It is near 1 too where all tokens share one large neuron, so hold it against the same after clipping;
-    and near 0 for opposite vectors, which are not diverse.
+    section 3). It is near 1 also where all tokens share one large neuron, so compare it with its value after clipping;
+    and it is near 0 for opposite vectors, which are not diverse.
 
     Intra-sentence similarity (Ethayarajh 2019, section 3.2) is the mean of cos(h_i, mean_j h_j).
 
-    The distance is d_M(H) = min_Y |H - Y|_F over matrices Y with equal rows, and so the norm of H less its mean row,
-    d_M^2 = 1 / (2 n) sum_ij |h_i - h_j|^2. It grows with the vectors; d_M / |H|_F does not.
+    The distance is d_M(H) = min_Y |H - Y|_F over matrices Y with equal rows. It is the norm of H minus its mean row,
+    d_M^2 = 1 / (2 n) sum_ij |h_i - h_j|^2. It grows with the size of the vectors; d_M / |H|_F does not.
 
     Args:
-        vectors: Of all tokens, sentence by sentence, shape (n, d).
-        units: The same, divided by their lengths.
+        vectors: Vectors of all tokens, sentence by sentence, shape (n, d).
+        units: The vectors divided by their lengths.
         unit_sums: Sums of `units` over each sentence, shape (n_sentences, d).
-        lengths: Tokens of each sentence, 1 at least, shape (n_sentences,).
+        lengths: Number of tokens of each sentence, at least 1, shape (n_sentences,).
     """
     n = lengths.double()
-    # Seen from the first token of each sentence, equal tokens are 0, and so is their distance: a mean would be rounded.
+    # Relative to the sentence's first token, equal tokens are exactly 0; relative to their mean they would be rounded.
     first = vectors[lengths.cumsum(0) - lengths]
     shifted = vectors - first.repeat_interleave(lengths, 0)
     shift = sum_by_sentence(shifted, lengths) / lengths[:, None]

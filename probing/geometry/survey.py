@@ -1,4 +1,4 @@
-"""All layers of a model surveyed: outliers found, transforms fitted and measured, sources of outliers told apart."""
+"""Survey all layers of a model: find outliers, fit and measure transforms, and explain the outliers."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from probing.transforms.affine import Fitting, Kind, Transform, fit_transform, i
 OUTLIER_COLUMNS = ("definition", "layer", "neuron", "value", "special_tokens")
 DIMENSION_COLUMNS = ("layer", "neuron", "mean", "sd", "cosine_share", "argmin_share", "argmax_share")
 
-# What stands for a layer where all layers but the embeddings are taken together.
+# Stands for the layer in rows over all layers but the embeddings.
 ALL = "all"
-# Other neurons that are explained beside the outliers.
+# Number of other neurons that are explained for comparison with the outliers.
 RANDOM = 10
 
 
@@ -37,11 +37,11 @@ class Plan:
     Args:
         special_tokens: Whether special tokens count.
         kinds: Transforms that are fitted and measured.
-        definition: Of the outliers that are clipped.
+        definition: Definition of the outliers that are clipped.
         fitting: How transforms are fitted.
-        n_draws: How many times other neurons are clipped instead.
-        estimators: Published estimators of the mean cosine that are added.
-        seed: Of all that is drawn.
+        n_draws: Number of draws of random neurons that are clipped for comparison.
+        estimators: Published estimators of the mean cosine to add.
+        seed: Seed of every random draw.
     """
 
     special_tokens: SpecialTokens
@@ -55,7 +55,7 @@ class Plan:
 
 @dataclass
 class Survey:
-    """What was found.
+    """The tables of a survey.
 
     Args:
         geometry: Rows of `geometry.csv`.
@@ -63,11 +63,11 @@ class Survey:
         dimensions: Rows of `dimensions.csv`.
         parameters: Rows of `parameters.csv`.
         explained: Rows of `explained.csv`.
-        smoothing: Rows of `smoothing.csv`, which need the inside of the model and are added elsewhere.
-        interventions: Rows of `interventions.csv`, likewise.
-        transforms: Of each kind, those of the layers.
-        clipped: Neurons of each layer that are outliers by the definition asked for.
-        not_applicable: Kinds of parameters that the model has not.
+        smoothing: Rows of `smoothing.csv`; they need the model itself and are added by the command.
+        interventions: Rows of `interventions.csv`, added in the same way.
+        transforms: Transforms by kind and layer.
+        clipped: Neurons of each layer that are outliers by the definition of the plan.
+        not_applicable: Kinds of parameters that the model does not have.
     """
 
     geometry: list[dict[str, Any]] = field(default_factory=list)
@@ -95,12 +95,12 @@ def survey(
 
     Args:
         measured_on: Activations whose geometry is measured.
-        fitted_on: Activations on which outliers are found and transforms fitted; possibly the same.
+        fitted_on: Activations used to find outliers and fit transforms; they may be the same.
         layers: Ascending layer numbers.
-        encoder: The model, for its parameters.
-        tokenizer: Its tokenizer, for which tokens are punctuation.
+        encoder: The model, whose parameters are read.
+        tokenizer: Its tokenizer, which tells which tokens are punctuation.
         plan: What is surveyed and how.
-        say: Takes a line for each layer.
+        say: Receives a line for each layer.
     """
     found = Survey()
     parameters = find_parameters(encoder, examine(encoder, tokenizer.pad_token_id or 0))
@@ -151,13 +151,13 @@ def _dead(seen: Look) -> list[int]:
 
 
 def _clipped(plan: Plan, named: Mapping[SpecialTokens, Sequence[Outlier]], by_norm: Sequence[Outlier]) -> list[int]:
-    """Return the neurons of a layer that are outliers by the definition asked for, ascending."""
+    """Return the neurons of a layer that are outliers by the definition of the plan, ascending."""
     those = by_norm if plan.definition == "layer_norm" else named.get(plan.special_tokens, ())
     return sorted(outlier.neuron for outlier in those if outlier.definition == plan.definition)
 
 
 def _transforms(plan: Plan, seen: Look, clipped: Sequence[int]) -> dict[str, Transform]:
-    """Fit the transforms of a layer; without outliers there is nothing to clip, and without variance to whiten."""
+    """Fit the transforms of a layer; clipping needs outliers, and the other transforms need neurons that vary."""
     fitted: dict[str, Transform] = {}
     for kind in plan.kinds:
         applies = bool(clipped) if kind == "clip" else seen.moments.varies
@@ -167,7 +167,7 @@ def _transforms(plan: Plan, seen: Look, clipped: Sequence[int]) -> dict[str, Tra
 
 
 def _size(kind: str, fitted: Sampled, seen: Look, n_components: int | None) -> dict[str, int | float]:
-    """Return what the rows of a transform say of the tokens it was fitted on."""
+    """Return the columns that describe the tokens a transform was fitted on."""
     n_sentences = len(np.unique(fitted.tokens.sentences[fitted.counts]))
     return size_columns(kind, seen.moments.n_tokens, n_sentences, len(seen.moments.mean), n_components)
 
@@ -175,7 +175,7 @@ def _size(kind: str, fitted: Sampled, seen: Look, n_components: int | None) -> d
 def _random_choices(
     plan: Plan, layer: int, d_model: int, clipped: Sequence[int], excluded: Sequence[int]
 ) -> list[list[int]]:
-    """Draw as many neurons as are clipped, several times, among those that no definition names."""
+    """Draw as many neurons as are clipped, several times, among those that no definition names as outliers."""
     if "clip" not in plan.kinds or not clipped or len(clipped) > d_model - len(excluded):
         return []
     generator = np.random.default_rng([plan.seed, layer])
@@ -188,7 +188,7 @@ def _outlier_rows(those: Sequence[Outlier], layer: int | str, special_tokens: st
 
 
 def _pooled(looks: Sequence[Look], which: SpecialTokens) -> list[Outlier]:
-    """Return what the shares name over all layers but the embeddings, as Luo, Kulmizev & Mao (2021) took them."""
+    """Return the outliers by share over all layers but the embeddings, as in Luo, Kulmizev & Mao (2021)."""
     profiles = [seen.profiles[which] for seen in looks if seen.layer and which in seen.profiles]
     if not profiles:
         return []
@@ -217,9 +217,9 @@ def _regressors(store: Activations, tokenizer: Any) -> Regressors:
 def _explained(
     store: Activations, layer: int, regressors: Regressors, named: Sequence[int], dead: Sequence[int], seed: int
 ) -> list[dict[str, Any]]:
-    """Return what explains the outliers of a layer, and as many as ten other neurons beside them.
+    """Return what explains the outliers of a layer, and for comparison up to ten other neurons.
 
-    Of dead neurons, which an outlier by its LayerNorms may be, nothing but rounding is left to explain.
+    Dead neurons, which may be outliers by their LayerNorm, are left out: their variance is only rounding.
     """
     named = [neuron for neuron in named if neuron not in dead]
     if not named:

@@ -1,4 +1,4 @@
-"""The former home of `probing.transforms.affine`, for code that reads a run's transforms from here."""
+"""The former location of `probing.transforms.affine`, kept for code that reads a run's transforms from here."""
 
 from __future__ import annotations
 
