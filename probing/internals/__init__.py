@@ -1,1 +1,1 @@
-"""What runs a model with something changed inside it."""
+"""Experiments that run the model while something inside it is changed or measured."""

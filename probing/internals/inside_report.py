@@ -1,4 +1,4 @@
-"""What `geometry` says of the inside of a model: tables, a sentence each, and figures."""
+"""The report of `geometry` on a model's inside: over-smoothing and interventions, as tables, sentences and figures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def by_block(smoothing: Sequence[Row]) -> dict[int, dict[str, Row]]:
 
 
 def smoothing_table(smoothing: Sequence[Row]) -> Any:
-    """Return what the bound of each block is made of as a rich table."""
+    """Return the terms of each block's bound as a rich table."""
     table = _table(
         "What a block does to the distance to equal rows, and could by Theorem 2: means over sentences",
         "block", "measured", "σ1", "σ2", "σ1σ2", "above 1", "gains", "attention", "FFN", "bound", "published",
@@ -62,7 +62,7 @@ def smoothing_table(smoothing: Sequence[Row]) -> Any:
 
 
 def smoothing_conclusion(smoothing: Sequence[Row]) -> str:
-    """Return in a sentence whether tokens become alike, and what the bound has to say of it."""
+    """Return a sentence on whether tokens become similar, and on what the bound says about it."""
     blocks = by_block(smoothing)
     n = max(row["share_within_bound"]["n_sentences"] for row in blocks.values())
     held = all(row["share_within_bound_per_matrix"]["value"] == 1 for row in blocks.values())
@@ -71,15 +71,16 @@ def smoothing_conclusion(smoothing: Sequence[Row]) -> str:
     least = min(blocks, key=lambda layer: blocks[layer]["distance_ratio"]["value"])
     ratio, falls = (blocks[least][name]["value"] for name in ("distance_ratio", "share_distance_falls"))
     return (
-        f"Tokens come closest in block {least}: to {ratio:.2f} of the distance that entered it, closer in {falls:.0%} "
-        f"of {n} sentences. Theorem 2 {'holds on all' if held else 'IS BROKEN on some'} of them and allows {low:,.0f} "
-        f"to {high:,.0f} times the distance, by block; below 1 it would say that tokens must become alike. "
+        f"Tokens of a sentence become most similar in block {least}: it reduces their distance to {ratio:.2f} of what "
+        f"entered it, on average, and reduces it at all in {falls:.0%} of {n} sentences. Theorem 2 "
+        f"{'holds on all' if held else 'IS VIOLATED on some'} of them and allows blocks to multiply the distance by "
+        f"{low:,.0f} to {high:,.0f}; only below 1 would it predict that tokens become alike. "
         f"sigma_1 sigma_2 is above 1 in {f'up to {above:.0%} of sentences' if above else 'no sentence'}."
     )
 
 
 def draw_smoothing(figure: Figure, smoothing: Sequence[Row], model: str) -> None:
-    """Draw what blocks do to the distance, what they could, and the deviations that decide it."""
+    """Draw how blocks change the distance, how much the theorem allows, and the deviations in its denominator."""
     blocks = by_block(smoothing)
     layers = sorted(blocks)
     figure.set_size_inches(10.2, 3.5)
@@ -96,21 +97,21 @@ def draw_smoothing(figure: Figure, smoothing: Sequence[Row], model: str) -> None
     looks: dict[str, tuple[str, dict[str, Any]]] = {
         "bound": ("with gains and slope", {"color": PURPLE, "ls": "-.", "marker": "v"}),
         "bound_published": ("as published", {"color": GREY, "ls": ":", "marker": "x"}),
-        "bound_per_matrix": ("matrix by matrix", {"color": ORANGE, "ls": "--", "marker": "s"}),
+        "bound_per_matrix": ("with each matrix's own norm", {"color": ORANGE, "ls": "--", "marker": "s"}),
     }
     for name, (label, look) in looks.items():
         middle.plot(layers, [blocks[k][name]["value"] for k in layers], ms=4, label=label, **joined(look, layers))
     middle.set_yscale("log")
     middle.set_ylim(0.5, None)
-    middle.set_ylabel("at most (log scale)")
+    middle.set_ylabel("upper bound of after / before (log scale)")
     middle.set_title("what the theorem allows")
     at = {q: [blocks[k][f"sigma_product_q{q}"]["value"] for k in layers] for q in (5, 25, 50, 75, 95)}
     right.vlines(layers, at[5], at[95], color=GREY, lw=1.2, label="5% to 95% of sentences")
-    right.vlines(layers, at[25], at[75], color=BLUE, lw=7, label="half of them")
+    right.vlines(layers, at[25], at[75], color=BLUE, lw=7, label="25% to 75%")
     right.plot(layers, at[50], "_", color="black", ms=9, label="median")
     right.set_ylim(0, max(1.05, 1.05 * max(at[95])))
     right.set_ylabel("$\\sigma_1 \\sigma_2$")
-    right.set_title("least deviations entering LayerNorms")
+    right.set_title("least sd of tokens entering LayerNorms")
     for axes in (left, middle, right):
         axes.axhline(1, color="black", lw=0.6)
         name_layers(axes, layers, most=9, what="block")
@@ -122,7 +123,7 @@ def draw_smoothing(figure: Figure, smoothing: Sequence[Row], model: str) -> None
 
 
 def interventions_tables(rows: Sequence[Row]) -> list[Any]:
-    """Return the effects as rich tables, one for each measure."""
+    """Return the effects as rich tables, one per measure."""
     return [
         _effects_table([row for row in rows if row["measure"] == m]) for m in dict.fromkeys(r["measure"] for r in rows)
     ]
@@ -153,31 +154,31 @@ def _effects_table(rows: Sequence[Row]) -> Any:
 
 
 def _title(intact: Row) -> str:
-    """Return what a measure is, and its value in the intact model."""
+    """Return a measure's name and its value in the intact model."""
     words = MEASURES[intact["measure"]]
     return f"{words[0].upper()}{words[1:]}, {intact['value']:.3f} as it is"
 
 
 def interventions_conclusion(rows: Sequence[Row]) -> str:
-    """Return in a sentence what zeroing inside and clipping after do."""
+    """Return a sentence on the effects of zeroing inside the model and of clipping its output."""
     measure = rows[0]["measure"]
     inside, after = (
         next(r for r in rows if (r["measure"], r["where"], r["kind"]) == (measure, where, "outliers"))
         for where in WHERE
     )
     parts = [
-        f"{what} moves it by {row['effect']:+.3f}{in_brackets(interval(row, 'effect', ' to ', '+.3f'))}"
-        + (f", with more harm than {row['percentile']:.0f}% of random draws" if "percentile" in row else "")
+        f"{what} changes it by {row['effect']:+.3f}{in_brackets(interval(row, 'effect', ' to ', '+.3f'))}"
+        + (f", a worse effect than {row['percentile']:.0f}% of random draws" if "percentile" in row else "")
         for what, row in (
             (f"zeroing {_named(inside['neurons'])} inside the model", inside),
-            ("clipping after it", after),
+            ("clipping its last hidden states", after),
         )
     ]
     return f"{_title(rows[0])}; {'; '.join(parts)}."
 
 
 def draw_interventions(figure: Figure, rows: Sequence[Row], model: str) -> None:
-    """Draw the effect of outliers, inside and after, among those of as many other neurons."""
+    """Draw the effects of outliers, inside the model and on its output, among those of as many other neurons."""
     measures = list(dict.fromkeys(row["measure"] for row in rows))
     figure.set_size_inches(1.4 + 3.1 * len(measures), 3.2)
     for axes, measure in zip(figure.subplots(1, len(measures), squeeze=False)[0], measures, strict=True):
@@ -205,7 +206,7 @@ def draw_interventions(figure: Figure, rows: Sequence[Row], model: str) -> None:
 
 
 def _named(neurons: Any) -> str:
-    """Return what to call some neurons, as `interventions.csv` lists them."""
+    """Return a name for some neurons, given as `interventions.csv` lists them."""
     listed = str(neurons).split()
     return f"neuron {listed[0]}" if len(listed) == 1 else f"neurons {', '.join(listed)}"
 
@@ -214,12 +215,12 @@ def _named(neurons: Any) -> str:
 
 
 def inside_tables(smoothing: Sequence[Row], interventions: Sequence[Row]) -> list[Any]:
-    """Return the tables of what was measured."""
+    """Return the tables of what was measured, smoothing first."""
     return [*([smoothing_table(smoothing)] if smoothing else []), *interventions_tables(interventions)]
 
 
 def inside_conclusions(smoothing: Sequence[Row], interventions: Sequence[Row]) -> list[str]:
-    """Return a sentence for each of what was measured."""
+    """Return one sentence for each experiment that was made."""
     made = [(smoothing_conclusion, smoothing), (interventions_conclusion, interventions)]
     return [conclude(rows) for conclude, rows in made if rows]
 
@@ -227,13 +228,13 @@ def inside_conclusions(smoothing: Sequence[Row], interventions: Sequence[Row]) -
 def write_inside_figures(
     folder: Path, smoothing: Sequence[Row], interventions: Sequence[Row], model: str
 ) -> list[Path]:
-    """Draw what was measured, each figure as PNG and as PDF, and return the paths of the PNG files.
+    """Draw what was measured, each figure as PNG and PDF, and return the paths of the PNG files.
 
     Args:
-        folder: Where they go.
+        folder: Folder of the figures.
         smoothing: Rows of `smoothing.csv`.
         interventions: Rows of `interventions.csv`.
-        model: For the titles.
+        model: Model name for the titles.
     """
     drawings = {"smoothing_bound": (draw_smoothing, smoothing), "interventions": (draw_interventions, interventions)}
     paths = []

@@ -1,10 +1,10 @@
-"""Does a model need some of its neurons? They are taken out inside it, and what it says afterwards is measured.
+"""Interventions: remove some neurons from a model and measure what its output loses.
 
-Two different experiments go by the same words. Zeroed *inside the model*, a neuron's gain and bias are 0 in the
-LayerNorm behind every block, so that it is 0 in all that a block hands to the next (Kovaleva et al. 2021; Puccetti et
-al. 2022: two neurons, 48 parameters, cost BERT nearly 30 points on MNLI). *Clipped after*, the last hidden states alone
-are changed, and whatever reads them does without (Luo, Kulmizev & Mao 2021: little is lost). Both are right, and here
-they stand in one table, each beside as many random neurons.
+Two different experiments share this name. Zeroed *inside the model*, a neuron's gain and bias are 0 in the LayerNorm
+after every block, so that it is 0 in everything a block passes on (Kovaleva et al. 2021; Puccetti et al. 2022: two
+neurons, 48 parameters, cost BERT nearly 30 points on MNLI). *Clipped after* the model, a neuron is 0 in the last hidden
+states only (Luo, Kulmizev & Mao 2021: little is lost). Both findings are right; here both are in one table, each beside
+the same with random neurons.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Condition:
-    """Neurons that are taken out, and where.
+    """Neurons that are removed, and where.
 
     Args:
-        where: In every LayerNorm behind a block, or in the last hidden states only.
-        kind: What neurons they are.
-        neurons: Which, ascending.
-        draw: Of random ones, which draw, from 1.
+        where: `inside`: in every LayerNorm after a block; `after`: in the last hidden states only.
+        kind: How the neurons were chosen.
+        neurons: Indices of the neurons, ascending.
+        draw: Number of the random draw, from 1; 0 if they are not random.
     """
 
     where: Where
@@ -49,33 +49,33 @@ class Condition:
 
 
 class Read(NamedTuple):
-    """What a model says, for each sentence: sums over tokens.
+    """A model's measures for each sentence, as sums over its tokens.
 
     Args:
-        sums: By measure, shape (n_sentences,).
-        n_tokens: How many tokens each is over, by measure, shape (n_sentences,).
+        sums: Sum of each measure, by name, shape (n_sentences,).
+        n_tokens: Number of tokens in each sum, by name, shape (n_sentences,).
     """
 
     sums: dict[str, Array]
     n_tokens: dict[str, NDArray[np.int64]]
 
 
-# Reads the model as it stands, once for each set of neurons that are set to 0 in its last hidden states.
+# Measures the model in its present state, once for each set of neurons that are set to 0 in its last hidden states.
 Reader = Callable[[Sequence[Sequence[int]]], list[Read]]
 
-# Measures that are larger where the model does worse.
+# Sign that makes a change of the measure positive where the model gets worse.
 HARM = {"mlm_loss": 1, "position_accuracy": -1, "position_accuracy_retrained": -1}
-# Those that are means of numbers rather than shares of tokens.
+# Measures that are means of numbers; the others are shares of tokens.
 MEANS = {"mlm_loss"}
 
 
 @contextmanager
 def zeroed(norms: Sequence[nn.Module], neurons: Sequence[int]) -> Iterator[None]:
-    """Set the gain and the bias of some neurons to 0 in each norm; afterwards all are as they were, bit for bit.
+    """Set the gain and bias of some neurons to 0 in each norm; on exit restore all of them exactly.
 
     Args:
-        norms: Modules with a `weight` of shape (d_model,), and perhaps a `bias`.
-        neurons: Which neurons.
+        norms: Modules with a `weight` of shape (d_model,) and optionally a `bias`.
+        neurons: Indices of the neurons.
     """
     parameters = [
         parameter
@@ -97,16 +97,16 @@ def zeroed(norms: Sequence[nn.Module], neurons: Sequence[int]) -> Iterator[None]
 
 
 def conditions(outliers: Sequence[int], gains: Array, n_draws: int, seed: int) -> list[Condition]:
-    """Return what is compared: outliers, as many of the largest other gains, and as many random other neurons.
+    """Return the conditions to compare: outliers, as many of the other neurons with the largest gains, and random ones.
 
     Args:
-        outliers: The neurons in question; at most half of all.
+        outliers: The outlier neurons, at most half of all neurons.
         gains: Mean magnitude of each neuron's gain over the norms, shape (d_model,).
-        n_draws: How many times random neurons are drawn.
-        seed: Of these.
+        n_draws: Number of draws of random neurons.
+        seed: Seed of these draws.
 
     Raises:
-        ValueError: If there are no outliers, or too many to draw others.
+        ValueError: If there are no outliers, or too many for as many others to be drawn.
     """
     named = sorted(set(outliers))
     others = np.setdiff1d(np.arange(len(gains)), named)
@@ -132,22 +132,22 @@ def intervene(
     reader: Reader,
     say: Callable[[str], None] = lambda message: None,
 ) -> list[dict[str, Any]]:
-    """Read a model as it is and under each condition.
+    """Measure a model when it is intact and under each condition.
 
     Args:
-        norms: The LayerNorm behind each block.
+        norms: The LayerNorm after each block.
         chosen: The conditions.
-        reader: Reads the model as it stands.
-        say: Takes a line for each pass.
+        reader: Measures the model in its present state.
+        say: Receives a line for each pass.
 
     Returns:
-        Rows as in `interventions.csv`. `effect` is the value less the intact model's, with its interval over sentences,
-        paired; ends are NaN where sentences are too few. Of outliers and largest gains, `percentile` is the share of
-        random draws (same place) that do less harm, times 100, and `p_value` (1 + draws that do as much or more) / (1 +
-        draws).
+        Rows of `interventions.csv`. `effect` is the value minus the intact model's, with its interval over sentences,
+        paired; the ends are NaN where there are too few sentences. For outliers and largest gains, `percentile` is the
+        percentage of random draws, in the same place, that harm less, and `p_value` is (1 + number of draws that harm
+        at least as much) / (1 + number of draws).
     """
     after = [condition for condition in chosen if condition.where == "after"]
-    say("the model as it is")
+    say("the intact model")
     intact, *clipped = reader([(), *(condition.neurons for condition in after)])
     found = dict(zip(after, clipped, strict=True))
     for condition in chosen:
@@ -173,7 +173,7 @@ def intervene(
 
 
 def _effects(measure: str, intact: Read, reads: Sequence[Read]) -> tuple[dict[str, float], list[dict[str, float]]]:
-    """Return what is measured of the intact model, and of others with how far that is from it, with intervals."""
+    """Return the intact model's value, and the value and effect of each condition, all with intervals."""
     before, n_tokens = intact.sums[measure], intact.n_tokens[measure]
     of_value, of_effect = (
         (mean_interval, mean_interval) if measure in MEANS else (accuracy_interval, difference_interval)
@@ -192,7 +192,7 @@ def _effects(measure: str, intact: Read, reads: Sequence[Read]) -> tuple[dict[st
 
 
 def _among(row: dict[str, Any], random: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Return where an effect is among those of random neurons."""
+    """Return an effect's percentile and p-value among the effects of random neurons."""
     if not random:
         return {}
     harm = HARM[row["measure"]]

@@ -1,4 +1,4 @@
-"""What `geometry` needs the inside of a model for: `--smoothing_bound` and `--interventions`."""
+"""The measurements of `geometry` that run the model itself: `--smoothing_bound` and `--interventions`."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ def smoothing(
     folder: Path, name: str, encoder: nn.Module, tokenizer: Any, store: ActivationStore, seed: int, say: Say,
     progress: Say,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Measure Theorem 2 of Shi et al. on every sentence, each with its terms into `smoothing_sentences.csv`.
+    """Measure Theorem 2 of Shi et al. on every sentence, and write the terms of each to `smoothing_sentences.csv`.
 
     Args:
-        folder: Of the run.
-        name: Of the model, for messages.
-        encoder: The model, in evaluation mode and float32; attention is computed in the plain way from here on.
+        folder: The run's folder.
+        name: Name of the model, for messages.
+        encoder: The model, in evaluation mode and float32; it keeps the plain implementation of attention afterwards.
         tokenizer: Its tokenizer.
-        store: Which sentences, and how they are divided.
-        seed: Of redrawn sentences.
-        say: Takes one-line messages.
-        progress: Takes a line for each shard.
+        store: Store with the sentences and their division into shards.
+        seed: Seed of the resampled sentences.
+        say: Receives one-line messages.
+        progress: Receives a line for each shard.
 
     Returns:
-        Rows of `smoothing.csv`; none where the theorem does not apply to the model.
+        Rows of `smoothing.csv`; empty if the theorem does not apply to the model.
     """
     pad_token_id = tokenizer.pad_token_id or 0
     anatomy = examine(encoder, pad_token_id)
     try:
         blocks = find_blocks(encoder, anatomy, pad_token_id)
     except NotPostNorm as reason:
-        say(f"--smoothing_bound does not apply to {name}: it is about post-LN blocks, and {reason}")
+        say(f"--smoothing_bound does not apply to {name}: the theorem is about post-LN blocks, and {reason}")
         return []
     if not blocks:
         say(f"--smoothing_bound does not apply to {name}: it has no blocks")
@@ -81,30 +81,30 @@ def interventions(
     source: ModelSource, encoder: nn.Module, tokenizer: Any, store: ActivationStore, corpus: Corpus,
     outliers: Mapping[int, Sequence[int]], trained: bool, n_draws: int, seed: int, say: Say, progress: Say,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Measure what the model says without its outliers, zeroed inside it and clipped after it.
+    """Measure the model's output without its outliers, zeroed inside it and clipped after it.
 
     Args:
         source: The model's files.
-        encoder: The model, in evaluation mode and float32; it is the same afterwards.
+        encoder: The model, in evaluation mode and float32; it is unchanged afterwards.
         tokenizer: Its tokenizer.
-        store: Whose sentences are drawn from.
-        corpus: Their text.
-        outliers: The neurons of each layer that are outliers; what is zeroed is all of them but the embeddings'.
-        trained: Whether the weights are the trained ones, without which no head means anything.
-        n_draws: How many times random neurons are drawn.
-        seed: Of all that is drawn.
-        say: Takes one-line messages.
-        progress: Takes a line for each pass.
+        store: Store whose sentences are sampled.
+        corpus: The text of these sentences.
+        outliers: Outliers of each layer; all of them but those of the embeddings are removed.
+        trained: Whether the model has its trained weights; its language-model head is not used otherwise.
+        n_draws: Number of draws of random neurons.
+        seed: Seed of every random draw.
+        say: Receives one-line messages.
+        progress: Receives a line for each pass.
 
     Returns:
-        Rows of `interventions.csv`; none where there is nothing to take out.
+        Rows of `interventions.csv`; empty if there is nothing to remove.
 
     Raises:
         UserError: If there are too few sentences for a position probe, where one is needed.
     """
     neurons = sorted({neuron for layer, named in outliers.items() if layer for neuron in named})
     if not neurons:
-        say("--interventions: no outlier dimension was found above the embeddings, so that none is taken out")
+        say("--interventions: no outlier dimension was found above the embeddings, so none is removed")
         return []
     pad_token_id = tokenizer.pad_token_id or 0
     model = load_masked_lm(source) if trained and tokenizer.mask_token_id is not None else None
@@ -115,7 +115,11 @@ def interventions(
     if not norms or 2 * len(neurons) > len(norms[0].gain):
         say(
             f"--interventions does not apply to {source.name}: "
-            + ("no norm makes or reads what its blocks hand out" if not norms else f"{len(neurons)} outliers are most")
+            + (
+                "no norm produces or reads the output of its blocks"
+                if not norms
+                else f"the {len(neurons)} outliers are more than half of its neurons"
+            )
         )
         return []
     modules = [encoder.get_submodule(norm.module) for norm in norms]
@@ -130,7 +134,7 @@ def interventions(
                 anatomy.padding_is_neutral,
             )  # fmt: skip
         except ValueError as reason:
-            say(f"the masked-language-model head of {source.name} is left out: {reason}")
+            say(f"the masked-language-model head of {source.name} is not used: {reason}")
     if reader is None:
         tokens, kept = draw_sentences(store.tokens, PROBE_TOKENS, seed)
         try:
@@ -140,7 +144,7 @@ def interventions(
             )  # fmt: skip
         except UserError:
             raise UserError(
-                f"`--interventions`: {tokens.n_sentences} sentences are too few for a probe of position, by which "
-                f"{source.name} is read; give more, or leave the option out."
+                f"`--interventions`: {tokens.n_sentences} sentences are too few for the position probe that measures "
+                f"{source.name}; give more, or leave the option out."
             ) from None
     return intervene(modules, chosen, reader, lambda what: progress(f"interventions: {what}"))

@@ -1,7 +1,8 @@
-"""Where in a model's parameters outliers sit: its position table, its token embeddings, its LayerNorms.
+"""Outliers in a model's parameters: its position table, its token embeddings and its LayerNorms.
 
-Found by running the model on a few tokens, never by the names of modules: what embeddings hand out tells positions from
-tokens, and what a norm receives and hands out tells which layer's hidden state it makes or reads.
+Parameters are found by running the model on a few tokens, never by module names: the output of an embedding shows
+whether it encodes positions or tokens, and the input and output of a norm show which layer's hidden state it produces
+or reads.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ PARAMETER_COLUMNS = (
     "parameter", "module", "layer", "row", "position", "neuron", "value", "rank", "absolute_rank", "deviations",
 )  # fmt: skip
 
-# Tokens of the sequence that the model is run on.
+# Length of the token sequence that the model is run on.
 _LENGTH = 7
 
 
@@ -29,10 +30,10 @@ class Norm:
     """A LayerNorm, or an RMS norm, over the model's width.
 
     Args:
-        module: Its name in the model.
-        gain: Shape (d_model,).
-        bias: Shape (d_model,), None where it has none.
-        layer: Number of the layer whose hidden state it makes, or, where no norm makes it, reads; None for others.
+        module: Name of the module in the model.
+        gain: Gain of each neuron, shape (d_model,).
+        bias: Bias of each neuron, shape (d_model,); None if it has none.
+        layer: Number of the layer whose hidden state it produces or, if no norm produces that, reads; None otherwise.
     """
 
     module: str
@@ -43,14 +44,14 @@ class Norm:
 
 @dataclass(frozen=True)
 class Parameters:
-    """What of a model's parameters has a value for each neuron.
+    """The parameters of a model that have one value per neuron.
 
     Args:
-        position_table: Shape (n_rows, d_model), None where positions are relative or rotary, or the table has another
-            width and is projected.
-        first_row: Row of position 0: 2 for RoBERTa, whose first two are never used.
-        mean_token: Mean row of the input embedding, shape (d_model,), None where it has another width.
-        norms: In the order in which they are first called.
+        position_table: Position embeddings, shape (n_rows, d_model); None where positions are relative or rotary, or
+            the table has another width and is projected.
+        first_row: Row of position 0: 2 for RoBERTa, whose first two rows are never used.
+        mean_token: Mean row of the input embedding, shape (d_model,); None if that has another width.
+        norms: The norms, in the order of their first call.
     """
 
     position_table: Tensor | None
@@ -60,21 +61,21 @@ class Parameters:
 
     @property
     def output_norms(self) -> list[Norm]:
-        """The norm of each layer from 1 on, as far as there is one: the embeddings' does not count."""
+        """The norms that belong to layers from 1 on, at most one per layer; that of the embeddings is left out."""
         return [norm for norm in self.norms if norm.layer]
 
 
 @torch.inference_mode()
 def find_parameters(encoder: nn.Module, anatomy: Anatomy) -> Parameters:
-    """Find the parameters of an encoder that belong to neurons.
+    """Find the parameters of an encoder that have one value per neuron.
 
-    A norm makes layer k if it hands out that hidden state (BERT: the norm behind a block); where none does, the first
-    that reads it counts (GPT-2: the first norm of the next block). One that is shared by blocks counts once, as that of
+    A norm belongs to layer k if it produces that hidden state (BERT: the norm after a block). If none does, the first
+    norm that reads it does (GPT-2: the first norm of the next block). A norm that blocks share is listed once, with
     the first layer it serves.
 
     Args:
         encoder: The model, in evaluation mode.
-        anatomy: What `probing.models.anatomy.examine` found in it.
+        anatomy: Result of `probing.models.anatomy.examine` for it.
     """
     config: Any = encoder.config
     d_model, device = int(config.hidden_size), next(encoder.parameters()).device
@@ -109,7 +110,7 @@ def find_parameters(encoder: nn.Module, anatomy: Anatomy) -> Parameters:
 
 
 def _noting(name: str, calls: list[tuple[str, Tensor, Tensor]]) -> Callable[..., None]:
-    """Return a hook that notes what a module receives and hands out."""
+    """Return a hook that records a module's input and output."""
 
     def note(module: nn.Module, args: Any, kwargs: Any, out: Tensor) -> None:
         calls.append((name, args[0] if args else next(iter(kwargs.values())), out))
@@ -118,19 +119,19 @@ def _noting(name: str, calls: list[tuple[str, Tensor, Tensor]]) -> Callable[...,
 
 
 def _is_norm(module: nn.Module, d_model: int) -> bool:
-    """Whether a module's own parameters are a gain over the neurons and at most a bias beside it."""
+    """Whether a module's own parameters are a gain over the neurons and at most a bias."""
     own = dict(module.named_parameters(recurse=False))
     return "weight" in own and not set(own) - {"weight", "bias"} and all(p.shape == (d_model,) for p in own.values())
 
 
 def _values(module: nn.Module, name: str) -> Any:
-    """Return a parameter in float32, None where there is none of the name."""
+    """Return a parameter in float32; None if the module has none of that name."""
     values = getattr(module, name, None)
     return values.detach().float().cpu() if isinstance(values, Tensor) else None
 
 
 def _layers_of(calls: Sequence[tuple[str, Tensor, Tensor]], states: Sequence[Tensor]) -> dict[str, int]:
-    """Return for each norm that makes or reads a layer's hidden state the number of that layer, the first one."""
+    """Return, for each norm that produces or reads a layer's hidden state, the first such layer's number."""
     found: dict[str, int] = {}
     for layer, state in enumerate(states):
         makers = [name for name, _, out in calls if out.shape == state.shape and torch.equal(out, state)]
@@ -141,28 +142,28 @@ def _layers_of(calls: Sequence[tuple[str, Tensor, Tensor]], states: Sequence[Ten
 
 
 def _first_row(table: Tensor, rows: Tensor) -> int:
-    """Return which row of the table position 0 was given."""
+    """Return the row of the table that position 0 was given."""
     first = rows.reshape(-1, rows.shape[-1])[0]
     return int((table == first).all(1).nonzero()[0])
 
 
 def parameter_rows(parameters: Parameters, neurons: Sequence[int]) -> list[dict[str, Any]]:
-    """Return where each neuron stands in each parameter, as in `parameters.csv`.
+    """Return the rank of each neuron in each parameter, as in `parameters.csv`.
 
-    A row has the neuron's value, its rank by signed value (1 is the largest, d_model the smallest), by magnitude (1 is
-    the farthest from 0), and its deviations: standard deviations from the mean of all neurons. Luo, Kulmizev & Mao
-    (2021) give ranks and leave open which; both are here. Of equal values the lower neuron comes first. Rows of the
-    position table that no position uses have no position.
+    A row has the neuron's value, its rank by signed value (1 is the largest, d_model the smallest), its rank by
+    magnitude (1 is the farthest from 0), and its distance from the mean of all neurons in standard deviations
+    (`deviations`). Luo, Kulmizev & Mao (2021) do not say which of the two ranks they give. Of equal values the lower
+    neuron comes first. Rows of the position table that no position uses have no position.
 
     Args:
-        parameters: Of a model.
-        neurons: Which neurons.
+        parameters: Parameters of a model.
+        neurons: Indices of the neurons.
     """
     return [row for vector, about in _vectors(parameters) for row in _ranks(vector, about, neurons)]
 
 
 def not_applicable(parameters: Parameters) -> list[str]:
-    """Return which kinds of parameters the model has not, or not in its own width."""
+    """Return the kinds of parameters that the model does not have, or not in its own width."""
     kinds = {
         "position table": parameters.position_table is not None,
         "token embedding": parameters.mean_token is not None,
@@ -173,7 +174,7 @@ def not_applicable(parameters: Parameters) -> list[str]:
 
 
 def _vectors(parameters: Parameters) -> Iterator[tuple[Tensor, dict[str, Any]]]:
-    """Yield each vector over the neurons with what it is."""
+    """Yield each vector over the neurons, with the columns that identify it."""
     if (table := parameters.position_table) is not None:
         for row, vector in enumerate(table):
             position = row - parameters.first_row
@@ -204,7 +205,7 @@ def _ranks(vector: Tensor, about: dict[str, Any], neurons: Sequence[int]) -> Ite
 
 
 def _ranks_of(values: Any) -> Any:
-    """Return the rank of each value, 1 for the largest, of equal ones the first first."""
+    """Return the rank of each value, 1 for the largest; of equal values the first has the lower rank."""
     ranks = np.empty(len(values), dtype=np.int64)
     ranks[np.argsort(-values, kind="stable")] = np.arange(1, len(values) + 1)
     return ranks

@@ -1,4 +1,4 @@
-"""What a model says, to be measured while neurons are out of it: masked words, or where its tokens stand."""
+"""Measures of a model's output, taken while neurons are removed: the loss of masked words, or position accuracy."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from probing.internals.interventions import Read
 from probing.models.anatomy import Anatomy, hidden_states
 from probing.probes.recipe import CONTROL_TOLERANCE, Lbfgs, Training
 from probing.probes.solvers import Penalty
-from probing.probes.training import train_probes
+from probing.probes.training import LayerFit, train_probes
 from probing.tasks import TokenTask
 
-# Tokens of the sentences that are read: each condition runs the model over them once.
+# Most tokens of the sampled sentences, over which each condition runs the model once.
 MLM_TOKENS, PROBE_TOKENS = 10_000, 20_000
-# Share of a sentence's tokens that are masked, special ones left out (Devlin et al. 2019).
+# Share of a sentence's tokens that are masked, not counting special tokens (Devlin et al. 2019).
 MASKED = 0.15
 BATCH_TOKENS = 2048
-# Variants whose logits are computed in one go, and numbers in the logits of a batch, over all of them.
+# Most variants whose logits are computed at once, and most entries in the logits of a batch over all variants.
 VARIANTS, _LOGITS = 16, 2**26
-# Passes after which a probe is taken as it is: its accuracy has settled by then, and nothing is ranked.
+# Most passes of a probe: its accuracy no longer changes by then, and no ranking is made of it.
 MAX_PASSES = 200
-# Of ten sentences, how many probes are trained on.
+# Number of sentences out of ten that probes are trained on.
 TRAIN_OF_TEN = 7
 
 
 def draw_sentences(tokens: Tokens, at_most: int, seed: int) -> tuple[Tokens, list[int]]:
-    """Return the table of sentences drawn until no further one fits, at least one, and which they are, ascending.
+    """Draw sentences until the next would exceed `at_most` tokens; return their token table and their numbers.
 
     Args:
-        tokens: Of a corpus.
-        at_most: Tokens.
-        seed: Of the draw.
+        tokens: The token table of a corpus.
+        at_most: Most tokens that are drawn; one sentence is drawn even if it has more.
+        seed: Seed of the draw.
     """
     order = np.random.default_rng(seed).permutation(tokens.n_sentences)
     n = max(1, int((np.cumsum(tokens.lengths[order], dtype=np.int64) <= at_most).sum()))
@@ -60,12 +60,12 @@ def _batches(tokens: Tokens, pad_token_id: int, batch_tokens: int, with_padding:
 
 
 class _Batch(NamedTuple):
-    """Sentences side by side.
+    """A padded batch of sentences.
 
     Args:
-        input_ids: Shape (batch, sequence).
-        mask: Where tokens are, shape (batch, sequence).
-        rows: Row of each token in the table, shape (batch, sequence).
+        input_ids: Token ids, shape (batch, sequence).
+        mask: Which entries are tokens, shape (batch, sequence).
+        rows: Row of each token in the token table, shape (batch, sequence).
     """
 
     input_ids: Tensor
@@ -77,39 +77,39 @@ class _Batch(NamedTuple):
 
 
 def choose_masked(tokens: Tokens, seed: int) -> NDArray[np.bool_]:
-    """Return which tokens are masked: 15% of each sentence's, one at least, special tokens never; shape (n_tokens,).
+    """Return which tokens are masked, shape (n_tokens,): 15% of each sentence, at least one, never special tokens.
 
     Args:
-        tokens: Of the sentences.
-        seed: Of the draw, the same for all conditions.
+        tokens: The token table.
+        seed: Seed of the draw; the same tokens are masked under all conditions.
     """
     chance = np.where(tokens.special, np.inf, np.random.default_rng(seed).random(tokens.n_tokens))
-    order = np.lexsort((chance, tokens.sentences))  # sentence by sentence, and in each by chance
-    place = np.empty(tokens.n_tokens, dtype=np.int64)
-    place[order] = np.arange(tokens.n_tokens)
-    place -= np.repeat(tokens.offsets[:-1], tokens.lengths)
+    order = np.lexsort((chance, tokens.sentences))  # sentence by sentence, in random order within each
+    rank = np.empty(tokens.n_tokens, dtype=np.int64)
+    rank[order] = np.arange(tokens.n_tokens)
+    rank -= np.repeat(tokens.offsets[:-1], tokens.lengths)
     n_words = np.bincount(tokens.sentences, ~tokens.special, minlength=tokens.n_sentences)
     n_masked = np.where(n_words > 0, np.maximum(np.rint(MASKED * n_words), 1), 0)
-    return np.asarray(place < n_masked[tokens.sentences])
+    return np.asarray(rank < n_masked[tokens.sentences])
 
 
 class MaskedWords:
-    """Reads the loss of a masked-language-model head, in nats a masked token (`mlm_loss`).
+    """Measures the loss of a masked-language-model head, in nats per masked token (`mlm_loss`).
 
-    Every chosen token is replaced by the mask token. The head is given the hidden states of masked tokens alone, those
-    of all clipped variants in one go, since it looks at one token at a time.
+    Every chosen token is replaced by the mask token. The head receives the hidden states of masked tokens alone, of all
+    clipped variants at once, since it treats each token by itself.
 
     Args:
-        model: With its head, in evaluation mode.
-        encoder: The part that hands out hidden states.
-        tokens: What is read.
-        masked: Which tokens are masked, shape (n_tokens,).
-        mask_token_id: What they are replaced by.
-        pad_token_id: What fills a batch.
+        model: The model with its head, in evaluation mode.
+        encoder: The part of the model that returns hidden states.
+        tokens: The token table of the sentences.
+        masked: Which tokens are masked, shape (n_tokens,), bool.
+        mask_token_id: Token id that replaces them.
+        pad_token_id: Token id that fills a batch.
         with_padding: Whether sentences of different lengths may share a batch.
 
     Raises:
-        ValueError: If the head does not look at one token at a time, or there is none to look at.
+        ValueError: If the head looks at more than one token at a time, or no token is masked in the longest sentences.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class MaskedWords:
         self._check()
 
     def _batches(self, n_variants: int) -> Iterator[_Batch]:
-        """Yield batches whose logits, of masked tokens alone, fit into memory for so many variants."""
+        """Yield batches small enough for the logits of their masked tokens under so many variants."""
         config: Any = self.encoder.config
         at_most = min(BATCH_TOKENS, int(_LOGITS / (MASKED * config.vocab_size * n_variants)))
         return _batches(self.hidden, self.pad_token_id, at_most, self.with_padding)
@@ -151,7 +151,7 @@ class MaskedWords:
         return {"input_ids": batch.input_ids.to(device), "attention_mask": batch.mask.long().to(device)}
 
     def _logits(self, batch: _Batch, where: Tensor, clips: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Return the logits of some tokens of a batch, for each variant of shape (n, vocabulary)."""
+        """Return the logits of some tokens of a batch, a tensor of shape (n, vocabulary) for each variant."""
 
         def narrow(module: nn.Module, args: Any, output: Any) -> Any:
             states = output.last_hidden_state[where.to(output.last_hidden_state.device)]
@@ -167,7 +167,7 @@ class MaskedWords:
 
     @torch.inference_mode()
     def __call__(self, clips: Sequence[Sequence[int]]) -> list[Read]:
-        """Read the model as it stands, once for each set of neurons clipped after it."""
+        """Measure the model in its present state, once for each set of neurons clipped after it."""
         if len(clips) > VARIANTS:
             return [*self(clips[:VARIANTS]), *self(clips[VARIANTS:])]
         loss = np.zeros((len(clips), self.tokens.n_tokens))
@@ -183,7 +183,7 @@ class MaskedWords:
 
 
 def sum_by_sentence(tokens: Tokens, values: NDArray[Any]) -> NDArray[np.float64]:
-    """Return sums over the tokens of each sentence, shape (n_sentences,)."""
+    """Return the sum of values over the tokens of each sentence, shape (n_sentences,)."""
     return np.bincount(tokens.sentences, values, minlength=tokens.n_sentences).astype(np.float64)
 
 
@@ -194,12 +194,12 @@ def clip(states: Tensor, neurons: Sequence[int]) -> Tensor:
     return clipped
 
 
-# --- where tokens stand ---
+# --- positions of tokens ---
 
 
 @dataclass(frozen=True)
 class _Held:
-    """Activations of one layer in memory."""
+    """A store of one layer's activations in memory."""
 
     plan: Plan
     tokens: Tokens
@@ -213,18 +213,19 @@ class _Held:
 
 
 class Position:
-    """Reads how well a linear probe of the last hidden states tells where tokens stand.
+    """Measures the accuracy of linear probes that predict positions from the last hidden states.
 
-    `position_accuracy` is that of one probe, trained on the intact model, as a masked-language-model head is: a fall
-    says that what it reads has moved. `position_accuracy_retrained` is that of a probe trained on the changed model: a
-    fall says that the position of tokens is no longer there to be read off.
+    `position_accuracy` is that of a reference probe, trained on the intact model as a masked-language-model head is: a
+    fall says that what it reads has changed. `position_accuracy_retrained` is that of a probe trained on the changed
+    model: a fall says that position can no longer be read from the states. Build this object while the model is
+    intact: it trains the reference probe.
 
     Args:
-        states_of: Returns the last hidden states of the model as it stands, shape (n_tokens, d_model).
-        tokens: What is read.
-        corpus: Its text.
-        task: What is predicted.
-        seed: Of the split, and of the probe.
+        states_of: Returns the last hidden states of the model in its present state, shape (n_tokens, d_model).
+        tokens: The token table of the sentences.
+        corpus: The text of the sentences.
+        task: The task of positions.
+        seed: Seed of the split and of the probes.
 
     Raises:
         UserError: If there are too few sentences for a probe.
@@ -241,27 +242,31 @@ class Position:
         self.training = Training(
             Penalty(0.0, 1e-4), Lbfgs(CONTROL_TOLERANCE), trainer={"accelerator": "cpu", "max_epochs": MAX_PASSES}
         )
-        self.weight: Tensor | None = None
+        self.reference = self._fit(self._sides(states_of())).weight
 
     def __call__(self, clips: Sequence[Sequence[int]]) -> list[Read]:
-        """Read the model as it stands, once for each set of neurons clipped after it; the first time it is intact."""
+        """Measure the model in its present state, once for each set of neurons clipped after it."""
         states = self.states_of()
         return [self._read(clip(states, neurons)) for neurons in clips]
 
-    def _read(self, states: Tensor) -> Read:
+    def _sides(self, states: Tensor) -> Sides:
         plan = Plan({}, 0, states.shape[1], "float32", BATCH_TOKENS, divide(self.tokens.lengths, 8192))
         held = _Held(plan, self.tokens, states)
         parts: Mapping[Split, Examples] = {
             side: label(held, self.corpus, self.task, self.splits, self.classes, side)
             for side in ("train", "validation", "test")
         }
-        sides = Sides(parts["train"], parts["validation"], parts["test"], self.classes, self.task.ordinal)
+        return Sides(parts["train"], parts["validation"], parts["test"], self.classes, self.task.ordinal)
+
+    def _fit(self, sides: Sides) -> LayerFit:
         (fit,) = train_probes(sides, [0], self.training)
-        if self.weight is None:
-            self.weight = fit.weight
-        labels, sentences = parts["test"].labels, self.tokens.sentences
+        return fit
+
+    def _read(self, states: Tensor) -> Read:
+        sides = self._sides(states)
+        fit, labels, sentences = self._fit(sides), sides.test.labels, self.tokens.sentences
         n_tokens = np.bincount(sentences[labels >= 0], minlength=self.tokens.n_sentences)
-        right = (states @ self.weight.T).argmax(1).numpy() == labels
+        right = (states @ self.reference.T).argmax(1).numpy() == labels
         return Read(
             {
                 "position_accuracy": sum_by_sentence(self.tokens, right),

@@ -1,24 +1,26 @@
-"""How far a post-LN block can let the tokens of a sentence differ: Theorem 2 of Shi et al. (2022, arXiv 2202.08625).
+"""A bound on how far apart a post-LN block can keep the tokens of a sentence: Theorem 2 of Shi et al. (2022).
 
-The distance of n tokens to the nearest n equal ones, d_M(H) = |(I - J) H|_F with J = e e^T / n, obeys (Lemma 1)
+(arXiv 2202.08625.) The distance of n tokens to the nearest matrix with n equal rows, d_M(H) = |(I - J) H|_F with
+J = e e^T / n, satisfies (Lemma 1)
 
     d_M(H W) <= s d_M(H), s the largest singular value of W,
     d_M(A H) <= sqrt(lambda) d_M(H), lambda the largest eigenvalue of A^T (I - J) A, A an attention matrix,
     d_M(act(H)) <= c d_M(H), c the largest slope of the activation function, and d_M(G + H) <= d_M(G) + d_M(H),
-    d_M(LN(H)) <= max|gamma| / sigma d_M(H), sigma the least standard deviation among the tokens entering LN,
+    d_M(LN(H)) <= max|gamma| / sigma d_M(H), sigma the least standard deviation among the tokens entering LN.
 
-and biases are equal rows, which change nothing. A post-LN block with h heads hence has d_M(out) <= v d_M(in) with
+Biases are equal rows and change nothing. A post-LN block with h heads therefore has d_M(out) <= v d_M(in) with
 
     v = (1 + c s_1 s_2) (1 + sum_k sqrt(lambda_k) s_k) max|gamma_1| max|gamma_2| / (sigma_1 sigma_2),
 
-s_k that of W_V W_O of head k, s_1 and s_2 those of the feed-forward matrices: `bound_per_matrix`. The paper takes one
-s, the largest of all, and one lambda, the largest of all heads, and leaves out gains and the slope of GELU (1.129):
+where s_k is that of W_V W_O of head k, and s_1 and s_2 those of the feed-forward matrices: `bound_per_matrix`. The
+paper uses one s, the largest of all, and one lambda, the largest of all heads, and omits the gains and the slope of
+GELU (1.129):
 
-    v = (1 + s^2) (1 + sqrt(lambda) h s) / (sigma_1 sigma_2): `bound_published`,
+    v = (1 + s^2) (1 + sqrt(lambda) h s) / (sigma_1 sigma_2): `bound_published`.
 
-which gains above 1 break. With them and the slope it holds: `bound`. (The paper's I - e e^T is no projection; read
+Gains above 1 violate it. With the gains and the slope it holds: `bound`. (The paper's I - e e^T is no projection; read
 I - J.) For s -> 0 and gains of 1, v < 1 means sigma_1 sigma_2 > 1, which is what papers report. Where weights are not
-small v is far above 1 and says nothing of what happens, which is why the measured ratio stands beside it.
+small, v is far above 1 and says nothing about what happens, so the measured ratio is reported beside it.
 """
 
 from __future__ import annotations
@@ -40,32 +42,32 @@ from probing.statistics.streamed_bootstrap import MeanOverSentences, weights
 
 SMOOTHING_COLUMNS = ("layer", "measure", "value", "low", "high", "n_sentences")
 
-# Of each sentence and block, in the order of `smoothing_sentences.csv`.
+# Values of each sentence and block, in the order of `smoothing_sentences.csv`.
 BY_SENTENCE = (
     "sigma_1", "sigma_2", "lambda_max", "attention_factor", "distance_before", "distance_after", "bound_published",
     "bound", "bound_per_matrix",
 )  # fmt: skip
-# Numbers of attention matrices that are held at a time, over all blocks.
+# Most entries of attention matrices that are held at a time, over all blocks.
 _ATTENTION = 2**25
-# A sentence is within its bound but for rounding.
+# Relative tolerance for rounding when a sentence is compared with its bound.
 _ROUNDING = 1e-6
-# Quantiles of sigma_1 sigma_2, read off a histogram of its logarithm: 2000 bins over 10 decades, 1.2% wide.
+# Quantiles of sigma_1 sigma_2, estimated from a histogram of its logarithm: 2000 bins over 10 decades, 1.2% wide.
 QUANTILES = (5, 25, 50, 75, 95)
 _BINS = np.linspace(-5, 5, 2001)
 
 
 @dataclass(frozen=True)
 class Constants:
-    """What the parameters of a block contribute to the bound.
+    """The factors of the bound that come from a block's parameters.
 
     Args:
         n_heads: Number of heads h.
         slope: Largest slope c of the activation function.
         gain_1: Largest magnitude of LN1's gain.
-        gain_2: That of LN2's.
+        gain_2: Largest magnitude of LN2's gain.
         value_output: Largest singular value of W_V W_O of each head, shape (n_heads,).
-        first: That of W_1.
-        second: That of W_2.
+        first: Largest singular value of W_1.
+        second: Largest singular value of W_2.
     """
 
     n_heads: int
@@ -78,16 +80,16 @@ class Constants:
 
     @property
     def largest(self) -> float:
-        """The paper's s: the largest singular value of all matrices."""
+        """The paper's s: the largest singular value over all matrices."""
         return max(float(self.value_output.max()), self.first, self.second)
 
 
 @torch.no_grad()
 def constants(block: Block) -> Constants:
-    """Return what a block's parameters contribute, computed in float64."""
+    """Return the factors that come from a block's parameters, computed in float64."""
     value = block.value.weight.double().unflatten(0, (block.n_heads, -1))
     output = block.output.weight.double().unflatten(1, (block.n_heads, -1)).transpose(0, 1)
-    # W_V W_O of a head has rank d_head: its singular values are those of R_O R_V^T, of the two QR decompositions.
+    # W_V W_O of a head has rank d_head: its singular values are those of R_O R_V^T from the two QR decompositions.
     right = torch.linalg.qr(output, mode="r").R @ torch.linalg.qr(value.mT, mode="r").R.mT
     first, second = (_singular_value(layer.weight.double()) for layer in (block.first, block.second))
     gain_1, gain_2 = (
@@ -98,17 +100,17 @@ def constants(block: Block) -> Constants:
 
 
 def _singular_value(matrix: Tensor) -> Tensor:
-    """Return the largest singular value of matrices, shape (..., m, n): as precise as the decomposition, and faster."""
+    """Return the largest singular value of matrices (..., m, n); as precise as a decomposition, and faster."""
     wide = matrix if matrix.shape[-1] >= matrix.shape[-2] else matrix.mT
     return torch.linalg.eigvalsh(wide @ wide.mT)[..., -1].clamp_min(0).sqrt()
 
 
 def distance_to_equal_rows(states: Tensor, mask: Tensor) -> Tensor:
-    """Return d_M of each sentence, shape (batch,), float64; min over Y with equal rows of |H - Y|_F.
+    """Return d_M of each sentence, shape (batch,), float64: the minimum over Y with equal rows of |H - Y|_F.
 
     Args:
-        states: Shape (batch, sequence, d_model).
-        mask: Where tokens are, shape (batch, sequence).
+        states: Hidden states, shape (batch, sequence, d_model).
+        mask: Which entries are tokens, shape (batch, sequence).
     """
     kept = mask[..., None]
     wide = states.double() * kept
@@ -117,12 +119,12 @@ def distance_to_equal_rows(states: Tensor, mask: Tensor) -> Tensor:
 
 
 def least_deviation(entering: Tensor, mask: Tensor, eps: float) -> Tensor:
-    """Return sigma of each sentence, shape (batch,), float64: min over tokens of sqrt(var + eps), var over neurons.
+    """Return sigma of each sentence, shape (batch,), float64: the minimum over tokens of sqrt(variance + eps).
 
     Args:
-        entering: What enters a LayerNorm, shape (batch, sequence, d_model).
-        mask: Where tokens are, shape (batch, sequence).
-        eps: Of the LayerNorm.
+        entering: Input of a LayerNorm, shape (batch, sequence, d_model); the variance is over its neurons.
+        mask: Which entries are tokens, shape (batch, sequence).
+        eps: The LayerNorm's epsilon.
     """
     variance = entering.double().var(-1, correction=0)
     return (variance + eps).sqrt().masked_fill(~mask, torch.inf).amin(1)
@@ -131,12 +133,12 @@ def least_deviation(entering: Tensor, mask: Tensor, eps: float) -> Tensor:
 def attention_eigenvalues(attention: Tensor, mask: Tensor) -> Tensor:
     """Return for each sentence and head the largest eigenvalue of A^T (I - J) A, shape (batch, n_heads), float64.
 
-    It is 0 where all tokens attend alike, 1 where each attends to itself, and n / 2 where half of n tokens attend to
-    one and half to another.
+    It is 0 where all tokens attend in the same way, 1 where each attends to itself, and n / 2 where one half of n
+    tokens attends to one token and the other half to another.
 
     Args:
         attention: Rows of queries summing to 1 over keys, shape (batch, n_heads, sequence, sequence).
-        mask: Where tokens are, shape (batch, sequence); nobody attends elsewhere.
+        mask: Which entries are tokens, shape (batch, sequence); no token attends to other entries.
     """
     queries = mask[:, None, :, None]
     rows = attention.double() * queries
@@ -146,13 +148,13 @@ def attention_eigenvalues(attention: Tensor, mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Of each sentence, shape (batch,), float64; the module says what they are.
+    """Bounds of each sentence, shape (batch,), float64; see the module for their definitions.
 
     Args:
         attention_factor: 1 + sum_k sqrt(lambda_k) s_k.
-        published: The paper's v.
-        corrected: With gains and the slope of the activation function.
-        per_matrix: With the singular value of each matrix besides.
+        published: The paper's v, `bound_published`.
+        corrected: v with gains and the slope of the activation function, `bound`.
+        per_matrix: v with the singular value of each matrix as well, `bound_per_matrix`.
     """
 
     attention_factor: Tensor
@@ -162,13 +164,13 @@ class Bounds:
 
 
 def bounds(of_block: Constants, sigma_1: Tensor, sigma_2: Tensor, eigenvalues: Tensor) -> Bounds:
-    """Return what a block can multiply d_M by at most.
+    """Return upper bounds of the factor by which a block multiplies d_M.
 
     Args:
-        of_block: From its parameters.
+        of_block: Factors that come from its parameters.
         sigma_1: Least standard deviation entering LN1, shape (batch,).
-        sigma_2: That entering LN2.
-        eigenvalues: Of each head, shape (batch, n_heads).
+        sigma_2: Least standard deviation entering LN2, shape (batch,).
+        eigenvalues: Largest eigenvalue of each head, shape (batch, n_heads).
     """
     s, gains = of_block.largest, of_block.gain_1 * of_block.gain_2
     roots, product = eigenvalues.sqrt(), sigma_1 * sigma_2
@@ -184,13 +186,13 @@ def bounds(of_block: Constants, sigma_1: Tensor, sigma_2: Tensor, eigenvalues: T
 
 @dataclass(frozen=True)
 class Sentences:
-    """What was measured of consecutive sentences.
+    """Measured values of consecutive sentences.
 
     Args:
-        first: Number of the first in the corpus.
-        lengths: Tokens of each, special ones too, shape (n_sentences,).
-        values: Those of `BY_SENTENCE`, shape (n_blocks, len(BY_SENTENCE), n_sentences), float64; NaN of a sentence
-            without tokens.
+        first: Number of the first sentence in the corpus.
+        lengths: Number of tokens of each, special tokens included, shape (n_sentences,).
+        values: Values named in `BY_SENTENCE`, shape (n_blocks, len(BY_SENTENCE), n_sentences), float64; NaN for a
+            sentence without tokens.
     """
 
     first: int
@@ -216,17 +218,17 @@ def measure(
     pad_token_id: int,
     with_padding: bool,
 ) -> Iterator[Sentences]:
-    """Run an encoder over a corpus and yield, shard by shard, what the bound is made of and whether it holds.
+    """Run an encoder over a corpus; yield, shard by shard, the terms of the bound and the measured distances.
 
-    All tokens count, special ones too: they are part of what attention averages.
+    All tokens count, special ones included, because attention averages over them.
 
     Args:
-        encoder: In evaluation mode and float32.
-        blocks: What `probing.models.post_norm.find_blocks` found in it.
-        of_blocks: What their parameters contribute.
-        tokens: The corpus.
-        plan: How it is divided.
-        pad_token_id: What fills a batch.
+        encoder: The model, in evaluation mode and float32.
+        blocks: Result of `probing.models.post_norm.find_blocks` for it.
+        of_blocks: Factors that come from their parameters.
+        tokens: The token table of the corpus.
+        plan: Its division into shards.
+        pad_token_id: Token id that fills a batch.
         with_padding: Whether sentences of different lengths may share a batch.
     """
     n_heads = sum(block.n_heads for block in blocks)
@@ -246,7 +248,7 @@ def measure(
 def _measure_batch(
     encoder: nn.Module, blocks: Sequence[Block], of_blocks: Sequence[Constants], input_ids: Tensor, mask: Tensor
 ) -> NDArray[np.float64]:
-    """Return what was measured of a batch, shape (n_blocks, len(BY_SENTENCE), batch)."""
+    """Return the values of a batch, shape (n_blocks, len(BY_SENTENCE), batch)."""
     mask = mask.to(device := next(encoder.parameters()).device)
     deviations: dict[nn.Module, list[Tensor]] = {}
 
@@ -277,11 +279,11 @@ def _measure_batch(
 
 
 class Summary:
-    """Takes sentences and returns the rows of `smoothing.csv`: means over sentences with intervals, and shares.
+    """Accumulates sentences and gives the rows of `smoothing.csv`: means over sentences with intervals, and shares.
 
     Args:
-        of_blocks: What the parameters of each block contribute.
-        seed: Of redrawn sentences.
+        of_blocks: Factors that come from the parameters of each block.
+        seed: Seed of the resampled sentences.
     """
 
     def __init__(self, of_blocks: Sequence[Constants], seed: int) -> None:
@@ -291,12 +293,12 @@ class Summary:
         self.counts = np.zeros((len(of_blocks), len(_BINS) + 1), dtype=np.int64)
 
     def update(self, sentences: Sentences) -> None:
-        """Add sentences; the same number at a time gives the same intervals."""
+        """Add sentences; intervals depend on how many are added at a time."""
         drawn = weights(sentences.first, len(sentences.lengths), self.seed)
         for block, (of_block, values) in enumerate(zip(self.of_blocks, sentences.values, strict=True)):
             named = dict(zip(BY_SENTENCE, values, strict=True))
             product = named["sigma_1"] * named["sigma_2"]
-            with np.errstate(divide="ignore", invalid="ignore"):  # of a single token both distances are 0
+            with np.errstate(divide="ignore", invalid="ignore"):  # a single token has both distances 0
                 ratio = named["distance_after"] / named["distance_before"]
             norms = of_block.gain_1 * of_block.gain_2 / product
             measured = {
@@ -318,11 +320,11 @@ class Summary:
                 mean = self.means[block].setdefault(name, MeanOverSentences())
                 mean.update(torch.from_numpy(of_sentences), drawn)
             self.closest[block] = np.fmax(self.closest[block], np.fmax.reduce(ratio / named["bound_per_matrix"]))
-            places = np.digitize(np.log10(product[np.isfinite(product)]), _BINS)
-            self.counts[block] += np.bincount(places, minlength=len(_BINS) + 1)
+            bins = np.digitize(np.log10(product[np.isfinite(product)]), _BINS)
+            self.counts[block] += np.bincount(bins, minlength=len(_BINS) + 1)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row per block and measure; what belongs to the parameters has no interval."""
+        """Return a row per block and measure; values that come from the parameters have no interval."""
         rows: list[dict[str, Any]] = []
         for layer, (of_block, means) in enumerate(zip(self.of_blocks, self.means, strict=True), start=1):
             for name, mean in means.items():
@@ -349,13 +351,13 @@ class Summary:
 
 
 def _share(holds: NDArray[np.bool_], where: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return 1 and 0 for sentences where something holds and does not, NaN where it is not defined."""
+    """Return 1 for sentences where `holds` is true and 0 for others; NaN where `where` is NaN."""
     return np.where(np.isnan(where), np.nan, holds.astype(np.float64))
 
 
 def _quantile(counts: NDArray[np.int64], share: float) -> float:
-    """Return the middle of the bin in which a quantile is."""
-    place = int(np.searchsorted(np.cumsum(counts), share * counts.sum()))
-    if not 0 < place < len(_BINS):
+    """Return the middle of the bin that contains a quantile; NaN outside the histogram."""
+    index = int(np.searchsorted(np.cumsum(counts), share * counts.sum()))
+    if not 0 < index < len(_BINS):
         return float("nan")
-    return float(10 ** ((_BINS[place - 1] + _BINS[place]) / 2))
+    return float(10 ** ((_BINS[index - 1] + _BINS[index]) / 2))

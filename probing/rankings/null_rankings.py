@@ -77,7 +77,7 @@ def _fits(sides: Sides, draws: Sequence[Sides], layer: int, training: Training) 
     what = f"layer {layer} under shuffled labels"
     if isinstance(
         training.solver, Adam
-    ):  # Adam stops short of the optimum: null rankings must be trained just as it does
+    ):  # Adam stops short of the optimum, so null rankings must too
         fits = (train_probes(draw, [layer], training.for_controls(), what) for draw in draws)
         return [fit for (fit,) in fits]
     problems = [

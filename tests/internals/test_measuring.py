@@ -127,8 +127,8 @@ def test_tables_figures_and_sentences_are_where_the_others_are(made: Geometry, c
     assert "Theorem 2" in repr(made)
     bound, effect = inside_conclusions(made.smoothing, made.interventions)
     assert "Theorem 2 holds on all of them" in bound
-    assert f"zeroing neuron {PLANTED} inside the model moves it by" in effect
-    assert "clipping after it moves it by" in effect
+    assert f"zeroing neuron {PLANTED} inside the model changes it by" in effect
+    assert "clipping its last hidden states changes it by" in effect
     (tracked,) = read_offline_runs(made.folder)
     assert all(tracked.rows(key) for key in ("smoothing", "interventions", "figures/interventions"))
 

@@ -159,7 +159,7 @@ def test_last_hidden_states_are_those_of_each_sentence_by_itself(folder: Path, t
         torch.testing.assert_close(found[rows], alone, rtol=1e-4, atol=1e-5)
 
 
-def test_positions_are_read_by_a_probe_of_the_intact_model_and_by_one_trained_anew(many: tuple[Tokens, Any]) -> None:
+def test_positions_are_read_by_a_probe_of_the_intact_model_and_by_a_retrained_one(many: tuple[Tokens, Any]) -> None:
     tokens, corpus = many
     generator = torch.Generator().manual_seed(0)
     # Positions one-hot, in a basis that is turned around later.
@@ -180,3 +180,16 @@ def test_positions_are_read_by_a_probe_of_the_intact_model_and_by_one_trained_an
     (turned,) = reader([()])
     assert turned.sums["position_accuracy_retrained"].sum() == n.sum()
     assert turned.sums["position_accuracy"].sum() < 0.3 * n.sum()
+
+
+def test_the_reference_probe_is_of_the_model_at_building_whatever_is_read_first(many: tuple[Tokens, Any]) -> None:
+    tokens, corpus = many
+    states = torch.nn.functional.one_hot(torch.from_numpy(tokens.positions.astype(np.int64)), 30).float()
+    now = [states]
+    reader = Position(lambda: now[0], tokens, corpus, PositionTask(), 0)
+    now[0] = states.flip(1)
+    (turned,) = reader([()])
+    assert turned.sums["position_accuracy"].sum() < 0.3 * turned.n_tokens["position_accuracy"].sum()
+    now[0] = states
+    (intact,) = reader([()])
+    assert intact.sums["position_accuracy"].sum() == intact.n_tokens["position_accuracy"].sum()
