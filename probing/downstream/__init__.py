@@ -1,1 +1,1 @@
-"""What hidden states are good for without any training: word senses and the similarity of sentences, by cosine."""
+"""What hidden states achieve without training: word senses and sentence similarity, both by cosine."""

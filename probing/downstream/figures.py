@@ -1,4 +1,4 @@
-"""Figures of `wic` and `sts`: what each layer reaches in each space, with what it is held against."""
+"""Figures of `wic` and `sts`: the result of each layer in each space, with its baselines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
-# Told apart by line and mark as well as by colour.
+# Lines can be told apart by their style and mark as well as by colour.
 LOOKS: dict[str, dict[str, Any]] = {
     "none": {"color": "black", "ls": "-", "marker": "o"},
     "clip": {"color": ORANGE, "ls": "--", "marker": "s"},
@@ -33,10 +33,10 @@ def write_wic_figure(path: Path, rows: Sequence[Row], part: str, model: str) -> 
     """Draw accuracy and area under the curve by layer, as PNG and as PDF, and return the path of the PNG file.
 
     Args:
-        path: Of the PNG file.
-        rows: Of `wic.csv`.
-        part: What is reported on.
-        model: For the title.
+        path: Path of the PNG file.
+        rows: Rows of `wic.csv`.
+        part: Part of the data that is reported on.
+        model: Model name for the title.
     """
     with drawing(path) as figure:
         figure.set_size_inches(9.2, 3.3)
@@ -49,7 +49,7 @@ def write_wic_figure(path: Path, rows: Sequence[Row], part: str, model: str) -> 
             axes.set_title(title)
         figure.axes[0].set_ylabel("share of pairs")
         figure.axes[1].set_ylabel("area")
-        title = f"{model}: does a word mean the same twice? (bars: 95% over {rows[0]['n_pairs']} pairs)"
+        title = f"{model}: is a word used in the same sense twice? (bars: 95% over {rows[0]['n_pairs']} pairs)"
         figure.suptitle(title, x=0.01, ha="left", fontsize=10)
         handles, labels = figure.axes[0].get_legend_handles_labels()
         labels = ["always yes (left),\nchance (right)" if label == "always yes" else label for label in labels]
@@ -58,13 +58,13 @@ def write_wic_figure(path: Path, rows: Sequence[Row], part: str, model: str) -> 
 
 
 def write_sts_figure(path: Path, rows: Sequence[Row], pooling: str, model: str) -> Path:
-    """Draw Spearman's correlation by layer, a panel for each set, as PNG and as PDF; return the path of the PNG file.
+    """Draw Spearman's correlation by layer, a panel for each set, as PNG and PDF, and return the path of the PNG file.
 
     Args:
-        path: Of the PNG file.
-        rows: Of `sts.csv`; those of all pairs together are drawn.
-        pooling: Which of the sentence vectors.
-        model: For the title.
+        path: Path of the PNG file.
+        rows: Rows of `sts.csv`; only those over all pairs are drawn.
+        pooling: Pooling of the sentence vectors.
+        model: Model name for the title.
     """
     rows = [row for row in rows if row["aggregation"] == "all"]
     of_pooling = [row for row in rows if row["pooling"] == pooling]
@@ -87,7 +87,7 @@ def write_sts_figure(path: Path, rows: Sequence[Row], pooling: str, model: str) 
             grid[first].set_ylabel("Spearman x 100")
         title = f"{model}, sentences by {pooling}: cosine against human scores (bars: 95% over pairs)"
         figure.suptitle(title, x=0.01, ha="left", fontsize=10)
-        # Lines for a reference come before those with bars.
+        # Baselines come first in the list of handles, but last in the legend.
         handles, labels = grid[0].get_legend_handles_labels()
         n_static = int("static" in labels[0])
         order = [*range(n_static, len(labels)), *range(n_static)]
@@ -96,14 +96,14 @@ def write_sts_figure(path: Path, rows: Sequence[Row], pooling: str, model: str) 
 
 
 def _by_layer(axes: Axes, rows: Sequence[Row], measure: str, times: int, of_figure: Sequence[Row]) -> None:
-    """Draw one measure over layers, a line for each space, shifted a little so that bars stay apart.
+    """Draw one measure by layer, a line for each space, shifted slightly so that error bars do not overlap.
 
     Args:
-        axes: Where.
-        rows: What is drawn.
-        measure: Column of the rows.
-        times: Values are multiplied by it.
-        of_figure: All rows that share the legend.
+        axes: Axes to draw on.
+        rows: Rows to draw.
+        measure: Column that is drawn.
+        times: Factor by which values are multiplied.
+        of_figure: Rows of the whole figure, which shares one legend.
     """
     spaces = list(dict.fromkeys(row["transform"] for row in rows))
     layers = sorted({row["layer"] for row in rows})

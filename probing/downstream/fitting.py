@@ -1,4 +1,4 @@
-"""What `wic` and `sts` have in common: the transforms of a layer, and results in a folder."""
+"""What `wic` and `sts` share: the transforms of a layer, and the results in a folder."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Text:
     """Sentences that transforms are fitted on.
 
     Args:
-        store: Where their activations are.
-        kept: Which of the sentences, shape (n_sentences,), bool.
+        store: Store of their activations.
+        kept: Which sentences of the store are used, shape (n_sentences,), bool.
     """
 
     store: ActivationStore
@@ -38,19 +38,19 @@ class Text:
 
     @property
     def taken(self) -> NDArray[np.bool_]:
-        """Which tokens are of these sentences and not special, shape (n_tokens,)."""
+        """Which tokens belong to these sentences and are not special, shape (n_tokens,), bool."""
         tokens = self.store.tokens
         return self.kept[tokens.sentences] & ~tokens.special
 
 
 def not_in(sentences: Sequence[str], others: Sequence[str]) -> NDArray[np.bool_]:
-    """Return which sentences are none of the others, but for case and punctuation, shape (n_sentences,)."""
+    """Return which sentences do not occur among the others, ignoring case and punctuation, shape (n_sentences,)."""
     known = {split_key(sentence) for sentence in others}
     return np.array([split_key(sentence) not in known for sentence in sentences])
 
 
 def token_moments(texts: Sequence[Text], layer: int) -> Covariance:
-    """Return the moments of the tokens that are not special, of some texts in one layer."""
+    """Return the moments of the texts' tokens in one layer, without special tokens."""
     accumulator = CovarianceAccumulator(texts[0].store.plan.d_model)
     for states in _words_of(texts, layer):
         accumulator.update(states)
@@ -58,10 +58,7 @@ def token_moments(texts: Sequence[Text], layer: int) -> Covariance:
 
 
 def outliers(texts: Sequence[Text], layer: int, definition: Definition) -> list[int]:
-    """Return the outliers of a layer over the tokens of some texts that are not special; ascending.
-
-    Finding none is a result.
-    """
+    """Return a layer's outliers over the texts' tokens without special tokens, ascending; there may be none."""
     accumulator = ProfileAccumulator(texts[0].store.plan.d_model)
     for states in _words_of(texts, layer):
         accumulator.update(states.float())
@@ -70,7 +67,7 @@ def outliers(texts: Sequence[Text], layer: int, definition: Definition) -> list[
 
 
 def _words_of(texts: Sequence[Text], layer: int) -> Iterator[Tensor]:
-    """Yield for each shard its hidden states but those of special tokens, shape (n, d_model)."""
+    """Yield the hidden states of each shard's tokens that are used, shape (n, d_model)."""
     for text in texts:
         taken = text.taken
         for shard in text.store.plan.shards:
@@ -84,13 +81,13 @@ def write_results(
     tables: Mapping[str, tuple[Sequence[Row], Sequence[str]]],
     summary: Mapping[str, Any],
 ) -> list[Path]:
-    """Write tables, configuration and summary, and return their paths; what is undefined (NaN) is absent.
+    """Write tables, configuration and summary, and return their paths; undefined values (NaN) are left out.
 
     Args:
         folder: The run's folder.
         config: The resolved configuration as plain values.
-        tables: By name, rows and their columns in order.
-        summary: What `results.json` has beside the rows.
+        tables: Rows and ordered columns of each table, by name.
+        summary: Content of `results.json` beside the rows.
     """
     found = {name: [_defined(row) for row in rows] for name, (rows, _) in tables.items()}
     for name, (_, columns) in tables.items():

@@ -1,4 +1,4 @@
-"""One vector for a sentence or a word, from the hidden states of its tokens, shard by shard."""
+"""Pool the hidden states of tokens, shard by shard, into one vector for a sentence or a word."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from probing.data.examples import Activations
 from probing.data.words import pool_words
 from probing.downstream.pooling_names import Pooling
 
-# The first block's output, which `first_last` averages with (Su et al. 2021); SimCSE takes the embeddings instead.
+# `first_last` averages with the first block's output (Su et al. 2021); SimCSE uses the embeddings instead.
 FIRST = 1
 
 
@@ -22,13 +22,13 @@ def sentence_vectors(store: Activations, layer: int, pooling: Pooling) -> Tensor
     """Return a vector for each sentence.
 
     Args:
-        store: Where the activations are.
-        layer: Of which layer.
-        pooling: `mean` over the tokens that are not special, `mean_special` over all, `cls` the first token,
-            `first_last` the mean of layer 1 and this one, over the tokens that are not special.
+        store: Store of the activations.
+        layer: Layer number.
+        pooling: `mean` averages the tokens that are not special, `mean_special` all tokens; `cls` takes the first
+            token; `first_last` averages the means of layer 1 and of this layer, without special tokens.
 
     Returns:
-        Shape (n_sentences, d_model), float32; zeros for a sentence without such tokens.
+        Shape (n_sentences, d_model), float32; zeros for a sentence without the tokens needed.
     """
     if pooling == "first_last":
         return (sentence_vectors(store, FIRST, "mean") + sentence_vectors(store, layer, "mean")) / 2
@@ -55,15 +55,15 @@ def has_first_special(tokens: Tokens) -> bool:
 
 
 def word_vectors(store: Activations, layers: Sequence[int], wanted: NDArray[np.int64]) -> list[Tensor]:
-    """Return a vector for each word asked for, the mean of its pieces.
+    """Return a vector for each requested word, the mean of its pieces.
 
     Args:
-        store: Where the activations are.
-        layers: Of which layers.
-        wanted: Sentence and index of each word, shape (n, 2); all have a piece (see `has_pieces`).
+        store: Store of the activations.
+        layers: Layer numbers.
+        wanted: Sentence and word index of each word, shape (n, 2); every word must have a token (see `has_pieces`).
 
     Returns:
-        For each layer, shape (n, d_model), float32.
+        A tensor for each layer, shape (n, d_model), float32.
     """
     keys = _keys(wanted[:, 0], wanted[:, 1])
     found_keys: list[NDArray[np.int64]] = []
@@ -77,35 +77,35 @@ def word_vectors(store: Activations, layers: Sequence[int], wanted: NDArray[np.i
         found_keys.append(_keys(*pooled.keys.T))
         for of_layer, states in zip(found, pooled.hidden_states, strict=True):
             of_layer.append(states.float())
-    # Sentences ascend from shard to shard, and words within a sentence: the keys are sorted.
+    # Sentences ascend from shard to shard, and words within a sentence, so the keys are sorted.
     order = torch.from_numpy(np.searchsorted(np.concatenate(found_keys), keys))
     return [torch.cat(states)[order] for states in found]
 
 
 def has_pieces(tokens: Tokens, wanted: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return whether each word has a token: not where the sentence was cut before it, shape (n,).
+    """Return which words have a token, shape (n,); a word has none where the sentence was truncated before it.
 
     Args:
-        tokens: The table of tokens.
-        wanted: Sentence and index of each word, shape (n, 2).
+        tokens: The token table.
+        wanted: Sentence and word index of each word, shape (n, 2).
     """
     pieces = tokens.words >= 0
     return np.isin(_keys(wanted[:, 0], wanted[:, 1]), _keys(tokens.sentences[pieces], tokens.words[pieces]))
 
 
 def _keys(sentences: NDArray[np.integer], words: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Return one number for each word of each sentence; a sentence has fewer than 2^16 words."""
+    """Return a number that identifies each word of each sentence; a sentence has fewer than 2^16 words."""
     return sentences.astype(np.int64) * 2**16 + words
 
 
 def cosines(first: Tensor, second: Tensor) -> NDArray[np.float64]:
-    """Return the cosine of each pair of rows, rounded to 7 decimals; 0 where one is all zeros.
+    """Return the cosine of each pair of rows, rounded to 7 decimals; 0 where one of them is all zeros.
 
-    The same word at the same place has the same embedding but for rounding, which would break such ties by chance.
+    The same word at the same position has the same embedding up to rounding, which would break such ties at random.
 
     Args:
-        first: Shape (n, d_model).
-        second: Shape (n, d_model).
+        first: First vector of each pair, shape (n, d_model).
+        second: Second vector of each pair, shape (n, d_model).
     """
     a, b = first.double(), second.double()
     lengths = a.norm(dim=1) * b.norm(dim=1)

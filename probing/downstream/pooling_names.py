@@ -1,4 +1,4 @@
-"""Names of the ways in which a sentence gets one vector, known before anything heavy is imported."""
+"""Names of the poolings of a sentence, importable without heavy libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The spaces in which cosines are taken: hidden states as they are, and under transforms fitted on other text."""
+"""The spaces in which cosines are taken: untransformed hidden states, and transforms of them fitted on other text."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from probing.transforms.affine import Transform
 
 @dataclass(frozen=True)
 class Fitting:
-    """Which transforms, and how they are fitted.
+    """The transforms and how they are fitted.
 
     Args:
-        spaces: Their names.
-        definition: Of the outliers that are clipped.
-        components: Directions that whitening keeps, all that vary if None.
-        seed: Of the neurons that `clip_random` draws, with the layer.
+        spaces: Names of the transforms.
+        definition: Definition of the outliers that are clipped.
+        components: Number of directions that whitening keeps; None keeps all that vary.
+        seed: Seed, together with the layer, of the neurons that `clip_random` draws.
     """
 
     spaces: Sequence[Space]
@@ -36,13 +36,13 @@ class Fitting:
 
 
 def fitted(fitting: Fitting, moments: Covariance, outliers: Sequence[int], layer: int) -> dict[Space, Transform]:
-    """Return the transforms of one layer by their names.
+    """Return the transforms of one layer by name.
 
     Args:
-        fitting: Which, and how.
-        moments: Of the vectors that they are fitted on.
-        outliers: Neurons that are clipped; as many others, drawn at random, are by `clip_random`.
-        layer: Number of the layer.
+        fitting: The transforms and how they are fitted.
+        moments: Moments of the vectors that they are fitted on.
+        outliers: Neurons that are clipped; `clip_random` clips as many others, drawn at random.
+        layer: Layer number.
     """
     return {name: _fitted(name, fitting, moments, outliers, layer) for name in fitting.spaces}
 
@@ -62,5 +62,5 @@ def _fitted(name: Space, fitting: Fitting, moments: Covariance, outliers: Sequen
         return of.standardise(moments)
     if name == "all_but_the_top":
         return of.all_but_the_top(moments)
-    # Where no neuron varies, such as of [CLS] in the embeddings, there is nothing to whiten.
+    # Where no neuron varies, as for [CLS] in the embeddings, whitening is not defined.
     return of.center(moments)

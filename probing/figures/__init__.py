@@ -1,1 +1,1 @@
-"""Figures of a run."""
+"""Figures of runs and comparisons, and the style that all figures share."""

@@ -1,4 +1,4 @@
-"""Which layers are named along an axis where not all names have room."""
+"""Choose which layers to label along an axis that has no room for all labels."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 
 def spaced_layers(layers: Sequence[int], most: int) -> list[int]:
-    """Return the layers to name: the first, and each that stands far enough from the one named before it.
+    """Return the layers to label: the first, and each that is far enough from the last labelled one.
 
     Args:
         layers: Layers that were measured, ascending.
-        most: Names that there is room for from the first layer to the last, side by side.
+        most: Number of labels that fit side by side between the first and the last layer.
     """
     room = (layers[-1] - layers[0]) / most if layers else 0.0
     named: list[int] = []

@@ -1,4 +1,4 @@
-"""Figures of a run, as one would put them in a paper: readable in greyscale, units on every axis."""
+"""Figures of a run, suitable for a paper: readable in greyscale, with units on every axis."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 TOP = 15  # neurons in the bar chart
-# The lines that an accuracy is held against can be told apart without colour, and by their marks alone.
+# Control lines can be told apart without colour, and by their marks alone.
 CONTROL_LOOKS: tuple[dict[str, Any], ...] = (
     {"color": GREY, "ls": "--", "marker": "_", "markersize": 8},
     {"color": GREY, "ls": ":", "marker": "x", "markersize": 4},
@@ -52,12 +52,12 @@ def write_figures(
     """Draw a run's figures, each as PNG and as PDF, and return the paths of the PNG files.
 
     Args:
-        folder: Where they go.
+        folder: Folder of the figures.
         accuracy: A row per layer.
         neurons: A row per layer and neuron, in ranked order.
-        task: What the probe predicts.
-        model: For the titles.
-        positions: A row per layer and position, if there are any.
+        task: Name of the task that the probe is trained on.
+        model: Model name for the titles.
+        positions: A row per layer and position; may be empty.
     """
     by_layer = {row["layer"]: [n for n in neurons if n["layer"] == row["layer"]] for row in accuracy}
     paths = [folder / f"{name}.png" for name in ("accuracy", "top_neurons", "neuron_map")]
@@ -75,9 +75,9 @@ def write_figures(
 
 
 def accuracy_by_layer(figure: Figure, accuracy: Sequence[Row], task: str, model: str) -> None:
-    """Draw accuracy over layers with its interval, and what it is to be held against.
+    """Draw accuracy by layer with its interval, together with its controls.
 
-    Of a single layer all are marks beside each other, none of which covers another.
+    For a single layer, all values are marks side by side, so that none covers another.
     """
     figure.set_size_inches(6.4, 3.4)
     axes = figure.add_subplot()
@@ -102,7 +102,7 @@ def accuracy_by_layer(figure: Figure, accuracy: Sequence[Row], task: str, model:
 
 
 def accuracy_by_position(figure: Figure, positions: Sequence[Row], task: str, model: str) -> None:
-    """Draw accuracy over positions, a line for each layer that darkens with depth; a single one with its intervals."""
+    """Draw accuracy by position, a line for each layer that darkens with depth; intervals for a single layer only."""
     import matplotlib
 
     figure.set_size_inches(6.4, 3.4)
@@ -118,12 +118,12 @@ def accuracy_by_position(figure: Figure, positions: Sequence[Row], task: str, mo
     axes.set_ylim(-0.02, 1.03)
     axes.set_xlabel(task.replace("_", " "))
     axes.set_ylabel("test accuracy")
-    axes.set_title(f"{model}: linear probe of {task}, class by class")
+    axes.set_title(f"{model}: linear probe of {task}, accuracy of each class")
     figure.legend(loc="outside right center")
 
 
 def top_neurons(figure: Figure, by_layer: Mapping[int, Sequence[Row]], model: str) -> None:
-    """Draw the first neurons of each layer's ranking, contribution over its centred part."""
+    """Draw the first neurons of each layer's ranking: the contribution as a bar, its centred part over it."""
     columns = min(4, len(by_layer))
     rows = -(-len(by_layer) // columns)
     figure.set_size_inches(max(4.6, 2.5 * columns), 0.6 + 3.0 * rows)
@@ -148,15 +148,15 @@ def top_neurons(figure: Figure, by_layer: Mapping[int, Sequence[Row]], model: st
 
 
 def neuron_map(figure: Figure, by_layer: Mapping[int, Sequence[Row]], model: str) -> None:
-    """Draw every neuron of every layer: its contribution in multiples of the layer's mean."""
+    """Draw the contribution of every neuron in every layer, in multiples of the layer's mean."""
     from matplotlib.colors import LogNorm
 
     ratio = np.array([[n["ratio"] for n in sorted(table, key=lambda n: n["neuron"])] for table in by_layer.values()])
     figure.set_size_inches(7.0, 1.4 + 0.28 * len(by_layer))
-    # The map is some 5.5 inches wide: with a pixel or more for each neuron none is left out.
+    # The map is about 5.5 inches wide: with at least a pixel per neuron none is omitted.
     figure.set_dpi(max(figure.get_dpi(), ratio.shape[1] / 5))
     axes = figure.add_subplot()
-    # Greys that darken with size read the same in print; one decade either side of the mean.
+    # The colours darken with size and read the same in greyscale; the scale spans a decade on either side of the mean.
     image = axes.imshow(
         np.clip(ratio, 0.1, None), aspect="auto", cmap="magma_r", norm=LogNorm(0.1, 10), interpolation="none"
     )
@@ -176,13 +176,13 @@ def _marks(flag: str) -> str:
 def write_comparison_figures(
     folder: Path, agreement: Sequence[Row], accuracy: Mapping[str, Sequence[Row]], task: str
 ) -> list[Path]:
-    """Draw a heat map for each pair of runs, and curves, each as PNG and as PDF; return the paths of the PNG files.
+    """Draw a heat map for each pair of runs, and accuracy curves, as PNG and PDF; return the paths of the PNG files.
 
     Args:
-        folder: Where they go.
+        folder: Folder of the figures.
         agreement: Rows of `agreement.csv`.
-        accuracy: For each run, a row per layer.
-        task: What the probes predict.
+        accuracy: A row per layer, by run.
+        task: Name of the task that the probes are trained on.
     """
     pairs = list(dict.fromkeys((row["model_a"], row["model_b"]) for row in agreement))
     names = [f"agreement_{number}" for number in range(1, len(pairs) + 1)] if len(pairs) > 1 else ["agreement"]
@@ -220,9 +220,9 @@ def layers_by_layers(figure: Figure, rows: Sequence[Row]) -> None:
 
 
 def accuracies(figure: Figure, accuracy: Mapping[str, Sequence[Row]], task: str) -> None:
-    """Draw the accuracy curves of several runs, told apart by line and mark as well as by colour.
+    """Draw the accuracy curves of several runs, told apart by line style and mark as well as by colour.
 
-    A run of one layer is a mark at that layer. Marks but the first are open, so that they cover none below.
+    A run of one layer is a mark at that layer. All marks but the first are open, so that they hide none beneath.
     """
     figure.set_size_inches(6.4, 3.4)
     axes = figure.add_subplot()
@@ -245,21 +245,21 @@ def accuracies(figure: Figure, accuracy: Mapping[str, Sequence[Row]], task: str)
 
 
 def write_curves_figure(path: Path, rows: Sequence[Row], majority: float, task: str, model: str) -> None:
-    """Draw how accuracy goes with the number of neurons in one layer, as PNG and as PDF.
+    """Draw accuracy against the number of neurons in one layer, as PNG and PDF.
 
     Args:
-        path: Of the PNG file.
-        rows: Of `curves.csv`, of one layer.
+        path: Path of the PNG file.
+        rows: Rows of `curves.csv` of one layer.
         majority: Accuracy of the most frequent class.
-        task: What the probes predict.
-        model: For the title.
+        task: Name of the task that the probes are trained on.
+        model: Model name for the title.
     """
     with drawing(path) as figure:
         how_many_neurons(figure, rows, majority, task, model)
 
 
 def how_many_neurons(figure: Figure, rows: Sequence[Row], majority: float, task: str, model: str) -> None:
-    """Draw accuracy over the number of neurons: with these alone, and without them."""
+    """Draw accuracy against the number of neurons: with these alone on the left, without them on the right."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
     from probing.tables.rankings import smallest
@@ -302,7 +302,7 @@ def how_many_neurons(figure: Figure, rows: Sequence[Row], majority: float, task:
         axes.set_xlabel("number of neurons k")
     figure.axes[0].set_ylim(0, None)
     figure.axes[0].set_ylabel("test accuracy")
-    title = f"{model}, layer {rows[0]['layer']}: linear probes of {task}, trained anew"
+    title = f"{model}, layer {rows[0]['layer']}: linear probes of {task}, retrained on the chosen neurons"
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")
 

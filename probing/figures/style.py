@@ -1,7 +1,7 @@
-"""How every figure looks, and the one place that writes figures: a PNG for the screen and a PDF for a paper.
+"""The style of every figure, and the one place that writes figures: a PNG for the screen and a PDF for a paper.
 
-PDF is the vector form, not SVG: it carries its fonts, so that text stays text and stands where it was laid out on any
-machine, and LaTeX includes it as it is. An SVG with text refers to fonts that the reader may not have.
+PDF is the vector format, not SVG: it embeds its fonts, so that text stays text and looks the same on any machine, and
+LaTeX includes it directly. An SVG with text refers to fonts that the reader may not have.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ STYLE: dict[Any, Any] = {
     "figure.dpi": 150,
     "savefig.bbox": "tight",
     "legend.frameon": False,
-    "pdf.fonttype": 42,  # TrueType: many journals refuse the default, Type 3
+    "pdf.fonttype": 42,  # TrueType: many journals refuse the default Type 3
 }
-# A date would make two drawings of the same numbers differ.
+# A date would make two drawings of the same numbers differ, so none is written.
 _METADATA: dict[str, dict[str, Any]] = {"png": {}, "pdf": {"CreationDate": None}}
 
 
 @contextmanager
 def drawing(path: Path) -> Iterator[Figure]:
-    """Yield an empty figure to draw on, and write what was drawn as PNG and, beside it, as PDF.
+    """Yield an empty figure to draw on; afterwards write it as PNG and, beside it, as PDF.
 
-    The same drawing gives the same bytes. Each file takes the place of an older one as a whole.
+    The same drawing gives the same bytes. Each file replaces an older one as a whole.
 
     Args:
-        path: Of the PNG file; the other has the suffix that `vector_form` gives it.
+        path: Path of the PNG file; the PDF file has the suffix that `vector_form` gives it.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -60,15 +60,15 @@ def drawing(path: Path) -> Iterator[Figure]:
 
 
 def name_layers(axes: Axes, layers: Sequence[int], most: int = 14, what: str = "layer (0 = embeddings)") -> None:
-    """Mark the layers that were measured on the x axis, and name as many as there is room for.
+    """Mark the measured layers on the x axis, and label as many as there is room for.
 
-    A single layer stands in the middle, with room for `side_by_side` marks.
+    A single layer is placed in the middle, with room for `side_by_side` marks.
 
     Args:
-        axes: What is drawn on.
+        axes: Axes to label.
         layers: Layers that were measured, in any order.
-        most: Names that fit side by side.
-        what: What the numbers are.
+        most: Number of labels that fit side by side.
+        what: Label of the axis.
     """
     measured = sorted(set(layers))
     named = set(spaced_layers(measured, most))
@@ -79,9 +79,9 @@ def name_layers(axes: Axes, layers: Sequence[int], most: int = 14, what: str = "
 
 
 def side_by_side(n: int, layers: Sequence[int]) -> NDArray[np.float64]:
-    """Return how far each of some lines is moved along the x axis, in layers: only marks of a single layer need it.
+    """Return a shift along the x axis for each of n lines, in layers; it is 0 unless there is only one layer.
 
-    Lines over several layers are told apart by their course; of a single layer one mark would cover another.
+    Lines over several layers are told apart by their course; at a single layer one mark would cover another.
     """
     if len(set(layers)) > 1 or n == 1:
         return np.zeros(n)
@@ -89,7 +89,7 @@ def side_by_side(n: int, layers: Sequence[int]) -> NDArray[np.float64]:
 
 
 def joined(look: dict[str, Any], layers: Sequence[int]) -> dict[str, Any]:
-    """Return the look of a line over some layers: without a line where there is one layer, which joins nothing."""
+    """Return the look of a line over some layers; for a single layer it has marks only."""
     return look if len(set(layers)) > 1 else {**look, "ls": ""}
 
 
@@ -98,9 +98,9 @@ def error_bars(rows: Sequence[Row], values: NDArray[np.float64], of: str = "", t
 
     Args:
         rows: A row for each value.
-        values: Shape (n,), multiplied by `times` already.
-        of: What the intervals are of, as in `probing.tables.columns.ends`.
-        times: Factor of the ends. Where a row alone has none, its bar has no length.
+        values: The values, already multiplied by `times`, shape (n,).
+        of: Name of the value whose interval is drawn, as in `probing.tables.columns.ends`.
+        times: Factor of the ends. A row without an interval gets a bar of length 0.
     """
     found = [ends(row, of) for row in rows]
     if not any(found):
