@@ -1,1 +1,1 @@
-"""Semantic textual similarity: how alike are two sentences?"""
+"""Semantic textual similarity: how similar in meaning are two sentences?"""

@@ -1,4 +1,4 @@
-"""Semantic textual similarity: pairs of sentences and how alike people found them."""
+"""Semantic textual similarity data: pairs of sentences with human scores of their similarity."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _PARTS: Mapping[str, Part] = {
     "train": "train", "dev": "dev", "trial": "dev", "validation": "dev", "val": "dev", "test": "test",
     "test_annotated": "test",
 }  # fmt: skip
-# What hub data sets call the two sentences and the score.
+# Columns of the two sentences and of the score in data sets on the hub.
 _PAIRS = (("sentence1", "sentence2"), ("sentence_A", "sentence_B"))
 _SCORES = ("score", "similarity_score", "relatedness_score", "label")
 
 
 class Rated(NamedTuple):
-    """A pair of sentences and its score, None where there is none."""
+    """A pair of sentences and its score; None if it has no score."""
 
     first: str
     second: str
@@ -45,14 +45,14 @@ class SentencePairs:
     """One part of a data set.
 
     Args:
-        name: Of the data set: STS12 to STS16, STS-B, SICK-R, or of one on the hub.
-        part: Which.
+        name: Name of the data set: STS12 to STS16, STS-B, SICK-R, or that of a data set on the hub.
+        part: `train`, `dev` or `test`.
         corpus: Its distinct sentences.
-        sentences: Of each pair, indices into the corpus, shape (n_pairs, 2).
+        sentences: Indices into the corpus of the sentences of each pair, shape (n_pairs, 2).
         gold: Score of each pair, shape (n_pairs,).
         subset: Index into `subsets` of each pair, ascending, shape (n_pairs,).
-        subsets: What the part consists of: MSRpar, MSRvid, ...; one alone where it is not divided.
-        n_dropped: Pairs left out because they have no score or an empty sentence.
+        subsets: Names of the subsets, such as MSRpar and MSRvid; a single one where the part is not divided.
+        n_dropped: Number of pairs left out because they have no score or an empty sentence.
     """
 
     name: str
@@ -66,7 +66,7 @@ class SentencePairs:
 
     @property
     def label(self) -> str:
-        """What to call it in tables: the test part by the name alone, as papers do, others as the data set does."""
+        """Label in tables: the data set's name for a test part, as in papers; with the part's name for other parts."""
         part = "trial" if (self.name, self.part) == (SICK, "dev") else self.part
         return self.name if part == "test" else f"{self.name} {part}"
 
@@ -80,7 +80,7 @@ def read_sts(sources: Sequence[str]) -> list[SentencePairs]:
     """Read all data sets that are found, in the order STS12 to STS16, STS-B, SICK-R, others.
 
     Args:
-        sources: Folders that are searched to any depth, and data sets `hf:NAME?config=C`.
+        sources: Folders, which are searched to any depth, and data sets `hf:NAME?config=C`.
 
     Raises:
         UserError: If nothing is found, files are malformed, or a part is found twice.
@@ -88,7 +88,7 @@ def read_sts(sources: Sequence[str]) -> list[SentencePairs]:
     found = [part for source in sources for part in (_hub(source) if source.startswith("hf:") else _folder(source))]
     labels = [part.label for part in found]
     if twice := [label for label in labels if labels.count(label) > 1]:
-        raise UserError(f"`sts {' '.join(sources)}`: {twice[0]} is there twice; give a folder that has it once.")
+        raise UserError(f"`sts {' '.join(sources)}`: {twice[0]} was found twice; give a folder that has it once.")
     order = {STS_B: "STS17", SICK: "STS18"}
     return sorted(
         found, key=lambda part: (not re.fullmatch("STS.*|SICK-R", part.name), order.get(part.name, part.name))
@@ -96,8 +96,8 @@ def read_sts(sources: Sequence[str]) -> list[SentencePairs]:
 
 
 def _folder(source: str) -> Iterator[SentencePairs]:
-    place, before = Path(source), len(source)
-    files = sorted(path for path in place.rglob("*") if path.is_file())
+    root, before = Path(source), len(source)
+    files = sorted(path for path in root.rglob("*") if path.is_file())
     inputs: dict[Path, list[Path]] = {}
     for path in files:
         if path.match("STS.input.*.txt"):
@@ -115,12 +115,12 @@ def _folder(source: str) -> Iterator[SentencePairs]:
         subsets = {path.name.removeprefix("STS.input.").removesuffix(".txt"): _subset(path) for path in paths}
         yield _pairs(f"STS{name[1]}" if name else folder.resolve().name, "test", subsets, f"sts {folder}")
     if before:
-        reason = "no such file or directory" if not place.exists() else "there are no pairs of sentences in it"
+        reason = "no such file or directory" if not root.exists() else "there are no pairs of sentences in it"
         raise UserError(f"`sts {source}` cannot be read ({reason}); give {READABLE}.")
 
 
 def _subset(path: Path) -> Iterator[Rated]:
-    """Read one subset of STS12 to STS16 in SentEval's layout; an empty line among the scores is a pair without one."""
+    """Read one subset of STS12 to STS16 in SentEval's layout; an empty line among the scores means no score."""
     gold_path = path.with_name(path.name.replace("input", "gs", 1))
     lines, gold = _lines(path), _lines(gold_path)
     if len(lines) != len(gold):
@@ -133,14 +133,14 @@ def _subset(path: Path) -> Iterator[Rated]:
 
 
 def _benchmark(path: Path) -> Iterator[Rated]:
-    """Read STS-B as published: genre, file, year, number, score and two sentences, tabs between them, no quoting."""
+    """Read STS-B as published: genre, file, year, number, score and two sentences, separated by tabs, unquoted."""
     for number, line in enumerate(_lines(path), 1):
         cells = line.split("\t")
         yield _rated(cells, 5, cells[4] if len(cells) > 4 else "", f"sts {path}", number)
 
 
 def _sick(path: Path) -> Iterator[Rated]:
-    """Read SICK: a line of headings, then pairs."""
+    """Read SICK: a header line, then one pair per line."""
     head, *lines = _lines(path) or [""]
     columns = head.split("\t")
     if missing := {"sentence_A", "sentence_B", "relatedness_score"} - {*columns}:
@@ -156,11 +156,11 @@ def _sick(path: Path) -> Iterator[Rated]:
 
 def _rated(cells: Sequence[str], first: int, score: str, typed: str, number: int) -> Rated:
     if len(cells) < first + 2:
-        raise UserError(f"`{typed}`: line {number} is no pair of sentences with a tab between them; mend it.")
+        raise UserError(f"`{typed}`: line {number} is not a pair of sentences separated by a tab; correct it.")
     try:
         gold = float(score) if score.strip() else None
     except ValueError:
-        raise UserError(f"`{typed}`: the score of line {number} is {score[:40]!r}, which is no number.") from None
+        raise UserError(f"`{typed}`: the score of line {number} is {score[:40]!r}, which is not a number.") from None
     return Rated(cells[first], cells[first + 1], gold)
 
 
@@ -170,7 +170,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _hub(source: str) -> Iterator[SentencePairs]:
-    """Read every split that has scores; the data set is known by its name."""
+    """Read every split that has scores; the data set is recognised by its name."""
     n_parts = 0
     for split, rows in read_splits(source, "sts").items():
         if (part := _PARTS.get(split)) and rows:
@@ -201,12 +201,12 @@ def _rated_rows(rows: Sequence[Mapping[str, Any]], typed: str) -> Iterator[Rated
         )
     for row in rows:
         gold = row[score]
-        # GLUE has -1 where the score is kept back.
+        # GLUE has -1 where the score is withheld.
         yield Rated(row[pair[0]] or "", row[pair[1]] or "", None if gold is None or gold < 0 else float(gold))
 
 
 def _pairs(name: str, part: Part, subsets: Mapping[str, Iterable[Rated]], typed: str) -> SentencePairs:
-    """Leave out pairs without a score or a sentence, and give sentences their places in a corpus."""
+    """Leave out pairs without a score or a sentence, and index the sentences in a corpus."""
     rated = {subset: list(pairs) for subset, pairs in subsets.items()}
     kept = {
         subset: [pair for pair in pairs if pair.gold is not None and pair.first.strip() and pair.second.strip()]

@@ -1,8 +1,8 @@
-"""Spearman's rank correlation of similarities with scores: three ways to aggregate it over subsets, and intervals.
+"""Spearman's rank correlation of similarities with scores: three aggregations over subsets, and intervals.
 
 STS12 to STS16 consist of several subsets each. `all` takes the pairs of all subsets as one list, `mean` is the mean of
-the subsets' correlations, and `wmean` weighs them by their number of pairs. They differ by points, so a figure without
-its aggregation says little; a set of one subset has the same value in all three.
+the subsets' correlations, and `wmean` is their mean weighted by the number of pairs. They differ by points, so a figure
+is not comparable without its aggregation; for a set of one subset the three are equal.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Draws:
-    """Pairs drawn anew within each subset, the same for all that is measured on them.
+    """Bootstrap draws of pairs within each subset, shared by everything measured on them.
 
     Args:
-        times: How often each pair was drawn, shape (n_draws, n_pairs).
+        times: How often each draw contains each pair, shape (n_draws, n_pairs).
     """
 
     times: NDArray[np.float32]
 
     @classmethod
     def of(cls, subset: NDArray[np.int64], seed: int, n_draws: int = DRAWS) -> Draws:
-        """Draw.
+        """Draw pairs with replacement, as many in each subset as it has.
 
         Args:
             subset: Subset of each pair, shape (n_pairs,).
-            seed: Of the generator.
-            n_draws: Bootstrap draws.
+            seed: Seed of the generator.
+            n_draws: Number of bootstrap draws.
         """
         generator = np.random.default_rng(seed)
         times = np.zeros((n_draws, len(subset)), dtype=np.float32)
@@ -50,27 +50,27 @@ class Draws:
 
 
 def spearman(a: Array, b: Array) -> float:
-    """Return Spearman's correlation, equal values sharing their mean rank; NaN where all values of one are equal.
+    """Return Spearman's correlation, with mean ranks for ties; NaN where all values of a side are equal.
 
     Args:
-        a: Shape (n,).
-        b: Shape (n,).
+        a: First values, shape (n,).
+        b: Second values, shape (n,).
     """
     return float(weighted_spearman(a, b, np.ones((1, len(a)), dtype=np.float32))[0])
 
 
 def weighted_spearman(a: Array, b: Array, times: NDArray[np.float32]) -> Array:
-    """Return Spearman's correlation of lists in which each pair of values stands several times.
+    """Return Spearman's correlation of lists in which each pair of values occurs several times.
 
-    Without sorting anew: the rank of a value follows from how often lower ones stand in the list.
+    No list is sorted: the rank of a value follows from how often the list contains lower values.
 
     Args:
-        a: Shape (n,).
-        b: Shape (n,).
-        times: How often each stands in a list, shape (n_lists, n).
+        a: First values, shape (n,).
+        b: Second values, shape (n,).
+        times: How often each list contains each pair, shape (n_lists, n).
 
     Returns:
-        Shape (n_lists,), NaN where all values of one are equal.
+        Shape (n_lists,); NaN where all values of a side are equal.
     """
     ranks_a, ranks_b = _ranks(a, times), _ranks(b, times)
     n = times.sum(1, dtype=np.float64)
@@ -98,8 +98,8 @@ def aggregated(a: Array, b: Array, subset: NDArray[np.int64]) -> dict[Aggregatio
     """Return Spearman's correlation in each aggregation.
 
     Args:
-        a: Shape (n_pairs,).
-        b: Shape (n_pairs,).
+        a: First values, shape (n_pairs,).
+        b: Second values, shape (n_pairs,).
         subset: Subset of each pair, shape (n_pairs,).
     """
     found = aggregated_draws(a, b, subset, Draws(np.ones((1, len(a)), dtype=np.float32)))
@@ -107,13 +107,13 @@ def aggregated(a: Array, b: Array, subset: NDArray[np.int64]) -> dict[Aggregatio
 
 
 def aggregated_draws(a: Array, b: Array, subset: NDArray[np.int64], draws: Draws) -> dict[Aggregation, Array]:
-    """Return Spearman's correlation in each aggregation when pairs are drawn anew, each of shape (n_draws,).
+    """Return Spearman's correlation of each bootstrap draw, in each aggregation, each of shape (n_draws,).
 
     Args:
-        a: Shape (n_pairs,).
-        b: Shape (n_pairs,).
+        a: First values, shape (n_pairs,).
+        b: Second values, shape (n_pairs,).
         subset: Subset of each pair, shape (n_pairs,).
-        draws: Of the pairs.
+        draws: Bootstrap draws of the pairs.
     """
     everything = weighted_spearman(a, b, draws.times)
     subsets, sizes = np.unique(subset, return_counts=True)

@@ -1,8 +1,8 @@
-"""How well the cosine of two sentences' vectors goes with how alike people found them: every set, layer and space.
+"""How well the cosine of two sentences' vectors agrees with human scores of their similarity: every set, layer, space.
 
-Two protocols stand beside each other. `held_out`: the layer is the best on the dev part of STS-B, without the pairs
-that the set itself has (STS-B was drawn from STS12 to STS16, among others); for that dev part itself, the best on the
-training part. `published`: the best layer on the very set it is reported on, as papers have it, which is too high by
+Two protocols are reported. `held_out` uses the layer that is best on the dev part of STS-B, without the pairs that the
+set itself has (STS-B was drawn from STS12 to STS16, among others); for that dev part itself, the layer that is best on
+the training part. `published` uses the best layer on the very set it is reported on, as papers do, which is too high by
 construction.
 """
 
@@ -47,11 +47,11 @@ class Similarities:
     """The cosines of all pairs in one layer and space.
 
     Args:
-        pooling: How sentences got their vectors.
-        layer: Number of the layer, None for static vectors.
+        pooling: Pooling of the sentence vectors.
+        layer: Layer number; None for static vectors.
         transform: Name of the space.
-        cosines: By the label of each set, shape (n_pairs,).
-        clipped: By the label of each set, neurons that were set to 0.
+        cosines: Cosines of the pairs of each set, by its label, shape (n_pairs,).
+        clipped: Neurons that were set to 0 for each set, by its label.
     """
 
     pooling: str
@@ -61,18 +61,18 @@ class Similarities:
     clipped: Mapping[str, Sequence[int]]
 
     @property
-    def place(self) -> Row:
-        """Where in the tables it belongs."""
+    def key(self) -> Row:
+        """The columns that identify it in the tables."""
         return {"pooling": self.pooling, "layer": "" if self.layer is None else self.layer, "transform": self.transform}
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The pairs on which the layer for a set is chosen.
+    """The pairs used to choose the layer for a set.
 
     Args:
-        label: Of the set that they are from.
-        kept: Which of its pairs, those that the other set does not have, shape (n_pairs,), bool.
+        label: Label of the set that they are from.
+        kept: Which of its pairs the other set does not have, shape (n_pairs,), bool.
         gold: Scores of all its pairs, shape (n_pairs,).
     """
 
@@ -81,18 +81,18 @@ class Choice:
     gold: Array
 
     def score(self, found: Similarities) -> float:
-        """Return the correlation on these pairs, below all others where it is undefined."""
+        """Return the correlation on these pairs; -2, below all others, where it is undefined."""
         return float(np.nan_to_num(spearman(found.cosines[self.label][self.kept], self.gold[self.kept]), nan=-2))
 
 
 def reported(sets: Sequence[SentencePairs]) -> list[SentencePairs]:
-    """Return the sets that figures are reported on: test parts, or dev parts where there is no test part."""
+    """Return the sets to report on: test parts, and dev parts where there is no test part."""
     tested = {one.name for one in sets if one.part == "test"}
     return [one for one in sets if one.part == "test" or (one.part == "dev" and one.name not in tested)]
 
 
 def choice(target: SentencePairs, sets: Sequence[SentencePairs]) -> Choice | None:
-    """Return what the layer for a set is chosen on, None where STS-B is not there."""
+    """Return the pairs used to choose the layer for a set; None if STS-B is missing."""
     part = "train" if (target.name, target.part) == (STS_B, "dev") else "dev"
     found = next((one for one in sets if (one.name, one.part) == (STS_B, part)), None)
     if found is None:
@@ -108,12 +108,12 @@ def _pair_keys(pairs: SentencePairs) -> list[frozenset[str]]:
 
 
 def by_layer(found: Sequence[Similarities], sets: Sequence[SentencePairs], seed: int) -> list[Row]:
-    """Return a row for each set, layer, space and aggregation, as in `sts.csv`; `gain` is that to the plain layer.
+    """Return a row for each set, layer, space and aggregation, as in `sts.csv`; `gain` is over the plain space.
 
     Args:
-        found: Of every pooling, layer and space.
-        sets: That are reported on.
-        seed: Of bootstraps.
+        found: Cosines for every pooling, layer and space.
+        sets: Sets that are reported on.
+        seed: Seed of the bootstraps.
     """
     rows = []
     for target in sets:
@@ -127,15 +127,15 @@ def by_layer(found: Sequence[Similarities], sets: Sequence[SentencePairs], seed:
 def chosen(
     found: Sequence[Similarities], targets: Sequence[SentencePairs], sets: Sequence[SentencePairs], seed: int
 ) -> list[Row]:
-    """Return what each space comes to on each set, as in `chosen.csv`, by either protocol.
+    """Return the result of each space on each set by either protocol, as in `chosen.csv`.
 
-    `gain` is the difference to the plain space under the same protocol, with its interval over pairs drawn anew.
+    `gain` is the difference from the plain space under the same protocol, with its interval over resampled pairs.
 
     Args:
-        found: Of every pooling, layer and space.
-        targets: That are reported on.
-        sets: All sets that there are cosines of.
-        seed: Of bootstraps.
+        found: Cosines for every pooling, layer and space.
+        targets: Sets that are reported on.
+        sets: All sets that have cosines.
+        seed: Seed of the bootstraps.
     """
     rows: list[Row] = []
     for target in targets:
@@ -147,7 +147,7 @@ def chosen(
 
 
 def _held_out(candidates: Sequence[Similarities], target: SentencePairs, on: Choice | None, draws: Draws) -> list[Row]:
-    if len({one.layer for one in candidates}) == 1:  # nothing to choose
+    if len({one.layer for one in candidates}) == 1:  # there is no layer to choose
         return [{"protocol": "held_out"} | row for row in _compared(_by_space(candidates), target, draws)]
     if on is None:
         return []
@@ -178,7 +178,7 @@ def _by_space(best: Sequence[Similarities]) -> dict[str, Similarities]:
 
 
 def _compared(best: Mapping[str, Similarities], target: SentencePairs, draws: Draws) -> list[Row]:
-    """Return a row for each space and aggregation, held against the plain space where there is one."""
+    """Return a row for each space and aggregation, compared with the plain space if there is one."""
     values, drawn = {}, {}
     for name, one in best.items():
         values[name] = aggregated(one.cosines[target.label], target.gold, target.subset)
@@ -187,7 +187,7 @@ def _compared(best: Mapping[str, Similarities], target: SentencePairs, draws: Dr
     for name, one in best.items():
         for how in AGGREGATIONS:
             low, high = percentile_interval(drawn[name][how], target.n_pairs)
-            row = {"set": target.label, **one.place, "aggregation": how, "spearman": values[name][how]}
+            row = {"set": target.label, **one.key, "aggregation": how, "spearman": values[name][how]}
             row |= {"low": low, "high": high, "n_pairs": target.n_pairs}
             row |= {"n_clipped": len(clipped := one.clipped[target.label]), "clipped": " ".join(map(str, clipped))}
             gain = values[name][how] - values["none"][how] if "none" in best else float("nan")

@@ -1,4 +1,4 @@
-"""The vectors of sentences that `sts` compares, and what their transforms are fitted on."""
+"""The sentence vectors that `sts` compares, and the text that their transforms are fitted on."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from probing.tables.space_names import CLIPPING, TRANSDUCTIVE, Definition, Space
 
 @dataclass(frozen=True)
 class Vectors:
-    """Where the vectors of all sentences come from.
+    """The sources of all sentence vectors.
 
     Args:
-        sets: All sets, training parts among them.
-        stores: The activations of each.
-        outside: Text beside them with its activations, if transforms are fitted on such.
-        static: Word vectors, if there are any.
+        sets: All sets, training parts included.
+        stores: Store of the activations of each set.
+        outside: Another corpus with its activations, if transforms are fitted on one; else None.
+        static: Word vectors, or None.
     """
 
     sets: Sequence[SentencePairs]
@@ -46,12 +46,12 @@ class Vectors:
 
 @dataclass(frozen=True)
 class FitOn:
-    """What transforms are fitted on.
+    """The text that transforms are fitted on.
 
     Args:
-        names: Of the corpora.
-        corpora: The sentences.
-        texts: Where their activations are, and which of the sentences are taken.
+        names: Names of the corpora.
+        corpora: The corpora.
+        texts: Their activations, with the choice of sentences that are used.
     """
 
     names: list[str]
@@ -60,25 +60,25 @@ class FitOn:
 
     @property
     def n_sentences(self) -> int:
-        """Number of sentences."""
+        """Number of sentences that are used."""
         return sum(int(text.kept.sum()) for text in self.texts)
 
     def described(self) -> dict[str, Any]:
-        """Return what it is, for `results.json`."""
+        """Return a description for `results.json`."""
         return {"corpora": self.names, "n_sentences": self.n_sentences}
 
 
 def fitted_columns(
     row: Mapping[str, Any], text: FitOn, d_model: int, words: StaticVectors | None, components: int | None
 ) -> dict[str, Any]:
-    """Return what a row says of the text that its transform was fitted on.
+    """Return the columns that describe the text a row's transform was fitted on.
 
     Args:
-        row: With its pooling and transform.
-        text: What it was fitted on.
+        row: A row with its pooling and transform.
+        text: The text that the transform was fitted on.
         d_model: Width of hidden states.
-        words: Static vectors, if there are any, which have a width of their own.
-        components: Directions that whitening keeps.
+        words: Static vectors, which have their own width, or None.
+        components: Number of directions that whitening keeps.
     """
     width = words.vectors.shape[1] if words and row["pooling"] == "static" else d_model
     size = size_columns(row["transform"], text.n_sentences, text.n_sentences, width, components)
@@ -86,18 +86,18 @@ def fitted_columns(
 
 
 def described(one: SentencePairs, words: StaticVectors | None) -> dict[str, Any]:
-    """Return what a set consists of, for `results.json`."""
+    """Return a description of a set for `results.json`."""
     subsets = {name: int((one.subset == i).sum()) for i, name in enumerate(one.subsets)}
     found = {"set": one.label, "part": one.part, "n_pairs": one.n_pairs, "n_dropped": one.n_dropped, "subsets": subsets}
     return found | ({"static_coverage": words.coverage(one.corpus.sentences)} if words else {})
 
 
 def first_token_check(poolings: Sequence[Pooling], model: str) -> Callable[[Tokens], None]:
-    """Return what refuses tokens whose first one is a word, where that is to stand for the sentence."""
+    """Return a check that raises a `UserError` if `cls` is pooled and sentences do not begin with a special token."""
 
     def check(tokens: Tokens) -> None:
         if "cls" in poolings and not has_first_special(tokens):
-            raise UserError(f"`--pooling cls`: {model} puts no special token at the beginning; take mean.")
+            raise UserError(f"`--pooling cls`: {model} puts no special token at the beginning; use mean.")
 
     return check
 
@@ -105,27 +105,31 @@ def first_token_check(poolings: Sequence[Pooling], model: str) -> Callable[[Toke
 def check_text_to_fit_on(
     sets: Sequence[SentencePairs], outside: Corpus | None, targets: Sequence[SentencePairs], fit_on: str
 ) -> None:
-    """Refuse text for transforms of which nothing is left once what is judged is taken out; before a model reads it.
+    """Raise an error if no text for the transforms remains once the evaluated sentences are removed.
+
+    It is called before a model reads the text.
 
     Args:
-        sets: All sets, training parts among them.
-        outside: Text beside them, if transforms are fitted on such.
+        sets: All sets, training parts included.
+        outside: Another corpus, if transforms are fitted on one; else None.
         targets: The sets that are reported on.
-        fit_on: What the user asked for.
+        fit_on: Value of the option `--fit_on`.
 
     Raises:
-        UserError: If nothing is left.
+        UserError: If no sentence remains.
     """
     corpora = [outside] if outside else [one.corpus for one in sets if one.part == "train"]
     if fit_on != "target" and corpora and not any(_kept(corpus, targets).any() for corpus in corpora):
-        raise UserError(f"`--fit_on {fit_on}`: all its sentences are among those that are judged; give other text.")
+        raise UserError(
+            f"`--fit_on {fit_on}`: all its sentences occur in the sets that are evaluated; give other text."
+        )
 
 
 def fitted_texts(vectors: Vectors, targets: Sequence[SentencePairs], fit_on: str) -> dict[str, FitOn]:
-    """Return by the label of each set what its transforms are fitted on.
+    """Return the text that the transforms of each set are fitted on, by the set's label.
 
-    Sentences of any set that is reported on are left out, but with `target`, where they are all there is: sets overlap,
-    for STS-B was drawn from STS12 to STS16 and others.
+    Sentences of any set that is reported on are left out, since sets overlap: STS-B was drawn from STS12 to STS16 and
+    others. With `target` the text consists of these sentences only.
     """
     if fit_on == "target":
         everything = zip(vectors.sets, vectors.stores, strict=True)
@@ -155,14 +159,14 @@ def similarities(
     poolings: Sequence[Pooling],
     fitting: Fitting,
 ) -> list[Similarities]:
-    """Return the cosines of all pairs of all sets, for each pooling, layer and space, those of static vectors last.
+    """Return the cosines of all pairs of all sets, for each pooling, layer and space; static vectors come last.
 
     Args:
-        vectors: Where vectors come from.
-        texts: By the label of each set, what its transforms are fitted on.
-        layers: Which.
-        poolings: Which.
-        fitting: Which transforms, and how; static vectors are not clipped.
+        vectors: Sources of the sentence vectors.
+        texts: Text that the transforms of each set are fitted on, by the set's label.
+        layers: Layer numbers.
+        poolings: Poolings of the sentence vectors.
+        fitting: The transforms and how they are fitted; static vectors are not clipped.
     """
     found = []
     for layer in layers:
@@ -208,7 +212,7 @@ def _cosines(
             accumulator = CovarianceAccumulator(states.shape[1])
             for corpus, part in zip(text.corpora, text.texts, strict=True):
                 accumulator.update(pooled(corpus, part.store)[torch.from_numpy(part.kept)])
-            if not text.texts:  # nothing is fitted: the plain vectors alone
+            if not text.texts:  # no transform is fitted: only the plain vectors are used
                 accumulator.update(states)
             fitted_for[id(text)] = fitted(fitting, accumulator.result(), neurons.get(one.label, []), layer)
         first, second = torch.from_numpy(one.sentences).T

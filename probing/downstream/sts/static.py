@@ -1,4 +1,4 @@
-"""Static word vectors from a file in GloVe's format: what similarity needs no context for."""
+"""Static word vectors from a file in GloVe's format: a baseline for similarity without context."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 @dataclass(frozen=True)
 class StaticVectors:
-    """Vectors of the words that are needed.
+    """Vectors of the words that occur.
 
     Args:
-        rows: Row of each word.
-        vectors: Shape (n_words, d), float32.
+        rows: Row of each word in `vectors`.
+        vectors: Word vectors, shape (n_words, d), float32.
     """
 
     rows: dict[str, int]
     vectors: Tensor
 
     def sentences(self, sentences: Sequence[str]) -> Tensor:
-        """Return the mean of the vectors of each sentence's words, zeros where none is known, shape (n, d)."""
+        """Return the mean vector of each sentence's words, zeros where no word is known, shape (n, d)."""
         sums = torch.zeros(len(sentences), self.vectors.shape[1])
         for i, sentence in enumerate(sentences):
             if known := [row for word in _words(sentence) if (row := self._row(word)) is not None]:
@@ -37,7 +37,7 @@ class StaticVectors:
         return sums
 
     def coverage(self, sentences: Iterable[str]) -> float:
-        """Return the share of words, each as often as it occurs, that have a vector."""
+        """Return the share of word occurrences that have a vector."""
         words = [word for sentence in sentences for word in _words(sentence)]
         return sum(self._row(word) is not None for word in words) / max(1, len(words))
 
@@ -47,23 +47,23 @@ class StaticVectors:
 
 
 def _words(sentence: str) -> list[str]:
-    """Cut at blanks and around each mark of punctuation."""
+    """Split at blanks and around each punctuation mark."""
     return _WORD.findall(sentence)
 
 
 def read_static(path: str, sentences: Iterable[str]) -> StaticVectors:
-    """Read the vectors of the words of some sentences, as they are spelled and in lower case.
+    """Read the vectors of the words of some sentences, as spelled and in lower case.
 
-    A line holds a word and its numbers with blanks between them. A first line of two numbers, as word2vec has it, is
-    passed over. Words that are not needed are not kept, so that a file of gigabytes takes little memory.
+    A line holds a word and its numbers, separated by blanks. A first line of two numbers, as in word2vec files, is
+    skipped. Only the words needed are kept, so that a file of gigabytes takes little memory.
 
     Args:
-        path: Of the file, as text.
-        sentences: Whose words are needed.
+        path: Path of the text file.
+        sentences: Sentences whose words are needed.
 
     Raises:
-        UserError: If the file cannot be read, a line is no word with as many numbers as the others, or no word of the
-            sentences is in it.
+        UserError: If the file cannot be read, a line is not a word with as many numbers as the others, or the file has
+            no word of the sentences.
     """
     needed = {form for sentence in sentences for word in _words(sentence) for form in (word, word.lower())}
     rows: dict[str, int] = {}
@@ -82,7 +82,7 @@ def read_static(path: str, sentences: Iterable[str]) -> StaticVectors:
                 if word in needed and word not in rows:
                     rows[word] = len(vectors)
                     vectors.append(_numbers(cells[-width:], path, number, width))
-    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a path with a NUL
+    except (OSError, ValueError) as error:  # ValueError: the file is not UTF-8, or the path has a NUL character
         reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", str(error))
         raise UserError(f"`--static {path}` cannot be read ({reason}); give a text file of word vectors.") from None
     if not vectors:
@@ -102,6 +102,6 @@ def _numbers(cells: Sequence[str], path: str, number: int, width: int) -> list[f
 
 def _malformed(path: str, number: int, width: int) -> UserError:
     return UserError(
-        f"`--static {path}`: line {number} is no word followed by {width} numbers; give vectors in GloVe's format, "
+        f"`--static {path}`: line {number} is not a word followed by {width} numbers; give vectors in GloVe's format, "
         "as text."
     )

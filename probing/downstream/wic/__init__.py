@@ -1,1 +1,1 @@
-"""Words in context: does a word mean the same in two sentences?"""
+"""Words in Context: does a word have the same sense in two sentences?"""

@@ -19,7 +19,7 @@ READABLE = (
     "the folder of the WiC data set, with train/train.data.txt and train/train.gold.txt and the same for dev, "
     "or 'hf:NAME?config=C' for its SuperGLUE form"
 )
-# SuperGLUE's names of the parts, and what it gives of a pair.
+# Names of the parts in SuperGLUE, and the columns that it gives of a pair.
 _HUB_PARTS = {"train": "train", "dev": "validation", "test": "test"}
 _HUB_COLUMNS = ("sentence1", "sentence2", "start1", "end1", "start2", "end2", "label")
 
@@ -30,8 +30,8 @@ class WordPair:
 
     Args:
         sentences: The words of each sentence.
-        targets: Index of the word in each.
-        same: Whether it means the same in both.
+        targets: Index of the word in each sentence.
+        same: Whether it has the same sense in both.
     """
 
     sentences: tuple[tuple[str, ...], tuple[str, ...]]
@@ -45,9 +45,9 @@ class WordPairs:
 
     Args:
         corpus: Its distinct sentences, as lists of words.
-        sentences: Of each pair, indices into the corpus, shape (n_pairs, 2).
+        sentences: Indices into the corpus of the sentences of each pair, shape (n_pairs, 2).
         targets: Index of the word in each sentence, shape (n_pairs, 2).
-        labels: Whether the word means the same in both, shape (n_pairs,), bool.
+        labels: Whether the word has the same sense in both, shape (n_pairs,), bool.
     """
 
     corpus: Corpus
@@ -61,7 +61,7 @@ class WordPairs:
         return len(self.labels)
 
     def pick(self, kept: NDArray[np.bool_]) -> WordPairs:
-        """Return these pairs only; the corpus stays."""
+        """Return only these pairs; the corpus is unchanged."""
         return replace(self, sentences=self.sentences[kept], targets=self.targets[kept], labels=self.labels[kept])
 
 
@@ -70,17 +70,17 @@ def read_wic(source: str, parts: Sequence[str]) -> dict[str, WordPairs]:
 
     Args:
         source: The original folder, or `hf:NAME?config=C`: a hub id or a folder of json or parquet files.
-        parts: Of `train`, `dev`, `test`.
+        parts: Parts to read, among `train`, `dev` and `test`.
 
     Raises:
-        UserError: If files are missing, malformed, or hold no labelled pair.
+        UserError: If files are missing or malformed, or have no labelled pair.
     """
     found = _from_hub(source, parts) if source.startswith("hf:") else {p: _from_folder(source, p) for p in parts}
     return {part: _indexed(f"{source} {part}", pairs) for part, pairs in found.items()}
 
 
 def _from_folder(source: str, part: str) -> list[WordPair]:
-    """Read the original form: a line has the lemma, its part of speech, `index1-index2` and two tokenised sentences."""
+    """Read the original format: a line has lemma, part of speech, `index1-index2` and two tokenised sentences."""
     folder = Path(source, part) if Path(source, part).is_dir() else Path(source)
     data, gold = (_lines(folder / f"{part}.{kind}.txt") for kind in ("data", "gold"))
     if len(data) != len(gold):
@@ -97,9 +97,9 @@ def _from_folder(source: str, part: str) -> list[WordPair]:
             pairs.append(WordPair((first, second), targets, {"T": True, "F": False}[label.strip()]))
         except (ValueError, LookupError) as error:
             raise UserError(
-                f"`wic {folder}`: line {number} of {part} is no pair ({str(error)[:80]}); expected in {part}.data.txt "
-                "a lemma, its part of speech, two indices such as 2-1 and two sentences with tabs between them, and "
-                f"in {part}.gold.txt T or F."
+                f"`wic {folder}`: line {number} of {part} is not a pair ({str(error)[:80]}); expected in "
+                f"{part}.data.txt a lemma, its part of speech, two indices such as 2-1 and two sentences, separated by "
+                f"tabs, and in {part}.gold.txt T or F."
             ) from None
     if not pairs:
         raise UserError(f"`wic {folder}`: {part}.data.txt holds no pair; give {READABLE}.")
@@ -134,9 +134,9 @@ def _from_hub(source: str, parts: Sequence[str]) -> dict[str, list[WordPair]]:
 
 
 def _from_spans(rows: Iterable[Mapping[str, Any]], typed: str) -> Iterable[WordPair]:
-    """Yield labelled pairs of the SuperGLUE form, in which the word is a span of characters.
+    """Yield labelled pairs of the SuperGLUE format, in which the word is a span of characters.
 
-    The word is set off by blanks, as all words are in the original form: `Room and board.` becomes
+    The word is separated from its neighbours, as all words are in the original format: `Room and board.` becomes
     `Room and board .`, and the same pieces are pooled.
     """
     for number, row in enumerate(rows):
@@ -149,21 +149,22 @@ def _from_spans(rows: Iterable[Mapping[str, Any]], typed: str) -> Iterable[WordP
         halves = [_set_off(row[f"sentence{k}"], int(row[f"start{k}"]), int(row[f"end{k}"])) for k in (1, 2)]
         if not all(halves):
             raise UserError(
-                f"`{typed}`: in row {number}, counted from 0, start and end hold no word; expected its characters."
+                f"`{typed}`: in row {number}, counted from 0, the span from start to end contains no word; expected "
+                "the characters of the word."
             )
         (first, at_first), (second, at_second) = halves  # type: ignore[misc]
         yield WordPair((first, second), (at_first, at_second), bool(int(row["label"])))
 
 
 def _set_off(sentence: str, start: int, end: int) -> tuple[tuple[str, ...], int] | None:
-    """Return the words of a sentence with what is in a span as one of them, and its index; None where it is blank."""
+    """Return the words of a sentence, the span being one of them, and its index; None if the span is blank."""
     target = " ".join(sentence[start:end].split()) if 0 <= start < end <= len(sentence) else ""
     before, after = sentence[:start].split(), sentence[end:].split()
     return ((*before, target, *after), len(before)) if target else None
 
 
 def _indexed(name: str, pairs: Sequence[WordPair]) -> WordPairs:
-    # That sentences are repeated is no fault here: each word has several pairs.
+    # Repeated sentences are no defect here, as each word has several pairs, so they are not counted.
     corpus = replace(from_words(name, [words for pair in pairs for words in pair.sentences]), n_repeated=0)
     at = {words: i for i, words in enumerate(corpus.words or ())}
     return WordPairs(

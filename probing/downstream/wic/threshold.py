@@ -1,6 +1,6 @@
-"""Yes or no by a threshold on a score: the best threshold, the area under the curve, and one rule against another.
+"""Classification by a threshold on a score: the best threshold, the area under the curve, and tests between two rules.
 
-A score above the threshold says yes; one equal to it says no.
+A score above the threshold means yes, a score equal to it means no.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from probing.statistics.bootstrap import DRAWS, percentile_interval
 from probing.statistics.intervals import LEVEL, MIN_SENTENCES, NO_INTERVAL, difference_interval
 
-# Of Luo, Kulmizev & Mao (2021), who took the best of these and of all layers on the training set.
+# The thresholds of Luo, Kulmizev & Mao (2021), who took the best of these and of all layers on the training set.
 PUBLISHED_THRESHOLDS = tuple(round(0.1 * k, 1) for k in range(1, 10))
 
 Scores = NDArray[np.float64]
@@ -22,11 +22,11 @@ Labels = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Rule:
-    """A threshold and the share of labels that it gets right.
+    """A threshold and its accuracy.
 
     Args:
-        threshold: What a score has to exceed.
-        accuracy: On the pairs that it was chosen on, and so too high.
+        threshold: A score above it means yes.
+        accuracy: Share of correct labels on the pairs that it was chosen on, and therefore too high.
     """
 
     threshold: float
@@ -34,30 +34,30 @@ class Rule:
 
 
 def best_threshold(scores: Scores, labels: Labels) -> Rule:
-    """Return the threshold that gets most labels right, of all there are: between any two scores and beyond both ends.
+    """Return the threshold with the most correct labels, of all: between any two scores and beyond both ends.
 
-    Of equally good thresholds the lowest.
+    Of equally good thresholds the lowest is returned.
 
     Args:
-        scores: Shape (n,).
-        labels: Shape (n,).
+        scores: Score of each pair, shape (n,).
+        labels: Label of each pair, shape (n,).
     """
     values, group = np.unique(scores, return_inverse=True)
     yes = np.bincount(group, weights=labels, minlength=len(values))
     no = np.bincount(group, weights=~labels, minlength=len(values))
-    # With the threshold below the k lowest values: of those at most that are no, of the others those that are yes.
+    # Right with a threshold above the k lowest values: the noes among these and the yeses among the others.
     right = np.concatenate([[0.0], np.cumsum(no)]) + np.concatenate([[0.0], np.cumsum(yes[::-1])])[::-1]
     best = int(right.argmax())
-    # Halfway, but below the upper one where no number lies between.
+    # Halfway, but below the upper value if no floating-point number lies between.
     halfway = np.minimum((values[:-1] + values[1:]) / 2, np.nextafter(values[1:], -np.inf))
     thresholds = np.concatenate([[values[0] - 1], halfway, [values[-1]]])
     return Rule(float(thresholds[best]), float(right[best] / len(labels)))
 
 
 def best_published_threshold(scores: Scores, labels: Labels) -> Rule:
-    """Return the best of nine thresholds, .1 to .9, the lowest of equally good ones.
+    """Return the best of the nine thresholds .1 to .9, the lowest of equally good ones.
 
-    So few favour whichever space spreads its cosines over them.
+    So coarse a grid favours spaces whose cosines spread over it.
     """
     accuracies = [accuracy(scores, labels, threshold) for threshold in PUBLISHED_THRESHOLDS]
     best = int(np.argmax(accuracies))
@@ -65,14 +65,14 @@ def best_published_threshold(scores: Scores, labels: Labels) -> Rule:
 
 
 def accuracy(scores: Scores, labels: Labels, threshold: float) -> float:
-    """Return the share of labels that a threshold gets right."""
+    """Return the share of correct labels under a threshold."""
     return float(((scores > threshold) == labels).mean())
 
 
 def exact_interval(n_right: int, n: int) -> tuple[float, float]:
-    """Return the exact interval of a share (Clopper & Pearson 1934); NaN where pairs are too few for other intervals.
+    """Return the exact interval of a share (Clopper & Pearson 1934); NaN where there are too few pairs.
 
-    It takes pairs to be independent; some share a sentence or a word, so the true one is a little wider.
+    It takes pairs to be independent; some share a sentence or a word, so the correct interval is slightly wider.
     """
     from scipy.stats import binomtest
 
@@ -84,12 +84,12 @@ def exact_interval(n_right: int, n: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class McNemar:
-    """Two rules on the same pairs.
+    """McNemar's test of two rules on the same pairs.
 
     Args:
-        gained: Pairs that only the second gets right.
-        lost: Pairs that only the first gets right.
-        p_value: Two-sided and exact.
+        gained: Number of pairs that only the second rule gets right.
+        lost: Number of pairs that only the first rule gets right.
+        p_value: Two-sided exact p-value.
     """
 
     gained: int
@@ -98,11 +98,11 @@ class McNemar:
 
 
 def mcnemar(first: Labels, second: Labels) -> McNemar:
-    """Return the exact test of McNemar (1947): do two rules differ on the pairs that only one of them gets right?
+    """Return the exact test of McNemar (1947), which compares two rules on the pairs that only one of them gets right.
 
     Args:
         first: Whether the first rule is right about each pair, shape (n,).
-        second: The second.
+        second: Whether the second rule is right about each pair, shape (n,).
     """
     from scipy.stats import binomtest
 
@@ -112,13 +112,13 @@ def mcnemar(first: Labels, second: Labels) -> McNemar:
 
 
 def area_under_curve(scores: Scores, labels: Labels) -> Scores:
-    """Return the area under the ROC curve, the chance that a yes scores higher than a no, equal ones counting half.
+    """Return the area under the ROC curve: the probability that a yes scores higher than a no, ties counting half.
 
-    From the ranks (Mann & Whitney 1947); NaN where all labels are the same. It needs no threshold.
+    It is computed from ranks (Mann & Whitney 1947) and needs no threshold; NaN where all labels are equal.
 
     Args:
-        scores: Shape (..., n).
-        labels: Shape (..., n).
+        scores: Scores of the pairs, shape (..., n).
+        labels: Labels of the pairs, shape (..., n).
 
     Returns:
         Shape (...).
@@ -133,24 +133,24 @@ def area_under_curve(scores: Scores, labels: Labels) -> Scores:
 
 
 def area_interval(scores: Scores, labels: Labels, seed: int, n_draws: int = DRAWS) -> tuple[float, float]:
-    """Return the percentile interval of the area under the curve over redrawn pairs; NaN where they are too few.
+    """Return the percentile interval of the area under the curve over resampled pairs; NaN for too few pairs.
 
     Args:
-        scores: Shape (n,).
-        labels: Shape (n,).
-        seed: Of the draws; the same pairs are drawn for every layer and transform, so these compare.
-        n_draws: Bootstrap draws.
+        scores: Score of each pair, shape (n,).
+        labels: Label of each pair, shape (n,).
+        seed: Seed of the draws; every layer and transform resamples the same pairs, so that they compare.
+        n_draws: Number of bootstrap draws.
     """
     drawn = np.random.default_rng(seed).integers(len(labels), size=(n_draws, len(labels)))
     return percentile_interval(area_under_curve(scores[drawn], labels[drawn]), len(labels))
 
 
 def gain_interval(first: Labels, second: Labels) -> tuple[float, float]:
-    """Return the interval of the second rule's accuracy minus the first's; NaN where pairs are too few.
+    """Return the interval of the second rule's accuracy minus the first's; NaN for too few pairs.
 
     Args:
         first: Whether the first rule is right about each pair, shape (n,).
-        second: The second.
+        second: Whether the second rule is right about each pair, shape (n,).
     """
     difference = second.astype(np.int64) - first
     return difference_interval(difference, np.ones_like(difference))

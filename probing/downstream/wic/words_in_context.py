@@ -1,8 +1,8 @@
-"""How well the cosine of a word's two vectors tells whether it means the same: every layer, space and threshold.
+"""How well the cosine of a word's two vectors predicts whether its sense is the same: every layer, space and threshold.
 
-Two protocols stand beside each other. `held_out`: layer and threshold are those with the highest accuracy on the
-training part, and the accuracy is that on the other part. `published` (Luo, Kulmizev & Mao 2021): the best layer and
-the best of nine thresholds, and their accuracy on the very pairs they were chosen on, which is too high by construction
+Two protocols are reported. `held_out` chooses the layer and threshold with the highest accuracy on the training part,
+and reports the accuracy on the other part. `published` (Luo, Kulmizev & Mao 2021) takes the best layer and the best of
+nine thresholds, and reports their accuracy on the same pairs they were chosen on, which is too high by construction
 and favours spaces whose cosines spread over the nine.
 """
 
@@ -45,10 +45,10 @@ class Scored:
     """The cosines of all pairs in one layer and space.
 
     Args:
-        layer: Its number.
+        layer: Layer number.
         transform: Name of the space.
-        train: Shape (n_train_pairs,).
-        reported: Of the part that is reported on, shape (n_pairs,).
+        train: Cosines of the training part, shape (n_train_pairs,).
+        reported: Cosines of the part that is reported on, shape (n_pairs,).
         clipped: Neurons that were set to 0.
     """
 
@@ -60,13 +60,13 @@ class Scored:
 
 
 def by_layer(scored: Sequence[Scored], train: Labels, reported: Labels, seed: int) -> list[Row]:
-    """Return a row for each layer and space, as in `wic.csv`, its threshold chosen on the training part.
+    """Return a row for each layer and space, as in `wic.csv`, with its threshold chosen on the training part.
 
     Args:
-        scored: Of every layer and space.
+        scored: Cosines in every layer and space.
         train: Labels of the training part.
         reported: Labels of the part that is reported on.
-        seed: Of bootstraps.
+        seed: Seed of the bootstraps.
     """
     return [_row(one, train, reported, seed) for one in scored]
 
@@ -101,21 +101,21 @@ def _row(one: Scored, train: Labels, reported: Labels, seed: int) -> Row:
 def chosen(
     scored: Sequence[Scored], rows: Sequence[Mapping[str, Any]], train: Labels, reported: Labels, part: str, seed: int
 ) -> list[Row]:
-    """Return what each space comes to, as in `chosen.csv`: by either protocol, and what answering yes comes to.
+    """Return the result of each space by either protocol, and that of always answering yes, as in `chosen.csv`.
 
-    Spaces are held against the plain one by McNemar's test, p-values corrected for their number (Holm).
+    Spaces are compared with the plain one by McNemar's test; p-values are corrected for their number (Holm).
 
     Args:
-        scored: Of every layer and space.
-        rows: What `by_layer` returned for these.
+        scored: Cosines in every layer and space.
+        rows: Result of `by_layer` for them.
         train: Labels of the training part.
         reported: Labels of the part that is reported on.
         part: Name of that part.
-        seed: Of bootstraps.
+        seed: Seed of the bootstraps.
     """
     names = list(dict.fromkeys(one.transform for one in scored))
-    places = {name: [i for i, one in enumerate(scored) if one.transform == name] for name in names}
-    best = {name: max(places[name], key=lambda i: rows[i]["train_accuracy"]) for name in names}
+    indices = {name: [i for i, one in enumerate(scored) if one.transform == name] for name in names}
+    best = {name: max(indices[name], key=lambda i: rows[i]["train_accuracy"]) for name in names}
     right = {name: (scored[i].reported > rows[i]["threshold"]) == reported for name, i in best.items()}
     found = [_chosen_row("held_out", name, rows[i], _rule(rows[i], ""), part, right[name]) for name, i in best.items()]
     for row in found:
@@ -128,7 +128,7 @@ def chosen(
     for row, p_value in zip(compared, holm([row["p_value"] for row in compared]), strict=True):
         row["p_value"] = float(p_value)
     for name in names:
-        i = max(places[name], key=lambda i: rows[i]["published_accuracy"])
+        i = max(indices[name], key=lambda i: rows[i]["published_accuracy"])
         rule = _rule(rows[i], "published_")
         found.append(
             _chosen_row("published", name, rows[i], rule, "train", (scored[i].train > rule.threshold) == train)

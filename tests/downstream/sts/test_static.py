@@ -39,10 +39,10 @@ def test_words_that_are_not_needed_are_not_kept_and_a_first_line_of_word2vec_is_
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"the 1 2\ncat 3\n", "line 2 is no word followed by 2 numbers"),
-        (b"the 1 2\ncat 3 x\n", "line 2 is no word followed by 2 numbers"),
-        (b"the 1 nan\n", "line 1 is no word followed by 2 numbers"),
-        (b"the\n", "line 1 is no word followed by"),
+        (b"the 1 2\ncat 3\n", "line 2 is not a word followed by 2 numbers"),
+        (b"the 1 2\ncat 3 x\n", "line 2 is not a word followed by 2 numbers"),
+        (b"the 1 nan\n", "line 1 is not a word followed by 2 numbers"),
+        (b"the\n", "line 1 is not a word followed by"),
         (b"caf\xe9 1 2\n", "it is not UTF-8"),
         (b"dog 1 2\n", "has none of the words"),
         (b"", "has none of the words"),

@@ -63,10 +63,10 @@ def test_data_sets_of_the_hub_are_known_by_their_names(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
-        ("sts-dev.csv", "a\tb\tc\td\t1.0\tone sentence\n", "line 1 is no pair of sentences"),
-        ("sts-dev.csv", "a\tb\tc\td\tx\tone\ttwo\n", "the score of line 1 is 'x', which is no number"),
+        ("sts-dev.csv", "a\tb\tc\td\t1.0\tone sentence\n", "line 1 is not a pair of sentences"),
+        ("sts-dev.csv", "a\tb\tc\td\tx\tone\ttwo\n", "the score of line 1 is 'x', which is not a number"),
         ("SICK_trial.txt", "a\tb\n1\t2\n", "names no column relatedness_score"),
-        ("SICK_trial.txt", "sentence_A\tsentence_B\trelatedness_score\nA dog\n", "line 2 is no pair"),
+        ("SICK_trial.txt", "sentence_A\tsentence_B\trelatedness_score\nA dog\n", "line 2 is not a pair"),
         ("sts-dev.csv", "a\tb\tc\td\t1.0\tone\ttwo\n", "only 1 pairs have a score"),
         ("STS.input.x.txt", "a\tb\n", r"STS\.gs\.x\.txt cannot be read|STS\.gs\.x\.txt` cannot be read"),
         ("other.txt", "a\tb\n", "there are no pairs of sentences in it"),
@@ -81,7 +81,7 @@ def test_files_that_are_no_sts_are_refused(tmp_path: Path, file: str, content: s
 def test_files_out_of_step_and_sets_that_are_there_twice_are_refused(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_benchmark(tmp_path / name, "dev", sentence_pairs(5, 0))
-    with pytest.raises(UserError, match="STS-B dev is there twice"):
+    with pytest.raises(UserError, match="STS-B dev was found twice"):
         read_sts([str(tmp_path)])
     write_sick(tmp_path / "c", "test_annotated", sentence_pairs(5, 0))
     assert [one.label for one in read_sts([str(tmp_path / "a"), str(tmp_path / "c")])] == ["STS-B dev", "SICK-R"]

@@ -79,7 +79,7 @@ def test_the_form_of_superglue_sets_the_word_off_as_the_original_does(hub: Calla
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([{**ROW, "end1": 9}], "in row 0, counted from 0, start and end hold no word"),
+        ([{**ROW, "end1": 9}], "in row 0, counted from 0, the span from start to end contains no word"),
         ([ROW, {**ROW, "start2": 40, "end2": 44}], "in row 1"),
         ([{"text": "x", "label": 1}], "have no column sentence1, only text, label"),
     ],
@@ -104,10 +104,10 @@ GOOD = "run\tV\t1-0\tthe run\trunning is fun\n"
 @pytest.mark.parametrize(
     ("data", "gold", "words"),
     [
-        (GOOD + "run\tV\t1-0\tthe run\n", "T\nF\n", "line 2 of train is no pair"),
+        (GOOD + "run\tV\t1-0\tthe run\n", "T\nF\n", "line 2 of train is not a pair"),
         (GOOD.replace("1-0", "2-0"), "T\n", "there is no word 2 in a sentence of 2"),
-        (GOOD.replace("1-0", "-1-0"), "T\n", "line 1 of train is no pair"),
-        (GOOD, "yes\n", "line 1 of train is no pair"),
+        (GOOD.replace("1-0", "-1-0"), "T\n", "line 1 of train is not a pair"),
+        (GOOD, "yes\n", "line 1 of train is not a pair"),
         (GOOD, "T\nF\n", "train.data.txt has 1 lines and train.gold.txt has 2"),
         ("", "", "holds no pair"),
     ],
