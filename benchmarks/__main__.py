@@ -2,8 +2,8 @@
 
     python -m benchmarks [COMPARISON ...] [--pairs 5]
 
-Each comparison writes its tables when it is done, and the page is made anew from all that are there, so that any of
-them can be measured again by itself.
+Each comparison writes its tables when it is done, and the page is written again from all tables that exist, so that
+each comparison can be repeated by itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Read the options, measure what is asked for, write the page; return the exit status."""
+    """Parse the options, run the comparisons, write the page; return the exit status."""
     options = _options(args)
     options.results.mkdir(parents=True, exist_ok=True)
     before = signal.signal(signal.SIGTERM, _stop)
@@ -40,10 +40,10 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _compare(name: str, options: argparse.Namespace) -> bool:
-    """Make one comparison, write its tables and the page; return whether it could be made."""
+    """Run one comparison, write its tables and the page; return whether it succeeded."""
     start = time.perf_counter()
     _say(f"{name}:")
-    # Beside the results and so on a disk: the system's folder for temporary files may be in memory.
+    # Beside the results, hence on a disk: the system's temporary folder may be in memory.
     with tempfile.TemporaryDirectory(prefix=".work-", dir=options.results) as work:
         setting = Setting(
             options.pairs, options.threads, options.model, options.sentences, options.largest, Path(work), _say
@@ -61,7 +61,7 @@ def _compare(name: str, options: argparse.Namespace) -> bool:
 
 
 def _stop(*_: object) -> None:
-    """End as Ctrl-C does: with the contestant that is running, and what is to be thrown away."""
+    """Exit as Ctrl-C does, which also ends the running contestant and removes temporary files."""
     sys.exit(143)
 
 
@@ -71,10 +71,10 @@ def _options(args: Sequence[str] | None) -> argparse.Namespace:
         "comparisons", nargs="*", metavar="COMPARISON", help=f"{', '.join(COMPARISONS)}; all by default"
     )
     parser.add_argument("--pairs", type=int, default=5, help="rounds in which the contestants take turns")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each contestant; all cores by default")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of each contestant (all cores)")
     parser.add_argument("--model", default="minilm", help="alias, or folder written by save_pretrained")
-    parser.add_argument("--sentences", type=int, help="of the built-in corpus, from its start; all by default")
-    parser.add_argument("--largest", type=int, default=1_000_000, help="tokens of the largest corpus of scaling")
+    parser.add_argument("--sentences", type=int, help="use the first sentences of the built-in corpus; all by default")
+    parser.add_argument("--largest", type=int, default=1_000_000, help="tokens of the largest corpus in scaling")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the tables")
     options = parser.parse_args(args)
     if unknown := [name for name in options.comparisons if name not in COMPARISONS]:

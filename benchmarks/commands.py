@@ -9,12 +9,12 @@ from typing import Any
 
 from benchmarks.harness import Setting, measure
 
-# A probe without the evidence beside it, at the distance from its optimum that targets name; its penalty is given, for
-# the others have one given too and choose none.
+# A probe without further evidence. Its penalty is fixed because the other tools choose none. `TO_A_THOUSANDTH` is the
+# distance from the optimum that the targets name.
 BARE = ("--replicates", "0", "--controls", "none", "--evidence", "none", "--probe.l2", "1e-4")
 TO_A_THOUSANDTH = ("--probe.tolerance", "1e-3")
 
-# How other tools extract: contestant, action, file, and what else it is told.
+# How other tools extract: contestant, action, file, and further arguments.
 EXTRACTORS = {
     "NeuroX, HDF5": ("neurox_tool", "extract", "neurox.hdf5"),
     "NeuroX, HDF5, a file a layer": ("neurox_tool", "extract", "neurox_layers.hdf5", "layers"),
@@ -34,44 +34,44 @@ def peer(python: str, name: str, *args: str | Path) -> list[str]:
 
 
 def extract(setting: Setting, corpus: Path, cache: Path, *more: str) -> list[str]:
-    """Return the command line that fills a cache."""
+    """Return the command line that fills a cache with activations."""
     options = ("--model", setting.model, "--corpus", str(corpus), "--cache", str(cache), "--quiet", *more)
     return ours("command", "extract", *options)
 
 
 def extract_by(name: str, python: str, model: str, corpus: Path, folder: Path) -> list[str]:
-    """Return the command line by which another tool extracts into a file of the folder.
+    """Return the command line with which another tool extracts into a file of the folder.
 
     Args:
-        name: Of the tool, in `EXTRACTORS`.
+        name: Name of the tool, a key of `EXTRACTORS`.
         python: The peers' interpreter.
-        model: Its folder.
-        corpus: The text.
-        folder: For the answer.
+        model: Folder of the model.
+        corpus: The text file.
+        folder: Folder for the answer.
     """
     tool, action, file, *more = EXTRACTORS[name]
     return peer(python, tool, action, model, corpus, folder / file, *more)
 
 
 def fit_args(setting: Setting, corpus: Path, cache: Path | str, runs: Path | str, *more: str) -> list[str]:
-    """Return the arguments of a `fit` into the run RUNS/run."""
+    """Return the arguments of a `fit` that writes the run RUNS/run."""
     folders = ("--cache", str(cache), "--runs", str(runs), "--name", "run")
     options = ("--model", setting.model, "--corpus", str(corpus), *folders, "--quiet", "--wandb.mode", "disabled")
     return ["fit", *options, *more]
 
 
 def fit(setting: Setting, corpus: Path, cache: Path | str, runs: Path | str, *more: str) -> list[str]:
-    """Return the command line of such a `fit`."""
+    """Return the command line of a `fit` that writes the run RUNS/run."""
     return ours("command", *fit_args(setting, corpus, cache, runs, *more))
 
 
 def prepare(setting: Setting, command: list[str]) -> dict[str, Any]:
-    """Run what the contestants need and nobody times."""
+    """Run a preparation of the contestants, which is not timed."""
     return measure(command, setting.threads)
 
 
 def entry(cache: Path) -> Path:
-    """Return the one entry of a cache."""
+    """Return the folder of a cache's only entry."""
     (found,) = (path.parent for path in cache.glob("*/manifest.jsonl"))
     return found
 
@@ -83,7 +83,7 @@ def accuracies(runs: Path) -> dict[int, float]:
 
 
 def model_folder(model: str) -> str:
-    """Return the folder of a model, as other tools are told it."""
+    """Return the folder of a model, which other tools take instead of a name."""
     from probing.models import resolve_model
 
     return str(resolve_model(model).folder)

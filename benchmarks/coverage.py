@@ -1,13 +1,12 @@
-"""How often the intervals that are printed contain the truth: simulated on real sentences.
+"""Coverage of the reported intervals: how often they contain the truth, simulated on real sentences.
 
     python -m benchmarks.coverage
 
-Half of the built-in corpus is predicted by probes that were trained on the other half. Those sentences, with their
-lengths, right tokens and nats, are the population, so that what the tokens of a sentence have in common is as large as
-in real data. Samples of them are drawn with replacement, their intervals are taken by the project's own functions, and
-the truth is the population's own ratio. Prints a Markdown table with a row for what is estimated and a column for the
-number of sentences: the share of samples whose interval contains the truth, and in brackets that of the percentile
-bootstrap.
+Probes trained on one half of the built-in corpus predict the other half. The sentences of that half, with their
+lengths, correct tokens and cross-entropies, are the population, so that tokens of a sentence are as dependent as in
+real data. Samples of sentences are drawn with replacement, the project's own functions compute their intervals, and the
+truth is the population's ratio. Prints a Markdown table with a row for each quantity and a column for each number of
+sentences: the share of samples whose interval contains the truth, and in brackets that of the percentile bootstrap.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from probing.probes.training import layer_moments, train_probes, train_variants
 from probing.statistics.intervals import ENDS, accuracy_interval, difference_interval, mean_interval
 
 SIZES = (20, 50, 200, 1000)
-# Draws of the bootstrap that the intervals are compared with.
+# Number of draws of the bootstrap that the intervals are compared with.
 DRAWS = 300
 L2 = 1e-4
 
@@ -50,12 +49,12 @@ Interval = Callable[[Sums, NDArray[np.int64]], tuple[float, float]]
 
 @dataclass(frozen=True)
 class Quantity:
-    """Something that is estimated from sentences.
+    """A quantity estimated from sentences.
 
     Args:
-        name: What it is.
-        interval: Takes its interval from sums by sentence and tokens by sentence.
-        sums: Of each sentence of the population, shape (n_sentences,).
+        name: Name in the table.
+        interval: Function that returns its interval, given sums by sentence and tokens by sentence.
+        sums: Sum over each sentence of the population, shape (n_sentences,).
     """
 
     name: str
@@ -64,7 +63,7 @@ class Quantity:
 
 
 def halves(n: int, seed: int) -> list[Split]:
-    """Return a side for each of n sentences: half of them for the test, the rest for training but for a few."""
+    """Return a side for each of n sentences: half are test, a few are validation, the others are training."""
     drawn = np.random.default_rng(seed).random(n)
     return ["test" if u < 0.5 else "validation" if u < 0.55 else "train" for u in drawn.tolist()]
 
@@ -72,11 +71,11 @@ def halves(n: int, seed: int) -> list[Split]:
 def population(
     sides: Sides, encoder: torch.nn.Module, layers: Sequence[int]
 ) -> tuple[list[Quantity], NDArray[np.int64]]:
-    """Return what is estimated, and the tokens of each test sentence, shape (n_sentences,).
+    """Return the quantities, and the number of tokens of each test sentence, shape (n_sentences,).
 
     Args:
         sides: Examples and their classes.
-        encoder: The model, for the control of the token alone.
+        encoder: The model, for the control that sees only the token.
         layers: Layer numbers.
     """
     test, training = sides.test, training_of(ProbeOptions(tolerance=1e-4), L2, 0)
@@ -84,7 +83,7 @@ def population(
     moments = layer_moments(sides.train, layers)
     fits = train_probes(sides, layers, training, moments=moments)
     (token,) = train_probes(token_identity(sides, encoder), layers[:1], training)
-    # The neuron with the largest scaled weights is one that the probe loses something without.
+    # The neuron with the largest scaled weights is one whose removal costs the probe something.
     tops = [
         int((fit.weight.double() * own.sd).square().sum(0).argmax()) for fit, own in zip(fits, moments, strict=True)
     ]
@@ -115,7 +114,7 @@ def population(
 
 
 def percentile_bootstrap(sums: Sums, n_tokens: NDArray[np.int64], times: Sums) -> tuple[float, float]:
-    """Return the interval that was printed before: percentiles of the ratio over redrawn sentences."""
+    """Return the interval that was reported formerly: percentiles of the ratio over resampled sentences."""
     low, high = np.quantile((times @ sums) / (times @ n_tokens), ENDS)
     return float(low), float(high)
 
@@ -126,10 +125,10 @@ def coverage(
     """Return how often the interval, and the percentile bootstrap, contain the population's ratio.
 
     Args:
-        quantity: What is estimated.
-        n_tokens: Tokens of each sentence of the population, shape (n_sentences,).
-        size: Sentences in a sample.
-        n_samples: Samples.
+        quantity: The estimated quantity.
+        n_tokens: Number of tokens of each sentence of the population, shape (n_sentences,).
+        size: Number of sentences in a sample.
+        n_samples: Number of samples.
         seed: Seed of the samples and of the bootstrap.
     """
     generator = np.random.default_rng([seed, size])
@@ -145,7 +144,7 @@ def coverage(
 
 
 def report(rows: Mapping[str, Mapping[int, tuple[float, float]]], truths: Mapping[str, float]) -> str:
-    """Return the coverages as a Markdown table, those of the percentile bootstrap in brackets."""
+    """Return the coverages as a Markdown table, with those of the percentile bootstrap in brackets."""
     sizes = list(next(iter(rows.values())))
     lines = [
         f"| 95% interval of | truth | {' | '.join(f'{size} sentences' for size in sizes)} |",
@@ -164,7 +163,7 @@ def report(rows: Mapping[str, Mapping[int, tuple[float, float]]], truths: Mappin
 
 
 def main() -> None:
-    """Read the options, train, sample, print the table."""
+    """Parse the options, train the probes, draw samples, print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--layers", default="0,3,6")
     parser.add_argument("--samples", type=int, default=2000, help="samples in each cell")

@@ -1,13 +1,13 @@
-"""How often chance alone gives a neuron a signal: p-values of eta squared and the flag `no-signal`, without any signal.
+"""False positives of eta squared: its p-values and the flag `no-signal` on neurons that have no signal.
 
     python benchmarks/eta_squared_null.py --layers 0,1,3,6 --seeds 20 > real.md
     python benchmarks/eta_squared_null.py --simulated > simulated.md
 
-Without `--simulated`, real activations of the built-in corpus with labels that mean nothing: each word has one of some
-classes at random, or positions are permuted within sentences. With it, neurons of several distributions, heavy-tailed
-ones among them, in a small corpus with some classes, of which some are rare; and, where the null does not hold, neurons
-that drift along the sentence, with positions for labels. Prints Markdown tables of how often p-values are at most a
-level, in multiples of the level, and of layers where any neuron counts as a signal.
+Without `--simulated`, uses activations of the built-in corpus with meaningless labels: a random class for each word, or
+positions permuted within sentences. With it, uses neurons of several distributions, some of them heavy-tailed, in a
+small corpus with various classes, some of them rare; and, as a case where the null does not hold, neurons that drift
+along the sentence, labelled by position. Prints Markdown tables of how often p-values are at most a level, in multiples
+of the level, and of how many layers have any neuron with a signal.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ Array = NDArray[np.float64]
 
 LEVELS = (0.05, 0.01, 0.001, 0.0001)
 N_CLASSES = (2, 5, 8, 50)
-# Of the simulated corpus: sentences of 4 to 24 tokens, and neurons that are drawn at a time.
+# The simulated corpus: number of sentences (of 4 to 24 tokens), and number of neurons drawn at a time.
 N_SENTENCES, NEURONS = 300, 1000
-# Shares of the classes where some are rare, as among parts of speech.
+# Shares of classes of which some are rare, as among parts of speech.
 UNEQUAL = (0.2, 0.17, 0.15, 0.12, 0.1, 0.08, 0.07, 0.05, 0.03, 0.015, 0.009, 0.006)
 
 
 def table(rows: Sequence[tuple[str, Array]], heading: str) -> list[str]:
-    """Return how often p-values are at most each level, in multiples of the level."""
+    """Return a table of how often p-values are at most each level, in multiples of the level."""
     lines = [f"| {heading} | p-values | " + " | ".join(f"p ≤ {level:g}" for level in LEVELS) + " |"]
     lines.append("|---" * (2 + len(LEVELS)) + "|")
     for name, p in rows:
@@ -66,7 +66,7 @@ def examples(model: str, layers: Sequence[int], say: Callable[[str], None]) -> t
 
 
 def meaningless(words: Examples, train: Examples, n_positions: int, seed: int) -> Iterator[tuple[str, Examples, int]]:
-    """Yield labels that mean nothing: what they are, the examples, and the number of classes."""
+    """Yield sets of meaningless labels: their name, the examples and the number of classes."""
     tokens, generator = train.store.tokens, np.random.default_rng(seed)
     for n in N_CLASSES:
         random = generator.integers(n, size=tokens.n_tokens)
@@ -76,7 +76,7 @@ def meaningless(words: Examples, train: Examples, n_positions: int, seed: int) -
 
 
 def real(model: str, layers: Sequence[int], n_seeds: int, say: Callable[[str], None]) -> list[str]:
-    """Return the tables of real activations."""
+    """Return the tables for real activations."""
     train, n_positions = examples(model, layers, say)
     words = replace(train, labels=np.where(train.store.tokens.first_pieces, train.labels, -1))
     of_words, of_all = (layer_moments(some, layers) for some in (words, train))
@@ -115,7 +115,7 @@ def neurons(sentences: NDArray[np.int64], n: int, generator: np.random.Generator
 
 
 def random_labels(n_tokens: int, generator: np.random.Generator) -> dict[str, NDArray[np.int64]]:
-    """Return random labels, by how many classes there are."""
+    """Return random labels, by a description of their classes."""
     equal = {f"{n} equal classes": generator.integers(n, size=n_tokens) for n in N_CLASSES}
     rare = (generator.random(n_tokens) < 0.02).astype(np.int64)
     unequal = generator.choice(len(UNEQUAL), size=n_tokens, p=np.array(UNEQUAL) / sum(UNEQUAL))
@@ -131,7 +131,7 @@ def p_values_of(states: Array, labels: NDArray[np.int64], sentences: NDArray[np.
 
 
 def simulated(n_rounds: int, say: Callable[[str], None]) -> list[str]:
-    """Return the table of simulated neurons; every round has a corpus and labels of its own."""
+    """Return the table for simulated neurons; every round has its own corpus and labels."""
     found: dict[str, list[Array]] = {}
     for seed in range(n_rounds):
         generator = np.random.default_rng(seed)
@@ -144,7 +144,7 @@ def simulated(n_rounds: int, say: Callable[[str], None]) -> list[str]:
 
 
 def drifting(n_rounds: int) -> list[str]:
-    """Return the table of neurons that are correlated along the sentence and know no position, labelled by position."""
+    """Return the table for neurons that are correlated along the sentence but independent of position."""
     found: dict[str, list[Array]] = {}
     for seed in range(n_rounds):
         generator = np.random.default_rng(seed)
@@ -152,8 +152,8 @@ def drifting(n_rounds: int) -> list[str]:
         position = np.concatenate([np.arange(length) for length in lengths])
         for correlation in (0.0, 0.2, 0.5, 0.9):
             states = generator.standard_normal((len(position), NEURONS))
-            for place in range(1, 24):
-                here = np.flatnonzero(position == place)
+            for i in range(1, 24):
+                here = np.flatnonzero(position == i)
                 states[here] = correlation * states[here - 1] + (1 - correlation**2) ** 0.5 * states[here]
             p = p_values_of(states, position, np.repeat(np.arange(N_SENTENCES), lengths))
             found.setdefault(f"{correlation:g}", []).append(p)
@@ -161,7 +161,7 @@ def drifting(n_rounds: int) -> list[str]:
 
 
 def main() -> None:
-    """Read the options, repeat, print the tables."""
+    """Parse the options, repeat, print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--layers", default="0,1,3,6")

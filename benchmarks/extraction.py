@@ -1,4 +1,4 @@
-"""Extraction: hidden states of all layers on disk, and read again, against NeuroX and loops over `transformers`."""
+"""Extraction: write the hidden states of all layers to disk, compared with NeuroX and loops over `transformers`."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from benchmarks.peers import peers_python
 from probing.cache import BATCH_TOKENS_CPU
 
 OURS, HALF = "probing, float32", "probing, bfloat16"
-# The slow ones read the first sentences alone; targets are about the corpus.
+# The slow tools read only the first sentences; targets concern the whole corpus.
 OURS_ALL, HALF_ALL = (f"{name}, whole corpus" for name in (OURS, HALF))
 _DTYPES = {OURS: "float32", HALF: "bfloat16", OURS_ALL: "float32", HALF_ALL: "bfloat16"}
 FLOOR = "what the machine can do"
-# Sentences that the slow ones can read in the time there is.
+# Number of sentences that the slow tools can read in reasonable time.
 N_SENTENCES = 1000
 AGREE, HALF_AGREES = 1e-4, 0.005
 _FLOOR = (sys.executable, "-m", "benchmarks.floor")
 
 
 def compare(setting: Setting) -> Comparison:
-    """Extract with each tool in turn, the machine's own rates measured in every round."""
+    """Extract with each tool in turn, and measure the machine's own rates in every round."""
     python, model = peers_python(setting.say), commands.model_folder(setting.model)
     corpus = write_text(setting.work / "sentences.txt", sentences(min(setting.sentences or N_SENTENCES, N_SENTENCES)))
     whole = write_text(setting.work / "corpus.txt", sentences(setting.sentences))
@@ -59,18 +59,18 @@ def compare(setting: Setting) -> Comparison:
 
 
 def _half(setting: Setting, corpus: Path, answers: Mapping[str, Path]) -> float:
-    """Return how far the accuracies with half the precision are from the others, at most."""
+    """Return the largest difference of any layer's accuracy between bfloat16 and float32."""
     found = []
     for dtype, name in (("float32", OURS), ("bfloat16", HALF)):
-        place = setting.work / f"runs-{dtype}"
+        runs = setting.work / f"runs-{dtype}"
         options = (*commands.BARE, *commands.TO_A_THOUSANDTH, "--dtype", dtype)
-        commands.prepare(setting, commands.fit(setting, corpus, answers[name], place, *options))
-        found.append(commands.accuracies(place))
+        commands.prepare(setting, commands.fit(setting, corpus, answers[name], runs, *options))
+        found.append(commands.accuracies(runs))
     return max(abs(found[0][layer] - found[1][layer]) for layer in found[0])
 
 
 def _with_rates(run: Run, runs: list[Run], setting: Setting) -> Run:
-    """Return the run with tokens per second, and of ours the share of the rate of its matrix products."""
+    """Add tokens per second to a run and, for our own, the share of the rate of its matrix products."""
     if run.contestant == FLOOR:
         return run
     own = next(each for each in runs if each.contestant == OURS)

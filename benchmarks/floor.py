@@ -1,8 +1,8 @@
-"""What the machine can do, measured beside what is compared: products at a model's shapes, memory, disk.
+"""The machine's own rates, measured beside the contestants: matrix products at a model's shapes, memory, disk.
 
     python -m benchmarks.floor MODEL ROWS FOLDER
 
-Prints one JSON line: products in GFLOP/s, in float32 and bfloat16, memory and disk in GB/s.
+Prints one JSON line: matrix products in GFLOP/s, in float32 and bfloat16; memory and disk in GB/s.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def seconds(model: str, n_tokens: float, token_pairs: float, rates: Mapping[str,
     """Return how long the matrix products of a forward pass take at the machine's own rates.
 
     Args:
-        model: Alias or folder.
-        n_tokens: Without padding.
+        model: Alias or folder of the model.
+        n_tokens: Number of tokens, without padding.
         token_pairs: Sum over the sentences of their squared lengths, for the products of attention, which are
             counted at the rate of the square matrices.
-        rates: What `rate` found, in GFLOP/s.
-        dtype: Of the products.
+        rates: Rates from `product_rates`, in GFLOP/s.
+        dtype: Data type of the products.
     """
     matrices, n_blocks = shapes(model)
     linear = sum(2 * n_tokens * k * n * times / rates[f"{dtype}_{name}"] for name, k, n, times in matrices)
@@ -46,7 +46,7 @@ def seconds(model: str, n_tokens: float, token_pairs: float, rates: Mapping[str,
 
 
 def rate(work: Callable[[], object], amount: float) -> float:
-    """Return the best rate of some attempts, in units of `amount` per second."""
+    """Return the best rate over several attempts, in units of `amount` per second."""
     work()
     best = 0.0
     for _ in range(BEST_OF):
@@ -77,7 +77,7 @@ def product_rates(model: str, rows: int) -> dict[str, float]:
 
 
 def memory_rate() -> float:
-    """Return the rate of a copy beyond the processor's caches, bytes read and written, in GB/s."""
+    """Return the rate of a copy that exceeds the processor's caches, counting bytes read and written, in GB/s."""
     import torch
 
     source = torch.ones(MEMORY_BYTES // 4)
@@ -101,7 +101,7 @@ def disk_rate(folder: Path) -> float:
 
 
 def main(model: str, rows: str, folder: str) -> None:
-    """Measure and print."""
+    """Measure the rates and print them."""
     rates = product_rates(model, int(rows))
     print(json.dumps({**rates, "memory_gb_s": memory_rate(), "disk_gb_s": disk_rate(Path(folder))}))
 

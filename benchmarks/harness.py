@@ -1,4 +1,4 @@
-"""Contestants run in turns, each in a process of its own; what they measured, as statistics and tables on disk."""
+"""Run contestants in turns, each in its own process, and write their measurements as statistics and tables."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-# Seconds after which a contestant is given up, and between two looks at its memory.
+# Seconds after which a contestant is stopped, and between two readings of its memory.
 GIVE_UP_S, LOOK_S = 3600.0, 0.02
 
 
 class BenchmarkError(Exception):
-    """A contestant failed, or its answer is not the others'."""
+    """A contestant failed, or its answer differs from the others'."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Contestant:
     """One way of doing a job.
 
     Args:
-        name: As tables show it.
-        command: Takes an empty folder for the answer and returns the command line, which prints one JSON line.
-        rounds: In how many rounds it takes part; all by default.
+        name: Name in tables.
+        command: Returns the command line, given an empty folder for the answer; it must print one JSON line.
+        rounds: Number of rounds in which it takes part; None means all.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Run:
-    """What one process measured: by measure, a number."""
+    """The measurements of one process: numbers by measure."""
 
     contestant: str
     round: int
@@ -52,7 +52,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Check:
-    """Whether answers agree: what was compared, how far apart they are, and how far they may be."""
+    """A comparison of answers: what was compared, the difference, and the largest difference allowed."""
 
     what: str
     difference: float
@@ -60,18 +60,18 @@ class Check:
 
     @property
     def held(self) -> bool:
-        """Whether they are near enough; NaN is not."""
+        """Whether the difference is allowed; NaN is not."""
         return self.difference <= self.at_most
 
 
 @dataclass(frozen=True)
 class Met:
-    """What was measured where the project has a target.
+    """A measurement that the project has a target for.
 
     Args:
-        key: Of the target, in `benchmarks.targets`.
-        measured: In words.
-        is_met: Whether what must be is; None where it is only told.
+        key: Key of the target in `benchmarks.targets`.
+        measured: The measurement in words.
+        is_met: Whether the target is met; None where the measurement is only reported.
     """
 
     key: str
@@ -81,13 +81,13 @@ class Met:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a comparison found.
+    """The result of a comparison.
 
     Args:
-        runs: All of them.
-        reference: The contestant that the others are divided by; None where they do different jobs.
-        checks: Of the answers.
-        met: Of the targets.
+        runs: All runs.
+        reference: The contestant to which ratios are taken; None where contestants do different jobs.
+        checks: Checks of the answers.
+        met: Measurements that have targets.
         notes: Sentences for the reader.
     """
 
@@ -100,16 +100,16 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all comparisons share.
+    """The settings that all comparisons share.
 
     Args:
-        pairs: Rounds of each comparison.
-        threads: That each contestant may use.
-        model: Alias or folder.
-        sentences: Of the built-in corpus, from its start; None for all.
-        largest: Tokens of the largest corpus of `scaling`.
-        work: Folder for what is thrown away; on a disk, not in memory.
-        say: Takes one-line messages.
+        pairs: Number of rounds of each comparison.
+        threads: Number of threads of each contestant.
+        model: Alias or folder of the model.
+        sentences: Number of first sentences of the built-in corpus; None for all.
+        largest: Tokens of the largest corpus in `scaling`.
+        work: Folder for temporary files; on a disk, not in memory.
+        say: Receives one-line messages.
     """
 
     pairs: int
@@ -122,7 +122,7 @@ class Setting:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Return the environment of every contestant: as many threads, no network, this checkout."""
+    """Return the environment of every contestant: the same number of threads, no network, this checkout."""
     counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     offline = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "true"}
@@ -131,13 +131,13 @@ def environment(threads: int) -> dict[str, str]:
 
 
 def measure(command: Sequence[str], threads: int = 1) -> dict[str, Any]:
-    """Run a command and return what it printed as its last JSON line, with `wall_s` and `peak_anonymous_mb`.
+    """Run a command; return the last JSON line it printed, with `wall_s` and `peak_anonymous_mb`.
 
-    The latter, in MiB, is the largest RssAnon seen: memory that is no file's, which is what can run out. It is absent
-    where the system does not tell it.
+    The latter, in MiB, is the largest RssAnon observed: memory that belongs to no file, which is what can run out. It
+    is absent where the system does not report it.
 
     Raises:
-        BenchmarkError: If it fails or prints no JSON; with the end of what it said.
+        BenchmarkError: If the command fails or prints no JSON; the message ends with its last lines of standard error.
     """
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         start = time.perf_counter()
@@ -190,20 +190,20 @@ def interleave(
     setting: Setting,
     check: Callable[[Mapping[str, Path]], Sequence[Check]] | None = None,
 ) -> tuple[list[Run], list[Check]]:
-    """Run the contestants in turns, A B A B ..., each with an empty folder of its own.
+    """Run the contestants in turns, A B A B ..., each with its own empty folder.
 
-    After the first round the answers are compared; what nobody compares is thrown away as soon as it is there.
+    After the first round the answers are compared; answers that are not compared are deleted at once.
 
     Args:
-        contestants: In the order of a round.
-        setting: Says how many rounds.
-        check: Takes the folder of each contestant's answer, if answers are to be compared.
+        contestants: Contestants in the order of a round.
+        setting: Settings, among them the number of rounds.
+        check: Compares the answers, given the folder of each contestant's; None if they are not compared.
 
     Returns:
         All runs, and the checks.
 
     Raises:
-        BenchmarkError: If a contestant fails, or the answers disagree: then no time says anything.
+        BenchmarkError: If a contestant fails, or if the answers disagree, since times are then not comparable.
     """
     runs: list[Run] = []
     checks: list[Check] = []
@@ -263,7 +263,7 @@ def _divide(a: float, b: float) -> float:
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return the slope of log y against log x by least squares: 1 where cost is proportional."""
+    """Return the least-squares slope of log y against log x; it is 1 where cost is proportional."""
     import numpy as np
 
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
@@ -273,7 +273,7 @@ COLUMNS = ("contestant", "measure", "n", "median", "min", "max", "ratio_of_media
 
 
 def summarise(runs: Sequence[Run], reference: str | None) -> list[dict[str, Any]]:
-    """Return a row for each contestant and measure, with its ratio to the reference's where both have it."""
+    """Return a row for each contestant and measure, with its ratio to the reference's value if that exists."""
     rows: list[dict[str, Any]] = []
     for contestant in dict.fromkeys(run.contestant for run in runs):
         for name in dict.fromkeys(n for run in runs if run.contestant == contestant for n in run.values):
@@ -292,7 +292,7 @@ def summarise(runs: Sequence[Run], reference: str | None) -> list[dict[str, Any]
 
 
 def save(folder: Path, name: str, comparison: Comparison, context: Mapping[str, Any]) -> None:
-    """Write a comparison's tables, replacing those of an earlier one; whoever reads them sees all or nothing new."""
+    """Write a comparison's tables in place of earlier ones; each file is replaced as a whole."""
     folder.mkdir(parents=True, exist_ok=True)
     single = [
         {"contestant": run.contestant, "round": run.round, "measure": measure, "value": value}
@@ -317,7 +317,7 @@ def save(folder: Path, name: str, comparison: Comparison, context: Mapping[str, 
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows aside and rename, in full precision, absent values empty."""
+    """Write rows in full precision to a temporary file and rename it; absent values are empty."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("w", newline="") as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n")
@@ -327,6 +327,6 @@ def write_csv(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, An
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    """Read what `write_csv` wrote, as text."""
+    """Read a file of `write_csv`, with all values as text."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))

@@ -1,4 +1,4 @@
-"""Loading: what each tool stored, read again from the disk as float32, one layer and all."""
+"""Loading: read from disk what each tool stored, as float32, one layer and all layers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.peers import peers_python
 
 N_SENTENCES, LAYER = 1000, "2"
 OURS = "probing"
-# Of the sum of all values, added up in different orders in float32, relative to it.
+# Largest relative difference of the sum of all values, which is added in different orders in float32.
 SUMS_AGREE = 1e-3
 
 
@@ -40,12 +40,12 @@ def compare(setting: Setting) -> Comparison:
         [_shared(run) for run in runs],
         f"{OURS}, all layers",
         checks,
-        notes=["The system is asked to forget the files before each reading. NeuroX's have fewer rows, one a word."],
+        notes=["The system is asked to drop the files from memory before each reading. NeuroX stores a row per word."],
     )  # fmt: skip
 
 
 def _same(runs: list[Run], what: str) -> Check:
-    """Compare the sums of those that keep all tokens."""
+    """Compare the sums of the tools that keep all tokens."""
     sums = [
         values_of(runs, f"{name}, {what}", "sum")[0] for name in (OURS, *commands.EXTRACTORS) if "NeuroX" not in name
     ]

@@ -1,4 +1,4 @@
-"""On what, with what and when something was measured."""
+"""The machine, the versions and the date of a measurement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIBRARIES = ("neuron-probing", "torch", "pytorch-lightning", "transformers", "nu
 
 
 def describe(threads: int) -> dict[str, str]:
-    """Return machine, versions, commit, date and how busy the machine was."""
+    """Return machine, versions, commit, date and the load before the measurement."""
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": _commit(),

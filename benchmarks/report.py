@@ -1,4 +1,4 @@
-"""One page of Markdown from the tables of all comparisons that have been made."""
+"""Render one Markdown page from the tables of all comparisons made so far."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.harness import read_csv
 from benchmarks.targets import TARGETS
 
-# Measures that the page shows, in order, and their headings; the rest is in the CSV files.
+# Measures shown on the page, in order, with their headings; the CSV files have all measures.
 SHOWN = {
     "seconds": "seconds",
     "wall_s": "whole process, s",
@@ -27,9 +27,9 @@ SHOWN = {
     "mean_accuracy": "mean accuracy",
     "n_tokens": "tokens",
 }
-# Of these, also how many times the reference's they are.
+# Measures for which the ratio to the reference is shown as well.
 COMPARED = ("seconds", "wall_s")
-# Of contestants that measure the machine or do many jobs, all that they have is listed.
+# Contestants with fewer shown measures than this measure the machine or do many jobs; all their measures are listed.
 LISTED_BELOW = 3
 
 
@@ -115,6 +115,6 @@ def _spread(measure: str, row: Mapping[str, str]) -> str:
 
 
 def _number(value: str | float) -> str:
-    """Return a number with three significant digits, or as many as it has before the point."""
+    """Return a number with three significant digits, or without decimals if it is 100 or more."""
     value = float(value)
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"

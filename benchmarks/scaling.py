@@ -1,4 +1,4 @@
-"""Scaling: what more tokens, layers, classes and replicates cost, as log-log slopes, and the memory they take."""
+"""Scaling: cost against tokens, layers, classes and replicates as log-log slopes, and memory."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from benchmarks import commands
 from benchmarks.corpora import larger, sentences, write_text
 from benchmarks.harness import Comparison, Contestant, Met, Run, Setting, interleave, median_of, slope
 
-# Tokens of the corpora, about; the two for memory are one the double of the other.
+# Approximate numbers of tokens of the corpora; memory is compared between the two in DOUBLED.
 TOKENS, DOUBLED = (10_000, 30_000, 100_000, 200_000, 400_000, 1_000_000), (200_000, 400_000)
-# Those above it are measured once, but for the two: peaks of one size differ from run to run.
+# Larger corpora are measured once, except for those in DOUBLED: the peak memory of one size differs between runs.
 OFTEN = 30_000
 N_SENTENCES, ROUNDS = 600, 3
 TOKENS_PER_WORD = 1.48
@@ -26,7 +26,7 @@ SERIES = {
 
 
 def compare(setting: Setting) -> Comparison:
-    """Run the whole job on ever larger corpora; then series in one process each, most of them on a small one."""
+    """Run the whole job on corpora of growing size, then each series in one process, most of them on a small corpus."""
     small = write_text(setting.work / "small.txt", sentences(min(setting.sentences or N_SENTENCES, N_SENTENCES)))
     cache = setting.work / "cache"
     found = commands.prepare(setting, commands.extract(setting, small, cache))
@@ -60,7 +60,7 @@ def _jobs(setting: Setting, name: str, jobs: Mapping[str, Sequence[str]]) -> Con
 
 
 def _steps(setting: Setting, corpus: Path, n_layers: int) -> Contestant:
-    """Extract up to each layer, after all of them once, which nobody counts: what a process does once is done then."""
+    """Extract up to each layer; a first extraction of all layers absorbs the process's one-time costs."""
     options = ["extract", "--model", setting.model, "--corpus", str(corpus), "--cache", "{fresh}", "--quiet"]
     jobs = {"first": [*options, "--layer", str(n_layers)]}
     jobs |= {str(k): [*options, "--layer", str(k)] for k in range(n_layers + 1)}
@@ -81,14 +81,14 @@ def _series(setting: Setting, corpus: Path, cache: Path, name: str, n_layers: in
 
 
 def _amount(value: str, n_layers: int) -> int:
-    """Return how many layers, or of whatever it is, an option asks for."""
+    """Return the number of layers, classes or replicates that an option's value stands for."""
     if value == "all":
         return n_layers + 1
     return len(value.split(",")) if "," in value or value == "0" else int(value)
 
 
 def _medians(runs: Sequence[Run], contestant: str, measure: str) -> dict[int, float]:
-    """Return a measure by the number that stands before it."""
+    """Return a measure by the number in front of its name."""
     names = {name for run in runs if run.contestant == contestant for name in run.values}
     amounts = sorted(int(name.split(".")[0]) for name in names if name.endswith(f".{measure}") and name[0].isdigit())
     return {n: median_of(runs, contestant, f"{n}.{measure}") for n in amounts}
@@ -99,7 +99,7 @@ def _met(runs: list[Run], sizes: Sequence[int], n_layers: int) -> list[Met]:
     seconds = _medians(runs, "steps", "seconds")
     steps = np.diff(list(seconds.values()))
     apart = _off_a_line(seconds)
-    # Layer 0 takes none of the memory that a first block does, whose pages later blocks use again.
+    # Layer 0 does not allocate the memory that the first block does, whose pages later blocks reuse.
     blocks_alone = _off_a_line({layer: value for layer, value in seconds.items() if layer})
     text = f"at most {apart:.0%} off a straight line ({blocks_alone:.0%} from layer 1 on)"
     text += f"; steps of {steps.min():.2f} to {steps.max():.2f} s"
@@ -123,19 +123,19 @@ def _met(runs: list[Run], sizes: Sequence[int], n_layers: int) -> list[Met]:
 
 
 def _off_a_line(values: Mapping[int, float]) -> float:
-    """Return by what share values are off the line of least squares through them, at most."""
+    """Return the largest relative deviation of the values from their least-squares line."""
     x, y = np.array(list(values)), np.array(list(values.values()))
     return float(np.abs(y / np.polyval(np.polyfit(x, y, 1), x) - 1).max())
 
 
 def _apart(runs: Sequence[Run], contestant: str) -> float:
-    """Return by what share of the lowest peak the highest of a contestant's runs is above it."""
+    """Return by what share a contestant's highest peak memory exceeds its lowest."""
     peaks = [run.values["peak_anonymous_mb"] for run in runs if run.contestant == contestant]
     return max(peaks) / min(peaks) - 1
 
 
 def _slopes(runs: list[Run], sizes: Sequence[int]) -> list[str]:
-    """Say the slopes against layers, classes and replicates, and the memory at each size."""
+    """Return sentences with the slopes against layers, classes and replicates, and the memory at each size."""
     told = []
     for name in SERIES:
         measure = "evidence_s" if name == "replicates" else "probe_s"

@@ -1,4 +1,4 @@
-"""Start-up: what the command line and the import cost before any work."""
+"""Start-up: the cost of the command line and of the import before any work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WHAT = {
     "probing --help": ("-m", "probing", "--help"),
     "probing fit --help": ("-m", "probing", "fit", "--help"),
 }
-# Prints the JSON line that they do not.
+# Prints the JSON line that these commands do not print.
 _TIMED = (
     "import json, subprocess, sys, time; start = time.perf_counter(); "
     "subprocess.run([sys.executable, *sys.argv[1:]], check=True, stdout=subprocess.DEVNULL); "
@@ -22,7 +22,7 @@ _TIMED = (
 
 
 def compare(setting: Setting) -> Comparison:
-    """Start each in turns."""
+    """Start each command in turns."""
     contestants = [
         Contestant(name, lambda folder, args=args: [sys.executable, "-c", _TIMED, *args])  # type: ignore[misc]
         for name, args in WHAT.items()

@@ -1,4 +1,4 @@
-"""What the project promises of its speed, on two processor cores with the built-in model and corpus."""
+"""The project's performance targets, for two processor cores with the built-in model and corpus."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Target(NamedTuple):
-    """What is measured, what it must be, and what it is to become."""
+    """What is measured, the value it must reach, and the value aimed for."""
 
     what: str
     must: str

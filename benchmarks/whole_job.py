@@ -1,4 +1,4 @@
-"""The whole job: text and labels in, a ranked table of every layer out, against NeuroX's own steps."""
+"""The whole job, from text and labels to a ranked table of every layer, compared with NeuroX's own steps."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from benchmarks.harness import Check, Comparison, Contestant, Met, Setting, inte
 from benchmarks.peers import peers_python
 
 COLD, WARM, NEUROX = "probing, cold", "probing, activations cached", "NeuroX"
-# How much lower the accuracy of our probes, at their optimum under a penalty and without intercept, may be.
+# Largest deficit in accuracy allowed for our probes, which are at their optimum under a penalty, without intercept.
 WORSE = 0.02
 
 
 def compare(setting: Setting) -> Comparison:
-    """Label each word, as blanks divide them, by where it stands, for both; read it off its last piece."""
+    """Label each word, split at blanks, with its position, for both tools; probe its last piece."""
     python, model = peers_python(setting.say), commands.model_folder(setting.model)
     texts = sentences(setting.sentences)
     labels, sides = word_labels(texts)

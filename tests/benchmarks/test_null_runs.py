@@ -50,9 +50,7 @@ def test_planted_neurons_are_told_for_what_they_are(null_runs: ModuleType, tmp_p
     assert f"{sum(a.false_alarms for a in answers)} of 80 real neurons" in shown
 
 
-def test_the_same_neurons_are_flagged_no_signal_once_labels_are_dealt_anew(
-    null_runs: ModuleType, tmp_path: Path
-) -> None:
+def test_the_same_neurons_are_flagged_no_signal_once_labels_are_permuted(null_runs: ModuleType, tmp_path: Path) -> None:
     tokens = make_tokens(np.random.default_rng(0).integers(6, 14, 300).tolist())
     data = sides(make_store(tmp_path / "store", [positional(tokens, 20, 3.0)], tokens, shard_tokens=1000))
     (answer,) = null_runs.runs(data, 0, 1, seed=0)
