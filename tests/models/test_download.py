@@ -110,7 +110,7 @@ def test_a_folder_that_lacks_its_weights_is_not_taken_for_the_model(
     tmp_path: Path, tiny: SplitModel, downloads: list[str]
 ) -> None:
     (fetch(tiny, tmp_path) / WEIGHTS).unlink()
-    with pytest.raises(ModelError, match=r"is there without model\.safetensors; delete it"):
+    with pytest.raises(ModelError, match=r"exists without model\.safetensors; delete it"):
         fetch(tiny, tmp_path)
 
 
