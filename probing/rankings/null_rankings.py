@@ -75,9 +75,7 @@ def null_rankings(
 def _fits(sides: Sides, draws: Sequence[Sides], layer: int, training: Training) -> list[LayerFit]:
     """Return a probe for each draw: all trained in one stack, except for Adam, which trains one after the other."""
     what = f"layer {layer} under shuffled labels"
-    if isinstance(
-        training.solver, Adam
-    ):  # Adam stops short of the optimum, so null rankings must too
+    if isinstance(training.solver, Adam):  # Adam stops short of the optimum, so null rankings must too
         fits = (train_probes(draw, [layer], training.for_controls(), what) for draw in draws)
         return [fit for (fit,) in fits]
     problems = [

@@ -1,4 +1,4 @@
-"""What the pairs of STS and SICK give: similarities in every layer and space, beside what people say of them."""
+"""The evaluation on STS and SICK: similarities in every layer and space, compared with human scores."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from probing.downstream.sts.sentence_vectors import FitOn, Vectors, fitted_colum
 def evaluate(
     vectors: Vectors, layers: Sequence[int], poolings: Sequence[Pooling], fitting: Fitting, fit_on: str, seed: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, FitOn]]:
-    """Return the rows of `sts.csv` and of `chosen.csv`, and by set what its transforms were fitted on.
+    """Return the rows of `sts.csv` and of `chosen.csv`, and the text that each set's transforms were fitted on.
 
     Args:
-        vectors: Where the vectors of all sentences come from.
+        vectors: Sources of the sentence vectors.
         layers: Layer numbers.
-        poolings: How sentences get their vectors.
-        fitting: Which transforms, and how they are fitted.
-        fit_on: What they are fitted on, as typed.
-        seed: Seed of bootstraps.
+        poolings: Poolings of the sentence vectors.
+        fitting: The transforms and how they are fitted.
+        fit_on: Value of the option `--fit_on`.
+        seed: Seed of the bootstraps.
     """
     targets: Sequence[SentencePairs] = reported(vectors.sets)
     texts = fitted_texts(vectors, targets, fit_on)

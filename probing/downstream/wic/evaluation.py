@@ -1,4 +1,4 @@
-"""What the pairs of WiC give: cosines of a word's vectors by layer and space, and how well they tell senses apart."""
+"""The evaluation on WiC: cosines of a word's two vectors by layer and space, and how well they predict its senses."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from probing.statistics.sample_size import size_columns
 
 
 def targets(pairs: WordPairs) -> NDArray[np.int64]:
-    """Return sentence and index of every word of every pair, the two of a pair one after the other, (2 n_pairs, 2)."""
+    """Return sentence and word index of both words of every pair, consecutive for each pair, shape (2 n_pairs, 2)."""
     return np.stack([pairs.sentences.ravel(), pairs.targets.ravel()], axis=1)
 
 
 def with_both_words(pairs: WordPairs, tokens: Tokens) -> WordPairs:
-    """Return the pairs whose words both have a token."""
+    """Return the pairs of which both words have a token."""
     first, second = has_pieces(tokens, targets(pairs)).reshape(-1, 2).T
     return pairs.pick(first & second)
 
 
 def target_check(pairs: WordPairs) -> Callable[[Tokens], None]:
-    """Return what refuses the tokens of a part where no pair has kept its words."""
+    """Return a check that raises a `UserError` for tokens in which no pair has kept both words."""
 
     def check(tokens: Tokens) -> None:
         if not with_both_words(pairs, tokens).n_pairs:
@@ -54,11 +54,11 @@ def scored_pairs(
     """Return the cosines of all pairs in each layer and space.
 
     Args:
-        layers: Which.
-        parts: The training part and that which is reported on.
-        stores: The activations of each.
-        fit_on: What transforms are fitted on.
-        fitting: Which, and how.
+        layers: Layer numbers.
+        parts: The training part and the part that is reported on.
+        stores: Stores of the activations of each part.
+        fit_on: Texts that transforms are fitted on.
+        fitting: The transforms and how they are fitted.
     """
     found = []
     for layer in layers:
@@ -73,17 +73,17 @@ def scored_pairs(
 
 
 def _target_vectors(pairs: WordPairs, store: ActivationStore, layer: int) -> tuple[Tensor, Tensor]:
-    """Return the vectors of the first and of the second word of each pair, both of shape (n_pairs, d_model)."""
-    wanted, place = np.unique(targets(pairs), axis=0, return_inverse=True)
+    """Return the vectors of the first and of the second word of each pair, each of shape (n_pairs, d_model)."""
+    wanted, index = np.unique(targets(pairs), axis=0, return_inverse=True)
     (vectors,) = word_vectors(store, [layer], wanted)
-    first, second = torch.from_numpy(place.reshape(-1, 2)).T
+    first, second = torch.from_numpy(index.reshape(-1, 2)).T
     return vectors[first], vectors[second]
 
 
 def without_cut_words(
     parts: Mapping[str, WordPairs], stores: Sequence[ActivationStore], say: Callable[[str], None]
 ) -> dict[str, WordPairs]:
-    """Return the pairs of each part whose words were not cut off, and say how many are left out."""
+    """Return the pairs of each part whose words were not truncated, and report how many are left out."""
     kept = {}
     for (which, pairs), store in zip(parts.items(), stores, strict=True):
         kept[which] = with_both_words(pairs, store.tokens)
@@ -103,12 +103,12 @@ def evaluate(
     """Return the rows of `wic.csv` and of `chosen.csv`.
 
     Args:
-        parts: The training part, and the one that is reported on.
-        stores: The activations of each.
+        parts: The training part and the part that is reported on, by name.
+        stores: Stores of the activations of each part.
         fit_on: Text that transforms are fitted on.
         layers: Layer numbers.
-        fitting: Which transforms, and how they are fitted.
-        seed: Seed of bootstraps.
+        fitting: The transforms and how they are fitted.
+        seed: Seed of the bootstraps.
     """
     train, test = parts.values()
     scored = scored_pairs(layers, [train, test], stores, [fit_on], fitting)
