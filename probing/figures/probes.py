@@ -295,7 +295,7 @@ def how_many_neurons(figure: Figure, rows: Sequence[Row], majority: float, task:
         axes.axhline(majority, color=GREY, lw=0.8, ls=":", label="majority")
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(FixedLocator(sorted({*drawn, *([all_neurons["k"]] if kind == "only" else [])})))
-        axes.xaxis.set_major_formatter(lambda k, place: f"{k:.0f}")
+        axes.xaxis.set_major_formatter(lambda k, _: f"{k:.0f}")
         axes.xaxis.set_minor_locator(NullLocator())
         axes.tick_params(axis="x", labelsize=8)
         axes.set_title(title)

@@ -67,20 +67,20 @@ class Regressors:
         return np.unique(self.tokens.input_ids[self.tokens.special])
 
     @cached_property
-    def _common_places(self) -> NDArray[np.int64]:
+    def _common_indices(self) -> NDArray[np.int64]:
         """Index of each token id among the most frequent tokens, -1 for other ids."""
         ids, special = self.tokens.input_ids, self.tokens.special
         counts = np.bincount(ids[~special], minlength=int(ids.max()) + 1)
-        places = np.full(len(counts), -1)
+        indices = np.full(len(counts), -1)
         commonest = np.argsort(-counts, kind="stable")[:COMMONEST]
-        places[commonest[counts[commonest] > 0]] = np.arange(int((counts[commonest] > 0).sum()))
-        return places
+        indices[commonest[counts[commonest] > 0]] = np.arange(int((counts[commonest] > 0).sum()))
+        return indices
 
     @cached_property
     def _usual(self) -> Array:
         """Mean of the tokens that are not special in the columns of octaves and of the most frequent tokens."""
         plain, columns = ~self.tokens.special, self.columns
-        octaves, common = self._log_counts[plain].astype(np.int64), self._common_places[self.tokens.input_ids[plain]]
+        octaves, common = self._log_counts[plain].astype(np.int64), self._common_indices[self.tokens.input_ids[plain]]
         n_octaves = columns["frequency"].stop - columns["frequency"].start - 1
         n_common = columns["token"].stop - columns["token"].start
         counts = (np.bincount(octaves, minlength=n_octaves), np.bincount(common[common >= 0], minlength=n_common))
@@ -89,9 +89,9 @@ class Regressors:
     @cached_property
     def columns(self) -> dict[str, slice]:
         """Columns of each source; column 0 is the intercept."""
-        places = min(POSITIONS, int(self.tokens.lengths.max()))
-        n_common = int(self._common_places.max()) + 1
-        widths = (places, int(self._log_counts.max()) + 2, n_common, 1, len(self._special_ids))
+        n_positions = min(POSITIONS, int(self.tokens.lengths.max()))
+        n_common = int(self._common_indices.max()) + 1
+        widths = (n_positions, int(self._log_counts.max()) + 2, n_common, 1, len(self._special_ids))
         ends = 1 + np.cumsum([0, *widths])
         return {name: slice(int(a), int(b)) for name, a, b in zip(SOURCES, ends[:-1], ends[1:], strict=True)}
 
@@ -102,14 +102,14 @@ class Regressors:
         x = np.zeros((n, columns["special"].stop))
         every = np.arange(n)
         x[:, 0] = 1
-        places = columns["position"]
-        positions = np.minimum(self._positions[rows], places.stop - places.start - 1)
-        x[every, places.start + positions] = 1
+        own = columns["position"]
+        positions = np.minimum(self._positions[rows], own.stop - own.start - 1)
+        x[every, own.start + positions] = 1
         special = tokens.special[rows]
         frequency, log_counts = columns["frequency"].start, self._log_counts[rows]
         x[:, frequency] = log_counts
         x[every, frequency + 1 + log_counts.astype(np.int64)] = 1
-        common = self._common_places[tokens.input_ids[rows]]
+        common = self._common_indices[tokens.input_ids[rows]]
         known = np.flatnonzero(common >= 0)
         x[known, columns["token"].start + common[known]] = 1
         x[special, frequency + 1 : columns["token"].stop] = self._usual

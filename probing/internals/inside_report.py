@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 MEASURES = {
     "mlm_loss": "loss of masked words in nats",
     "position_accuracy": "accuracy of position by a probe of the intact model",
-    "position_accuracy_retrained": "accuracy of position by a probe trained anew",
+    "position_accuracy_retrained": "accuracy of position by a retrained probe",
 }
 WHERE = {"inside": "zeroed inside the model", "after": "clipped after it"}
 

@@ -165,9 +165,9 @@ class Judged(NamedTuple):
 
 def linear(chosen: Sequence[Chosen], data: LayerData, sides: Sides) -> list[Judged]:
     """Train a linear probe on each choice of neurons, all in one stack, with the run's penalty, and test it."""
-    places = [choice.neurons for choice in chosen]
+    neurons = [choice.neurons for choice in chosen]
     few = replace(sides, train=thin(sides.train, MOST_TOKENS, data.seed))
-    columns = few.each(lambda examples: of_columns(examples, data.layer, places, data.moments.dead))
+    columns = few.each(lambda examples: of_columns(examples, data.layer, neurons, data.moments.dead))
     fits = train_probes(columns, range(len(chosen)), rough_training(data))
     return [Judged(fit.metrics["cross_entropy"], fit.correct_by_sentence, few.train.n_tokens) for fit in fits]
 
