@@ -1,1 +1,1 @@
-"""What runs in a process of its own, does one job and prints one JSON line with its measurements."""
+"""Contestants: each runs in its own process, does one job and prints one JSON line with its measurements."""

@@ -1,4 +1,4 @@
-"""Whether answers agree, read in the environment that can read all of them.
+"""Compare answers, in the environment that can read all of them.
 
     python -m benchmarks.contestants.answers states MODEL CORPUS ENTRY FILE...   hidden states, sentence by sentence
     python -m benchmarks.contestants.answers probes FOLDER L2 FILE...            probes on exported examples
@@ -18,7 +18,7 @@ import torch
 
 
 def states(model: str, corpus: str, entry: str, *files: str) -> dict[str, Any]:
-    """Return for each file the largest difference to the cached hidden states, any layer and token."""
+    """Return for each file the largest difference from the cached hidden states, over all layers and tokens."""
     from transformers import AutoTokenizer
 
     from probing.cache import ActivationStore
@@ -51,7 +51,7 @@ def states(model: str, corpus: str, entry: str, *files: str) -> dict[str, Any]:
 
 
 def _last_pieces(tokenizer: Any, text: str) -> list[int]:
-    """Return the tokens that end the words of a sentence, words being what blanks divide."""
+    """Return the last token of each word of a sentence, where words are separated by blanks."""
     encoding = tokenizer(text, truncation=True, return_offsets_mapping=True, return_special_tokens_mask=True)
     last = {}
     for i, ((_, end), special) in enumerate(
@@ -67,7 +67,7 @@ def _difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 def probes(folder: str, l2: str, *files: str) -> dict[str, Any]:
-    """Return for each probe its cross-entropy on training and test tokens and its objective, all by one function."""
+    """Return each probe's cross-entropy on training and test tokens and its objective, all by one function."""
     loaded = {name: np.load(Path(folder) / f"{name}.npy") for name in ("X_train", "y_train", "X_test", "y_test")}
     data = {name: torch.from_numpy(array) for name, array in loaded.items()}
     scale = torch.from_numpy(np.load(Path(folder) / "scale.npy")).double()

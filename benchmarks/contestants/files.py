@@ -1,4 +1,4 @@
-"""Files on the disk, and not in memory."""
+"""Sizes of files, and reading from disk rather than from memory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ def _files(path: Path) -> list[Path]:
 
 
 def size(path: Path) -> int:
-    """Return the bytes of a file, or of all files in a folder."""
+    """Return the number of bytes of a file, or of all files in a folder."""
     return sum(each.stat().st_size for each in _files(path))
 
 
 def forget(path: Path) -> None:
-    """Ask the system to drop its copy of files in memory, so that reading them is reading the disk."""
+    """Ask the system to drop its copies of files in memory, so that they are next read from disk."""
     for each in _files(path):
         with each.open("rb") as file:
             os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""Hidden states as users of `transformers` write it: a sentence at a time, or in padded batches as the text comes.
+"""Hidden states by plain `transformers` loops: one sentence at a time, or in padded batches in the order of the text.
 
 python -m benchmarks.contestants.loops sentences|batches MODEL CORPUS FILE
 python -m benchmarks.contestants.loops load FILE LAYER    LAYER or all
@@ -30,7 +30,7 @@ def sentences(model: Any, tokenizer: Any, texts: Sequence[str]) -> Iterator[Tens
 
 
 def batches(model: Any, tokenizer: Any, texts: Sequence[str]) -> Iterator[Tensor]:
-    """Yield the same from padded batches, without the padding."""
+    """Yield the same from padded batches, with the padding removed."""
     for first in range(0, len(texts), BATCH):
         inputs = tokenizer(texts[first : first + BATCH], return_tensors="pt", truncation=True, padding=True)
         states = torch.stack(model(**inputs, output_hidden_states=True).hidden_states)
@@ -39,7 +39,7 @@ def batches(model: Any, tokenizer: Any, texts: Sequence[str]) -> Iterator[Tensor
 
 
 def extract(how: str, folder: str, corpus: str, file: str) -> dict[str, Any]:
-    """Extract all layers: a sentence at a time into one file of torch, in batches into HDF5."""
+    """Extract all layers: one sentence at a time into a single torch file, or in batches into HDF5."""
     start = time.perf_counter()
     texts = Path(corpus).read_text(encoding="utf-8").splitlines()
     model, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
@@ -56,7 +56,7 @@ def extract(how: str, folder: str, corpus: str, file: str) -> dict[str, Any]:
 
 
 def load(file: str, layer: str) -> dict[str, Any]:
-    """Read one layer, or all."""
+    """Read one layer or all layers."""
     forget(Path(file))
     start, total, rows = time.perf_counter(), 0.0, 0
     wanted = slice(None) if layer == "all" else slice(int(layer), int(layer) + 1)

@@ -1,4 +1,4 @@
-"""NeuroX, as its documentation uses it.
+"""NeuroX, used as its documentation shows.
 
     python -m benchmarks.contestants.neurox_tool extract MODEL CORPUS FILE [layers]
     python -m benchmarks.contestants.neurox_tool load FILE LAYER
@@ -6,7 +6,7 @@
     python -m benchmarks.contestants.neurox_tool rank FOLDER WEIGHTS.npz weight_mass|probeless
     python -m benchmarks.contestants.neurox_tool whole MODEL CORPUS LABELS SIDES FOLDER
 
-What it prints, four lines a sentence and a bar an epoch, goes to a file, which costs it least.
+Its output, four lines per sentence and a progress bar per epoch, goes to a file, which slows it least.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _silent() -> Iterator[None]:
 
 
 def extract(model: str, corpus: str, file: str, how: str = "") -> dict[str, Any]:
-    """Extract all layers of each word's last piece into HDF5, or `layers`: into a file a layer, which loads fastest."""
+    """Extract all layers of each word's last piece into HDF5; with `layers`, into a file per layer, read fastest."""
     start = time.perf_counter()
     with _silent():
         extract_representations(model, corpus, file, output_type="hdf5", decompose_layers=how == "layers")
@@ -53,7 +53,7 @@ def _files_of(file: str) -> list[Path]:
 
 
 def load(file: str, layer: str) -> dict[str, Any]:
-    """Read one layer, or all, as `load_activations` does; of a file with all layers it reads all."""
+    """Read one layer or all layers by `load_activations`, which always reads all layers of a file."""
     found = _files_of(file)
     if layer != "all" and len(found) > 1:
         found = [found[int(layer)]]
@@ -73,7 +73,7 @@ def load(file: str, layer: str) -> dict[str, Any]:
 
 
 def probe(folder: str, epochs: str = "10") -> dict[str, Any]:
-    """Train on exported examples with the defaults, but for the epochs; write weight and bias."""
+    """Train on exported examples with the default options except the number of epochs; write weight and bias."""
     x, y = (np.load(Path(folder) / f"{name}_train.npy") for name in "Xy")
     start = time.perf_counter()
     with _silent():
@@ -85,7 +85,7 @@ def probe(folder: str, epochs: str = "10") -> dict[str, Any]:
 
 
 def rank(folder: str, weights: str, method: str) -> dict[str, Any]:
-    """Order all neurons by a probe's weights, or by differences of class means; write the order."""
+    """Rank all neurons by a probe's weights, or by differences of class means; write the order."""
     x, y = (np.load(Path(folder) / f"{name}_train.npy") for name in "Xy")
     weight = np.load(weights)["weight"]
     trained = linear_probe.LinearProbe(weight.shape[1], weight.shape[0])

@@ -1,12 +1,12 @@
-"""This project's commands, as the command line runs them, timed after the libraries are imported, as the peers are.
+"""This project's commands as the command line runs them, timed like the peers once the libraries are imported.
 
     python -m benchmarks.contestants.ours command ARGS...     one command; --cache and --runs name its folders
-    python -m benchmarks.contestants.ours jobs FILE.json      several, in turn: {"name": [ARGS, ...], ...}
-    python -m benchmarks.contestants.ours load ENTRY LAYER    reads what is cached; LAYER or all
+    python -m benchmarks.contestants.ours jobs FILE.json      several in turn: {"name": [ARGS, ...], ...}
+    python -m benchmarks.contestants.ours load ENTRY LAYER    reads a cache; LAYER is a number or all
     python -m benchmarks.contestants.ours export ENTRY CORPUS LAYER SEED FOLDER
     python -m benchmarks.contestants.ours weights RUN LAYER FILE.npz
 
-In the arguments of a job `{fresh}` is an empty folder that is thrown away.
+In the arguments of a job `{fresh}` is an empty folder that is deleted afterwards.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks.contestants.files import forget, size
 
 
 def command(*args: str) -> dict[str, Any]:
-    """Run a command and return `seconds`, what it cached, and what its `results.json` says."""
+    """Run a command and return `seconds`, the measures of its cache, and those of its `results.json`."""
     from probing.__main__ import COMMANDS
     from probing.cli.commandline import run
 
@@ -88,7 +88,7 @@ def jobs(file: str) -> dict[str, Any]:
 
 
 def load(entry: str, layer: str) -> dict[str, Any]:
-    """Read one layer, or all, in float32; return how long it took, and the sum of what was read."""
+    """Read one layer or all layers in float32; return the time and the sum of the values."""
     from probing.cache import ActivationStore
 
     forget(Path(entry))
@@ -100,7 +100,7 @@ def load(entry: str, layer: str) -> dict[str, Any]:
 
 
 def export(entry: str, corpus: str, layer: str, seed: str, folder: str) -> dict[str, Any]:
-    """Write the examples of `position` that `fit` trains and tests on, and the scale of each neuron, as .npy."""
+    """Write the position examples that `fit` trains and tests on, and the scale of each neuron, as .npy files."""
     import numpy as np
     from probing_tasks.position import Position
 
@@ -126,7 +126,7 @@ def export(entry: str, corpus: str, layer: str, seed: str, folder: str) -> dict[
 
 
 def weights(run: str, layer: str, file: str) -> dict[str, Any]:
-    """Write a layer's probe, for raw hidden states; return what the run says of it, and its worst optimality gap."""
+    """Write a layer's probe for raw hidden states; return its results in the run and its worst optimality gap."""
     import numpy as np
     from safetensors import safe_open
 
@@ -141,7 +141,7 @@ def weights(run: str, layer: str, file: str) -> dict[str, Any]:
 
 
 def main(action: str, args: Sequence[str]) -> None:
-    """Import what every command needs, then do one thing."""
+    """Import what every command needs, then run one action."""
     import pytorch_lightning
     import transformers
     from transformers import AutoModel, AutoTokenizer

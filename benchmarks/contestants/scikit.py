@@ -1,8 +1,8 @@
-"""Logistic regression of scikit-learn, without intercept, to convergence, on what the project's objective is stated in.
+"""scikit-learn's logistic regression, without intercept, trained to convergence on the features of our objective.
 
     python -m benchmarks.contestants.scikit FOLDER L2
 
-On X / scale with C = 1 / (2 n l2) it minimises the same function.
+On X / scale with C = 1 / (2 n l2) it minimises the same objective.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from sklearn.linear_model import LogisticRegression
 
-# Of the gradient: with 1e-4, the default, the objective is still some 1e-3 nats above its minimum.
+# Tolerance of the gradient: with the default of 1e-4, the objective is still about 1e-3 nats above its minimum.
 TOLERANCE, MAX_ITERATIONS = 1e-5, 20_000
 
 
