@@ -65,8 +65,8 @@ def collect_evidence(
         train: Training examples.
         test: Test examples.
         layers: Layer numbers.
-        moments: Of each layer's training tokens.
         moments: Moments of each layer's training tokens.
+        n_classes: Number of classes.
     """
     magnitudes = [MagnitudeAccumulator(m.mean, n_classes) for m in moments]
     for batch in read_share(test, layers):
