@@ -10,10 +10,10 @@ down, so p-values only grow.
 
 **The interval** of a value is not the interval of chance. The neurons of a layer are not a sample of others, and a
 bootstrap of neurons counts duplicates as agreement; what could have come out otherwise is the sentences. The interval
-is therefore made from scorings on resampled sentences (`probing.statistics.bootstrap.resampled_means`), and is NaN where none
-are given. Resampling adds sampling noise once more, which lowers every agreement, so only the spread of the resampled
-values is used, laid around the value. The interval covers the mean agreement of runs on as many sentences (in trials 88
-to 99 times of 100); more sentences would raise that agreement.
+is therefore made from scorings on resampled sentences (`probing.statistics.bootstrap.resampled_means`), and is NaN
+where none are given. Resampling adds sampling noise once more, which lowers every agreement, so only the spread of the
+resampled values is used, laid around the value. The interval covers the mean agreement of runs on as many sentences (in
+trials 88 to 99 times of 100); more sentences would raise that agreement.
 
 **Dead neurons** score exactly 0. A neuron that is dead in both runs says nothing about either ranking, yet at the
 bottom of both it would look like agreement. Spearman and Kendall use the neurons that are live in both. Overlap and

@@ -441,7 +441,9 @@ def test_a_cache_that_cannot_be_made_is_refused_with_the_option(
     request_for: Callable[..., Request], tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(UserError, match=r"`--cache .*file/cache` cannot be written \(Not a directory\); name a writable folder"):
+    with pytest.raises(
+        UserError, match=r"`--cache .*file/cache` cannot be written \(Not a directory\); name a writable folder"
+    ):
         activations(request_for([0]), tmp_path / "file" / "cache", CPU)
 
 
