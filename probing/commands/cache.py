@@ -1,4 +1,4 @@
-"""`cache ls`, `cache verify`, `cache prune`: what is cached, is it intact, free space."""
+"""`cache ls`, `cache verify`, `cache prune`: list, check and prune the cached activations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DAY_S = 86_400
 
 
 def ls(cache: str | None = None) -> list[Path]:
-    """List what is cached.
+    """List the entries of the cache.
 
     Args:
         cache: Folder of cached activations; $PROBING_CACHE or runs/cache by default.
@@ -70,7 +70,7 @@ def verify(cache: str | None = None) -> None:
             n_files += 1
             bad.append(entry.folder)
         else:
-            print(f"not checked, for it is {entry.trouble}: {entry.folder}")
+            print(f"not checked because it is {entry.trouble}: {entry.folder}")
     for path in bad:
         print(f"damaged: {path}")
     if bad:
@@ -81,17 +81,17 @@ def verify(cache: str | None = None) -> None:
 
 
 def prune(cache: str | None = None, unused_days: float = 30.0, yes: bool = False) -> list[Path]:
-    """Remove entries that were not used lately, and what interrupted writers left.
+    """Remove entries that were not used recently, and what interrupted runs left behind.
 
-    Without --yes it only says what would go.
+    Without --yes, only list what would be removed.
 
     Args:
         cache: Folder of cached activations; $PROBING_CACHE or runs/cache by default.
-        unused_days: Remove entries not used for this many days; 0 removes all.
-        yes: Remove, instead of saying what would be removed.
+        unused_days: Remove entries that were not used for this many days; 0 removes all.
+        yes: Remove the entries instead of only listing them.
 
     Returns:
-        The folders and files that were or would be removed.
+        The folders and files that are removed, or would be.
     """
     refuse(out_of_range("unused_days", unused_days, 0))
     folder = cache_folder(cache)
@@ -153,4 +153,4 @@ def _ranges(numbers: list[int]) -> str:
             runs[-1][1] = n
         else:
             runs.append([n, n])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) or "none whole"
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) or "none complete"

@@ -1,4 +1,4 @@
-"""`compare`: what the rankings of several runs have in common, neuron by neuron and layer by layer."""
+"""`compare`: the agreement between the rankings of several runs, neuron by neuron and layer by layer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from probing.runtime.distributed import refuse_several
 from probing.tables.csv_files import write_csv
 from probing.tracking import resolve_mode
 
-# Draws beyond which nothing is gained that their training would be worth.
+# More draws than this would take long to train and hardly sharpen the p-values.
 MOST_NULL_DRAWS = 1000
 
 
@@ -28,9 +28,9 @@ class Comparison:
     """A finished comparison.
 
     Args:
-        folder: Where it is.
+        folder: Folder of the comparison.
         agreement: A dict per pair of layers and statistic, as in `agreement.csv`.
-        top_everywhere: A dict per neuron that is at the top of every run, as in `top_everywhere.csv`.
+        top_everywhere: A dict per neuron that is among the first of every run, as in `top_everywhere.csv`.
     """
 
     folder: Path
@@ -60,23 +60,25 @@ def compare(
     trainer: dict[str, Any] | None = None,
     wandb: WandbOptions = WandbOptions(),
 ) -> Comparison:
-    """Compare the rankings of finished runs: do their models keep the task in corresponding neurons?
+    """Compare the rankings of finished runs: do their models encode the task in corresponding neurons?
 
     Args:
-        folders: Folders of finished runs; `--folders` itself may be left out.
-        models: Models that are fitted first and compared too, such as [bert, roberta].
-        fit: Options of `fit` for these, such as --fit.layer 0,6,12.
-        matching: index for models of one lineage, correlation for others; auto is index for one and the same model.
-        assignment: Whether two neurons may go with the same one, where they are matched by correlation.
-        top: Size of the top whose overlap is taken.
-        null_draws: How many times labels are shuffled, for runs whose neurons are compared by index; no p-value there
-            is below 1 / (1 + null_draws).
-        seed: Of redrawn sentences and of what chance gives.
-        runs: Folder of runs, where the comparison goes too.
+        folders: Folders of finished runs; may be given without `--folders`.
+        models: Models to fit first and to compare as well, such as [bert, roberta].
+        fit: Options of `fit` for the models of --models, such as --fit.layer 0,6,12.
+        matching: How neurons of two models are paired: by index, for models of one lineage, or by correlation, for
+            others; auto is index where both runs are of the same model.
+        assignment: Whether several neurons may be paired with the same one (many_to_one) where they are matched by
+            correlation.
+        top: Number of first neurons whose overlap is measured.
+        null_draws: Number of times that labels are shuffled, for runs whose neurons are compared by index; no p-value
+            there is below 1 / (1 + null_draws).
+        seed: Seed of every random draw: resampled sentences and the null distributions.
+        runs: Folder of runs, in which the comparison is written too.
         name: Name of the comparison; compare-MODELS-YYYYMMDD-HHMMSS by default.
         cache: Folder of cached activations; $PROBING_CACHE or RUNS/cache by default.
-        quiet: Result line only.
-        trainer: Of Lightning's Trainer arguments, accelerator.
+        quiet: Print the result line only.
+        trainer: Arguments of Lightning's Trainer, of which only --trainer.accelerator is accepted.
         wandb: Where and how to track the comparison in Weights & Biases.
 
     Returns:
@@ -99,8 +101,8 @@ def compare(
         raise UserError("`compare` takes two or more finished runs, such as runs/A runs/B, or `--models`.")
     if wrong := set(trainer or {}) - {"accelerator"}:
         raise UserError(
-            f"`--trainer.{min(wrong)}`: a comparison runs in one process and takes `--trainer.accelerator` alone; "
-            "`extract` and `fit` run in several."
+            f"`--trainer.{min(wrong)}`: a comparison runs in one process and takes only `--trainer.accelerator`; "
+            "`extract` and `fit` run in several processes."
         )
     defaults = {"runs": runs, "cache": cache, "quiet": quiet, "trainer": trainer or {}, "wandb": asdict(wandb)}
     options = _fit_options({**defaults, **(fit or {})}, fit, models)
@@ -152,12 +154,12 @@ def compare(
 def _fit_options(
     options: Mapping[str, Any], given: Mapping[str, Any] | None, models: Sequence[str] | None
 ) -> dict[str, Any]:
-    """Return the options of `fit` as keyword arguments, of those given and the comparison's own."""
-    from probing.cli.arguments import OptionSource, checked
+    """Return the keyword arguments of `fit`: the options given for it, and those that it shares with the comparison."""
+    from probing.cli.arguments import Place, checked
     from probing.commands.fit import fit
 
     if given and not models:
-        raise UserError("`--fit.*` are options for `--models`, of which there are none.")
+        raise UserError("`--fit.*` are options of the models given with `--models`, and none is given.")
     refuse([f"`--fit.{name}` cannot be set: `--models` decides" for name in ("model", "name") if name in options])
     keywords = checked(fit, options, "fit", OptionSource("--fit."))
     return {name: value for name, value in keywords.items() if name not in ("model", "name")}

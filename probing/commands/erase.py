@@ -1,4 +1,4 @@
-"""What the probes of a finished run know without some neurons or directions: `rank --erase`."""
+"""Usable information of a finished run's layers without some neurons or directions: `rank --erase`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from probing.runs.run import Run
 
 
 def top_problems(n_top: int, d_model: int) -> list[str]:
-    """Return what is wrong with a number of first neurons, beside which as many random ones are drawn."""
+    """Return what is wrong with a number of first neurons, with which as many random ones are compared."""
     half = d_model // 2
     expected = f"expected 1 to {half}, half the neurons, for as many random ones beside them"
     return [] if 1 <= n_top <= half else [f"`--top {n_top}` is out of range: {expected}"]
@@ -23,17 +23,17 @@ def top_problems(n_top: int, d_model: int) -> list[str]:
 def erasure_rows(
     run: Run, sides: Sides, layers: Sequence[int], n_top: int, seed: int, progress: bool
 ) -> list[dict[str, Any]]:
-    """Return what is known under each condition in some layers of a run.
+    """Return the usable information under each condition in some layers of a run.
 
     Probes are trained with the run's penalty by lbfgs, whatever trained the run's own.
 
     Args:
-        run: The run.
-        sides: Its examples and their classes.
-        layers: Which of its layers.
-        n_top: How many of the first neurons of its ranking are kept or removed.
-        seed: Of random neurons, shuffled labels and redrawn sentences.
-        progress: Whether to show bars.
+        run: The finished run.
+        sides: The run's examples and their classes.
+        layers: Layers of the run to measure.
+        n_top: Number of first neurons of the run's ranking that are kept or removed.
+        seed: Seed of every random draw: random neurons, shuffled labels and resampled sentences.
+        progress: Whether to show progress bars.
 
     Returns:
         Rows as `probing.evidence.usable_information.usable_information` returns them.

@@ -26,22 +26,25 @@ def extract(
     quiet: bool = False,
     trainer: dict[str, Any] | None = None,
 ) -> Path:
-    """Cache the hidden states of a corpus; `fit` reads them from there.
+    """Cache the hidden states of a corpus, from which `fit` reads them.
 
     Args:
-        model: Alias (minilm, bert, roberta, distilbert, ...), hub id, or local folder.
-        layer: One layer (6), several (0,3,6) or all; 0 is the embedding output.
+        model: Model to read: an alias (minilm, bert, roberta, distilbert, ...), a hub id, or a local folder.
+        layer: Layers to read: one (6), several (0,3,6) or all; layer 0 is the embedding output.
         revision: Branch, tag or commit of the model on the hub.
-        random_weights: Take the untrained twin: the same architecture, weights drawn with --seed.
-        dtype: Of the forward pass and of what is stored.
-        corpus: builtin, .txt (sentence a line), .conllu, .tsv, or .gz, hf:NAME?config=C&split=S&column=T, - (stdin).
-        max_length: Longest tokenised sentence, special tokens included; the model's own limit by default.
-        batch_tokens: Padded tokens in one forward pass, fixed when the cache entry is made.
-        seed: Of the untrained twin's weights.
-        runs: Folder of runs; the cache is in it by default.
+        random_weights: Use a randomly initialised model: the same architecture, weights drawn with --seed.
+        dtype: Precision of the forward pass and of the cached activations.
+        corpus: Text to read: builtin, a file (.txt with one sentence per line, .conllu, .tsv; each also as .gz),
+            hf:NAME?config=C&split=S&column=T, or - for standard input.
+        max_length: Maximum length of a tokenised sentence, special tokens included; longer ones are truncated. The
+            model's own limit by default.
+        batch_tokens: Maximum number of tokens in one forward pass, padding included; fixed when the cache entry is
+            made.
+        seed: Seed of the weights of a randomly initialised model.
+        runs: Folder of runs, in which the cache is by default.
         cache: Folder of cached activations; $PROBING_CACHE or RUNS/cache by default.
-        quiet: Result line only.
-        trainer: Arguments of Lightning's Trainer that concern a forward pass, such as --trainer.devices 2.
+        quiet: Print the result line only.
+        trainer: Arguments of Lightning's Trainer that apply to a forward pass, such as --trainer.devices 2.
 
     Returns:
         The folder of the cache entry.

@@ -49,35 +49,42 @@ def fit(
     probe: ProbeOptions = ProbeOptions(),
     wandb: WandbOptions = WandbOptions(),
 ) -> Run | None:
-    """Fit a probe per layer on cached activations, split its logits by neuron, rank the neurons.
+    """Fit a probe per layer on cached activations, split its logits by neuron, and rank the neurons.
 
     Args:
-        model: Alias (minilm, bert, roberta, distilbert, ...), hub id, or local folder.
-        layer: One layer (6), several (0,3,6) or all; 0 is the embedding output.
+        model: Model to read: an alias (minilm, bert, roberta, distilbert, ...), a hub id, or a local folder.
+        layer: Layers to probe: one (6), several (0,3,6) or all; layer 0 is the embedding output.
         revision: Branch, tag or commit of the model on the hub.
-        random_weights: Take the untrained twin: the same architecture, weights drawn with --seed.
-        dtype: Of the forward pass and of what is cached.
-        corpus: builtin, .txt (sentence a line), .conllu, .tsv, or .gz, hf:NAME?config=C&split=S&column=T, - (stdin).
-        test_corpus: Test on this corpus, given like --corpus; the test part of --corpus then joins the training part.
-        group_by: What intervals are over: sentence or document; auto is document where the corpus tells its documents
-            (`# newdoc` in CoNLL-U, empty lines in .txt) and at least 20 are tested on.
-        max_length: Longest tokenised sentence, special tokens included; the model's own limit by default.
-        batch_tokens: Padded tokens in one forward pass, fixed when the cache entry is made.
-        task: What is predicted, such as position.
+        random_weights: Use a randomly initialised model: the same architecture, weights drawn with --seed.
+        dtype: Precision of the forward pass and of the cached activations.
+        corpus: Text to read: builtin, a file (.txt with one sentence per line, .conllu, .tsv; each also as .gz),
+            hf:NAME?config=C&split=S&column=T, or - for standard input.
+        test_corpus: Corpus to test on, given like --corpus; the test part of --corpus then joins the training part.
+        group_by: Unit that confidence intervals treat as independent: sentence or document; auto is document where the
+            corpus marks documents (`# newdoc` in CoNLL-U, empty lines in .txt) and at least 20 are tested on.
+        max_length: Maximum length of a tokenised sentence, special tokens included; longer ones are truncated. The
+            model's own limit by default.
+        batch_tokens: Maximum number of tokens in one forward pass, padding included; fixed when the cache entry is
+            made.
+        task: What the probe predicts, such as position.
         task_args: Options of the task, such as --task_args.special_tokens include.
-        replicates: Bootstraps of the training sentences; a rank's range is over their probes and the run's own. 0 for
-            none.
-        controls: What accuracy is held against: all that say something of the task, none, or shuffled, token,
-            permuted_positions (the model reads each sentence's tokens permuted), untrained, control_task.
-        evidence: all also trains without each of the first neurons and under other penalties; none does not.
-        mdl: Also measure how many bits the training labels take, encoded online with each layer's activations.
-        transform: Train on transformed activations, fitted on training tokens, beside probes on them as they are; clip
-            sets outliers of the mean to 0, whiten is ZCA.
-        seed: Of the split, of permuted labels and tokens, of bootstraps, of adam's batches and of untrained weights.
-        runs: Folder of runs.
+        replicates: Number of probes trained on bootstrap samples of the training sentences; the range of a rank is over
+            these probes and the run's own. 0 trains none.
+        controls: Controls that the accuracy is compared with: all that apply to the task, none, or some of shuffled,
+            token, permuted_positions (the model reads each sentence with its tokens permuted), untrained (a randomly
+            initialised model), control_task.
+        evidence: all also retrains the probe without each of the first neurons and under other penalties; none does
+            not.
+        mdl: Also measure the length in bits of the training labels, encoded online with each layer's activations
+            (minimum description length).
+        transform: Transform of the activations that the probes are trained on, fitted on training tokens; probes on the
+            untransformed activations are trained as well. clip sets neurons with an outlying mean to 0, whiten is ZCA.
+        seed: Seed of every random draw: the split, permuted labels and tokens, bootstrap samples, adam's batches and
+            random weights.
+        runs: Folder in which the run is written.
         name: Name of this run; MODEL-TASK-YYYYMMDD-HHMMSS by default.
         cache: Folder of cached activations; $PROBING_CACHE or RUNS/cache by default.
-        quiet: Result lines only, no tables and no progress.
+        quiet: Print result lines only, without tables and progress.
         trainer: Arguments of Lightning's Trainer, such as --trainer.max_epochs 50.
         probe: How the probe is trained.
         wandb: Where and how to track the run in Weights & Biases.
@@ -175,7 +182,7 @@ def _write(
 
 
 def _report(run: Run, where: str | None, quiet: bool) -> None:
-    """Print the tables, what may be concluded of each layer's top neuron, and where everything is."""
+    """Print the tables, the conclusion on each layer's top neuron, and where the results are."""
     from probing.evidence.by_position import position_line
     from probing.runtime import terminal
     from probing.statistics.intervals import scope
@@ -203,7 +210,7 @@ def _report(run: Run, where: str | None, quiet: bool) -> None:
             if not fitted["converged"]:
                 print(
                     f"Layer {layer}: the probe stopped up to {fitted['optimality_gap']:.1g} nats short of its optimum, "
-                    "so this ranking may be the optimiser's rather than the data's."
+                    "so this ranking may reflect the optimiser rather than the data."
                 )
     if not quiet:
         print(scope(run.results, run.config["test_corpus"]))

@@ -1,4 +1,4 @@
-"""What several commands do with the options they share."""
+"""Folders that several commands find from the options they share."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from probing.runs.folder import check_name
 
 
 def cache_folder(cache: str | None, runs: str = "runs") -> Path:
-    """Return where activations are cached: `--cache`, else $PROBING_CACHE, else `cache` among the runs.
+    """Return the folder of cached activations: `--cache`, else $PROBING_CACHE, else `cache` in the folder of runs.
 
     Raises:
-        UserError: If a file is in the way.
+        UserError: If the path is a file.
     """
     if cache:
         return folder(cache, f"--cache {cache}")
@@ -24,19 +24,19 @@ def cache_folder(cache: str | None, runs: str = "runs") -> Path:
 
 
 def runs_folder(runs: str) -> Path:
-    """Return the folder of runs, which hours later is to be written.
+    """Return the folder of runs, checked now because it may be written only hours later.
 
     Raises:
-        UserError: If a file is in the way or it cannot be written.
+        UserError: If the path is a file or cannot be written.
     """
     return writable_folder(runs, f"--runs {runs}", "name a folder of yours")
 
 
 def places(cache: str | None, runs: str, name: str | None) -> tuple[Path, Path]:
-    """Return the folders of the cache and of runs, where a run of that name can be made.
+    """Return the folder of the cache and the folder of runs, in which a run of that name can be made.
 
     Raises:
-        UserError: If one is no folder, runs cannot be written, or the name is taken or no plain one.
+        UserError: If one is not a folder, runs cannot be written, or the name is taken or not a plain file name.
     """
     cached, place = cache_folder(cache, runs), runs_folder(runs)
     if name is not None:
@@ -45,20 +45,20 @@ def places(cache: str | None, runs: str, name: str | None) -> tuple[Path, Path]:
 
 
 def say_where(folder: Path, where: str | None) -> None:
-    """Print where results are, as every command that makes some ends.
+    """Print where the results are, the last line of every command that writes some.
 
     Args:
-        folder: On disk.
-        where: On Weights & Biases, if they are there.
+        folder: Folder on disk.
+        where: Address on Weights & Biases, if they were logged there.
     """
     print(f"Results: {folder}" + (f"; on Weights & Biases: {where}" if where else ""))
 
 
 def writable_folder(path: str | Path, typed: str, way_out: str) -> Path:
-    """Return the path of a folder that is there or can be made, and can be written.
+    """Return the path of a folder that exists or can be made, and that can be written.
 
     Raises:
-        UserError: If it is no folder or cannot be written.
+        UserError: If it is not a folder or cannot be written.
     """
     path = folder(path, typed)
     there = next(part for part in (path, *path.parents) if part.exists())
@@ -68,10 +68,10 @@ def writable_folder(path: str | Path, typed: str, way_out: str) -> Path:
 
 
 def folder(path: str | Path, typed: str) -> Path:
-    """Return the path of a folder that is there or can be made.
+    """Return the path of a folder that exists or can be made.
 
     Raises:
-        UserError: If something that is no folder is in the way.
+        UserError: If something else than a folder has this path.
     """
     try:
         str(path).encode()  # safetensors opens no other files

@@ -1,4 +1,4 @@
-"""`geometry`: outlier dimensions, anisotropy before and after transforms, and how alike tokens become."""
+"""`geometry`: outlier dimensions, anisotropy before and after transforms, and the similarity of tokens."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Geometry:
     """A finished measurement; each table is a list of dicts.
 
     Args:
-        folder: Where it is.
-        geometry: As in `geometry.csv`.
-        outliers: As in `outliers.csv`.
-        dimensions: As in `dimensions.csv`.
-        parameters: As in `parameters.csv`.
-        explained: As in `explained.csv`.
-        smoothing: As in `smoothing.csv`; empty if not asked for or not applicable.
-        interventions: As in `interventions.csv`; empty if not asked for or not applicable.
+        folder: Folder of the measurement.
+        geometry: Rows of `geometry.csv`.
+        outliers: Rows of `outliers.csv`.
+        dimensions: Rows of `dimensions.csv`.
+        parameters: Rows of `parameters.csv`.
+        explained: Rows of `explained.csv`.
+        smoothing: Rows of `smoothing.csv`; empty if not asked for or not applicable.
+        interventions: Rows of `interventions.csv`; empty if not asked for or not applicable.
     """
 
     folder: Path
@@ -47,7 +47,7 @@ class Geometry:
     interventions: list[dict[str, Any]] = field(default_factory=list)
 
     def tables(self) -> list[Any]:
-        """Return what was measured as rich tables."""
+        """Return the measurements as rich tables."""
         from probing.internals.inside_report import inside_tables
         from probing.tables.geometry import tables
 
@@ -89,42 +89,50 @@ def geometry(
     trainer: dict[str, Any] | None = None,
     wandb: WandbOptions = WandbOptions(),
 ) -> Geometry | None:
-    """Find outlier dimensions, and measure how alike vectors point before and after clipping, whitening and others.
+    """Find outlier dimensions, and measure anisotropy before and after clipping, whitening and other transforms.
 
     Args:
-        model: Alias (minilm, bert, roberta, distilbert, ...), hub id, or local folder.
-        layer: One layer (6), several (0,3,6) or all; 0 is the embedding output.
+        model: Model to read: an alias (minilm, bert, roberta, distilbert, ...), a hub id, or a local folder.
+        layer: Layers to read: one (6), several (0,3,6) or all; layer 0 is the embedding output.
         revision: Branch, tag or commit of the model on the hub.
-        random_weights: Take the untrained twin: the same architecture, weights drawn with --seed.
-        dtype: Of the forward pass and of what is cached.
-        corpus: builtin, .txt (sentence a line), .conllu, .tsv, or .gz, hf:NAME?config=C&split=S&column=T, - (stdin).
-        fit_corpus: Find outliers and fit transforms on this corpus, given like --corpus, instead of the one measured.
-        max_length: Longest tokenised sentence, special tokens included; the model's own limit by default.
-        batch_tokens: Padded tokens in one forward pass, fixed when the cache entry is made.
-        special_tokens: Whether special tokens count; outliers are found without and with them in any case.
-        transforms: all, none, or some of clip, whiten, standardise, center, all_but_the_top.
-        definition: Of the outliers that are clipped; all five are reported.
-        clip_to: What clipped neurons are set to; mean is a control.
-        draws: How many times other neurons, as many as there are outliers, are drawn for comparison.
-        whitening: pca, or zca, which turns whitened vectors back; cosines are the same.
-        components: Directions that whitening keeps; all that vary by default.
-        shrinkage: How far whitening takes the covariance for that of a sphere, 0 to 1; for few tokens.
-        top: Directions that all_but_the_top leaves out; d_model / 100 by default.
-        estimators: Published estimators of the mean cosine beside the exact one: all, none, or some of e19, lkm, tvs.
-        smoothing_bound: Also run the model to measure what each block of it can do to the distance between tokens, and
-            does: every term of Theorem 2 of Shi et al. (2022), for every sentence. Post-LN models only.
-        interventions: Also zero the outliers inside the model, in the LayerNorm behind every block, and measure how
-            well it then predicts masked words or, without such a head, tells positions, beside clipping them after it.
-        seed: Of drawn tokens, neurons and sentences, and of untrained weights.
-        runs: Folder of runs.
+        random_weights: Use a randomly initialised model: the same architecture, weights drawn with --seed.
+        dtype: Precision of the forward pass and of the cached activations.
+        corpus: Text to read: builtin, a file (.txt with one sentence per line, .conllu, .tsv; each also as .gz),
+            hf:NAME?config=C&split=S&column=T, or - for standard input.
+        fit_corpus: Corpus, given like --corpus, on which outliers are found and transforms are fitted; the corpus that
+            is measured by default.
+        max_length: Maximum length of a tokenised sentence, special tokens included; longer ones are truncated. The
+            model's own limit by default.
+        batch_tokens: Maximum number of tokens in one forward pass, padding included; fixed when the cache entry is
+            made.
+        special_tokens: Whether special tokens are measured; outliers are found without and with them in any case.
+        transforms: Transforms to compare with the untransformed states: all, none, or some of clip, whiten,
+            standardise, center, all_but_the_top.
+        definition: Definition of the outliers that are clipped; the outliers by all five definitions are reported.
+        clip_to: Value that clipped neurons are set to: zero, or mean as a control.
+        draws: Number of draws of other neurons, as many as there are outliers, for comparison.
+        whitening: pca, or zca, which rotates whitened vectors back; cosines are the same.
+        components: Number of directions that whitening keeps; all that vary by default.
+        shrinkage: Weight, from 0 to 1, with which whitening shrinks the covariance towards a multiple of the identity,
+            for few tokens.
+        top: Number of principal directions that all_but_the_top removes; d_model / 100 by default.
+        estimators: Published estimators of the mean cosine to report beside the exact one: all, none, or some of e19,
+            lkm, tvs.
+        smoothing_bound: Also run the model to measure, for every sentence, how each block changes the distance between
+            tokens and how much it can at most: every term of Theorem 2 of Shi et al. (2022). Post-LN models only.
+        interventions: Also set the outliers to 0 inside the model, in the LayerNorm after every block, and measure how
+            well the model then predicts masked words or, without a head for these, how well positions can be read off;
+            the same with outliers clipped after the model.
+        seed: Seed of every random draw: tokens, neurons, sentences and random weights.
+        runs: Folder in which the run is written.
         name: Name of this run; MODEL-geometry-YYYYMMDD-HHMMSS by default.
         cache: Folder of cached activations; $PROBING_CACHE or RUNS/cache by default.
-        quiet: Result lines only, no tables and no progress.
-        trainer: Arguments of Lightning's Trainer that concern a forward pass, such as --trainer.devices 2.
+        quiet: Print result lines only, without tables and progress.
+        trainer: Arguments of Lightning's Trainer that apply to a forward pass, such as --trainer.devices 2.
         wandb: Where and how to track the run in Weights & Biases.
 
     Returns:
-        What was measured; None on ranks other than the first.
+        The measurement; None on ranks other than the first.
     """
     wandb = as_options(WandbOptions, wandb, "wandb")
     config = plain(locals())
@@ -227,7 +235,7 @@ def _write(
 def _curves(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a row per layer with a column for each measure and its interval, for W&B's curves.
 
-    Of transforms, which are many, there is what they are for: the mean cosine.
+    Of the transforms, which are many, only the mean cosine is logged.
     """
     by_layer: dict[int, dict[str, Any]] = {}
     for row in rows:
@@ -242,25 +250,25 @@ def _curves(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _check_tokens(tokens: Any, special_tokens: str) -> None:
-    """Refuse tokens that leave no two vectors to compare.
+    """Refuse a corpus that leaves fewer than two vectors to compare.
 
     Raises:
-        UserError: If fewer than two count.
+        UserError: If fewer than two tokens are measured.
     """
     n = tokens.n_tokens if special_tokens == "include" else int((~tokens.special).sum())
     if n < 2:
-        raise UserError(f"`--corpus`: {n} tokens are left once special tokens are set aside, and cosines need two.")
+        raise UserError(f"`--corpus`: {n} tokens are left without special tokens, and cosines need two.")
 
 
 def _encoder(source: ModelSource, weights_seed: int | None) -> tuple[Any, Any]:
-    """Return the model, whose parameters are looked at, and its tokenizer, which knows punctuation."""
+    """Return the model, whose parameters are measured, and its tokenizer, which tells punctuation."""
     from probing.models import load_encoder, load_tokenizer
 
     return load_encoder(source, weights_seed), load_tokenizer(source)
 
 
 def _report(made: Geometry, clipped: Mapping[int, Sequence[int]], where: str | None, quiet: bool) -> None:
-    """Print the tables, what they say in a sentence each, and where everything is."""
+    """Print the tables, a sentence on each, and where the results are."""
     from probing.internals.inside_report import inside_conclusions
     from probing.runtime import terminal
     from probing.tables.geometry import conclusions

@@ -1,4 +1,4 @@
-"""`rank`: the neurons of a finished run ranked by other methods, and the rankings judged by other probes."""
+"""`rank`: rank the neurons of a finished run by other methods, and evaluate the rankings by other probes."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from probing.tracking import Tracker, resolve_mode
 
 @dataclass(frozen=True)
 class Rankings:
-    """What `rank` found out about a run.
+    """The rankings that `rank` made of a run, and what it measured of them.
 
     Args:
-        folder: Where it is, `rankings` in the run's folder.
-        rankings: By method, a dict per layer and neuron in ranked order, as in `METHOD.csv`.
+        folder: Folder of the rankings, `rankings` in the run's folder.
+        rankings: For each method, a dict per layer and neuron in ranked order, as in `METHOD.csv`.
         evaluation: A dict per ranking, probe, end and size, as in `evaluation.csv`; empty if not asked for.
         erasure: A dict per layer and condition, as in `erasure.csv`; empty if not asked for.
         curves: A dict per ranking, kind, end, number of neurons and draw, as in `curves.csv`; empty if not asked for.
@@ -52,7 +52,7 @@ class Rankings:
     curves: list[dict[str, Any]]
 
     def tables(self) -> list[Any]:
-        """Return what was found as rich tables."""
+        """Return the results as rich tables."""
         return [
             *rankings_tables(self.rankings),
             *evaluation_tables(self.evaluation),
@@ -81,26 +81,26 @@ def rank(
     quiet: bool = False,
     wandb: WandbOptions = WandbOptions(),
 ) -> Rankings:
-    """Rank the neurons of a finished run again, by other methods, into RUN/rankings.
+    """Rank the neurons of a finished run by other methods, and write the rankings to RUN/rankings.
 
     Args:
-        folder: Folder of a finished run; `--folder` itself may be left out.
-        method: all, or some of contribution, contribution_predicted, contribution_all, contribution_centred, weight,
-            weight_mass, elastic_net, probeless, probeless_standardised, anova, gaussian, random; by default
-            contribution with `--erase` or `--curves`, all without.
-        layer: One of the run's layers (6), several (0,3,6) or all.
-        evaluate: Judge every ranking by a linear and a Gaussian probe of its first, its last and random neurons.
-        erase: Tell what probes know with the first neurons of the run's own ranking alone, without them, and once the
-            class is erased linearly, each beside its random counterpart.
+        folder: Folder of a finished run; may be given without `--folder`.
+        method: Ranking methods: all, or some of contribution, contribution_predicted, contribution_all,
+            contribution_centred, weight, weight_mass, elastic_net, probeless, probeless_standardised, anova, gaussian,
+            random; by default contribution with `--erase` or `--curves`, otherwise all.
+        layer: Layers of the run to rank: one (6), several (0,3,6) or all.
+        evaluate: Evaluate every ranking by a linear and a Gaussian probe of its first, its last and random neurons.
+        erase: Measure what a linear probe still reads from the first neurons of the run's own ranking alone, from all
+            others, and after the class is erased linearly, each compared with a random counterpart.
         curves: Measure how accuracy grows with only the first k neurons of every ranking and falls without them,
-            beside random neurons and the last ones, and how many reach within 1 point of all.
-        k: How many neurons the probes of `--evaluate` and `--curves` have (10,50,100); by default those of 10, 50,
-            100, or of 1, 2, 5, 10, 20, 50, 100, 200, that are fewer than all.
-        draws: How many times random neurons are drawn for comparison (10).
-        top: How many first neurons `--erase` keeps or removes, half of all at most.
-        seed: Of random neurons, and of which tokens are used where not all are.
-        cache: Folder of cached activations; the run's own by default.
-        quiet: Result lines only, no tables.
+            compared with random neurons and the last ones, and how few neurons come within 1 point of all of them.
+        k: Numbers of neurons that the probes of `--evaluate` and `--curves` use, such as 10,50,100; by default those of
+            10, 50, 100 (`--evaluate`) or 1, 2, 5, 10, 20, 50, 100, 200 (`--curves`) that are fewer than all.
+        draws: Number of draws of random neurons for comparison; 10 by default.
+        top: Number of first neurons that `--erase` keeps or removes, at most half of all.
+        seed: Seed of every random draw: random neurons, and a sample of the tokens where not all are used.
+        cache: Folder of cached activations; the one that the run used by default.
+        quiet: Print result lines only, without tables.
         wandb: Where and how to track the rankings in Weights & Biases.
 
     Returns:
@@ -132,7 +132,7 @@ def rank(
 
         methods = _methods(method or ("contribution" if erase or curves else "all"), METHODS)
         if curves and methods == ["random"]:
-            raise UserError("`--curves`: random neurons stand beside every ranking anyway; name one with --method.")
+            raise UserError("`--curves`: random neurons are part of every comparison; name a ranking with --method.")
         width = probe_weight(run).shape[2]
         problems = [problem for size in sizes or () for problem in out_of_range("k", size, 1, width)]
         refuse(problems + (top_problems(top, width) if erase else []))
@@ -178,10 +178,10 @@ def _write(made: Rankings, run: Run, layers: Sequence[int], label: str) -> list[
 
 
 def _sizes(k: int | Sequence[int] | str | None) -> list[int] | None:
-    """Return the numbers of neurons that are named, ascending.
+    """Return the numbers of neurons that the user named, ascending.
 
     Raises:
-        UserError: If one is no whole number.
+        UserError: If one is not a whole number.
     """
     if k is None:
         return None
@@ -206,7 +206,7 @@ def _layers(layer: Layers, run: Run) -> list[int]:
 
 
 def _methods(typed: str | Sequence[str], known: Mapping[str, Callable[..., Any]]) -> list[str]:
-    """Return the methods that are asked for, in the order of tables.
+    """Return the methods that were asked for, in the order of the tables.
 
     Raises:
         UserError: If one is unknown.
@@ -224,7 +224,7 @@ def _methods(typed: str | Sequence[str], known: Mapping[str, Callable[..., Any]]
 def _track(
     made: Rankings, options: WandbOptions, name: str, config: Mapping[str, Any], figures: Sequence[Path]
 ) -> str | None:
-    """Log tables and figures to W&B and return where they are to be seen; `rank` may replace files, which stay out."""
+    """Log tables and figures to W&B, without files since `rank` may replace them, and return their address."""
     from probing.runtime.terminal import say
 
     tables: dict[str, Sequence[Row]] = {f"rankings/{name}": rows for name, rows in made.rankings.items()}

@@ -1,4 +1,4 @@
-"""`report`: finished runs as one HTML page that needs nothing else."""
+"""`report`: finished runs as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from probing.runs.folder import PARTIAL
 
 
 def report(folders: list[str] | None = None, output: str | None = None) -> Path:
-    """Write finished runs as one HTML page: question and answer, figures, tables that sort, what repeats them.
+    """Write finished runs as one HTML page: question and answer, figures, sortable tables, and how to repeat them.
 
     Args:
-        folders: Folders of finished runs, of one comparison of them, of what `geometry`, `wic` or `sts` wrote;
-            `--folders` itself may be left out.
-        output: File to write; RUN/report.html by default, of several runs report-A-B.html beside the first, with a
-            comparison among them report.html in its folder. A report that is there is replaced.
+        folders: Folders of finished runs, of one comparison of them, and of results of `geometry`, `wic` or `sts`; may
+            be given without `--folders`.
+        output: File to write. By default RUN/report.html, for several runs report-A-B.html beside the first, and with a
+            comparison report.html in its folder. An existing report is replaced.
 
     Returns:
         The file.
@@ -47,7 +47,7 @@ def report(folders: list[str] | None = None, output: str | None = None) -> Path:
 
 
 def _default(folders: list[str], comparison: Path | None) -> Path:
-    """Return where the page goes if nobody says."""
+    """Return the default path of the page."""
     first = Path(folders[0])
     if comparison:
         return comparison / "report.html"
@@ -58,10 +58,10 @@ def _default(folders: list[str], comparison: Path | None) -> Path:
 
 
 def _check(path: Path, typed: str) -> None:
-    """Check, before any work, that a page can be written there and replaces nothing but another.
+    """Check, before any work, that a page can be written there and replaces nothing but another report.
 
     Raises:
-        UserError: If it cannot.
+        UserError: If it cannot be written, or would replace another file.
     """
     from probing.page.markup import MARK
 
@@ -104,7 +104,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _umask() -> int:
-    """Return the process's mask, which can only be read by setting it."""
+    """Return the process's umask, which can only be read by setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

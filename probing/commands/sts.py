@@ -1,4 +1,4 @@
-"""`sts`: does the cosine of two sentences' vectors go with how alike people find them?"""
+"""`sts`: does the cosine of two sentences' vectors correlate with human scores of their similarity?"""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from probing.tracking import Tracker, resolve_mode
 
 @dataclass(frozen=True)
 class SentenceSimilarity:
-    """What `sts` found out.
+    """The results of `sts`.
 
     Args:
-        folder: Where it is.
+        folder: Folder of the evaluation.
         layers: A dict per set, pooling, layer, space and aggregation, as in `sts.csv`.
         chosen: A dict per protocol, set, pooling, space and aggregation, as in `chosen.csv`.
     """
@@ -63,36 +63,38 @@ def sts(
     trainer: dict[str, Any] | None = None,
     wandb: WandbOptions = WandbOptions(),
 ) -> SentenceSimilarity | None:
-    """Hold cosines of sentences against human scores (STS, SICK-R), per layer, plain, clipped and whitened.
+    """Correlate cosines of sentences with human scores (STS, SICK-R), per layer, plain, clipped and whitened.
 
     Args:
-        folders: Folders with STS12 to STS16, STS-B and SICK, or hf:NAME?config=C; `--folders` may be left out.
-        model: Alias (minilm, bert, roberta, distilbert, ...), hub id, or local folder.
-        layer: One layer (6), several (0,3,6) or all; 0 is the embedding output.
+        folders: Folders with STS12 to STS16, STS-B and SICK, or hf:NAME?config=C; may be given without `--folders`.
+        model: Model to read: an alias (minilm, bert, roberta, distilbert, ...), a hub id, or a local folder.
+        layer: Layers to read: one (6), several (0,3,6) or all; layer 0 is the embedding output.
         revision: Branch, tag or commit of the model on the hub.
-        random_weights: Take the untrained twin: the same architecture, weights drawn with --seed.
-        dtype: Of the forward pass and of what is cached.
-        pooling: How sentences get their vectors, some or all: mean over tokens that are not special, mean_special over
-            all tokens, cls for the first one, first_last for the mean of layer 1 and each layer.
-        transforms: Beside the plain vectors: all, none, or some of clip, clip_random, whiten, standardise, center,
-            all_but_the_top.
-        definition: Of the outliers that are clipped, as `geometry` has it.
-        components: Directions that whitening keeps; all that vary by default.
-        fit_on: What transforms are fitted on: train for the training parts (the built-in corpus where there are none),
-            a corpus such as builtin or text.txt, or target for each set's own sentences, which is transductive.
-        static: File of word vectors in GloVe's format, whose mean is held beside the model.
-        max_length: Longest tokenised sentence, special tokens included; the model's own limit by default.
-        batch_tokens: Padded tokens in one forward pass, fixed when the cache entry is made.
-        seed: Of bootstraps, of clip_random's neurons and of untrained weights.
-        runs: Folder of runs.
+        random_weights: Use a randomly initialised model: the same architecture, weights drawn with --seed.
+        dtype: Precision of the forward pass and of the cached activations.
+        pooling: How token vectors become the vector of a sentence, some or all: mean over tokens that are not special,
+            mean_special over all tokens, cls for the first token, first_last for the average of layer 1 and each layer.
+        transforms: Transforms to compare with the plain vectors: all, none, or some of clip, clip_random, whiten,
+            standardise, center, all_but_the_top.
+        definition: Definition of the outliers that are clipped, as for `geometry`.
+        components: Number of directions that whitening keeps; all that vary by default.
+        fit_on: Text that transforms are fitted on: train for the training parts (the built-in corpus where there are
+            none), a corpus such as builtin or text.txt, or target for each set's own sentences, which is transductive.
+        static: File of word vectors in GloVe's format, whose mean over a sentence is evaluated for comparison.
+        max_length: Maximum length of a tokenised sentence, special tokens included; longer ones are truncated. The
+            model's own limit by default.
+        batch_tokens: Maximum number of tokens in one forward pass, padding included; fixed when the cache entry is
+            made.
+        seed: Seed of every random draw: bootstrap samples, clip_random's neurons and random weights.
+        runs: Folder in which the run is written.
         name: Name of this run; MODEL-sts-YYYYMMDD-HHMMSS by default.
         cache: Folder of cached activations; $PROBING_CACHE or RUNS/cache by default.
-        quiet: Result lines only, no tables and no progress.
-        trainer: Arguments of Lightning's Trainer that concern a forward pass, such as --trainer.devices 2.
+        quiet: Print result lines only, without tables and progress.
+        trainer: Arguments of Lightning's Trainer that apply to a forward pass, such as --trainer.devices 2.
         wandb: Where and how to track the run in Weights & Biases.
 
     Returns:
-        What was found; None on ranks other than the first.
+        The results; None on ranks other than the first.
     """
     wandb = as_options(WandbOptions, wandb, "wandb")
     config = plain(locals())
@@ -115,7 +117,7 @@ def sts(
         raise UserError(f"`sts` takes {READABLE}.")
     sets = read_sts(folders)
     if not (targets := reported(sets)):
-        raise UserError(f"`sts {' '.join(folders)}`: there are training parts alone; give dev or test parts too.")
+        raise UserError(f"`sts {' '.join(folders)}`: these are training parts only; give dev or test parts too.")
     for one in sets:
         if one.n_dropped:
             say(f"{one.label}: {one.n_dropped} pairs without a score or a sentence were left out")
@@ -225,7 +227,7 @@ def _curves(rows: Sequence[dict[str, Any]], pooling: str) -> list[dict[str, Any]
 
 
 def _report(found: SentenceSimilarity, where: str | None, quiet: bool) -> None:
-    """Print the tables and where everything is."""
+    """Print the tables and where the results are."""
     from probing.runtime import terminal
     from probing.tables.downstream import sts_lines, sts_tables
 

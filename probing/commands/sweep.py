@@ -1,4 +1,4 @@
-"""`sweep`: the trials of a W&B sweep file, without a server."""
+"""`sweep`: run the trials of a W&B sweep file without a server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class FinishedSweep:
     """A finished sweep.
 
     Args:
-        folder: Where it is.
+        folder: Folder of the sweep.
         rows: A dict for each trial and layer, as in `sweep.csv`.
         best: Name of the best trial.
     """
@@ -55,17 +55,17 @@ def sweep(
     quiet: bool = False,
     wandb: WandbOptions = WandbOptions(),
 ) -> FinishedSweep:
-    """Run the trials of a W&B sweep file here, those that differ in layer, seed or penalty together.
+    """Run the trials of a W&B sweep file here; train those that differ in layer, seed or penalty together.
 
     Args:
-        file: The sweep file, of trials of fit; `--file` itself may be left out.
-        trials: Most trials; all of a grid by default, run_cap of the file otherwise.
-        seed: Of random and Bayesian search; that of the split is an option of the trials.
-        fit: Options of fit for all trials, whatever the file says, such as --fit.corpus text.txt.
-        runs: Folder of runs, where the sweep goes too.
-        name: Name of the sweep, the file's by default; one that stopped half way goes on under its name.
+        file: Sweep file whose trials are runs of fit; may be given without `--file`.
+        trials: Maximum number of trials; by default all of a grid, otherwise run_cap of the file.
+        seed: Seed of random and Bayesian search; the seed of the split is an option of the trials.
+        fit: Options of fit that hold for all trials and override the file, such as --fit.corpus text.txt.
+        runs: Folder of runs, in which the sweep is written too.
+        name: Name of the sweep, that of the file by default; an unfinished sweep of this name is continued.
         cache: Folder of cached activations; $PROBING_CACHE or RUNS/cache by default.
-        quiet: Result lines only, no tables and no progress.
+        quiet: Print result lines only, without tables and progress.
         wandb: Where and how to track the trials, as one group, in Weights & Biases.
 
     Returns:
@@ -97,7 +97,7 @@ def sweep(
             made = runner.run()
             rows, best, lines = _conclude(folder.path, definition, options, made, wandb, name, say, start)
         except BaseException as error:
-            left = f"{shlex.join(['python', '-m', 'probing', 'sweep', file])} goes on where it stopped"
+            left = f"{shlex.join(['python', '-m', 'probing', 'sweep', file])} continues the sweep"
             if interrupt := interrupt_behind(error):
                 raise type(interrupt)(f"the unfinished sweep is {folder.path}, and {left}") from None
             if isinstance(error, OSError):
@@ -117,7 +117,7 @@ def sweep(
 
 
 def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options by dotted names, those too that Python gives as groups."""
+    """Return options by their dotted names; groups of options, as Python gives them, are flattened."""
     groups = {name: value for name, value in options.items() if isinstance(value, Mapping)}
     inner = {f"{name}.{key}": value for name, group in groups.items() for key, value in group.items()}
     return {**{name: value for name, value in options.items() if name not in groups}, **inner}
@@ -126,7 +126,7 @@ def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
 def _own_defaults(
     own: Mapping[str, Any], definition: Sweep, runs: str, cache: str | None, quiet: bool, wandb: WandbOptions
 ) -> tuple[str, str | None, bool, WandbOptions]:
-    """Return the sweep's own options: what the file says for all trials, where the command line says nothing."""
+    """Return the sweep's own options: those of the command line, or else what the file says for all trials."""
     usual = WandbOptions()
     said: dict[str, Any] = {"project": definition.project, "entity": definition.entity}
     said |= {name.removeprefix("wandb."): value for name, value in own.items() if name.startswith("wandb.")}
@@ -138,10 +138,10 @@ def _own_defaults(
 
 
 def _number_of_trials(definition: Sweep, trials: int | None, file: str) -> int:
-    """Return how many trials there will be.
+    """Return the number of trials.
 
     Raises:
-        UserError: If there is no end to them, or the search cannot be done here.
+        UserError: If nothing limits their number, or the search cannot be done here.
     """
     from probing.sweeps.bayes import check_installed
     from probing.sweeps.search import n_points
@@ -159,19 +159,19 @@ def _number_of_trials(definition: Sweep, trials: int | None, file: str) -> int:
 
 
 class _Runner:
-    """Runs the trials that are not whole yet.
+    """Runs the trials that are not finished yet.
 
     Args:
-        definition: What is searched.
-        options: Turns points into the options of trials.
-        folder: Of the sweep.
-        whole: Names of the trials that are whole.
-        n_trials: Of the sweep.
-        seed: Of random and Bayesian search.
-        cache: The cache folder.
+        definition: The sweep that is searched.
+        options: Turns points of the search into the options of trials.
+        folder: Folder of the sweep.
+        whole: Names of the trials that are finished.
+        n_trials: Number of trials of the sweep.
+        seed: Seed of random and Bayesian search.
+        cache: Folder of cached activations.
         wandb: Where and how trials are tracked.
-        say: Takes one-line messages.
-        quiet: Whether there is no progress.
+        say: Function that takes one-line messages.
+        quiet: Whether to show no progress.
     """
 
     def __init__(
@@ -183,11 +183,11 @@ class _Runner:
         self.wandb = replace(wandb, group=wandb.group or folder.final.name)
 
     def run(self) -> list[Trial]:
-        """Return all trials, which are whole."""
+        """Run what is left and return all trials."""
         if self.whole:
-            self.say(f"{len(self.whole)} of {self.n_trials} trials are whole already")
+            self.say(f"{len(self.whole)} of {self.n_trials} trials are finished already")
         if self.definition.stops_early:
-            self.say("early_terminate is for the agents of W&B: here every trial runs to its end")
+            self.say("early_terminate applies to the agents of W&B only: here every trial runs to its end")
         if self.definition.method == "bayes":
             return self._search()
         trials = [self._trial(number, point) for number, point in enumerate(self._points())]
@@ -204,7 +204,7 @@ class _Runner:
         return (draw(self.definition, number, self.seed) for number in range(self.n_trials))
 
     def _search(self) -> list[Trial]:
-        """Go where the metrics of the trials before point."""
+        """Run a Bayesian search: each trial's point is suggested by the metrics of the trials before it."""
         from probing.sweeps.bayes import suggest
         from probing.sweeps.table import metric_of, outcome
 
@@ -267,7 +267,7 @@ class _Runner:
         run_stack(todo, done, place, progress)
 
     def _fit(self, trial: Trial) -> None:
-        """Run a trial that asks for more than a probe as a fit of its own."""
+        """Run a trial that asks for more than a probe as a `fit` of its own."""
         import yaml
 
         with contextlib.redirect_stdout(io.StringIO()):  # its tables are on disk
@@ -289,7 +289,7 @@ def _conclude(
     folder: Path, definition: Sweep, options: TrialOptions, trials: Sequence[Trial], wandb: WandbOptions, name: str,
     say: Any, start: float,
 ) -> tuple[list[dict[str, Any]], str, list[str]]:  # fmt: skip
-    """Write what the trials say together; return the rows, the best trial and what to say of it."""
+    """Write the results of all trials; return the rows, the name of the best trial and the sentences to print."""
     import yaml
 
     from probing.runtime.versions import versions

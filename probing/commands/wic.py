@@ -1,4 +1,4 @@
-"""`wic`: does the cosine of a word's vectors tell whether it means the same in two sentences?"""
+"""`wic`: does the cosine of a word's vectors tell whether the word means the same in two sentences?"""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from probing.tracking import Tracker, resolve_mode
 
 @dataclass(frozen=True)
 class WordsInContext:
-    """What `wic` found out.
+    """The results of `wic`.
 
     Args:
-        folder: Where it is.
+        folder: Folder of the evaluation.
         layers: A dict per layer and space, as in `wic.csv`.
         chosen: A dict per protocol and space, as in `chosen.csv`.
     """
@@ -64,29 +64,31 @@ def wic(
     """Tell word senses apart by cosine (WiC), per layer, plain, clipped and whitened.
 
     Args:
-        folder: Folder of the WiC data set, or hf:NAME?config=C for its SuperGLUE form; `--folder` may be left out.
-        model: Alias (minilm, bert, roberta, distilbert, ...), hub id, or local folder.
-        layer: One layer (6), several (0,3,6) or all; 0 is the embedding output.
+        folder: Folder of the WiC data set, or hf:NAME?config=C for its SuperGLUE form; may be given without `--folder`.
+        model: Model to read: an alias (minilm, bert, roberta, distilbert, ...), a hub id, or a local folder.
+        layer: Layers to read: one (6), several (0,3,6) or all; layer 0 is the embedding output.
         revision: Branch, tag or commit of the model on the hub.
-        random_weights: Take the untrained twin: the same architecture, weights drawn with --seed.
-        dtype: Of the forward pass and of what is cached.
-        part: What is reported on; layer and threshold are chosen on train.
-        transforms: Beside the plain hidden states: all, none, or some of clip, clip_random, whiten, standardise,
-            center, all_but_the_top, fitted on the tokens of training sentences.
-        definition: Of the outliers that are clipped, as `geometry` has it.
-        components: Directions that whitening keeps; all that vary by default.
-        max_length: Longest tokenised sentence, special tokens included; the model's own limit by default.
-        batch_tokens: Padded tokens in one forward pass, fixed when the cache entry is made.
-        seed: Of bootstraps, of clip_random's neurons and of untrained weights.
-        runs: Folder of runs.
+        random_weights: Use a randomly initialised model: the same architecture, weights drawn with --seed.
+        dtype: Precision of the forward pass and of the cached activations.
+        part: Part whose accuracy is reported; layer and threshold are chosen on train.
+        transforms: Transforms to compare with the plain hidden states: all, none, or some of clip, clip_random, whiten,
+            standardise, center, all_but_the_top; they are fitted on the tokens of training sentences.
+        definition: Definition of the outliers that are clipped, as for `geometry`.
+        components: Number of directions that whitening keeps; all that vary by default.
+        max_length: Maximum length of a tokenised sentence, special tokens included; longer ones are truncated. The
+            model's own limit by default.
+        batch_tokens: Maximum number of tokens in one forward pass, padding included; fixed when the cache entry is
+            made.
+        seed: Seed of every random draw: bootstrap samples, clip_random's neurons and random weights.
+        runs: Folder in which the run is written.
         name: Name of this run; MODEL-wic-YYYYMMDD-HHMMSS by default.
         cache: Folder of cached activations; $PROBING_CACHE or RUNS/cache by default.
-        quiet: Result lines only, no tables and no progress.
-        trainer: Arguments of Lightning's Trainer that concern a forward pass, such as --trainer.devices 2.
+        quiet: Print result lines only, without tables and progress.
+        trainer: Arguments of Lightning's Trainer that apply to a forward pass, such as --trainer.devices 2.
         wandb: Where and how to track the run in Weights & Biases.
 
     Returns:
-        What was found; None on ranks other than the first.
+        The results; None on ranks other than the first.
     """
     wandb = as_options(WandbOptions, wandb, "wandb")
     config = plain(locals())
@@ -181,7 +183,7 @@ def _curves(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _report(found: WordsInContext, where: str | None, quiet: bool) -> None:
-    """Print the tables and where everything is."""
+    """Print the tables and where the results are."""
     from probing.runtime import terminal
     from probing.tables.downstream import wic_lines, wic_tables
 

@@ -79,7 +79,7 @@ def measure(
         retraining = Retraining(sides, layers, fits, training, asked.seed)
         evidence, replicates = strengthened(evidence, retraining, asked.n_replicates, asked.retraining)
     elif asked.n_replicates or asked.retraining:
-        say("the probes are not at their optimum: they are not trained again for --replicates and --evidence")
+        say("the probes are not at their optimum, so --replicates and --evidence are skipped")
     positions = accuracy_by_position(sides, layers, [fit.weight for fit in fits]) if sides.ordinal else ()
     watch.end("evidence")
     penalty = path.summary() if path else {"l2": probe.l2}

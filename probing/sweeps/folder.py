@@ -39,7 +39,7 @@ class SweepFolder:
             )
         if self.path.exists() and self._stored() not in (None, self.definition):
             raise UserError(
-                f"`--name {name}`: {self.path} is of another sweep, or of another version of this file; "
+                f"`--name {name}`: {self.path} belongs to another sweep, or to another version of this file; "
                 "remove it or choose another name."
             )
 
@@ -58,8 +58,8 @@ class SweepFolder:
             lock.acquire(timeout=0)
         except Timeout:
             raise UserError(
-                f"`--name {self.final.name}`: another process is at this sweep ({self.path}); wait for it, or choose "
-                "another name."
+                f"`--name {self.final.name}`: another process is running this sweep ({self.path}); wait for it, or "
+                "choose another name."
             ) from None
         except OSError as error:
             raise UserError(

@@ -132,7 +132,7 @@ def test_an_entry_of_a_newer_version_stops_nothing(
     status, output, _ = probing("cache", "ls")
     assert (status, output.count("(of a newer version)")) == (0, 2)
     status, output, _ = probing("cache", "verify")
-    assert (status, output.count("not checked, for it is of a newer version")) == (0, 2)
+    assert (status, output.count("not checked because it is of a newer version")) == (0, 2)
     assert probing("cache", "prune", "--yes")[:2] == (0, "nothing to remove\n")
 
 

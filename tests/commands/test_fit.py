@@ -254,7 +254,7 @@ def test_a_probe_that_stopped_short_says_so(run: Run, capsys: pytest.CaptureFixt
     assert made.results["layers"][0]["converged"] is False
     printed = capsys.readouterr().out
     assert "stopped short" in printed
-    assert "may be the optimiser's rather than the data's" in printed
+    assert "may reflect the optimiser rather than the data" in printed
 
 
 def test_loaded_runs_are_lists_of_dicts_and_look_like_tables(run: Run) -> None:

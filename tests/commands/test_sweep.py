@@ -203,7 +203,7 @@ def test_two_processes_at_one_sweep_are_told_apart(
     partial.mkdir(parents=True)
     with FileLock(partial / ".lock"):
         assert run(COMMANDS, ["sweep", str(file), "--runs", str(tmp_path / "runs"), *options]) == 2
-    assert "another process is at this sweep" in capsys.readouterr().err
+    assert "another process is running this sweep" in capsys.readouterr().err
     assert {path.name for path in partial.rglob("*")} <= {".lock", "trials"}
 
 
@@ -211,7 +211,7 @@ def test_two_processes_at_one_sweep_are_told_apart(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda file: write(file, points={"seed": [0, 2]}), "is of another sweep"),
+        (lambda file: write(file, points={"seed": [0, 2]}), "belongs to another sweep"),
         (lambda file: None, "exists and runs are never changed"),
     ],
 )
