@@ -81,4 +81,6 @@ def position_line(rows: Sequence[Row]) -> str:
         right = sum(row["accuracy"] * row["n_test_tokens"] for row in own)
         mean = right / sum(row["n_test_tokens"] for row in own)
         said.append(f"{mean:.3f} at positions {own[0]['position']} to {own[-1]['position']}")
-    return f"Layer {there[0]['layer']}: accuracy {', '.join(said[:-1])} and {said[-1]}; each is in positions.csv."
+    return (
+        f"Layer {there[0]['layer']}: accuracy {', '.join(said[:-1])} and {said[-1]}; positions.csv has every position."
+    )

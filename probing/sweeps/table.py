@@ -133,15 +133,15 @@ def conclusion(
         if values:
             shared = np.mean([row[f"{name}_overlap"] for row in rows if f"{name}_overlap" in row])
             lines.append(
-                f"Rankings of trials that differ in {name} alone: rank correlation {np.mean(values):.2f} on average "
-                f"({min(values):.2f} to {max(values):.2f}), {TOP * shared:.1f} of the top {TOP} in common."
+                f"Rankings of trials that differ only in {name} have a rank correlation of {np.mean(values):.2f} on "
+                f"average ({min(values):.2f} to {max(values):.2f}) and share {TOP * shared:.1f} of the top {TOP}."
             )
     n = len({row["trial"] for row in rows})
     wanted = "highest" if metric is None else {"minimize": "lowest", "maximize": "highest"}[goal]
     point = ", ".join(f"{name} {value}" for name, value in winner.point.items()) or winner.name
     line = f"Best of {n} trials: {point}, with the {wanted} {metric or BEST_ACCURACY}, {metric_of(winner, metric):.4g}"
     if n > 1:
-        line += "; chosen on the sentences that it is measured on, it is likely to be a little less on others"
+        line += "; it was chosen on the sentences it is measured on, so expect a slightly worse value on others"
     return [*lines, f"{line}."]
 
 

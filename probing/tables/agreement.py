@@ -1,4 +1,4 @@
-"""What `compare` shows: two runs, layer by layer, and the neurons at the top of all runs."""
+"""Tables and sentences of `compare`: two runs layer by layer, and the neurons at the top of all runs."""
 
 from __future__ import annotations
 
@@ -9,36 +9,38 @@ from probing.runtime.terminal import plain_table
 from probing.tables.columns import Row, ends
 from probing.tables.decimals import two_decimals
 
-# Share of rankings under shuffled labels that may have a neuron at the top before its place says nothing.
+# Largest share of rankings under shuffled labels that may have a neuron at the top for its rank to be evidence.
 ALPHA = 0.05
 
 
 def agreement_tables(rows: Sequence[Row]) -> list[Any]:
-    """Return for each pair of runs a table of their layers at the same relative depth."""
+    """Return a table per pair of runs with their layers at the same relative depth."""
     pairs = list(dict.fromkeys((row["model_a"], row["model_b"]) for row in rows))
     return [_agreement_table([row for row in rows if (row["model_a"], row["model_b"]) == pair]) for pair in pairs]
 
 
 def everywhere_sentence(rows: Sequence[Row], summary: Row, top: int) -> str:
-    """Say how many neurons are at the top of every run, beside how many shuffled labels would leave there.
+    """Say how many neurons are at the top of every run, compared with how many are there with shuffled labels.
 
     Args:
-        rows: As in `top_everywhere.csv`.
-        summary: As in `results.json`.
-        top: Size of the top.
+        rows: Rows of `top_everywhere.csv`.
+        summary: The entry `top_everywhere` of `results.json`.
+        top: Number of first neurons that count as the top.
     """
     n = len(rows)
-    subject = "1 neuron is, with the one it goes with," if n == 1 else f"{n} neurons are, with those they go with,"
-    said = f"{subject} among the first {top} of every run at {'its' if n == 1 else 'their'} depth"
+    subject = "1 neuron and its match are" if n == 1 else f"{n} neurons and their matches are"
+    said = f"{subject} among the first {top} of every run at the same relative depth"
     if "chance_p_value" not in summary:
         return f"{said}."
-    mean, low, high = (two_decimals(summary[f"chance_{name}"]) for name in ("mean", "low", "high"))
-    said += f"; shuffled labels leave {mean} there ({low} to {high}; p = {summary['chance_p_value']:.2g})."
+    mean, low, high = (f"{summary[f'chance_{name}']:.1f}".removesuffix(".0") for name in ("mean", "low", "high"))
+    said += f"; with shuffled labels, {mean} are on average ({low} to {high}; p = {summary['chance_p_value']:.2g})."
     beyond = [row for row in rows if row["p_value"] <= ALPHA and not row["no_signal"]]
     if not n:
         return said
     verb = "has a signal and is" if len(beyond) == 1 else "have a signal and are"
-    return f"{said} {len(beyond) or 'None'} of them {verb} there under shuffled labels in at most {ALPHA:.0%} of cases."
+    return (
+        f"{said} {len(beyond) or 'None'} of them {verb} there in at most {ALPHA:.0%} of the draws of shuffled labels."
+    )
 
 
 def _agreement_table(rows: Sequence[Row]) -> Any:

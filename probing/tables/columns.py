@@ -1,4 +1,4 @@
-"""Columns of a run's tables, and words that stand in them."""
+"""Columns of a run's tables, and the words that their cells hold."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ NEURON_COLUMNS = (
     "cross_entropy_without", "cross_entropy_without_low", "cross_entropy_without_high", "removed", "mean", "sd", "flag",
 )  # fmt: skip
 
-# A layer whose probe does not beat a constant answer in nats, beyond the interval: its ranking is not to be read.
+# Flag of a layer whose probe does not beat a constant answer in nats, beyond the interval: do not read its ranking.
 UNINFORMATIVE = "uninformative"
-# What the interval of a rise without a neuron says: it cannot tell, or the rise is next to nothing.
+# What the interval of an ablation effect says: it cannot tell, or the effect is negligible.
 BELOW_RESOLUTION = "below resolution"
 NEGLIGIBLE = "negligible"
-# Nats of test cross-entropy within which an interval is negligible: the perplexity changes by a thousandth.
+# An effect is negligible if its interval is within this many nats of 0: the perplexity changes by a thousandth.
 NEGLIGIBLE_NATS = 1e-3
 
 
 def accuracy_flag(row: Row) -> str:
-    """Return `uninformative` where a layer's probe does not beat a constant answer, else nothing.
+    """Return `uninformative` where a layer's probe does not beat a constant answer, otherwise an empty text.
 
     A probe beats it where the lower end of `information`, the nats it saves over the shares of the classes in
     training, is above 0, or the value itself where the test sentences are too few for an interval.
@@ -52,13 +52,13 @@ def accuracy_flag(row: Row) -> str:
 
 
 def controls_of(rows: Sequence[Row]) -> dict[str, str]:
-    """Return which controls accuracies come with, the majority class first, and what to call them."""
+    """Return the controls that the table has, the majority class first, with their names for a reader."""
     known = {"majority": "majority", **CONTROLS, **TRANSFORM_CONTROLS}
     return {name: words for name, words in known.items() if f"{name}_accuracy" in rows[0]}
 
 
 def is_end(column: str) -> bool:
-    """Return whether a column holds an end of an interval, which is an empty cell where there is none."""
+    """Return whether a column holds an end of an interval; its cell is empty where there is no interval."""
     return column.split("_")[-1] in ("low", "high")
 
 
@@ -72,7 +72,7 @@ def ends(row: Row, of: str = "") -> tuple[float, float] | None:
 
     Args:
         row: A row, from memory or from a file.
-        of: What the interval is of; the columns are `OF_low` and `OF_high`, or `low` and `high`.
+        of: Name of the quantity; the columns are `OF_low` and `OF_high`, or `low` and `high` without a name.
     """
     low, high = (row.get(f"{of}_{end}".lstrip("_")) for end in ("low", "high"))
     there = all(isinstance(end, int | float) and math.isfinite(end) for end in (low, high))
@@ -84,17 +84,17 @@ def interval(row: Row, of: str = "", between: str = "-", form: str = ".3f", time
 
     Args:
         row: A row, from memory or from a file.
-        of: What the interval is of, as in `ends`.
-        between: What stands between the ends.
-        form: Format of each.
-        times: Factor of each.
+        of: Name of the quantity, as in `ends`.
+        between: Text between the ends.
+        form: Format of each end.
+        times: Factor by which each end is multiplied.
     """
     found = ends(row, of)
     return between.join(format(times * end, form) for end in found) if found else ""
 
 
 def in_brackets(*parts: str) -> str:
-    """Return the parts that are not empty in brackets after a space; nothing where all are."""
+    """Return the parts that are not empty in brackets after a space; an empty text if all are empty."""
     said = "; ".join(part for part in parts if part)
     return f" ({said})" if said else ""
 
@@ -102,5 +102,5 @@ def in_brackets(*parts: str) -> str:
 # Standard deviations between a neuron's mean and 0 beyond which its centred contribution is unreliable.
 FAR = 3.0
 
-# Of a layer's neurons that are not flagged `no-signal`, the share that is expected to deserve it, at most.
+# False discovery rate of the neurons that are not flagged `no-signal`: the largest expected share without a signal.
 FALSE_DISCOVERIES = 0.01

@@ -1,4 +1,4 @@
-"""What a run's numbers allow one to conclude of a layer's first neuron, in one sentence."""
+"""What the numbers of a layer's first neuron support, in a few sentences."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import Any
 
 from probing.tables.columns import BELOW_RESOLUTION, NEGLIGIBLE, NEGLIGIBLE_NATS, UNINFORMATIVE, in_brackets, interval
 
+# A centred contribution within this share of the contribution itself counts as unchanged.
+UNCHANGED = 0.05
+
 
 def conclusion(rows: Sequence[Mapping[str, Any]], task: str) -> str:
-    """Say in one sentence what the top neuron's numbers allow one to conclude.
+    """Return what the top neuron's numbers support, in a few sentences.
 
     Args:
         rows: The whole ranked table of one layer.
@@ -17,53 +20,79 @@ def conclusion(rows: Sequence[Mapping[str, Any]], task: str) -> str:
     """
     top = rows[0]
     if not top["contribution"]:
-        return f"Layer {top['layer']}: no neuron contributes, for every weight of the probe is 0."
+        return f"Layer {top['layer']}: no neuron contributes, because every weight of the probe is 0."
     if top["flag"] == UNINFORMATIVE:
         return (
-            f"Layer {top['layer']}: its ranking is not to be read, for the probe does not predict test tokens better, "
-            f"in nats, than the constant answer of how common each class is: it shows no {task} in this layer."
+            f"Layer {top['layer']}: do not read its ranking. In nats, the probe predicts test tokens no better than a "
+            f"constant answer, so it gives no evidence of {task} in this layer."
         )
-    who = f"Layer {top['layer']}: neuron {top['neuron']} contributes most, {top['ratio']:.1f} times the mean"
-    if "rank_low" in top:
-        who += f" (rank {top['rank_low']} to {top['rank_high']} over this probe and its bootstraps)"
-    companion = top.get("contribution_companion")
-    has_companion = isinstance(companion, float)
-    left = f"{(companion if has_companion else top['contribution_centred']) / top['contribution']:.0%}"
-    without_mean = "to a probe with an intercept" if has_companion else "without its mean"
-    explained = f"{max(top['eta_squared'], 0):.1%} of its variance goes with {task} (z = {top['eta_squared_z']:.0f})"
+    who = f"Layer {top['layer']}: neuron {top['neuron']} contributes most, {top['ratio']:.1f} times the layer's mean"
+    explained = (
+        f"{task} explains {max(top['eta_squared'], 0):.1%} of its variance beyond chance "
+        f"(z = {top['eta_squared_z']:.0f})"
+    )
     # Runs of earlier versions have no p-values.
     chance = f"chance (p = {top['eta_squared_p']:.2g})" if "eta_squared_p" in top else "chance"
     if top["flag"] == "offset no-signal":
         said = (
-            f"{who}, but it is large and nearly constant, and it tells classes apart no better than {chance}: "
-            f"it serves as the intercept and says nothing of {task}"
+            f"It is large and nearly constant, and by itself it tells the classes apart no better than {chance}: "
+            f"it stands in for the missing intercept and is no evidence of {task}"
         )
     elif "offset" in top["flag"]:
-        said = f"{who}, which overstates it: only {left} is left {without_mean}; {explained}, so it does carry some"
+        said = f"This overstates it: {_centred(top, 'only ')}. Still, {explained}: it carries some {task}"
     elif "no-signal" in top["flag"]:
-        no_better = f"yet alone it tells classes apart no better than {chance}"
-        said = f"{who}, {no_better}: it is useful only together with others"
-    else:
         said = (
-            f"{who}; {left} is left {without_mean} and {explained}: it carries {task}, "
-            f"as one of many, for it makes up {top['share']:.1%} of the sum"
+            f"By itself it tells the classes apart no better than {chance}: "
+            "it can be useful only together with other neurons"
         )
-    return f"{said}{_without_it(rows)}."
+    else:
+        centred = _centred(top)
+        said = (
+            f"{centred[0].upper()}{centred[1:]}, and {explained}: it carries {task} and makes up "
+            f"{top['share']:.1%} of the layer's total contribution"
+        )
+    return f"{who}{_range(top)}. {said}.{_without_it(rows)}"
+
+
+def _range(top: Mapping[str, Any]) -> str:
+    """Return the best and the worst rank in brackets; nothing where there were no bootstraps."""
+    if "rank_low" not in top:
+        return ""
+    if top["rank_low"] == top["rank_high"]:
+        return f" (rank {top['rank_low']} in this probe and all its bootstraps)"
+    return f" (rank {top['rank_low']} to {top['rank_high']} over this probe and its bootstraps)"
+
+
+def _centred(top: Mapping[str, Any], only: str = "") -> str:
+    """Say how much of the contribution is left once the neuron cannot stand in for the intercept.
+
+    Args:
+        top: The neuron's row.
+        only: Stands before the share that is left.
+    """
+    with_intercept = top.get("contribution_companion")
+    if isinstance(with_intercept, float):
+        left = with_intercept / top["contribution"]
+        return f"in a probe with an intercept {only}{left:.0%} of its contribution is left"
+    left = top["contribution_centred"] / top["contribution"]
+    if abs(left - 1) <= UNCHANGED:
+        return f"centring leaves its contribution unchanged ({left:.0%})"
+    return f"centring raises it to {left:.0%}" if left > 1 else f"centring leaves {only}{left:.0%} of its contribution"
 
 
 def _without_it(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Say what the probe loses without the top neuron, beside what it loses without others."""
+    """Say what the probe loses without the top neuron, compared with what it loses without others."""
     top = rows[0]
     if not top.get("removed"):
         return ""
-    loss = (
-        f"{top['cross_entropy_without']:.4f} nats{in_brackets(interval(top, 'cross_entropy_without', ' to ', '.4f'))}"
-    )
+    within = in_brackets(interval(top, "cross_entropy_without", " to ", ".4f"))
+    loss = f" A probe retrained without it loses {top['cross_entropy_without']:.4f} nats{within}"
     if BELOW_RESOLUTION in top["removed"]:
-        return f"; what it loses when retrained without it, {loss}, could not be resolved"
+        return f"{loss}: whether anything is lost could not be resolved."
     if NEGLIGIBLE in top["removed"]:
-        why = "it does as well without" if "no-signal" in top["flag"] else "other neurons carry the same information"
-        return f"; retrained without it the probe loses {loss}, less than {NEGLIGIBLE_NATS} in any case: {why}"
+        no_signal = "no-signal" in top["flag"]
+        why = "the probe does as well without it" if no_signal else "other neurons carry the same information"
+        return f"{loss}, less than {NEGLIGIBLE_NATS} over the whole interval: {why}."
     beside = sorted(row["cross_entropy_without"] for row in rows if str(row["removed"]).startswith("matched"))
-    usual = f", without others like it {beside[len(beside) // 2]:.4f}" if beside else ""
-    return f"; retrained without it the probe loses {loss}{usual}"
+    usual = f", and {beside[len(beside) // 2]:.4f} without a matched random neuron (median)" if beside else ""
+    return f"{loss}{usual}."

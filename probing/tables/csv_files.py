@@ -14,7 +14,7 @@ from probing.tables.columns import Row, is_end
 def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str]) -> None:
     """Write rows in full precision, leaving out columns that no row has; without rows, the columns alone.
 
-    The ends of an interval that there is not are empty cells.
+    Where there is no interval, the cells of its ends are empty.
     """
     present = [column for column in columns if any(column in row for row in rows) or not rows]
     with path.open("w", newline="") as file:
@@ -24,7 +24,7 @@ def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str]) -> None:
 
 
 def read_csv(path: Path) -> list[dict[str, Any]]:
-    """Read rows, numbers as numbers; the ends of an interval that there is not are NaN."""
+    """Read rows, with numbers as numbers; where there is no interval, its ends are NaN."""
     with path.open(newline="") as file:
         return [{name: _value(name, text) for name, text in row.items()} for row in csv.DictReader(file)]
 

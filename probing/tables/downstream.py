@@ -1,4 +1,4 @@
-"""What a person sees of `wic` and `sts` in the terminal."""
+"""Tables and sentences of `wic` and `sts` for the terminal."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from probing.tables.space_names import CLIPPING, TRANSDUCTIVE, WORDS
 
 Row = Mapping[str, Any]
 
-# What helps where a covariance was fitted on too little.
-FEWER_DIRECTIONS = "Of whitening, keep fewer directions with `--components`."
+# Advice where a covariance was fitted on too few vectors.
+FEWER_DIRECTIONS = "Keep fewer directions of whitening with `--components`."
 MORE_TEXT = "Fit it on more text with `--fit_on`, or keep fewer directions of whitening with `--components`."
 
 
 def wic_tables(rows: Sequence[Row], chosen: Sequence[Row]) -> list[Any]:
-    """Return the accuracies by layer, and what each protocol chose, as rich tables."""
+    """Return rich tables: the accuracies by layer, and the layer and threshold that each protocol chose."""
     spaces = list(dict.fromkeys(row["transform"] for row in rows))
     part = next(row["reported_on"] for row in chosen if row["protocol"] == "held_out")
     headings = [heading for space in spaces for heading in (_label(space, rows), "area")]
-    layers = _table(f"Accuracy on {part} and area under the curve", "layer", *headings)
+    layers = _table(f"Accuracy on {part} and area under the ROC curve, by layer", "layer", *headings)
     for layer in dict.fromkeys(row["layer"] for row in rows):
         here = {row["transform"]: row for row in rows if row["layer"] == layer}
         cells = [f"{here[space][measure]:.3f}" for space in spaces for measure in ("accuracy", "auc")]
         layers.add_row(str(layer), *cells)
-    columns = ("layer", "above", "accuracy", "95% range", "gain", "95% range", "won", "lost", "p")
+    columns = ("layer", "threshold", "accuracy", "95% range", "gain", "95% range", "won", "lost", "p")
     held_out = _table(f"Layer and threshold chosen on train, reported on {part}", "space", *columns)
     published = _table(
-        "As published, too high: chosen on train and reported on it", "space", "best layer", "best of 9 thresholds",
-        "accuracy on train",
+        "As published, which is too high: chosen on train and reported on train",
+        "space", "best layer", "best of 9 thresholds", "accuracy on train",
     )  # fmt: skip
     for row in chosen:
         name = _label(row["transform"], [row]) if "transform" in row else "always yes"
@@ -51,7 +51,7 @@ def wic_tables(rows: Sequence[Row], chosen: Sequence[Row]) -> list[Any]:
 
 
 def wic_lines(chosen: Sequence[Row]) -> list[str]:
-    """Return a sentence for each space, and what transforms were fitted on."""
+    """Return a sentence for each space, then on how much text the transforms were fitted."""
     lines = []
     constant = next(row for row in chosen if row["protocol"] == "constant_true")["accuracy"]
     for row in chosen:
@@ -67,7 +67,7 @@ def wic_lines(chosen: Sequence[Row]) -> list[str]:
 
 
 def sts_tables(rows: Sequence[Row], chosen: Sequence[Row]) -> list[Any]:
-    """Return the correlations by layer for the first pooling, and what each protocol chose, as rich tables."""
+    """Return rich tables: the correlations by layer for the first pooling, and the layers that each protocol chose."""
     rows = [row for row in rows if row["aggregation"] == "all"]
     pooling = rows[0]["pooling"]
     sets = list(dict.fromkeys(row["set"] for row in rows))
@@ -86,10 +86,10 @@ def sts_tables(rows: Sequence[Row], chosen: Sequence[Row]) -> list[Any]:
 
 
 def _chosen_sts(chosen: Sequence[Row], protocol: str) -> list[Any]:
-    """Return what one protocol chose as a rich table, none where it chose nothing."""
+    """Return the layers that one protocol chose as a rich table; an empty list where it chose none."""
     title = {
-        "held_out": "Spearman x 100, the layer chosen on other pairs; in three aggregations",
-        "published": "As published, which can be too high: the layer chosen on the set itself",
+        "held_out": "Spearman x 100 with the layer chosen on other pairs, in three aggregations",
+        "published": "As published, which can be too high: Spearman x 100 with the layer chosen on the set itself",
     }[protocol]
     is_own = any(TRANSDUCTIVE in row.get("fitted_on", "") for row in chosen)
     title += "; transforms fitted on the set's own sentences (transductive)" if is_own else ""
@@ -115,9 +115,9 @@ def _chosen_sts(chosen: Sequence[Row], protocol: str) -> list[Any]:
 
 
 def sts_lines(chosen: Sequence[Row]) -> list[str]:
-    """Return a sentence for each set and space, of all pairs together; where no layer could be chosen, of the best.
+    """Return a sentence for each set and space over all pairs; where no layer could be chosen, it is on the best one.
 
-    What transforms were fitted on comes last.
+    The last sentences say on how much text the transforms were fitted.
     """
     protocols = [row["protocol"] for row in chosen if row["pooling"] != "static"]
     protocol = "held_out" if "held_out" in protocols else "published"
@@ -151,15 +151,15 @@ def _gain(row: Row, form: str, times: int) -> list[str]:
 
 
 def _verdict(row: Row, form: str, times: int, pairs: str) -> str:
-    """Return how the space compares with the plain one, in half a sentence."""
+    """Return a clause that compares the space with the plain one."""
     if "gain" not in row:
         return ""
     (gain, within), found = _gain(row, form, times), ends(row, "gain")
     p_value = f"McNemar p = {row['p_value']:.2g}" if "p_value" in row else ""
-    comment = "" if found and (found[0] > 0 or found[1] < 0) else f", which {pairs} do not resolve"
+    comment = "" if found and (found[0] > 0 or found[1] < 0) else f", a difference that {pairs} do not resolve"
     if row["transform"] in CLIPPING and not row["n_clipped"]:
-        comment = ", no neuron being an outlier there"
-    return f"; {gain} to plain{in_brackets(within, p_value)}{comment}"
+        comment = ", because no neuron is an outlier there"
+    return f"; {gain} compared with plain{in_brackets(within, p_value)}{comment}"
 
 
 def _times_100(value: float) -> str:

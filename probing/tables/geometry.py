@@ -1,4 +1,4 @@
-"""What `geometry` says on a screen: tables, and a sentence for each question."""
+"""Tables and sentences of `geometry` for the terminal."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from probing.tables.columns import in_brackets, interval
 
 Row = Mapping[str, Any]
 
-# What the columns of tables are called.
+# Headings of the columns, by transform and by definition of outliers.
 TRANSFORMS = {
-    "none": "as it is",
+    "none": "untransformed",
     "clip": "clipped",
     "clip_random": "others clipped",
     "center": "centred",
     "standardise": "standardised",
     "whiten": "whitened",
-    "all_but_the_top": "without top",
+    "all_but_the_top": "all but the top",
 }
 DEFINITIONS = {
     "mean_profile": "far mean (sd)",
@@ -30,15 +30,15 @@ DEFINITIONS = {
 }
 SOURCES = ("position", "frequency", "token", "punctuation", "special", "all")
 
-# What helps where a covariance was fitted on too little.
+# Advice where a covariance was fitted on too few vectors.
 MORE_TEXT = "Fit it on more text with `--fit_corpus`, or keep fewer directions of whitening with `--components`."
-MORE_SENTENCES = "It takes more training sentences."
+MORE_SENTENCES = "Train on more sentences."
 
-# Neurons of a table on a screen; all are in the files.
+# Number of neurons that a table in the terminal shows; the files have all.
 SHOWN, EXPLAINED = 8, 3
 
 
-# What `fit --transform` did, in words.
+# Adjectives for what `fit --transform` did.
 _DONE = {
     "clip": "clipped",
     "whiten": "whitened",
@@ -49,10 +49,10 @@ _DONE = {
 
 
 def transform_lines(transform: str, accuracy: Sequence[Row]) -> list[str]:
-    """Return for each layer of a run of `fit --transform` what the transform did to accuracy; nothing for others.
+    """Return a line per layer on how the transform of `fit --transform` changed accuracy; nothing for other runs.
 
     Args:
-        transform: As the run's configuration has it.
+        transform: Value of `--transform` in the run's configuration.
         accuracy: Rows of the run's `accuracy.csv`.
     """
     done = _DONE.get(transform)
@@ -62,7 +62,7 @@ def transform_lines(transform: str, accuracy: Sequence[Row]) -> list[str]:
 
 
 def transform_sizes(transform: str, accuracy: Sequence[Row]) -> list[str]:
-    """Return what the transform of a run of `fit --transform` was fitted on, if it uses a covariance."""
+    """Return on how much text the transform of `fit --transform` was fitted, if it uses a covariance."""
     return size_lines(({**row, "transform": transform} for row in accuracy), MORE_SENTENCES)
 
 
@@ -73,7 +73,7 @@ def _transform_line(row: Row, done: str) -> str:
         f"untransformed {row['untransformed_accuracy']:.3f}{in_brackets(difference and f'difference {difference}')}"
     )
     if "others_clipped_accuracy" in row:
-        line += f", as many other neurons clipped {row['others_clipped_accuracy']:.3f}"
+        line += f", with as many other neurons clipped {row['others_clipped_accuracy']:.3f}"
     return line + "."
 
 
@@ -133,11 +133,11 @@ def tables(made: Tables) -> list[Any]:
 
 
 def conclusions(made: Tables, clipped: Mapping[int, Sequence[int]]) -> list[str]:
-    """Return what the tables say, a sentence for each question.
+    """Return the conclusions from the tables, a sentence for each question.
 
     Args:
         made: The tables.
-        clipped: The neurons that were clipped in each layer.
+        clipped: Neurons that were clipped in each layer.
     """
     found, layers = values_of(made.geometry), layers_of(made.geometry)
     return [
@@ -168,10 +168,10 @@ def _why(found: Mapping[tuple[int, str, str], Row], layers: Sequence[int], dimen
     cosine, energy = (found[layer, "none", name]["value"] for name in ("mean_cosine", "mean_energy_share"))
     centred = found[layer, "none", "mean_cosine_centred"]["value"]
     share, neuron = max((row["cosine_share"], row["neuron"]) for row in dimensions if row["layer"] == layer)
-    by_neuron = f", neuron {neuron} by itself {share:.0%} of it" if share == share else ""
+    by_neuron = f", of which neuron {neuron} alone makes up {share:.0%}" if share == share else ""
     return (
-        f"Cosines are highest in layer {layer}: {cosine:.3f} on average{by_neuron}; {energy:.0%} of the squared length "
-        f"is in the mean vector, and without it {centred:.3f} is left."
+        f"The mean cosine is highest in layer {layer}: {cosine:.3f}{by_neuron}. The mean vector holds {energy:.0%} of "
+        f"the squared length; without it, the mean cosine is {centred:.3f}."
     )
 
 
@@ -184,10 +184,11 @@ def _does_clipping_help(
     layer = max(there, key=lambda layer: found[layer, "none", "mean_cosine"]["value"])
     before, after = (found[layer, name, "mean_cosine"]["value"] for name in ("none", "clip"))
     neurons = ", ".join(map(str, clipped[layer]))
-    sentence = f"Clipping {neurons} takes the mean cosine of layer {layer} from {before:.3f} to {after:.3f}"
+    sentence = f"Clipping {neurons} changes the mean cosine of layer {layer} from {before:.3f} to {after:.3f}"
     if random := found.get((layer, "clip_random", "mean_cosine")):
         sentence += (
-            f"; as many other neurons leave {random['value']:.3f}{in_brackets(interval(random, between=' to '))}"
+            f"; clipping as many other neurons gives {random['value']:.3f}"
+            f"{in_brackets(interval(random, between=' to '))}"
         )
     return [sentence + "."]
 
@@ -201,10 +202,10 @@ def _alike(found: Mapping[tuple[int, str, str], Row], layers: Sequence[int]) -> 
         for layer in dict.fromkeys((there[0], there[-1]))
     ]
     parts = [
-        f"{row['value']:.3f} in layer {layer} (distance to equal rows {distance:.0%} of the norm)"
+        f"{row['value']:.3f} in layer {layer} (distance to equal rows: {distance:.0%} of the norm)"
         for layer, row, distance in ends
     ]
-    return f"Tokens of one sentence have a mean cosine of {' and '.join(parts)}."
+    return f"Two tokens of one sentence have a mean cosine of {' and '.join(parts)}."
 
 
 def _table(title: str, *headings: str) -> Any:
@@ -217,8 +218,8 @@ def _table(title: str, *headings: str) -> Any:
 
 
 def _outliers_table(made: Tables) -> Any:
-    """Layers by definitions; a star marks what is named with special tokens alone, a ring without them alone."""
-    table = _table("Outlier dimensions by five definitions (* with special tokens only, ° without only)", "layer")
+    """Layers by definitions; a star marks neurons found only with special tokens, a ring only without them."""
+    table = _table("Outlier dimensions by five definitions (* only with special tokens, ° only without them)", "layer")
     for heading in DEFINITIONS.values():
         table.add_column(heading)
     for layer in dict.fromkeys([*layers_of(made.geometry), *(row["layer"] for row in made.outliers)]):
@@ -248,7 +249,7 @@ def _amount(row: Row) -> str:
 def _anisotropy_table(made: Tables) -> Any:
     found = values_of(made.geometry)
     table = _table(
-        "How alike vectors point", "layer", "mean cosine", "one a sentence", "95% range", "centred", "energy in mean",
+        "Anisotropy", "layer", "mean cosine", "one per sentence", "95% range", "centred", "energy in mean",
         "IsoScore", "largest share", "neuron",
     )  # fmt: skip
     for layer in layers_of(made.geometry):
@@ -287,8 +288,9 @@ def _transforms_table(geometry: Sequence[Row]) -> Any:
 def _smoothing_table(geometry: Sequence[Row]) -> Any:
     found = values_of(geometry)
     table = _table(
-        "Tokens of one sentence, and one word in several", "layer", "token similarity", "clipped", "distance",
-        "of the norm", "to layer before", "one word", "less mean cosine",
+        "Similarity of the tokens of one sentence, and of one word in several sentences",
+        "layer", "token similarity", "clipped", "distance",
+        "of the norm", "to layer before", "one word", "minus mean cosine",
     )  # fmt: skip
     for layer in layers_of(geometry):
         distance = found.get((layer, "none", "distance_to_equal_rows"))
@@ -306,7 +308,7 @@ def _smoothing_table(geometry: Sequence[Row]) -> Any:
 
 
 def most_named(outliers: Sequence[Row], n: int = SHOWN) -> list[int]:
-    """Return the neurons that are named most often, over layers, definitions and token sets; lower index first."""
+    """Return the neurons named most often over layers, definitions and token sets; ties by lower index."""
     counts: dict[int, int] = {}
     for row in outliers:
         counts[row["neuron"]] = counts.get(row["neuron"], 0) + 1
@@ -316,7 +318,7 @@ def most_named(outliers: Sequence[Row], n: int = SHOWN) -> list[int]:
 def _parameters_table(made: Tables) -> Any:
     """Each outlier's rank by magnitude in the parameters that have a value for each neuron."""
     table = _table(
-        "Where outliers sit in the parameters: rank by magnitude, 1 the farthest from 0", "neuron", "position 0",
+        "Outliers in the parameters: rank by magnitude (1 is the farthest from 0)", "neuron", "position 0",
         "median position", "first in", "mean token", "best gain", "in first 3", "best bias", "in first 3",
     )  # fmt: skip
     for neuron in most_named(made.outliers) if made.parameters else ():
@@ -337,15 +339,15 @@ def _parameters_table(made: Tables) -> Any:
 
 
 def _best(rows: Sequence[Row]) -> tuple[str, str]:
-    """Return the best rank in norms, and in how many it is among the first three."""
+    """Return the best rank over LayerNorms, and in how many of them the rank is among the first three."""
     ranks = [row["absolute_rank"] for row in rows]
     return (str(min(ranks)), f"{sum(rank <= 3 for rank in ranks)} of {len(ranks)}") if ranks else ("n/a", "n/a")
 
 
 def _explained_table(made: Tables) -> Any:
-    """Partial R^2 of each source, R^2 alone in parentheses, and the joint one; other neurons as a mean."""
+    """Partial R^2 of each source with its R^2 alone in parentheses, and the joint R^2; other neurons as a mean."""
     table = _table(
-        f"What a layer's first {EXPLAINED} outliers go with: partial R squared (alone)",
+        f"What explains a layer's first {EXPLAINED} outliers: partial R squared (R squared alone)",
         "layer",
         "neuron",
         *SOURCES,

@@ -1,4 +1,4 @@
-"""What `fit` shows: ranked neurons, accuracies, and what they are held against."""
+"""Tables and sentences of `fit`: ranked neurons, accuracies, controls and the choice of the penalty."""
 
 from __future__ import annotations
 
@@ -44,46 +44,45 @@ def accuracy_table(rows: Sequence[Row]) -> Any:
         )
     if poor := [str(row["layer"]) for row in rows if row.get("flag") == UNINFORMATIVE]:
         of = "layer" if len(poor) == 1 else "layers"
-        table.caption = (
-            f"no better in nats than a constant answer, so that rankings are not to be read: {of} {', '.join(poor)}"
-        )
+        table.caption = f"{of} {', '.join(poor)}: no better in nats than a constant answer, so do not read the ranking"
         table.caption_justify = "left"
     return table
 
 
 def penalty_lines(penalty: Mapping[str, Any]) -> list[str]:
-    """Return how the penalty was chosen, in sentences; nothing where it was given.
+    """Return how the penalty was chosen, in sentences; an empty list if the user gave it.
 
     Args:
-        penalty: As in `results.json`.
+        penalty: The entry `penalty` of `results.json`.
     """
     if "tried" not in penalty:
         return []
     tried, nats, chosen = penalty["tried"], penalty["validation_cross_entropy"], penalty["l2"]
     at = tried.index(chosen)
-    near = [f"{nats[i]:.4f} at {tried[i]:.1e}" for i in (at - 1, at + 1) if 0 <= i < len(tried)]
+    near = [f"{nats[i]:.4f} with l2 {tried[i]:.1e}" for i in (at - 1, at + 1) if 0 <= i < len(tried)]
     alone: dict[float, list[str]] = {}
     for layer, l2 in penalty["alone"].items():
         alone.setdefault(l2, []).append(layer)
+    for_all = " for all layers" if len(penalty["alone"]) > 1 else ""
     lines = [
-        f"Penalty: l2 {chosen:.1e} for all layers, where the mean cross-entropy of validation tokens is lowest "
+        f"Penalty: l2 {chosen:.1e}{for_all}, chosen for the lowest mean cross-entropy of validation tokens "
         f"({nats[at]:.4f} nats; {' and '.join(near)})."
     ]
     if len(penalty["alone"]) > 1:
         own = [f"{_end(l2, tried)}{l2:.1e} (layer{'s' * (len(of) > 1)} {', '.join(of)})" for l2, of in alone.items()]
-        lines.append(f"Each layer by itself would take {', '.join(own)}.")
+        lines.append(f"The best for each layer alone would be {', '.join(own)}.")
     return lines
 
 
 def _end(l2: float, tried: Sequence[float]) -> str:
-    """Return what stands before a penalty at an end of those tried, beyond which a layer may do better still."""
+    """Return the words before a penalty at either end of those tried: a value beyond it may be better still."""
     return "at most " if l2 == tried[-1] else "at least " if l2 == tried[0] else ""
 
 
 def controls_table(rows: Sequence[Row]) -> Any:
-    """Return what the accuracies are to be held against as a rich table."""
+    """Return the accuracies of the controls as a rich table."""
     shown = controls_of(rows)
-    table = plain_table("What to hold it against: the same probe on other examples")
+    table = plain_table("Controls: test accuracy of the same probe on other labels or inputs")
     for heading in ("layer", "accuracy", *shown.values()):
         table.add_column(heading, justify="right")
     for row in rows:
@@ -120,8 +119,8 @@ def neurons_table(rows: Sequence[Row]) -> Any:
     if far := [row for row in rows if _is_far(row)]:
         from probing.tables.columns import FAR
 
-        companion = all(_has_companion(row) for row in far)
-        instead = "taken from a probe with an intercept" if companion else "unreliable"
+        with_intercept = all(_has_intercept_value(row) for row in far)
+        instead = "value from a probe with an intercept" if with_intercept else "unreliable"
         captions.append(f"* mean more than {FAR:.0f} sd from 0: {instead}")
     if captions:
         table.caption = "\n".join(captions)
@@ -136,18 +135,18 @@ def _is_far(row: Row) -> bool:
     return bool(abs(row["mean"]) > FAR * row["sd"] and row["flag"] != "dead")
 
 
-def _has_companion(row: Row) -> bool:
+def _has_intercept_value(row: Row) -> bool:
     return isinstance(row.get("contribution_companion"), float)
 
 
 def _centred(row: Row) -> str:
-    """Return the contribution without the mean; with a star where it is unreliable, and the companion's if there is."""
-    value = row["contribution_companion"] if _has_companion(row) else row["contribution_centred"]
+    """Return the centred contribution, from a probe with an intercept if there is one; a star marks unreliable ones."""
+    value = row["contribution_companion"] if _has_intercept_value(row) else row["contribution_centred"]
     return f"{value:.4f}" + "*" * _is_far(row)
 
 
 def _without(row: Row) -> str:
-    """Return the rise of the cross-entropy without a neuron, in nats."""
+    """Return the ablation effect of a neuron: the increase in cross-entropy without it, in nats."""
     if not row["removed"]:
         return ""
     if NEGLIGIBLE in row["removed"]:

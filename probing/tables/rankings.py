@@ -1,4 +1,4 @@
-"""What `rank` shows: rankings side by side, and what probes make of their ends."""
+"""Tables and sentences of `rank`: rankings side by side, and what probes read from their first and last neurons."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from probing.runtime.terminal import plain_table
 from probing.tables.columns import Row, interval
 
-# What a probe is left with, in the order of the table.
+# The neurons or directions that a probe reads in each condition, in the order of the table.
 CONDITIONS = {
     "all": "every neuron",
     "top": "the top neurons alone",
@@ -18,16 +18,16 @@ CONDITIONS = {
     "erased": "the class erased linearly",
     "erased_shuffled": "shuffled labels erased instead",
 }
-# How far below the accuracy of all neurons a number of them may stay to count as enough.
+# Accuracy below that of all neurons at which a smaller number of neurons still counts as enough.
 WITHIN = 0.01
-# Neurons of a ranking that a screen shows.
+# Number of neurons of a ranking that the terminal shows.
 _SHOWN = 10
 # Marks accuracies that are no better than chance.
 _CHANCE = "°"
 
 
 def rankings_lines(rankings: Mapping[str, Sequence[Row]]) -> list[str]:
-    """Return for each layer and method the first neurons in one line, for --quiet."""
+    """Return a line with the first neurons for each layer and method, for --quiet."""
     return [
         f"layer {layer}, {method}: top neurons {', '.join(map(str, _first(rows, layer)[:5]))}"
         for layer in _layers_of(rankings)
@@ -36,13 +36,13 @@ def rankings_lines(rankings: Mapping[str, Sequence[Row]]) -> list[str]:
 
 
 def rankings_tables(rankings: Mapping[str, Sequence[Row]]) -> list[Any]:
-    """Return for each layer a table of the first neurons by each method."""
+    """Return a table per layer with the first neurons by each method."""
     tables = []
     for layer in _layers_of(rankings):
         table = plain_table(f"Layer {layer}: first neurons by each ranking")
         table.add_column("ranking")
-        for place in range(1, _SHOWN + 1):
-            table.add_column(str(place), justify="right")
+        for rank in range(1, _SHOWN + 1):
+            table.add_column(str(rank), justify="right")
         for method, rows in rankings.items():
             table.add_row(method, *map(str, _first(rows, layer)))
         tables.append(table)
@@ -58,7 +58,7 @@ def _first(rows: Sequence[Row], layer: int) -> list[int]:
 
 
 def evaluation_tables(rows: Sequence[Row]) -> list[Any]:
-    """Return for each layer and probe a table of what it does with the neurons of each ranking."""
+    """Return a table per layer and probe with its accuracy on the neurons of each ranking."""
     found = dict.fromkeys((row["layer"], row["probe"]) for row in rows)
     return [
         _evaluation_table([row for row in rows if (row["layer"], row["probe"]) == (layer, probe)])
@@ -70,11 +70,12 @@ def _evaluation_table(rows: Sequence[Row]) -> Any:
     sizes = sorted({row["k"] for row in rows})
     probe = {"linear": "a linear probe", "gaussian": "a Gaussian probe"}[rows[0]["probe"]]
     known = [row for row in rows if row["share_of_entropy"]]
-    of = f" of {known[0]['mutual_information'] / known[0]['share_of_entropy']:.2f}" if known else ""
+    of = f" (of {known[0]['mutual_information'] / known[0]['share_of_entropy']:.2f})" if known else ""
     # Evaluations of earlier versions do not have it.
     majority = f" (majority {rows[0]['majority_accuracy']:.3f})" if rows[0].get("majority_accuracy") else ""
     table = plain_table(
-        f"Layer {rows[0]['layer']}: accuracy of {probe} of the top or bottom k{majority}, and of the top's bits{of}"
+        f"Layer {rows[0]['layer']}: accuracy of {probe} on the top or bottom k neurons{majority}, "
+        f"and bits of information in the top k{of}"
     )
     table.add_column("ranking", no_wrap=True)
     for heading in ("top", "bottom", "bits"):
@@ -83,12 +84,12 @@ def _evaluation_table(rows: Sequence[Row]) -> Any:
     for ranking in dict.fromkeys(row["ranking"] for row in rows):
         of_ranking = [row for row in rows if row["ranking"] == ranking]
         ends = [[row for row in of_ranking if row["from"] in (end, "random")] for end in ("top", "bottom")]
-        # Of random neurons the best stands where others have their first, and the worst where they have their last.
+        # The best draw of random neurons stands in the columns of the top, and the worst in those of the bottom.
         top = [max(row["accuracy"] for row in ends[0] if row["k"] == k) for k in sizes]
         bottom = [min(row["accuracy"] for row in ends[1] if row["k"] == k) for k in sizes]
         bits = [max(row["mutual_information"] for row in ends[0] if row["k"] == k) for k in sizes]
         n_draws = max(row.get("draw") or 0 for row in of_ranking)
-        name = f"{n_draws} draws, best | worst" if n_draws else ranking
+        name = f"random x{n_draws}, best | worst" if n_draws else ranking
         is_above = {(row["from"], row["k"]): row.get("above_chance") != "no" for row in of_ranking}
         shown = [
             f"{value:.3f}" + _CHANCE * (not is_above.get((end, k), True))
@@ -104,16 +105,18 @@ def _evaluation_table(rows: Sequence[Row]) -> Any:
 
 
 def erasure_tables(rows: Sequence[Row]) -> list[Any]:
-    """Return for each layer a table of what its probe knows under each condition."""
+    """Return a table per layer with the usable information under each condition."""
     return [_erasure_table([row for row in rows if row["layer"] == layer]) for layer in _layers_of({"": rows})]
 
 
 def _erasure_table(rows: Sequence[Row]) -> Any:
 
     majority = f"{rows[0]['majority_accuracy']:.3f}"
-    table = plain_table(f"Layer {rows[0]['layer']}: what a linear probe knows, trained anew (majority {majority})")
-    table.add_column("of the layer is left")
-    for heading in ("neurons", "removed", "accuracy", "95% range", "nats known", "share"):
+    table = plain_table(
+        f"Layer {rows[0]['layer']}: usable information for retrained linear probes (majority {majority})"
+    )
+    table.add_column("condition")
+    for heading in ("neurons", "removed", "accuracy", "95% range", "information (nats)", "share"):
         table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(
@@ -129,30 +132,34 @@ def _erasure_table(rows: Sequence[Row]) -> Any:
 
 
 def curves_tables(rows: Sequence[Row]) -> list[Any]:
-    """Return for each layer and ranking a table of accuracy over the number of neurons."""
+    """Return a table per layer and ranking with the accuracy by number of neurons."""
     return [_curves_table(of_ranking, beside) for of_ranking, beside in _curves(rows)]
 
 
 def curves_lines(rows: Sequence[Row]) -> list[str]:
-    """Return for each layer and ranking a sentence on how many neurons it takes."""
+    """Return a sentence per layer and ranking on how many neurons are enough."""
     lines = []
     for of_ranking, random in _curves(rows):
         reached = {row["k"]: row["accuracy"] for row in of_ranking if (row["kind"], row["from"]) == ("only", "top")}
         d_model, fewest, sizes = max(reached), smallest(of_ranking), {row["k"] for row in random}
         first, *others = [k for k in (10, 100) if k in sizes] or [min(sizes)]
-        within = f"the smallest number within 1 point is {fewest['k']}, chosen on validation tokens"
+        within = f"{fewest['k']}, chosen on validation tokens, are the fewest within 1 point of all"
         parts = [
             f"{first} of {d_model} neurons reach {reached[first]:.3f}",
             *(f"{k} reach {reached[k]:.3f}" for k in others),
             f"all {reached[d_model]:.3f}",
         ]
-        end = f"{within} ({fewest['accuracy']:.3f})" if fewest["k"] < d_model else "no fewer are within 1 point"
+        end = (
+            f"{within} ({fewest['accuracy']:.3f})"
+            if fewest["k"] < d_model
+            else "no smaller number is within 1 point of all"
+        )
         lines.append(f"Layer {fewest['layer']}, {fewest['ranking']}: {', '.join(parts)}; {end}.")
     return lines
 
 
 def _curves(rows: Sequence[Row]) -> Iterator[tuple[list[Row], list[Row]]]:
-    """Yield for each layer and ranking its rows, and those of random neurons beside it."""
+    """Yield the rows of each layer and ranking, and the rows of random neurons in that layer."""
     for layer, ranking in dict.fromkeys((row["layer"], row["ranking"]) for row in rows if row["ranking"] != "random"):
         here = [row for row in rows if row["layer"] == layer]
         yield tuple([row for row in here if row["ranking"] == name] for name in (ranking, "random"))  # type: ignore[misc]
@@ -162,11 +169,11 @@ def _curves_table(rows: Sequence[Row], random: Sequence[Row]) -> Any:
 
     n_draws = max(row["draw"] for row in random)
     table = plain_table(
-        f"Layer {rows[0]['layer']}, {rows[0]['ranking']}: accuracy by number of neurons, {n_draws} draws"
+        f"Layer {rows[0]['layer']}, {rows[0]['ranking']}: accuracy by number of neurons, random draws: {n_draws}"
     )
     for heading in ("k", "only top", "random", "bottom", "without top", "random", "bottom"):
         table.add_column(heading, justify="right", no_wrap=True)
-    # Of the numbers tried by bisection, the one that was found.
+    # Of the numbers that bisection tried, only the one it found is shown.
     tried = {row["k"] for row in rows}
     for k in sorted({row["k"] for row in random} & tried | {smallest(rows)["k"], max(tried)}):
         cells = []
@@ -185,7 +192,7 @@ def smallest(rows: Sequence[Row]) -> Row:
     """Return the row of the fewest first neurons whose validation accuracy is within 1 point of that of all.
 
     Args:
-        rows: Of one layer and ranking.
+        rows: Rows of one layer and ranking.
     """
     tops = [row for row in rows if is_top(row)]
     full = max(tops, key=lambda row: row["k"])
@@ -194,5 +201,5 @@ def smallest(rows: Sequence[Row]) -> Row:
 
 
 def is_top(row: Row) -> bool:
-    """Return whether a probe has a ranking's first neurons alone."""
+    """Return whether a row's probe reads only the first neurons of the ranking."""
     return bool(row["kind"] == "only" and row["from"] == "top")

@@ -6,14 +6,14 @@ from typing import Literal, get_args
 
 Space = Literal["none", "clip", "clip_random", "whiten", "standardise", "center", "all_but_the_top"]
 SPACES: tuple[Space, ...] = get_args(Space)
-# By which outliers are found that are clipped: those definitions that look at hidden states.
+# Definitions of the outliers that are clipped: those that use hidden states only.
 Definition = Literal["argmin_share", "argmax_share", "mean_profile", "variance"]
 
-# Marks transforms that were fitted on what they are judged on.
+# Marks transforms that were fitted on the sentences they are evaluated on.
 TRANSDUCTIVE = "transductive"
 CLIPPING = ("clip", "clip_random")
 
-# What to call them beside each other.
+# Names of the spaces in tables and figures.
 WORDS = {
     "none": "plain",
     "clip": "clipped",

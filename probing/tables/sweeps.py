@@ -1,4 +1,4 @@
-"""Tables of a sweep for the terminal."""
+"""Table of a sweep for the terminal."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ BEST = 10
 
 
 def best_table(rows: Sequence[Mapping[str, Any]], varied: Sequence[str], metric: str | None, goal: str) -> Any:
-    """Return the first trials as a rich table.
+    """Return the best rows, one for each trial and layer, as a rich table.
 
     Args:
         rows: A row for each trial and layer.
         varied: Names of the options that differ between trials.
-        metric: By what trials are judged, as W&B names it.
-        goal: `minimize` or `maximize` it.
+        metric: Metric by which trials are ranked, as W&B names it.
+        goal: `minimize` or `maximize` the metric.
     """
     column = (metric or "").removeprefix("by_layer/")
     column = column if rows and column in rows[0] else "accuracy"
@@ -26,7 +26,7 @@ def best_table(rows: Sequence[Mapping[str, Any]], varied: Sequence[str], metric:
     ranked = sorted(rows, key=lambda row: sign * row[column])[:BEST]
     shown = list(dict.fromkeys([*varied, "layer"]))
     extra = [name for name in dict.fromkeys([column, "cross_entropy"]) if name != "accuracy" and name in rows[0]]
-    table = plain_table(f"The first {len(ranked)} of {len(rows)} by {column}")
+    table = plain_table(f"The best {len(ranked)} of {len(rows)} rows by {column}")
     for name in ("trial", *shown, "accuracy", "95% interval", *extra):
         table.add_column(name.replace("_", " ") if "." not in name else name, justify="right")
     for row in ranked:

@@ -404,9 +404,9 @@ def test_a_layer_that_says_nothing_of_the_labels_is_not_ranked_in_earnest(
     assert row["information_low"] <= 0
     assert {neuron["flag"] for neuron in made.neurons} <= {"uninformative", "dead"}
     said = " ".join(capsys.readouterr().out.split())
-    assert "Layer 2: its ranking is not to be read" in said
+    assert "Layer 2: do not read its ranking" in said
     assert "rankings are not to be read: layer 2" in said
-    assert "its ranking is not to be read" in (made.folder / "report.html").read_text()
+    assert "do not read its ranking" in (made.folder / "report.html").read_text()
 
 
 @pytest.mark.slow

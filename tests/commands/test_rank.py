@@ -168,7 +168,7 @@ def test_every_ranking_is_judged_by_every_probe_at_both_ends(plain: Path) -> Non
     assert list(on_disk[0]) == list(EVALUATION_COLUMNS)
     assert [row["accuracy"] for row in on_disk] == [row["accuracy"] for row in rows]
     assert "5 draws" not in repr(made)
-    assert "2 draws, best | worst" in repr(made)
+    assert "random x2, best | worst" in repr(made)
 
 
 def test_with_all_neurons_the_linear_probe_is_the_runs_own(plain: Path) -> None:
@@ -254,7 +254,7 @@ def test_how_many_neurons_from_the_command_line(planted: Path, capsys: pytest.Ca
     typed = ["rank", str(planted), "--curves", "--k", "1,4", "--draws", "2"]
     assert run(COMMANDS, [*typed, "--method", "anova", "--wandb.mode", "offline"]) == 0
     output = capsys.readouterr().out
-    assert "Layer 0, anova: accuracy by number of neurons, 2 draws" in output
+    assert "Layer 0, anova: accuracy by number of neurons, random draws: 2" in output
     assert f"Layer 0, anova: 1 of {D_MODEL} neurons reach" in output
     assert "within 1 point" in output
     assert contents(planted) == before
@@ -278,7 +278,7 @@ def test_how_many_neurons_from_the_command_line(planted: Path, capsys: pytest.Ca
     assert (folder / "curves_00.png").read_bytes() != first
     assert (folder / "curves_00.pdf").is_file()
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
-    assert "Layer 0, weight: accuracy by number of neurons, 1 draws" in repr(made)
+    assert "Layer 0, weight: accuracy by number of neurons, random draws: 1" in repr(made)
 
 
 # --- what cannot be done ---

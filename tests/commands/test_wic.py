@@ -169,4 +169,4 @@ def test_quiet_prints_a_line_a_space(data: Path, options: dict[str, Any], capsys
     assert [line.split(":")[0] for line in (*spaces, results)] == ["Plain", "Clipped", "Whitened", "Results"]
     assert fitted_on.startswith("Whitening of 16 dimensions is fitted on")
     # A model of 16 neurons has none that is five standard deviations from their mean.
-    assert "no neuron being an outlier there" in said.out.splitlines()[1]
+    assert "because no neuron is an outlier there" in said.out.splitlines()[1]

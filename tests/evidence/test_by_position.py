@@ -56,7 +56,7 @@ def test_thirds_of_the_positions_are_told_by_their_tokens() -> None:
     ]
     assert position_line(rows) == (
         "Layer 6: accuracy 0.875 at positions 0 to 1, 0.300 at positions 2 to 3 and 0.050 at positions 4 to 5; "
-        "each is in positions.csv."
+        "positions.csv has every position."
     )
     assert position_line(rows[:2]) == ""
 

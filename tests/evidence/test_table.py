@@ -121,7 +121,7 @@ def test_a_suppressor_pair_has_no_signal_but_contributes(tmp_path):
         assert row["flag"] == "no-signal"
         assert row["contribution_centred"] > 0.9 * row["contribution"]
         assert row["ratio"] > 3
-    assert "useful only together with others" in conclusion(rows, "position")
+    assert "useful only together with other neurons" in conclusion(rows, "position")
 
 
 def test_ratio_and_share_are_of_the_layer(tmp_path):
@@ -309,18 +309,20 @@ def row(**values):
 
 def test_a_neuron_without_flags_carries_what_is_predicted():
     said = conclusion([row()], "position")
-    assert said.startswith("Layer 3: neuron 17 contributes most, 8.2 times the mean; 75% is left without its mean")
-    assert "25.0% of its variance goes with position (z = 99)" in said
+    assert said.startswith(
+        "Layer 3: neuron 17 contributes most, 8.2 times the layer's mean. Centring leaves 75% of its"
+    )
+    assert "position explains 25.0% of its variance beyond chance (z = 99)" in said
     assert "it carries position" in said
-    assert "12.5% of the sum" in said
+    assert "makes up 12.5% of the layer's total contribution" in said
 
 
 @pytest.mark.parametrize(
     ("flag", "words", "never"),
     [
-        ("offset no-signal", "serves as the intercept and says nothing of depth", "carr"),
-        ("offset", "overstates it: only 75% is left without its mean", "intercept"),
-        ("no-signal", "useful only together with others", "irrelevant"),
+        ("offset no-signal", "stands in for the missing intercept and is no evidence of depth", "carr"),
+        ("offset", "overstates it: centring leaves only 75% of its contribution", "intercept"),
+        ("no-signal", "useful only together with other neurons", "irrelevant"),
     ],
 )
 def test_each_flag_is_put_in_words(flag, words, never):
@@ -344,7 +346,7 @@ def test_where_nothing_contributes_nothing_is_concluded_of_a_neuron(tmp_path):
     rows = table_of(tmp_path, *planted(n4=informative), l1=100.0)
     assert [row["neuron"] for row in rows] == list(range(N_NOISE))
     assert all(row["contribution"] == row["ratio"] == row["share"] == 0 for row in rows)
-    assert conclusion(rows, "position") == "Layer 0: no neuron contributes, for every weight of the probe is 0."
+    assert conclusion(rows, "position") == "Layer 0: no neuron contributes, because every weight of the probe is 0."
 
 
 # --- real activations ---

@@ -156,10 +156,10 @@ def test_the_table_and_the_sentence_use_the_probe_with_an_intercept_where_centri
     shown, row = render(neurons_table(rows)), {row["neuron"]: row for row in rows}[INFORMATIVE]
     assert f" {row['contribution_companion']:.4f}*" in shown
     assert shown.count("*") == 3  # two neurons, and what the star means
-    assert "* mean more than 3 sd from 0: taken from a probe with an intercept" in shown
+    assert "* mean more than 3 sd from 0: value from a probe with an intercept" in shown
     first = [row, *(other for other in rows if other is not row)]
     share = row["contribution_companion"] / row["contribution"]
-    assert f"only {share:.0%} is left to a probe with an intercept" in conclusion(first, "position")
+    assert f"in a probe with an intercept only {share:.0%} of its contribution is left" in conclusion(first, "position")
     bare = [{name: value for name, value in row.items() if name != "contribution_companion"} for row in rows]
     shown = render(neurons_table(bare))
     assert f" {row['contribution_centred']:.4f}*" in shown

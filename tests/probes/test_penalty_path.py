@@ -185,8 +185,14 @@ def test_without_validation_tokens_there_is_nothing_to_choose_by(few: Sides) -> 
 def test_the_choice_is_told_with_its_neighbours_and_with_what_each_layer_would_take() -> None:
     path = PenaltyPath([0, 6], [1e-2, 3.16e-3, 1e-3], np.array([[1.0, 2.0], [0.6, 1.8], [0.5, 2.5]]), [])
     assert penalty_lines(path.summary()) == [
-        "Penalty: l2 3.2e-03 for all layers, where the mean cross-entropy of validation tokens is lowest "
-        "(1.2000 nats; 1.5000 at 1.0e-02 and 1.5000 at 1.0e-03).",
-        "Each layer by itself would take at most 1.0e-03 (layer 0), 3.2e-03 (layer 6).",
+        "Penalty: l2 3.2e-03 for all layers, chosen for the lowest mean cross-entropy of validation tokens "
+        "(1.2000 nats; 1.5000 with l2 1.0e-02 and 1.5000 with l2 1.0e-03).",
+        "The best for each layer alone would be at most 1.0e-03 (layer 0), 3.2e-03 (layer 6).",
     ]
     assert penalty_lines({"l2": 1e-4}) == []
+
+
+def test_the_choice_for_a_single_layer_speaks_of_no_others() -> None:
+    path = PenaltyPath([6], [1e-2, 3.16e-3, 1e-3], np.array([[2.0], [1.8], [2.5]]), [])
+    (line,) = penalty_lines(path.summary())
+    assert line.startswith("Penalty: l2 3.2e-03, chosen for the lowest mean cross-entropy")

@@ -127,9 +127,9 @@ def test_the_smallest_number_is_chosen_on_validation_tokens() -> None:
 def test_what_is_shown_says_what_was_found(rows: list[dict[str, Any]], tmp_path: Path) -> None:
     (line,) = curves_lines(rows)
     assert line.startswith(f"Layer 0, anova: 1 of {D_MODEL} neurons reach ")
-    assert "; the smallest number within 1 point is 3, chosen on validation tokens (" in line
+    assert "; 3, chosen on validation tokens, are the fewest within 1 point of all (" in line
     assert curves_lines([row for row in rows if row["k"] not in (3, 5, 8, 16)])[0].endswith(
-        "no fewer are within 1 point."
+        "no smaller number is within 1 point of all."
     )
     shown = [cells.split()[0] for cells in render(*curves_tables(rows)).splitlines()[4:] if cells.strip()]
     assert shown == ["1", "2", "3", "8", "16", str(D_MODEL)]

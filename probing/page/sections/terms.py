@@ -1,4 +1,4 @@
-"""What the words of a page mean: every heading of its tables and every name in its charts, part by part."""
+"""The terms of a page: the meaning of every heading in its tables and every name in its charts, part by part."""
 
 from __future__ import annotations
 
@@ -14,50 +14,52 @@ from probing.tables.space_names import WORDS
 
 Terms = Mapping[str, str]
 
-# What a reader must know of each flag.
+# The meaning of each flag.
 FLAGS = {
-    "offset": "overstated: less than half of the contribution is left without the neuron's mean, so it stands in for "
-    "the intercept that the probe lacks; it may carry the task all the same",
-    "no-signal": "alone it tells classes apart no better than chance; it may be useful together with others",
-    "offset no-signal": "the intercept, not the task: large, nearly constant, and telling nothing of the class",
-    UNINFORMATIVE: "the probe of this layer does not beat a constant answer in nats, so that its ranking is not to be "
-    "read",
+    "offset": "overstated: less than half of the contribution is left after centring, so the neuron stands in for the "
+    "intercept that the probe lacks; it may still carry the task",
+    "no-signal": "by itself it tells the classes apart no better than chance; it may be useful together with other "
+    "neurons",
+    "offset no-signal": "it stands in for the intercept: it is large and nearly constant, and tells the classes "
+    "apart no better than chance",
+    UNINFORMATIVE: "in nats, the probe of this layer is no better than a constant answer, so do not read its ranking",
     "dead": "it hardly varies; its weight and contribution are exactly 0",
 }
 
 _CONTROLS = {
-    "shuffled": "The same probe where labels are permuted within each sentence: what the length and the words of a "
-    "sentence alone allow. It is the floor of any task.",
-    "token": "The same probe on the input embedding of each token instead of its hidden state: what the token alone "
-    "tells.",
-    "permuted_positions": "The same probe where the model reads each sentence with its tokens permuted: for position, "
-    "the true floor.",
-    "control_task": "The same probe on labels that are drawn for each word type, the mean of several draws: what it "
-    "reaches by knowing words by heart.",
-    "untrained": "The same probe on the same architecture with random weights: what the architecture hands on without "
-    "any training. For position it is a ceiling rather than a floor.",
+    "shuffled": "The same probe with labels permuted within each sentence: what the length and the words of a sentence "
+    "alone allow. It is the floor of any task.",
+    "token": "The same probe on the input embedding of each token instead of its hidden state: what can be read "
+    "from the token alone.",
+    "permuted_positions": "The same probe where the model reads each sentence with its tokens permuted: the true floor "
+    "for position.",
+    "control_task": "The same probe on labels drawn at random for each word type, the mean of several draws: what it "
+    "reaches by memorising words.",
+    "untrained": "The same probe on a randomly initialised model of the same architecture: what the architecture "
+    "passes on without training. For position it is a ceiling rather than a floor.",
     "untransformed": "The same probe on the hidden states as they are, without the transform of this run.",
-    "others_clipped": "The same probe where as many other neurons are clipped as this run clips outliers.",
+    "others_clipped": "The same probe with other neurons clipped, as many as this run clips outliers.",
 }
 
 ACCURACY: Terms = {
     "layer": "0 is the embedding output, and layer k the output of block k.",
     "probe": "Linear classifier without an intercept, trained on the hidden states of one layer.",
-    "accuracy": "Share of the test tokens whose class the probe names. No sentence of theirs was used in training. It "
-    "says that the label can be read off linearly, not that the model uses it.",
+    "accuracy": "Share of the test tokens whose class the probe predicts correctly. Their sentences were not used in "
+    "training. It shows that the label can be read off linearly, not that the model uses it.",
     "95% range": "Confidence interval of the accuracy, in which sentences, not tokens, are taken as independent.",
-    "majority": "Accuracy of naming the most frequent class of the training tokens every time.",
+    "majority": "Accuracy of always predicting the most frequent class of the training tokens.",
     **{words: _CONTROLS[name] for name, words in (CONTROLS | TRANSFORM_CONTROLS).items()},
-    "within 1": "Share of the test tokens whose class the probe misses by 1 at most, where classes are numbers.",
-    "error": "Mean absolute difference between the number that the probe names and the true one.",
-    "selectivity": "Accuracy less that of the control task.",
+    "within 1": "Share of the test tokens whose predicted class is at most 1 away from the true one, where classes are "
+    "numbers.",
+    "error": "Mean absolute difference between the predicted number and the true one.",
+    "selectivity": "Accuracy minus that of the control task.",
     "compression": "How many times shorter the training labels become when they are encoded online with the help of "
-    "this layer, compared with a code that knows only the number of classes. The more, the easier the layer tells "
-    "them.",
+    "this layer, compared with a code that knows only the number of classes. The higher, the more easily they can "
+    "be read from the layer.",
     "nats": "Cross-entropy: the mean of -ln p over the test tokens, where p is the probability that the probe gives "
     "to the true class. Lower is better.",
-    "constant": "Cross-entropy of the constant answer, the shares of the classes among the training tokens. A probe "
-    "that is no better says nothing of its neurons.",
+    "constant": "Cross-entropy of the constant answer, the shares of the classes among the training tokens. If a "
+    "probe is no better, its ranking says nothing about the neurons.",
     "training": "Cross-entropy of the training tokens. Where it is far below that of the test tokens, the probe "
     "overfits.",
     "gap": "Optimality gap: by how many nats, at most, the probe's training objective is above its minimum. A probe "
@@ -69,42 +71,43 @@ NEURONS: Terms = {
     "95% range of that": "Interval of the nats lost without the neuron, over test sentences.",
     "activation mean": "Mean of the neuron's activations over training tokens.",
     "activation sd": "Standard deviation of the neuron's activations over training tokens.",
-    "flag": "What to know before believing the rank. A neuron without a flag shows none of the following.",
+    "flag": "A warning about the rank. A neuron without a flag has none of the following properties.",
     **{f"flag {name}": f"{text[:1].upper()}{text[1:]}." for name, text in FLAGS.items()},
     "*": f"The neuron's mean is more than {FAR:.0f} standard deviations from 0, which makes its centred contribution "
-    "unreliable; the column companion says what a probe with an intercept makes of it.",
-    UNRESOLVED: f"The loss without the neuron is {BELOW_RESOLUTION}: its interval neither tells it from none nor tells "
-    "that it is negligible.",
-    NEGLIGIBLE: "Without the neuron the probe loses next to nothing: the whole interval is within "
-    f"{NEGLIGIBLE_NATS} nats of none.",
-    "shade": "In the map, a neuron's contribution in multiples of the mean of its layer, on a logarithmic scale.",
+    "unreliable; the column companion has its centred contribution to a probe with an intercept.",
+    UNRESOLVED: f"The loss without the neuron is {BELOW_RESOLUTION}: its interval neither excludes 0 nor is narrow "
+    "enough to call the loss negligible.",
+    NEGLIGIBLE: "A probe without the neuron loses almost nothing: the whole interval is within "
+    f"{NEGLIGIBLE_NATS} nats of 0.",
+    "shade": "In the map, a neuron's contribution in multiples of its layer's mean, on a logarithmic scale.",
 }
 
 AGREEMENT: Terms = {
     "layers": "A layer of the first run and a layer of the second, at the same relative depth.",
     "top overlap": "Share of the first neurons of one ranking that are, or are matched to, first neurons of the other. "
     "In the map: overlap of the top.",
-    "by chance": "The range that the number left of it has in 95 of 100 cases where the rankings have nothing in "
-    "common: one of them is permuted, or taken in a random basis of the same space.",
-    "Spearman": "Spearman's correlation of the two rankings over all neurons: 1 for the same order, 0 for none in "
-    "common.",
-    "95% range": "Interval of Spearman's correlation over redrawn test sentences.",
-    "p": "How often chance gives a correlation as high, corrected for the number of pairs of layers (Holm).",
-    "match": "Correlation of matched neurons over sentences that they were not matched on.",
+    "by chance": "The range in which the number to its left lies in 95 of 100 cases if the rankings have nothing in "
+    "common: one of them is permuted, or computed in a random basis of the same space.",
+    "Spearman": "Spearman's correlation of the two rankings over all neurons: 1 for the same order, 0 for "
+    "unrelated orders.",
+    "95% range": "Interval of Spearman's correlation over bootstrap samples of test sentences.",
+    "p": "Probability that chance gives a correlation at least as high, corrected for the number of pairs of layers "
+    "(Holm).",
+    "match": "Correlation of matched neurons on sentences that were not used for the matching.",
     "CKA": "Linear centred kernel alignment: how alike the two layers are as a whole, whatever their neurons; 1 where "
     "one is a rotation of the other.",
-    "layer, neuron, rank": "Where a neuron that is at the top of every run stands in the first run; with the name of a "
-    "run, where the neuron that it goes with stands in that run.",
+    "layer, neuron, rank": "Layer, neuron and rank in the first run of a neuron that is at the top of every run; "
+    "with the name of a run, those of its match in that run.",
 }
 
 _TRANSFORMS = {
-    "none": "Hidden states as they are.",
+    "none": "Hidden states without a transform.",
     "clip": "Outlier dimensions are set to 0, or to their mean, after the model has run.",
-    "clip_random": "As many other neurons are clipped instead, drawn at random.",
-    "whiten": "Hidden states are mapped so that all directions vary alike and independently.",
+    "clip_random": "As many other neurons, drawn at random, are clipped instead.",
+    "whiten": "Hidden states are mapped so that all directions have the same variance and are uncorrelated.",
     "standardise": "Each neuron is centred and divided by its standard deviation.",
     "center": "The mean vector of all tokens is subtracted.",
-    "all_but_the_top": "The mean vector and the first principal directions are taken out (Mu & Viswanath 2018).",
+    "all_but_the_top": "The mean vector and the first principal directions are removed (Mu & Viswanath 2018).",
 }
 
 MEASURES: Terms = {
@@ -112,20 +115,21 @@ MEASURES: Terms = {
     "mean_cosine_one_per_sentence": "The same over tokens of different sentences, one drawn from each.",
     "mean_cosine_centred": "The same after the mean vector is subtracted.",
     "mean_energy_share": "Share of the squared length of the hidden states that lies in their mean vector.",
-    "isoscore": "IsoScore: 1 where all directions vary alike, 0 where only one varies (Rudman et al. 2022).",
+    "isoscore": "IsoScore: 1 if all directions have the same variance, 0 if only one varies (Rudman et al. 2022).",
     "partition_isotropy": "Smallest value of a partition function divided by its largest, over directions: 1 where "
     "vectors are spread evenly (Mu & Viswanath 2018).",
-    "top_cosine_share": "Share that the neuron with the largest part in the mean cosine has in it.",
+    "top_cosine_share": "Share of the mean cosine that the neuron with the largest share contributes.",
     "self_similarity": "Mean cosine of the vectors of one word in different sentences.",
-    "self_similarity_adjusted": "Self-similarity less the mean cosine of tokens of different sentences.",
+    "self_similarity_adjusted": "Self-similarity minus the mean cosine of tokens of different sentences.",
     "intra_sentence_similarity": "Mean cosine of the tokens of a sentence with the mean vector of that sentence.",
-    "intra_sentence_similarity_adjusted": "The same less the mean cosine of tokens of different sentences.",
+    "intra_sentence_similarity_adjusted": "The same minus the mean cosine of tokens of different sentences.",
     "token_similarity": "Mean cosine of two tokens of one sentence.",
-    "distance_to_equal_rows": "Distance of a sentence's hidden states to the nearest ones that are equal for all "
-    "tokens.",
-    "relative_distance": "That distance as a share of the norm: 0 where all tokens of a sentence are equal.",
-    "distance_ratio": "That distance divided by the same in the layer before.",
-    "rank": "Dimensions that the transform leaves.",
+    "distance_to_equal_rows": "Distance of a sentence's hidden states to the nearest matrix whose rows, the tokens, "
+    "are all equal.",
+    "relative_distance": "That distance divided by the norm of the hidden states: 0 if all tokens of a sentence are "
+    "equal.",
+    "distance_ratio": "That distance divided by the distance in the layer before.",
+    "rank": "Number of dimensions that the transform leaves.",
     "mean_cosine_e19": "Mean cosine as Ethayarajh (2019) estimates it, from drawn pairs.",
     "mean_cosine_lkm": "Mean cosine as Luo, Kulmizev & Mao (2021) estimate it, from drawn pairs.",
     "mean_cosine_tvs": "Mean cosine as Timkey & van Schijndel (2021) estimate it, from drawn pairs.",
@@ -135,54 +139,56 @@ GEOMETRY: Terms = {
     **_TRANSFORMS,
     "layer": ACCURACY["layer"] + " In the table of outliers, all stands for all layers but the embeddings together.",
     **{name.replace("_", " "): text for name, text in MEASURES.items()},
-    "definition": "By what a neuron is an outlier: argmin_share and argmax_share, it is the smallest or the largest of "
-    "most tokens' vectors; mean_profile, its mean is far from the mean neuron's; variance, it varies at least five "
-    "times as much as the mean neuron; layer_norm, its LayerNorm parameters deviate in more than three layers.",
+    "definition": "Why a neuron is an outlier. argmin_share and argmax_share: it is the smallest or the largest of "
+    "most tokens' vectors. mean_profile: its mean is far from the mean neuron's. variance: it varies at least five "
+    "times as much as the mean neuron. layer_norm: its LayerNorm parameters deviate in more than three layers.",
     "neuron": "Coordinate of the hidden state.",
-    "value": "How far the neuron is an outlier: a share of tokens, standard deviations with their sign, multiples of "
-    "the mean variance, or a number of layers, by definition.",
-    "special tokens": "Whether special tokens such as [CLS] count.",
-    "block": "Number of a block; its output is the layer of the same number.",
-    "measured": "Distance of a sentence to equal rows after the block, divided by the same before it.",
+    "value": "How strong an outlier the neuron is. Depending on the definition: a share of tokens, standard deviations "
+    "with their sign, multiples of the mean variance, or a number of layers.",
+    "special tokens": "Whether special tokens such as [CLS] are included.",
+    "block": "Number of the block; its output is the layer of the same number.",
+    "measured": "Distance of a sentence to equal rows after the block, divided by the distance before it.",
     "σ1": "Least standard deviation, over neurons, among the tokens that enter the block's first LayerNorm.",
-    "σ2": "The same of its second LayerNorm.",
-    "σ1σ2": "Their product.",
-    "above 1": "Share of the sentences in which that product is above 1, which with small weights would make tokens "
-    "come closer.",
+    "σ2": "The same for the second LayerNorm.",
+    "σ1σ2": "Product of σ1 and σ2.",
+    "above 1": "Share of the sentences in which that product is above 1, in which case small weights would make "
+    "tokens more similar.",
     "gains": "Product of the largest gains of the two LayerNorms.",
-    "attention": "What the attention of the block can multiply the distance by at most.",
-    "FFN": "What its feed-forward layer can multiply the distance by at most.",
-    "bound": "What the block can multiply the distance by at most: attention x FFN x gains / σ1σ2.",
-    "published": "The same as the paper has it, with one singular value for all matrices and without gains.",
-    "closest": "Largest share of its bound that the distance of any sentence reaches.",
-    "taken out": "Where the neurons are set to 0: inside the model, so that later blocks do without them, or after it.",
-    "effect": "Change of the measure that the table is about.",
+    "attention": "Largest factor by which the attention of the block can multiply the distance.",
+    "FFN": "Largest factor by which its feed-forward layer can multiply the distance.",
+    "bound": "Largest factor by which the block can multiply the distance: attention x FFN x gains / σ1σ2.",
+    "published": "The bound as published, with one singular value for all matrices and without gains.",
+    "closest": "Largest share of the bound that the distance of any sentence reaches.",
+    "taken out": "Where the neurons are set to 0: inside the model, so that later blocks cannot read them, or after "
+    "it.",
+    "effect": "Change of the measure in the title of the table.",
     "95% range": "Interval of the effect over sentences.",
     "random others": "Range of the effects of as many other neurons, drawn at random.",
-    "worse than": "Share of these draws that do less harm.",
-    "p": "How often draws of other neurons do as much harm.",
-    "large gains": "Effect of as many other neurons with the largest LayerNorm gains.",
+    "worse than": "Share of these draws that do less harm than the outliers.",
+    "p": "Probability that random other neurons do as much harm.",
+    "large gains": "Effect of as many other neurons, those with the largest LayerNorm gains.",
 }
 
 EVALUATIONS: Terms = {
     **{words: _TRANSFORMS[space] for space, words in WORDS.items()},
-    "static vectors": "One vector a word type, the same in all sentences, instead of the model's hidden states.",
+    "static vectors": "One vector per word type, the same in all sentences, instead of the model's hidden states.",
     "layer": ACCURACY["layer"],
     "space": "How hidden states were transformed before their cosines were taken.",
-    "always yes": "Answering for each pair that the word means the same.",
-    "above": "Cosine from which on a pair is said to mean the same, chosen on the training part.",
-    "accuracy": "Share of the pairs that are told rightly.",
-    "area": "Area under the ROC curve: how often a pair with one meaning has a higher cosine than a pair with two.",
-    "95% range": "Interval over pairs, of the number left of it.",
-    "gain": "What the space adds to hidden states as they are.",
-    "won": "Pairs that only this space tells rightly.",
-    "lost": "Pairs that only hidden states as they are tell rightly.",
+    "always yes": "Answering for every pair that the word means the same.",
+    "threshold": "Cosine from which on a pair is predicted to mean the same, chosen on the training part.",
+    "accuracy": "Share of the pairs that are predicted correctly.",
+    "area": "Area under the ROC curve: the probability that a pair with the same meaning has a higher cosine than a "
+    "pair with two meanings.",
+    "95% range": "Interval over pairs, of the number to its left.",
+    "gain": "Difference from untransformed hidden states.",
+    "won": "Number of pairs that are predicted correctly only in this space.",
+    "lost": "Number of pairs that are predicted correctly only from untransformed hidden states.",
     "p": "McNemar's test of pairs won against pairs lost.",
     "best layer": "Layer with the highest accuracy on the training part itself.",
-    "best of 9 thresholds": "Threshold, of 0.1 to 0.9, with the highest accuracy on the training part itself.",
-    "accuracy on train": "What both reach on the pairs that they were chosen on, which is too high for others.",
+    "best of 9 thresholds": "Threshold, among 0.1 to 0.9, with the highest accuracy on the training part itself.",
+    "accuracy on train": "Accuracy of both on the pairs they were chosen on, which is too high for other pairs.",
     "set": "Collection of sentence pairs with human scores of how similar they are.",
-    "vectors": "How a sentence gets its vector from those of its tokens, and in which space.",
+    "vectors": "How the vector of a sentence is made from those of its tokens, and in which space.",
     "chosen on": "Pairs on which the layer was chosen.",
     "all": "Spearman's correlation of cosines and human scores, times 100, over all pairs of the set.",
     "mean": "The mean of that correlation over the subsets.",
@@ -190,13 +196,13 @@ EVALUATIONS: Terms = {
 }
 
 PRECISION = (
-    "What is shown is rounded, and contributions by class are kept to three digits; the tables and tensors in the "
+    "Numbers on this page are rounded, and contributions by class have three digits; the tables and tensors in the "
     "run's folder are exact."
 )
 
 
 def terms_section(sources: Sources) -> Html:
-    """Return what the words of a page mean, for the parts that it has."""
+    """Return the terms of a page with their meanings, for the parts that it has."""
     parts = {"Accuracy": ACCURACY, "Neurons": NEURONS}
     parts |= {"Agreement": AGREEMENT} if sources.agreement else {}
     parts |= {"Geometry": GEOMETRY} if sources.geometry else {}

@@ -1,0 +1,30 @@
+"""Sentences on neurons that are at the top of every run."""
+
+from __future__ import annotations
+
+import pytest
+
+from probing.tables.agreement import everywhere_sentence
+
+CHANCE = {"chance_mean": 37.578947, "chance_low": 30.0, "chance_high": 45.55, "chance_p_value": 0.05}
+
+
+def common(p_value: float = 0.05, no_signal: str = "") -> dict[str, object]:
+    return {"layer": 0, "neuron": 1, "p_value": p_value, "no_signal": no_signal}
+
+
+@pytest.mark.parametrize(
+    ("n", "start"),
+    [
+        (1, "1 neuron and its match are among the first 10 of every run at the same relative depth"),
+        (2, "2 neurons and their matches are among the first 10 of every run at the same relative depth"),
+    ],
+)
+def test_without_shuffled_labels_only_the_number_is_said(n: int, start: str) -> None:
+    assert everywhere_sentence([common()] * n, {}, 10) == f"{start}."
+
+
+def test_what_shuffled_labels_give_is_rounded_for_a_reader() -> None:
+    said = everywhere_sentence([common(), common(0.3), common(0.05, "a")], CHANCE, 10)
+    assert "; with shuffled labels, 37.6 are on average (30 to 45.5; p = 0.05)." in said
+    assert said.endswith("1 of them has a signal and is there in at most 5% of the draws of shuffled labels.")
