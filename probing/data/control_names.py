@@ -22,7 +22,7 @@ CONTROLS = {
     "token": "token alone",
     "permuted_positions": "tokens permuted",
     "control_task": "control task",
-    "untrained": "random weights",
+    "untrained": "randomly initialised",
 }
 # Controls that `--transform` adds: untransformed activations, and clipping of other neurons than the outliers.
 TRANSFORM_CONTROLS = {"untransformed": "untransformed", "others_clipped": "others clipped"}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 MEASURES = {
-    "mlm_loss": "loss of masked words in nats",
+    "mlm_loss": "loss on masked words in nats",
     "position_accuracy": "accuracy of position by a probe of the intact model",
     "position_accuracy_retrained": "accuracy of position by a retrained probe",
 }
@@ -38,7 +38,7 @@ def by_block(smoothing: Sequence[Row]) -> dict[int, dict[str, Row]]:
 def smoothing_table(smoothing: Sequence[Row]) -> Any:
     """Return the terms of each block's bound as a rich table."""
     table = _table(
-        "What a block does to the distance to equal rows, and could by Theorem 2: means over sentences",
+        "Change of the distance to equal rows by each block, and its bound by Theorem 2: means over sentences",
         "block", "measured", "σ1", "σ2", "σ1σ2", "above 1", "gains", "attention", "FFN", "bound", "published",
         "closest",
     )  # fmt: skip
@@ -156,7 +156,7 @@ def _effects_table(rows: Sequence[Row]) -> Any:
 def _title(intact: Row) -> str:
     """Return a measure's name and its value in the intact model."""
     words = MEASURES[intact["measure"]]
-    return f"{words[0].upper()}{words[1:]}, {intact['value']:.3f} as it is"
+    return f"{words[0].upper()}{words[1:]} (intact: {intact['value']:.3f})"
 
 
 def interventions_conclusion(rows: Sequence[Row]) -> str:
@@ -198,7 +198,7 @@ def draw_interventions(figure: Figure, rows: Sequence[Row], model: str) -> None:
         axes.axhline(0, color="black", lw=0.6)
         axes.set_xticks(range(len(WHERE)), ["zeroed inside\nthe model", "clipped\nafter it"])
         axes.set_xlim(-0.5, len(WHERE) - 0.5)
-        axes.set_title(_title(intact).replace(" by ", "\nby ").replace(", ", "\n"), fontsize=9)
+        axes.set_title(_title(intact).replace(" by ", "\nby ").replace(" (intact", "\n(intact"), fontsize=9)
     figure.axes[0].set_ylabel("effect (95% interval)")
     neurons = next(row["neurons"] for row in rows if row["kind"] == "outliers")
     figure.suptitle(f"{model} without {_named(neurons)}", x=0.01, ha="left", fontsize=10)

@@ -1,4 +1,4 @@
-"""What a run was asked and what it answers, in sentences made of its numbers."""
+"""The question of a run and its answer, in sentences made from its numbers."""
 
 from __future__ import annotations
 
@@ -14,49 +14,51 @@ from probing.tables.geometry import transform_sizes
 
 
 def title(subjects: Sequence[Subject]) -> str:
-    """Return what a page is about in a few words."""
+    """Return the title of a page."""
     tasks = list(dict.fromkeys(subject.task for subject in subjects))
     return f"{listed(tasks)} in {listed([subject.label for subject in subjects])}"
 
 
 def question(subject: Subject) -> str:
-    """Return what a run was asked."""
+    """Return the question of a run."""
     config, results, first = subject.run.config, subject.run.results, subject.run.accuracy[0]
-    model = str(config["model"]) + (", its weights drawn at random" if config.get("random_weights") else "")
-    model += f", its hidden states after {subject.run.transform}" if subject.run.transform != "none" else ""
+    model = str(config["model"]) + (", randomly initialised" if config.get("random_weights") else "")
+    model += (
+        f", whose hidden states are transformed by {subject.run.transform}" if subject.run.transform != "none" else ""
+    )
     sentences = results["n_sentences"]
     tested = f", tested on {config['test_corpus']}" if config.get("test_corpus") else ""
     return (
-        f"Can {subject.task} be read off {_layers(subject.layers)} of {model}, and which neurons tell it? "
-        f"A linear probe without a bias was trained in each layer on {count(first['n_train_tokens'], 'token')} of "
-        f"{count(sentences['train'], 'sentence')} of {config['corpus']}{tested}, to tell apart "
-        f"{count(first['n_classes'], 'class', 'classes')}, and tested on {count(first['n_test_tokens'], 'token')} of "
-        f"{count(sentences['test'], 'other sentence')}."
+        f"Can {subject.task} be read off {_layers(subject.layers)} of {model}, and which neurons carry it? "
+        f"In each layer, a linear probe without an intercept was trained to predict "
+        f"{count(first['n_classes'], 'class', 'classes')} from {count(first['n_train_tokens'], 'token')} of "
+        f"{count(sentences['train'], 'sentence')} of {config['corpus']}{tested}, and tested on "
+        f"{count(first['n_test_tokens'], 'token')} of {count(sentences['test'], 'other sentence')}."
     )
 
 
 def answer(subject: Subject) -> str:
-    """Return what a run answers, in a paragraph."""
+    """Return the answer of a run, in a paragraph."""
     over = scope(subject.run.results, subject.run.config.get("test_corpus"))
     sentences = [_accuracies(subject), over, _held_against(subject)]
     sentences.append(conclusion(subject.ranked[subject.layers[-1]], subject.task))
     short = [row["layer"] for row in subject.run.results["layers"] if not row.get("converged", True)]
     if short:
         of = "layer" if len(short) == 1 else "layers"
-        sentences.append(f"In {of} {listed(short)} the probe stopped short of its optimum: that ranking may be the "
-                         "optimiser's rather than the data's.")  # fmt: skip
+        sentences.append(f"In {of} {listed(short)} the probe stopped short of its optimum, so the ranking may "
+                         "reflect the optimiser rather than the data.")  # fmt: skip
     return " ".join(
         sentence for sentence in [*sentences, *transform_sizes(subject.run.transform, subject.run.accuracy)] if sentence
     )
 
 
 def conclusions(subject: Subject) -> list[str]:
-    """Return for each layer what may be said of the neuron that contributes most."""
+    """Return the conclusion on the top neuron of each layer."""
     return [conclusion(rows, subject.task) for rows in subject.ranked.values()]
 
 
 def agreements(agreement: Agreement) -> list[str]:
-    """Return for each pair of runs how far their rankings agree in layers of the same relative depth."""
+    """Return a sentence per pair of runs on the agreement of their rankings in layers of the same relative depth."""
     found: dict[tuple[str, str], dict[tuple[int, int], Row]] = {}
     for row in agreement.rows:
         if row["statistic"] == "spearman":
@@ -65,7 +67,7 @@ def agreements(agreement: Agreement) -> list[str]:
 
 
 def depths(rows: Sequence[Row]) -> list[tuple[int, int]]:
-    """Return which layers of a pair of runs are at the same relative depth."""
+    """Return the layers of a pair of runs that are at the same relative depth."""
     layers_a, layers_b = (sorted({row[f"layer_{side}"] for row in rows}) for side in "ab")
     return [(layers_a[i], layers_b[j]) for i, j in aligned(layers_a, layers_b)]
 
@@ -93,7 +95,7 @@ def _accuracies(subject: Subject) -> str:
     first, last = rows[0], rows[-1]
     if len(rows) == 1:
         return f"In layer {first['layer']} the probe reaches an accuracy of {_share(first)}."
-    # The last of the highest: what matters is how far up it can still be read off.
+    # Of equal maxima, the last: what matters is how far up the task can still be read off.
     best = max(reversed(rows), key=lambda row: row["accuracy"])
     parts = [f"{_share(first)} in layer {first['layer']}"]
     if best not in (first, last):
@@ -112,33 +114,33 @@ def _share(row: Row) -> str:
 
 
 def _held_against(subject: Subject) -> str:
-    """Return how the last layer's accuracy stands to each control, by the interval of the difference.
+    """Compare the last layer's accuracy with each control, by the interval of the difference.
 
-    Where there are no intervals, only what it is held against.
+    Where there are no intervals, only the controls and their accuracies are listed.
     """
     row = subject.run.accuracy[-1]
     if ends(row, "accuracy") is None:
         beside = [
             f"{_called(name, words)} ({row[f'{name}_accuracy']:.3f})" for name, words in controls_of([row]).items()
         ]
-        return f"In layer {row['layer']} it stands beside {listed(beside)}."
-    sides: dict[str, list[str]] = {"above": [], "below": [], "not told apart from": []}
+        return f"In layer {row['layer']} compare it with {listed(beside)}."
+    sides: dict[str, list[str]] = {"above": [], "below": [], "not distinguishable from": []}
     for name, words in controls_of([row]).items():
         low, high = ends(row, f"above_{name}") or (  # the majority class has no interval of its own
             row[f"accuracy_{end}"] - row[f"{name}_accuracy"] for end in ("low", "high")
         )
-        side = "above" if low > 0 else "below" if high < 0 else "not told apart from"
+        side = "above" if low > 0 else "below" if high < 0 else "not distinguishable from"
         sides[side].append(f"{_called(name, words)} ({row[f'{name}_accuracy']:.3f})")
     parts = [f"{side} {listed(named)}" for side, named in sides.items() if named]
-    return f"In layer {row['layer']} it is {'; '.join(parts)}."
+    return f"In layer {row['layer']} the accuracy is {'; '.join(parts)}."
 
 
 def _called(name: str, words: str) -> str:
-    """Return what a control is called in a sentence."""
+    """Return the name of a control in a sentence."""
     noun = {
         "majority": "the majority class", "shuffled": words, "permuted_positions": words,
-        "untrained": "the randomly initialised model", "untransformed": "the states as they are",
-        "others_clipped": "other neurons clipped",
+        "untransformed": "the untransformed states", "others_clipped": "other neurons clipped",
+        "untrained": "the randomly initialised model",
     }  # fmt: skip
     return noun.get(name, f"the {words}")
 

@@ -60,33 +60,34 @@ def is_far(row: Row) -> bool:
 
 COLUMNS = (
     Column("layer", "layer", "0 is the embedding output, and layer k the output of block k."),
-    Column("rank", "rank", "Place of the neuron among those of its layer, by contribution; 1 contributes most."),
-    Column("rank_low", "range", "Best and worst rank over this probe and those trained on redrawn training "
-           "sentences. It says how stable the rank is and is no confidence interval."),
-    Column("neuron", "neuron", "Coordinate of the hidden state; press its number to see what it contributes to each "
+    Column("rank", "rank", "Rank of the neuron in its layer, by contribution; 1 contributes most."),
+    Column("rank_low", "range", "Best and worst rank over this probe and those trained on bootstrap samples of "
+           "the training sentences. It shows how stable the rank is and is not a confidence interval."),
+    Column("neuron", "neuron", "Coordinate of the hidden state; press its number to see its contribution to each "
            "class."),
     Column("contribution", "contribution", "Mean over the test tokens of |weight × activation| for the true class, in "
-           "logit units, weights centred over classes. A high one does not say that the model uses the neuron.", 4),
+           "logit units, weights centred over classes. A high contribution does not show that the model uses the "
+           "neuron.", 4),
     Column("ratio", "× mean", "Contribution in multiples of the mean of the layer's neurons.", 1),
     Column("share", "share", "Contribution as a share of the sum over the layer's neurons.", 1, percent=True),
-    Column("contribution_centred", "centred", "Contribution without the neuron's mean over training tokens: what is "
-           "left once the neuron cannot stand in for the intercept that the probe lacks. * marks where it is "
-           "unreliable.", 4),
-    Column("contribution_companion", "companion", "Centred contribution by a probe that has an intercept, where * "
-           "marks that taking the mean off afterwards is unreliable.", 4),
+    Column("contribution_centred", "centred", "Contribution after subtracting the neuron's mean over training tokens: "
+           "what is left once the neuron cannot stand in for the intercept that the probe lacks. * marks unreliable "
+           "values.", 4),
+    Column("contribution_companion", "with intercept", "Centred contribution to a probe that has an intercept, for "
+           "neurons whose centred contribution is marked unreliable by *.", 4),
     Column("eta_squared", "eta²", "Eta squared: the share of the neuron's variance over training tokens that is "
-           "between classes rather than within them, less the mean of that share when labels are permuted within "
-           "sentences. 0 for a neuron that tells nothing of the class by itself.", 3),
-    Column("eta_squared_z", "z", "Eta squared in units of chance: how many standard deviations the share lies above "
-           "its mean under permuted labels."),
+           "between classes rather than within them, minus the mean of that share when labels are permuted within "
+           "sentences. It is 0 for a neuron that tells nothing about the class by itself.", 3),
+    Column("eta_squared_z", "z", "Number of standard deviations by which that share lies above its mean under permuted "
+           "labels."),
     Column("eta_squared_q", "q", "Lowest false discovery rate over the neurons of the layer at which this one counts "
-           f"as telling something of the class. Above {RATE:g} the flag says no-signal.", 3),
+           f"as having a signal. Above {RATE:g} the flag says no-signal.", 3),
     Column("unique", "unique", "Estimate, without retraining, of what the probe loses without the neuron, from its "
            "weights and from how well the other neurons can stand in for it. It is good for the order of neurons, and "
            "several times too large as a number of nats.", 4),
-    Column("cross_entropy_without", "without it", "By how many nats the test tokens are predicted worse by a probe "
-           "that is retrained without the neuron. Little is lost where other neurons carry the same information.", 4,
-           signed=True),
+    Column("cross_entropy_without", "without it", "Ablation effect: by how many nats a probe that is retrained without "
+           "the neuron predicts the test tokens worse. Little is lost where other neurons carry the same "
+           "information.", 4, signed=True),
 )  # fmt: skip
 # What else the script needs of a row, to show the neuron that was picked.
 BESIDE = ("rank_high", "cross_entropy_without_low", "cross_entropy_without_high", "mean", "sd")
@@ -105,11 +106,7 @@ def first_rows(subject: Subject, caption: str) -> Html:
     """Return the last layer's first neurons as a table, which the script extends."""
     columns = shown_columns(subject)
     head = [element("th", column.label, scope="col", title=column.help, data_key=column.key) for column in columns]
-    head.append(
-        element(
-            "th", "flag", scope="col", class_="words", title="what to know before believing the rank", data_key="flag"
-        )
-    )
+    head.append(element("th", "flag", scope="col", class_="words", title="a warning about the rank", data_key="flag"))
     body = [_row(row, columns) for row in subject.ranked[subject.layers[-1]][:FIRST]]
     return element(
         "table", element("caption", caption), element("thead", element("tr", *head)), element("tbody", *body),

@@ -1,6 +1,6 @@
 "use strict";
-// What the page can do beyond being read: another theme, a table that sorts and filters, a map that answers, and one
-// neuron picked out of them. Every text goes in as text, never as HTML.
+// The page's interaction: a second theme, a table that sorts and filters, a map with a readout, and the details of one
+// picked neuron. Every text goes in as text, never as HTML.
 
 // --- numbers that Python packed ---
 
@@ -65,11 +65,11 @@ function hideTip() {
 
 // --- a run ---
 
-// Rows of the table before more are asked for.
+// Number of rows of the table before the user asks for more.
 const FIRST = 10;
 
 class Table {
-  // All rows of a run, column by column; a row is known by its place.
+  // All rows of a run, column by column; a row is identified by its index.
   constructor(data) {
     this.columns = data.columns;
     this.width = data.width;
@@ -123,7 +123,7 @@ class Table {
     return rows.sort((a, b) => {
       const x = values[a], y = values[b];
       if (typeof x === "string") return sign * (x < y ? -1 : x > y ? 1 : 0) || a - b;
-      if (Number.isNaN(x) || Number.isNaN(y)) return Number.isNaN(x) - Number.isNaN(y) || a - b; // what was not measured is last
+      if (Number.isNaN(x) || Number.isNaN(y)) return Number.isNaN(x) - Number.isNaN(y) || a - b; // missing values are last
       return sign * (x - y) || a - b;
     });
   }
@@ -216,7 +216,7 @@ class RunView {
     this.readout = this.section.querySelector(".readout");
     this.readout.hidden = false;
     this.readout.setAttribute("role", "status");
-    this.readout.textContent = "Point at a neuron, or reach the map with the tabulator key and move with the arrow keys; Enter picks it.";
+    this.readout.textContent = "Point at a neuron, or move to the map with the Tab key and use the arrow keys; Enter picks a neuron.";
     this.cursor = make("div", { className: "cursor", hidden: true });
     this.ring = make("div", { className: "pick" });
     this.field.append(this.cursor, this.ring);
@@ -320,7 +320,7 @@ class RunView {
     const facts = this.table.columns.filter((column) => !["layer", "neuron"].includes(column.key));
     const entries = facts.map((column) => [column.label, this.table.text(row, column), column.help]);
     if (this.table.values.cross_entropy_without_low && !Number.isNaN(get("cross_entropy_without_low"))) {
-      entries.push(["95% range of that", `${get("cross_entropy_without_low").toFixed(4)} to ${get("cross_entropy_without_high").toFixed(4)}`, "over test sentences"]);
+      entries.push(["95% range of that", `${get("cross_entropy_without_low").toFixed(4)} to ${get("cross_entropy_without_high").toFixed(4)}`, "interval over test sentences"]);
     }
     for (const [key, help] of [["mean", "of its activations over training tokens"], ["sd", "standard deviation of its activations over training tokens"]]) {
       if (this.table.values[key]) entries.push([`activation ${key}`, get(key).toPrecision(3), help]);
@@ -349,12 +349,12 @@ class RunView {
     this.chart.querySelector(".bars").setAttribute("d", this.bars.map(bar).join(""));
     this.chart.querySelector(".typical").setAttribute("d", this.typical.map(line).join(""));
     for (const level of this.chart.querySelectorAll(".level")) level.textContent = String(Number((highest * level.dataset.share).toPrecision(2)));
-    this.classReadout.textContent = "Point at a bar, or reach the chart with the tabulator key and move with the arrow keys.";
+    this.classReadout.textContent = "Point at a bar, or move to the chart with the Tab key and use the arrow keys.";
     const peak = this.bars.indexOf(Math.max(...this.bars));
     const name = `contribution of layer ${this.table.get(row, "layer")}, neuron ${this.table.get(row, "neuron")}, by ${this.data.task}`;
     this.chart.setAttribute("aria-label", this.bars.length
       ? `${name}: largest at ${this.data.classes[peak]}, ${this.bars[peak].toPrecision(3)}`
-      : `${name}: not kept on this page, only the layer's mean`);
+      : `${name}: this page has only the layer's mean`);
   }
 
   frame() {

@@ -178,7 +178,7 @@ def test_a_page_of_a_large_model_is_small(
     path = report([str(folder) for folder in folders], output=str(tmp_path / "page.html"))
     assert 4e6 < path.stat().st_size < 5e6
     # All neurons' contributions by class if there is room, else those of the first, and then the page says so.
-    said = re.findall(r"Kept on this page for the first (\d+) neurons of each layer", path.read_text())
+    said = re.findall(r"This page has it for the first (\d+) neurons of each layer", path.read_text())
     assert said == ([str(kept)] * n_runs if kept < 768 else [])
 
 
@@ -508,8 +508,8 @@ def test_an_accuracy_is_above_below_or_not_told_apart_from_each_control(runs: Pa
     found.run.accuracy[-1].update(row)
     said = answers.answer(found)
     assert (
-        "In layer 2 it is above the majority class (0.100); below the randomly initialised model (0.900); "
-        "not told apart from labels shuffled (0.490)." in said
+        "In layer 2 the accuracy is above the majority class (0.100); below the randomly initialised model (0.900); "
+        "not distinguishable from labels shuffled (0.490)." in said
     )
     assert "0.500 (0.450 to 0.550) in layer 2" in said
     found.run.results["layers"][1]["converged"] = False

@@ -1,4 +1,4 @@
-"""What runs have in common: accuracies in one chart, and agreement of their rankings where it was measured."""
+"""Comparison of runs: accuracies in one chart, and the agreement of their rankings where it was measured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from probing.runs.run import Row
 from probing.tables.columns import ends, interval
 from probing.tables.decimals import two_decimals
 
-# Statistics that are drawn, and what they are called.
+# Statistics that are drawn, and their names.
 MAPS = {"spearman": "Spearman of the rankings", "overlap": "overlap of the top", "cka": "linear CKA"}
 
 
@@ -36,7 +36,7 @@ def accuracies_figure(subjects: Sequence[Subject]) -> Html:
 
 
 def agreement_section(agreement: Agreement) -> Html:
-    """Return how far the rankings of each pair of runs agree."""
+    """Return the section on the agreement of rankings, pair by pair."""
     found = dict.fromkeys((row["model_a"], row["model_b"]) for row in agreement.rows)
     parts = [_pair([row for row in agreement.rows if (row["model_a"], row["model_b"]) == pair]) for pair in found]
     return element(
@@ -44,9 +44,9 @@ def agreement_section(agreement: Agreement) -> Html:
         element("h2", "Agreement of the rankings"),
         element(
             "p",
-            "Each cell holds two layers against each other; under the pointer it also says what chance gives, and the "
-            "interval over redrawn test sentences. Match is the correlation of matched neurons on sentences that they "
-            "were not matched on.",
+            "Each cell compares two layers; pointing at it shows the range by chance and the interval over bootstrap "
+            "samples of test sentences. Match is the correlation of matched neurons on sentences that were not used "
+            "for the matching.",
         ),
         *parts,
         _everywhere(agreement),
@@ -99,12 +99,12 @@ def _aligned(rows: Sequence[Row]) -> Html:
 def _everywhere(agreement: Agreement) -> Html:
     top = agreement.config.get("top", 10)
     if not agreement.everywhere:
-        return element("p", f"No neuron is, with those it goes with, among the first {top} of every run.")
+        return element("p", f"No neuron is, together with its matches, among the first {top} of every run.")
     head = list(agreement.everywhere[0])
     body = [[row[name] for name in head] for row in agreement.everywhere]
-    said = f"{len(body)} neurons are, with those they go with, among the first {top} of every run at their depth"
+    said = f"{len(body)} neurons and their matches are among the first {top} of every run at the same relative depth"
     if len(body) == 1:
-        said = f"One neuron is, with those it goes with, among the first {top} of every run at its depth"
+        said = f"One neuron and its matches are among the first {top} of every run at the same relative depth"
     return element("details", element("summary", said), table(head, body))
 
 

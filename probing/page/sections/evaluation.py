@@ -1,4 +1,4 @@
-"""What cosines of a model's hidden states are worth to a task: word senses (`wic`) and similar sentences (`sts`)."""
+"""Evaluation of the cosines of hidden states on word senses (`wic`) and similar sentences (`sts`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from probing.tables.space_names import WORDS
 
 
 def evaluation_section(evaluation: Evaluation) -> Html:
-    """Return what was found, in sentences, as lines over the layers, and in the tables that the terminal shows."""
+    """Return the results in sentences, as lines over the layers, and in the tables that the terminal shows."""
     rows, chosen, is_wic = evaluation.rows, evaluation.chosen, evaluation.command == "wic"
     lines, tables = (wic_lines, wic_tables) if is_wic else (sts_lines, sts_tables)
     return element(
@@ -29,7 +29,7 @@ def evaluation_section(evaluation: Evaluation) -> Html:
 
 
 def _senses(rows: Sequence[Row], chosen: Sequence[Row]) -> Html:
-    """Return the accuracy of each space by layer, beside that of answering yes to all."""
+    """Return the accuracy of each space by layer, compared with that of always answering yes."""
     part = next(row["reported_on"] for row in chosen if row["protocol"] == "held_out")
     lines = _by_space(rows, "accuracy", "accuracy")
     lines.append(_level("always yes", rows, rows[0]["constant_true_accuracy"]))
@@ -54,14 +54,14 @@ def _similarities(rows: Sequence[Row]) -> list[Html]:
             lines += [_level("static vectors, plain", pooled, row["spearman"]) for row in static]
             title = (
                 f"{name}, sentences by {pooled[0]['pooling']}: Spearman of cosines and human scores by layer and "
-                f"space, with 95% intervals over {pooled[0]['n_pairs']} pairs (below 0 drawn at 0)"
+                f"space, with 95% intervals over {pooled[0]['n_pairs']} pairs (values below 0 are drawn at 0)"
             )
             charts.append(element("figure", element("figcaption", title), line_chart(lines, title)))
     return charts
 
 
 def _by_space(rows: Sequence[Row], column: str, of: str) -> list[Line]:
-    """Return a line for each space: the column of the value, and what its interval's columns are called by."""
+    """Return a line for each space, from the column of the value and the name of its interval, as `ends` takes it."""
     lines = []
     for space in dict.fromkeys(row["transform"] for row in rows):
         here = sorted((row for row in rows if row["transform"] == space), key=lambda row: row["layer"])
@@ -71,6 +71,6 @@ def _by_space(rows: Sequence[Row], column: str, of: str) -> list[Line]:
 
 
 def _level(label: str, rows: Sequence[Row], value: float) -> Line:
-    """Return what is the same for all layers."""
+    """Return a line of one value for all layers."""
     layers = sorted({row["layer"] for row in rows})
     return Line(label, layers, [value] * len(layers))

@@ -1,4 +1,4 @@
-"""The geometry of a model's layers, and what was done inside it, where that was measured."""
+"""The geometry of a model's layers, and the measurements inside the model where there are some."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from probing.tables.geometry import MORE_TEXT
 
 
 def geometry_section(geometry: Geometry) -> Html:
-    """Return what was measured of each layer, its outlier dimensions, and what was found inside the model."""
+    """Return the measures of each layer, its outlier dimensions, and the measurements inside the model."""
     transforms = list(dict.fromkeys(row["transform"] for row in geometry.rows))
     cosines = [row for row in geometry.rows if row["measure"] == "mean_cosine"]
     return element(
@@ -31,7 +31,7 @@ def geometry_section(geometry: Geometry) -> Html:
 
 
 def _inside(geometry: Geometry) -> list[Html]:
-    """Return what blocks do to the distance of tokens, and what is lost without outliers, as the terminal says it."""
+    """Return the terminal's results on the distance of tokens by block and on the effect of removing outliers."""
     measured = geometry.smoothing, geometry.interventions
     shown = [element("figure", element("figcaption", t.title), as_in_terminal(t)) for t in inside_tables(*measured)]
     told = [element("p", sentence) for sentence in inside_conclusions(*measured)]
@@ -45,7 +45,7 @@ def _cosines(rows: Sequence[Row]) -> Html:
         here = sorted((row for row in rows if row["transform"] == transform), key=lambda row: row["layer"])
         layers, values = [row["layer"] for row in here], [row["value"] for row in here]
         lines.append(Line(label(str(transform), here), layers, values, [ends(row) for row in here]))
-    title = "Mean cosine of the hidden states of any two tokens, by layer and transform (below 0 drawn at 0)"
+    title = "Mean cosine of the hidden states of two tokens, by layer and transform (values below 0 are drawn at 0)"
     return element("figure", element("figcaption", title), line_chart(lines, title))
 
 
@@ -65,7 +65,7 @@ def _measures(geometry: Geometry, transform: str) -> Html:
 def _outliers(geometry: Geometry) -> Html:
     head = list(geometry.outliers[0])
     body = [[_cell(row[name]) for name in head] for row in geometry.outliers]
-    summary = element("summary", f"Outlier dimensions: {len(body)} findings")
+    summary = element("summary", f"Outlier dimensions: {len(body)} rows")
     return element("details", summary, table([name.replace("_", " ") for name in head], body))
 
 

@@ -1,4 +1,4 @@
-"""What it takes to repeat a run: the command, the configuration, versions and fingerprints."""
+"""How to repeat a run: the command, the configuration, versions and fingerprints."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from probing.page.markup import Html, element, joined
 from probing.page.sources import Subject
 from probing.page.tables import pairs
 
-# Where results go and how they are shown changes nothing of them.
+# Options on where results are written and how they are shown; they do not change the results.
 BESIDE_THE_POINT = ("runs", "cache", "quiet", "wandb")
 
 
 def command_line(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
-    """Return the command that makes a run of this configuration.
+    """Return the command that repeats a run of this configuration.
 
     Args:
         config: The resolved configuration.
-        defaults: Of the options of `fit`; of groups of options, a mapping.
+        defaults: Defaults of the options of `fit`; a mapping for a group of options.
     """
     words = [
         word
@@ -33,11 +33,11 @@ def command_line(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
 
 
 def run_block(subject: Subject, defaults: Mapping[str, Any]) -> Html:
-    """Return what it takes to repeat a run."""
+    """Return the section on how to repeat a run."""
     results = subject.run.results
     said = None
     if "-" in (subject.run.config["corpus"], subject.run.config.get("test_corpus")):
-        said = element("p", "It read standard input: the text has to be given again.")
+        said = element("p", "This run read standard input, so the text has to be given again.")
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     times = ", ".join(f"{name.removesuffix('_s')} {seconds:.1f} s" for name, seconds in results["timings"].items())
     return element(
@@ -51,7 +51,7 @@ def run_block(subject: Subject, defaults: Mapping[str, Any]) -> Html:
 
 
 def folder_block(heading: str, folder: Path) -> Html:
-    """Return what it takes to repeat what is no run of `fit`."""
+    """Return the section on how to repeat the run of another command than `fit`."""
     return element("section", element("h3", heading), _configuration(folder))
 
 
@@ -73,7 +73,7 @@ def _configuration(folder: Path) -> Html:
 
 
 def _fingerprints(cache: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Html]]:
-    """Return the fingerprints of what was read, those of the test side where it has its own."""
+    """Return the fingerprints of the model and the corpus, and those of the test side where they differ."""
     sides = {side: dict(cached["key"]) for side, cached in cache.items()}
     if sides.get("test") == sides.get("train"):
         sides.pop("test")

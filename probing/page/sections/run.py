@@ -1,4 +1,4 @@
-"""A run's part of the page: its neurons as a map, a table, and class by class."""
+"""The part of the page on one run: its neurons as a map, as a table, and class by class."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from probing.tables.columns import BELOW_RESOLUTION, FAR, NEGLIGIBLE, controls_o
 
 
 def accuracy_lines(subject: Subject) -> list[Line]:
-    """Return a run's accuracy with its intervals, and each control."""
+    """Return the lines of a run's accuracy with its intervals, and of each control."""
     rows, layers = subject.run.accuracy, subject.layers
     ranges = [ends(row, "accuracy") for row in rows]
     label = "probe" + ", 95% interval over test sentences" * any(ranges)
@@ -33,8 +33,8 @@ def accuracy_figure(subject: Subject, beside_others: bool) -> Html:
 
     Args:
         subject: The run.
-        beside_others: Whether it is also drawn in one chart with other runs, which is enough where the majority class
-            is all that it is held against.
+        beside_others: Whether it is also drawn in one chart with other runs, which is enough if the majority class is
+            its only control.
     """
     title = f"{subject.label}: test accuracy of a linear probe of {subject.task} by layer"
     numbers = element("details", element("summary", f"The numbers of {subject.label}"), accuracy_table(subject, title))
@@ -48,8 +48,8 @@ def neurons_section(subject: Subject, number: int, room: int) -> Html:
 
     Args:
         subject: The run.
-        number: Its place on the page, from 0.
-        room: Characters that the page has for contributions by class.
+        number: Index of the run on the page, from 0.
+        room: Number of characters that the page has for contributions by class.
     """
     classes = class_data(subject, room)
     data = {
@@ -65,7 +65,7 @@ def neurons_section(subject: Subject, number: int, room: int) -> Html:
         _detail(subject, classes["per_layer"]),
         element(
             "details",
-            element("summary", "What may be said of each layer's first neuron"),
+            element("summary", "Conclusion on each layer's first neuron"),
             element("ul", *(element("li", sentence) for sentence in conclusions(subject))),
         ),
         element("script", script_data(data), type="application/json"),
@@ -102,12 +102,12 @@ def _listing(subject: Subject) -> Html:
 
 
 def _detail(subject: Subject, per_layer: int) -> Html:
-    """Return what there is about one neuron, the last layer's first until the script shows the one picked."""
+    """Return the details of one neuron: the last layer's first, until the script shows the picked one."""
     layer = subject.layers[-1]
     top, by_class = subject.ranked[layer][0], subject.by_class[-1]
-    about = f"Mean contribution to the true class's logit, by {subject.task}; the line is the mean over all neurons."
+    about = f"Mean contribution to the true class's logit, by {subject.task}; the line is the layer's mean."
     if per_layer < subject.d_model:
-        about += f" Kept on this page for the first {per_layer} neurons of each layer."
+        about += f" This page has it for the first {per_layer} neurons of each layer."
     typical = by_class.mean(1).tolist()
     return element(
         "div",
@@ -126,7 +126,7 @@ def _detail(subject: Subject, per_layer: int) -> Html:
 
 def _filters(subject: Subject) -> Html:
     layers = [element("option", layer, value=layer, selected=layer == subject.layers[-1]) for layer in subject.layers]
-    flags = [("any flag or none", ""), ("no flag", "none"), *((name, name) for name in FLAGS)]
+    flags = [("any or none", ""), ("no flag", "none"), *((name, name) for name in FLAGS)]
     chosen = element("select", *(element("option", text, value=value) for text, value in flags), class_="by-flag")
     typed = element("input", class_="by-neuron", inputmode="numeric", pattern="[0-9]*", size="6")
     return element(

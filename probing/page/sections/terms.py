@@ -58,8 +58,8 @@ ACCURACY: Terms = {
     "be read from the layer.",
     "nats": "Cross-entropy: the mean of -ln p over the test tokens, where p is the probability that the probe gives "
     "to the true class. Lower is better.",
-    "constant": "Cross-entropy of the constant answer, the shares of the classes among the training tokens. If a "
-    "probe is no better, its ranking says nothing about the neurons.",
+    "constant": "Cross-entropy of a constant answer: the shares of the classes among the training tokens, or a uniform "
+    "guess where that is better. If a probe is no better, its ranking says nothing about the neurons.",
     "training": "Cross-entropy of the training tokens. Where it is far below that of the test tokens, the probe "
     "overfits.",
     "gap": "Optimality gap: by how many nats, at most, the probe's training objective is above its minimum. A probe "
@@ -74,7 +74,7 @@ NEURONS: Terms = {
     "flag": "A warning about the rank. A neuron without a flag has none of the following properties.",
     **{f"flag {name}": f"{text[:1].upper()}{text[1:]}." for name, text in FLAGS.items()},
     "*": f"The neuron's mean is more than {FAR:.0f} standard deviations from 0, which makes its centred contribution "
-    "unreliable; the column companion has its centred contribution to a probe with an intercept.",
+    "unreliable; the column with intercept has the value of a probe with an intercept.",
     UNRESOLVED: f"The loss without the neuron is {BELOW_RESOLUTION}: its interval neither excludes 0 nor is narrow "
     "enough to call the loss negligible.",
     NEGLIGIBLE: "A probe without the neuron loses almost nothing: the whole interval is within "
