@@ -1,1 +1,1 @@
-"""What a run is, on disk and in memory."""
+"""Runs, on disk and in memory."""

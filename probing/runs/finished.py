@@ -1,4 +1,4 @@
-"""Finished runs opened again: their model, their corpus, their activations, and their rankings sentence by sentence."""
+"""Finished runs reopened: their model, corpus and activations, and their rankings sentence by sentence."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from probing.transforms.of_examples import transformed
 
 Say = Callable[[str], None]
 
-# Trainer options of a run that say where and how it ran, and not how far its probes were trained.
+# Trainer options that say where a run was computed; they do not change how far its probes were trained.
 WHERE_TO_TRAIN = {
     "accelerator", "devices", "num_nodes", "strategy", "enable_progress_bar", "enable_checkpointing", "max_time",
 }  # fmt: skip
@@ -47,14 +47,14 @@ WHERE_TO_TRAIN = {
 
 @dataclass(frozen=True)
 class Finished:
-    """A finished run opened again.
+    """A finished run reopened.
 
     Args:
-        run: The run.
-        label: Its name in tables and figures, different for each run of a comparison.
-        source: Its model's files.
-        corpora: What it read: its corpus, and its test corpus if it had one.
-        splits: Side of each sentence of each.
+        run: The finished run.
+        label: Name of the run in tables and figures, different for each run of a comparison.
+        source: Files of the run's model.
+        corpora: Corpora that the run read: the corpus, and the test corpus if there was one.
+        splits: Split of each sentence, for each corpus.
     """
 
     run: Run
@@ -65,25 +65,25 @@ class Finished:
 
 
 def open_runs(made: Sequence[Run], matching: str) -> list[Finished]:
-    """Open finished runs again.
+    """Reopen finished runs.
 
     Raises:
-        UserError: If the model or the corpus of one is no longer what it was, or neurons of different widths are to be
-            matched by their index.
+        UserError: If the model or the corpus of one has changed, or models of different widths are to be matched by the
+            index of their neurons.
     """
     sources = [resolve_model(run.config["model"], run.config["revision"]) for run in made]
     widths = {source.name: load_config(source).hidden_size for source in sources}
     if matching == "index" and len(set(widths.values())) > 1:
         found = ", ".join(f"{name} has {width}" for name, width in widths.items())
         raise UserError(
-            f"`--matching index`: neurons of one index need models of one width, and {found}; use correlation."
+            f"`--matching index`: neurons are matched by index only between equal widths, and {found}; use correlation."
         )
     labels = _labels(made, sources)
     return [_open(run, label, source) for run, label, source in zip(made, labels, sources, strict=True)]
 
 
 def _labels(made: Sequence[Run], sources: Sequence[ModelSource]) -> list[str]:
-    """Name each run by its model; where two have the same, also by its task, else by its folder or its whole path."""
+    """Name each run by its model, with its task if names are equal, or else by its folder or its whole path."""
     of_models = [source.short_name for source in sources]
     with_tasks = [f"{name} {run.config['task']}" for name, run in zip(of_models, made, strict=True)]
     of_folders = [run.folder.name for run in made]
@@ -102,19 +102,19 @@ def _open(run: Run, label: str, source: ModelSource) -> Finished:
             f"`{run.folder}`: its model or corpus has changed since; repeat the run, "
             f"for example with `fit --config {run.folder / 'config.yaml'}`."
         )
-    # What was repeated in a corpus, the run itself has said.
+    # The run itself has reported the repeated sentences of its corpus.
     return Finished(run, label, source, [replace(corpus, n_repeated=0) for corpus in corpora], splits)
 
 
 @dataclass(frozen=True)
 class Extraction:
-    """Reads corpora with the models of runs, each but once.
+    """Reads corpora with the models of runs, each pair only once.
 
     Args:
-        cache: The cache folder.
-        trainer: Lightning's Trainer arguments.
-        say: Takes one-line messages.
-        progress: Whether to show a bar.
+        cache: Folder of cached activations.
+        trainer: Arguments of Lightning's Trainer.
+        say: Function that takes one-line messages.
+        progress: Whether to show a progress bar.
     """
 
     cache: Path
@@ -132,7 +132,7 @@ class Extraction:
         return self.stores[key]
 
     def readings(self, finished: Finished, corpus: Corpus) -> Readings:
-        """Return what a run's model made of a corpus, in the run's layers."""
+        """Return the readings of a corpus by a run's model, in the run's layers."""
         key = finished.run.folder, corpus.fingerprint
         if key not in self.done:
             self.done[key] = self._read(finished, corpus)
@@ -153,7 +153,7 @@ class Extraction:
         store = self.store(finished, corpus)
         if corpus.words is not None:
             return Readings(store, store.tokens, layers)
-        # Each tokenizer has words of its own in running text; those between blanks are the same for all.
+        # Tokenizers split running text into different words; words between blanks are the same for all of them.
         tokenizer = load_tokenizer(source)
         longest = config["max_length"] or min(length_limits(source, tokenizer)[1], LONGEST)
         tokens = tokenize(tokenizer, corpus.sentences, longest, [text.split() for text in corpus.sentences])
@@ -173,24 +173,24 @@ def probe_weight(run: Run) -> Tensor:
 
 
 def penalty_of(run: Run) -> Penalty:
-    """Return the penalty of a run's probes: what was chosen, or what its configuration says."""
+    """Return the penalty of a run's probes: the chosen one, or that of its configuration."""
     options = run.config["probe"]
     return Penalty(options["l1"], run.results["penalty"]["l2"] if options["l2"] == "auto" else options["l2"])
 
 
 def trained_as(run: Run, trainer: Mapping[str, Any] | None = None, progress: Progress = no_progress) -> Training:
-    """Return how a run's probes were trained, with other arguments of Lightning's Trainer and other progress."""
+    """Return the training options of a run's probes, with other arguments of Lightning's Trainer and other progress."""
     probe = as_options(ProbeOptions, run.config["probe"], "probe")
     return training_of(probe, penalty_of(run).l2, run.config["seed"], trainer, progress)
 
 
 def sides_of(finished: Finished, extract: Extraction) -> Sides:
-    """Return the examples of a run, labelled, and transformed, as they were when its probes were trained."""
+    """Return the examples of a run, labelled and transformed as they were when its probes were trained."""
     run = finished.run
     task = load_task(run.config["task"], run.config["task_args"])
     classes: Labels = np.array(run.results["classes"], dtype=np.int64 if task.ordinal else object)
 
-    # Runs of earlier versions are over sentences.
+    # In runs of earlier versions, intervals are over sentences.
     by_document = run.results.get("intervals_over", {}).get("unit") == "document"
 
     def examples(side: Split, part: int) -> Examples:
@@ -204,10 +204,10 @@ def sides_of(finished: Finished, extract: Extraction) -> Sides:
 
 
 def check_contributions(run: Run, layer: int, contribution: Sequence[float] | NDArray[np.float64]) -> None:
-    """Check that a layer's contributions, computed again, are those of the run.
+    """Check that a layer's recomputed contributions equal those of the run.
 
     Raises:
-        RunError: If they are not.
+        RunError: If they differ.
     """
     stored = {row["neuron"]: row["contribution"] for row in run.neurons if row["layer"] == layer}
     if not np.allclose([stored[n] for n in range(len(contribution))], contribution, rtol=1e-3, atol=1e-6):
@@ -215,10 +215,10 @@ def check_contributions(run: Run, layer: int, contribution: Sequence[float] | ND
 
 
 def ranked_of(finished: Finished, extract: Extraction, seed: int) -> Ranked:
-    """Rank a run's neurons again from its probe, its test sentences one by one.
+    """Rank a run's neurons again from its probe, sentence by sentence of its test part.
 
     Raises:
-        RunError: If the ranking does not come out as the run has it.
+        RunError: If the contributions differ from those of the run.
     """
     test = sides_of(finished, extract).test
     ranked = rank_on_sentences(finished.label, probe_weight(finished.run), test, layers_of(finished.run), seed)
@@ -229,14 +229,14 @@ def ranked_of(finished: Finished, extract: Extraction, seed: int) -> Ranked:
 
 def _no_signal(run: Run, shape: tuple[int, ...]) -> NDArray[np.bool_]:
     """Return which neurons the run flagged `no-signal`, shape (n_layers, d_model)."""
-    found, places = np.zeros(shape, dtype=bool), {layer: i for i, layer in enumerate(layers_of(run))}
+    found, layer_index = np.zeros(shape, dtype=bool), {layer: i for i, layer in enumerate(layers_of(run))}
     for row in run.neurons:
-        found[places[row["layer"]], row["neuron"]] = "no-signal" in row["flag"]
+        found[layer_index[row["layer"]], row["neuron"]] = "no-signal" in row["flag"]
     return found
 
 
 def with_shuffled(finished: Finished, ranked: Ranked, extract: Extraction, n_draws: int, seed: int) -> Ranked:
-    """Return a run's ranking with those of its neurons by probes of shuffled labels, trained as its own were."""
+    """Return a run's ranking with the null rankings by probes of shuffled labels, trained as the run's own probes."""
     run, layers = finished.run, ranked.layers
     passes = {name: value for name, value in run.config["trainer"].items() if name not in WHERE_TO_TRAIN}
 
@@ -257,7 +257,7 @@ def pairs_of(
     top: int,
     seed: int,
 ) -> dict[tuple[int, int], Pair]:
-    """Compare every run with every later one, matched on the sentences of the earlier one's corpus."""
+    """Compare every run with every later one; neurons are matched on the corpus of the earlier one."""
 
     @cache
     def rotation_null_of(j: int) -> RotationNull:
@@ -273,22 +273,22 @@ def pairs_of(
         pairs[i, j] = compare_pair(ranked[i], ranked[j], moments, how, assignment, top, seed, chance)
         if how == "index" and not pairs[i, j].related:
             extract.say(
-                f"{ranked[i].label} and {ranked[j].label}: neurons of one index go together no more than any two do, "
-                "so these models hardly share a lineage and neuron i of one is not neuron i of the other; "
-                "`--matching correlation` finds which belong together"
+                f"{ranked[i].label} and {ranked[j].label}: neurons of the same index correlate no more than any two "
+                "neurons do, so these models hardly share a lineage and neuron i of one is not neuron i of the other; "
+                "`--matching correlation` finds corresponding neurons"
             )
     return pairs
 
 
 def by_index(finished: Sequence[Finished], matching: str) -> list[int]:
-    """Return the places of runs whose neurons are compared by their index with those of another run."""
+    """Return the indices of the runs whose neurons are compared by their index with those of another run."""
     pairs = itertools.combinations(range(len(finished)), 2)
     found = [(i, j) for i, j in pairs if _matching_of(matching, finished[i].run, finished[j].run) == "index"]
-    return sorted({place for pair in found for place in pair})
+    return sorted({i for pair in found for i in pair})
 
 
 def _matching_of(matching: str, a: Run, b: Run) -> Literal["index", "correlation"]:
-    """Return how two runs are matched: by index, left to itself, where both are of one and the same model."""
+    """Return how two runs are matched; `auto` is by index if both runs are of the same model."""
     keys = [run.results["cache"]["test"]["key"] for run in (a, b)]
     is_same = all(keys[0][name] == keys[1][name] for name in ("model", "random_weights_seed"))
     return "index" if matching == "index" or (matching == "auto" and is_same) else "correlation"

@@ -19,9 +19,9 @@ class RunFolder:
 
     Args:
         runs: The folder of runs.
-        name: Explicit name, refused where it exists or would leave the folder of runs.
-        default: Start of the name where none is given; the time is added.
-        figures: Whether it gets a folder for figures.
+        name: Explicit name, refused if it exists or would leave the folder of runs.
+        default: Start of the name if none is given; the time is added.
+        figures: Whether to make a folder for figures.
 
     Raises:
         UserError: If the name cannot be used or the folder cannot be made.
@@ -43,7 +43,7 @@ class RunFolder:
 
     @staticmethod
     def _claim(final: Path) -> Path:
-        """Make the partial folder, which one process alone can."""
+        """Make the partial folder, which only one process can do."""
         try:
             final.with_name(final.name + PARTIAL).mkdir()
         except FileExistsError:
@@ -52,7 +52,7 @@ class RunFolder:
 
     @classmethod
     def _claim_free(cls, runs: Path, default: str) -> Path:
-        """Claim the first of the default names that nobody else has, nor is about to have."""
+        """Claim the first default name that no run has, neither a finished one nor one under way."""
         stem = f"{default}-{time.strftime('%Y%m%d-%H%M%S')}"
         for suffix in ["", *(f"-{i}" for i in range(2, 1000))]:
             if not (runs / (stem + suffix)).exists():
@@ -61,29 +61,29 @@ class RunFolder:
         raise UserError(f"`--runs {runs}` holds a thousand runs named {stem}; give one with --name.")
 
     def finish(self) -> Path:
-        """Rename the folder to its final name and return that.
+        """Rename the folder to its final name and return the new path.
 
         Raises:
-            RunError: If something of that name came up meanwhile.
+            RunError: If something of that name has been made meanwhile.
         """
         return rename_whole(self.path, self.final, "run")
 
     def discard(self) -> None:
-        """Remove what was written: nothing was worth keeping."""
+        """Remove the folder with everything written so far."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 
 def rename_whole(partial: Path, final: Path, what: str) -> Path:
-    """Rename a folder that is whole to its final name and return that.
+    """Rename a complete folder to its final name and return the new path.
 
     Raises:
-        RunError: If something of that name came up meanwhile.
+        RunError: If something of that name has been made meanwhile.
     """
     try:
         partial.rename(final)
     except OSError as error:
         raise RunError(
-            f"the {what} is whole but stays in {partial}: it could not be renamed to {final.name} ({error.strerror})"
+            f"the {what} is complete but still in {partial}: it could not be renamed to {final.name} ({error.strerror})"
         ) from None
     return final
 
@@ -92,10 +92,10 @@ def check_name(runs: Path, name: str) -> Path:
     """Return the folder of a run of this name.
 
     Raises:
-        UserError: If the name is taken, by a run under way too, or is not a plain one inside the folder of runs.
+        UserError: If the name is taken, also by a run under way, or is not a plain name inside the folder of runs.
     """
     final = check_plain(runs, name)
-    if os.path.lexists(final):  # a link that leads nowhere, too, is in the way
+    if os.path.lexists(final):  # a broken link also takes the name
         raise UserError(f"`--name {name}`: {final} exists and runs are never changed; choose another name.")
     if os.path.lexists(final.with_name(name + PARTIAL)):
         raise _is_partial(final)
@@ -103,10 +103,10 @@ def check_name(runs: Path, name: str) -> Path:
 
 
 def check_plain(runs: Path, name: str) -> Path:
-    """Return the folder of that name among the runs.
+    """Return the folder of that name in the folder of runs.
 
     Raises:
-        UserError: If the name is not a plain one inside the folder of runs.
+        UserError: If it is not a plain name inside the folder of runs.
     """
     if not re.fullmatch(r"[\w][\w.+=@-]{0,199}", name) or name.endswith(PARTIAL):
         raise UserError(
@@ -118,6 +118,6 @@ def check_plain(runs: Path, name: str) -> Path:
 
 def _is_partial(final: Path) -> UserError:
     return UserError(
-        f"`--name {final.name}`: {final.with_name(final.name + PARTIAL)} is there, of a run that is under way or was "
-        "interrupted; remove it or choose another name."
+        f"`--name {final.name}`: {final.with_name(final.name + PARTIAL)} exists: a run of this name is under way "
+        "or was interrupted; remove that folder or choose another name."
     )

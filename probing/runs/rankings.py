@@ -1,4 +1,4 @@
-"""The folder `rankings` of a run: each file is replaced at once, and keeps the rows that other commands put there."""
+"""The folder `rankings` of a run: each file is replaced as a whole and keeps the rows of earlier commands."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from probing.tables.csv_files import read_csv, write_csv
 RANKING_COLUMNS = ("layer", "rank", "neuron", "score")
 RANKING_KEY = ("layer", "neuron")
 
-# Rows, their columns in order, and the columns that tell one row from another.
+# Rows, their columns in order, and the columns that identify a row.
 Table = tuple[Sequence[Row], Sequence[str], Sequence[str]]
 
 
 def ranking_rows(layer: int, order: Sequence[int], score: Sequence[float]) -> list[dict[str, Any]]:
-    """Return the rows of one layer in ranked order, as in `METHOD.csv`."""
+    """Return the rows of `METHOD.csv` for one layer, in ranked order."""
     return [
-        {"layer": layer, "rank": place, "neuron": neuron, "score": score[neuron]}
-        for place, neuron in enumerate(order, start=1)
+        {"layer": layer, "rank": rank, "neuron": neuron, "score": score[neuron]}
+        for rank, neuron in enumerate(order, start=1)
     ]
 
 
 @contextmanager
 def writing(folder: Path, run: Run) -> Iterator[None]:
-    """Make the folder before it is written to.
+    """Make the folder, and turn errors while it is written into a message.
 
     Raises:
-        UserError: If it cannot be written.
+        UserError: If the folder cannot be written.
     """
     try:
         folder.mkdir(exist_ok=True)
@@ -45,7 +45,7 @@ def writing(folder: Path, run: Run) -> Iterator[None]:
 
 
 def write_tables(folder: Path, tables: Mapping[str, Table]) -> None:
-    """Write tables, none without rows; rows of other layers or rankings that are there already stay."""
+    """Write the tables that have rows; rows of other layers or rankings in the files are kept."""
     for name, (rows, columns, key) in tables.items():
         if rows:
             with replacing(path := folder / f"{name}.csv") as partial:
@@ -53,7 +53,7 @@ def write_tables(folder: Path, tables: Mapping[str, Table]) -> None:
 
 
 def draw_curves(folder: Path, layers: Sequence[int], model: str, run: Run) -> list[Path]:
-    """Draw the curves of these layers, those of earlier commands with them, and return the figures' paths."""
+    """Draw the curves of these layers, including those of earlier commands, and return the figures' paths."""
     from probing.figures.probes import write_curves_figure
 
     rows, paths = read_csv(folder / "curves.csv"), []
@@ -66,7 +66,7 @@ def draw_curves(folder: Path, layers: Sequence[int], model: str, run: Run) -> li
 
 
 def _merged(path: Path, rows: Sequence[Row], key: Sequence[str]) -> list[Row]:
-    """Return the rows in the order of layers, with those in the file that no new row takes the place of."""
+    """Return the rows in the order of layers, together with the rows of the file that no new row replaces."""
 
     def identity(row: Row) -> tuple[str, ...]:
         return tuple(str(row.get(column, "")) for column in key)

@@ -1,4 +1,4 @@
-"""Everything a run measured, written into its folder."""
+"""Results of a run, and the files that they are written to."""
 
 from __future__ import annotations
 
@@ -32,19 +32,20 @@ from probing.tables.csv_files import write_csv
 
 @dataclass(frozen=True)
 class Measured:
-    """What a run found out.
+    """The results of a run.
 
     Args:
         sides: Examples of the train, validation and test parts, and their classes.
         fits: The probe of each layer.
-        evidence: Of each layer, in the same order.
-        controls: By name and draw, the same probes of each layer on other examples; one alone counts for every layer.
-        replicates: Weights of bootstrapped probes on raw hidden states, shape (n_replicates, n_layers, n_classes,
-            d_model), if there were any.
-        codes: How long the training labels are, encoded with each layer's activations; empty if not measured.
-        penalty: The l2 penalty as `l2`, and how it was chosen, if it was.
-        transform: What the activations were passed through, fitted on the training examples.
-        positions: A row per layer and position, as in `positions.csv`, where classes are numbers.
+        evidence: The evidence of each layer, in the order of `fits`.
+        controls: For each control and draw, the probe of each layer on the control's examples; a single probe stands
+            for all layers.
+        replicates: Weights of the bootstrapped probes on raw hidden states, shape (n_replicates, n_layers, n_classes,
+            d_model); None without any.
+        codes: Length of the training labels encoded with each layer's activations; empty if not measured.
+        penalty: The l2 penalty as `l2`, and how it was chosen if it was not given.
+        transform: Transform of the activations, fitted on the training examples.
+        positions: A row per layer and position, as in `positions.csv`; empty unless classes are numbers.
     """
 
     sides: Sides
@@ -106,7 +107,7 @@ class Measured:
         return row | dict(self.evidence[i].penalty_stability)
 
     def _information(self, fit: LayerFit) -> dict[str, float]:
-        """Return what a constant answer costs on the test tokens, and how much less the probe does, in nats a token."""
+        """Return the cross-entropy of a constant answer on test tokens and what the probe saves, in nats per token."""
         test, n_classes = self.sides.test, len(self.sides.classes)
         prior = constant_cross_entropy_by_sentence(self.sides.train, test, n_classes)
         saved = prior - fit.cross_entropy_by_sentence
@@ -119,7 +120,7 @@ class Measured:
         }
 
     def _held_against(self, name: str, fit: LayerFit, draws: Sequence[LayerFit]) -> dict[str, float]:
-        """Return a control's accuracy, the mean over its draws, and the interval of how far the probe is above it."""
+        """Return a control's accuracy, the mean over its draws, and the interval of the probe's difference to it."""
         accuracies = [draw.metrics["accuracy"] for draw in draws]
         accuracy = float(np.mean(accuracies))
         difference = fit.correct_by_sentence - np.mean([draw.correct_by_sentence for draw in draws], axis=0)
@@ -131,7 +132,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Written:
-    """What `write` put into the run's folder, for the tracker to log."""
+    """Tables and paths that `write` put into the run's folder, for the tracker to log."""
 
     accuracy: list[dict[str, Any]]
     neurons: list[dict[str, Any]]
@@ -145,9 +146,9 @@ def write(folder: Path, config: Mapping[str, Any], measured: Measured, model_nam
     Args:
         folder: The run's folder.
         config: The resolved configuration as plain values.
-        measured: What the run found out.
+        measured: The results of the run.
         model_name: The model's short name, for titles.
-        draws: Whether figures are wanted.
+        draws: Whether to draw figures.
     """
     accuracy = measured.accuracy()
     neurons = measured.neurons([row["flag"] for row in accuracy])
@@ -177,10 +178,10 @@ def write_summary(
 
     Args:
         folder: The run's folder.
-        measured: What the run found out.
-        written: What `write` returned.
-        cached: What the activations of the training and of the test side were made from.
-        timings: In seconds.
+        measured: The results of the run.
+        written: The return value of `write`.
+        cached: For the training and the test side, the model and the corpus that the activations were made from.
+        timings: Durations in seconds.
     """
     sides = measured.sides
     named = {"train": sides.train, "validation": sides.validation, "test": sides.test}
@@ -204,7 +205,7 @@ def write_summary(
 
 
 def intervals_over(test: Examples) -> dict[str, Any]:
-    """Return what the intervals of a run are over, and how many of these have test tokens."""
+    """Return the unit that the intervals of a run are over, and the number of units with test tokens."""
     n = int((test.clusters(test.tokens_by_sentence()) > 0).sum())
     return {"unit": "sentence" if test.documents is None else "document", "n": n}
 

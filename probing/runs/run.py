@@ -20,9 +20,9 @@ class Run:
     """A finished run.
 
     Args:
-        folder: Where it is.
+        folder: Folder of the run.
         config: The resolved configuration, without the name.
-        results: Everything measured, as in `results.json`.
+        results: The content of `results.json`.
         accuracy: A dict per layer, as in `accuracy.csv`.
         neurons: A dict per layer and neuron in ranked order, as in `neurons.csv`.
     """
@@ -35,7 +35,7 @@ class Run:
 
     @property
     def positions(self) -> list[dict[str, Any]]:
-        """A dict per layer and position, as in `positions.csv`; none where the task is no position."""
+        """A dict per layer and position, as in `positions.csv`; empty if the task does not predict a position."""
         path = self.folder / "positions.csv"
         return read_csv(path) if path.exists() else []
 
@@ -52,7 +52,7 @@ class Run:
 
     @property
     def transform(self) -> str:
-        """What was done to hidden states before probes read them; nothing in runs of the first versions."""
+        """The transform of the hidden states that the probes read; `none` in runs of the first versions."""
         transform: str = self.config.get("transform", "none")
         return transform
 
@@ -85,7 +85,7 @@ def load_run(folder: str | Path) -> Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run whose tables are all written, whatever its folder is called."""
+    """Read a run whose tables are all written, also in a folder that is not renamed yet."""
     import yaml
 
     return Run(

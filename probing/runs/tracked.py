@@ -1,4 +1,4 @@
-"""A run that is tracked while it is made, and what is left of it where it fails."""
+"""Tracking of a run while it is made, and cleaning up if it fails."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from probing.tracking import Tracker
 def tracking(
     folder: RunFolder | None, options: WandbOptions, config: Mapping[str, Any], light: bool = False
 ) -> Iterator[Tracker | None]:
-    """Track the run on the first rank; a request refused meanwhile leaves no folder, a failed run a partial one.
+    """Track the run on the first rank; a refused request leaves no folder behind, a failed run leaves a partial one.
 
     Args:
-        folder: Of the run; None on other ranks.
-        options: Where and how to track it.
+        folder: Folder of the run; None on other ranks than the first.
+        options: Where and how to track the run.
         config: The run's resolved configuration.
-        light: Whether it is one of many.
+        light: Whether it is one of many runs, which are tracked with less.
     """
     if folder is None:
         yield None
@@ -32,7 +32,7 @@ def tracking(
 
     tracker = None
     try:
-        # Takes seconds, and may be interrupted.
+        # Starting the tracker takes seconds and may be interrupted.
         tracker = Tracker(options, folder.path, folder.final.name, config, say, light)
         yield tracker
     except BaseException as error:

@@ -1,1 +1,1 @@
-"""Sweeps: trials of one W&B sweep file, which are trained together where that is possible."""
+"""Sweeps: the trials of a W&B sweep file, trained together where possible."""

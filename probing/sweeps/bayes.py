@@ -1,4 +1,4 @@
-"""Bayesian search, by the package `sweeps` of Weights & Biases."""
+"""Bayesian search with the package `sweeps` of Weights & Biases."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_installed() -> None:
         UserError: If it cannot be imported.
     """
     try:
-        with warnings.catch_warnings():  # of its own use of pydantic
+        with warnings.catch_warnings():  # the package warns about its own use of pydantic
             warnings.simplefilter("ignore")
             # Names of it, since any folder that is called `sweeps` can be imported.
             from sweeps import SweepRun, next_run  # noqa: F401
@@ -31,12 +31,12 @@ def check_installed() -> None:
 
 
 def suggest(sweep: Sweep, finished: Sequence[tuple[Point, float]], seed: int) -> Point:
-    """Return the point to try next, the same after the same trials.
+    """Return the point to try next; after the same trials it is the same point.
 
     Args:
-        sweep: What is searched.
-        finished: Points that were tried, with their metric.
-        seed: Of the search.
+        sweep: The sweep that is searched.
+        finished: Points that were tried, each with its metric.
+        seed: Seed of the search.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -46,7 +46,7 @@ def suggest(sweep: Sweep, finished: Sequence[tuple[Point, float]], seed: int) ->
         config = {
             "method": "bayes",
             "metric": {"name": sweep.metric, "goal": sweep.goal},
-            # Flat: nested parameters are dropped without a word.
+            # Flat, because the package silently drops nested parameters.
             "parameters": {p.name: {"distribution": p.distribution, **p.settings} for p in sweep.parameters},
         }
         runs = [
@@ -56,7 +56,7 @@ def suggest(sweep: Sweep, finished: Sequence[tuple[Point, float]], seed: int) ->
             )
             for i, (point, metric) in enumerate(finished)
         ]  # fmt: skip
-        # It draws from numpy's own generator, which belongs to the user.
+        # The package draws from numpy's global generator, whose state belongs to the user.
         state = np.random.get_state()
         np.random.seed([seed & 0xFFFFFFFF, len(finished)])
         try:
@@ -67,5 +67,5 @@ def suggest(sweep: Sweep, finished: Sequence[tuple[Point, float]], seed: int) ->
 
 
 def _plain(value: object) -> object:
-    """Return a Python value, of which it makes numpy's."""
+    """Return a Python value: the package turns values into numpy's."""
     return value.item() if isinstance(value, np.generic) else value

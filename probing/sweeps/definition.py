@@ -1,4 +1,4 @@
-"""A sweep file as Weights & Biases defines it: what is searched, how, and by what trials are judged."""
+"""Sweep files as Weights & Biases defines them: parameters, search method and metric."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from probing.errors import did_you_mean, refuse
 
 METHODS = ("grid", "random", "bayes")
 GOALS = ("minimize", "maximize")
-# What stands in a file at its top; the last are about how W&B shows a sweep and runs it on its own machines.
+# Keys at the top of a file; the last ones are on how W&B shows a sweep and runs it on its own machines.
 _KEYS = {
     "method", "metric", "parameters", "command", "program", "run_cap", "early_terminate", "name", "project", "entity",
     "description", "controller", "job", "image_uri", "scheduler",
 }  # fmt: skip
-# What a parameter's distribution takes, and of that what it needs.
+# The settings that each distribution of a parameter accepts, and those that it needs.
 _RANGE, _NORMAL, _BETA = ("min", "max"), ("mu", "sigma"), ("a", "b")
 DISTRIBUTIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "constant": (("value",), ("value",)),
@@ -34,18 +34,18 @@ DISTRIBUTIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     **{f"{q}{name}": ((*_NORMAL, *(["q"] if q else [])), ()) for name in ("normal", "log_normal") for q in ("", "q_")},
     **{f"{q}beta": ((*_BETA, *(["q"] if q else [])), _BETA) for q in ("", "q_")},
 }  # fmt: skip
-# Those that have finitely many values to go through.
+# Distributions with a finite number of values, which a grid can go through.
 _COUNTED = ("constant", "categorical", "categorical_w_probabilities", "int_uniform", "q_uniform")
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """What an option of the trials is drawn from.
+    """The distribution from which an option of the trials is drawn.
 
     Args:
-        name: Of the option, with dots.
+        name: Name of the option, with dots.
         distribution: One of `DISTRIBUTIONS`.
-        settings: Its settings, as they stand in the file.
+        settings: Settings of the distribution, as in the file.
     """
 
     name: str
@@ -54,14 +54,14 @@ class Parameter:
 
     @property
     def varies(self) -> bool:
-        """Whether it is not the same in all trials."""
+        """Whether the option differs between trials."""
         return not (
             self.distribution == "constant"
             or (self.distribution == "categorical" and len(self.settings["values"]) == 1)
         )
 
     def values(self) -> list[Any]:
-        """Return all values, in order, of a distribution that has finitely many."""
+        """Return all values, in order; the distribution must have a finite number of them."""
         if self.distribution == "constant":
             return [self.settings["value"]]
         if self.distribution.startswith("categorical"):
@@ -75,15 +75,15 @@ class Sweep:
     """A sweep file.
 
     Args:
-        method: How trials are chosen: `grid`, `random`, `bayes`.
+        method: How trials are chosen: `grid`, `random` or `bayes`.
         parameters: Options of the trials, constant ones among them, in the file's order.
-        metric: By what trials are judged, as W&B names it, if the file says so.
-        goal: `minimize` or `maximize` it.
-        run_cap: Most trials, if the file says so.
-        command: Options that stand in the file's command rather than among the parameters, as they are typed.
+        metric: Metric by which trials are ranked, as W&B names it; None if the file names none.
+        goal: `minimize` or `maximize` the metric.
+        run_cap: Maximum number of trials; None if the file gives none.
+        command: Options in the file's command rather than among the parameters, as they are typed.
         stops_early: Whether W&B would end trials early.
-        project: Of W&B, if the file says so.
-        entity: Likewise.
+        project: Project on W&B; None if the file names none.
+        entity: Entity on W&B; None if the file names none.
     """
 
     method: str
@@ -97,7 +97,7 @@ class Sweep:
     entity: str | None
 
     def without(self, names: Container[str]) -> Sweep:
-        """Return the sweep without some of its parameters, which are decided elsewhere."""
+        """Return the sweep without some of its parameters, which are set elsewhere."""
         return replace(self, parameters=tuple(p for p in self.parameters if p.name not in names))
 
     @property
@@ -107,14 +107,14 @@ class Sweep:
 
 
 def parse_sweep(content: Mapping[Any, Any], file: str) -> Sweep:
-    """Return what a sweep file says.
+    """Read the content of a sweep file.
 
     Args:
-        content: The file, as YAML gives it.
-        file: Its name, for messages.
+        content: Content of the file, as YAML gives it.
+        file: Name of the file, for messages.
 
     Raises:
-        UserError: If keys are missing, unknown or at odds; it names them all.
+        UserError: If keys are missing, unknown or contradictory; the message names them all.
     """
     problems = [
         f"`{key}` in {file} is no key of a sweep{did_you_mean(str(key), _KEYS)}" for key in content if key not in _KEYS
@@ -160,7 +160,7 @@ def _flat(parameters: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str
 
 
 def _parameter(name: str, settings: Any, method: Any, file: str) -> tuple[list[Parameter], list[str]]:
-    """Return a parameter, or what is wrong with it."""
+    """Return a parameter in a list, and what is wrong with it."""
     where = f"`parameters.{name}` in {file}"
     if not isinstance(settings, Mapping):
         return [], [f"{where}: expected `value: {settings}`, `values: [...]` or a distribution"]
@@ -187,7 +187,7 @@ def _parameter(name: str, settings: Any, method: Any, file: str) -> tuple[list[P
 
 
 def _distribution_of(settings: Mapping[str, Any]) -> str | None:
-    """Return what is meant where no distribution is named, as W&B understands it."""
+    """Return the distribution that W&B infers where none is named."""
     if "value" in settings:
         return "constant"
     if "values" in settings:
@@ -198,7 +198,7 @@ def _distribution_of(settings: Mapping[str, Any]) -> str | None:
 
 
 def _out_of_bounds(distribution: str, settings: Mapping[str, Any], where: str) -> list[str]:
-    """Return what is wrong with settings that are all there and of the right kind."""
+    """Return what is wrong with settings that are complete and of the right types."""
     problems = []
     if distribution.startswith("categorical"):
         values, shares = settings["values"], settings.get("probabilities")
@@ -227,7 +227,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _fixed_in_command(command: Any, file: str) -> tuple[tuple[str, ...], list[str]]:
-    """Return the options of `fit` that stand in the command itself, or why it is not one of `fit`."""
+    """Return the options of `fit` in the file's command, and what is wrong if it does not run `fit`."""
     if command is None:
         return (), []
     words = [str(word) for word in command] if isinstance(command, Sequence) and not isinstance(command, str) else []

@@ -1,4 +1,4 @@
-"""The figure of a sweep: accuracy against each option, and how far rankings hold under each penalty."""
+"""The figure of a sweep: accuracy against each option, and the stability of rankings under each penalty."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
-# Panels side by side, and values from which on a scale is logarithmic where they span so many times the least.
+# Number of panels side by side, and the ratio of largest to smallest value from which on a scale is logarithmic.
 COLUMNS, WIDE = 3, 30.0
-# Layers named in the legend, and the lightest grey of a line.
+# Maximum number of layers named in the legend, and the lightest grey of a line.
 LAYERS_NAMED, LIGHTEST = 12, 0.65
 PENALTIES = ("probe.l2", "probe.l1")
 
@@ -28,14 +28,14 @@ def write_sweep_figure(path: Path, rows: Sequence[Row], varied: Sequence[str]) -
     """Draw a sweep, as PNG and as PDF, and return the path of the PNG file.
 
     Args:
-        path: Of the PNG file.
+        path: Path of the PNG file.
         rows: A row for each trial and layer.
         varied: Names of the options that differ between trials.
     """
     axis_names = ["layer", *(name for name in varied if name != "layer")]
     accuracy = [name for name in axis_names if len({str(row[name]) for row in rows}) > 1] or ["layer"]
     penalties = [name for name in PENALTIES if name in varied]
-    # Under each penalty, what rankings have in common between the trials that differ in something else alone.
+    # For each penalty, the agreement of rankings between trials that differ only in one other option.
     stability = [
         (penalty, other) for penalty in penalties for other in varied if any(f"{other}_spearman" in row for row in rows)
     ]
@@ -48,7 +48,7 @@ def write_sweep_figure(path: Path, rows: Sequence[Row], varied: Sequence[str]) -
             _accuracy(axes, rows, name)
         for axes, (penalty, other) in zip(panels[len(accuracy) :], stability, strict=True):
             _stability(axes, rows, penalty, other)
-        # One legend for all panels, beside them: they draw the same trials and layers.
+        # One legend beside the panels serves them all: they draw the same trials and layers.
         shown = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
         figure.legend(shown.values(), shown.keys(), loc="outside right center")
     return path
@@ -62,7 +62,7 @@ def _accuracy(axes: Axes, rows: Sequence[Row], name: str) -> None:
     axes.plot(places, heights, "o", color=GREY, ms=3, alpha=0.5, mew=0, label="one probe")
     marks = sorted(set(places))
     means = [heights[places == mark].mean() for mark in marks]
-    # Values that have no order are not joined.
+    # Values without an order are not joined by a line.
     join = "-" if _are_numbers(values) else ""
     axes.plot(marks, means, ls=join, color=BLUE, marker="_", ms=12, lw=1, label="mean of probes")
     axes.set(xlabel=name, ylabel="test accuracy", ylim=(0, 1.03), title=f"accuracy by {name}")
@@ -71,7 +71,7 @@ def _accuracy(axes: Axes, rows: Sequence[Row], name: str) -> None:
 
 
 def _stability(axes: Axes, rows: Sequence[Row], penalty: str, other: str) -> None:
-    """Draw how rankings agree between trials that differ in one option alone, against the penalty, for each layer."""
+    """Draw for each layer the agreement of rankings between trials that differ in one option, against the penalty."""
     column = f"{other}_spearman"
     kept = [row for row in rows if column in row]
     places = _places(axes, [row[penalty] for row in kept])
@@ -89,7 +89,7 @@ def _stability(axes: Axes, rows: Sequence[Row], penalty: str, other: str) -> Non
 
 
 def _places(axes: Axes, values: Sequence[Any]) -> NDArray[np.float64]:
-    """Return where each value stands on the axis: numbers as such, others side by side; and set its scale."""
+    """Return the coordinate of each value, numbers as such and others side by side, and set the scale of the axis."""
     from matplotlib.ticker import MaxNLocator
 
     distinct = list(dict.fromkeys(values))

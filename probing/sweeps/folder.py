@@ -1,4 +1,4 @@
-"""A sweep on disk: `NAME.partial` until all trials are whole; the same sweep goes on where it stopped."""
+"""A sweep on disk: `NAME.partial` until all trials are finished; an interrupted sweep is continued there."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _DEFINITION = "definition.json"
 
 
 class SweepFolder:
-    """The folder of a sweep that is begun or goes on.
+    """The folder of a sweep that is new or continued.
 
     Args:
         runs: The folder of runs.
-        name: Of the sweep.
-        definition: What decides over its trials: another one is another sweep.
+        name: Name of the sweep.
+        definition: Everything that decides which trials there are; a sweep with another definition is another sweep.
 
     Raises:
         UserError: If the name is taken by something else, or the folder cannot be made.
@@ -45,10 +45,10 @@ class SweepFolder:
 
     @contextmanager
     def claimed(self) -> Iterator[list[str]]:
-        """Keep other processes out, and yield the names of the trials that are whole.
+        """Lock the folder against other processes, and yield the names of the finished trials.
 
         Raises:
-            UserError: If another process is at it, or the folder cannot be made.
+            UserError: If another process is running the sweep, or the folder cannot be made.
         """
         from filelock import FileLock, Timeout
 
@@ -77,17 +77,17 @@ class SweepFolder:
             lock.release()
 
     def finish(self) -> Path:
-        """Rename the folder to its final name and return that.
+        """Rename the folder to its final name and return the new path.
 
         Raises:
-            RunError: If something of that name came up meanwhile.
+            RunError: If something of that name has been made meanwhile.
         """
         for left in (".lock", "progress.safetensors"):
             (self.path / left).unlink(missing_ok=True)
         return rename_whole(self.path, self.final, "sweep")
 
     def _stored(self) -> Any:
-        """Return the definition that the folder has, None where it has none yet."""
+        """Return the definition in the folder, None if there is none yet."""
         try:
             return json.loads((self.path / _DEFINITION).read_text())
         except FileNotFoundError:

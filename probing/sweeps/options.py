@@ -1,4 +1,4 @@
-"""The options of `fit` that the points of a sweep stand for."""
+"""Options of `fit` for the points of a sweep."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from probing.sweeps.definition import Parameter, Sweep
 from probing.sweeps.trials import LIGHT
 from probing.tasks import load_task
 
-# What a sweep decides for its trials; where a file gives one for all of them, it is the sweep's own default.
+# Options that the sweep sets for its trials; a value that the file gives for all trials is the sweep's own default.
 DECIDED = ("name", "runs", "cache", "quiet", "wandb")
 
 
 class TrialOptions:
-    """Turns points into keyword arguments of `fit`; a value that occurs in many of them is looked at once.
+    """Turns points into keyword arguments of `fit`; a value that occurs in many points is checked once.
 
     Args:
         command: The function `fit`, which does one trial.
-        sweep: What is searched.
-        file: Its name, for messages.
-        over: Options of `fit` that hold for all trials, whatever the file says.
+        sweep: The sweep that is searched.
+        file: Name of the sweep file, for messages.
+        over: Options of `fit` that hold for all trials and override the file.
 
     Raises:
-        UserError: If options do not exist, or values are of the wrong type; it names them all.
+        UserError: If options do not exist, or values are of the wrong type; the message names them all.
     """
 
     def __init__(self, command: Callable[..., Any], sweep: Sweep, file: str, over: Mapping[str, Any]) -> None:
@@ -61,7 +61,7 @@ class TrialOptions:
         """Return the keyword arguments of a trial.
 
         Raises:
-            UserError: If they are refused whatever the model and the corpus.
+            UserError: If they are invalid for every model and corpus.
         """
         options = dict(self.base)
         for name, value in self.varied_of(point).items():
@@ -78,7 +78,7 @@ class TrialOptions:
         return options
 
     def varied_of(self, point: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what of a point varies between trials."""
+        """Return the options of a point that vary between trials."""
         return {name: value for name, value in point.items() if name in self.varied}
 
     def _checked(self, name: str, value: Any) -> Mapping[str, Any]:
@@ -93,7 +93,7 @@ def _decided(name: str) -> bool:
 
 
 def _some_values(parameter: Parameter) -> list[Any]:
-    """Return values of the kinds that a parameter takes."""
+    """Return some values of a parameter, enough to check its types."""
     if parameter.distribution.startswith("categorical"):
         return parameter.values()
     return [parameter.settings[end] for end in ("min", "max") if end in parameter.settings and _is_range(parameter)]
@@ -104,7 +104,7 @@ def _is_range(parameter: Parameter) -> bool:
 
 
 def _put(options: Any, inner: str, given: Any) -> Any:
-    """Return a group of options with one of them taken from another such group."""
+    """Return a group of options with one option replaced by that of another such group."""
     if is_dataclass(options) and not isinstance(options, type):
         return replace(options, **{inner: getattr(given, inner)})
     return {**(options or {}), inner: given[inner]}

@@ -1,4 +1,4 @@
-"""How far a stack of probes has come, on disk, so that a sweep that was killed goes on from there."""
+"""Progress of a stack of probes, saved so that a sweep that was killed continues from there."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ EVERY_S = 5.0
 
 
 class Progress:
-    """The weights of a stack under way.
+    """A file with the weights of a stack in training.
 
     Args:
-        path: Of the file, which holds one stack at a time.
-        stack: What is trained on: the weights of another stack are no start.
-        names: Of its problems.
+        path: Path of the file, which holds one stack at a time.
+        stack: Identifier of the stack and its data: weights of another stack are not used as a start.
+        names: Names of the problems in the stack.
     """
 
     def __init__(self, path: Path, stack: str, names: Sequence[str]) -> None:
@@ -41,7 +41,7 @@ class Progress:
         temporary.replace(self.path)
 
     def starts(self) -> dict[str, Tensor]:
-        """Return the weights by problem, shape (n_classes, d_model); nothing where none were saved."""
+        """Return the weights by problem, shape (n_classes, d_model); empty if none were saved."""
         from safetensors import SafetensorError, safe_open
 
         if not self.path.is_file():
@@ -55,17 +55,17 @@ class Progress:
 
 
 class SavedProgress(pl.Callback):
-    """Saves a stack's progress now and then.
+    """Saves a stack's progress every few seconds.
 
     Args:
-        progress: Where.
+        progress: The file of the stack's progress.
     """
 
     def __init__(self, progress: Progress) -> None:
         self.progress, self.last = progress, time.monotonic()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save the points that the solvers have reached, if it is time."""
+        """Save the points that the solvers have reached, if the last saving is long enough ago."""
         if time.monotonic() - self.last < EVERY_S:
             return
         weight = cast(LinearProbe, pl_module).weight

@@ -1,4 +1,4 @@
-"""Which trials a sweep has: all points of a grid, or points drawn at random."""
+"""Points of a search: all points of a grid, or points drawn at random."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def grid(sweep: Sweep) -> Iterator[Point]:
 
 
 def n_points(sweep: Sweep) -> int:
-    """Return how many points a grid has."""
+    """Return the number of points of a grid."""
     return math.prod(len(parameter.values()) for parameter in sweep.parameters)
 
 
@@ -30,9 +30,9 @@ def draw(sweep: Sweep, number: int, seed: int) -> Point:
     """Return a point drawn at random, the same for the same number and seed.
 
     Args:
-        sweep: What is searched.
-        number: Of the trial, from 0.
-        seed: Of all of them.
+        sweep: The sweep that is searched.
+        number: Number of the trial, from 0.
+        seed: Seed of the search.
     """
     generator = np.random.default_rng([seed, number])
     return {parameter.name: _draw(parameter, generator) for parameter in sweep.parameters}
@@ -57,14 +57,14 @@ def _draw(parameter: Parameter, generator: np.random.Generator) -> Any:
 
 
 def _real(kind: str, settings: Mapping[str, Any], generator: np.random.Generator) -> float:
-    """Draw a number; logarithms are natural, as W&B has them."""
+    """Draw a number; logarithms are natural, as in W&B."""
     if kind in ("normal", "log_normal"):
         value = float(generator.normal(settings.get("mu", 0), settings.get("sigma", 1)))
         return math.exp(value) if kind == "log_normal" else value
     if kind == "beta":
         return float(generator.beta(settings["a"], settings["b"]))
     low, high = settings["min"], settings["max"]
-    if kind in ("log_uniform_values", "inv_log_uniform_values"):  # 1 / x is drawn alike where x is
+    if kind in ("log_uniform_values", "inv_log_uniform_values"):  # if x is log-uniform, so is 1 / x
         return math.exp(generator.uniform(math.log(low), math.log(high)))
     value = float(generator.uniform(low, high))
     if kind == "uniform":

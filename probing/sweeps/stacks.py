@@ -36,8 +36,8 @@ from probing.sweeps.progress import Progress, SavedProgress
 from probing.sweeps.trials import Trial, alike, by_seed
 from probing.tasks import Labels, load_task
 
-# What the problems of one stack may take, in bytes, and copies that a solver keeps of a problem's weights: those of its
-# history, and what is summed in float64.
+# Memory that the problems of one stack may take, in bytes, and the number of copies of a problem's weights that a
+# solver keeps: its history, and sums in float64.
 STACK_BYTES, COPIES = 2**31, 60
 
 Key = tuple[int, Penalty]
@@ -45,15 +45,15 @@ Key = tuple[int, Penalty]
 
 @dataclass
 class Place:
-    """Where trials go and who is told.
+    """Folders that trials are written to, and functions that are told about them.
 
     Args:
         trials: Folder of the trials' runs.
-        cache: The cache folder.
+        cache: Folder of cached activations.
         wandb: Where and how trials are tracked.
-        say: Takes one-line messages.
-        callbacks: Returns Lightning callbacks for what is trained.
-        finished: Is told of each trial that is whole.
+        say: Function that takes one-line messages.
+        callbacks: Function that returns the Lightning callbacks for a training of that description.
+        finished: Function that is called with each finished trial.
     """
 
     trials: Path
@@ -68,10 +68,10 @@ def run_stack(trials: Sequence[Trial], done: Sequence[Trial], place: Place, prog
     """Train trials that differ only in layer, seed and penalty, and write a run folder for each.
 
     Args:
-        trials: Those that are still to be done.
-        done: Others of the stack, which are whole: probes start from theirs.
-        place: Where they go.
-        progress: Whether to show how the extraction goes.
+        trials: Trials that are still to be run.
+        done: Trials of the stack that are finished; probes start from their weights.
+        place: Folders and functions that the trials use.
+        progress: Whether to show the progress of the extraction.
     """
     data = _Data(trials, place, progress)
     solved = _Solved(place.trials, data.layers_of, done)
@@ -81,7 +81,7 @@ def run_stack(trials: Sequence[Trial], done: Sequence[Trial], place: Place, prog
         keys = sorted({key for trial in group for key in data.keys(trial)}, key=lambda key: (key[0], key[1].l2))
         layers = sorted({layer for layer, _ in keys})
         moments = layer_moments(sides.train, layers)
-        # Of the same text too: the file may be another by now.
+        # The key covers the text as well: the file may have changed since.
         stack = f"{seed} {stores[0].header['key']} {alike(trials[0])}"
         fits: dict[Key, LayerFit] = {}
         for part in _parts(keys, len(sides.classes), stores[0].plan.d_model):
@@ -110,17 +110,17 @@ def _train(
     solved: _Solved,
     place: Place,
 ) -> dict[Key, LayerFit]:
-    """Train some of a seed's probes in one stack, saving how far they have come.
+    """Train some of a seed's probes in one stack, saving their progress.
 
     Args:
         keys: Layer and penalty of each probe.
         sides: Examples and their classes.
         moments: Moments of the training tokens, by layer.
         trial: One of the trials, which have the same solver.
-        seed: The seed.
-        stack: What the saved progress is of.
-        solved: Optima that are known, near which probes start.
-        place: Where the progress is saved and who is told.
+        seed: Seed of the split and of the training.
+        stack: Identifier of the stack and its data, for the saved progress.
+        solved: Known optima, near which probes start.
+        place: Folders and functions that the trials use.
     """
     layers = sorted({layer for layer, _ in keys})
     names = [f"layer_{layer:02d}/l1_{penalty.l1}_l2_{penalty.l2}" for layer, penalty in keys]
@@ -139,7 +139,7 @@ def _train(
 
 
 class _Data:
-    """What the trials of a stack are trained on; what does not depend on the seed is opened once."""
+    """Data of a stack's trials; whatever does not depend on the seed is opened once."""
 
     def __init__(self, trials: Sequence[Trial], place: Place, progress: bool) -> None:
         self.options, self.probe = trials[0].options, trials[0].probe
@@ -180,7 +180,7 @@ class _Data:
 
 
 class _Solved:
-    """Optima that are known, of this seed or of others: the next ones are near."""
+    """Known optima of this seed or of others, from which the next problems start because theirs are near."""
 
     def __init__(self, trials: Path, layers_of: Callable[[Trial], Sequence[int]], done: Sequence[Trial]) -> None:
         from safetensors import safe_open
@@ -197,7 +197,7 @@ class _Solved:
         self.weights |= {key: (fit.weight, classes) for key, fit in fits.items()}
 
     def start(self, key: Key, classes: Labels) -> Tensor | None:
-        """Return the weights of another seed, 0 for classes that it has not, shape (n_classes, d_model)."""
+        """Return the weights of another seed, 0 for classes that it does not have, shape (n_classes, d_model)."""
         if key not in self.weights:
             return None
         weight, known = self.weights[key]
@@ -215,7 +215,7 @@ def _parts(keys: Sequence[Key], n_classes: int, d_model: int) -> Iterator[list[K
 
 
 def _penalty(trial: Trial) -> Penalty:
-    """Return the penalty of a stacked trial, which names one: those that choose their own are fits of their own."""
+    """Return the penalty of a stacked trial, which is given: trials that choose their penalty are not stacked."""
     assert trial.probe.l2 != "auto"
     return Penalty(trial.probe.l1, trial.probe.l2)
 
@@ -236,7 +236,7 @@ def _write(
         write_summary(folder.path, measured, written, cached, timings)
         if tracker:
             tracker.log_results(written.accuracy, [], [], [])
-    if tracker:  # a server that failed once is not waited for by every trial
+    if tracker:  # after the server failed once, later trials do not wait for it
         place.wandb = replace(place.wandb, mode=tracker.mode)
     folder.finish()
     place.finished(trial)

@@ -1,4 +1,4 @@
-"""What a sweep found: a row for each trial and layer, how rankings agree between neighbours, and the best trial."""
+"""Results of a sweep: a row for each trial and layer, the agreement of rankings between trials, and the best trial."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from probing.runs.run import Run
 from probing.statistics.rank_similarity import neuron_ranks, spearman, top_overlap
 from probing.tables.columns import ACCURACY_COLUMNS
 
-# Options that change what a neuron is: rankings on both sides of them have no neurons in common.
+# Options that change the neurons themselves: rankings of trials that differ in them cannot be compared.
 OTHER_NEURONS = ("model", "revision", "random_weights", "layer", "transform")
 TOP = 10
-# What a trial is judged by where its file names nothing.
+# Metric by which trials are ranked if the file names none.
 BEST_ACCURACY = "best_accuracy"
 _CURVE = "by_layer/"
-# What Adam logs after each epoch; a trial ends with its lowest.
+# Metric that Adam logs after each epoch; a trial ends with the lowest value.
 _VALIDATION = re.compile(r"val/layer_(\d+)/cross_entropy")
 
 
@@ -30,10 +30,10 @@ class Outcome:
     """A finished trial.
 
     Args:
-        name: Of its folder.
-        point: What varies between trials, by dotted name.
+        name: Name of the trial's folder.
+        point: Options that vary between trials, by dotted name.
         accuracy: A row per layer, as in `accuracy.csv`.
-        contributions: By layer, of each neuron, shape (d_model,).
+        contributions: For each layer, the contribution of each neuron, shape (d_model,).
     """
 
     name: str
@@ -43,7 +43,7 @@ class Outcome:
 
 
 def outcome(name: str, point: Mapping[str, Any], run: Run) -> Outcome:
-    """Return what a trial's run folder says."""
+    """Return the outcome that a trial's run folder holds."""
     contributions = {}
     for row in run.accuracy:
         own = [neuron for neuron in run.neurons if neuron["layer"] == row["layer"]]
@@ -56,8 +56,8 @@ def outcome(name: str, point: Mapping[str, Any], run: Run) -> Outcome:
 def rows(outcomes: Sequence[Outcome], varied: Sequence[str]) -> list[dict[str, Any]]:
     """Return the rows of `sweep.csv`, one for each trial and layer.
 
-    `OPTION_spearman` and `OPTION_overlap` are what a ranking has in common with those of the trials that differ from
-    this one in that option alone: the mean correlation of ranks, and the mean share of the first 10 neurons.
+    `OPTION_spearman` and `OPTION_overlap` compare a ranking with those of the trials that differ from this one only in
+    that option: the mean correlation of ranks, and the mean share of the first 10 neurons.
 
     Args:
         outcomes: Finished trials.
@@ -82,7 +82,7 @@ def rows(outcomes: Sequence[Outcome], varied: Sequence[str]) -> list[dict[str, A
 
 
 def columns(varied: Sequence[str]) -> list[str]:
-    """Return the columns of `sweep.csv` in their order; those without values are left out when it is written."""
+    """Return the columns of `sweep.csv` in their order; columns without values are omitted from the file."""
     agreement = [f"{name}_{how}" for name in varied for how in ("spearman", "overlap")]
     return list(dict.fromkeys(["trial", *varied, *ACCURACY_COLUMNS, *agreement]))
 
@@ -97,7 +97,7 @@ def check_metric(metric: str | None) -> str | None:
 
 
 def metric_of(one: Outcome, metric: str | None) -> float:
-    """Return a trial's metric, NaN where it has none: as W&B does, of a curve over layers the last value."""
+    """Return a trial's metric, NaN where it has none; of a curve over layers it is the last value, as in W&B."""
     if metric is not None and metric.startswith(_CURVE):
         return float(one.accuracy[-1].get(metric.removeprefix(_CURVE), float("nan")))
     if metric is not None and (layer := _VALIDATION.fullmatch(metric)):
@@ -110,7 +110,7 @@ def metric_of(one: Outcome, metric: str | None) -> float:
 
 
 def best(outcomes: Sequence[Outcome], metric: str | None, goal: str) -> Outcome:
-    """Return the trial with the best metric, the first of equals; accuracy is to be high where nothing is named."""
+    """Return the trial with the best metric, the first of equals; without a metric, it is the highest accuracy."""
     sign = -1 if metric is not None and goal == "minimize" else 1
     return max(outcomes, key=lambda one: value if (value := sign * metric_of(one, metric)) == value else -np.inf)
 
@@ -118,14 +118,14 @@ def best(outcomes: Sequence[Outcome], metric: str | None, goal: str) -> Outcome:
 def conclusion(
     rows: Sequence[Mapping[str, Any]], winner: Outcome, varied: Sequence[str], metric: str | None, goal: str
 ) -> list[str]:
-    """Say how far rankings hold, and which trial is best.
+    """Return sentences on how far rankings agree between trials, and on which trial is best.
 
     Args:
         rows: A row for each trial and layer.
         winner: The best trial.
         varied: Names of the options that differ between trials.
-        metric: By what it is the best.
-        goal: Whether that was to be low or high.
+        metric: Metric by which it is the best.
+        goal: Whether the metric was to be low (`minimize`) or high (`maximize`).
     """
     lines = []
     for name in varied:

@@ -9,9 +9,9 @@ from typing import Any
 
 from probing.cli.options import ProbeOptions
 
-# What trials that are trained together may differ in.
+# Options in which trials that are trained together may differ.
 STACKED = ("layer", "seed", "probe.l1", "probe.l2")
-# What a trial does without unless the file asks for it: evidence is for the probe that is chosen in the end.
+# Defaults of a trial, which omit the evidence: it is for the probe that is chosen in the end.
 LIGHT: dict[str, Any] = {"replicates": 0, "controls": "none", "evidence": "none"}
 
 
@@ -20,9 +20,9 @@ class Trial:
     """One trial of a sweep.
 
     Args:
-        name: Of its folder.
-        point: What varies between trials, by dotted name.
-        options: All keyword arguments of `fit`, of the types it takes.
+        name: Name of the trial's folder.
+        point: Options that vary between trials, by dotted name.
+        options: All keyword arguments of `fit`, with values of the right types.
     """
 
     name: str
@@ -31,18 +31,18 @@ class Trial:
 
     @property
     def probe(self) -> ProbeOptions:
-        """How its probes are trained."""
+        """How the trial's probes are trained."""
         probe: ProbeOptions = self.options["probe"]
         return probe
 
 
 def trial_name(number: int, n_trials: int, point: Mapping[str, Any]) -> str:
-    """Return a name for a trial's folder: its number, so that no two are alike, and what varies.
+    """Return a name for a trial's folder: the number, which makes it unique, and the options that vary.
 
     Args:
-        number: From 0.
-        n_trials: Of the whole sweep; names sort in the order of the trials.
-        point: What varies, by dotted name.
+        number: Number of the trial, from 0.
+        n_trials: Number of trials of the whole sweep, so that names sort in the order of the trials.
+        point: Options that vary, by dotted name.
     """
     words = [f"{name.rpartition('.')[2]}={value}" for name, value in point.items()]
     plain = re.sub(r"[^\w.+=@-]+", "_", "-".join(words), flags=re.ASCII)
@@ -50,9 +50,9 @@ def trial_name(number: int, n_trials: int, point: Mapping[str, Any]) -> str:
 
 
 def stacks(trials: Iterable[Trial]) -> list[list[Trial]]:
-    """Return the trials in groups that can be trained together, in the order of their first ones.
+    """Return the trials in groups that can be trained together, in the order of their first trials.
 
-    Those of a group differ only in layer, seed and penalty, and ask for nothing but the probe itself.
+    The trials of a group differ only in layer, seed and penalty, and ask for nothing but the probe itself.
     """
     groups: dict[Any, list[Trial]] = {}
     for trial in trials:
@@ -61,7 +61,7 @@ def stacks(trials: Iterable[Trial]) -> list[list[Trial]]:
 
 
 def is_stacked(trial: Trial) -> bool:
-    """Whether a trial is trained in a stack; others, such as those that choose their penalty, are fits of their own."""
+    """Whether a trial is trained in a stack; others, such as those that choose their penalty, are separate fits."""
     options = trial.options
     has_more = (
         options["mdl"] or options["transform"] != "none" or any(options[key] != off for key, off in LIGHT.items())
@@ -70,7 +70,7 @@ def is_stacked(trial: Trial) -> bool:
 
 
 def by_seed(trials: Sequence[Trial]) -> dict[int, list[Trial]]:
-    """Return the trials of each seed, those that are trained on the same sentences."""
+    """Return the trials of each seed, which are trained on the same sentences."""
     groups: dict[int, list[Trial]] = {}
     for trial in trials:
         groups.setdefault(trial.options["seed"], []).append(trial)
@@ -78,7 +78,7 @@ def by_seed(trials: Sequence[Trial]) -> dict[int, list[Trial]]:
 
 
 def alike(trial: Trial) -> str:
-    """Return what trials of a stack have in common."""
+    """Return a key of the options that the trials of a stack have in common."""
     options = {name: value for name, value in trial.options.items() if name not in STACKED}
     probe = {name: value for name, value in vars(trial.probe).items() if f"probe.{name}" not in STACKED}
     return repr(sorted({**options, "probe": sorted(probe.items())}.items()))
