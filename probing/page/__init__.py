@@ -1,1 +1,1 @@
-"""The page that `report` writes: what finished runs found, as one HTML file that needs nothing else."""
+"""The page that `report` writes: results of finished runs as one self-contained HTML file."""

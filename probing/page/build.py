@@ -1,4 +1,4 @@
-"""The page put together: text, figures, style and script in one file."""
+"""The whole page: text, figures, style and script in one file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from probing.page.sections.terms import terms_section
 from probing.page.sources import Evaluation, Geometry, Sources, reading
 from probing.runtime.versions import own_version
 
-# Characters of a page, if its tables leave room for anything else, and what a table takes for each neuron.
+# Number of characters that a page may have as long as its tables fit, and the number that a table takes per neuron.
 ROOM, PER_NEURON = 4_600_000, 90
 
 _Measured = TypeVar("_Measured", bound=Geometry | Evaluation)
@@ -30,8 +30,8 @@ def build(sources: Sources, defaults: Mapping[str, Any]) -> bytes:
     """Return the page, in UTF-8.
 
     Args:
-        sources: What it shows.
-        defaults: Of the options of `fit`, which commands leave out.
+        sources: Sources of the page.
+        defaults: Default values of the options of `fit`, which commands on the page omit.
     """
     script, style = _file("script.js"), _file("style.css")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -63,7 +63,7 @@ def _links(sources: Sources) -> Html:
 def _content(sources: Sources, defaults: Mapping[str, Any]) -> Html:
     subjects = sources.subjects
     tables = sum(PER_NEURON * len(subject.run.neurons) for subject in subjects)
-    room = max(0, ROOM - tables) // len(subjects)  # for contributions by class
+    room = max(0, ROOM - tables) // len(subjects)  # characters for contributions by class
     several = len(subjects) > 1
     parts = [_answers(sources)]
     charts = [accuracies_figure(subjects)] * several + [accuracy_figure(subject, several) for subject in subjects]
@@ -85,7 +85,7 @@ def _content(sources: Sources, defaults: Mapping[str, Any]) -> Html:
 
 
 def _each(section: Callable[[_Measured], Html], measured: Iterable[_Measured]) -> Iterator[Html]:
-    """Yield the section of each of what was measured, whose tables are as its command wrote them, or damaged."""
+    """Yield the section of each measurement; an error while it is made means that its tables are damaged."""
     for one in measured:
         with reading(one.folder):
             made = section(one)

@@ -1,4 +1,4 @@
-"""Each neuron's contribution to each class, for as many neurons as a page has room for."""
+"""The contribution of each neuron to each class, for as many neurons as a page has room for."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def class_data(subject: Subject, room: int) -> dict[str, Any]:
 
     Args:
         subject: The run.
-        room: Characters that the page has for it.
+        room: Number of characters that the page has for them.
 
     Returns:
-        `per_layer`, of how many neurons of each layer, the first by rank; `values`, packed, by layer, rank and class;
+        `per_layer`, the number of neurons of each layer, first ranks first; `values`, packed, by layer, rank and class;
         `typical`, packed, the mean over all neurons by layer and class.
     """
     n_layers, n_classes, d_model = subject.by_class.shape

@@ -1,4 +1,4 @@
-"""HTML and SVG from Python, escaped by construction: a child that is not HTML already is text."""
+"""HTML and SVG from Python, escaped by construction: a child that is not yet HTML is text."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from html import escape
 
 Child = str | int | None
 
-# How a page is told from other files, in its first line.
+# The first line of a page, by which a report is recognised.
 MARK = '<!doctype html><html lang="en" data-made-by="probing report">'
 
 
 class Html(str):
-    """A string that is HTML already, and so is not escaped again."""
+    """A string that is already HTML, so it is not escaped again."""
 
     __slots__ = ()
 
@@ -20,9 +20,10 @@ def element(name: str, *children: Child, **attributes: str | float | bool | None
     """Return an element with its attributes and children.
 
     Args:
-        name: Of the element.
-        children: Text, which is escaped, or HTML; None is left out.
-        attributes: `class_` is `class` and `data_x` is `data-x`; True stands alone, None and False are left out.
+        name: Name of the element.
+        children: Text, which is escaped, or HTML; None is omitted.
+        attributes: Attributes: `class_` is `class` and `data_x` is `data-x`; True gives a bare attribute, None and
+            False are omitted.
     """
     written = "".join(_attribute(key, value) for key, value in attributes.items())
     if name in ("br", "input", "meta"):
@@ -31,7 +32,7 @@ def element(name: str, *children: Child, **attributes: str | float | bool | None
 
 
 def joined(*children: Child) -> Html:
-    """Return children one after the other."""
+    """Return the children joined."""
     return Html("".join(c if isinstance(c, Html) else escape(str(c)) for c in children if c is not None))
 
 

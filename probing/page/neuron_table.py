@@ -1,4 +1,4 @@
-"""The ranked table of a run: the columns that are shown, its first rows as HTML, all rows as numbers for the script."""
+"""The ranked table of a run: its columns, its first rows as HTML, and all rows as numbers for the script."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from probing.page.sources import Subject
 from probing.tables.columns import BELOW_RESOLUTION, FAR, NEGLIGIBLE, Row
 from probing.tables.columns import FALSE_DISCOVERIES as RATE
 
-# Rows that are there without a script.
+# Number of rows that the page has without its script.
 FIRST = 10
-# Stands where what a probe without the neuron lost could not be told from nothing, nor told to be nothing.
+# Text of a cell where an ablation effect is neither different from 0 nor negligible.
 UNRESOLVED = "unresolved"
 
 
@@ -23,12 +23,12 @@ class Column:
     """A column of the table.
 
     Args:
-        key: Of the run's own table.
-        label: Heading.
-        help: What it means, in plain sentences for the list of terms.
-        digits: Behind the point.
-        percent: Whether it is a share shown in per cent.
-        signed: Whether a plus is shown.
+        key: Name of the column in the run's own table.
+        label: Heading of the column.
+        help: Meaning of the column, in plain sentences for the list of terms.
+        digits: Number of digits after the decimal point.
+        percent: Whether it is a share, shown in per cent.
+        signed: Whether positive values are shown with a plus.
     """
 
     key: str
@@ -89,15 +89,15 @@ COLUMNS = (
            "the neuron predicts the test tokens worse. Little is lost where other neurons carry the same "
            "information.", 4, signed=True),
 )  # fmt: skip
-# What else the script needs of a row, to show the neuron that was picked.
+# Further columns that the script needs to show the picked neuron.
 BESIDE = ("rank_high", "cross_entropy_without_low", "cross_entropy_without_high", "mean", "sd")
 TEXTS = ("flag", "removed")
 _INTEGERS = ("neuron", "rank_low", "rank_high")
-_KNOWN_BY_PLACE = ("layer", "rank")
+_KNOWN_BY_INDEX = ("layer", "rank")
 
 
 def shown_columns(subject: Subject) -> list[Column]:
-    """Return the columns that a run has, but for those that are empty."""
+    """Return the columns that a run has, except empty ones."""
     rows = subject.run.neurons
     return [column for column in COLUMNS if any(row.get(column.key, "") != "" for row in rows)]
 
@@ -120,7 +120,7 @@ def _row(row: Row, columns: Sequence[Column]) -> Html:
 
 
 def packed_rows(subject: Subject) -> dict[str, Any]:
-    """Return the whole table for the script: rows layer by layer in ranked order, columns as packed numbers."""
+    """Return the whole table for the script: rows in ranked order, layer by layer; columns as packed numbers."""
     rows = [row for table in subject.ranked.values() for row in table]
     columns = shown_columns(subject)
     numbers = [key for key in (*(column.key for column in columns), *BESIDE) if key in rows[0]]
@@ -129,7 +129,7 @@ def packed_rows(subject: Subject) -> dict[str, Any]:
         values = [row[key] if row[key] != "" else float("nan") for row in rows]
         if key in _INTEGERS:
             packed[key] = pack_integers(values)
-        elif key not in _KNOWN_BY_PLACE:
+        elif key not in _KNOWN_BY_INDEX:
             packed[key] = pack_floats(values)
     for key in TEXTS:
         if key in rows[0]:

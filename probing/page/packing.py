@@ -1,4 +1,4 @@
-"""Numbers made small enough for a page: binary arrays as text, and a map of shades as an image."""
+"""Compact numbers for a page: binary arrays as text, and a map of shades as an image."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pack_floats(values: ArrayLike) -> dict[str, Any]:
 
 
 def pack_halves(values: ArrayLike) -> dict[str, Any]:
-    """Return numbers as base64 of little-endian float16 (three digits), with what these are to be multiplied by.
+    """Return numbers as base64 of little-endian float16 (three digits), with the factor to multiply them by.
 
     The factor, a power of two, takes the largest to between 1/2 and 1, so that none overflows; what is below 6e-8 of
     the largest becomes 0. Infinities become not-a-number.
@@ -45,7 +45,7 @@ def pack_halves(values: ArrayLike) -> dict[str, Any]:
 
 
 def unpack(packed: Mapping[str, Any]) -> NDArray[np.float64]:
-    """Return what was packed, flat, as the page's script reads it."""
+    """Unpack numbers to a flat array, as the page's script does."""
     kind = {"integer": "<u2", "single": "<f4", "half": "<f2"}[packed["kind"]]
     return np.frombuffer(base64.b64decode(packed["data"]), kind).astype(np.float64) * packed.get("scale", 1)
 

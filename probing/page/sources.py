@@ -1,4 +1,4 @@
-"""What a page is made from: finished runs, a comparison of them, geometry, and what layers are worth to other tasks."""
+"""Sources of a page: finished runs, a comparison of them, and results of `geometry`, `wic` and `sts`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from probing.runs.folder import PARTIAL
 from probing.runs.run import Row, Run, load_run
 from probing.tables.csv_files import read_csv
 
-# What a ranked table must have for a page to be made of it.
+# Columns that a ranked table must have for a page to be made of it.
 NEEDED = {
     "layer", "rank", "neuron", "contribution", "ratio", "share", "contribution_centred", "eta_squared",
     "eta_squared_z", "mean", "sd", "flag",
 }  # fmt: skip
-# And what its other tables must have.
+# Columns and entries that a run's other tables must have.
 NEEDED_ACCURACY = {"layer", "accuracy", "accuracy_low", "accuracy_high", "cross_entropy", "optimality_gap"}
 NEEDED_RESULTS = {"versions", "cache", "classes", "n_sentences", "timings", "layers"}
-# Which command wrote a run of some kind, of those that wrote no probes.
+# The command that writes results of each kind, for those without probes.
 _COMMANDS = {"geometry": "geometry", "word-in-context evaluation": "wic", "similarity evaluation": "sts"}
 
 
@@ -35,7 +35,7 @@ class Subject:
     """A finished run as a page shows it.
 
     Args:
-        label: Its name on the page, different for each.
+        label: Name of the run on the page, different for each run.
         run: The run.
         by_class: Mean contribution to each class's logit over the tokens of that class, shape (n_layers, n_classes,
             d_model).
@@ -47,7 +47,7 @@ class Subject:
 
     @property
     def task(self) -> str:
-        """What its probes predict, in words."""
+        """The name of the task that the probes predict, in words."""
         return str(self.run.config["task"]).replace("_", " ")
 
     @property
@@ -62,7 +62,7 @@ class Subject:
 
     @property
     def d_model(self) -> int:
-        """Neurons of a layer."""
+        """Number of neurons of a layer."""
         return int(self.by_class.shape[2])
 
     @cached_property
@@ -76,13 +76,13 @@ class Subject:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What a finished comparison found.
+    """The results of a finished comparison.
 
     Args:
-        folder: Where it is.
-        config: Its configuration.
-        rows: As in `agreement.csv`.
-        everywhere: As in `top_everywhere.csv`.
+        folder: Folder of the comparison.
+        config: Configuration of the comparison.
+        rows: Rows of `agreement.csv`.
+        everywhere: Rows of `top_everywhere.csv`.
     """
 
     folder: Path
@@ -96,11 +96,11 @@ class Geometry:
     """The geometry of a model's layers.
 
     Args:
-        folder: Where it is.
-        rows: As in `geometry.csv`.
-        outliers: As in `outliers.csv`; empty where there is none.
-        smoothing: As in `smoothing.csv`; empty where it was not measured.
-        interventions: As in `interventions.csv`; empty where there were none.
+        folder: Folder of the measurement.
+        rows: Rows of `geometry.csv`.
+        outliers: Rows of `outliers.csv`; empty if there are none.
+        smoothing: Rows of `smoothing.csv`; empty if it was not measured.
+        interventions: Rows of `interventions.csv`; empty if there were none.
     """
 
     folder: Path
@@ -111,19 +111,19 @@ class Geometry:
 
     @property
     def title(self) -> str:
-        """What it is called on the page."""
+        """The heading of the section on the page."""
         return f"Geometry: {self.folder.name}"
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What cosines of a model's hidden states are worth to a task.
+    """An evaluation of the cosines of a model's hidden states by `wic` or `sts`.
 
     Args:
-        folder: Where it is.
-        command: That measured it, `wic` or `sts`.
-        rows: As in `wic.csv` or `sts.csv`.
-        chosen: As in `chosen.csv`.
+        folder: Folder of the evaluation.
+        command: Command that made it, `wic` or `sts`.
+        rows: Rows of `wic.csv` or `sts.csv`.
+        chosen: Rows of `chosen.csv`.
     """
 
     folder: Path
@@ -133,19 +133,19 @@ class Evaluation:
 
     @property
     def title(self) -> str:
-        """What it is called on the page."""
+        """The heading of the section on the page."""
         return f"{'Word senses' if self.command == 'wic' else 'Similar sentences'}: {self.folder.name}"
 
 
 @dataclass(frozen=True)
 class Sources:
-    """All that a page is made from.
+    """Everything that a page is made from.
 
     Args:
         subjects: The runs.
-        agreement: What was found between them, where a comparison was given.
-        geometry: Where it was measured.
-        evaluations: By `wic` and `sts`.
+        agreement: The comparison of the runs, None if none was given.
+        geometry: Results of `geometry`.
+        evaluations: Results of `wic` and `sts`.
     """
 
     subjects: Sequence[Subject]
@@ -155,7 +155,7 @@ class Sources:
 
 
 def read_sources(folders: Sequence[str | Path]) -> Sources:
-    """Read the folders that a page is to be made from, with the runs that a comparison among them compared.
+    """Read the folders that a page is made from, and the runs that a comparison among them compared.
 
     Raises:
         UserError: If one holds no finished run, is damaged, or is given twice, or there is more than one comparison.
@@ -185,14 +185,16 @@ def read_sources(folders: Sequence[str | Path]) -> Sources:
         names = {label: _find(agreement.folder, folder, runs) for label, folder in compared.items()}
     others = [run for run in runs if not any(run is found for found in names.values())]
     if not names and not others:
-        raise UserError(f"`{paths[0]}` is by `{_COMMANDS[_kind(paths[0])]}`; give a run that `fit` wrote too.")
+        raise UserError(
+            f"`{paths[0]}` was written by `{_COMMANDS[_kind(paths[0])]}`; give a run that `fit` wrote as well."
+        )
     labelled = names | dict(zip(labels(others, taken=list(names)), others, strict=True))
     subjects = [_subject(label, run) for label, run in labelled.items()]
     return Sources(subjects, agreements[0][0] if agreements else None, geometry, evaluations)
 
 
 def source_of(run: Run) -> Sources:
-    """Return a single run as what a page is made from.
+    """Return the sources of a page on a single run.
 
     Raises:
         UserError: If the run is damaged.
@@ -202,7 +204,7 @@ def source_of(run: Run) -> Sources:
 
 
 def labels(runs: Sequence[Run], taken: Sequence[str] = ()) -> list[str]:
-    """Name each run by its model; where that is not enough, also by its task, else by its folder or its whole path."""
+    """Name each run by its model, with its task if names are equal, or else by its folder or its whole path."""
     models = [_model(run) for run in runs]
     with_tasks = [f"{name} {run.config['task']}" for name, run in zip(models, runs, strict=True)]
     for names in (models, with_tasks, [run.folder.name for run in runs]):
@@ -214,15 +216,15 @@ def labels(runs: Sequence[Run], taken: Sequence[str] = ()) -> list[str]:
 def _model(run: Run) -> str:
     model = str(run.config["model"])
     name = Path(model).name or model
-    return f"{name} (untrained)" if run.config.get("random_weights") else name
+    return f"{name} (randomly initialised)" if run.config.get("random_weights") else name
 
 
 @contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """Say of what goes wrong while a folder is read, or while its tables are put on a page, that it is damaged.
+    """Turn any error while a folder is read, or its tables are put on a page, into a message that it is damaged.
 
     Raises:
-        UserError: If something does.
+        UserError: If something fails.
     """
     from safetensors import SafetensorError
     from yaml import YAMLError
@@ -240,7 +242,7 @@ def reading(folder: Path) -> Iterator[None]:
 
 def _kind(folder: Path) -> str:
     if not (folder / "results.json").is_file() or folder.name.endswith(PARTIAL):
-        return "run"  # of which `load_run` says what is wrong
+        return "run"  # `load_run` says what is wrong with it
     with reading(folder):
         return str(json.loads((folder / "results.json").read_text()).get("kind", "run"))
 
@@ -275,18 +277,20 @@ def _read_evaluation(folder: Path, command: str) -> Evaluation:
 
 
 def _measured(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a table as the command had them: what was not measured is absent, names are text."""
-    # Of some rows the place is empty, which is no number left out: static vectors have no layer.
-    places = ("layer", "where")
-    rows = [{name: value for name, value in row.items() if value != "" or name in places} for row in read_csv(path)]
+    """Return the rows of a table as the command had them: cells without a value are absent, names are text."""
+    # In these columns an empty cell is a value: static vectors have no layer.
+    may_be_empty = ("layer", "where")
+    rows = [
+        {name: value for name, value in row.items() if value != "" or name in may_be_empty} for row in read_csv(path)
+    ]
     return [{**row, "set": str(row["set"])} if "set" in row else row for row in rows]
 
 
 def _find(comparison: Path, folder: str, given: Sequence[Run]) -> Run:
-    """Return a run that was compared: among those given, where it was then, or beside the comparison.
+    """Return a compared run: among those given, at its recorded path, or next to the comparison.
 
     Raises:
-        UserError: If it is nowhere.
+        UserError: If it is not found.
     """
     name = Path(folder).name
     known = {run.folder.resolve(): run for run in given}
@@ -297,7 +301,7 @@ def _find(comparison: Path, folder: str, given: Sequence[Run]) -> Run:
         if (place / "results.json").is_file():
             with reading(place):
                 return load_run(place)
-    raise UserError(f"`{comparison}` compares {folder}, which is not there any more; give its folder too.")
+    raise UserError(f"`{comparison}` compares {folder}, which no longer exists there; give its folder as well.")
 
 
 def _subject(label: str, run: Run) -> Subject:

@@ -29,14 +29,14 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Child]], caption: Child =
 
 
 def as_in_terminal(shown: Any) -> Html:
-    """Return a rich table as one of the page, so that both say the same; its title is for whoever shows it."""
+    """Return a rich table as a table of the page, so that both show the same; the caller shows its title."""
     columns = [list(column.cells) for column in shown.columns]
     head = [str(column.header) for column in shown.columns]
     return table(head, list(zip(*columns, strict=True)))
 
 
 def accuracy_table(subject: Subject, caption: str) -> Html:
-    """Return a run's accuracy by layer with what it is to be held against."""
+    """Return a run's accuracy by layer with its controls."""
     rows, controls = subject.run.accuracy, controls_of(subject.run.accuracy)
     optional = {"within 1": ("within_one", ".3f"), "error": ("mean_absolute_error", ".2f"),
                 "selectivity": ("selectivity", ".3f"), "compression": ("compression", ".1f")}  # fmt: skip
@@ -61,6 +61,6 @@ def accuracy_table(subject: Subject, caption: str) -> Html:
 
 
 def pairs(entries: Sequence[tuple[str, Child]]) -> Html:
-    """Return names with what they stand for."""
+    """Return a list of names and their meanings."""
     parts = [part for name, value in entries for part in (element("dt", name), element("dd", value))]
     return element("dl", *parts)

@@ -244,7 +244,9 @@ def test_the_runs_of_a_comparison_that_moved_are_asked_for(
     results = json.loads((moved / "results.json").read_text())
     results["runs"] = {label: f"/nowhere/{Path(folder).name}" for label, folder in results["runs"].items()}
     (moved / "results.json").write_text(json.dumps(results))
-    with pytest.raises(UserError, match=r"compares /nowhere/bare, which is not there any more; give its folder too"):
+    with pytest.raises(
+        UserError, match=r"compares /nowhere/bare, which no longer exists there; give its folder as well"
+    ):
         report([str(moved)])
     page = report([str(moved), str(runs / "bare"), str(runs / "twin")]).read_text()
     assert re.findall(r"<h2>Neurons of (.*?)</h2>", page) == ["bare", "twin"]
@@ -265,7 +267,7 @@ def test_geometry_is_shown_where_it_was_measured(runs: Path, tmp_path: Path) -> 
     assert "none, layer 2: 0.710" in text
     assert "argmax share" not in text  # values are as measured, only headings are put in words
     assert "argmax_share70.875" in text
-    with pytest.raises(UserError, match="is by `geometry`; give a run that `fit` wrote too"):
+    with pytest.raises(UserError, match="was written by `geometry`; give a run that `fit` wrote as well"):
         report([str(folder)])
 
 
@@ -316,7 +318,7 @@ def test_word_senses_are_shown_as_the_terminal_shows_them(runs: Path, tmp_path: 
     assert "always yes, layer 0: 0.438" in text
     assert "the config of senses" in text
     assert 'href="#evaluations"' in page
-    with pytest.raises(UserError, match="is by `wic`; give a run that `fit` wrote too"):
+    with pytest.raises(UserError, match="was written by `wic`; give a run that `fit` wrote as well"):
         report([str(folder)])
 
 

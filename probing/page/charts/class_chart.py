@@ -1,4 +1,4 @@
-"""What one neuron contributes to each class, as bars that the page's script redraws for the neuron picked."""
+"""The contribution of one neuron to each class, as bars that the page's script redraws for the picked neuron."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from probing.page.markup import Html, element
 
 WIDTH, HEIGHT = 720, 230
 LEFT, RIGHT, TOP = 58, 8, 14
-# Room for the labels of classes, which stand upright if they are words.
+# Room for the labels of classes, which are turned upright if they are words.
 BOTTOM_OF_NUMBERS, BOTTOM_OF_WORDS = 40, 84
 MOST_LABELS = 40
 
 
 def class_chart(values: Sequence[float], typical: Sequence[float], classes: Sequence[int | str], task: str) -> Html:
-    """Return bars, one a class, and a line that says what neurons of the layer contribute on average.
+    """Return a bar per class, and a line for the average contribution of the layer's neurons.
 
     Args:
-        values: Of the neuron, in logit units.
-        typical: The mean over all neurons.
-        classes: Labels, in the same order.
-        task: What they are labels of.
+        values: Contribution of the neuron to each class, in logit units.
+        typical: Mean contribution over all neurons, for each class.
+        classes: Labels of the classes, in the same order.
+        task: Name of the task whose labels they are.
     """
     bottom = HEIGHT - (BOTTOM_OF_NUMBERS if is_numeric(classes) else BOTTOM_OF_WORDS)
-    # What the script needs to draw another neuron.
+    # The coordinates that the script needs to draw another neuron.
     frame = {"data_left": LEFT, "data_width": WIDTH - LEFT - RIGHT, "data_top": TOP, "data_height": bottom - TOP}
     top = max([*values, *typical, 0.0]) or 1.0
     ticks = [

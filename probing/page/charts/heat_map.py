@@ -1,4 +1,4 @@
-"""Layers of one run by layers of another as SVG, each cell with its number."""
+"""A map of the layers of one run by the layers of another as SVG, each cell with its number."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from probing.tables.decimals import two_decimals
 
 CELL_WIDTH, CELL_HEIGHT = 34, 24
 LEFT, BOTTOM = 46, 38
-# From here on the shade is so strong that numbers are written in the page's own colour.
+# From this shade on, numbers are written in the colour of the page's background.
 STRONG = 0.6
 
 
@@ -19,10 +19,10 @@ def heat_map(
     """Return a grid of cells, the first run's layers upwards, shaded from 0 to 1.
 
     Args:
-        values: By layers of the first run and of the second.
-        titles: What is said of each cell.
-        names: Of the two runs.
-        title: What it shows.
+        values: Values by a layer of the first run and a layer of the second.
+        titles: Text shown for each cell.
+        names: Names of the two runs.
+        title: Title of the map.
     """
     down, across = (sorted({layers[side] for layers in values}) for side in (0, 1))
     width, height = LEFT + CELL_WIDTH * len(across) + 4, CELL_HEIGHT * len(down) + BOTTOM + 4

@@ -1,6 +1,6 @@
-"""Shares over layers as SVG: lines told apart by mark and dash as well as by colour, with a legend beside them.
+"""Shares by layer as SVG: lines that differ in mark, dash and colour, with a legend beside them.
 
-What was measured in one layer alone is a mark at that layer, without a line: nothing is known of the other layers.
+A value measured in a single layer is a mark without a line, because nothing is known about the other layers.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ WIDTH, HEIGHT = 560, 320
 LEFT, RIGHT, TOP, BOTTOM = 44, 10, 12, 40
 INSET = 14  # so that marks do not touch the axis
 MOST_NAMES = 26  # of layers, side by side
-BESIDE = 30  # from one mark to the next, where all stand at one layer
+BESIDE = 30  # distance between marks where all are at one layer
 
-# Marks around the origin, and dashes, by place of the line; colours are in style.css.
+# Marks around the origin, and dashes, by index of the line; colours are in style.css.
 _MARKS = (
     "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
     "M-3.5-3.5h7v7h-7z",
@@ -32,13 +32,13 @@ _DASHES = ("", "7 4", "2 3", "8 3 2 3", "4 2", "1 4", "10 4")
 
 @dataclass(frozen=True)
 class Line:
-    """What a line shows.
+    """A line of the chart.
 
     Args:
-        label: In the legend.
-        layers: Along the x axis.
-        values: Shares, one a layer.
-        ranges: Intervals, one a layer, None where there is none; no layer has one if empty.
+        label: Name in the legend.
+        layers: Layers along the x axis.
+        values: Shares, one per layer.
+        ranges: Intervals, one per layer, None where a layer has none; empty if no layer has one.
     """
 
     label: str
@@ -48,11 +48,11 @@ class Line:
 
 
 def line_chart(lines: Sequence[Line], title: str) -> Html:
-    """Return shares over layers with their legend.
+    """Return the chart of shares by layer with its legend.
 
     Args:
-        lines: What is drawn, the later on top: their dashes and open marks hide no line below.
-        title: What it shows, for those who do not see it.
+        lines: Lines to draw, later ones on top: their dashes and open marks hide no line below.
+        title: Description of the chart for readers who do not see it.
     """
     layers = sorted({layer for line in lines for layer in line.layers})
     shifts = _shifts(len(lines)) if len(layers) == 1 else [0.0] * len(lines)
@@ -68,19 +68,19 @@ def line_chart(lines: Sequence[Line], title: str) -> Html:
 
 
 def x(layer: int, layers: Sequence[int]) -> float:
-    """Return where one of some layers, ascending, is drawn: in proportion to its number; a single one in the middle."""
+    """Return the x coordinate of a layer: in proportion to its number among the ascending ones, a single one in the middle."""
     low, high = layers[0], layers[-1]
     across = (layer - low) / (high - low) if high > low else 0.5
     return LEFT + INSET + across * (WIDTH - LEFT - RIGHT - 2 * INSET)
 
 
 def y(share: float) -> float:
-    """Return where a share from 0 to 1 is drawn."""
+    """Return the y coordinate of a share from 0 to 1."""
     return TOP + (1 - min(max(share, 0.0), 1.0)) * (HEIGHT - TOP - BOTTOM)
 
 
 def _shifts(n: int) -> list[float]:
-    """Return how far each of some marks of one layer stands from its middle, so that none covers another."""
+    """Return the offset of each of n marks at one layer from the middle, so that none covers another."""
     beside = min(BESIDE, (WIDTH - LEFT - RIGHT - 2 * INSET) / n)
     return [beside * (i - (n - 1) / 2) for i in range(n)]
 
@@ -115,7 +115,7 @@ def _line(line: Line, look: int, places: Sequence[float]) -> Html:
 
 
 def _stroke(line: Line, look: int, path: str) -> Html | None:
-    """Return a line along a path, or nothing where it would join nothing."""
+    """Return a line along a path, or None for a single point."""
     if len(line.layers) == 1:
         return None
     return element("path", d=path, class_="line", stroke_dasharray=_dash(look))

@@ -1,4 +1,4 @@
-"""Every neuron of every layer as a shade, an image that takes the page's own colour."""
+"""A map of every neuron of every layer as an image of shades in the page's own colour."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from probing.page.sources import Subject
 # Contributions from a tenth of the layer's mean to ten times it, on a logarithmic scale.
 LOW, HIGH = 0.1, 10.0
 WIDEST = 920
-# Height of all layers together, if their rows are neither too low nor too high for it.
+# Height of all layers together, unless rows would become too low or too high.
 HEIGHT, LOWEST_ROW, HIGHEST_ROW = 240, 18, 30
 
 
@@ -44,7 +44,7 @@ def neuron_map(subject: Subject, title: str) -> Html:
 
 
 def scale() -> Html:
-    """Return what the shades mean."""
+    """Return the scale of the shades."""
     return element(
         "p",
         element("span", f"{LOW:g}"),
