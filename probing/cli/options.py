@@ -1,4 +1,4 @@
-"""Groups of options that a command takes as one argument; the help is made from these docstrings.
+"""Groups of options that a command takes as one argument; their help text is read from here.
 
 This file imports nothing heavy, not even for type checkers, because the command line reads it before anything else.
 """
@@ -11,8 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from probing.errors import UserError, out_of_range
 
-# Limits of penalties and step sizes: a value beyond them becomes 0 or infinite in float32 once it is squared or
-# multiplied by a few thousand tokens.
+# Limits of penalties and learning rates: beyond, their squares and sums over tokens are 0 or infinite in float32.
 SMALLEST, LARGEST = 1e-30, 1e30
 
 _Options = TypeVar("_Options")
@@ -27,12 +26,13 @@ class ProbeOptions:
         l2: Strength of the squared l2 penalty on the scaled weights, above 0; auto chooses one value for all layers on
             validation sentences.
         penalty_space: What each neuron is divided by before its weights are penalised: its standard deviation (sd), its
-            root mean square (rms), or nothing (raw).
-        solver: lbfgs trains until a bound on the distance to the optimum is met; adam trains as published probes were.
-        tolerance: Bound on the distance to the optimum, in nats, at which lbfgs stops.
+            root mean square (rms), or 1 (raw).
+        solver: lbfgs trains until a bound on the distance to the optimum is reached; adam trains on mini-batches, as
+            published probes do.
+        tolerance: lbfgs stops when the bound on the distance to the optimum is at most this, in nats.
         learning_rate: Learning rate of adam.
         batch_size: Batch size of adam, in tokens.
-        patience: Number of epochs without a lower validation cross-entropy after which adam stops training a layer.
+        patience: With adam, a layer stops after this many epochs without a lower validation cross-entropy.
     """
 
     l1: float = 0.0
@@ -66,11 +66,11 @@ class WandbOptions:
     """Where and how a run is logged to Weights & Biases.
 
     Args:
-        mode: online, offline or disabled; auto follows `$WANDB_MODE`, or else is online with an API key and offline
-            without one.
-        project: Project the run belongs to.
-        entity: User or team that owns the project; your default entity by default.
-        group: Name under which related runs are shown together, such as those of one sweep.
+        mode: `online`, `offline` or `disabled`; `auto` takes `$WANDB_MODE` if set, otherwise online if there is an API
+            key and offline if not.
+        project: Project that the run belongs to.
+        entity: User or team that owns the project; by default your own default entity.
+        group: Name under which runs are shown together, such as the name of their sweep.
         tags: Tags of the run.
     """
 
@@ -82,10 +82,10 @@ class WandbOptions:
 
 
 def as_options(kind: type[_Options], value: _Options | Mapping[str, Any], name: str) -> _Options:
-    """Return a group of options, which may be given as a mapping, as a run's configuration has it.
+    """Return the options as a dataclass, also where they come as a mapping, as in a run's configuration.
 
     Raises:
-        UserError: If a key of the mapping is not an option.
+        UserError: If the mapping has an unknown key.
     """
     if not isinstance(value, Mapping):
         return value

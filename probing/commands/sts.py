@@ -170,12 +170,12 @@ def sts(
 
 
 def _outside(fit_on: str, lacks_training_part: bool, say: Callable[[str], None]) -> Any:
-    """Return the text beside the sets on which transforms are fitted, if there is any.
+    """Return the text outside the sets on which transforms are fitted, None if there is none.
 
     Args:
-        fit_on: As typed.
-        lacks_training_part: Whether there are transforms, and no training part to fit them on.
-        say: Takes one-line messages.
+        fit_on: Value of `--fit_on`.
+        lacks_training_part: Whether there are transforms but no training part to fit them on.
+        say: Function that takes one-line messages.
     """
     from probing.corpus import load_corpus
 

@@ -22,7 +22,7 @@ CONTROLS = {
     "token": "token alone",
     "permuted_positions": "tokens permuted",
     "control_task": "control task",
-    "untrained": "randomly initialised",
+    "untrained": "random weights",
 }
 # Controls that `--transform` adds: untransformed activations, and clipping of other neurons than the outliers.
 TRANSFORM_CONTROLS = {"untransformed": "untransformed", "others_clipped": "others clipped"}

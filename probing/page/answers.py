@@ -124,23 +124,23 @@ def _held_against(subject: Subject) -> str:
             f"{_called(name, words)} ({row[f'{name}_accuracy']:.3f})" for name, words in controls_of([row]).items()
         ]
         return f"In layer {row['layer']} compare it with {listed(beside)}."
-    sides: dict[str, list[str]] = {"above": [], "below": [], "not distinguishable from": []}
+    sides: dict[str, list[str]] = {"above": [], "below": [], "not told apart from": []}
     for name, words in controls_of([row]).items():
         low, high = ends(row, f"above_{name}") or (  # the majority class has no interval of its own
             row[f"accuracy_{end}"] - row[f"{name}_accuracy"] for end in ("low", "high")
         )
-        side = "above" if low > 0 else "below" if high < 0 else "not distinguishable from"
+        side = "above" if low > 0 else "below" if high < 0 else "not told apart from"
         sides[side].append(f"{_called(name, words)} ({row[f'{name}_accuracy']:.3f})")
     parts = [f"{side} {listed(named)}" for side, named in sides.items() if named]
-    return f"In layer {row['layer']} the accuracy is {'; '.join(parts)}."
+    return f"In layer {row['layer']} it is {'; '.join(parts)}."
 
 
 def _called(name: str, words: str) -> str:
     """Return the name of a control in a sentence."""
     noun = {
         "majority": "the majority class", "shuffled": words, "permuted_positions": words,
-        "untransformed": "the untransformed states", "others_clipped": "other neurons clipped",
-        "untrained": "the randomly initialised model",
+        "untrained": "the randomly initialised model", "untransformed": "the states as they are",
+        "others_clipped": "other neurons clipped",
     }  # fmt: skip
     return noun.get(name, f"the {words}")
 

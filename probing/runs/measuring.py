@@ -1,4 +1,4 @@
-"""What a run measures: probes, what they are held against, and the evidence for their rankings."""
+"""Measurements of a run: its probes, their controls, and the evidence for their rankings."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from probing.runtime.stopwatch import Stopwatch
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked for beside accuracy.
+    """What is measured besides accuracy.
 
     Args:
-        n_replicates: Number of bootstraps of the training sentences, 0 for none.
-        retraining: Whether probes are trained again without neurons and under other penalties.
+        n_replicates: Number of bootstrap samples of the training sentences, 0 for none.
+        retraining: Whether probes are retrained without neurons and under other penalties.
         codes: Whether the training labels are encoded online.
-        transform: What the activations were passed through.
+        transform: Transform of the activations, as in `--transform`.
         seed: Seed of every random draw.
     """
 
@@ -51,20 +51,20 @@ def measure(
     logger: Any,
     folder: str | None,
 ) -> Measured:
-    """Train the probes of a run, and those that they and their rankings are held against.
+    """Train the probes of a run, its controls, and the probes that give evidence for its rankings.
 
     Args:
         sides: Examples and their classes.
-        controls: By name, the examples that accuracy is held against.
+        controls: Examples of each control, by name and draw.
         layers: Layer numbers.
         probe: How probes are trained.
-        asked: What is asked for beside accuracy.
+        asked: What is measured besides accuracy.
         trainer: Arguments of Lightning's Trainer.
-        progress: Returns Lightning callbacks for what is trained.
-        watch: Notes how long the stages take.
-        say: Takes one-line messages.
+        progress: Function that returns the Lightning callbacks for a training of that description.
+        watch: Stopwatch that records how long the stages take.
+        say: Function that takes one-line messages.
         logger: Lightning logger for the training curves of the run's own probes.
-        folder: Where Lightning writes what it writes.
+        folder: Folder for Lightning's own files; None on other ranks than the first.
     """
     moments = layer_moments(sides.train, layers)
     path, training = penalised(probe, asked.seed, sides, layers, moments, trainer, progress)

@@ -1,4 +1,4 @@
-"""The neurons of a finished run ranked by other methods, and these rankings judged by other probes."""
+"""Rankings of a finished run by other methods, and their evaluation by other probes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Judging:
-    """How rankings are judged.
+    """How rankings are evaluated.
 
     Args:
         evaluate: Whether probes are trained on the first, the last and random neurons.
         curves: Whether accuracy is measured over the number of neurons.
-        sizes: Numbers of neurons, ascending; None for the usual ones.
-        draws: How many times random neurons are drawn; None for the usual number.
+        sizes: Numbers of neurons, ascending; None for the default ones.
+        draws: Number of draws of random neurons; None for the default number.
     """
 
     evaluate: bool
@@ -50,15 +50,15 @@ def rank_layers(
 
     Args:
         run: The finished run.
-        layers: Which of its layers.
-        sides: Its examples and their classes.
+        layers: Layers of the run to rank.
+        sides: The run's examples and their classes.
         methods: Names of the methods.
         judging: How the rankings are judged.
-        seed: Seed of random neurons, and of which tokens are used where not all are.
-        say: Takes one-line messages.
+        seed: Seed of every random draw: random neurons, and a sample of the tokens where not all are used.
+        say: Function that takes one-line messages.
 
     Raises:
-        RunError: If the run's own ranking does not come out as the run has it.
+        RunError: If recomputed contributions differ from those of the run.
     """
     weight, penalty, space = probe_weight(run), penalty_of(run), run.config["probe"]["penalty_space"]
     rankings: dict[str, Rows] = {name: [] for name in methods}
@@ -89,7 +89,7 @@ def _judge(
     d_model = len(data.moments.sd)
     if judging.evaluate:
         say(f"layer {data.layer}: evaluation")
-        # Sizes that are typed may be all neurons here, as they always could.
+        # A size given by the user may be the number of all neurons, which older versions also accepted.
         sizes = judging.sizes or judging.fitting(evaluation.SIZES, d_model)
         evaluated = evaluation.evaluate(rankings, data, sides, list(sizes), judging.draws or evaluation.DRAWS)
     if judging.curves:

@@ -68,7 +68,7 @@ def line_chart(lines: Sequence[Line], title: str) -> Html:
 
 
 def x(layer: int, layers: Sequence[int]) -> float:
-    """Return the x coordinate of a layer: in proportion to its number among the ascending ones, a single one in the middle."""
+    """Return the x coordinate of a layer, in proportion to its number; a single layer is in the middle."""
     low, high = layers[0], layers[-1]
     across = (layer - low) / (high - low) if high > low else 0.5
     return LEFT + INSET + across * (WIDTH - LEFT - RIGHT - 2 * INSET)
