@@ -32,7 +32,7 @@ def question(subject: Subject) -> str:
         f"Can {subject.task} be read off {_layers(subject.layers)} of {model}, and which neurons carry it? "
         f"In each layer, a linear probe without an intercept was trained to predict "
         f"{count(first['n_classes'], 'class', 'classes')} from {count(first['n_train_tokens'], 'token')} of "
-        f"{count(sentences['train'], 'sentence')} of {config['corpus']}{tested}, and tested on "
+        f"{count(sentences['train'], 'sentence')} of the corpus {config['corpus']}{tested}, and tested on "
         f"{count(first['n_test_tokens'], 'token')} of {count(sentences['test'], 'other sentence')}."
     )
 
@@ -40,7 +40,7 @@ def question(subject: Subject) -> str:
 def answer(subject: Subject) -> str:
     """Return the answer of a run, in a paragraph."""
     over = scope(subject.run.results, subject.run.config.get("test_corpus"))
-    sentences = [_accuracies(subject), over, _held_against(subject)]
+    sentences = [_accuracies(subject), _held_against(subject), over]
     sentences.append(conclusion(subject.ranked[subject.layers[-1]], subject.task))
     short = [row["layer"] for row in subject.run.results["layers"] if not row.get("converged", True)]
     if short:

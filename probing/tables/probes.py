@@ -9,6 +9,17 @@ from probing.runtime.terminal import plain_table
 from probing.tables.columns import BELOW_RESOLUTION, NEGLIGIBLE, UNINFORMATIVE, Row, controls_of, in_brackets, interval
 
 
+# What the headings of the table of accuracies mean.
+_MEANINGS = {
+    "within 1": "share of tokens at most 1 class off",
+    "error": "mean absolute error",
+    "compression": "of the labels, encoded online",
+    "nats": "cross-entropy",
+    "constant": "cross-entropy of a constant answer",
+    "gap": "largest distance to the optimum in nats",
+}
+
+
 def result_line(row: Row, top: Sequence[Row]) -> str:
     """Return a layer's result in one line, for --quiet."""
     within = in_brackets(interval(row, "accuracy", " to "))
@@ -42,10 +53,12 @@ def accuracy_table(rows: Sequence[Row]) -> Any:
             *([f"{row['prior_cross_entropy']:.3f}"] if has_prior else []),
             f"{row['optimality_gap']:.1e}" + ("" if row.get("converged", True) else " stopped short"),
         )
+    captions = ["; ".join(f"{heading}: {_MEANINGS[heading]}" for heading in (*shown, *nats, "gap"))]
     if poor := [str(row["layer"]) for row in rows if row.get("flag") == UNINFORMATIVE]:
         of = "layer" if len(poor) == 1 else "layers"
-        table.caption = f"{of} {', '.join(poor)}: no better in nats than a constant answer, so do not read the ranking"
-        table.caption_justify = "left"
+        captions.append(f"{of} {', '.join(poor)}: no better in nats than a constant answer, so do not read the ranking")
+    table.caption = "\n".join(captions)
+    table.caption_justify = "left"
     return table
 
 
@@ -116,15 +129,16 @@ def neurons_table(rows: Sequence[Row]) -> Any:
             row["flag"],
         )
     captions = ["range: best and worst rank over this probe and its bootstraps"] * has_range
+    captions.append("eta sq.: share of variance that the class explains beyond chance; z: the same in sd of chance")
+    captions += ["without it: nats that a probe retrained without the neuron loses"] * has_removals
     if far := [row for row in rows if _is_far(row)]:
         from probing.tables.columns import FAR
 
         with_intercept = all(_has_intercept_value(row) for row in far)
         instead = "value from a probe with an intercept" if with_intercept else "unreliable"
         captions.append(f"* mean more than {FAR:.0f} sd from 0: {instead}")
-    if captions:
-        table.caption = "\n".join(captions)
-        table.caption_justify = "left"
+    table.caption = "\n".join(captions)
+    table.caption_justify = "left"
     return table
 
 
