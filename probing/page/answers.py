@@ -23,17 +23,16 @@ def question(subject: Subject) -> str:
     """Return the question of a run."""
     config, results, first = subject.run.config, subject.run.results, subject.run.accuracy[0]
     model = str(config["model"]) + (", randomly initialised" if config.get("random_weights") else "")
-    model += (
-        f", whose hidden states are transformed by {subject.run.transform}" if subject.run.transform != "none" else ""
-    )
+    if subject.run.transform != "none":
+        model += f", whose hidden states are transformed by {subject.run.transform}"
     sentences = results["n_sentences"]
-    tested = f", tested on {config['test_corpus']}" if config.get("test_corpus") else ""
+    tested = f" of {config['test_corpus']}" if config.get("test_corpus") else ""
     return (
         f"Can {subject.task} be read off {_layers(subject.layers)} of {model}, and which neurons carry it? "
-        f"In each layer, a linear probe without an intercept was trained to predict "
+        "In each layer, a linear probe without an intercept was trained to predict "
         f"{count(first['n_classes'], 'class', 'classes')} from {count(first['n_train_tokens'], 'token')} of "
-        f"{count(sentences['train'], 'sentence')} of the corpus {config['corpus']}{tested}, and tested on "
-        f"{count(first['n_test_tokens'], 'token')} of {count(sentences['test'], 'other sentence')}."
+        f"{count(sentences['train'], 'sentence')} of the corpus {config['corpus']}, and tested on "
+        f"{count(first['n_test_tokens'], 'token')} of {count(sentences['test'], 'other sentence')}{tested}."
     )
 
 
