@@ -8,7 +8,6 @@ from typing import Any
 from probing.runtime.terminal import plain_table
 from probing.tables.columns import BELOW_RESOLUTION, NEGLIGIBLE, UNINFORMATIVE, Row, controls_of, in_brackets, interval
 
-
 # What the headings of the table of accuracies mean.
 _MEANINGS = {
     "within 1": "share of tokens at most 1 class off",
