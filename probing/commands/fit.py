@@ -73,8 +73,8 @@ def fit(
         controls: Controls that the accuracy is compared with: all that apply to the task, none, or some of shuffled,
             token, permuted_positions (the model reads each sentence with its tokens permuted), untrained (a randomly
             initialised model), control_task.
-        evidence: all also retrains the probe without each of the first neurons and under other penalties; none does
-            not.
+        evidence: Further evidence for the ranking: all retrains the probe without each of the first neurons and under
+            other penalties; none does not.
         mdl: Also measure the length in bits of the training labels, encoded online with each layer's activations
             (minimum description length).
         transform: Transform of the activations that the probes are trained on, fitted on training tokens; probes on the

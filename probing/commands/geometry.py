@@ -111,7 +111,7 @@ def geometry(
         definition: Definition of the outliers that are clipped; the outliers by all five definitions are reported.
         clip_to: Value that clipped neurons are set to: zero, or mean as a control.
         draws: Number of draws of other neurons, as many as there are outliers, for comparison.
-        whitening: pca, or zca, which rotates whitened vectors back; cosines are the same.
+        whitening: Kind of whitening: pca, or zca, which rotates whitened vectors back; cosines are the same.
         components: Number of directions that whitening keeps; all that vary by default.
         shrinkage: Weight, from 0 to 1, with which whitening shrinks the covariance towards a multiple of the identity,
             for few tokens.

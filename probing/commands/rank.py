@@ -93,7 +93,8 @@ def rank(
         erase: Measure what a linear probe still reads from the first neurons of the run's own ranking alone, from all
             others, and after the class is erased linearly, each compared with a random counterpart.
         curves: Measure how accuracy grows with only the first k neurons of every ranking and falls without them,
-            compared with random neurons and the last ones, and how few neurons come within 1 point of all of them.
+            compared with random neurons and the last ones, and find the fewest neurons within 1 point of the accuracy
+            of all.
         k: Numbers of neurons that the probes of `--evaluate` and `--curves` use, such as 10,50,100; by default those of
             10, 50, 100 (`--evaluate`) or 1, 2, 5, 10, 20, 50, 100, 200 (`--curves`) that are fewer than all.
         draws: Number of draws of random neurons for comparison; 10 by default.
