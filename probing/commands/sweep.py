@@ -255,7 +255,7 @@ class _Runner:
         if not is_stacked(todo[0]):
             self._fit(todo[0])
             return
-        from probing.sweeps.stacks import Place, run_stack
+        from probing.sweeps.stacks import StackContext, run_stack
 
         progress = terminal.show_progress(self.quiet)
 
@@ -263,8 +263,8 @@ class _Runner:
             return [terminal.training_progress(what)] if progress else []
 
         done = [trial for trial in stack if trial.name in self.whole]
-        place = Place(self.folder.trials, self.cache, self.wandb, self.say, callbacks, self._finished)
-        run_stack(todo, done, place, progress)
+        context = StackContext(self.folder.trials, self.cache, self.wandb, self.say, callbacks, self._finished)
+        run_stack(todo, done, context, progress)
 
     def _fit(self, trial: Trial) -> None:
         """Run a trial that asks for more than a probe as a `fit` of its own."""

@@ -14,7 +14,7 @@ function read(packed, size, at) {
 }
 
 function words(packed) {
-  return read(packed, 2, (view, place) => view.getUint16(place, true));
+  return read(packed, 2, (view, offset) => view.getUint16(offset, true));
 }
 
 function half(word) {
@@ -25,7 +25,7 @@ function half(word) {
 
 function numbers(packed) {
   if (packed.kind === "integer") return words(packed);
-  if (packed.kind === "single") return read(packed, 4, (view, place) => view.getFloat32(place, true));
+  if (packed.kind === "single") return read(packed, 4, (view, offset) => view.getFloat32(offset, true));
   return words(packed).map((word) => half(word) * packed.scale);
 }
 
@@ -80,10 +80,10 @@ class Table {
     this.values = {};
     for (const [key, packed] of Object.entries(data.rows)) this.values[key] = packed.names ? texts(packed) : numbers(packed);
     this.length = this.layers.length * this.width;
-    const places = Array.from({ length: this.length }, (_, row) => row);
-    this.values.layer = places.map((row) => this.layers[Math.floor(row / this.width)]);
-    this.values.rank = places.map((row) => (row % this.width) + 1);
-    this.at = new Map(places.map((row) => [this.values.layer[row] + "," + this.values.neuron[row], row]));
+    const rows = Array.from({ length: this.length }, (_, row) => row);
+    this.values.layer = rows.map((row) => this.layers[Math.floor(row / this.width)]);
+    this.values.rank = rows.map((row) => (row % this.width) + 1);
+    this.at = new Map(rows.map((row) => [this.values.layer[row] + "," + this.values.neuron[row], row]));
   }
 
   get(row, key) {
@@ -225,17 +225,17 @@ class RunView {
     this.field.setAttribute("aria-roledescription", "map of neurons");
     this.field.addEventListener("pointermove", (event) => this.point(event));
     this.field.addEventListener("pointerleave", () => this.leave());
-    this.field.addEventListener("focus", () => this.moveTo(this.place));
+    this.field.addEventListener("focus", () => this.moveTo(this.cell));
     this.field.addEventListener("blur", () => this.leave());
     this.field.addEventListener("click", (event) => {
       this.point(event);
-      this.pick(this.rowAt(this.place));
+      this.pick(this.rowAt(this.cell));
     });
     this.field.addEventListener("keydown", (event) => this.press(event));
   }
 
-  rowAt(place) {
-    return this.table.find(this.data.layers[place.i], place.neuron);
+  rowAt(cell) {
+    return this.table.find(this.data.layers[cell.i], cell.neuron);
   }
 
   point(event) {
@@ -247,19 +247,19 @@ class RunView {
     });
   }
 
-  moveTo(place) {
-    this.place = place;
-    const spot = this.spot(place), box = this.field.getBoundingClientRect();
+  moveTo(cell) {
+    this.cell = cell;
+    const spot = this.spot(cell), box = this.field.getBoundingClientRect();
     Object.assign(this.cursor.style, { left: spot.x + "px", top: spot.y + "px", width: spot.width + "px", height: spot.height + "px" });
     this.cursor.hidden = false;
-    const text = this.told(this.rowAt(place));
+    const text = this.told(this.rowAt(cell));
     this.readout.textContent = text.replaceAll("\n", "; ");
     showTip(text, box.left + spot.x, box.top + spot.y);
   }
 
-  spot(place) {
+  spot(cell) {
     const width = this.field.offsetWidth / this.data.width, height = this.field.offsetHeight / this.data.layers.length;
-    return { x: place.neuron * width, y: place.i * height, width, height };
+    return { x: cell.neuron * width, y: cell.i * height, width, height };
   }
 
   leave() {
@@ -268,17 +268,17 @@ class RunView {
   }
 
   press(event) {
-    const { i, neuron } = this.place, lastLayer = this.data.layers.length - 1, lastNeuron = this.data.width - 1;
+    const { i, neuron } = this.cell, lastLayer = this.data.layers.length - 1, lastNeuron = this.data.width - 1;
     const moves = {
       ArrowLeft: [i, neuron - 1], ArrowRight: [i, neuron + 1], ArrowUp: [i - 1, neuron], ArrowDown: [i + 1, neuron],
       PageUp: [i, neuron - 50], PageDown: [i, neuron + 50], Home: [i, 0], End: [i, lastNeuron],
     };
-    if (event.key === "Enter" || event.key === " ") this.pick(this.rowAt(this.place));
+    if (event.key === "Enter" || event.key === " ") this.pick(this.rowAt(this.cell));
     else if (event.key === "Escape") this.leave();
     else if (moves[event.key]) {
       const [to, of] = moves[event.key];
       this.moveTo({ i: Math.max(0, Math.min(lastLayer, to)), neuron: Math.max(0, Math.min(lastNeuron, of)) });
-      const spot = this.spot(this.place), scroller = this.field.closest(".scroll");
+      const spot = this.spot(this.cell), scroller = this.field.closest(".scroll");
       if (spot.x < scroller.scrollLeft || spot.x > scroller.scrollLeft + scroller.clientWidth - 60) scroller.scrollLeft = spot.x - 60;
     } else return;
     event.preventDefault();
@@ -305,13 +305,13 @@ class RunView {
     this.classReadout.hidden = false;
     this.classReadout.setAttribute("role", "status");
     this.chart.addEventListener("keydown", (event) => this.pressAtClass(event));
-    this.chart.addEventListener("focus", () => this.tellClass(this.classPlace || 0));
+    this.chart.addEventListener("focus", () => this.tellClass(this.classIndex || 0));
     this.chart.addEventListener("blur", hideTip);
   }
 
   pick(row, byButton = false) {
     this.picked = row;
-    this.place = { i: Math.floor(row / this.data.width), neuron: this.table.get(row, "neuron") };
+    this.cell = { i: Math.floor(row / this.data.width), neuron: this.table.get(row, "neuron") };
     const get = (key) => this.table.get(row, key), layer = get("layer"), neuron = get("neuron"), flag = get("flag");
     this.detail.querySelector(".picked").textContent = `Layer ${layer}, neuron ${neuron}`;
     const note = this.detail.querySelector(".flagged");
@@ -329,7 +329,7 @@ class RunView {
     list.hidden = false;
     list.replaceChildren(...entries.filter(([, text]) => text !== "").map(([name, text, help]) =>
       make("div", { title: help }, make("dt", {}, name), make("dd", {}, text))));
-    const spot = this.spot(this.place);
+    const spot = this.spot(this.cell);
     Object.assign(this.ring.style, { left: spot.x + spot.width / 2 - 8 + "px", top: spot.y + spot.height / 2 - 8 + "px" });
     for (const element of this.list.tBodies[0].rows) element.classList.toggle("is-picked", Number(element.dataset.row) === row);
     this.drawClasses(row);
@@ -337,10 +337,10 @@ class RunView {
   }
 
   drawClasses(row) {
-    const n = this.data.classes.length, { per_layer: kept, mean, values } = this.byClass;
-    const i = this.data.layers.indexOf(this.table.get(row, "layer")), place = this.table.get(row, "rank") - 1;
-    const start = (i * kept + place) * n;
-    this.bars = place < kept ? this.byClass.words.slice(start, start + n).map((word) => half(word) * values.scale) : [];
+    const n = this.data.classes.length, { per_layer: perLayer, mean, values } = this.byClass;
+    const i = this.data.layers.indexOf(this.table.get(row, "layer")), index = this.table.get(row, "rank") - 1;
+    const start = (i * perLayer + index) * n;
+    this.bars = index < perLayer ? this.byClass.words.slice(start, start + n).map((word) => half(word) * values.scale) : [];
     this.typical = mean.slice(i * n, (i + 1) * n);
     const { left, width, top, height } = this.frame(), highest = Math.max(...this.bars, ...this.typical) || 1, step = width / n;
     const bottom = top + height, tall = (value) => (Math.max(value, 0) / highest) * height;
@@ -373,11 +373,11 @@ class RunView {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!step) return;
     event.preventDefault();
-    this.tellClass(Math.max(0, Math.min(this.data.classes.length - 1, (this.classPlace || 0) + step)));
+    this.tellClass(Math.max(0, Math.min(this.data.classes.length - 1, (this.classIndex || 0) + step)));
   }
 
   tellClass(j, x, y) {
-    this.classPlace = j;
+    this.classIndex = j;
     const own = this.bars.length ? `${this.bars[j].toPrecision(3)}, ` : "";
     const box = this.chart.getBoundingClientRect(), { left, width } = this.frame();
     const across = (left + (j + 0.5) * width / this.data.classes.length) / this.chart.viewBox.baseVal.width;

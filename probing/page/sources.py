@@ -297,10 +297,10 @@ def _find(comparison: Path, folder: str, given: Sequence[Run]) -> Run:
     same = known.get(Path(folder).resolve()) or next((run for run in given if run.folder.name == name), None)
     if same is not None:
         return same
-    for place in (Path(folder), comparison.parent / name):
-        if (place / "results.json").is_file():
-            with reading(place):
-                return load_run(place)
+    for path in (Path(folder), comparison.parent / name):
+        if (path / "results.json").is_file():
+            with reading(path):
+                return load_run(path)
     raise UserError(f"`{comparison}` compares {folder}, which no longer exists there; give its folder as well.")
 
 

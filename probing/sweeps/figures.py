@@ -57,11 +57,11 @@ def write_sweep_figure(path: Path, rows: Sequence[Row], varied: Sequence[str]) -
 def _accuracy(axes: Axes, rows: Sequence[Row], name: str) -> None:
     """Draw every trial's accuracy against one option, and the mean at each of its values."""
     values = [row[name] for row in rows]
-    places = _places(axes, values)
+    coordinates = _coordinates(axes, values)
     heights = np.array([row["accuracy"] for row in rows])
-    axes.plot(places, heights, "o", color=GREY, ms=3, alpha=0.5, mew=0, label="one probe")
-    marks = sorted(set(places))
-    means = [heights[places == mark].mean() for mark in marks]
+    axes.plot(coordinates, heights, "o", color=GREY, ms=3, alpha=0.5, mew=0, label="one probe")
+    marks = sorted(set(coordinates))
+    means = [heights[coordinates == mark].mean() for mark in marks]
     # Values without an order are not joined by a line.
     join = "-" if _are_numbers(values) else ""
     axes.plot(marks, means, ls=join, color=BLUE, marker="_", ms=12, lw=1, label="mean of probes")
@@ -74,21 +74,21 @@ def _stability(axes: Axes, rows: Sequence[Row], penalty: str, other: str) -> Non
     """Draw for each layer the agreement of rankings between trials that differ in one option, against the penalty."""
     column = f"{other}_spearman"
     kept = [row for row in rows if column in row]
-    places = _places(axes, [row[penalty] for row in kept])
+    coordinates = _coordinates(axes, [row[penalty] for row in kept])
     layers = sorted({row["layer"] for row in kept})
-    marks = sorted(set(places))
+    marks = sorted(set(coordinates))
     heights = np.array([row[column] for row in kept])
     own = np.array([row["layer"] for row in kept])
     named = spaced_layers(layers, LAYERS_NAMED)
     for i, layer in enumerate(layers):
-        line = [heights[(places == mark) & (own == layer)].mean() for mark in marks]
+        line = [heights[(coordinates == mark) & (own == layer)].mean() for mark in marks]
         shade = LIGHTEST * i / max(len(layers) - 1, 1)
         label = f"layer {layer}" if layer in named else None
         axes.plot(marks, line, color=str(shade), marker="osv^Dx+*"[i % 8], ms=3.5, lw=1, label=label)
     axes.set(xlabel=penalty, ylabel="rank correlation", title=f"rankings between\nvalues of {other}")
 
 
-def _places(axes: Axes, values: Sequence[Any]) -> NDArray[np.float64]:
+def _coordinates(axes: Axes, values: Sequence[Any]) -> NDArray[np.float64]:
     """Return the coordinate of each value, numbers as such and others side by side, and set the scale of the axis."""
     from matplotlib.ticker import MaxNLocator
 

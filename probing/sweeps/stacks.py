@@ -44,7 +44,7 @@ Key = tuple[int, Penalty]
 
 
 @dataclass
-class Place:
+class StackContext:
     """Folders that trials are written to, and functions that are told about them.
 
     Args:
@@ -64,17 +64,17 @@ class Place:
     finished: Callable[[Trial], None]
 
 
-def run_stack(trials: Sequence[Trial], done: Sequence[Trial], place: Place, progress: bool) -> None:
+def run_stack(trials: Sequence[Trial], done: Sequence[Trial], context: StackContext, progress: bool) -> None:
     """Train trials that differ only in layer, seed and penalty, and write a run folder for each.
 
     Args:
         trials: Trials that are still to be run.
         done: Trials of the stack that are finished; probes start from their weights.
-        place: Folders and functions that the trials use.
+        context: Folders and functions that the trials use.
         progress: Whether to show the progress of the extraction.
     """
-    data = _Data(trials, place, progress)
-    solved = _Solved(place.trials, data.layers_of, done)
+    data = _Data(trials, context, progress)
+    solved = _Solved(context.trials, data.layers_of, done)
     for seed, group in by_seed(trials).items():
         sides, stores = data.of_seed(seed)
         start = time.perf_counter()
@@ -85,7 +85,9 @@ def run_stack(trials: Sequence[Trial], done: Sequence[Trial], place: Place, prog
         stack = f"{seed} {stores[0].header['key']} {alike(trials[0])}"
         fits: dict[Key, LayerFit] = {}
         for part in _parts(keys, len(sides.classes), stores[0].plan.d_model):
-            fits |= _train(part, sides, dict(zip(layers, moments, strict=True)), trials[0], seed, stack, solved, place)
+            fits |= _train(
+                part, sides, dict(zip(layers, moments, strict=True)), trials[0], seed, stack, solved, context
+            )
         solved.add(fits, sides.classes)
         timings = {"probe_s": time.perf_counter() - start, "probes_trained_together": len(fits)}
         found = collect_evidence(sides.train, sides.test, layers, moments, len(sides.classes))
@@ -95,9 +97,9 @@ def run_stack(trials: Sequence[Trial], done: Sequence[Trial], place: Place, prog
             probes, penalty = data.keys(trial), {"l2": _penalty(trial).l2}
             of_layers = [evidence[layer] for layer, _ in probes]
             measured = Measured(sides, [fits[key] for key in probes], of_layers, penalty=penalty)
-            _write(trial, measured, cached_of, timings, place, data.source.model.short_name)
+            _write(trial, measured, cached_of, timings, context, data.source.model.short_name)
         with suppress(FileNotFoundError):
-            (place.trials.parent / "progress.safetensors").unlink()
+            (context.trials.parent / "progress.safetensors").unlink()
 
 
 def _train(
@@ -108,7 +110,7 @@ def _train(
     seed: int,
     stack: str,
     solved: _Solved,
-    place: Place,
+    context: StackContext,
 ) -> dict[Key, LayerFit]:
     """Train some of a seed's probes in one stack, saving their progress.
 
@@ -120,11 +122,11 @@ def _train(
         seed: Seed of the split and of the training.
         stack: Identifier of the stack and its data, for the saved progress.
         solved: Known optima, near which probes start.
-        place: Folders and functions that the trials use.
+        context: Folders and functions that the trials use.
     """
     layers = sorted({layer for layer, _ in keys})
     names = [f"layer_{layer:02d}/l1_{penalty.l1}_l2_{penalty.l2}" for layer, penalty in keys]
-    saved = Progress(place.trials.parent / "progress.safetensors", stack, names)
+    saved = Progress(context.trials.parent / "progress.safetensors", stack, names)
     starts = saved.starts()
     problems = [
         Problem(name, layers.index(key[0]), key[1], starts.get(name, solved.start(key, sides.classes)))
@@ -132,7 +134,7 @@ def _train(
     ]
     training = training_of(
         trial.probe, _penalty(trial).l2, seed, trial.options["trainer"],
-        lambda what: [*place.callbacks(what), SavedProgress(saved)],
+        lambda what: [*context.callbacks(what), SavedProgress(saved)],
     )  # fmt: skip
     what, of_layers = f"{len(problems)} probes of seed {seed}", [moments[layer] for layer in layers]
     return dict(zip(keys, train_problems(sides, layers, of_layers, problems, training, what, test=True), strict=True))
@@ -141,15 +143,15 @@ def _train(
 class _Data:
     """Data of a stack's trials; whatever does not depend on the seed is opened once."""
 
-    def __init__(self, trials: Sequence[Trial], place: Place, progress: bool) -> None:
+    def __init__(self, trials: Sequence[Trial], context: StackContext, progress: bool) -> None:
         self.options, self.probe = trials[0].options, trials[0].probe
         model = resolve_model(self.options["model"], self.options["revision"])
         self.n_layers = load_config(model).num_hidden_layers
         self.task = load_task(self.options["task"], self.options["task_args"] or {})
         layers = sorted({layer for trial in trials for layer in self.layers_of(trial)})
         self.source = ActivationSource(
-            model, layers, place.cache, self.options["dtype"], self.options["max_length"],
-            self.options["batch_tokens"], trainer=self.options["trainer"] or {}, say=place.say, shows_progress=progress,
+            model, layers, context.cache, self.options["dtype"], self.options["max_length"],
+            self.options["batch_tokens"], trainer=self.options["trainer"] or {}, say=context.say, shows_progress=progress,
         )  # fmt: skip
         self.stores: list[ActivationStore] = []
 
@@ -225,18 +227,18 @@ def _write(
     measured: Measured,
     cached: dict[str, dict[str, Any]],
     timings: dict[str, float],
-    place: Place,
+    context: StackContext,
     model_name: str,
 ) -> None:
     """Write one trial's run folder, without figures, and track it."""
-    config = plain({**trial.options, "wandb": place.wandb})
-    folder = RunFolder(place.trials, trial.name, "", figures=False)
-    with tracking(folder, place.wandb, config, light=True) as tracker:
+    config = plain({**trial.options, "wandb": context.wandb})
+    folder = RunFolder(context.trials, trial.name, "", figures=False)
+    with tracking(folder, context.wandb, config, light=True) as tracker:
         written = write(folder.path, config, measured, model_name, draws=False)
         write_summary(folder.path, measured, written, cached, timings)
         if tracker:
             tracker.log_results(written.accuracy, [], [], [])
     if tracker:  # after the server failed once, later trials do not wait for it
-        place.wandb = replace(place.wandb, mode=tracker.mode)
+        context.wandb = replace(context.wandb, mode=tracker.mode)
     folder.finish()
-    place.finished(trial)
+    context.finished(trial)

@@ -57,10 +57,10 @@ def _cell(value: float, title: str, column: int, row: int) -> Html:
     )
 
 
-def _labels(layers: Sequence[int], places: Sequence[tuple[float, float]], anchor: str) -> list[Html]:
+def _labels(layers: Sequence[int], points: Sequence[tuple[float, float]], anchor: str) -> list[Html]:
     return [
-        element("text", layer, x=place[0], y=place[1], text_anchor=anchor)
-        for layer, place in zip(layers, places, strict=True)
+        element("text", layer, x=point[0], y=point[1], text_anchor=anchor)
+        for layer, point in zip(layers, points, strict=True)
     ]
 
 

@@ -91,24 +91,24 @@ def _frame(layers: Sequence[int]) -> list[Html]:
         parts.append(element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=_at(y(tick)), y2=_at(y(tick)), class_="grid"))
         parts.append(element("text", f"{tick:g}", x=LEFT - 7, y=_at(y(tick) + 4), text_anchor="end"))
     for layer in spaced_layers(layers, MOST_NAMES):
-        place = _at(x(layer, layers))
-        parts.append(element("text", layer, x=place, y=HEIGHT - BOTTOM + 17, text_anchor="middle"))
+        at_x = _at(x(layer, layers))
+        parts.append(element("text", layer, x=at_x, y=HEIGHT - BOTTOM + 17, text_anchor="middle"))
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(element("text", "layer (0 = embeddings)", x=_at(middle), y=HEIGHT - 5, text_anchor="middle"))
     return parts
 
 
-def _line(line: Line, look: int, places: Sequence[float]) -> Html:
-    points = [f"{_at(place)} {_at(y(value))}" for place, value in zip(places, line.values, strict=True)]
+def _line(line: Line, look: int, xs: Sequence[float]) -> Html:
+    points = [f"{_at(at_x)} {_at(y(value))}" for at_x, value in zip(xs, line.values, strict=True)]
     marks = []
     for i, (layer, value) in enumerate(zip(line.layers, line.values, strict=True)):
         text, bar = f"{line.label}, layer {layer}: {value:.3f}", None
         if line.ranges and (ends := line.ranges[i]):
             low, high = ends
             text += f" ({low:.3f} to {high:.3f})"
-            place, top, bottom = _at(places[i]), _at(y(high)), _at(y(low))
-            caps = f"M{_at(places[i] - 4)} {top}h8M{_at(places[i] - 4)} {bottom}h8"
-            bar = element("path", d=f"M{place} {bottom}V{top}{caps}", class_="bar")
+            at_x, top, bottom = _at(xs[i]), _at(y(high)), _at(y(low))
+            caps = f"M{_at(xs[i] - 4)} {top}h8M{_at(xs[i] - 4)} {bottom}h8"
+            bar = element("path", d=f"M{at_x} {bottom}V{top}{caps}", class_="bar")
         mark = element("path", d=_mark(look), transform=f"translate({points[i]})", class_="mark")
         marks.append(element("g", element("title", text), bar, mark))
     return element("g", _stroke(line, look, "M" + "L".join(points)), *marks, class_=f"look-{look % len(_MARKS)}")
@@ -142,5 +142,5 @@ def _dash(look: int) -> str | None:
     return _DASHES[look % len(_DASHES)] or None
 
 
-def _at(place: float) -> str:
-    return f"{place:.1f}".removesuffix(".0")
+def _at(coordinate: float) -> str:
+    return f"{coordinate:.1f}".removesuffix(".0")
