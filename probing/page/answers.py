@@ -122,7 +122,7 @@ def _held_against(subject: Subject) -> str:
         beside = [
             f"{_called(name, words)} ({row[f'{name}_accuracy']:.3f})" for name, words in controls_of([row]).items()
         ]
-        return f"In layer {row['layer']} compare it with {listed(beside)}."
+        return f"In layer {row['layer']}, compare it with {listed(beside)}."
     sides: dict[str, list[str]] = {"above": [], "below": [], "not told apart from": []}
     for name, words in controls_of([row]).items():
         low, high = ends(row, f"above_{name}") or (  # the majority class has no interval of its own

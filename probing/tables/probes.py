@@ -15,7 +15,7 @@ _MEANINGS = {
     "compression": "of the labels, encoded online",
     "nats": "cross-entropy",
     "constant": "cross-entropy of a constant answer",
-    "gap": "largest distance to the optimum in nats",
+    "gap": "upper bound of the distance to the optimum, in nats",
 }
 
 
