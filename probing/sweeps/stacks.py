@@ -151,7 +151,8 @@ class _Data:
         layers = sorted({layer for trial in trials for layer in self.layers_of(trial)})
         self.source = ActivationSource(
             model, layers, context.cache, self.options["dtype"], self.options["max_length"],
-            self.options["batch_tokens"], trainer=self.options["trainer"] or {}, say=context.say, shows_progress=progress,
+            self.options["batch_tokens"], trainer=self.options["trainer"] or {}, say=context.say,
+            shows_progress=progress,
         )  # fmt: skip
         self.stores: list[ActivationStore] = []
 
