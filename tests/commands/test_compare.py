@@ -263,7 +263,7 @@ def test_two_tasks_of_one_model_are_compared_by_index(
     ("args", "words"),
     [
         (["--models", "[minilm]"], "two or more"),
-        (["a", "b", "--fit.layer", "2"], "`--fit.*` are options for `--models`"),
+        (["a", "b", "--fit.layer", "2"], "`--fit.*` are options of the models"),
         (["--models", "[minilm, bert]", "--fit.name", "x"], "`--fit.name` cannot be set"),
         (
             ["--models", "[minilm, bert]", "--fit.seed", "x", "--fit.layr", "2"],

@@ -300,7 +300,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_written(
 
 def test_text_without_two_tokens_is_refused(bent: Path, tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("the\n")
-    with pytest.raises(UserError, match="1 tokens are left once special tokens are set aside"):
+    with pytest.raises(UserError, match="1 tokens are left without special tokens"):
         geometry(model=str(bent), corpus=str(tmp_path / "one.txt"), runs=str(tmp_path / "runs"), quiet=True)
 
 

@@ -297,7 +297,7 @@ def test_how_many_neurons_from_the_command_line(planted: Path, capsys: pytest.Ca
         (["RUN", "--evaluate", "--k", "10,17"], "`--k 17` is out of range: expected 1 to 16"),
         (["RUN", "--evaluate", "--k", "0"], "`--k 0` is out of range: expected 1 to 16"),
         (["RUN", "--k", "some"], "`--k some`: expected a number of neurons"),
-        (["RUN", "--curves", "--method", "random"], "`--curves`: random neurons stand beside every ranking"),
+        (["RUN", "--curves", "--method", "random"], "`--curves`: random neurons are part of every comparison"),
         (["RUN", "--curves", "--k", "17"], "`--k 17` is out of range: expected 1 to 16"),
         (["RUN", "--draws", "0"], "`--draws 0` is out of range"),
         (["RUN", "--seed", "-1"], "`--seed -1` is out of range"),

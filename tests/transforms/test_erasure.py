@@ -311,7 +311,7 @@ def test_of_a_finished_run_the_table_is_written_beside_its_rankings(
     typed = ["rank", str(made.folder), "--erase", "--top", "4"]
     assert run(COMMANDS, [*typed, "--layer", "2", "--wandb.mode", "offline"]) == 0
     output = capsys.readouterr().out
-    assert output.count("what a linear probe knows") == 1
+    assert output.count("usable information for retrained linear probes") == 1
     assert "shuffled labels erased instead" in output
     assert {path.name for path in folder.iterdir()} == {"contribution.csv", "erasure.csv", "wandb"}
     rows = read_csv(folder / "erasure.csv")
@@ -333,7 +333,7 @@ def test_of_a_finished_run_the_table_is_written_beside_its_rankings(
     assert added.erasure[-2]["condition"] == "erased"
     erased = added.erasure[-2]
     assert erased["information_low"] < erased["information"] < erased["information_high"]
-    assert "what a linear probe knows" in repr(added)
+    assert "usable information for retrained linear probes" in repr(added)
     for top in ("0", str(D_MODEL // 2 + 1)):
         assert run(COMMANDS, ["rank", str(made.folder), "--erase", "--top", top]) == 2
         assert f"`--top {top}` is out of range: expected 1 to {D_MODEL // 2}, half" in capsys.readouterr().err
