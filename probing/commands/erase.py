@@ -16,7 +16,7 @@ from probing.runs.run import Run
 def top_problems(n_top: int, d_model: int) -> list[str]:
     """Return what is wrong with a number of first neurons, with which as many random ones are compared."""
     half = d_model // 2
-    expected = f"expected 1 to {half}, half the neurons, for as many random ones beside them"
+    expected = f"expected 1 to {half}, half the neurons, since they are compared with as many random ones"
     return [] if 1 <= n_top <= half else [f"`--top {n_top}` is out of range: {expected}"]
 
 
