@@ -155,7 +155,7 @@ def _fit_options(
     options: Mapping[str, Any], given: Mapping[str, Any] | None, models: Sequence[str] | None
 ) -> dict[str, Any]:
     """Return the keyword arguments of `fit`: the options given for it, and those that it shares with the comparison."""
-    from probing.cli.arguments import Place, checked
+    from probing.cli.arguments import OptionSource, checked
     from probing.commands.fit import fit
 
     if given and not models:

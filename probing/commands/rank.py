@@ -165,7 +165,7 @@ def rank(
 
 def _write(made: Rankings, run: Run, layers: Sequence[int], label: str) -> list[Path]:
     """Write the tables into the files, keeping rows of earlier calls, and return the paths of the figures."""
-    from probing.evidence.usable_information import KNOWLEDGE_COLUMNS, KNOWLEDGE_KEY
+    from probing.evidence.usable_information import INFORMATION_COLUMNS, INFORMATION_KEY
     from probing.rankings.evaluation import EVALUATION_COLUMNS, EVALUATION_KEY
     from probing.rankings.neuron_counts import CURVE_COLUMNS, CURVE_KEY
 
