@@ -295,7 +295,7 @@ def test_options_that_can_be_met_are_accepted(options, solver):
 def test_what_is_at_odds_with_torchrun_is_refused(monkeypatch):
     for name, value in {"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=r"`--trainer.devices 1`: torchrun or srun started 2 processes a host on 1"):
+    with pytest.raises(UserError, match=r"`--trainer.devices 1`: torchrun or srun started 2 processes per host on 1"):
         check_trainer_options({"accelerator": "cpu", "devices": 1}, "lbfgs")
 
 
