@@ -7,7 +7,7 @@ from typing import Any
 
 from probing.tables.columns import BELOW_RESOLUTION, NEGLIGIBLE, NEGLIGIBLE_NATS, UNINFORMATIVE, in_brackets, interval
 
-# A centred contribution within this share of the contribution itself counts as unchanged.
+# A centred contribution within this share of the contribution itself counts as nearly unchanged.
 UNCHANGED = 0.05
 
 
@@ -76,7 +76,7 @@ def _centred(top: Mapping[str, Any], only: str = "") -> str:
         return f"in a probe with an intercept {only}{left:.0%} of its contribution is left"
     left = top["contribution_centred"] / top["contribution"]
     if abs(left - 1) <= UNCHANGED:
-        return f"centring leaves its contribution unchanged ({left:.0%})"
+        return f"centring leaves its contribution nearly unchanged ({left:.0%})"
     return f"centring raises it to {left:.0%}" if left > 1 else f"centring leaves {only}{left:.0%} of its contribution"
 
 
