@@ -29,7 +29,7 @@ def runs_folder(runs: str) -> Path:
     Raises:
         UserError: If the path is a file or cannot be written.
     """
-    return writable_folder(runs, f"--runs {runs}", "name a folder of yours")
+    return writable_folder(runs, f"--runs {runs}", "name a writable folder")
 
 
 def places(cache: str | None, runs: str, name: str | None) -> tuple[Path, Path]:

@@ -152,7 +152,7 @@ def geometry(
     layer_numbers(layer)
     cached, place = places(cache, runs, name)
     if fit_corpus == corpus == "-":
-        raise UserError("`--fit_corpus -`: standard input is read once; give one of the two as a file.")
+        raise UserError("`--fit_corpus -`: standard input can be read only once; give one of the two as a file.")
     with terminal.quiet_libraries():
         from probing.cache.source import ActivationSource, say_what_was_left_out
         from probing.corpus import load_corpus

@@ -122,7 +122,7 @@ def rank(
         raise UserError("`rank` takes the folder of one finished run, such as runs/A.")
     run = load_run(folder)
     layers = _layers(layer, run)
-    place = writable_folder(run.folder / "rankings", f"rank {run.folder}", "copy the run to a folder of yours")
+    place = writable_folder(run.folder / "rankings", f"rank {run.folder}", "copy the run to a writable folder")
     cached = cache_folder(cache or run.config["cache"], str(run.folder.parent))
     with terminal.quiet_libraries():
         from probing.commands.erase import erasure_rows, top_problems

@@ -34,7 +34,7 @@ class RunFolder:
             if figures:
                 (self.path / "figures").mkdir()
         except OSError as error:
-            raise UserError(f"`--runs {runs}` cannot be written ({error.strerror}); name a folder of yours.") from None
+            raise UserError(f"`--runs {runs}` cannot be written ({error.strerror}); name a writable folder.") from None
 
     @property
     def path(self) -> Path:

@@ -40,7 +40,7 @@ def writing(folder: Path, run: Run) -> Iterator[None]:
     except OSError as error:
         raise UserError(
             f"`rank {run.folder}`: {folder} cannot be written ({error.strerror or error}); make room, or copy the run "
-            "to a folder of yours."
+            "to a writable folder."
         ) from None
 
 

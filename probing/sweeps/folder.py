@@ -63,7 +63,7 @@ class SweepFolder:
             ) from None
         except OSError as error:
             raise UserError(
-                f"`--runs {self.final.parent}` cannot be written ({as_clause(error)}); name a folder of yours."
+                f"`--runs {self.final.parent}` cannot be written ({as_clause(error)}); name a writable folder."
             ) from None
         try:
             if self._stored() is None:
