@@ -15,7 +15,7 @@ from pages import ROOT
 CELLS = """
 from probing import ProbeOptions, fit, load_run
 run = fit(model=MODEL, corpus=CORPUS, runs=RUNS, name="first", controls="none", replicates=0, evidence="none",
-          probe={"l2": 1e-4}, wandb={"mode": "disabled"})
+          probe={"l2": 1e-2}, wandb={"mode": "disabled"})
 run
 # %%
 [row["layer"] for row in run.accuracy], len(run.neurons)
@@ -86,6 +86,7 @@ def test_a_notebook_sees_tables_and_can_repeat_a_run(
 TOY = """
 LAYER = 2
 SETTINGS = {{"model": {model!r}, "corpus": {corpus!r}, "wandb": {{"mode": "disabled"}}, "quiet": True}}
+SETTINGS["probe"] = {{"l2": 1e-2}}
 """
 
 

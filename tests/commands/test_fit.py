@@ -281,7 +281,7 @@ def test_the_table_does_not_depend_on_the_hash_seed(run: Run, place: Path) -> No
     for seed in ("1", "2"):
         subprocess.run(
             [sys.executable, "-m", "probing", "fit", "--config", str(run.folder / "config.yaml"),
-             "--name", f"hash-{seed}", "--layer", "1"],
+             "--name", f"hash-{seed}", "--layer", "1", "--probe.l2", "1e-4"],
             env={**os.environ, "PYTHONHASHSEED": seed}, check=True, capture_output=True,
         )  # fmt: skip
         tables.append((place / f"hash-{seed}" / "neurons.csv").read_bytes())
@@ -339,7 +339,12 @@ def test_an_online_run_arrives_at_the_server(run: Run, monkeypatch: pytest.Monke
 def test_the_builtin_model_knows_position_in_low_layers_and_loses_it_with_depth(tmp_path: Path) -> None:
     """The README's first figure, at a twentieth of the work: layers 0 and 6 of the real trained weights."""
     command = [sys.executable, "-m", "probing", "fit", "--layer", "0,6", "--runs", str(tmp_path), "--name", "real"]
-    command += [*BARE_ARGS, "--wandb.mode", "disabled"]  # the evidence for layer 6 is what `make fit` shows
+    command += [
+        *BARE_ARGS,
+        "--probe.l2=1e-4",
+        "--wandb.mode",
+        "disabled",
+    ]  # the evidence for layer 6 is what `make fit` shows
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "Traceback" not in done.stderr
     run = load_run(tmp_path / "real")

@@ -127,7 +127,7 @@ CORPORA = st.one_of(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [20, pytest.param(900, marks=pytest.mark.fuzz)])
+@pytest.mark.parametrize("n", [10, pytest.param(900, marks=pytest.mark.fuzz)])
 def test_any_corpus_makes_a_run_or_is_refused(n: int, models: Path) -> None:
     ended: Counter[int] = Counter()
 
@@ -186,7 +186,7 @@ DOCUMENTS = st.one_of(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [60, pytest.param(800, marks=pytest.mark.fuzz)])
+@pytest.mark.parametrize("n", [30, pytest.param(800, marks=pytest.mark.fuzz)])
 def test_any_file_of_options_is_taken_or_refused_before_any_work(
     n: int, models: Path, corpus_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,7 +273,7 @@ SENSIBLE = st.one_of(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [10, pytest.param(300, marks=pytest.mark.fuzz)])
+@pytest.mark.parametrize("n", [5, pytest.param(300, marks=pytest.mark.fuzz)])
 def test_any_options_of_the_right_kind_make_a_run_or_are_refused(n: int, models: Path, sentences: list[str]) -> None:
     ended: Counter[int] = Counter()
 

@@ -65,7 +65,8 @@ def options(corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
 def planted(checkpoints: dict[str, Path], options: dict[str, Any]) -> Path:
     """A run on the embedding output of a model with planted neurons."""
     model = plant(checkpoints["bert"], Path(options["runs"]).parent / f"{Path(options['runs']).name}-planted")
-    made = fit(model=str(model), layer=0, name="planted", task_args={"max_position": 30}, **options)
+    how = {**options, "probe": {"l2": 1e-4}}
+    made = fit(model=str(model), layer=0, name="planted", task_args={"max_position": 30}, **how)
     assert made is not None
     return made.folder
 
