@@ -125,9 +125,9 @@ def evaluate(
     labels, n_tokens = torch.from_numpy(test.labels[test.labels >= 0]), test.clusters(test.tokens_by_sentence())
     majority = float((labels == int(sides.train.counts(len(sides.classes)).argmax())).double().mean())
     rows = []
-    n_judged = len(sizes) * len(PROBES) * (len(choices(rankings, data, sizes[0], draws)) - draws)
     for k in sizes:
         chosen = choices(rankings, data, k, draws)
+        n_judged = len(sizes) * len(PROBES) * (len(chosen) - draws)  # the same for every size
         for probe, judge in PROBES.items():
             judged = judge(chosen, data, sides)
             right = [float(found.correct_by_sentence.sum() / len(labels)) for found in judged]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 
-from conftest import ROOT
 from synthetic import LIGHTNING_WARNINGS, make_store, make_tokens, positional, sides
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
@@ -18,14 +16,7 @@ pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNI
 
 @pytest.fixture(scope="module")
 def null_runs() -> ModuleType:
-    path = ROOT / "benchmarks" / "null_runs.py"
-    spec = importlib.util.spec_from_file_location("null_runs", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["null_runs"] = module
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("benchmarks.null_runs")
 
 
 def test_planted_neurons_are_told_for_what_they_are(null_runs: ModuleType, tmp_path: Path) -> None:

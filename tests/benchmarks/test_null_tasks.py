@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 
-from conftest import ROOT
 from probing.data.null_labels import token_types
 from synthetic import LIGHTNING_WARNINGS, make_store, make_tokens, sides
 
@@ -19,14 +17,7 @@ pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNI
 
 @pytest.fixture(scope="module")
 def null_tasks() -> ModuleType:
-    path = ROOT / "benchmarks" / "null_tasks.py"
-    spec = importlib.util.spec_from_file_location("null_tasks", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["null_tasks"] = module
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("benchmarks.null_tasks")
 
 
 @pytest.mark.parametrize("kind", ["token", "word_type"])
