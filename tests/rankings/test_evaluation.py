@@ -13,6 +13,7 @@ from probing.data.examples import Sides
 from probing.probes.solvers import Penalty
 from probing.rankings.evaluation import evaluate
 from probing.rankings.methods import METHODS, read_layer
+from probing.statistics.intervals import LEVEL, accuracy_interval
 from synthetic import LIGHTNING_WARNINGS, make_store, make_tokens, sides
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
@@ -57,3 +58,19 @@ def test_nothing_is_above_chance_where_labels_say_nothing(planted: Sides, seed: 
 
     random = replace(planted, **{side: relabelled(getattr(planted, side)) for side in ("train", "validation", "test")})
     assert {row["above_chance"] for row in judged(random, 2)} == {"no"}
+
+
+def test_all_choices_of_a_layer_share_one_chance_of_five_percent(
+    planted: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    levels: list[float] = []
+
+    def recorded(correct: Any, n_tokens: Any, level: float = LEVEL) -> tuple[float, float]:
+        levels.append(level)
+        return accuracy_interval(correct, n_tokens, level)
+
+    monkeypatch.setattr("probing.rankings.evaluation.accuracy_interval", recorded)
+    rows = judged(planted, 2)
+    assert len(rows) == 12
+    # One-sided, and 5% divided by the number of choices.
+    assert set(levels) == {LEVEL, 1 - 2 * 0.05 / len(rows)}
