@@ -30,12 +30,13 @@ from probing.corpus.sides import read_corpora
 from probing.data.constant_answer import prior_cross_entropy_by_sentence
 from probing.data.controls import token_identity
 from probing.data.examples import Sides, choose_classes, label
+from probing.data.layer_moments import layer_moments
 from probing.evidence.leave_one_out import without
 from probing.models import load_encoder, resolve_model
-from probing.probes.linear import Problem
 from probing.probes.options import training_of
+from probing.probes.problem import Problem
 from probing.probes.solvers import Penalty
-from probing.probes.training import layer_moments, train_probes, train_variants
+from probing.probes.training import train_probes, train_variants
 from probing.statistics.intervals import ENDS, accuracy_interval, difference_interval, mean_interval
 
 SIZES = (20, 50, 200, 1000)

@@ -26,9 +26,9 @@ from probing.cache import Request, activations
 from probing.commands.folders import cache_folder
 from probing.corpus.sides import read_corpora
 from probing.data.examples import Examples, choose_classes, label
+from probing.data.layer_moments import layer_moments
 from probing.evidence.table import separation_of
 from probing.models import resolve_model
-from probing.probes.training import layer_moments
 from probing.statistics.multiple_testing import discovery_rates
 from probing.statistics.permutation import permute_within_sentences
 from probing.statistics.separation import SeparationAccumulator

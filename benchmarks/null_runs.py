@@ -38,12 +38,13 @@ from probing.commands.folders import cache_folder
 from probing.corpus.sides import read_corpora
 from probing.data.controls import shuffled
 from probing.data.examples import Activations, Sides
+from probing.data.layer_moments import layer_moments
 from probing.data.preparation import label_sides
 from probing.evidence.table import Evidence, collect_evidence, neuron_table
 from probing.models import resolve_model
 from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
-from probing.probes.training import layer_moments, train_probes
+from probing.probes.training import train_probes
 from probing.statistics.multiple_testing import discovery_rates
 from probing.tables.columns import FALSE_DISCOVERIES
 

@@ -31,12 +31,13 @@ from probing.corpus import Corpus, Split
 from probing.corpus.sides import read_corpora
 from probing.data.constant_answer import prior_cross_entropy_by_sentence
 from probing.data.examples import Sides, choose_classes, label, read
+from probing.data.layer_moments import layer_moments
 from probing.models import resolve_model
-from probing.probes.linear import Problem
 from probing.probes.options import training_of
 from probing.probes.penalty_path import choose_penalty
+from probing.probes.problem import Problem
 from probing.probes.solvers import Penalty
-from probing.probes.training import layer_moments, train_problems
+from probing.probes.training import train_problems
 from probing.rankings.contributions import MagnitudeAccumulator, mean_contribution
 from probing.statistics.rank_similarity import neuron_ranks, spearman, top_overlap
 

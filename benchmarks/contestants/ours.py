@@ -107,7 +107,7 @@ def export(entry: str, corpus: str, layer: str, seed: str, folder: str) -> dict[
     from probing.cache import ActivationStore
     from probing.corpus import assign_splits, load_corpus
     from probing.data.examples import choose_classes, label, read
-    from probing.probes.training import layer_moments
+    from probing.data.layer_moments import layer_moments
 
     store, text, task = ActivationStore(Path(entry)), load_corpus(corpus), Position()
     splits = assign_splits(text.sentences, int(seed))

@@ -47,6 +47,25 @@ class Batch(NamedTuple):
         return Batch(states, self.labels[kept], self.sentences[kept], self.rows[kept])
 
 
+def as_batch(batch: Any) -> Batch:
+    """Return a batch, also where a loader yields pairs (hidden_states, labels), in which every row is an example.
+
+    Args:
+        batch: A `Batch`; or hidden states of shape (n, d_model), or one such tensor for each layer, and the class of
+            each row, shape (n,).
+
+    Raises:
+        ValueError: If it is neither.
+    """
+    if isinstance(batch, Batch):
+        return batch
+    if not isinstance(batch, Sequence) or len(batch) != 2:
+        raise ValueError("expected batches of `ActivationDataModule`, or pairs (hidden_states, labels)")
+    states, labels = batch
+    rows = torch.arange(len(labels), device=labels.device)
+    return Batch((states,) if isinstance(states, Tensor) else tuple(states), labels, rows, rows)
+
+
 class Activations(Protocol):
     """A source of hidden states, read shard by shard: a store, or an object that behaves like one."""
 

@@ -32,8 +32,8 @@ from probing.evidence.with_intercept import (
 from probing.probes.class_curvature import SAMPLES as CURVATURE_SAMPLES
 from probing.probes.class_curvature import ClassCurvature, ClassCurvatureAccumulator
 from probing.probes.class_curvature import fits as curvature_fits
-from probing.probes.linear import Problem
 from probing.probes.objective import cross_entropy_sums
+from probing.probes.problem import Problem
 from probing.probes.recipe import Training
 from probing.probes.solvers import Readout
 from probing.probes.training import LayerFit, train_variants

@@ -12,7 +12,7 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from probing.data.examples import Examples
-from probing.probes.linear import Problem
+from probing.probes.problem import Problem
 from probing.probes.solvers import Penalty
 from probing.statistics.rank_similarity import neuron_ranks, spearman, top_overlap
 

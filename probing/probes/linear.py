@@ -2,100 +2,110 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, partial
-from typing import Any, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, cast
 
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
-from probing.data.examples import Batch, blocks
-from probing.probes.class_curvature import ClassCurvature
+from probing.data.examples import as_batch, blocks
+from probing.data.layer_moments import loader_moments
+from probing.probes.descent import Descent
+from probing.probes.full_passes import FullPasses
 from probing.probes.metrics import ProbeMetrics
-from probing.probes.objective import cross_entropy_sums
-from probing.probes.solvers import Evaluation, Penalty, Preconditioner, Readout, Solution, Solver, lbfgs
+from probing.probes.problem import Problem, problem_of_layer
+from probing.probes.solvers import Penalty
 from probing.statistics.moments import Moments, PenaltySpace
 
-# Reuse the layer's preconditioner if at most this many neurons are excluded: it works nearly as well, and saves an
-# eigendecomposition. With a quarter of the neurons excluded, it would need twice the passes.
-FEW = 10
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One probe of the stack.
-
-    Args:
-        name: For training curves, such as `layer_06`.
-        layer: Index of its layer in `Batch.hidden_states`.
-        penalty: Penalty on its scaled weights.
-        start: Initial weights on raw hidden states, shape (n_classes, d_model); 0 if None.
-        neurons: Which neurons it may use, shape (d_model,), bool; all if None.
-        draws: How often each sentence of the training corpus counts, shape (n_sentences,); once if None.
-        labels: Classes that replace those of the training corpus's tokens, shape (n_tokens,), for the same examples.
-        curvature: Curvature of a similar probe, used as preconditioner; if None, the layer's second moment is used.
-        readout: A function of the weights that decides when to stop, in place of the tolerance; its gradient is with
-            respect to weights on raw hidden states.
-    """
-
-    name: str
-    layer: int
-    penalty: Penalty
-    start: Tensor | None = None
-    neurons: Tensor | None = None
-    draws: Tensor | None = None
-    labels: Tensor | None = None
-    curvature: ClassCurvature | None = None
-    readout: Readout | None = None
+Stage = Literal["train", "val", "test"]
 
 
 class LinearProbe(pl.LightningModule):
-    """Bias-free softmax probes on cached activations; logits = hidden_states @ weight.T.
+    """Bias-free softmax probes, one for each layer or several, trained on activations.
 
-    The parameter holds the scaled weights U, on which the penalty acts; `weight` returns the weights on raw hidden
-    states.
+    logits = hidden_states @ weight.T. The parameter holds the scaled weights U, on which the penalty acts; `weight` has
+    the weights on raw hidden states.
+
+    With the solver `lbfgs`, an epoch is one pass over the training tokens, and training stops at the optimum. A trainer
+    needs no more than `max_epochs`. With `adam`, the data module should give mini-batches, and training stops
+    after `patience` epochs without a lower validation cross-entropy.
+
+    Logged are `train/layer_06/objective` and, for lbfgs, `train/layer_06/optimality_gap` in nats; and for the parts
+    `val` and `test` `val/layer_06/cross_entropy`, `val/layer_06/accuracy` and the other metrics. The same names without
+    the layer are means over the layers, for callbacks such as `ModelCheckpoint(monitor="val/cross_entropy")`.
+
+    Batches are those of `ActivationDataModule`, or pairs (hidden_states, labels) of shapes (n, d_model) and (n,), as a
+    `DataLoader` of a `TensorDataset` yields them; labels are then class indices.
 
     Args:
-        problems: The stacked problems.
-        moments: Moments of each layer's training tokens.
-        classes: The label of each class, shape (n_classes,).
-        ordinal: Whether labels are numbers.
-        penalty_space: Scale by which neurons are divided before their weights are penalised.
-        n_test_sentences: Number of sentences of the test corpus.
+        d_model: Number of neurons of a layer.
+        classes: The label of each class, or the number of classes.
+        layers: Layer numbers, in the order of the activations in a batch.
+        ordinal: Whether labels are numbers, so that distances between labels are meaningful.
+        l1: Strength of the l1 penalty on the scaled weights.
+        l2: Strength of the squared l2 penalty on the scaled weights, above 0.
+        penalty_space: What each neuron is divided by before its weights are penalised: its standard deviation (sd), its
+            root mean square (rms), or 1 (raw).
+        solver: `lbfgs` trains by full passes, `adam` on mini-batches.
+        tolerance: lbfgs stops when the bound on the distance to the optimum is at most this, in nats.
+        learning_rate: Learning rate of adam, on the scaled weights.
+        patience: With adam, a layer stops after this many epochs without a lower validation cross-entropy.
+        problems: The problems to train in place of one for each layer. They are no hyperparameters.
+        moments: Moments of each layer's training tokens, measured on the training batches if None.
     """
+
+    inverse_scale: Tensor
 
     def __init__(
         self,
-        problems: Sequence[Problem],
-        moments: Sequence[Moments],
-        classes: Tensor,
+        d_model: int,
+        classes: int | Sequence[int | str],
+        layers: Sequence[int] = (0,),
         ordinal: bool = False,
+        l1: float = 0.0,
+        l2: float = 1e-3,
         penalty_space: PenaltySpace = "sd",
-        n_test_sentences: int = 0,
+        solver: Literal["lbfgs", "adam"] = "lbfgs",
+        tolerance: float = 3e-6,
+        learning_rate: float = 1e-3,
+        patience: int = 3,
+        problems: Sequence[Problem] | None = None,
+        moments: Sequence[Moments] | None = None,
     ) -> None:
         super().__init__()
-        self.problems, self.moments, self.n_classes = list(problems), list(moments), len(classes)
-        by_layer = [m.inverse_scale(penalty_space) for m in moments]
-        # A neuron that may not be used gets an inverse scale of 0, like a dead one.
-        inverse_scale = torch.stack([by_layer[p.layer] * (1 if p.neurons is None else p.neurons) for p in problems])
-        self.register_buffer("inverse_scale", inverse_scale.float())
-        self.scaled_weight = nn.Parameter(torch.stack([self._scaled(p, i) for i, p in enumerate(problems)]))
-        self.metrics = nn.ModuleList(ProbeMetrics(classes, ordinal, n_test_sentences) for _ in problems)
+        classes = list(range(classes)) if isinstance(classes, int) else list(classes)
+        layers = list(layers)
+        self.save_hyperparameters(ignore=["problems", "moments"])
+        self.classes, self.layers, self.ordinal, self.penalty_space = classes, layers, ordinal, penalty_space
+        own = [problem_of_layer(layer, i, Penalty(l1, l2)) for i, layer in enumerate(layers)]
+        self.is_one_per_layer, self.problems = problems is None, own if problems is None else list(problems)
+        self.scaled_weight = nn.Parameter(torch.zeros(len(self.problems), len(classes), d_model))
+        self.register_buffer("inverse_scale", torch.ones(len(self.problems), d_model))
+        self.moments: Sequence[Moments] = ()
+        if moments is not None:
+            self._scale_by(moments)
+        self.metrics = nn.ModuleList()
+        self.rule: FullPasses | Descent
+        self.rule = FullPasses(self, tolerance) if solver == "lbfgs" else Descent(self, learning_rate, patience)
+        self.automatic_optimization = solver == "adam"  # the solvers of full passes update the weights themselves
 
-    def _scaled(self, problem: Problem, i: int) -> Tensor:
-        """Return the initial scaled weights of a problem, 0 for neurons that it may not use."""
-        inverse_scale = cast(Tensor, self.inverse_scale)[i]
-        if problem.start is None:
-            return torch.zeros(self.n_classes, len(inverse_scale))
-        return torch.where(inverse_scale > 0, problem.start / inverse_scale, 0.0)
+    def _scale_by(self, moments: Sequence[Moments]) -> None:
+        """Take over the layers' moments, and set the scale of each problem's neurons and its initial weights."""
+        weight, self.moments = self.weight, list(moments)
+        by_layer = [m.inverse_scale(self.penalty_space) for m in self.moments]
+        for i, problem in enumerate(self.problems):
+            # A neuron that may not be used gets an inverse scale of 0, like a dead one.
+            inverse_scale = by_layer[problem.layer] * (1 if problem.neurons is None else problem.neurons)
+            self.inverse_scale[i] = inverse_scale.to(self.inverse_scale)
+            start = weight[i] if problem.start is None else problem.start.to(weight)
+            own = self.inverse_scale[i]
+            self.scaled_weight.data[i] = torch.where(own > 0, start / own, 0.0)
 
     @property
     def weight(self) -> Tensor:
         """Weights on raw hidden states, shape (n_problems, n_classes, d_model)."""
-        return (self.scaled_weight * cast(Tensor, self.inverse_scale)[:, None]).detach()
+        return (self.scaled_weight * self.inverse_scale[:, None]).detach()
 
     def by_layer(self, active: Iterable[int] | None = None) -> dict[int, list[int]]:
         """Return the indices of each layer's problems; with `active`, only those among it."""
@@ -104,220 +114,48 @@ class LinearProbe(pl.LightningModule):
             groups.setdefault(self.problems[i].layer, []).append(i)
         return groups
 
-    def forward(self, hidden_states: Sequence[Tensor]) -> list[Tensor]:
-        """Return the logits of each problem, shape (n, n_classes)."""
-        weight = self.scaled_weight * cast(Tensor, self.inverse_scale)[:, None]
-        return [hidden_states[p.layer] @ w.T for p, w in zip(self.problems, weight, strict=True)]
-
-    def log_curves(self, values: dict[str, float]) -> None:
-        """Send training curves to the logger, with the epoch as the step."""
-        if self.logger is not None:
-            self.logger.log_metrics(values, step=self.current_epoch)
-
-    def test_step(self, batch: Batch) -> None:
-        """Update the metrics of every problem."""
-        for block in blocks(batch, self.scaled_weight.dtype):
-            if len(block.labels):
-                for metrics, logits in zip(self.metrics, self(block.hidden_states), strict=True):
-                    cast(ProbeMetrics, metrics).update(logits.float(), block.labels, block.sentences)
-
-
-class FullPassProbe(LinearProbe):
-    """Trains the stack by solvers that use all training tokens at every step.
-
-    One Lightning epoch is one pass over the data, which gives one value and gradient for every unsolved problem. Solved
-    problems cause no further computation.
-
-    Args:
-        n_train_tokens: Number of training examples over all ranks.
-        tolerance: Optimality gap, in nats, at which a problem is solved.
-        args: Arguments of `LinearProbe`.
-        options: Keyword arguments of `LinearProbe`.
-    """
-
-    def __init__(self, *args: Any, n_train_tokens: int, tolerance: float, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.automatic_optimization = False  # the solvers update the weights
-        self.n_train_tokens, self.tolerance = n_train_tokens, tolerance
-        self.solvers: dict[int, Solver] = {}
-        self.solutions: dict[int, Solution] = {}
-        self.gaps = [math.inf] * len(self.problems)
-        self.first_objectives: dict[int, float] = {}
-
-    def configure_optimizers(self) -> None:
-        """Return no optimiser, because each problem has its own solver."""
-
-    def on_fit_start(self) -> None:
-        """Set up a solver for each problem, preconditioned by its layer's second moment."""
-        for group in self.by_layer().values():
-            # The neurons that at least one problem of the layer uses.
-            inverse_scale = cast(Tensor, self.inverse_scale)[group].amax(0).double()
-            moment = self.moments[self.problems[group[0]].layer].second_moment.to(inverse_scale)
-            scaled = inverse_scale[:, None] * moment * inverse_scale
-            of_all = cache(partial(Preconditioner, scaled))
-            for i in group:
-                start, problem = self.scaled_weight.data[i].clone(), self.problems[i]
-                own = of_all() if problem.curvature is None else problem.curvature.to(start.device)
-                if problem.neurons is not None:
-                    own = self._narrowed(own, scaled, problem.neurons.to(scaled))
-                self.solvers[i] = lbfgs(start, problem.penalty, own, self.tolerance, self._readout(i))
-                next(self.solvers[i])
-
-    def _readout(self, i: int) -> Readout | None:
-        """Return a problem's readout, as a function of its scaled weights."""
-        if (readout := self.problems[i].readout) is None:
-            return None
-        return replace(readout, gradient=readout.gradient.to(self.device) * cast(Tensor, self.inverse_scale)[i])
-
-    def _narrowed(
-        self, of_all: Preconditioner | ClassCurvature, moment: Tensor, neurons: Tensor
-    ) -> Preconditioner | ClassCurvature:
-        """Return a preconditioner for some neurons: the layer's restricted to them, or a new one if many are excluded.
+    def forward(self, hidden_states: Tensor | Sequence[Tensor]) -> list[Tensor]:
+        """Return the logits of each problem, shape (n, n_classes).
 
         Args:
-            of_all: The layer's preconditioner.
-            moment: The second moment that it was made from, shape (d_model, d_model).
-            neurons: 1 for the neurons in use and 0 for others, shape (d_model,).
+            hidden_states: Hidden states of each layer, shape (n, d_model); a single tensor stands for all layers.
         """
-        if isinstance(of_all, ClassCurvature) or len(neurons) - neurons.sum() <= FEW:
-            return of_all.within(neurons)
-        return Preconditioner(neurons[:, None] * moment * neurons)
+        states = [hidden_states] * len(self.layers) if isinstance(hidden_states, Tensor) else hidden_states
+        weight = self.scaled_weight * self.inverse_scale[:, None]
+        return [states[p.layer] @ w.T for p, w in zip(self.problems, weight, strict=True)]
+
+    # --- training ---
+
+    def configure_optimizers(self) -> torch.optim.Optimizer | None:
+        """Return Adam over the stacked parameter; None for lbfgs, which updates the weights itself."""
+        return self.rule.optimizer()
+
+    def on_train_start(self) -> None:
+        """Measure the moments of the training tokens, unless they are known, and begin."""
+        if not self.moments:
+            self._scale_by(self._measured_moments())
+        self.rule.begin()
+
+    def _measured_moments(self) -> Sequence[Moments]:
+        data = getattr(self.trainer, "datamodule", None)
+        known: Sequence[Moments] | None = getattr(data, "moments", None)
+        return known or loader_moments(cast(Iterable[Any], self.trainer.train_dataloader), len(self.layers))
 
     def on_train_epoch_start(self) -> None:
         """Begin a pass."""
-        P, C, d = self.scaled_weight.shape
-        self.cross_entropy = torch.zeros(P, dtype=torch.float64, device=self.device)
-        self.gradient = torch.zeros(P, C, d, dtype=torch.float64, device=self.device)
-        self.class_covariance = torch.zeros(P, C, C, dtype=torch.float64, device=self.device)
-        self.n_seen = torch.zeros((), dtype=torch.int64, device=self.device)
-        self.n_counted = torch.zeros(P, dtype=torch.float64, device=self.device)
+        self.rule.begin_epoch()
 
-    @torch.no_grad()
-    def training_step(self, batch: Batch) -> None:
-        """Add a batch's share of value, gradient and curvature."""
-        weight = self.weight
-        self.n_seen += (batch.labels >= 0).sum()
-        counts = self._counts(batch)
-        self.n_counted += ((batch.labels >= 0) * counts).sum(1) if counts is not None else (batch.labels >= 0).sum()
-        for layer, group in self.by_layer(self.solvers).items():
-            own = None if counts is None else counts[group]
-            labels = self._labels(batch, group)
-            sums = cross_entropy_sums(weight[group], batch.hidden_states[layer], labels, own)
-            self.cross_entropy[group] += sums.cross_entropy
-            self.gradient[group] += sums.gradient
-            self.class_covariance[group] += sums.class_covariance
+    def training_step(self, batch: Any) -> Tensor | None:
+        """Add a batch to the pass; return adam's loss."""
+        return self.rule.step(as_batch(batch))
 
-    def _counts(self, batch: Batch) -> Tensor | None:
-        """Return how often each token counts in each problem; None if every token counts once in all problems."""
-        if all(problem.draws is None for problem in self.problems):
-            return None
-        once = torch.ones(len(batch.labels), device=self.device)
-        return torch.stack([once if p.draws is None else p.draws.to(once)[batch.sentences] for p in self.problems])
-
-    def _labels(self, batch: Batch, group: Sequence[int]) -> Tensor:
-        """Return each token's class in some problems; if none has labels of its own, the batch's, shape (n_tokens,)."""
-        if all(self.problems[i].labels is None for i in group):
-            return batch.labels
-        own = (self.problems[i].labels for i in group)
-        return torch.stack([batch.labels if of is None else of.to(batch.labels)[batch.rows] for of in own])
-
-    @torch.no_grad()
     def on_train_epoch_end(self) -> None:
-        """Send each solver its evaluation, and take the next point that it requests."""
-        if int(self.trainer.strategy.reduce(self.n_seen, reduce_op="sum")) < self.n_train_tokens:
-            return  # `max_time` ended the pass early: an evaluation on a part of the tokens is not valid
-        n_tokens = self.trainer.strategy.reduce(self.n_counted, reduce_op="sum")
-        for total in (self.cross_entropy, self.gradient, self.class_covariance):
-            total.copy_(self.trainer.strategy.reduce(total, reduce_op="sum"))
-            total.div_(n_tokens.view(-1, *[1] * (total.dim() - 1)))
-        self.gradient *= cast(Tensor, self.inverse_scale)[:, None]
-        curves: dict[str, float] = {}
-        for i in list(self.solvers):
-            here = Evaluation(float(self.cross_entropy[i]), self.gradient[i].float(), self.class_covariance[i].float())
-            point, penalty = self.scaled_weight.data[i], self.problems[i].penalty
-            self.gaps[i] = penalty.optimality_gap(point, here.gradient)
-            objective = here.value + penalty(point)
-            self.first_objectives.setdefault(i, objective)
-            curves[f"train/{self.problems[i].name}/objective"] = objective
-            curves[f"train/{self.problems[i].name}/optimality_gap"] = self.gaps[i]
-            self._send(i, here)
-        self.log_curves(curves)
-        if not self.solvers:
-            self.trainer.should_stop = True
+        """End a pass and log its curves."""
+        self._log("train", self.rule.end_epoch())
 
-    def on_fit_end(self) -> None:
-        """Collect the current points of unsolved problems after the last pass."""
-        for i in list(self.solvers):
-            self._send(i, None)
-
-    def _send(self, problem: int, evaluation: Evaluation | None) -> None:
-        try:
-            point = self.solvers[problem].send(evaluation)
-        except StopIteration as stop:
-            del self.solvers[problem]
-            self.solutions[problem] = stop.value
-            point = stop.value.point
-        self.scaled_weight.data[problem] = point
-
-
-class AdamProbe(LinearProbe):
-    """Trains the stack by Adam on mini-batches, as published probes are; each problem stops by itself.
-
-    Adam treats each weight separately and the loss is a sum over problems, so training problems together or alone gives
-    the same weights. Each problem keeps its weights of the epoch with the lowest validation cross-entropy, and stops
-    after `patience` epochs without a lower one.
-
-    Args:
-        learning_rate: Learning rate of Adam, on the scaled weights.
-        patience: Number of epochs without a lower validation cross-entropy before a problem stops.
-        args: Arguments of `LinearProbe`.
-        options: Keyword arguments of `LinearProbe`.
-    """
-
-    def __init__(self, *args: Any, learning_rate: float, patience: int, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.learning_rate, self.patience = learning_rate, patience
-        n = len(self.problems)
-        self.best_cross_entropy, self.waited = [math.inf] * n, [0] * n
-        self.register_buffer("best_weight", torch.zeros_like(self.scaled_weight.data))
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return Adam over the stacked parameter."""
-        return torch.optim.Adam([self.scaled_weight], lr=self.learning_rate)
-
-    def training_step(self, batch: Batch) -> Tensor:
-        """Return the sum over problems of mean cross-entropy and penalty."""
-        losses = [nn.functional.cross_entropy(logits, batch.labels) for logits in self(batch.hidden_states)]
-        for problem, weight in zip(self.problems, self.scaled_weight, strict=True):
-            losses.append(problem.penalty.l1 * weight.abs().sum() + problem.penalty.l2 * weight.square().sum())
-        return torch.stack(losses).sum()
-
-    def on_validation_epoch_start(self) -> None:
-        """Begin a pass over the validation tokens."""
-        self.validation = torch.zeros(2, len(self.problems), dtype=torch.float64, device=self.device)
-
-    def validation_step(self, batch: Batch) -> None:
-        """Add a batch's cross-entropy."""
-        for block in blocks(batch, self.scaled_weight.dtype):
-            for total, logits in zip(self.validation[0], self(block.hidden_states), strict=True):
-                total += nn.functional.cross_entropy(logits, block.labels, reduction="sum")
-            self.validation[1] += len(block.labels)
-
-    def on_validation_epoch_end(self) -> None:
-        """Store the weights of problems that improved; stop if none has improved for `patience` epochs."""
-        total, n_tokens = self.trainer.strategy.reduce(self.validation, reduce_op="sum")
-        values = (total / n_tokens).tolist()
-        self.log_curves({f"val/{p.name}/cross_entropy": v for p, v in zip(self.problems, values, strict=True)})
-        for i, value in enumerate(values):
-            if self.waited[i] >= self.patience:
-                continue
-            if value < self.best_cross_entropy[i]:
-                self.best_cross_entropy[i], self.waited[i] = value, 0
-                cast(Tensor, self.best_weight)[i] = self.scaled_weight.data[i]
-            else:
-                self.waited[i] += 1
-        if min(self.waited) >= self.patience:
-            self.trainer.should_stop = True
+    def on_train_end(self) -> None:
+        """Set the final weights."""
+        self.rule.end()
 
     def configure_gradient_clipping(
         self,
@@ -326,16 +164,70 @@ class AdamProbe(LinearProbe):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clip the gradient of each problem separately."""
-        if not gradient_clip_val:
-            return
-        for gradient in cast(Tensor, self.scaled_weight.grad):
-            if gradient_clip_algorithm == "value":
-                gradient.clamp_(-gradient_clip_val, gradient_clip_val)
-            else:
-                gradient.mul_((gradient_clip_val / gradient.norm()).clamp(max=1))
+        if gradient_clip_val and isinstance(self.rule, Descent):
+            self.rule.clip(gradient_clip_val, by_value=gradient_clip_algorithm == "value")
 
-    def on_train_end(self) -> None:
-        """Restore each problem's best weights, if there was a validation epoch."""
-        for i, value in enumerate(self.best_cross_entropy):
-            if math.isfinite(value):
-                self.scaled_weight.data[i] = cast(Tensor, self.best_weight)[i]
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Save the weights that the last logged values belong to; lbfgs has already chosen the next ones."""
+        if self.rule.evaluated is not None:
+            checkpoint["state_dict"]["scaled_weight"] = self.rule.evaluated
+
+    # --- evaluation ---
+
+    def on_validation_epoch_start(self) -> None:
+        """Begin a pass over the validation tokens."""
+        self._begin_metrics(None)
+
+    def validation_step(self, batch: Any) -> None:
+        """Update the metrics of every problem."""
+        self._update_metrics(batch)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the metrics; adam keeps each problem's best weights."""
+        found = self._end_metrics("val")
+        if self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
+            self.rule.end_validation([metrics["cross_entropy"] for metrics in found])
+
+    def on_test_epoch_start(self) -> None:
+        """Begin a pass over the test tokens."""
+        self._begin_metrics(getattr(getattr(self.trainer, "datamodule", None), "n_test_sentences", None))
+
+    def test_step(self, batch: Any) -> None:
+        """Update the metrics of every problem."""
+        self._update_metrics(batch)
+
+    def on_test_epoch_end(self) -> None:
+        """Log the metrics of the test tokens."""
+        self._end_metrics("test")
+
+    def predict_step(self, batch: Any) -> Tensor:
+        """Return the predicted class of each row, an index of `classes`, shape (n_problems, n)."""
+        logits = self([states.to(self.scaled_weight) for states in as_batch(batch).hidden_states])
+        return torch.stack([own.argmax(-1) for own in logits])
+
+    def _begin_metrics(self, n_sentences: int | None) -> None:
+        labels = torch.tensor(self.classes) if self.ordinal else torch.arange(len(self.classes))
+        found = (ProbeMetrics(labels, self.ordinal, n_sentences) for _ in self.problems)
+        self.metrics = nn.ModuleList(found).to(self.device)
+
+    def _update_metrics(self, batch: Any) -> None:
+        for block in blocks(as_batch(batch), self.scaled_weight.dtype):
+            if len(block.labels):
+                for metrics, logits in zip(self.metrics, self(block.hidden_states), strict=True):
+                    cast(ProbeMetrics, metrics).update(logits.float(), block.labels, block.sentences)
+
+    def _end_metrics(self, stage: Stage) -> list[dict[str, float]]:
+        found = [cast(ProbeMetrics, metrics).compute() for metrics in self.metrics]
+        pairs = zip(self.problems, found, strict=True)
+        self._log(stage, {f"{stage}/{p.name}/{name}": v for p, metrics in pairs for name, v in metrics.items()})
+        return found
+
+    def _log(self, stage: Stage, values: Mapping[str, float]) -> None:
+        """Log values of problems, with their means over problems, at the epoch as the step."""
+        if not values or not (self.is_one_per_layer or self.trainer.loggers):
+            return  # nobody reads the values of problems of our own making
+        names = dict.fromkeys(name.rsplit("/", 1)[1] for name in values)
+        parts = {name: [value for key, value in values.items() if key.endswith(f"/{name}")] for name in names}
+        means = {f"{stage}/{name}": sum(part) / len(part) for name, part in parts.items()}
+        step = {"step": float(self.current_epoch)} if stage != "test" else {}
+        self.log_dict({**values, **means, **step}, sync_dist=self.trainer.world_size > 1)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, Literal, cast
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, MeanMetric, Metric
 from torchmetrics.classification import MulticlassStatScores
@@ -41,17 +42,18 @@ class ProbeMetrics(nn.Module):
     Args:
         classes: The label of each class.
         ordinal: Whether labels are numbers, so that distances between labels are meaningful.
-        n_sentences: Number of sentences of the test corpus.
+        n_sentences: Number of sentences of the test corpus, for the sums by sentence; None for none.
     """
 
-    def __init__(self, classes: Tensor, ordinal: bool, n_sentences: int) -> None:
+    def __init__(self, classes: Tensor, ordinal: bool, n_sentences: int | None) -> None:
         super().__init__()
         self.register_buffer("classes", classes, persistent=False)
         n_classes = len(classes)
         self.by_class = MulticlassStatScores(n_classes, average="none")
-        self.cross_entropy = MeanMetric()
-        self.correct_by_sentence = SumBySentence(n_sentences, torch.int64)
-        self.cross_entropy_by_sentence = SumBySentence(n_sentences, torch.float64)
+        self.cross_entropy = MeanMetric(nan_strategy="disable")  # a training that diverges must not look finite
+        if n_sentences is not None:
+            self.correct_by_sentence = SumBySentence(n_sentences, torch.int64)
+            self.cross_entropy_by_sentence = SumBySentence(n_sentences, torch.float64)
         if ordinal:
             self.within_one = MeanMetric()
             self.mean_absolute_error = MeanAbsoluteError()
@@ -62,13 +64,21 @@ class ProbeMetrics(nn.Module):
         self.by_class.update(predicted, labels)
         cross_entropy = nn.functional.cross_entropy(logits, labels, reduction="none")
         self.cross_entropy.update(cross_entropy)
-        self.cross_entropy_by_sentence.update(cross_entropy, sentences)
-        self.correct_by_sentence.update(predicted == labels, sentences)
+        if hasattr(self, "correct_by_sentence"):
+            self.cross_entropy_by_sentence.update(cross_entropy, sentences)
+            self.correct_by_sentence.update(predicted == labels, sentences)
         if hasattr(self, "within_one"):
             values = cast(Tensor, self.classes).float()
             distance = (values[predicted] - values[labels]).abs()
             self.within_one.update((distance <= 1).float())
             self.mean_absolute_error.update(values[predicted], values[labels])
+
+    def by_sentence(self, name: Literal["correct", "cross_entropy"]) -> NDArray[Any]:
+        """Return the number of tokens predicted rightly, or the cross-entropy in nats, summed by sentence."""
+        sums = getattr(self, f"{name}_by_sentence").compute()
+        # `compute()` squeezes a single sentence to a scalar.
+        values: NDArray[Any] = sums.cpu().numpy().reshape(-1)
+        return values
 
     def compute(self) -> dict[str, float]:
         """Return each metric by name: accuracies as fractions, cross-entropy in nats.

@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.data.examples import Examples, Sides
-from probing.probes.linear import Problem
+from probing.data.layer_moments import layer_moments
+from probing.probes.problem import Problem
 from probing.probes.recipe import Training
 from probing.probes.solvers import Penalty
-from probing.probes.training import LayerFit, layer_moments, train_problems
+from probing.probes.training import LayerFit, train_problems
 
 # Shares of the training sentences at which blocks end. The probe trained up to one encodes the block up to the next.
 SHARES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)

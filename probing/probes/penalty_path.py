@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.data.examples import Sides
-from probing.probes.linear import Problem
+from probing.probes.problem import problem_of_layer
 from probing.probes.recipe import Training
 from probing.probes.solvers import Penalty
 from probing.probes.training import LayerFit, train_problems
@@ -118,7 +118,7 @@ def choose_penalty(
 
     def train(l2: float, starts: Sequence[Tensor | None]) -> list[LayerFit]:
         penalty = Penalty(training.penalty.l1, l2)
-        problems = [Problem(f"layer_{layer:02d}", i, penalty, starts[i]) for i, layer in enumerate(layers)]
+        problems = [problem_of_layer(layer, i, penalty, starts[i]) for i, layer in enumerate(layers)]
         return train_problems(judged, layers, moments, problems, roughly, f"choosing the penalty: {l2:g}", test=True)
 
     found = walk(train, len(layers))

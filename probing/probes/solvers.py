@@ -76,6 +76,10 @@ class Penalty:
         wide = point.double()
         return float(self.l1 * wide.abs().sum() + self.l2 * wide.square().sum())
 
+    def of(self, point: Tensor) -> Tensor:
+        """Return the penalty in nats as a scalar tensor through which gradients flow."""
+        return self.l1 * point.abs().sum() + self.l2 * point.square().sum()
+
     def subgradient(self, point: Tensor, gradient: Tensor) -> Tensor:
         """Return the objective's subgradient of least norm, given the gradient of the data term.
 

@@ -13,19 +13,20 @@ import pytorch_lightning as pl
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
-from probing.data.device_cache import DeviceCache
-from probing.data.examples import Batch, Examples, ShardBatches, Sides, open_shard, read_shard, read_share
-from probing.data.mini_batches import MiniBatches
+from probing.data.examples import Sides
+from probing.data.layer_moments import layer_moments
+from probing.data.module import ActivationDataModule
 from probing.errors import UserError
-from probing.probes.linear import AdamProbe, FullPassProbe, LinearProbe, Problem
-from probing.probes.metrics import ProbeMetrics, SumBySentence
+from probing.probes.descent import Descent
+from probing.probes.full_passes import FullPasses
+from probing.probes.linear import LinearProbe
+from probing.probes.metrics import ProbeMetrics
+from probing.probes.problem import Problem, problem_of_layer
 from probing.probes.recipe import Adam, Lbfgs, Training
-from probing.runtime.distributed import sum_over_ranks
 from probing.runtime.interrupts import interrupts_pass
 from probing.runtime.trainer import build_trainer
-from probing.statistics.moments import Moments, MomentsAccumulator, PenaltySpace
+from probing.statistics.moments import Moments
 
 # Most passes; a problem that is not solved by then is reported as not converged.
 MAX_PASSES = 1000
@@ -48,8 +49,9 @@ class LayerFit:
             near enough to its value at the optimum.
         n_passes: Number of passes over the training tokens.
         metrics: Metrics on the test tokens, by name.
-        correct_by_sentence: Number of test tokens predicted rightly, for each sentence of the test corpus.
-        cross_entropy_by_sentence: Cross-entropy summed over the test tokens of each sentence, in nats.
+        correct_by_sentence: Number of test tokens predicted rightly, for each sentence of the test corpus; empty if the
+            probe was not tested.
+        cross_entropy_by_sentence: Cross-entropy summed over the test tokens of each sentence, in nats; empty likewise.
         shift: Estimated distance of the problem's readout from its value at the optimum; NaN without a readout.
     """
 
@@ -65,59 +67,6 @@ class LayerFit:
     correct_by_sentence: NDArray[np.int64]
     cross_entropy_by_sentence: NDArray[np.float64]
     shift: float = math.nan
-
-
-class ProbeData(pl.LightningDataModule):
-    """A LightningDataModule of examples, divided among ranks by shard.
-
-    Args:
-        sides: The examples of the three sides.
-        layers: Layers to read.
-        mini_batches: Batch size in tokens and seed of mini-batches; None for whole shards.
-    """
-
-    def __init__(self, sides: Sides, layers: Sequence[int], mini_batches: tuple[int, int] | None = None) -> None:
-        super().__init__()
-        self.sides, self.layers, self.mini_batches = sides, layers, mini_batches
-
-    def train_dataloader(self) -> DataLoader[Batch]:
-        """Return whole shards in order, or shuffled mini-batches."""
-        trainer = cast(pl.Trainer, self.trainer)
-        if self.mini_batches is None:
-            shards, device = self._shards(self.sides.train), trainer.strategy.root_device
-            # Shards are read in every pass, so as many as fit are copied to an accelerator only once.
-            return _loader(DeviceCache(shards, device) if device.type == "cuda" else shards)
-        ranks = trainer.global_rank, trainer.world_size
-        return _loader(MiniBatches(self.sides.train, self.layers, *self.mini_batches, *ranks))
-
-    def val_dataloader(self) -> DataLoader[Batch] | list[Any]:
-        """Return whole shards; nothing without mini-batches, because only Adam validates."""
-        return _loader(self._shards(self.sides.validation)) if self.mini_batches else []
-
-    def test_dataloader(self) -> DataLoader[Batch]:
-        """Return whole shards."""
-        return _loader(self._shards(self.sides.test))
-
-    def _shards(self, examples: Examples) -> ShardBatches:
-        """Return one batch per shard: its memory-mapped rows on a processor, only its examples for an accelerator."""
-        trainer = cast(pl.Trainer, self.trainer)
-        read = read_shard if trainer.strategy.root_device.type == "cuda" else open_shard
-        return ShardBatches(examples, self.layers, trainer.global_rank, trainer.world_size, read)
-
-
-def _loader(batches: Dataset[Batch]) -> DataLoader[Batch]:
-    return DataLoader(batches, batch_size=None)
-
-
-def layer_moments(train: Examples, layers: Sequence[int]) -> list[Moments]:
-    """Return the moments of each layer's training tokens, in one streamed pass divided among ranks."""
-    accumulators = [MomentsAccumulator(train.store.plan.d_model) for _ in layers]
-    for batch in read_share(train, layers):
-        for accumulator, states in zip(accumulators, batch.hidden_states, strict=True):
-            accumulator.update(states)
-    for accumulator in accumulators:
-        accumulator.all_reduce(sum_over_ranks)
-    return [accumulator.result() for accumulator in accumulators]
 
 
 def train_probes(
@@ -145,9 +94,8 @@ def train_probes(
     """
     moments = moments or layer_moments(sides.train, layers)
     begins = starts if starts and isinstance(training.solver, Lbfgs) else [None] * len(layers)
-    problems = [Problem(f"layer_{layer:02d}", i, training.penalty, begins[i]) for i, layer in enumerate(layers)]
-    data = ProbeData(sides, layers)
-    probe: LinearProbe
+    problems = [problem_of_layer(layer, i, training.penalty, begins[i]) for i, layer in enumerate(layers)]
+    data = ActivationDataModule(sides, layers)
     if isinstance(training.solver, Lbfgs):
         probe, fitting = solved, _ = _solve(problems, data, moments, training, what, logger, folder)
     else:
@@ -206,38 +154,40 @@ def train_problems(
     Returns:
         The probe of each problem.
     """
-    data = ProbeData(sides, layers)
+    data = ActivationDataModule(sides, layers)
     probe, trainer = _solve(problems, data, moments, training, what)
     if test:
         with interrupts_pass():
             trainer.test(probe, datamodule=data, verbose=False)
     return [
-        _layer_fit(layers[p.layer], i, probe, probe, moments[p.layer], trainer.current_epoch, test)
+        _layer_fit(layers[p.layer], i, probe, probe, moments[p.layer], trainer.current_epoch)
         for i, p in enumerate(problems)
     ]
 
 
 def _solve(
     problems: Sequence[Problem],
-    data: ProbeData,
+    data: ActivationDataModule,
     moments: Sequence[Moments],
     training: Training,
     what: str,
     logger: Any = None,
     folder: str | None = None,
-) -> tuple[FullPassProbe, pl.Trainer]:
+) -> tuple[LinearProbe, pl.Trainer]:
     """Train a stack of problems to their tolerance by full passes.
 
     Raises:
         UserError: If training ended before the first pass over the tokens.
     """
-    train, tolerance = data.sides.train, training.solver.tolerance
-    stack = _stack(data.sides, moments, training.penalty_space)
-    probe = FullPassProbe(problems, **stack, n_train_tokens=train.n_tokens, tolerance=tolerance)
-    trainer = build_trainer({"max_epochs": MAX_PASSES, **training.trainer}, logger, training.progress(what), folder)
+    stack = _stack(data, problems, moments, training)
+    probe = LinearProbe(**stack, tolerance=training.solver.tolerance)
+    # The optimum does not depend on validation tokens, so they are not read.
+    options = {"max_epochs": MAX_PASSES, **training.trainer, "limit_val_batches": 0}
+    trainer = build_trainer(options, logger, training.progress(what), folder)
     with interrupts_pass():
         trainer.fit(probe, datamodule=data)
-    if not all(solution.n_passes for solution in probe.solutions.values()):
+    solutions = cast(FullPasses, probe.rule).solutions.values()
+    if not solutions or not all(solution.n_passes for solution in solutions):
         raise UserError(
             "`--trainer.max_epochs` or `--trainer.max_time` ended the training before its first pass over the tokens; "
             "allow more."
@@ -247,37 +197,43 @@ def _solve(
 
 def _descend(
     problems: Sequence[Problem],
-    data: ProbeData,
+    data: ActivationDataModule,
     moments: Sequence[Moments],
     training: Training,
     adam: Adam,
     what: str,
     logger: Any,
     folder: str | None,
-) -> tuple[AdamProbe, pl.Trainer]:
+) -> tuple[LinearProbe, pl.Trainer]:
     """Train a stack of problems by Adam.
 
     Raises:
         UserError: If the weights became infinite.
     """
-    stack = _stack(data.sides, moments, training.penalty_space)
-    probe = AdamProbe(problems, **stack, learning_rate=adam.learning_rate, patience=adam.patience)
+    stack = _stack(data, problems, moments, training)
+    probe = LinearProbe(**stack, solver="adam", learning_rate=adam.learning_rate, patience=adam.patience)
     trainer = build_trainer({"max_epochs": MAX_EPOCHS, **training.trainer}, logger, training.progress(what), folder)
     with interrupts_pass():
-        trainer.fit(probe, datamodule=ProbeData(data.sides, data.layers, mini_batches=(adam.batch_size, adam.seed)))
+        trainer.fit(probe, datamodule=ActivationDataModule(data.sides, data.layers, adam.batch_size, adam.seed))
     if not torch.isfinite(probe.scaled_weight).all():
         raise _diverged(training)
     return probe, trainer
 
 
-def _stack(sides: Sides, moments: Sequence[Moments], penalty_space: PenaltySpace) -> dict[str, Any]:
+def _stack(
+    data: ActivationDataModule, problems: Sequence[Problem], moments: Sequence[Moments], training: Training
+) -> dict[str, Any]:
     """Return the arguments that all stacks of probes share."""
     return {
+        "d_model": data.d_model,
+        "classes": data.classes,
+        "layers": data.layers,
+        "ordinal": data.sides.ordinal,
+        "l1": training.penalty.l1,
+        "l2": training.penalty.l2,
+        "penalty_space": training.penalty_space,
+        "problems": problems,
         "moments": moments,
-        "classes": torch.from_numpy(sides.classes) if sides.ordinal else torch.arange(len(sides.classes)),
-        "ordinal": sides.ordinal,
-        "penalty_space": penalty_space,
-        "n_test_sentences": sides.test.store.tokens.n_sentences,
     }
 
 
@@ -313,18 +269,22 @@ def _diverged(training: Training) -> UserError:
 
 
 def _layer_fit(
-    layer: int,
-    i: int,
-    probe: LinearProbe,
-    solved: FullPassProbe,
-    moments: Moments,
-    n_epochs: int,
-    tested: bool = True,
+    layer: int, i: int, probe: LinearProbe, solved: LinearProbe, moments: Moments, n_epochs: int
 ) -> LayerFit:
-    solution = solved.solutions[i]
-    metrics = cast(ProbeMetrics, probe.metrics[i])
+    """Return the probe of one problem.
+
+    Args:
+        layer: Layer number.
+        i: Index of the problem.
+        probe: The stack, tested or not.
+        solved: The stack, continued to its optimum if it was trained by adam.
+        moments: Moments of the layer's training tokens.
+        n_epochs: Number of epochs of adam.
+    """
+    passes = cast(FullPasses, solved.rule)
+    solution, metrics = passes.solutions[i], cast(ProbeMetrics, probe.metrics[i]) if len(probe.metrics) else None
     is_adam = probe is not solved
-    objective = solved.first_objectives[i] if is_adam else solution.objective
+    objective = passes.first_objectives[i] if is_adam else solution.objective
     penalty = probe.problems[i].penalty(probe.scaled_weight.data[i])
     gap = objective - solution.objective + solution.optimality_gap
     return LayerFit(
@@ -334,22 +294,16 @@ def _layer_fit(
         objective=objective,
         train_cross_entropy=objective - penalty,
         optimality_gap=gap,
-        converged=gap <= solved.tolerance if is_adam else solution.converged,
+        converged=gap <= passes.tolerance if is_adam else solution.converged,
         n_passes=n_epochs if is_adam else solution.n_passes,
-        metrics=(metrics.compute() if tested else {}) | _validated(probe, i),
-        correct_by_sentence=_by_sentence(metrics.correct_by_sentence, tested),
-        cross_entropy_by_sentence=_by_sentence(metrics.cross_entropy_by_sentence, tested),
+        metrics=(metrics.compute() if metrics else {}) | _validated(probe, i),
+        correct_by_sentence=metrics.by_sentence("correct") if metrics else np.zeros(0, dtype=np.int64),
+        cross_entropy_by_sentence=metrics.by_sentence("cross_entropy") if metrics else np.zeros(0),
         shift=solution.shift,
     )
 
 
 def _validated(probe: LinearProbe, i: int) -> dict[str, float]:
-    """Return the validation cross-entropy of Adam's best weights, if there was a validation epoch."""
-    value = probe.best_cross_entropy[i] if isinstance(probe, AdamProbe) else math.inf
+    """Return the validation cross-entropy of adam's best weights, if there was a validation epoch."""
+    value = probe.rule.best_cross_entropy[i] if isinstance(probe.rule, Descent) else math.inf
     return {"validation_cross_entropy": value} if math.isfinite(value) else {}
-
-
-def _by_sentence(metric: SumBySentence, tested: bool) -> NDArray[Any]:
-    # `compute()` squeezes a single sentence to a scalar, and warns where it saw nothing.
-    values: NDArray[Any] = (metric.compute() if tested else metric.total).cpu().numpy().reshape(-1)
-    return values

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from probing.data.examples import Sides, read
+from probing.data.layer_moments import layer_moments
 from probing.data.subsample import Sample, load, thin
 from probing.probes import gaussian
 from probing.probes.solvers import Penalty
-from probing.probes.training import layer_moments
 from probing.rankings import elastic_net
 from probing.rankings.contributions import ClassMagnitudes, MagnitudeAccumulator, centre_over_classes, mean_contribution
 from probing.statistics.class_moments import ClassMoments, ClassMomentsAccumulator

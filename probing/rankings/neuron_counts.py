@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from probing.data.examples import Examples, Sides, read
 from probing.data.subsample import thin
-from probing.probes.linear import Problem
+from probing.probes.problem import Problem
 from probing.probes.training import LayerFit, train_probes, train_variants
 from probing.rankings.evaluation import MOST_TOKENS, Chosen, choices, of_columns, rough_training
 from probing.rankings.methods import LayerData, Ranking

@@ -10,10 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from probing.data.examples import Sides, read
+from probing.data.layer_moments import layer_moments
 from probing.data.null_labels import permute_among_types, token_types
-from probing.probes.linear import Problem
+from probing.probes.problem import Problem
 from probing.probes.recipe import Adam, Training
-from probing.probes.training import LayerFit, layer_moments, train_probes, train_problems
+from probing.probes.training import LayerFit, train_probes, train_problems
 from probing.rankings.contributions import MagnitudeAccumulator, mean_contribution
 
 # Bound on the distance of shuffled-label probes from their optima, in nats; the true distance is about its hundredth.

@@ -8,13 +8,14 @@ from typing import Any
 
 from probing.cli.options import ProbeOptions
 from probing.data.examples import Sides
+from probing.data.layer_moments import layer_moments
 from probing.evidence.by_position import accuracy_by_position
 from probing.evidence.retraining import Retraining, strengthened
 from probing.evidence.table import collect_evidence
 from probing.probes.online_code import online_code
 from probing.probes.options import penalised
 from probing.probes.recipe import Lbfgs, Progress
-from probing.probes.training import layer_moments, train_controls, train_probes
+from probing.probes.training import train_controls, train_probes
 from probing.runs.results import Measured
 from probing.runtime.stopwatch import Stopwatch
 

@@ -20,13 +20,14 @@ from probing.cli.option_values import plain
 from probing.cli.options import WandbOptions
 from probing.corpus.sides import read_corpora
 from probing.data.examples import Sides
+from probing.data.layer_moments import layer_moments
 from probing.data.preparation import example_checks, goes_by_document, label_sides, origin, read_sides
 from probing.evidence.table import collect_evidence
 from probing.models import load_config, parse_layers, resolve_model
-from probing.probes.linear import Problem
 from probing.probes.options import training_of
+from probing.probes.problem import Problem
 from probing.probes.solvers import Penalty
-from probing.probes.training import LayerFit, layer_moments, train_problems
+from probing.probes.training import LayerFit, train_problems
 from probing.runs.folder import RunFolder
 from probing.runs.results import Measured, write, write_summary
 from probing.runs.tracked import tracking

@@ -151,9 +151,9 @@ def test_a_stack_that_is_killed_goes_on_from_the_points_it_had_reached(
         passes.append(sum(one.n_passes for one in fits))
         return fits
 
-    from probing.probes.linear import FullPassProbe
+    from probing.probes.linear import LinearProbe
 
-    end = FullPassProbe.on_train_epoch_end
+    end = LinearProbe.on_train_epoch_end
 
     def dies(self: Any) -> None:
         end(self)
@@ -162,11 +162,11 @@ def test_a_stack_that_is_killed_goes_on_from_the_points_it_had_reached(
 
     monkeypatch.setattr(stacked_trials, "train_problems", counted)
     whole = sweep(file, fit=data, runs=str(tmp_path / "whole"), quiet=True)
-    monkeypatch.setattr(FullPassProbe, "on_train_epoch_end", dies)
+    monkeypatch.setattr(LinearProbe, "on_train_epoch_end", dies)
     with pytest.raises(Stop):
         sweep(file, fit=data, runs=str(tmp_path / "runs"), quiet=True)
     assert (tmp_path / "runs" / "s.partial" / "progress.safetensors").is_file()
-    monkeypatch.setattr(FullPassProbe, "on_train_epoch_end", end)
+    monkeypatch.setattr(LinearProbe, "on_train_epoch_end", end)
     made = sweep(file, fit=data, runs=str(tmp_path / "runs"), quiet=True)
     assert passes[1] < 0.9 * passes[0]
     assert not (made.folder / "progress.safetensors").exists()

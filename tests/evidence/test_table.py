@@ -14,8 +14,8 @@ from probing.cache.tokens import Tokens
 from probing.corpus import assign_splits
 from probing.data import examples as examples_module
 from probing.data.examples import Examples
+from probing.data.layer_moments import layer_moments
 from probing.evidence.table import collect_evidence, flags, neuron_table, order
-from probing.probes.training import layer_moments
 from probing.statistics import separation
 from probing.statistics.permutation import permute_within_sentences
 from probing.statistics.separation import SeparationAccumulator

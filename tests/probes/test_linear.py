@@ -5,9 +5,11 @@ import pytorch_lightning as pl
 import torch
 
 from probing.data.examples import Batch
-from probing.probes.linear import AdamProbe, FullPassProbe, LinearProbe, Problem
+from probing.data.layer_moments import layer_moments
+from probing.data.module import ActivationDataModule
+from probing.probes.linear import LinearProbe
+from probing.probes.problem import Problem
 from probing.probes.solvers import Penalty
-from probing.probes.training import ProbeData, layer_moments
 from probing.runtime.trainer import build_trainer
 from probing.statistics.moments import MomentsAccumulator
 from synthetic import (
@@ -41,9 +43,9 @@ def moments_of(layers):
     return [accumulator.result() for accumulator in accumulators]
 
 
-def build(layers, which=LinearProbe, **options):
+def build(layers, **options):
     problems = [Problem(f"p{i}", layer, Penalty(0.0, 1e-3)) for i, layer in enumerate((0, 1, 1))]
-    probe = which(problems, moments_of(layers), torch.tensor([1, 2, 5]), n_test_sentences=4, **options)
+    probe = LinearProbe(6, [1, 2, 5], [3, 4], problems=problems, moments=moments_of(layers), **options)
     torch.nn.init.normal_(probe.scaled_weight, generator=torch.Generator().manual_seed(1))
     return probe
 
@@ -82,6 +84,7 @@ def test_problems_are_grouped_by_layer(layers):
 
 def test_examples_are_tested_once_and_an_empty_batch_changes_nothing(layers):
     probe, labels = build(layers), torch.randint(3, (40,), generator=torch.Generator().manual_seed(2))
+    probe._begin_metrics(4)
     batch = Batch(layers, labels, torch.arange(40) // 10, torch.arange(40))
     for rows in (torch.arange(25), torch.arange(0), torch.arange(25, 40)):
         probe.test_step(batch.pick(rows))
@@ -95,16 +98,9 @@ def test_examples_are_tested_once_and_an_empty_batch_changes_nothing(layers):
 
 
 def adam(layers, patience=2):
-    probe = build(layers, AdamProbe, learning_rate=0.01, patience=patience)
+    probe = build(layers, solver="adam", learning_rate=0.01, patience=patience)
     probe.trainer = pl.Trainer(logger=False, accelerator="cpu", enable_checkpointing=False)
     return probe
-
-
-def validate(probe, cross_entropies):
-    """End a validation epoch in which each problem has this mean cross-entropy over 10 tokens."""
-    probe.on_validation_epoch_start()
-    probe.validation += torch.tensor([[10 * value for value in cross_entropies], [10.0] * 3])
-    probe.on_validation_epoch_end()
 
 
 def test_each_problem_keeps_the_weights_of_its_own_best_epoch(layers):
@@ -113,7 +109,7 @@ def test_each_problem_keeps_the_weights_of_its_own_best_epoch(layers):
     for values in ([3.0, 3.0, 3.0], [2.0, 4.0, 2.0], [2.5, 2.5, 1.0]):
         weights.append(torch.randn(3, 3, 6))
         probe.scaled_weight.data.copy_(weights[-1])
-        validate(probe, values)
+        probe.rule.end_validation(values)
     probe.on_train_end()
     for problem, best in enumerate((1, 2, 2)):
         assert torch.equal(probe.scaled_weight.data[problem], weights[best][problem])
@@ -123,11 +119,11 @@ def test_training_stops_once_no_problem_has_improved_for_its_patience(layers):
     probe = adam(layers)
     stopped = []
     for values in ([1, 3, 3], [2, 2, 3], [2, 1, 2], [0, 1, 2], [0, 1, 2]):
-        validate(probe, values)
+        probe.rule.end_validation(values)
         stopped.append(probe.trainer.should_stop)
     assert stopped == [False, False, False, False, True]
     # The first problem had stopped for good when it became better again.
-    assert probe.best_cross_entropy == [1, 1, 2]
+    assert probe.rule.best_cross_entropy == [1, 1, 2]
 
 
 def test_weights_that_were_never_validated_are_kept(layers):
@@ -192,15 +188,10 @@ def test_part_of_a_pass_is_never_taken_for_the_whole(tmp_path, epoch):
 
 def solve(data, layers, problems):
     """Train a stack of problems by full passes."""
-    probe = FullPassProbe(
-        problems,
-        layer_moments(data.train, layers),
-        torch.from_numpy(data.classes),
-        n_train_tokens=data.train.n_tokens,
-        tolerance=1e-5,
-    )
-    trainer = build_trainer({"max_epochs": 200, "accelerator": "cpu"}, None, (), None)
-    trainer.fit(probe, datamodule=ProbeData(data, layers))
+    moments = layer_moments(data.train, layers)
+    probe = LinearProbe(6, data.classes.tolist(), layers, tolerance=1e-5, problems=problems, moments=moments)
+    trainer = build_trainer({"max_epochs": 200, "accelerator": "cpu", "limit_val_batches": 0}, None, (), None)
+    trainer.fit(probe, datamodule=ActivationDataModule(data, layers))
     return probe
 
 
@@ -213,8 +204,8 @@ def test_penalties_stacked_on_one_layer_equal_each_alone(tmp_path):
     stack = [Problem(f"p{i}", layer, penalty) for i, (layer, penalty) in enumerate(penalties)]
     together = solve(data, [0, 1], stack)
     for i, problem in enumerate(stack):
-        alone = solve(data, [0, 1], [problem]).solutions[0]
-        solution = together.solutions[i]
+        alone = solve(data, [0, 1], [problem]).rule.solutions[0]
+        solution = together.rule.solutions[i]
         assert solution.converged
         assert solution.n_passes == alone.n_passes
         # The same float32 products in batches of another shape.
@@ -228,9 +219,9 @@ def test_a_start_at_the_solution_needs_one_pass(tmp_path):
     for _ in range(2):
         probe = solve(data, [0], [Problem("p", 0, Penalty(0.0, 1e-2), start)])
         start = probe.weight[0].clone()
-        passes.append(probe.solutions[0].n_passes)
-        assert torch.equal(probe.solutions[0].point, probe.scaled_weight.data[0])
-        assert probe.solutions[0].converged
-        assert math.isfinite(probe.first_objectives[0])
+        passes.append(probe.rule.solutions[0].n_passes)
+        assert torch.equal(probe.rule.solutions[0].point, probe.scaled_weight.data[0])
+        assert probe.rule.solutions[0].converged
+        assert math.isfinite(probe.rule.first_objectives[0])
     assert passes[0] > 3
     assert passes[1] == 1

@@ -14,10 +14,10 @@ import torch
 
 from probing.data.constant_answer import constant_cross_entropy_by_sentence, prior_cross_entropy_by_sentence
 from probing.data.examples import Sides
+from probing.data.layer_moments import layer_moments
 from probing.probes.penalty_path import FIRST, STRONGEST, WEAKEST, PenaltyPath, choose_penalty, strength, walk
 from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
-from probing.probes.training import layer_moments
 from probing.tables.probes import penalty_lines
 from synthetic import (
     LIGHTNING_WARNINGS,

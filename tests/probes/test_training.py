@@ -10,11 +10,12 @@ from sklearn.linear_model import LogisticRegression
 
 from conftest import ROOT
 from probing.data.controls import shuffled
+from probing.data.layer_moments import layer_moments
 from probing.errors import UserError
-from probing.probes.linear import Problem
+from probing.probes.problem import Problem
 from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
-from probing.probes.training import layer_moments, train_problems
+from probing.probes.training import train_problems
 from probing.runtime.trainer import check_trainer_options
 from synthetic import (
     LIGHTNING_WARNINGS,

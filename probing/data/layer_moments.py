@@ -1,0 +1,44 @@
+"""Moments of the neurons over training tokens, in one streamed pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from probing.data.examples import Batch, Examples, as_batch, blocks, read_share
+from probing.runtime.distributed import sum_over_ranks
+from probing.statistics.moments import Moments, MomentsAccumulator
+
+
+def layer_moments(train: Examples, layers: Sequence[int]) -> list[Moments]:
+    """Return the moments of each layer's training tokens, in one streamed pass divided among ranks."""
+    return _moments(read_share(train, layers), [train.store.plan.d_model] * len(layers))
+
+
+def loader_moments(batches: Iterable[Any], n_layers: int) -> list[Moments]:
+    """Return the moments of each layer over the batches of this rank's loader and those of the other ranks.
+
+    Args:
+        batches: Batches of examples, as `as_batch` takes them.
+        n_layers: Number of layers in each batch.
+
+    Raises:
+        ValueError: If there are no batches.
+    """
+    iterator = (block for batch in batches for block in blocks(as_batch(batch)))
+    if (first := next(iterator, None)) is None:
+        raise ValueError("the loader of training batches yields none")
+    widths = [states.shape[1] for states in first.hidden_states]
+    if len(widths) != n_layers:
+        raise ValueError(f"the batches have {len(widths)} layers, and the probe has {n_layers}")
+    return _moments((block for part in ((first,), iterator) for block in part), widths)
+
+
+def _moments(batches: Iterable[Batch], widths: Sequence[int]) -> list[Moments]:
+    accumulators = [MomentsAccumulator(width) for width in widths]
+    for batch in batches:
+        for accumulator, states in zip(accumulators, batch.hidden_states, strict=True):
+            accumulator.update(states.cpu())
+    for accumulator in accumulators:
+        accumulator.all_reduce(sum_over_ranks)
+    return [accumulator.result() for accumulator in accumulators]

@@ -1,0 +1,50 @@
+"""One probe of a stack."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from probing.probes.class_curvature import ClassCurvature
+from probing.probes.solvers import Penalty, Readout
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One probe of the stack.
+
+    Args:
+        name: For training curves, such as `layer_06`.
+        layer: Index of its layer in `Batch.hidden_states`.
+        penalty: Penalty on its scaled weights.
+        start: Initial weights on raw hidden states, shape (n_classes, d_model); 0 if None.
+        neurons: Which neurons it may use, shape (d_model,), bool; all if None.
+        draws: How often each sentence of the training corpus counts, shape (n_sentences,); once if None.
+        labels: Classes that replace those of the training corpus's tokens, shape (n_tokens,), for the same examples.
+        curvature: Curvature of a similar probe, used as preconditioner; if None, the layer's second moment is used.
+        readout: A function of the weights that decides when to stop, in place of the tolerance; its gradient is with
+            respect to weights on raw hidden states.
+    """
+
+    name: str
+    layer: int
+    penalty: Penalty
+    start: Tensor | None = None
+    neurons: Tensor | None = None
+    draws: Tensor | None = None
+    labels: Tensor | None = None
+    curvature: ClassCurvature | None = None
+    readout: Readout | None = None
+
+
+def problem_of_layer(layer: int, index: int, penalty: Penalty, start: Tensor | None = None) -> Problem:
+    """Return the probe of a layer, named after its number.
+
+    Args:
+        layer: Layer number.
+        index: Index of the layer in `Batch.hidden_states`.
+        penalty: Penalty on its scaled weights.
+        start: Initial weights on raw hidden states, shape (n_classes, d_model); 0 if None.
+    """
+    return Problem(f"layer_{layer:02d}", index, penalty, start)
