@@ -126,7 +126,7 @@ def quiet_libraries() -> Iterator[None]:
     """Silence the logs and warnings of Lightning and transformers; their exceptions still raise."""
     with _without_garbage_collection():
         import pytorch_lightning  # noqa: F401  importing it sets the log levels that are changed here
-        from transformers.utils import logging as transformers_logging
+        import transformers.utils.logging  # noqa: F401  the same
 
     names = (
         "pytorch_lightning",
@@ -136,15 +136,41 @@ def quiet_libraries() -> Iterator[None]:
     )
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with _quiet_transformers(), warnings.catch_warnings():
             for module in ("pytorch_lightning", "lightning_fabric", "torch", "torchmetrics"):
                 warnings.filterwarnings("ignore", module=rf"{module}(\..*)?$")
             yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Silence transformers, whose switch of progress bars is also that of the hub's client; restore both switches."""
+    from huggingface_hub import utils as hub
+    from transformers.utils import logging as transformers_logging
+
+    def set_bars(of_transformers: bool, of_hub: bool) -> None:
+        with warnings.catch_warnings():
+            # $HF_HUB_DISABLE_PROGRESS_BARS goes before both switches; the hub's client warns of it.
+            warnings.simplefilter("ignore")
+            (
+                transformers_logging.enable_progress_bar
+                if of_transformers
+                else transformers_logging.disable_progress_bar
+            )()
+            (hub.enable_progress_bars if of_hub else hub.disable_progress_bars)()
+
+    verbosity = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled(), not hub.are_progress_bars_disabled()
+    transformers_logging.set_verbosity_error()
+    set_bars(False, False)
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        set_bars(*bars)

@@ -1,0 +1,74 @@
+"""What a command leaves as it was: the verbosity and the progress bars of the libraries that it silences."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning  # noqa: F401  importing it sets the level of its log
+from huggingface_hub import utils as hub
+from transformers.utils import logging as transformers_logging
+
+from probing import fit
+from probing.commands.extract import extract
+from probing.errors import UserError
+from probing.runtime.terminal import quiet_libraries
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
+
+
+def switches() -> dict[str, Any]:
+    return {
+        "verbosity": transformers_logging.get_verbosity(),
+        "bars of transformers": transformers_logging.is_progress_bar_enabled(),
+        "bars of the hub": not hub.are_progress_bars_disabled(),
+        "level of Lightning": logging.getLogger("pytorch_lightning").level,
+    }
+
+
+def turn(bars_of_transformers: bool, bars_of_hub: bool) -> None:
+    (transformers_logging.enable_progress_bar if bars_of_transformers else transformers_logging.disable_progress_bar)()
+    (hub.enable_progress_bars if bars_of_hub else hub.disable_progress_bars)()
+
+
+@pytest.fixture(params=[(True, True), (True, False), (False, True), (False, False)], ids=str)
+def chosen(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
+    """Switches that the user has set, in each way."""
+    before = switches()
+    transformers_logging.set_verbosity_info()
+    turn(*request.param)
+    yield switches()
+    transformers_logging.set_verbosity(before["verbosity"])
+    turn(before["bars of transformers"], before["bars of the hub"])
+
+
+def test_libraries_are_silent_inside_and_as_they_were_after(chosen: dict[str, Any]) -> None:
+    with quiet_libraries():
+        assert switches() == {
+            "verbosity": logging.ERROR,
+            "bars of transformers": False,
+            "bars of the hub": False,
+            "level of Lightning": logging.ERROR,
+        }
+        with quiet_libraries():  # as when one command calls another
+            pass
+        assert switches()["verbosity"] == logging.ERROR
+    assert switches() == chosen
+
+
+def test_a_command_called_from_python_leaves_them(
+    chosen: dict[str, Any], checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
+) -> None:
+    extract(str(checkpoints["bert"]), 0, corpus=str(corpus_file), cache=str(tmp_path), quiet=True)
+    assert switches() == chosen
+
+
+def test_so_does_one_that_is_refused(
+    chosen: dict[str, Any], checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match="--layer 99"):
+        fit(str(checkpoints["bert"]), 99, corpus=str(corpus_file), runs=str(tmp_path))
+    assert switches() == chosen
