@@ -68,14 +68,14 @@ class WandbOptions:
     Args:
         mode: `online`, `offline` or `disabled`; `auto` takes `$WANDB_MODE` if set, otherwise online if there is an API
             key and offline if not.
-        project: Project that the run belongs to.
-        entity: User or team that owns the project; by default your own default entity.
+        project: Project that the run belongs to; `$WANDB_PROJECT` by default, or else `probing`.
+        entity: User or team that owns the project; `$WANDB_ENTITY` by default, or else your own default entity.
         group: Name under which runs are shown together, such as the name of their sweep.
         tags: Tags of the run.
     """
 
     mode: Literal["auto", "online", "offline", "disabled"] = "auto"
-    project: str = "probing"
+    project: str | None = None
     entity: str | None = None
     group: str | None = None
     tags: list[str] = field(default_factory=list)

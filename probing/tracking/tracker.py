@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from pytorch_lightning.loggers import WandbLogger
     from wandb import Run
 
+# The project of runs for which neither the option nor $WANDB_PROJECT names one.
+PROJECT = "probing"
+
 # The mode that replaces one that fails.
 _FALLBACK: dict[Mode, Mode] = {"online": "offline", "offline": "disabled"}
 
@@ -63,6 +66,7 @@ class Tracker:
         light: bool = False,
     ) -> None:
         self._options = options
+        self._project = options.project or os.environ.get("WANDB_PROJECT") or PROJECT
         self._light = light
         self._folder = folder.absolute()
         self._name = name
@@ -210,8 +214,8 @@ class Tracker:
                 id=self._id,
                 dir=self._folder,
                 mode=mode,
-                project=self._options.project,
-                entity=self._options.entity,
+                project=self._project,
+                entity=self._options.entity or os.environ.get("WANDB_ENTITY") or None,
                 group=self._options.group,
                 tags=self._options.tags or None,
                 name=self._name,
@@ -257,7 +261,7 @@ class Tracker:
             self._attempt(lambda: within(self._log_s, self._service, lambda: log(run)))
 
     def _logger_on(self, run: Run) -> WandbLogger:
-        options = {"project": self._options.project, "save_dir": self._folder}
+        options = {"project": self._project, "save_dir": self._folder}
         return guarded_logger(run, self._from_lightning.append, self._attempt, **options)
 
     def _repeat(self, run: Run) -> None:

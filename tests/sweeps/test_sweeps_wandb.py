@@ -16,10 +16,11 @@ from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
 
 from conftest import ROOT
 from fault_loop import MANIFEST
-from probing import WandbOptions, fit, load_run
+from probing import fit, load_run
 from probing.cli.arguments import parse
 from probing.models import ALIASES
 from probing.tasks import load_task
+from probing.tracking.tracker import PROJECT
 from wandb_reader import read_offline_runs
 from wandb_server import WandbServer
 
@@ -60,7 +61,7 @@ def test_there_are_sweep_files() -> None:
 def test_every_value_of_a_sweep_file_is_one_that_fit_takes(path: Path) -> None:
     sweep = read(path)
     assert sweep["command"] == COMMAND
-    assert sweep["project"] == WandbOptions().project  # else `wandb sweep` puts it where no other run is
+    assert sweep["project"] == PROJECT  # else `wandb sweep` puts it where no other run is
     tried = list(trials(sweep))
     assert len(tried) >= len(sweep["parameters"])
     for trial in tried:

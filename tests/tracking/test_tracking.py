@@ -183,6 +183,27 @@ def test_an_offline_run_carries_its_name_its_options_and_its_config(folder: Path
     assert run.exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("option", "variable", "expected"), [(None, "theirs", "theirs"), ("ours", "theirs", "ours"), (None, "", "probing")]
+)
+def test_the_project_is_that_of_the_option_or_else_of_the_environment(
+    option: str | None, variable: str, expected: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_PROJECT", variable)
+    assert offline_run(folder, project=option).run["project"] == expected
+
+
+@pytest.mark.parametrize(("option", "expected"), [(None, "team"), ("ours", "ours")])
+def test_the_entity_is_that_of_the_option_or_else_of_the_environment(
+    option: str | None, expected: str, folder: Path, server: WandbServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_ENTITY", "team")
+    tracker = track(folder, mode="online", entity=option)
+    tracker.finish()
+    assert tracker.where(folder) is not None
+    assert f"/{expected}/probing/runs/" in str(tracker.where(folder))
+
+
 def test_numeric_columns_become_curves_over_the_layer(folder: Path) -> None:
     run = offline_run(folder)
     assert run.step_metrics["by_layer/accuracy"] == "layer"
