@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from probing.commands.compare import Comparison as Comparison
     from probing.commands.compare import compare as compare
     from probing.commands.fit import fit as fit
+    from probing.commands.probe import probe as probe
     from probing.commands.rank import Rankings as Rankings
     from probing.commands.rank import rank as rank
     from probing.commands.report import report as report
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from probing.commands.sweep import sweep as sweep
     from probing.commands.wic import WordsInContext as WordsInContext
     from probing.commands.wic import wic as wic
+    from probing.data.module import ActivationDataModule as ActivationDataModule
+    from probing.probes.linear import LinearProbe as LinearProbe
     from probing.runs.run import Run as Run
     from probing.runs.run import load_run as load_run
 
@@ -29,6 +32,9 @@ _HOMES = {
     "Comparison": "probing.commands.compare",
     "compare": "probing.commands.compare",
     "fit": "probing.commands.fit",
+    "probe": "probing.commands.probe",
+    "LinearProbe": "probing.probes.linear",
+    "ActivationDataModule": "probing.data.module",
     "Rankings": "probing.commands.rank",
     "rank": "probing.commands.rank",
     "report": "probing.commands.report",
@@ -44,8 +50,9 @@ _HOMES = {
     "load_run": "probing.runs.run",
 }
 __all__ = [
-    "Comparison", "FinishedSweep", "ProbeOptions", "Rankings", "Run", "SentenceSimilarity", "WandbOptions",
-    "WordsInContext", "__version__", "compare", "fit", "load_run", "rank", "report", "sts", "sweep", "wic",
+    "ActivationDataModule", "Comparison", "FinishedSweep", "LinearProbe", "ProbeOptions", "Rankings", "Run",
+    "SentenceSimilarity", "WandbOptions", "WordsInContext", "__version__", "compare", "fit", "load_run", "probe",
+    "rank", "report", "sts", "sweep", "wic",
 ]  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from probing.runs.rankings import (
     write_tables,
     writing,
 )
-from probing.runs.run import Row, Run, load_run
+from probing.runs.run import Row, Run, load_run_of_text
 from probing.runtime.distributed import refuse_several
 from probing.tables.rankings import (
     curves_lines,
@@ -120,7 +120,7 @@ def rank(
     layer_numbers(layer)
     if not folder:
         raise UserError("`rank` takes the folder of one finished run, such as runs/A.")
-    run = load_run(folder)
+    run = load_run_of_text(folder)
     layers = _layers(layer, run)
     place = writable_folder(run.folder / "rankings", f"rank {run.folder}", "copy the run to a writable folder")
     cached = cache_folder(cache or run.config["cache"], str(run.folder.parent))

@@ -176,7 +176,7 @@ def assign_splits(sentences: Sequence[str], seed: int) -> list[Split]:
     A sentence keeps its side when the corpus grows or is reordered. Sentences that differ only in case or punctuation
     are on the same side.
     """
-    return [_side(split_key(sentence), seed) for sentence in sentences]
+    return [side_of(split_key(sentence), seed) for sentence in sentences]
 
 
 def hold_out(main: Corpus, test: Corpus) -> Corpus:
@@ -194,7 +194,8 @@ def hold_out(main: Corpus, test: Corpus) -> Corpus:
     return main.subset(kept)
 
 
-def _side(key: str, seed: int) -> Split:
+def side_of(key: str, seed: int) -> Split:
+    """Return the side of the split by a hash of a key and the seed: 80% train, 10% validation, 10% test."""
     digest = hashlib.sha256(f"{seed}\0{key}".encode()).digest()
     uniform = int.from_bytes(digest[:8], "big") / 2**64
     if uniform < TRAIN_BELOW:

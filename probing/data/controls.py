@@ -24,10 +24,18 @@ CONTROL_DRAWS = 5
 
 
 def shuffled(sides: Sides, seed: int) -> Sides:
-    """Return the sides with each sentence's labels permuted among its tokens."""
+    """Return the sides with each sentence's labels permuted among its tokens.
+
+    Where every sentence has one label only, labels are permuted among the sentences of each side.
+    """
 
     def permute(examples: Examples) -> Examples:
-        tokens = examples.store.tokens
+        tokens, of_sentences = examples.store.tokens, examples.labels_by_sentence()
+        if of_sentences is not None:
+            given = np.flatnonzero(of_sentences >= 0)
+            of_sentences[given] = np.random.default_rng(seed).permutation(of_sentences[given])
+            labels = np.where(examples.labels >= 0, of_sentences[tokens.sentences], -1).astype(np.int32)
+            return replace(examples, labels=labels)
         (labels,) = permute_within_sentences(examples.labels, tokens.sentences, tokens.input_ids, 1, seed)
         return replace(examples, labels=labels)
 

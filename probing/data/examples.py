@@ -99,6 +99,7 @@ class Examples:
         word_means: Whether a word's activations are the mean over its pieces; its label is then at the first piece.
         documents: Index of the document of each sentence of the corpus, shape (n_sentences,), if intervals are over
             documents; None if they are over sentences.
+        unit: What a sentence is called: activations that come from arrays have groups or rows instead.
     """
 
     store: Activations
@@ -106,6 +107,7 @@ class Examples:
     n_dropped: int = 0
     word_means: bool = False
     documents: NDArray[np.int64] | None = None
+    unit: str = "sentence"
 
     @property
     def n_tokens(self) -> int:
@@ -124,6 +126,17 @@ class Examples:
     def clusters(self, sums: NDArray[Any]) -> NDArray[Any]:
         """Return sums by sentence unchanged, or added up by document if intervals are over documents."""
         return sums if self.documents is None else np.bincount(self.documents, weights=sums)
+
+    def labels_by_sentence(self) -> NDArray[np.int32] | None:
+        """Return the class of each sentence, -1 without examples, shape (n_sentences,).
+
+        None if the examples of some sentence have different classes.
+        """
+        rows = np.flatnonzero(self.labels >= 0)
+        sentences, found = self.store.tokens.sentences[rows], self.labels[rows]
+        labels = np.full(self.store.tokens.n_sentences, -1, dtype=np.int32)
+        labels[sentences] = found
+        return labels if np.array_equal(labels[sentences], found) else None
 
     def sentences(self) -> NDArray[np.int32]:
         """Return the sentences with at least one example, ascending."""

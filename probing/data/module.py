@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, cast
 
 import pytorch_lightning as pl
 from torch.utils.data import DataLoader, Dataset
 
+from probing.cache.location import cache_folder
+from probing.cache.source import ActivationSource
+from probing.cli.options import ProbeOptions
+from probing.corpus.sides import read_corpora
+from probing.data.arrays import sides_of_arrays
 from probing.data.device_cache import DeviceCache
 from probing.data.examples import Batch, Examples, ShardBatches, Sides, open_shard, read_shard
 from probing.data.layer_moments import layer_moments
 from probing.data.mini_batches import MiniBatches
+from probing.data.preparation import read_sides
+from probing.runtime.terminal import silence
 from probing.statistics.moments import Moments
+from probing.tasks import TokenTask, load_task
 
 
 class ActivationDataModule(pl.LightningDataModule):
@@ -31,6 +40,65 @@ class ActivationDataModule(pl.LightningDataModule):
     def __init__(self, sides: Sides, layers: Sequence[int], batch_size: int | None = None, seed: int = 0) -> None:
         super().__init__()
         self.sides, self.layers, self.batch_size, self.seed = sides, list(layers), batch_size, seed
+
+    @classmethod
+    def from_arrays(
+        cls,
+        X: Any,
+        y: Any,
+        groups: Any = None,
+        split: Any = None,
+        ordinal: bool = False,
+        batch_size: int | None = None,
+        seed: int = 0,
+    ) -> ActivationDataModule:
+        """Take activations from arrays.
+
+        Args:
+            X: Array of shape (n_rows, d_model), or one for each layer number: NumPy arrays, memory maps or tensors.
+            y: Label of each row, a whole number or a string.
+            groups: Group of each row, such as its sentence or document, which stay on one side; see `probing.probe`.
+            split: `train`, `validation` or `test` for each row; if None, a hash of its group and `seed` decides.
+            ordinal: Whether labels are numbers, so that distances between labels are meaningful.
+            batch_size: Most rows in a shuffled mini-batch, for adam; None for whole shards in order, for lbfgs.
+            seed: Seed of the split and of the order of mini-batches.
+
+        Raises:
+            UserError: If shapes, labels or sides are not as expected.
+        """
+        sides, layers = sides_of_arrays(X, y, groups, split, ordinal, seed)
+        return cls(sides, layers, batch_size, seed)
+
+    @classmethod
+    def from_text(
+        cls,
+        model: str = "minilm",
+        corpus: str = "builtin",
+        layer: int | Sequence[int] | str = "all",
+        task: str | TokenTask = "position",
+        cache: str | Path | None = None,
+        batch_size: int | None = None,
+        seed: int = 0,
+    ) -> ActivationDataModule:
+        """Take the activations of a model that reads a corpus; what the cache does not have is extracted.
+
+        Args:
+            model: Alias, hub id or folder of the model.
+            corpus: Corpus, as for `fit`.
+            layer: Layers to read: one, several or `all`.
+            task: Name of the task that labels tokens, or a task.
+            cache: Folder of cached activations; $PROBING_CACHE or runs/cache if None.
+            batch_size: Most tokens in a shuffled mini-batch, for adam; None for whole shards in order, for lbfgs.
+            seed: Seed of the split and of the order of mini-batches.
+
+        Raises:
+            UserError: If the model, a layer, the corpus or the task is not there, or a side has no examples.
+        """
+        labelled = load_task(task, {}) if isinstance(task, str) else task
+        corpora, splits = read_corpora(corpus, None, seed, silence)
+        source = ActivationSource.of(model, None, layer, None, cache=cache_folder(cache and str(cache)))
+        sides, _ = read_sides(source, corpora, splits, labelled, ProbeOptions(), "sentence")
+        return cls(sides, source.layers, batch_size, seed)
 
     @property
     def classes(self) -> list[Any]:

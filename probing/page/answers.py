@@ -22,6 +22,8 @@ def title(subjects: Sequence[Subject]) -> str:
 def question(subject: Subject) -> str:
     """Return the question of a run."""
     config, results, first = subject.run.config, subject.run.results, subject.run.accuracy[0]
+    if subject.run.is_of_arrays:
+        return _question_of_arrays(subject)
     model = str(config["model"]) + (", randomly initialised" if config.get("random_weights") else "")
     if subject.run.transform != "none":
         model += f", whose hidden states are transformed by {subject.run.transform}"
@@ -33,6 +35,21 @@ def question(subject: Subject) -> str:
         f"{count(first['n_classes'], 'class', 'classes')} from {count(first['n_train_tokens'], 'token')} of "
         f"{count(sentences['train'], 'sentence')} of the corpus {config['corpus']}, and tested on "
         f"{count(first['n_test_tokens'], 'token')} of {count(sentences['test'], 'other sentence')}{tested}."
+    )
+
+
+def _question_of_arrays(subject: Subject) -> str:
+    """Return the question of a run whose activations were given as arrays."""
+    results, first = subject.run.results, subject.run.accuracy[0]
+    unit = results["intervals_over"]["unit"]
+    train, test = (results["n_sentences"][side] for side in ("train", "test"))
+    of_groups = f" of {count(train, unit)}" if unit != "row" else ""
+    others = f" of {count(test, f'other {unit}')}" if unit != "row" else " that it had not seen"
+    return (
+        f"Can {subject.task} be read off {_layers(subject.layers)} of {subject.run.config['model']}, and which neurons "
+        "carry it? In each layer, a linear probe without an intercept was trained to predict "
+        f"{count(first['n_classes'], 'class', 'classes')} from {count(first['n_train_tokens'], 'row')}{of_groups} of "
+        f"arrays, and tested on {count(first['n_test_tokens'], 'row')}{others}."
     )
 
 

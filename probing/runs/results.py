@@ -207,7 +207,7 @@ def write_summary(
 def intervals_over(test: Examples) -> dict[str, Any]:
     """Return the unit that the intervals of a run are over, and the number of units with test tokens."""
     n = int((test.clusters(test.tokens_by_sentence()) > 0).sum())
-    return {"unit": "sentence" if test.documents is None else "document", "n": n}
+    return {"unit": test.unit if test.documents is None else "document", "n": n}
 
 
 def _write_tensors(folder: Path, measured: Measured, task: str, model: str) -> None:

@@ -56,6 +56,11 @@ class Run:
         transform: str = self.config.get("transform", "none")
         return transform
 
+    @property
+    def is_of_arrays(self) -> bool:
+        """Whether `probing.probe` made the run, of arrays that are not on disk."""
+        return "arrays" in self.config
+
     def __repr__(self) -> str:
         from probing.runtime.terminal import render
         from probing.tables.probes import accuracy_table, neurons_table
@@ -82,6 +87,21 @@ def load_run(folder: str | Path) -> Run:
     if kind := json.loads((folder / "results.json").read_text()).get("kind"):
         raise UserError(f"`{folder}` holds a {kind}; give the folder of a run that `fit` wrote.")
     return read_run(folder)
+
+
+def load_run_of_text(folder: str | Path) -> Run:
+    """Read a finished run whose model can read its corpus again.
+
+    Raises:
+        UserError: If there is no finished run in the folder, or if it was made from arrays.
+    """
+    run = load_run(folder)
+    if run.is_of_arrays:
+        raise UserError(
+            f"`{folder}` was made by `probing.probe` from arrays, which are not kept; expected a run of `fit`, whose "
+            "model can read its text again."
+        )
+    return run
 
 
 def read_run(folder: Path) -> Run:

@@ -180,6 +180,8 @@ def scope(results: Mapping[str, Any], test_corpus: str | None) -> str:
     if few := few_clusters(results):
         return few
     over = _over(results)
+    if over["unit"] in ("row", "group"):  # of arrays, of which nobody knows where they come from
+        return f"Intervals are over {over['n']:,} test {over['unit']}s and hold for others drawn as these were."
     of = test_corpus if test_corpus else "the same corpus; --test_corpus tests on another text"
     return f"Intervals are over {over['n']:,} test {over['unit']}s and hold for other {over['unit']}s of {of}."
 

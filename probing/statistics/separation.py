@@ -87,14 +87,15 @@ class SeparationAccumulator:
         counts = torch.zeros(len(lengths), len(self.sizes), dtype=torch.float64)
         counts.index_put_((sentence, labels), torch.ones((), dtype=torch.float64), accumulate=True)
         sums = power_sums(states, self.mean, lengths)
-        self._add_true(states, labels)
+        self.add_classes(states, labels)
         self.expected += sums.mean.T @ (counts * _inverse_root(self.sizes))
         self.log_relabellings += log_relabellings(counts)
         # In the other sentences all tokens are of one class, and permuting changes nothing.
         several = counts.amax(1) < lengths
-        self._add_null(PowerSums(*(part[several] for part in sums)), counts[several])
+        self.add_null(PowerSums(*(part[several] for part in sums)), counts[several])
 
-    def _add_null(self, sums: PowerSums, counts: Tensor) -> None:
+    def add_null(self, sums: PowerSums, counts: Tensor) -> None:
+        """Add blocks of tokens among which labels are permuted: their power sums and numbers of tokens by class."""
         of_labels, n = label_moments(counts, self.sizes), counts.sum(1, keepdim=True)
         self.third += sums.cubes.T @ of_labels.cubes
         self.excess += sums.fourths.T @ of_labels.fourths + sums.squares.square().T @ of_labels.squares
@@ -102,7 +103,8 @@ class SeparationAccumulator:
         self.covariance.diagonal(dim1=1, dim2=2).add_(variance.T @ of_labels.variance)
         self._subtract_products(variance / n, of_labels.scaled)
 
-    def _add_true(self, states: Tensor, labels: Tensor) -> None:
+    def add_classes(self, states: Tensor, labels: Tensor) -> None:
+        """Add tokens to the sums over their true classes."""
         sums = torch.zeros_like(self.true.T)
         for x, own in zip(states.split(ROWS), labels.split(ROWS), strict=True):
             sums.index_add_(0, own, x.double() - self.mean)

@@ -35,15 +35,18 @@ def command_line(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
 def run_block(subject: Subject, defaults: Mapping[str, Any]) -> Html:
     """Return the section on how to repeat a run."""
     results = subject.run.results
-    said = None
-    if "-" in (subject.run.config["corpus"], subject.run.config.get("test_corpus")):
+    said, command = None, command_line(subject.run.config, defaults)
+    if subject.run.is_of_arrays:
+        command = "probing.probe(X, y, ...)"
+        said = element("p", "This run was made from arrays, which have to be given again.")
+    elif "-" in (subject.run.config["corpus"], subject.run.config.get("test_corpus")):
         said = element("p", "This run read standard input, so the text has to be given again.")
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     times = ", ".join(f"{name.removesuffix('_s')} {seconds:.1f} s" for name, seconds in results["timings"].items())
     return element(
         "section",
         element("h3", subject.label),
-        element("pre", element("code", command_line(subject.run.config, defaults)), tabindex="0"),
+        element("pre", element("code", command), tabindex="0"),
         said,
         _configuration(subject.run.folder),
         pairs([("Versions", versions), ("Time", times), *_fingerprints(results["cache"])]),

@@ -1,0 +1,46 @@
+"""Where the cache is."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from probing.errors import UserError, as_clause
+
+
+def cache_folder(cache: str | None, runs: str = "runs") -> Path:
+    """Return the folder of cached activations: `--cache`, else $PROBING_CACHE, else `cache` in the folder of runs.
+
+    Raises:
+        UserError: If the path is a file.
+    """
+    if cache:
+        return folder(cache, f"--cache {cache}")
+    if variable := os.environ.get("PROBING_CACHE"):
+        return folder(variable, f"PROBING_CACHE={variable}")
+    return folder(Path(runs) / "cache", f"--runs {runs}")
+
+
+def folder(path: str | Path, typed: str) -> Path:
+    """Return the path of a folder that exists or can be made.
+
+    Raises:
+        UserError: If something else than a folder has this path.
+    """
+    try:
+        str(path).encode()  # safetensors opens no other files
+    except UnicodeEncodeError:
+        raise UserError(f"`{typed}` is no name in UTF-8; name another folder.") from None
+    for part in (path := Path(path), *path.parents):
+        try:
+            if stat.S_ISDIR(part.stat().st_mode):
+                return path
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            reason = as_clause(error)
+        else:
+            reason = f"{part} is a file"
+        raise UserError(f"`{typed}` is no folder ({reason}); name another one.")
+    return path

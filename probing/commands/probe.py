@@ -1,0 +1,157 @@
+"""`probe`: arrays of activations and labels in, ranked neurons and accuracies out. For Python alone."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from probing.cli.choices import chosen
+from probing.cli.option_values import defaults, option_problems
+from probing.cli.options import ProbeOptions, as_options
+from probing.commands.folders import runs_folder
+from probing.errors import refuse
+from probing.runs.folder import RunFolder, check_name
+from probing.runs.run import Run, load_run, read_run
+from probing.runtime.stopwatch import Stopwatch
+
+# What can be shuffled or drawn without a model.
+CONTROLS = ("shuffled",)
+
+
+def probe(
+    X: Any,
+    y: Any,
+    groups: Any = None,
+    split: Any = None,
+    ordinal: bool = False,
+    replicates: int = 5,
+    controls: str | list[str] = "all",
+    evidence: Literal["all", "none"] = "all",
+    mdl: bool = False,
+    seed: int = 0,
+    model: str = "activations",
+    task: str = "label",
+    runs: str | Path | None = None,
+    name: str | None = None,
+    trainer: Mapping[str, Any] | None = None,
+    probe: ProbeOptions | Mapping[str, Any] = ProbeOptions(),
+    logger: Any = None,
+    progress: bool = False,
+) -> Run:
+    """Probe activations that come from anywhere, and rank their neurons, with the evidence that `fit` gives.
+
+    Args:
+        X: Activations, shape (n_rows, d_model), or a dict of such an array for each layer number: NumPy arrays, memory
+            maps or tensors. A neuron is a column.
+        y: Label of each row, a whole number or a string. Every label of a training row is a class.
+        groups: Group of each row, such as its sentence, document or speaker. Rows of a group are on the same side of
+            the split, and intervals, bootstraps and permuted labels respect groups: labels are permuted within groups,
+            or among them where all rows of each group have one label. If None, every row is a group of its own.
+        split: `train`, `validation` or `test` for each row; if None, a hash of the row's group and `seed` puts 80% on
+            the train side, and 10% each on the others.
+        ordinal: Whether labels are numbers, so that distances between labels are meaningful.
+        replicates: Number of probes trained on bootstrap samples of the training groups; 0 trains none.
+        controls: `all`, `none` or `shuffled` (labels permuted); the other controls of `fit` need a model.
+        evidence: `all` retrains the probe without each of the first neurons and under other penalties; `none` does not.
+        mdl: Also measure the length in bits of the training labels, encoded online with each layer's activations.
+        seed: Seed of every random draw.
+        model: What the activations are called in tables and figures.
+        task: What the labels are called there.
+        runs: Folder in which the run is written; `runs` if only a name is given.
+        name: Name of the run; MODEL-TASK-YYYYMMDD-HHMMSS by default. If neither `runs` nor `name` is given, the run
+            lives as long as the returned object.
+        trainer: Arguments of Lightning's Trainer.
+        probe: How the probe is trained.
+        logger: Lightning logger for the training curves.
+        progress: Whether to show progress bars.
+
+    Returns:
+        The run, with the same tables and files as one of `fit`.
+
+    Raises:
+        UserError: If the arrays do not fit together, a value is infinite or not a number, or an option is out of range.
+    """
+    options = as_options(ProbeOptions, probe, "probe")
+    refuse(option_problems(options, seed, None, None, replicates))
+    wanted = chosen("controls", controls, list(CONTROLS), "none")
+    place = None if runs is None and name is None else runs_folder(str(runs or "runs"))
+    if place and name is not None:
+        check_name(place, name)
+    from probing.data.arrays import ArrayActivations, sides_of_arrays
+    from probing.data.controls import shuffled
+    from probing.runs.measuring import Asked, measure
+    from probing.runtime import terminal
+    from probing.runtime.trainer import check_trainer_options
+
+    watch = Stopwatch()
+    with terminal.quiet_libraries():
+        check_trainer_options(trainer or {}, options.solver)
+        sides, layers = sides_of_arrays(X, y, groups, split, ordinal, seed)
+        others = {"shuffled": [shuffled(sides, seed)]} if wanted else {}
+        store = cast(ArrayActivations, sides.train.store)
+        arrays = {"shape": [store.tokens.n_tokens, store.plan.d_model], "sha256": store.fingerprint}
+        asked = Asked(replicates, evidence == "all", mdl, "none", seed)
+        config = {
+            "arrays": arrays, "model": model, "layer": layers, "corpus": "arrays", "test_corpus": None, "task": task,
+            "task_args": {}, "ordinal": ordinal, "replicates": replicates, "controls": wanted, "evidence": evidence,
+            "mdl": mdl, "transform": "none", "seed": seed, "trainer": dict(trainer or {}), "probe": asdict(options),
+        }  # fmt: skip
+        measured = measure(
+            sides, others, layers, options, asked, trainer or {},
+            lambda what: [terminal.training_progress(what)] if progress else (),
+            watch, terminal.say if progress else terminal.silence, logger, None,
+        )  # fmt: skip
+        return _kept(measured, config, place, name, watch) if place else _passing(measured, config, watch)
+
+
+def _kept(measured: Any, config: Mapping[str, Any], place: Path, name: str | None, watch: Stopwatch) -> Run:
+    """Write a run with figures and a page, and return it."""
+    from probing.commands.fit import fit
+    from probing.page.build import build
+    from probing.page.sources import source_of
+
+    folder = RunFolder(place, name, f"{config['model']}-{config['task']}")
+    try:
+        _write(folder.path, measured, config, watch, draws=True)
+        page = build(source_of(read_run(folder.path)), defaults(fit))
+        (folder.path / "report.html").write_bytes(page)
+    except BaseException:
+        folder.discard()
+        raise
+    return load_run(folder.finish())
+
+
+def _passing(measured: Any, config: Mapping[str, Any], watch: Stopwatch) -> Run:
+    """Return a run in a temporary folder, which is removed with the run."""
+    folder = Path(tempfile.mkdtemp(prefix="probing-"))
+    try:
+        _write(folder, measured, config, watch, draws=False)
+        run = load_run(folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    weakref.finalize(run, shutil.rmtree, folder, True)
+    return run
+
+
+def _write(folder: Path, measured: Any, config: Mapping[str, Any], watch: Stopwatch, draws: bool) -> None:
+    """Write everything that was measured.
+
+    Args:
+        folder: The run's folder.
+        measured: The `probing.runs.results.Measured` of the run.
+        config: The resolved configuration.
+        watch: Notes how long writing takes.
+        draws: Whether to draw figures.
+    """
+    from probing.runs.results import write, write_summary
+
+    written = write(folder, config, measured, config["model"], draws)
+    watch.end("rank")
+    key = {"activations": config["arrays"]["sha256"]}
+    write_summary(folder, measured, written, {side: {"key": key} for side in ("train", "test")}, watch.timings())

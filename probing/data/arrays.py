@@ -1,0 +1,212 @@
+"""Labelled activations from arrays: any rows with any labels, such as those that another tool has recorded."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from probing.cache.plan import Plan, Shard, divide, shard_tokens
+from probing.cache.tokens import Tokens
+from probing.corpus import Split, side_of
+from probing.data.examples import Examples, Sides
+from probing.errors import UserError
+from probing.tasks import Labels
+
+# What a label may be, for messages.
+_LABELS = "expected one whole number or one string for each row"
+
+
+class ArrayActivations:
+    """Behaves like a store whose sentences are groups of rows and whose hidden states are rows of arrays.
+
+    Rows are read when they are needed, so that memory maps larger than memory work.
+
+    Args:
+        layers: Array of each layer, shape (n_rows, d_model); a NumPy array, a memory map or a tensor.
+        order: Row of each token, sorted by group, shape (n_rows,).
+        lengths: Number of rows of each group, shape (n_groups,).
+    """
+
+    def __init__(self, layers: Mapping[int, Any], order: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+        self.layers, self.order = dict(layers), order
+        words = np.zeros(len(order), dtype=np.int16)
+        self.tokens = Tokens(lengths.astype(np.int32), order.astype(np.int32), words)
+        width = next(iter(layers.values())).shape[1]
+        shards = divide(self.tokens.lengths, shard_tokens(len(layers) - 1, width, 4))
+        self.plan = Plan({}, max(layers), width, "float32", 0, shards)
+        self._is_sorted = bool((np.diff(order) == 1).all())
+
+    def shard_tokens(self, shard: Shard) -> slice:
+        """Return the shard's rows of the table of tokens."""
+        return self.tokens.of_sentences(shard.first_sentence, shard.n_sentences)
+
+    def read(self, layer: int, shard: int) -> Tensor:
+        """Return the activations of a shard, shape (n, d_model), float32."""
+        rows, array = self.shard_tokens(self.plan.shards[shard]), self.layers[layer]
+        picked = array[rows] if self._is_sorted else array[self._rows(rows, array)]
+        if not isinstance(picked, Tensor):
+            # A copy where the array is read-only, since tensors cannot be.
+            picked = torch.from_numpy(np.require(picked, requirements=["C", "W"]))
+        return picked.detach().to("cpu", torch.float32)
+
+    def _rows(self, here: slice, array: Any) -> Any:
+        return torch.from_numpy(self.order[here]).to(array.device) if isinstance(array, Tensor) else self.order[here]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of the activations and of the groups of their rows."""
+        digest = hashlib.sha256(self.tokens.lengths.tobytes() + self.tokens.input_ids.tobytes())
+        for layer in sorted(self.layers):
+            digest.update(f"layer {layer}".encode())
+            for shard in self.plan.shards:
+                digest.update(self.read(layer, shard.index).numpy().tobytes())
+        return digest.hexdigest()
+
+
+def sides_of_arrays(
+    activations: Any,
+    labels: Any,
+    groups: Any = None,
+    split: Any = None,
+    ordinal: bool = False,
+    seed: int = 0,
+) -> tuple[Sides, list[int]]:
+    """Return labelled rows of arrays, divided into train, validation and test, and the layer numbers.
+
+    Args:
+        activations: Array of shape (n_rows, d_model), or one for each layer number.
+        labels: Label of each row, a whole number or a string; every label of a training row is a class.
+        groups: Group of each row, such as its sentence or document. Rows of a group are on the same side, and intervals
+            and bootstraps are over groups. Every row is a group of its own if None.
+        split: `train`, `validation` or `test` for each row; if None, a hash of its group and `seed` decides: 80, 10 and
+            10 per cent.
+        ordinal: Whether labels are numbers, so that distances between labels are meaningful.
+        seed: Seed of the split.
+
+    Raises:
+        UserError: If shapes differ, activations are not finite, labels are no labels, or a side has no examples.
+    """
+    layers = _layers(activations)
+    n_rows = len(next(iter(layers.values())))
+    found = _labels(labels, n_rows)
+    if ordinal and found.dtype.kind == "O":
+        raise UserError("`ordinal=True`: the labels are strings, and only numbers have distances.")
+    names, group_of_row = _groups(groups, n_rows)
+    order = np.argsort(group_of_row, kind="stable")
+    store = ArrayActivations(layers, order, np.bincount(group_of_row, minlength=len(names)))
+    _check_finite(store)
+    side_of_row = _split(split, names, group_of_row, seed)[order]
+    found = found[order]
+    classes = np.unique(found[side_of_row == "train"])
+    if len(classes) < 2:
+        raise UserError(f"`y`: the training rows have {len(classes)} different labels, and a probe needs two.")
+    unit = "row" if groups is None else "group"
+    sides = {side: _examples(store, found, side_of_row == side, classes, unit) for side in _SIDES}
+    for side in ("train", "test"):
+        if not sides[side].n_tokens:
+            raise UserError(
+                f"no row of a class is on the {side} side; give more rows or groups, or `split` with "
+                "train, validation or test for each row."
+            )
+    return Sides(sides["train"], sides["validation"], sides["test"], classes, ordinal), list(layers)
+
+
+_SIDES: tuple[Split, ...] = ("train", "validation", "test")
+
+
+def _examples(store: ArrayActivations, labels: Labels, here: NDArray[np.bool_], classes: Labels, unit: str) -> Examples:
+    index = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
+    known = here & (classes[index] == labels)
+    return Examples(store, np.where(known, index, -1).astype(np.int32), int(here.sum() - known.sum()), unit=unit)
+
+
+def _layers(activations: Any) -> dict[int, Any]:
+    given = activations if isinstance(activations, Mapping) else {0: activations}
+    if not given:
+        raise UserError("`X` has no layers: expected an array, or a dict of layer number and array.")
+    arrays: dict[int, Any] = {}
+    for layer, array in sorted(given.items()):
+        if isinstance(layer, bool) or not isinstance(layer, int | np.integer) or layer < 0:
+            raise UserError(f"`X`: {layer!r} is no layer number; expected whole numbers from 0 as keys.")
+        arrays[int(layer)] = array if isinstance(array, Tensor | np.ndarray) else np.asarray(array)
+    first = next(iter(arrays.values()))
+    for layer, array in arrays.items():
+        where = "`X`" if array is activations or not isinstance(activations, Mapping) else f"`X[{layer}]`"
+        if array.ndim != 2:
+            raise UserError(f"{where} has shape {tuple(array.shape)}: expected (n_rows, d_model).")
+        if not (array.is_floating_point() if isinstance(array, Tensor) else array.dtype.kind in "fiu"):
+            raise UserError(f"{where} has the dtype {array.dtype}: expected real numbers.")
+        if tuple(array.shape) != tuple(first.shape):
+            raise UserError(
+                f"{where} has shape {tuple(array.shape)} and another layer has {tuple(first.shape)}: expected the same "
+                "rows and width in all layers; probe layers of other widths by themselves."
+            )
+    if 0 in first.shape:
+        raise UserError(f"`X` has shape {tuple(first.shape)}: there are no activations.")
+    return arrays
+
+
+def _plain(values: Any, name: str, n_rows: int) -> NDArray[Any]:
+    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    if array.shape != (n_rows,):
+        raise UserError(f"`{name}` has shape {array.shape}, and `X` has {n_rows} rows: expected one for each row.")
+    return array
+
+
+def _labels(labels: Any, n_rows: int) -> Labels:
+    """Return labels as int64 or as an object array of strings."""
+    array = _plain(labels, "y", n_rows)
+    kind = array.dtype.kind
+    if kind in "biu":
+        return array.astype(np.int64)
+    if kind == "f":
+        odd = np.flatnonzero(~(np.isfinite(array) & (array == np.round(array))))
+        if len(odd):
+            raise UserError(f"`y[{odd[0]}]` is {array[odd[0]]}: {_LABELS}; a linear probe predicts classes.")
+        return array.astype(np.int64)
+    strings = array.astype(object)
+    for row, label in enumerate(strings.tolist()):
+        if not isinstance(label, str):
+            raise UserError(f"`y[{row}]` is {label!r}: {_LABELS}.")
+    return strings
+
+
+def _groups(groups: Any, n_rows: int) -> tuple[Sequence[str], NDArray[np.int64]]:
+    """Return the names of the groups and the group of each row."""
+    if groups is None:
+        return [str(row) for row in range(n_rows)], np.arange(n_rows)
+    array = _plain(groups, "groups", n_rows)
+    names, of_row = np.unique(array.astype(str) if array.dtype.kind == "O" else array, return_inverse=True)
+    return [str(name) for name in names], of_row
+
+
+def _split(split: Any, names: Sequence[str], group_of_row: NDArray[np.int64], seed: int) -> NDArray[Any]:
+    """Return the side of each row."""
+    if split is None:
+        return np.array([side_of(name, seed) for name in names])[group_of_row]
+    sides = _plain(split, "split", len(group_of_row)).astype(str)
+    unknown = np.flatnonzero(~np.isin(sides, _SIDES))
+    if len(unknown):
+        raise UserError(f"`split[{unknown[0]}]` is {sides[unknown[0]]!r}: expected train, validation or test.")
+    _, first = np.unique(group_of_row, return_index=True)
+    apart = np.flatnonzero(sides != sides[first][group_of_row])
+    if len(apart):
+        name = names[group_of_row[apart[0]]]
+        raise UserError(f"`split`: the group {name} is on several sides; put all rows of a group on one side.")
+    return sides
+
+
+def _check_finite(store: ArrayActivations) -> None:
+    for layer in store.layers:
+        for shard in store.plan.shards:
+            bad = (~torch.isfinite(store.read(layer, shard.index))).any(1).nonzero()
+            if len(bad):
+                row = store.order[store.shard_tokens(shard).start + int(bad[0])]
+                raise UserError(f"`X`: row {row} of layer {layer} has a value that is infinite or not a number.")
