@@ -27,11 +27,7 @@ Array = NDArray[np.float64]
 CORPUS = Corpus("planted", ())
 
 # What Lightning says of training without an optimiser, of validation that only one solver needs, and of itself.
-LIGHTNING_WARNINGS = (
-    "ignore:.*returned `None`, this fit will run with no optimizer:UserWarning",
-    "ignore:You passed in a `val_dataloader` but have no `validation_step`:UserWarning",
-    "ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning",
-)
+LIGHTNING_WARNINGS = ("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning",)
 
 
 def make_tokens(lengths: Sequence[int], special: bool = True, seed: int = 0) -> Tokens:

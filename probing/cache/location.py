@@ -9,7 +9,7 @@ from pathlib import Path
 from probing.errors import UserError, as_clause
 
 
-def cache_folder(cache: str | None, runs: str = "runs") -> Path:
+def cache_folder(cache: str | Path | None, runs: str = "runs") -> Path:
     """Return the folder of cached activations: `--cache`, else $PROBING_CACHE, else `cache` in the folder of runs.
 
     Raises:

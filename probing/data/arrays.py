@@ -194,7 +194,7 @@ def _split(split: Any, names: Sequence[str], group_of_row: NDArray[np.int64], se
     sides = _plain(split, "split", len(group_of_row)).astype(str)
     unknown = np.flatnonzero(~np.isin(sides, _SIDES))
     if len(unknown):
-        raise UserError(f"`split[{unknown[0]}]` is {sides[unknown[0]]!r}: expected train, validation or test.")
+        raise UserError(f"`split[{unknown[0]}]` is {str(sides[unknown[0]])!r}: expected train, validation or test.")
     _, first = np.unique(group_of_row, return_index=True)
     apart = np.flatnonzero(sides != sides[first][group_of_row])
     if len(apart):

@@ -96,7 +96,7 @@ class ActivationDataModule(pl.LightningDataModule):
         """
         labelled = load_task(task, {}) if isinstance(task, str) else task
         corpora, splits = read_corpora(corpus, None, seed, silence)
-        source = ActivationSource.of(model, None, layer, None, cache=cache_folder(cache and str(cache)))
+        source = ActivationSource.of(model, None, layer, None, cache=cache_folder(cache))
         sides, _ = read_sides(source, corpora, splits, labelled, ProbeOptions(), "sentence")
         return cls(sides, source.layers, batch_size, seed)
 

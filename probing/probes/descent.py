@@ -33,7 +33,6 @@ class Descent:
         n = len(probe.problems)
         self.best_cross_entropy, self.waited = [math.inf] * n, [0] * n
         self.best_weight = torch.zeros_like(probe.scaled_weight.data)
-        self.evaluated: Tensor | None = None  # the weights of the probe are those that were evaluated last
 
     def optimizer(self) -> torch.optim.Optimizer:
         """Return Adam over the stacked parameter."""

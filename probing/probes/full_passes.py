@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from pytorch_lightning.core.optimizer import LightningOptimizer
 from torch import Tensor
 
 from probing.data.examples import Batch
@@ -22,6 +23,27 @@ if TYPE_CHECKING:
 # Reuse the layer's preconditioner if at most this many neurons are excluded: it works nearly as well, and saves an
 # eigendecomposition. With a quarter of the neurons excluded, it would need twice the passes.
 FEW = 10
+
+
+class SolverSteps(torch.optim.Optimizer):
+    """One step a pass, in which every unsolved problem moves to the point that its solver requests.
+
+    As an optimiser of Lightning's the passes are counted as its steps, on which checkpoints and loggers rely.
+
+    Args:
+        weight: The stacked parameter.
+        advance: Moves it.
+    """
+
+    def __init__(self, weight: Tensor, advance: Callable[[], None]) -> None:
+        super().__init__([weight], {})
+        self.advance = advance
+
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Move to the next points; the closure is Lightning's and computes nothing here."""
+        if closure is not None:
+            closure()
+        self.advance()
 
 
 class FullPasses:
@@ -40,16 +62,20 @@ class FullPasses:
         self.solutions: dict[int, Solution] = {}
         self.gaps = [math.inf] * len(probe.problems)
         self.first_objectives: dict[int, float] = {}
-        # The weights that the last values belong to. Those of the probe are already the next ones to be evaluated.
-        self.evaluated: Tensor | None = None
+        # What the last pass found, and the points for the next one. Until that begins, the probe keeps the weights that
+        # its last values belong to, for validation and checkpoints.
+        self.evaluations: dict[int, Evaluation] = {}
+        self.curves: dict[str, float] = {}
+        self.requested: dict[int, Tensor] = {}
 
-    def optimizer(self) -> None:
-        """Return no optimiser, because each problem has its own solver."""
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Return the optimiser that lets each problem's own solver step."""
+        return SolverSteps(self.probe.scaled_weight, self._advance)
 
     def begin(self) -> None:
         """Set up a solver for each problem, preconditioned by its layer's second moment."""
         probe = self.probe
-        self.solvers, self.solutions = {}, {}
+        self.solvers, self.solutions, self.requested = {}, {}, {}
         for layer, group in probe.by_layer().items():
             # The neurons that at least one problem of the layer uses.
             inverse_scale = probe.inverse_scale[group].amax(0).double()
@@ -71,7 +97,10 @@ class FullPasses:
         return replace(readout, gradient=readout.gradient.to(self.probe.device) * self.probe.inverse_scale[i])
 
     def begin_epoch(self) -> None:
-        """Begin a pass."""
+        """Begin a pass at the requested points."""
+        for i, point in self.requested.items():
+            self.probe.scaled_weight.data[i] = point
+        self.requested, self.curves = {}, {}
         (P, C, d), device = self.probe.scaled_weight.shape, self.probe.device
         self.cross_entropy = torch.zeros(P, dtype=torch.float64, device=device)
         self.gradient = torch.zeros(P, C, d, dtype=torch.float64, device=device)
@@ -80,7 +109,10 @@ class FullPasses:
 
     @torch.no_grad()
     def step(self, batch: Batch) -> None:
-        """Add a batch's share of value, gradient and curvature."""
+        """Add a batch's share of value, gradient and curvature; the last batch ends the pass.
+
+        A pass that `max_time` ends early does not count, since an evaluation on a part of the tokens is not valid.
+        """
         weight = self.probe.weight
         counts = self._counts(batch)
         self.n_counted += ((batch.labels >= 0) * counts).sum(1) if counts is not None else (batch.labels >= 0).sum()
@@ -91,6 +123,8 @@ class FullPasses:
             self.cross_entropy[group] += sums.cross_entropy
             self.gradient[group] += sums.gradient
             self.class_covariance[group] += sums.class_covariance
+        if self.probe.trainer.is_last_batch:
+            self._end_pass()
 
     def _counts(self, batch: Batch) -> Tensor | None:
         """Return how often each token counts in each problem; None if every token counts once in all problems."""
@@ -109,31 +143,33 @@ class FullPasses:
         return torch.stack([batch.labels if of is None else of.to(batch.labels)[batch.rows] for of in own])
 
     @torch.no_grad()
-    def end_epoch(self) -> dict[str, float]:
-        """Send each solver its evaluation, take the next point that it requests, and return the curves."""
+    def _end_pass(self) -> None:
+        """Evaluate the pass and let every solver request its next point."""
         probe, strategy = self.probe, self.probe.trainer.strategy
-        whole = torch.tensor(float(probe.trainer.is_last_batch), device=probe.device)
-        if strategy.reduce(whole, reduce_op="sum") < probe.trainer.world_size:
-            return {}  # `max_time` ended the pass early: an evaluation on a part of the tokens is not valid
         n_tokens = strategy.reduce(self.n_counted, reduce_op="sum")
         for total in (self.cross_entropy, self.gradient, self.class_covariance):
             total.copy_(strategy.reduce(total, reduce_op="sum"))
             total.div_(n_tokens.view(-1, *[1] * (total.dim() - 1)))
         self.gradient *= probe.inverse_scale[:, None]
-        self.evaluated = probe.scaled_weight.data.clone()
-        curves: dict[str, float] = {}
-        for i in list(self.solvers):
-            here = Evaluation(float(self.cross_entropy[i]), self.gradient[i].float(), self.class_covariance[i].float())
-            point, problem = probe.scaled_weight.data[i], probe.problems[i]
-            self.gaps[i] = problem.penalty.optimality_gap(point, here.gradient)
+        for i in self.solvers:
+            value, point, problem = float(self.cross_entropy[i]), probe.scaled_weight.data[i], probe.problems[i]
+            here = Evaluation(value, self.gradient[i].float(), self.class_covariance[i].float())
+            self.evaluations[i], self.gaps[i] = here, problem.penalty.optimality_gap(point, here.gradient)
             objective = here.value + problem.penalty(point)
             self.first_objectives.setdefault(i, objective)
-            curves[f"train/{problem.name}/objective"] = objective
-            curves[f"train/{problem.name}/optimality_gap"] = self.gaps[i]
-            self._send(i, here)
+            self.curves[f"train/{problem.name}/objective"] = objective
+            self.curves[f"train/{problem.name}/optimality_gap"] = self.gaps[i]
+        cast(LightningOptimizer, probe.optimizers()).step()
+
+    def _advance(self) -> None:
+        for i in list(self.solvers):
+            self._send(i, self.evaluations.pop(i))
+
+    def end_epoch(self) -> dict[str, float]:
+        """Return the curves, empty if the pass did not end; stop if every problem is solved."""
         if not self.solvers:
-            probe.trainer.should_stop = True
-        return curves
+            self.probe.trainer.should_stop = True
+        return self.curves
 
     def end_validation(self, cross_entropies: Sequence[float]) -> None:
         """Do nothing: these solvers stop at the optimum, not by validation."""
@@ -142,7 +178,6 @@ class FullPasses:
         """Collect the current points of unsolved problems after the last pass."""
         for i in list(self.solvers):
             self._send(i, None)
-        self.evaluated = None
 
     def _send(self, problem: int, evaluation: Evaluation | None) -> None:
         try:
@@ -150,8 +185,9 @@ class FullPasses:
         except StopIteration as stop:
             del self.solvers[problem]
             self.solutions[problem] = stop.value
-            point = stop.value.point
-        self.probe.scaled_weight.data[problem] = point
+            self.probe.scaled_weight.data[problem] = stop.value.point
+        else:
+            self.requested[problem] = point
 
 
 def _narrowed(

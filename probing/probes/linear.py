@@ -126,8 +126,8 @@ class LinearProbe(pl.LightningModule):
 
     # --- training ---
 
-    def configure_optimizers(self) -> torch.optim.Optimizer | None:
-        """Return Adam over the stacked parameter; None for lbfgs, which updates the weights itself."""
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Return Adam over the stacked parameter, or the steps of lbfgs, one a pass."""
         return self.rule.optimizer()
 
     def on_train_start(self) -> None:
@@ -166,11 +166,6 @@ class LinearProbe(pl.LightningModule):
         """Clip the gradient of each problem separately."""
         if gradient_clip_val and isinstance(self.rule, Descent):
             self.rule.clip(gradient_clip_val, by_value=gradient_clip_algorithm == "value")
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save the weights that the last logged values belong to; lbfgs has already chosen the next ones."""
-        if self.rule.evaluated is not None:
-            checkpoint["state_dict"]["scaled_weight"] = self.rule.evaluated
 
     # --- evaluation ---
 

@@ -1,0 +1,169 @@
+"""`probing.probe`: arrays in, the tables of `fit` out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import probing
+from probing import Run, fit, probe
+from probing.cache.location import cache_folder
+from probing.cli.options import WandbOptions
+from probing.data.examples import read
+from probing.data.module import ActivationDataModule
+from probing.errors import UserError
+
+FAST: Mapping[str, Any] = {"probe": {"l2": 1e-2}, "replicates": 0, "evidence": "none"}
+CARRIER = 7
+
+
+@pytest.fixture(scope="module")
+def planted() -> tuple[NDArray[np.float32], NDArray[np.str_], NDArray[np.int64]]:
+    """1,200 rows of 12 neurons in groups of 4; the label is the sign of neuron 7."""
+    generator = np.random.default_rng(0)
+    X = generator.standard_normal((1200, 12)).astype(np.float32)
+    return X, np.where(X[:, CARRIER] > 0, "up", "down"), np.arange(1200) // 4
+
+
+def same(found: list[dict[str, Any]], expected: list[dict[str, Any]], left_out: set[str]) -> None:
+    assert len(found) == len(expected)
+    for row, other in zip(found, expected, strict=True):
+        for name in other.keys() - left_out:
+            if isinstance(other[name], float):
+                assert row[name] == pytest.approx(other[name], rel=1e-3, abs=2e-4, nan_ok=True), name
+            else:
+                assert row[name] == other[name], name
+
+
+def test_the_activations_of_a_run_give_its_tables(
+    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"replicates": 2, "probe": {"l2": 1e-2, "tolerance": 1e-6}}
+    made = fit(
+        model=str(checkpoints["bert"]), corpus=str(corpus_file), layer=[0, 2], runs=str(tmp_path), quiet=True,
+        controls="none", wandb=WandbOptions(mode="disabled"), **options,
+    )  # fmt: skip
+    assert made is not None
+    data = ActivationDataModule.from_text(
+        str(checkpoints["bert"]), str(corpus_file), [0, 2], cache=cache_folder(None, str(tmp_path))
+    )
+    parts: list[tuple[Any, ...]] = []
+    for side in ("train", "validation", "test"):
+        for batch in read(getattr(data.sides, side), [0, 2]):
+            sentences = batch.sentences.numpy()
+            parts.append((*batch.hidden_states, data.sides.classes[batch.labels], sentences, [side] * len(sentences)))
+    zero, two, y, groups, split = (np.concatenate(part) for part in zip(*parts, strict=True))
+    again = probe({0: zero, 2: two}, y, groups, split, ordinal=True, controls="none", **options)
+    same(again.accuracy, made.accuracy, set())
+    # Neurons that hardly differ may change places where sums are in another order.
+    by_neuron = [
+        sorted(run.neurons, key=lambda row: (row["layer"], row["neuron"])) for run in (again, made)
+    ]  # fmt: skip
+    same(*by_neuron, {"rank", "rank_low", "rank_high", "cross_entropy_without", "removed"} | ABOUT_REMOVALS)
+    for layer in (0, 2):
+        assert [r["neuron"] for r in again.top(layer, 3)] == [r["neuron"] for r in made.top(layer, 3)]
+
+
+ABOUT_REMOVALS = {"cross_entropy_without_low", "cross_entropy_without_high"}
+
+
+def test_a_planted_neuron_is_found_and_shuffled_labels_find_nothing(planted: Any) -> None:
+    X, y, groups = planted
+    run = probe(X, y, groups, probe={"l2": 1e-2}, replicates=2)
+    assert run.accuracy[0]["accuracy"] > 0.95
+    assert abs(run.accuracy[0]["shuffled_accuracy"] - 0.5) < 0.15
+    first = run.top(0, 1)[0]
+    assert (first["neuron"], first["flag"], first["rank_high"]) == (CARRIER, "", 1)
+    assert first["cross_entropy_without_low"] > 0.3
+    assert [row["neuron"] for row in run.neurons if "no-signal" not in row["flag"]] == [CARRIER]
+    assert run.results["intervals_over"]["unit"] == "group"
+    chance = np.random.default_rng(1).permutation(y)
+    nothing = probe(X, chance, groups, **FAST)
+    assert nothing.accuracy[0]["flag"] == "uninformative"
+    assert {row["flag"] for row in nothing.neurons} == {"uninformative"}
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_labels_of_groups_are_compared_between_groups(grouped: bool) -> None:
+    """Four rows of a group are no more evidence than one: what is constant in groups must not be a signal for it."""
+    generator = np.random.default_rng(3)
+    n_groups, times = (150, 4) if grouped else (600, 1)
+    groups = np.repeat(np.arange(n_groups), times)
+    labels = generator.integers(2, size=n_groups)
+    X = generator.standard_normal((n_groups, 40))[groups] + 0.01 * generator.standard_normal((len(groups), 40))
+    X[:, CARRIER] += 2 * labels[groups] - 1
+    run = probe(X, labels[groups], groups if grouped else None, **FAST)
+    assert run.accuracy[0]["flag"] == ""
+    signals = {row["neuron"] for row in run.neurons if "no-signal" not in row["flag"]}
+    assert CARRIER in signals
+    assert len(signals) <= 3
+    p = {row["neuron"]: row["eta_squared_p"] for row in run.neurons}
+    assert p[CARRIER] < 1e-5
+    # By the definition, among means of groups: the share's distribution under relabelling is that of a t statistic.
+    from scipy.stats import ttest_ind
+
+    train = {row for row in range(n_groups) if probing.corpus.side_of(str(row), 0) == "train"}
+    kept = sorted(train)
+    means = np.stack([X[groups == group].mean(0) for group in kept])
+    own = labels[kept]
+    expected = ttest_ind(means[own == 0], means[own == 1]).pvalue
+    np.testing.assert_allclose([p[i] for i in range(40)], expected, rtol=0.2, atol=0.02)
+
+
+def test_a_run_without_a_name_goes_with_its_object(planted: Any) -> None:
+    X, y, groups = planted
+    run = probe(X, y, groups, **FAST)
+    folder = run.folder
+    assert folder.is_dir()
+    assert "up" in run.results["classes"]
+    del run
+    assert not folder.exists()
+
+
+def test_a_named_run_is_kept_with_figures_and_a_page(planted: Any, tmp_path: Path) -> None:
+    X, y, groups = planted
+    run = probe({3: X}, y, groups, runs=tmp_path, name="mine", model="sparse", task="sign", mdl=True, **FAST)
+    assert run.folder == tmp_path / "mine"
+    assert (run.folder / "figures" / "accuracy.png").is_file()
+    page = (run.folder / "report.html").read_text()
+    assert "Can sign be read off layer 3 of sparse" in page
+    assert "of arrays, and tested on" in page
+    assert "hold for others drawn as these were" in page
+    assert probing.load_run(run.folder).accuracy == run.accuracy
+    assert run.accuracy[0]["compression"] > 1
+    with pytest.raises(UserError, match="`--name mine`"):
+        probe(X, y, runs=tmp_path, name="mine", **FAST)
+    for refused in (lambda: probing.rank(str(run.folder)), lambda: probing.compare([str(run.folder)] * 2)):
+        with pytest.raises(UserError, match=r"was made by `probing.probe` from arrays, which are not kept"):
+            refused()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"replicates": 1}, r"`--replicates 1` is too few"),
+        ({"probe": {"l2": 0.0}}, r"`--probe.l2 0.0` is out of range"),
+        ({"probe": {"l3": 1}}, r"`probe.l3` is not an option"),
+        ({"controls": "untrained"}, r"`controls untrained` is not one of shuffled, all, none"),
+        ({"trainer": {"max_epoch": 3}}, r"`--trainer.max_epoch` is not an argument.*max_epochs"),
+        ({"name": "../x"}, r"is not a plain name"),
+    ],
+)
+def test_options_are_checked(planted: Any, tmp_path: Path, options: dict[str, Any], sentence: str) -> None:
+    X, y, _ = planted
+    with pytest.raises(UserError, match=sentence):
+        probe(X, y, runs=tmp_path, **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_it_is_a_run(planted: Any) -> None:
+    X, y, _ = planted
+    run = probe(X, y, **FAST)
+    assert isinstance(run, Run)
+    assert "Layer 0: neurons by contribution" in repr(run)
+    assert isinstance(run.neurons[0], dict)

@@ -1,0 +1,179 @@
+"""`LinearProbe` and `ActivationDataModule` as Lightning's users know such classes: under a plain Trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from numpy.typing import NDArray
+from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
+from pytorch_lightning.loggers import CSVLogger, WandbLogger
+from sklearn.linear_model import LogisticRegression
+from torch.utils.data import DataLoader, TensorDataset
+
+from probing import ActivationDataModule, LinearProbe, probe
+from wandb_reader import read_offline_runs
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*smaller than the logging interval:UserWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+L2, WIDTH = 1e-3, 6
+
+
+@pytest.fixture(scope="module")
+def Xy() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """900 rows of 6 neurons of unlike scales; 3 classes."""
+    generator = np.random.default_rng(0)
+    y = generator.integers(3, size=900)
+    X = generator.standard_normal((900, WIDTH)) * [1, 10, 0.1, 1, 1, 2]
+    X[:, :3] += np.eye(3)[y] * [2, 15, 0.1]
+    return X.astype(np.float32), y
+
+
+def trainer(folder: Path, **options: Any) -> pl.Trainer:
+    plain = {"accelerator": "cpu", "devices": 1, "max_epochs": 100, "enable_progress_bar": False, "logger": False}
+    plain |= {"enable_model_summary": False, "enable_checkpointing": False, "default_root_dir": folder}
+    return pl.Trainer(**{**plain, **options})
+
+
+def part(data: ActivationDataModule, Xy: Any, side: str) -> tuple[Any, Any]:
+    rows = np.flatnonzero(getattr(data.sides, side).labels >= 0)
+    return Xy[0][rows], Xy[1][rows]
+
+
+def by_sklearn(data: ActivationDataModule, Xy: Any) -> LogisticRegression:
+    """Return scikit-learn's optimum of the same objective, on activations divided by their sd."""
+    X, y = part(data, Xy, "train")
+    model = LogisticRegression(fit_intercept=False, C=1 / (2 * L2 * len(y)), tol=1e-8, max_iter=5000)
+    return model.fit(X / X.std(0), y)
+
+
+def test_a_probe_is_trained_tested_and_loaded(Xy: Any, tmp_path: Path) -> None:
+    data = ActivationDataModule.from_arrays(*Xy)
+    module = LinearProbe(data.d_model, data.classes, l2=L2, tolerance=1e-7)
+    best = ModelCheckpoint(tmp_path, monitor="train/objective")
+    plain = trainer(tmp_path, enable_checkpointing=True, callbacks=[best])
+    plain.fit(module, datamodule=data)
+    assert 3 < plain.current_epoch < 40  # it stopped at the optimum
+    assert plain.callback_metrics["train/optimality_gap"] <= 1e-7
+    expected = by_sklearn(data, Xy)
+    sd = part(data, Xy, "train")[0].std(0)
+    weight = module.weight[0] - module.weight[0].mean(0)
+    np.testing.assert_allclose(weight * sd, expected.coef_ - expected.coef_.mean(0), atol=2e-3)
+
+    (found,) = plain.test(module, datamodule=data, verbose=False)
+    X, y = part(data, Xy, "test")
+    assert found["test/accuracy"] == found["test/layer_00/accuracy"] == pytest.approx(expected.score(X / sd, y))
+    log_p = expected.predict_log_proba(X / sd)
+    assert found["test/cross_entropy"] == pytest.approx(-log_p[np.arange(len(y)), y].mean(), abs=1e-4)
+
+    loaded = LinearProbe.load_from_checkpoint(best.best_model_path)
+    assert loaded.hparams["l2"] == L2
+    assert loaded.classes == [0, 1, 2]
+    assert torch.equal(loaded.weight, module.weight)
+    predicted = torch.cat([p[0] for p in trainer(tmp_path).predict(loaded, datamodule=data) or []])
+    np.testing.assert_array_equal(predicted, expected.predict(X / sd))
+
+
+def test_a_checkpoint_has_the_weights_of_its_objective(Xy: Any, tmp_path: Path) -> None:
+    data = ActivationDataModule.from_arrays(*Xy)
+    kept = ModelCheckpoint(tmp_path, "{epoch}-{train/objective:.12f}", save_top_k=-1, auto_insert_metric_name=False)
+    module = LinearProbe(data.d_model, data.classes, l2=L2)
+    trainer(tmp_path, enable_checkpointing=True, callbacks=[kept], max_epochs=4).fit(module, datamodule=data)
+    X, y = (torch.from_numpy(a) for a in part(data, Xy, "train"))
+    files = list(tmp_path.rglob("*.ckpt"))
+    assert len(files) == 4
+    for file in files:
+        logged = float(torch.load(file, weights_only=False)["callbacks"] and file.stem.rsplit("-", 1)[1])
+        loaded = LinearProbe.load_from_checkpoint(file)
+        (logits,) = loaded([X])
+        value = torch.nn.functional.cross_entropy(logits, y) + L2 * loaded.scaled_weight.square().sum()
+        assert logged == pytest.approx(float(value.detach()), abs=1e-5)
+
+
+def test_adam_stops_early_and_callbacks_see_the_validation(Xy: Any, tmp_path: Path) -> None:
+    data = ActivationDataModule.from_arrays(*Xy, batch_size=64)
+    module = LinearProbe(data.d_model, data.classes, l2=1e-4, solver="adam", learning_rate=0.01, patience=50)
+    stopping = EarlyStopping("val/cross_entropy", patience=2)
+    plain = trainer(tmp_path, callbacks=[stopping], max_epochs=60)
+    plain.fit(module, datamodule=data)
+    assert 3 < plain.current_epoch < 60
+    (found,) = plain.test(module, datamodule=data, verbose=False)
+    assert found["test/accuracy"] > 0.65
+
+
+def test_its_curves_reach_every_logger(Xy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    data = ActivationDataModule.from_arrays({3: Xy[0], 6: Xy[0][:, ::-1]}, Xy[1])
+    module = LinearProbe(data.d_model, data.classes, data.layers, l2=L2)
+    online = WandbLogger(project="plain", save_dir=tmp_path, offline=True)
+    plain = trainer(tmp_path, logger=[online, CSVLogger(tmp_path)], log_every_n_steps=1)
+    plain.fit(module, datamodule=data)
+    (tested,) = plain.test(module, datamodule=data, verbose=False)
+    online.experiment.finish()
+    (run,) = read_offline_runs(tmp_path)
+    for layer in ("layer_03", "layer_06"):
+        curve = [row[f"train/{layer}/objective"] for row in run.rows(f"train/{layer}/objective")]
+        assert len(curve) == plain.current_epoch
+        assert curve[-1] < curve[0]
+        assert run.rows(f"val/{layer}/accuracy")[-1][f"val/{layer}/accuracy"] > 0.65
+    assert run.rows("test/accuracy")[0]["test/accuracy"] == pytest.approx(tested["test/accuracy"])
+    assert run.config["l2"] == L2
+    assert (Path(plain.loggers[1].log_dir or "") / "metrics.csv").read_text().count("\n") > plain.current_epoch
+
+
+def test_layers_in_one_stack_are_those_alone(Xy: Any, tmp_path: Path) -> None:
+    generator = np.random.default_rng(5)
+    other = Xy[0] + generator.standard_normal(Xy[0].shape).astype(np.float32)
+    stack = ActivationDataModule.from_arrays({0: Xy[0], 4: other}, Xy[1])
+    together = LinearProbe(WIDTH, stack.classes, stack.layers, l2=L2)
+    trainer(tmp_path).fit(together, datamodule=stack)
+    for i, array in enumerate((Xy[0], other)):
+        data = ActivationDataModule.from_arrays(array, Xy[1])
+        alone = LinearProbe(WIDTH, data.classes, l2=L2)
+        trainer(tmp_path).fit(alone, datamodule=data)
+        torch.testing.assert_close(alone.weight[0], together.weight[i], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("solver", ["lbfgs", "adam"])
+def test_it_takes_any_loader_of_pairs(Xy: Any, tmp_path: Path, solver: Any) -> None:
+    X, y = torch.from_numpy(Xy[0]), torch.from_numpy(Xy[1])
+    train = DataLoader(TensorDataset(X[:700], y[:700]), batch_size=100, shuffle=True)
+    test = DataLoader(TensorDataset(X[700:], y[700:]), batch_size=100)
+    module = LinearProbe(WIDTH, 3, l2=L2, solver=solver, learning_rate=0.05)
+    plain = trainer(tmp_path, max_epochs=30)
+    plain.fit(module, train, test)
+    (found,) = plain.test(module, test, verbose=False)
+    right = (module(X[700:])[0].argmax(1) == y[700:]).float().mean()
+    assert found["test/accuracy"] == pytest.approx(float(right))
+    assert right > 0.65
+    with pytest.raises(ValueError, match=r"pairs \(hidden_states, labels\)"):
+        module.training_step((X, y, y))
+
+
+def test_it_is_what_probe_trains(Xy: Any, tmp_path: Path) -> None:
+    data = ActivationDataModule.from_arrays(*Xy)
+    module = LinearProbe(data.d_model, data.classes, l2=L2)
+    plain = trainer(tmp_path)
+    plain.fit(module, datamodule=data)
+    (found,) = plain.test(module, datamodule=data, verbose=False)
+    run = probe(*Xy, probe={"l2": L2}, replicates=0, evidence="none", controls="none")
+    assert run.accuracy[0]["accuracy"] == pytest.approx(found["test/accuracy"])
+    assert run.accuracy[0]["cross_entropy"] == pytest.approx(found["test/cross_entropy"], abs=1e-5)
+
+
+def test_a_model_and_a_corpus(checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path) -> None:
+    data = ActivationDataModule.from_text(str(checkpoints["bert"]), str(corpus_file), layer=1, cache=tmp_path / "cache")
+    assert data.sides.ordinal
+    module = LinearProbe(data.d_model, data.classes, data.layers, data.sides.ordinal, l2=1e-2)
+    plain = trainer(tmp_path, max_epochs=20)
+    plain.fit(module, datamodule=data)
+    (found,) = plain.test(module, datamodule=data, verbose=False)
+    assert found["test/layer_01/within_one"] >= found["test/layer_01/accuracy"] > 0
