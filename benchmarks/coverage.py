@@ -90,7 +90,7 @@ def population(
     ]
     problems = []
     for i, (fit, top) in enumerate(zip(fits, tops, strict=True)):
-        (start,) = without(fit.weight, [top], fit.moments, "sd", L2)
+        (start,) = without(fit.weight, [top], training.scaling(fit.moments), L2)
         problems.append(Problem(f"without_{top}", i, Penalty(0, L2), start, torch.arange(fit.weight.shape[1]) != top))
     changed = train_variants(sides, layers, fits, problems, training, test=True)
     prior = prior_cross_entropy_by_sentence(sides.train, test, len(sides.classes))

@@ -108,6 +108,7 @@ def export(entry: str, corpus: str, layer: str, seed: str, folder: str) -> dict[
     from probing.corpus import assign_splits, load_corpus
     from probing.data.examples import choose_classes, label, read
     from probing.data.layer_moments import layer_moments
+    from probing.statistics.scaling import Scaling
 
     store, text, task = ActivationStore(Path(entry)), load_corpus(corpus), Position()
     splits = assign_splits(text.sentences, int(seed))
@@ -119,7 +120,7 @@ def export(entry: str, corpus: str, layer: str, seed: str, folder: str) -> dict[
         np.save(Path(folder) / f"y_{side}.npy", np.concatenate([part.labels.numpy() for part in parts]))
         if side == "train":
             (moments,) = layer_moments(examples, [int(layer)])
-            inverse = moments.inverse_scale("sd").numpy()
+            inverse = Scaling(moments, "sd").inverse.numpy()
             np.save(Path(folder) / "dead.npy", inverse == 0)
             np.save(Path(folder) / "scale.npy", 1 / np.where(inverse == 0, 1, inverse))
     return {"n_classes": len(classes)}

@@ -22,7 +22,7 @@ from scipy.stats import ortho_group
 from torch import Tensor
 
 from probing.data.examples import Examples, read
-from probing.rankings.contributions import centre_over_classes
+from probing.probes.objective import centre_over_classes
 
 # With so many bases the standard error of the mean is a third of the spread of a single ranking.
 BASES = 10

@@ -12,26 +12,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.probes.class_curvature import ClassCurvature
-from probing.rankings.contributions import centre_over_classes
+from probing.probes.objective import centre_over_classes
 from probing.statistics.intervals import mean_interval
-from probing.statistics.moments import Moments, PenaltySpace
+from probing.statistics.scaling import Scaling
 from probing.tables.columns import NEGLIGIBLE_NATS
 
 # Number of top neurons that are removed one by one; as many matched neurons are removed for comparison.
 REMOVED = 10
 
 
-def _inverse_curvature(moments: Moments, space: PenaltySpace, l2: float, n_classes: int) -> tuple[Tensor, Tensor]:
-    """Return the inverse of C + 2 l2 K, C being the scaled features' second moment, and 1 / scale, both float64."""
-    inverse_scale = moments.inverse_scale(space)
-    values, vectors = torch.linalg.eigh(inverse_scale[:, None] * moments.second_moment * inverse_scale)
+def _inverse_curvature(scaling: Scaling, l2: float, n_classes: int) -> Tensor:
+    """Return the inverse of C + 2 l2 K, where C is the second moment of the scaled neurons, float64."""
+    values, vectors = torch.linalg.eigh(scaling.products(scaling.moments.second_moment))
     # A second moment has no negative eigenvalues, but rounding makes some where neurons are collinear. With a small
     # penalty the inverse would then not be positive definite.
     curvature = values.clamp(min=0) + 2 * l2 * n_classes
-    return (vectors / curvature) @ vectors.T, inverse_scale
+    return (vectors / curvature) @ vectors.T
 
 
-def unique(weight: Tensor, moments: Moments, space: PenaltySpace, l2: float) -> Tensor:
+def unique(weight: Tensor, scaling: Scaling, l2: float) -> Tensor:
     """Estimate, up to a factor, how much the objective increases without each neuron, from the curvature alone.
 
     |U_i|^2 / (2 K [(C + 2 l2 K)^-1]_ii), where U is the scaled weight centred over the K classes: the second-order
@@ -41,19 +40,18 @@ def unique(weight: Tensor, moments: Moments, space: PenaltySpace, l2: float) -> 
 
     Args:
         weight: Probe weight on raw hidden states, shape (n_classes, d_model).
-        moments: Moments of the training tokens.
-        space: Space in which weights are penalised.
+        scaling: The scaling of the layer's neurons.
         l2: Strength of the squared l2 penalty.
 
     Returns:
         Shape (d_model,), float64; 0 for dead neurons.
     """
-    inverse, inverse_scale = _inverse_curvature(moments, space, l2, len(weight))
-    scaled = torch.where(inverse_scale > 0, centre_over_classes(weight.double()) / inverse_scale, 0.0)
+    inverse = _inverse_curvature(scaling, l2, len(weight))
+    scaled = scaling.scaled_weight(centre_over_classes(weight.double()))
     return scaled.square().sum(0) / (2 * len(weight) * inverse.diagonal())
 
 
-def without(weight: Tensor, neurons: Sequence[int], moments: Moments, space: PenaltySpace, l2: float) -> list[Tensor]:
+def without(weight: Tensor, neurons: Sequence[int], scaling: Scaling, l2: float) -> list[Tensor]:
     """Return for each removed neuron an initial weight of the other neurons, close to their optimum.
 
     The other neurons take over what they predict linearly of the removed one: where v_i is about the sum of b_j v_j,
@@ -62,42 +60,38 @@ def without(weight: Tensor, neurons: Sequence[int], moments: Moments, space: Pen
     Args:
         weight: Probe weight on raw hidden states, shape (n_classes, d_model).
         neurons: Neurons that are removed, one at a time.
-        moments: Moments of the training tokens.
-        space: Space in which weights are penalised.
+        scaling: The scaling of the layer's neurons.
         l2: Strength of the squared l2 penalty.
 
     Returns:
         A tensor for each removed neuron, shape (n_classes, d_model), float32; its column of that neuron is 0.
     """
-    inverse, inverse_scale = _inverse_curvature(moments, space, l2, len(weight))
-    scaled = torch.where(inverse_scale > 0, weight.double() / inverse_scale, 0.0)
+    inverse = _inverse_curvature(scaling, l2, len(weight))
+    scaled = scaling.scaled_weight(weight.double())
     starts = []
     for i in neurons:
         start = scaled - scaled[:, i, None] * (inverse[i] / inverse[i, i])
         start[:, i] = 0
-        starts.append((start * inverse_scale).float())
+        starts.append(scaling.raw_weight(start).float())
     return starts
 
 
 def without_by_class(
-    weight: Tensor, neurons: Sequence[int], moments: Moments, space: PenaltySpace, curvature: ClassCurvature
+    weight: Tensor, neurons: Sequence[int], scaling: Scaling, curvature: ClassCurvature
 ) -> list[Tensor]:
     """Return initial weights as `without` does, closer to the optimum: each class is adjusted by its own curvature.
 
     Args:
         weight: Probe weight on raw hidden states, shape (n_classes, d_model).
         neurons: Neurons that are removed, one at a time.
-        moments: Moments of the training tokens.
-        space: Space in which weights are penalised.
+        scaling: The scaling of the layer's neurons.
         curvature: Curvature of the objective at the finished probe.
 
     Returns:
         A tensor for each removed neuron, shape (n_classes, d_model), float32; its column of that neuron is 0.
     """
-    inverse_scale = moments.inverse_scale(space).float()
-    scaled = torch.where(inverse_scale > 0, weight / inverse_scale, 0.0)
-    others = torch.arange(weight.shape[1])
-    return [curvature.within(others != i).without(scaled) * inverse_scale for i in neurons]
+    scaled, others = scaling.scaled_weight(weight), torch.arange(weight.shape[1])
+    return [scaling.raw_weight(curvature.within(others != i).without(scaled)) for i in neurons]
 
 
 def matched(top: Sequence[int], others: Sequence[int], sd: Tensor, seed: int) -> list[int]:

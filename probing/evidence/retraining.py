@@ -120,7 +120,7 @@ def with_removals(evidence: Sequence[Evidence], retraining: Retraining) -> list[
     found = []
     for i, (fit, one) in enumerate(zip(retraining.fits, evidence, strict=True)):
         own, changed = _scores(fit.weight[None], one), _scores_of(others[2 * i : 2 * i + 2], one)
-        estimate = unique(fit.weight, fit.moments, retraining.training.penalty_space, penalty.l2)
+        estimate = unique(fit.weight, retraining.training.scaling(fit.moments), penalty.l2)
         effects, drawn = _ablation_effects(retraining.of_layer(i), one, torch.from_numpy(own[0]))
         found.append(
             replace(
@@ -137,25 +137,24 @@ def with_removals(evidence: Sequence[Evidence], retraining: Retraining) -> list[
 def with_intercept_probes(evidence: Sequence[Evidence], retraining: Retraining) -> list[Evidence]:
     """Add the centred contribution by a probe with an intercept, in layers with neurons whose mean is far from 0."""
     found, training = list(evidence), retraining.training
-    space, penalty = training.penalty_space, training.penalty
     indices = [i for i, one in enumerate(evidence) if is_far(one.moments).any()]
     if not indices:
         return found
-    layers, moments = [retraining.layers[i] for i in indices], [evidence[i].moments for i in indices]
+    layers = [retraining.layers[i] for i in indices]
+    scalings = [training.scaling(evidence[i].moments) for i in indices]
     fits = [
-        replace(
-            retraining.fits[i], weight=start_with_intercept(retraining.fits[i].weight, own, space),
-            moments=moments_with_constant(own, space),
-        )
-        for i, own in zip(indices, moments, strict=True)
-    ]  # fmt: skip
+        replace(fit, weight=start_with_intercept(fit.weight, scaling), moments=moments_with_constant(scaling))
+        for fit, scaling in zip((retraining.fits[i] for i in indices), scalings, strict=True)
+    ]
     of_layers = replace(
-        retraining, sides=with_constants(retraining.sides, dict(zip(layers, moments, strict=True)), space),
+        retraining, sides=with_constants(retraining.sides, dict(zip(layers, scalings, strict=True))),
         layers=layers, fits=fits, training=replace(training, penalty_space="raw"),
     )  # fmt: skip
-    problems = [Problem(f"with_intercept_{layer:02d}", i, penalty) for i, layer in enumerate(layers)]
-    for i, fit, own in zip(indices, of_layers.train("probes with an intercept", problems), moments, strict=True):
-        contribution = mean_contribution(on_hidden_states(fit.weight, own, space), evidence[i].magnitudes, centred=True)
+    problems = [Problem(f"with_intercept_{layer:02d}", i, training.penalty) for i, layer in enumerate(layers)]
+    trained = of_layers.train("probes with an intercept", problems)
+    for i, fit, scaling in zip(indices, trained, scalings, strict=True):
+        weight = on_hidden_states(fit.weight, scaling)
+        contribution = mean_contribution(weight, evidence[i].magnitudes, centred=True)
         found[i] = replace(found[i], contribution_with_intercept=contribution)
     return found
 
@@ -170,11 +169,11 @@ def _ablation_effects(
     drawn = matched(top, live[len(top) :], evidence.moments.sd, retraining.seed)
     removed, others = [*top, *drawn], torch.arange(len(scores))
     readout, curvature = _surroundings(sides, retraining.layers[0], fit, training, retraining.seed)
-    space, penalty = training.penalty_space, training.penalty
+    penalty, scaling = training.penalty, training.scaling(fit.moments)
     starts = (
-        without(fit.weight, removed, fit.moments, space, penalty.l2)
+        without(fit.weight, removed, scaling, penalty.l2)
         if curvature is None
-        else without_by_class(fit.weight, removed, fit.moments, space, curvature)
+        else without_by_class(fit.weight, removed, scaling, curvature)
     )
     # The full probe is retrained as well, because it is only as close to its optimum as its own tolerance.
     problems = [Problem("with_all", 0, penalty, curvature=curvature, readout=readout)]
@@ -217,8 +216,7 @@ def _surroundings(
     for batch in read_share(sides.train, [layer]):
         blocks.update(batch.hidden_states[0])
     blocks.all_reduce(sum_over_ranks)
-    inverse_scale = fit.moments.inverse_scale(training.penalty_space)
-    return readout, blocks.result(inverse_scale, sides.train.n_tokens, training.penalty.l2)
+    return readout, blocks.result(training.scaling(fit.moments), sides.train.n_tokens, training.penalty.l2)
 
 
 def _scores(weights: Tensor, evidence: Evidence) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from probing.data.examples import Sides
-from probing.statistics.moments import Moments, PenaltySpace
+from probing.statistics.moments import Moments
+from probing.statistics.scaling import Scaling
 from probing.tables.columns import FAR
 from probing.transforms.erasure import Changed
 
@@ -29,72 +30,66 @@ def is_far(moments: Moments) -> Tensor:
     return (moments.mean.abs() > FAR * moments.sd) & ~moments.dead
 
 
-def with_constants(sides: Sides, moments: Mapping[int, Moments], space: PenaltySpace) -> Sides:
+def with_constants(sides: Sides, scalings: Mapping[int, Scaling]) -> Sides:
     """Return the sides with centred neurons and a constant, shape (n, d_model + 1), in place of the activations.
 
     Args:
         sides: Examples with their activations.
-        moments: Moments of the training tokens, by layer number.
-        space: Space in which weights are penalised.
+        scalings: The scaling of each layer's neurons, by layer number.
     """
-    changes = {layer: with_constant(own, space) for layer, own in moments.items()}
+    changes = {layer: with_constant(scaling) for layer, scaling in scalings.items()}
     width = sides.train.store.plan.d_model + 1
     return sides.each(lambda examples: replace(examples, store=Changed(examples.store, changes, width)))
 
 
-def with_constant(moments: Moments, space: PenaltySpace) -> Callable[[Tensor], Tensor]:
+def with_constant(scaling: Scaling) -> Callable[[Tensor], Tensor]:
     """Return a function that centres and scales hidden states and appends the constant.
 
     Args:
-        moments: Moments of the training tokens.
-        space: Space in which weights are penalised.
+        scaling: The scaling of the layer's neurons.
 
     Returns:
         A function from shape (n, d_model) to (n, d_model + 1).
     """
-    mean, inverse_scale = moments.mean.float(), moments.inverse_scale(space).float()
+    mean = scaling.moments.mean.float()
 
     def change(hidden_states: Tensor) -> Tensor:
-        scaled = (hidden_states - mean) * inverse_scale
-        return torch.nn.functional.pad(scaled, (0, 1), value=CONSTANT)
+        return torch.nn.functional.pad(scaling.features(hidden_states - mean), (0, 1), value=CONSTANT)
 
     return change
 
 
-def moments_with_constant(moments: Moments, space: PenaltySpace) -> Moments:
+def moments_with_constant(scaling: Scaling) -> Moments:
     """Return the moments of the features of `with_constant`; the constant is given sd 1, so that it counts as live."""
-    inverse_scale = moments.inverse_scale(space)
-    scaled = inverse_scale[:, None] * moments.covariance * inverse_scale
-    covariance = torch.nn.functional.pad(scaled, (0, 1, 0, 1))  # the constant has covariance 0
-    sd = torch.cat([moments.sd * inverse_scale, torch.ones(1)])
+    moments = scaling.moments
+    # The constant has covariance 0.
+    covariance = torch.nn.functional.pad(scaling.products(moments.covariance), (0, 1, 0, 1))
+    sd = torch.cat([scaling.features(moments.sd), torch.ones(1)])
     mean = torch.cat([torch.zeros_like(moments.mean), torch.tensor([CONSTANT])])
     return Moments(moments.n_tokens, mean.double(), sd.double(), covariance)
 
 
-def start_with_intercept(weight: Tensor, moments: Moments, space: PenaltySpace) -> Tensor:
+def start_with_intercept(weight: Tensor, scaling: Scaling) -> Tensor:
     """Return an initial weight of the probe with an intercept, with the logits of the probe without one.
 
     Only neurons with a mean far from 0 differ: they start at 0, and their means go into the intercept.
 
     Args:
         weight: Weight of the probe without intercept on raw hidden states, shape (n_classes, d_model).
-        moments: Moments of the training tokens.
-        space: Space in which weights are penalised.
+        scaling: The scaling of the layer's neurons.
 
     Returns:
         Weight on the features of `with_constant`, shape (n_classes, d_model + 1).
     """
-    inverse_scale = moments.inverse_scale(space)
-    intercept = weight.double() @ moments.mean / CONSTANT
-    kept = (inverse_scale > 0) & ~is_far(moments)
-    scaled = torch.where(kept, weight.double() / inverse_scale, 0.0)
+    intercept = weight.double() @ scaling.moments.mean / CONSTANT
+    scaled = torch.where(is_far(scaling.moments), 0.0, scaling.scaled_weight(weight.double()))
     return torch.cat([scaled, intercept[:, None]], 1).float()
 
 
-def on_hidden_states(weight: Tensor, moments: Moments, space: PenaltySpace) -> Tensor:
+def on_hidden_states(weight: Tensor, scaling: Scaling) -> Tensor:
     """Convert a weight on the features of `with_constant` to raw hidden states, without the intercept.
 
     Returns:
         Shape (n_classes, d_model).
     """
-    return weight[:, :-1] * moments.inverse_scale(space).to(weight)
+    return scaling.raw_weight(weight[:, :-1])

@@ -13,6 +13,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from probing.probes.objective import centre_over_classes
+from probing.statistics.scaling import Scaling
+
 # Most bytes of the blocks of all classes; if they need more, the Kronecker model is used.
 MOST_BYTES = 2**30
 # Number of sampled tokens per class's block, in multiples of its width; with all tokens the blocks would cost more than
@@ -70,7 +73,7 @@ class ClassCurvature:
             share = torch.linalg.solve(self.columns[:, self.removed], weight[:, self.removed, None])
             weight = weight - (self.columns @ share).squeeze(2)
             weight[:, self.removed] = 0
-        return weight - weight.mean(0)
+        return centre_over_classes(weight)
 
     def at(self, class_covariance: Tensor, l2: float) -> Callable[[Tensor], Tensor]:
         """Return the map from gradients to steps, which is the same at every point."""
@@ -111,13 +114,12 @@ class ClassCurvatureAccumulator:
         """All-reduce the sums of all ranks."""
         self.blocks = sum_over_ranks(self.blocks)
 
-    def result(self, inverse_scale: Tensor, n_tokens: int, l2: float) -> ClassCurvature:
+    def result(self, scaling: Scaling, n_tokens: int, l2: float) -> ClassCurvature:
         """Return the curvature in the space of the penalty.
 
         Args:
-            inverse_scale: Factor that maps each neuron to that space, shape (d_model,).
+            scaling: The scaling of the layer's neurons.
             n_tokens: Number of tokens added.
             l2: Strength of the penalty.
         """
-        scale = inverse_scale.to(self.blocks)
-        return ClassCurvature.of(scale[:, None] * (self.blocks / n_tokens) * scale, l2)
+        return ClassCurvature.of(scaling.products(self.blocks / n_tokens), l2)

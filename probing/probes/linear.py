@@ -16,7 +16,8 @@ from probing.probes.full_passes import FullPasses
 from probing.probes.metrics import ProbeMetrics
 from probing.probes.problem import Problem, problem_of_layer
 from probing.probes.solvers import Penalty
-from probing.statistics.moments import Moments, PenaltySpace
+from probing.statistics.moments import Moments
+from probing.statistics.scaling import PenaltySpace, Scaling
 
 Stage = Literal["train", "val", "test"]
 
@@ -93,7 +94,7 @@ class LinearProbe(pl.LightningModule):
     def _scale_by(self, moments: Sequence[Moments]) -> None:
         """Take over the layers' moments, and set the scale of each problem's neurons and its initial weights."""
         weight, self.moments = self.weight, list(moments)
-        by_layer = [m.inverse_scale(self.penalty_space) for m in self.moments]
+        by_layer = [Scaling(own, self.penalty_space).inverse for own in self.moments]
         for i, problem in enumerate(self.problems):
             # A neuron that may not be used gets an inverse scale of 0, like a dead one.
             inverse_scale = by_layer[problem.layer] * (1 if problem.neurons is None else problem.neurons)

@@ -11,7 +11,8 @@ import pytorch_lightning as pl
 
 from probing.probes.solvers import Penalty
 from probing.runtime.trainer import HONOURED
-from probing.statistics.moments import PenaltySpace
+from probing.statistics.moments import Moments
+from probing.statistics.scaling import PenaltySpace, Scaling
 
 # Returns Lightning callbacks that show the progress of training the named probes, such as `bootstraps`.
 Progress = Callable[[str], Sequence[pl.Callback]]
@@ -77,6 +78,10 @@ class Training:
     penalty_space: PenaltySpace = "sd"
     trainer: Mapping[str, Any] = field(default_factory=dict)
     progress: Progress = no_progress
+
+    def scaling(self, moments: Moments) -> Scaling:
+        """Return the scaling of a layer's neurons, given the moments of its training tokens."""
+        return Scaling(moments, self.penalty_space)
 
     def loosened(self, tolerance: float) -> Training:
         """Return the settings with a tolerance of at least this many nats."""

@@ -12,14 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-
-def centre_over_classes(weight: Tensor) -> Tensor:
-    """Subtract from each neuron's weights their mean over classes: the softmax stays and the weight is identifiable.
-
-    Args:
-        weight: Probe weight, shape (..., n_classes, d_model).
-    """
-    return weight - weight.mean(-2, keepdim=True)
+from probing.probes.objective import centre_over_classes
 
 
 def neuron_contributions(weight: Tensor, hidden_states: Tensor) -> Tensor:

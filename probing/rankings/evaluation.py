@@ -179,7 +179,7 @@ def of_columns(examples: Examples, layer: int, chosen: Sequence[Sequence[int]], 
 
 def rough_training(data: LayerData) -> Training:
     """Return training options for probes that are only tested: the run's penalty, solved to `TOLERANCE`."""
-    return Training(data.penalty, Lbfgs(TOLERANCE), data.penalty_space)
+    return Training(data.penalty, Lbfgs(TOLERANCE), data.scaling.space)
 
 
 def of_gaussians(chosen: Sequence[Chosen], data: LayerData, sides: Sides) -> list[Judged]:

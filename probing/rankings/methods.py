@@ -13,11 +13,13 @@ from probing.data.examples import Sides, read
 from probing.data.layer_moments import layer_moments
 from probing.data.subsample import Sample, load, thin
 from probing.probes import gaussian
+from probing.probes.objective import centre_over_classes
 from probing.probes.solvers import Penalty
 from probing.rankings import elastic_net
-from probing.rankings.contributions import ClassMagnitudes, MagnitudeAccumulator, centre_over_classes, mean_contribution
+from probing.rankings.contributions import ClassMagnitudes, MagnitudeAccumulator, mean_contribution
 from probing.statistics.class_moments import ClassMoments, ClassMomentsAccumulator
-from probing.statistics.moments import Moments, PenaltySpace
+from probing.statistics.moments import Moments
+from probing.statistics.scaling import PenaltySpace, Scaling
 
 # Number of neurons that greedy selection chooses; the others follow by the information that each would add next.
 SELECTED = 50
@@ -33,8 +35,7 @@ class LayerData:
         layer: Layer number.
         weight: Weight of the layer's probe on raw hidden states, shape (n_classes, d_model).
         penalty: Penalty of that probe.
-        penalty_space: Space in which that probe's weights are penalised.
-        moments: Moments of the training tokens.
+        scaling: The scaling of the layer's neurons under that penalty.
         classes: Moments of the training tokens by class.
         magnitudes: Class magnitudes of the test tokens, by their true class.
         predicted: Class magnitudes of the test tokens, by the class that the probe predicts.
@@ -46,14 +47,18 @@ class LayerData:
     layer: int
     weight: Tensor
     penalty: Penalty
-    penalty_space: PenaltySpace
-    moments: Moments
+    scaling: Scaling
     classes: ClassMoments
     magnitudes: ClassMagnitudes
     predicted: ClassMagnitudes
     train: Sample
     validation: Sample
     seed: int
+
+    @property
+    def moments(self) -> Moments:
+        """Moments of the training tokens."""
+        return self.scaling.moments
 
     @property
     def live(self) -> list[int]:
@@ -100,8 +105,8 @@ def read_layer(
     train = load(thin(sides.train, MOST_TRAIN, seed), layer)
     validation = load(thin(sides.validation, MOST_VALIDATION, seed), layer)
     return LayerData(
-        layer, weight, penalty, penalty_space, moments, classes.result(), true.result(), predicted.result(), train,
-        validation, seed,
+        layer, weight, penalty, Scaling(moments, penalty_space), classes.result(), true.result(), predicted.result(),
+        train, validation, seed,
     )  # fmt: skip
 
 
@@ -172,7 +177,7 @@ def elastic_net_path(data: LayerData) -> Ranking:
 
     The score is that penalty; it is 0 for neurons that never enter.
     """
-    states = data.train.hidden_states * data.moments.inverse_scale(data.penalty_space).float()
+    states = data.scaling.features(data.train.hidden_states)
     found = elastic_net.entries(states, data.train.labels, len(data.weight), data.penalty.l2)
     return by_score(found.l1, ties=torch.where(data.moments.dead, -1.0, found.norm))
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from probing.statistics.running_mean import ROWS, RunningMean
-
-PenaltySpace = Literal["sd", "rms", "raw"]
 
 # A neuron whose sd is below this fraction of the median is dead: divided by its sd it would act as an intercept.
 DEAD = 1e-3
@@ -49,15 +46,6 @@ class Moments:
     def dead(self) -> Tensor:
         """Whether each neuron hardly varies, shape (d_model,), bool."""
         return _hardly_vary(self.sd, self.rms)
-
-    def inverse_scale(self, space: PenaltySpace) -> Tensor:
-        """Return the factors that map neurons to the space of the penalty: 1 / scale, and 0 for dead neurons.
-
-        Args:
-            space: `sd` divides by the standard deviation, `rms` by the root mean square, `raw` by nothing.
-        """
-        scale = {"sd": self.sd, "rms": self.rms, "raw": torch.ones_like(self.sd)}[space]
-        return torch.where(self.dead, 0.0, 1 / scale)
 
 
 class MomentsAccumulator:

@@ -18,7 +18,8 @@ from probing.probes.problem import Problem
 from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
 from probing.probes.training import train_variants
-from probing.statistics.moments import Moments, MomentsAccumulator
+from probing.statistics.moments import MomentsAccumulator
+from probing.statistics.scaling import PenaltySpace, Scaling
 from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, objective, optimum, positional, scaled_features
 from synthetic import sides as sides_of
 
@@ -27,10 +28,10 @@ L2 = 1e-3
 LENGTHS = np.random.default_rng(0).integers(6, 14, 240).tolist()
 
 
-def moments_of(states: Tensor) -> Moments:
+def scaling_of(states: Tensor, space: PenaltySpace = "sd") -> Scaling:
     accumulator = MomentsAccumulator(states.shape[1])
     accumulator.update(states)
-    return accumulator.result()
+    return Scaling(accumulator.result(), space)
 
 
 def training(tolerance: float = 1e-6) -> Training:
@@ -42,16 +43,16 @@ def training(tolerance: float = 1e-6) -> Training:
 
 def test_on_uncorrelated_neurons_the_estimate_is_the_weights_own_size() -> None:
     states = torch.linalg.qr(torch.randn(50, 6, generator=torch.Generator().manual_seed(0)))[0] * 50**0.5
-    moments, weight = moments_of(states), torch.randn(3, 6, generator=torch.Generator().manual_seed(1))
+    scaling, weight = scaling_of(states, "raw"), torch.randn(3, 6, generator=torch.Generator().manual_seed(1))
     scaled = (weight - weight.mean(0)).double()
     expected = scaled.square().sum(0) * (1 + 2 * L2 * 3) / (2 * 3)
-    torch.testing.assert_close(unique(weight, moments, "raw", L2), expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(unique(weight, scaling, L2), expected, rtol=1e-5, atol=0)
 
 
 def test_a_dead_neuron_is_not_unique() -> None:
     states = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
     states[:, 2] = 7
-    assert unique(torch.ones(3, 4) * torch.arange(3.0)[:, None], moments_of(states), "sd", L2)[2] == 0
+    assert unique(torch.ones(3, 4) * torch.arange(3.0)[:, None], scaling_of(states), L2)[2] == 0
 
 
 def test_nothing_is_less_than_useless_however_neurons_repeat_each_other_and_small_the_penalty() -> None:
@@ -59,7 +60,7 @@ def test_nothing_is_less_than_useless_however_neurons_repeat_each_other_and_smal
     states[:, 20:] = states[:, :20] @ torch.randn(20, 20, generator=torch.Generator().manual_seed(1)) + 100
     weight = torch.randn(2, 40, generator=torch.Generator().manual_seed(2))
     for l2 in (1e-5, 1e-9):
-        assert (unique(weight, moments_of(states), "sd", l2) > 0).all()
+        assert (unique(weight, scaling_of(states), l2) > 0).all()
 
 
 # --- doing without ---
@@ -69,7 +70,7 @@ def test_what_others_say_exactly_is_read_off_them() -> None:
     states = torch.randn(80, 5, generator=torch.Generator().manual_seed(0))
     states[:, 4] = 2 * states[:, 0] - states[:, 3]
     weight = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
-    (start,) = without(weight, [4], moments_of(states), "sd", 1e-9)
+    (start,) = without(weight, [4], scaling_of(states), 1e-9)
     assert (start[:, 4] == 0).all()
     torch.testing.assert_close(states @ start.T, states @ weight.T, rtol=1e-3, atol=1e-3)
 
@@ -140,7 +141,7 @@ def data(tmp_path: Path) -> Data:
 def test_a_probe_that_may_not_use_a_neuron_is_the_probe_of_the_others(data: Data) -> None:
     fits = data.fit(tolerance=1e-6)
     neurons = torch.arange(8) != 2
-    start = without(fits[0].weight, [2], fits[0].moments, "sd", L2)[0]
+    start = without(fits[0].weight, [2], Scaling(fits[0].moments, "sd"), L2)[0]
     (changed,) = train_variants(
         data, [0], fits, [Problem("without", 0, Penalty(0.0, L2), start, neurons)], training(), test=True
     )

@@ -17,7 +17,8 @@ from probing.evidence.with_intercept import is_far, moments_with_constant, with_
 from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
 from probing.runtime.terminal import render
-from probing.statistics.moments import MomentsAccumulator, PenaltySpace
+from probing.statistics.moments import MomentsAccumulator
+from probing.statistics.scaling import PenaltySpace, Scaling
 from probing.tables.conclusions import conclusion
 from probing.tables.probes import neurons_table
 from synthetic import LIGHTNING_WARNINGS, Array, Data, make_store, make_tokens, positional, sides
@@ -140,9 +141,9 @@ def test_its_moments_are_those_of_its_features_however_far_neurons_are(space: Pe
     states = torch.randn(5000, 6, generator=generator) + torch.tensor([0, 1, 10, 100, 1e3, 1e4])
     accumulator = MomentsAccumulator(6)
     accumulator.update(states)
-    moments = accumulator.result()
-    features = with_constant(moments, space)(states.double())
-    found = moments_with_constant(moments, space).second_moment
+    scaling = Scaling(accumulator.result(), space)
+    features = with_constant(scaling)(states.double())
+    found = moments_with_constant(scaling).second_moment
     # Correlations of features that are centred in float64 and multiplied in float32.
     scale = found.diagonal().rsqrt()
     expected = features.T @ features / len(features)

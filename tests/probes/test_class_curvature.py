@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from probing.probes.class_curvature import MOST_BYTES, ClassCurvature, ClassCurvatureAccumulator, fits
+from probing.statistics.moments import Moments
+from probing.statistics.scaling import Scaling
 
 N, K, D, L2 = 400, 4, 6, 1e-2
 
@@ -48,16 +50,21 @@ def test_drawn_tokens_give_them_on_average_and_fewer_tokens_stand_for_all() -> N
     assert ((draws.mean(0) - expected).abs() < 5 * error + 1e-6).all()
 
 
-def curvature(states: Tensor, weight: Tensor, scale: Tensor) -> ClassCurvature:
+def scaling(sd: Tensor) -> Scaling:
+    """Return the scaling of uncorrelated neurons with mean 0 and these standard deviations."""
+    return Scaling(Moments(N, torch.zeros(D).double(), sd.double(), sd.double().square().diag()), "sd")
+
+
+def curvature(states: Tensor, weight: Tensor, sd: Tensor) -> ClassCurvature:
     sums = ClassCurvatureAccumulator(weight, torch.zeros(K), 0)
     sums.update(states)
-    return sums.result(scale, len(states), L2)
+    return sums.result(scaling(sd), len(states), L2)
 
 
 def test_a_step_solves_the_blocks_of_each_class_where_weights_are_penalised() -> None:
     states, weight = example()
     scale, gradient = torch.linspace(0.5, 2, D), torch.randn(K, D, generator=torch.Generator().manual_seed(1))
-    found = curvature(states, weight, scale).at(torch.empty(0), L2)(gradient)
+    found = curvature(states, weight, 1 / scale).at(torch.empty(0), L2)(gradient)
     blocks = hessian_blocks(states * scale, weight / scale) + 2 * L2 * torch.eye(D)
     step = torch.linalg.solve(blocks, gradient.double()[:, :, None]).squeeze(2)
     torch.testing.assert_close(found, (step - step.mean(0)).float(), rtol=1e-3, atol=1e-4)
@@ -84,7 +91,7 @@ def test_what_others_predict_of_a_neuron_is_read_off_them() -> None:
     sums.update(states)
     neurons = torch.ones(D)
     neurons[2] = 0
-    start = sums.result(torch.ones(D), N, 1e-7).within(neurons).without(weight)
+    start = sums.result(scaling(torch.ones(D)), N, 1e-7).within(neurons).without(weight)
     logits = states @ weight.T
     torch.testing.assert_close(states @ start.T, logits - logits.mean(1, keepdim=True), rtol=0, atol=0.02)
 

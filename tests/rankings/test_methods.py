@@ -227,7 +227,7 @@ def test_the_elastic_net_enters_neurons_where_the_exact_path_does(
 
 def test_no_neuron_has_entered_before_the_path_begins(planted: tuple[LayerData, Data]) -> None:
     states, labels = planted[0].train
-    found = entries(states * planted[0].moments.inverse_scale("sd").float(), labels, int(labels.max()) + 1, 1e-3)
+    found = entries(planted[0].scaling.features(states), labels, int(labels.max()) + 1, 1e-3)
     assert found.l1[DEAD] == found.norm[DEAD] == 0
     assert ((found.l1 > 0) == (found.norm > 0)).all()
     assert found.l1.argmax() in (INFORMATIVE, CONSTANT)
