@@ -23,8 +23,15 @@ COMMANDS = {
 
 def main() -> int:
     """Run the command line and return the exit status."""
-    from probing.cli.commandline import run_process
+    from probing.cli.commandline import USER_ERROR, run_process
+    from probing.errors import UserError, one_line
+    from probing.runtime.installation import refuse_mixed_files
 
+    try:
+        refuse_mixed_files()
+    except UserError as error:
+        print(one_line(f"probing: {error}"), file=sys.stderr)
+        return USER_ERROR
     return run_process(COMMANDS, sys.argv[1:])
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -38,3 +42,64 @@ def test_every_file_that_is_no_module_is_installed(setup: ConfigParser) -> None:
     }
     listed = {(package, name) for package, names in setup["options.package_data"].items() for name in names.split()}
     assert found == listed
+
+
+def test_the_script_is_not_named_as_that_of_an_unrelated_distribution(setup: ConfigParser) -> None:
+    scripts = setup["options.entry_points"]["console_scripts"].split("\n")
+    assert [line for line in scripts if line] == ["neuron-probing = probing.__main__:main"]
+
+
+THEIRS = ("probing/__init__.py", "probing/_core.abi3.so", "probing/cli/__init__.py")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A folder of installed packages that holds this one."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    return shutil.copytree(ROOT / "probing", tmp_path / "site" / "probing", ignore=ignored).parent
+
+
+def install_other(site: Path, files: tuple[str, ...] = THEIRS) -> None:
+    """Install the unrelated distribution there, over whatever has the same name."""
+    for name in files:
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text("")
+    metadata = site / "probing-0.2.4.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: probing\nVersion: 0.2.4\n")
+    (metadata / "RECORD").write_text("".join(f"{name},,\n" for name in (*files, f"{metadata.name}/RECORD")))
+
+
+def start(site: Path, *others: Path) -> tuple[int, str]:
+    command = [sys.executable, "-m", "probing", "cache", "ls", "--cache", "nothing"]
+    path = os.pathsep.join(map(str, (site, *others)))
+    ended = subprocess.run(
+        command, cwd=site.parent, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+def test_it_starts_where_its_files_are_its_own(site: Path, tmp_path: Path) -> None:
+    assert start(site) == (0, "nothing is cached in nothing\n")
+    install_other(tmp_path / "elsewhere")
+    assert start(site, tmp_path / "elsewhere") == (0, "nothing is cached in nothing\n")
+
+
+@pytest.mark.parametrize("story", ["other first", "other last", "other removed"])
+def test_it_refuses_to_start_where_files_of_the_unrelated_distribution_are_mixed_with_its_own(
+    story: str, site: Path
+) -> None:
+    install_other(site)
+    if story == "other first":  # this one was then installed over it
+        for name in ("__init__.py", "cli/__init__.py"):
+            shutil.copy(ROOT / "probing" / name, site / "probing" / name)
+    if story == "other removed":
+        shutil.rmtree(site / "probing-0.2.4.dist-info")
+        for name in THEIRS:
+            (site / name).unlink()
+    status, said = start(site)
+    assert status == 2
+    assert said.count("\n") == 1
+    other = "probing" if story == "other removed" else "probing 0.2.4"
+    assert said.startswith(f"probing: files of the unrelated distribution `{other}` are mixed with those of `neuron-pr")
+    assert "pip uninstall probing neuron-probing" in said

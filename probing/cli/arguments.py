@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from os.path import isfile
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
@@ -14,6 +15,7 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, get_loader
 
 from probing.errors import UserError, as_clause, did_you_mean, refuse
+from probing.runtime.installation import started_as
 
 # Options that take the words without hyphens: the first takes many words, the others take a single one.
 WORDS, WORD = "folders", ("folder", "file")
@@ -42,17 +44,24 @@ def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[
         UserError: If files cannot be read, options or keys are unknown, or values have the wrong type; it names all
             problems.
     """
-    parser = Parser(prog=f"probing {name}", allow_abbrev=False, print_config=None)
+    parser = Parser(prog=f"{started_as()} {name}", allow_abbrev=False, print_config=None)
     parser.add_argument(
         "--config", action=ActionConfigFile, help="YAML file of options; the command line overrides it."
     )
     parser.add_function_arguments(function)
+    for action in parser._actions:
+        if any(option.startswith(f"{action.dest}.") for option in option_types(function)):
+            action.help = f"YAML file of the options that begin with --{action.dest}; those override it."
     if {"-h", "--help"} & set(args):
         parser.parse_args(["--help"])
     given, typed = Given(parser, function, name), list(_typed(args))
     for option, value in typed:
         if option == "--config":
             given.take_file(value or "")
+    of_groups = [(option, value) for option, value in typed if given.is_file_of_group(option, value)]
+    for option, value in of_groups:
+        given.take_file(value or "", with_underscores(option).removeprefix("--"))
+    typed = [pair for pair in typed if pair not in of_groups]
     words = [option for option, _ in typed if not option.startswith("-")]
     known = option_types(function)
     one = next((option for option in WORD if option in known), None)
@@ -157,14 +166,19 @@ class Given:
             argument = f"--{name}" if value is None else f"--{name}={value}"
             self._take(name, value, COMMAND_LINE, lambda base: self._parser.parse_args([argument], base))
 
-    def take_file(self, path: str) -> None:
-        """Take all options of a YAML file."""
+    def is_file_of_group(self, option: str, value: str | None) -> bool:
+        """Whether an option from the command line, such as `--probe FILE.yaml`, names the file of a group."""
+        name = with_underscores(option).removeprefix("--")
+        return name in self._groups and bool(value) and (str(value).endswith((".yaml", ".yml")) or isfile(str(value)))
+
+    def take_file(self, path: str, group: str = "") -> None:
+        """Take all options of a YAML file; those of a group's file have names inside that group."""
         try:
-            options = read_yaml(path)
+            options = read_yaml(path, f"--{group or 'config'}")
         except UserError as error:
             self._problems.append(str(error))
         else:
-            self.take_mapping(options, OptionSource("", ": ", f" in {path}"))
+            self.take_mapping({group: options} if group else options, OptionSource("", ": ", f" in {path}"))
 
     def take_mapping(self, options: Mapping[Any, Any], source: OptionSource) -> None:
         """Take options with parsed values; the options of a group are in a mapping or have dotted names."""
@@ -192,7 +206,8 @@ class Given:
                 yield from ((f"{name}.{key}", part) for key, part in value.items())
             else:
                 names = ", ".join(known for known in self._types if known.startswith(f"{name}."))
-                self._problems.append(f"{source.value(name, value)}: expected some of {names}")
+                a_file = f"; or `--{name} FILE.yaml`" if source is COMMAND_LINE else ""
+                self._problems.append(f"{source.value(name, value)}: expected some of {names}{a_file}")
 
     def _is_known(self, name: str, source: OptionSource) -> bool:
         if name in self._types:

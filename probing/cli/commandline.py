@@ -13,6 +13,7 @@ from typing import Any
 from probing.cli.arguments import parse
 from probing.errors import RunError, UserError, did_you_mean, one_line
 from probing.runtime.distributed import end_others, end_with_parent, is_main_process, lost_rank, wait_for_first_rank
+from probing.runtime.installation import started_as
 from probing.runtime.interrupts import Terminated, interrupt_behind, signals_interrupt
 from probing.runtime.versions import own_version
 
@@ -107,8 +108,9 @@ def _usage(commands: Mapping[str, str], args: Sequence[str]) -> int:
         message = f"probing: there is no command `{typed}`{near}; commands are {', '.join(commands)}"
         print(one_line(message), file=sys.stderr)
         return USER_ERROR
-    print("usage: python -m probing COMMAND [OPTIONS]   (python -m probing COMMAND --help lists a command's options)")
-    print("       python -m probing --version\n")
+    started = started_as()
+    print(f"usage: {started} COMMAND [OPTIONS]   ({started} COMMAND --help lists a command's options)")
+    print(f"       {started} --version\n")
     for name, function in commands.items():
         print(f"  {name:14} {(_load(function).__doc__ or '').splitlines()[0]}")
     return 0

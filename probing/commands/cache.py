@@ -32,7 +32,7 @@ def ls(cache: str | None = None) -> list[Path]:
     if not found:
         print(f"nothing is cached in {folder}")
         return []
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"Cached activations in {folder}", title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("entry", "corpus", "dtype"):
         table.add_column(heading, overflow="fold")
     for heading in ("layers", "sentences", "tokens", "size", "last used"):
@@ -45,7 +45,8 @@ def ls(cache: str | None = None) -> list[Path]:
         else:
             columns = (f"({entry.trouble})", "", "", "", "")
         table.add_row(entry.folder.name, *columns, _bytes(_size(entry.folder)), used)
-    show(table)
+    print(f"Cached activations in {folder}")
+    show(table, whole_lines=True)
     return [entry.folder for entry in found]
 
 

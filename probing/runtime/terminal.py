@@ -37,11 +37,21 @@ def render(*tables: Any) -> str:
     return capture.get()
 
 
-def show(*tables: Any) -> None:
-    """Print tables; in a terminal, with colours and as wide as the window."""
+def show(*tables: Any, whole_lines: bool = False) -> None:
+    """Print tables; in a terminal, with colours and as wide as the window.
+
+    Args:
+        tables: The tables.
+        whole_lines: Whether no row is broken over lines, however long, where the output is not a terminal.
+    """
     from rich.console import Console
+    from rich.measure import Measurement
 
     console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH, color_system=None)
+    if whole_lines and not sys.stdout.isatty():
+        endless = console.options.update(width=sys.maxsize)
+        widest = max(Measurement.get(console, endless, table).maximum for table in tables)
+        console = Console(width=max(PLAIN_WIDTH, widest), color_system=None)
     for table in tables:
         console.print(table)
 

@@ -68,6 +68,42 @@ def test_the_command_line_overrides_the_file_and_the_file_the_default(tmp_path: 
     assert options["trainer"] == {"max_epochs": 7, "devices": 2}
 
 
+def test_a_group_of_options_is_read_from_its_own_file(tmp_path: Path) -> None:
+    whole, group = tmp_path / "c.yaml", tmp_path / "p.yml"
+    whole.write_text("seed: 5\nprobe: {l2: 1.0e-3, patience: 2}\n")
+    group.write_text("l2: 1.0e-2\nl1: 1.0e-5\n")
+    for args in (
+        ["--config", str(whole), "--probe", str(group), "--probe.l1", "1e-4"],
+        ["--probe.l1=1e-4", f"--probe={group}", f"--config={whole}"],
+    ):
+        assert parse("fit", fit, args)["probe"] == ProbeOptions(l1=1e-4, l2=1e-2, patience=2)
+    group.write_text("l3: 1\nl2: strong\n")
+    with pytest.raises(UserError, match=rf"`probe.l3` in {group} is not an option.*`probe.l2: strong` in {group}"):
+        parse("fit", fit, ["--probe", str(group)])
+    with pytest.raises(UserError, match=r"`--probe no\.yaml` cannot be read \(No such file"):
+        parse("fit", fit, ["--probe", "no.yaml"])
+    with pytest.raises(UserError, match=r"`--probe strong`: expected some of .*; or `--probe FILE.yaml`"):
+        parse("fit", fit, ["--probe", "strong"])
+
+
+@pytest.mark.parametrize(
+    ("program", "started"),
+    [("/usr/bin/neuron-probing", "neuron-probing"), ("x/probing/__main__.py", "python -m probing")],
+)
+def test_usage_lines_name_the_program_as_it_was_started(
+    program: str, started: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [program])
+    assert run(COMMANDS, []) == 0
+    assert capsys.readouterr().out.startswith(f"usage: {started} COMMAND [OPTIONS]   ({started} COMMAND --help")
+    with pytest.raises(SystemExit, match="0"):
+        run(COMMANDS, ["cache", "ls", "--help"])
+    assert capsys.readouterr().out.startswith(f"usage: {started} cache ls [--config CONFIG]")
+    with pytest.raises(SystemExit, match="0"):
+        run(COMMANDS, ["fit", "--help"])
+    assert "YAML file of the options that begin with --probe" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize("typed", ["6", "0,3,6", "all"])
 def test_layers_are_taken_as_sweeps_pass_them(typed: str) -> None:
     assert str(parse("fit", fit, [f"--layer={typed}"])["layer"]) == typed

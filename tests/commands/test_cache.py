@@ -81,6 +81,20 @@ def test_ls_tells_what_is_cached(cache: Path, probing: Callable[..., tuple[int, 
     assert "0, 2" in roberta
 
 
+def test_ls_breaks_no_name_over_lines_where_the_output_is_no_terminal(
+    checkpoints: dict[str, Path], sentences: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = shutil.copytree(checkpoints["bert"], tmp_path / f"a-model-with-a-{'very-' * 20}long-name")
+    cache = tmp_path / f"a-cache-with-a-{'very-' * 20}long-name"
+    corpus = from_sentences(f"{'corpora/' * 20}sentences.txt", sentences[:20])
+    store = activations(Request(resolve_model(str(model)), corpus, [0]), cache, {"accelerator": "cpu"})
+    assert run(COMMANDS, ["cache", "ls", "--cache", str(cache)]) == 0
+    title, *lines = capsys.readouterr().out.splitlines()
+    assert title == f"Cached activations in {cache}"
+    (line,) = (line for line in lines if store.folder.name in line)
+    assert line.split()[:3] == [store.folder.name, corpus.name, "float32"]
+
+
 def test_ls_does_not_call_a_layer_cached_that_lacks_a_shard(
     cache: Path, probing: Callable[..., tuple[int, str, str]]
 ) -> None:
