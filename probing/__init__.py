@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from probing.probes.linear import LinearProbe as LinearProbe
     from probing.runs.run import Run as Run
     from probing.runs.run import load_run as load_run
+    from probing.tasks import Task as Task
 
 __version__ = "0.1.0"
 
@@ -48,12 +49,31 @@ _HOMES = {
     "WandbOptions": "probing.cli.options",
     "Run": "probing.runs.run",
     "load_run": "probing.runs.run",
+    "Task": "probing.tasks",
 }
 __all__ = [
-    "ActivationDataModule", "Comparison", "FinishedSweep", "LinearProbe", "ProbeOptions", "Rankings", "Run",
-    "SentenceSimilarity", "WandbOptions", "WordsInContext", "__version__", "compare", "fit", "load_run", "probe",
-    "rank", "report", "sts", "sweep", "wic",
-]  # fmt: skip
+    "ActivationDataModule",
+    "Comparison",
+    "FinishedSweep",
+    "LinearProbe",
+    "ProbeOptions",
+    "Rankings",
+    "Run",
+    "SentenceSimilarity",
+    "Task",
+    "WandbOptions",
+    "WordsInContext",
+    "__version__",
+    "compare",
+    "fit",
+    "load_run",
+    "probe",
+    "rank",
+    "report",
+    "sts",
+    "sweep",
+    "wic",
+]
 
 
 def __getattr__(name: str) -> Any:

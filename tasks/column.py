@@ -10,16 +10,14 @@ import numpy as np
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.errors import UserError
-from probing.tasks import Labels
-
-from .counted import Counted
+from probing.tasks import Labels, Task
 
 # An unspecified value in CoNLL-U.
 UNSPECIFIED = "_"
 
 
 @dataclass(frozen=True)
-class WordLabels(Counted):
+class WordLabels(Task):
     """Labels each word by a column of the corpus; the probe reads one of its pieces, or their mean.
 
     Args:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from probing.errors import out_of_range, refuse
-from probing.tasks import Labels
+import numpy as np
 
-from .counted import Counted
+from probing.errors import out_of_range, refuse
+from probing.tasks import Labels, Task
 
 
 @dataclass(frozen=True)
-class Numbered(Counted):
+class Numbered(Task):
     """Chooses as classes the numbers with enough examples.
 
     Args:
@@ -39,5 +39,5 @@ class Numbered(Counted):
             labels: Labels of the training tokens, -1 for tokens without one.
             n_sentences: Number of training sentences.
         """
-        numbers = super().classes(labels, n_sentences)
+        numbers = np.asarray(super().classes(labels, n_sentences))
         return numbers if self.max_position is None else numbers[numbers <= self.max_position]

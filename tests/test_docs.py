@@ -94,7 +94,7 @@ def test_extras_that_pages_name_exist() -> None:
 def test_a_task_of_your_own_runs_as_its_page_shows_it(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blocks = dict(code_blocks(DOCS / "tasks.md"))
+    blocks = dict(reversed(code_blocks(DOCS / "tasks.md")))  # the first of each language
     package = tmp_path / "package"
     module = package / blocks["python"].splitlines()[0].removeprefix("# ")
     module.parent.mkdir(parents=True)

@@ -27,7 +27,16 @@ LINES = [line.split("#")[0].strip() for language, block in BLOCKS if language ==
 # Each once, however many pages show it; the README's come first.
 PROBING = list(dict.fromkeys(line for line in LINES if line.startswith("python -m probing ")))
 # What takes a second or two; the others are run by `make test-all`.
-QUICK = ("fit --layer 6", "fit --model", "fit --corpus words.tsv", "extract", "cache", "sts", "wic")
+QUICK = (
+    "fit --layer 6",
+    "fit --model",
+    "fit --corpus words.tsv",
+    "fit --task half.py",
+    "extract",
+    "cache",
+    "sts",
+    "wic",
+)
 WITH_PYTHON = [page for page in PAGES if any(language == "python" for language, _ in code_blocks(page))]
 
 
@@ -44,6 +53,8 @@ def toy(tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str], monk
         write_wic(tmp_path / "wic", part, word_pairs(n, n))
     write_sts(tmp_path / "sts", 10)
     (tmp_path / "glove.txt").write_text("the 1 2\ntoken 3 4\nlayer 2 0\n")
+    own_task = next(code for language, code in code_blocks(ROOT / "docs" / "tasks.md") if language == "python")
+    (tmp_path / "half.py").write_text(own_task)
     (tmp_path / "conf").symlink_to(ROOT / "conf")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "disabled")

@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.cache.tensor_files import tensor_file
+from probing.corpus import Corpus
+from probing.errors import UserError
 
 # Sentences tokenised at a time; this bounds the memory of the tokenizer's objects.
 CHUNK = 1024
@@ -29,12 +31,15 @@ class Tokens:
         words: Index of each token's word in its sentence, -1 for special tokens, shape (n_tokens,), int16. Words come
             from the word list, or for running text from `word_ids()`.
         n_truncated: Number of sentences that were longer than the maximum length and were cut.
+        spans: First character of each token in its sentence, and the first one after it, shape (n_tokens, 2), int32;
+            equal for special tokens. None where the table was stored by a version that did not note them.
     """
 
     lengths: NDArray[np.int32]
     input_ids: NDArray[np.int32]
     words: NDArray[np.int16]
     n_truncated: int = 0
+    spans: NDArray[np.int32] | None = None
 
     @property
     def n_sentences(self) -> int:
@@ -80,11 +85,56 @@ class Tokens:
         """Whether a token is the last piece of a word, or its last piece before the cut, shape (n_tokens,)."""
         return first_pieces(self.words[::-1], self.sentences[::-1])[::-1]
 
+    def piece_texts(self, corpus: Corpus) -> NDArray[Any]:
+        """Return each token as it stands in its sentence, without blanks; shape (n_tokens,), objects.
+
+        Special tokens are empty. Pieces of the same character, as of a rare one in byte-level BPE, are equal.
+
+        Args:
+            corpus: The corpus that the tokens are of.
+        """
+        return self._texts(self._spans(corpus), corpus)
+
+    def word_texts(self, corpus: Corpus) -> NDArray[Any]:
+        """Return the word that each token belongs to, empty for special tokens; shape (n_tokens,), objects.
+
+        It is the word of the word list, or for running text the characters from the word's first piece to its last.
+
+        Args:
+            corpus: The corpus that the tokens are of.
+        """
+        if corpus.words is not None:
+            pairs = zip(self.sentences.tolist(), self.words.tolist(), strict=True)
+            found = np.full(self.n_tokens, "", dtype=object)
+            found[:] = [corpus.words[i][word] if word >= 0 else "" for i, word in pairs]
+            return found
+        spans = self._spans(corpus).copy()
+        begins = self.first_pieces | self.special
+        word, last = begins.cumsum() - 1, np.append(np.flatnonzero(begins)[1:], self.n_tokens) - 1
+        spans[:, 0], spans[:, 1] = spans[begins, 0][word], spans[last, 1][word]
+        return self._texts(spans, corpus)
+
+    def _spans(self, corpus: Corpus) -> NDArray[np.int32]:
+        if self.spans is None:
+            raise UserError(
+                f"the cached tokens of `{corpus.name}` were stored by a version that did not note their characters; "
+                "name another folder with --cache, or remove the entry with `cache prune`."
+            )
+        return self.spans
+
+    def _texts(self, spans: NDArray[np.int32], corpus: Corpus) -> NDArray[Any]:
+        found = np.full(self.n_tokens, "", dtype=object)
+        triples = zip(self.sentences.tolist(), *spans.T.tolist(), strict=True)
+        found[:] = [corpus.sentences[i][start:stop].strip() for i, start, stop in triples]
+        return found
+
     def save(self, path: Path) -> None:
         """Write the table as safetensors, or raise OSError if it cannot be written."""
         from safetensors.numpy import save_file
 
         arrays: dict[str, NDArray[Any]] = {"lengths": self.lengths, "input_ids": self.input_ids, "words": self.words}
+        if self.spans is not None:
+            arrays["spans"] = self.spans
         with tensor_file(path):
             save_file(arrays, path, metadata={"n_truncated": str(self.n_truncated)})
 
@@ -95,7 +145,8 @@ class Tokens:
 
         with safe_open(path, framework="numpy") as file:
             lengths, input_ids, words = (file.get_tensor(name) for name in ("lengths", "input_ids", "words"))
-            return cls(lengths, input_ids, words, int(file.metadata()["n_truncated"]))
+            spans = file.get_tensor("spans") if "spans" in file.keys() else None  # noqa: SIM118
+            return cls(lengths, input_ids, words, int(file.metadata()["n_truncated"]), spans)
 
 
 def first_pieces(words: NDArray[np.integer], sentences: NDArray[np.integer]) -> NDArray[np.bool_]:
@@ -129,6 +180,7 @@ def tokenize(
     lengths: list[int] = []
     input_ids: list[NDArray[np.int32]] = []
     word_ids: list[NDArray[np.int16]] = []
+    spans: list[NDArray[np.int32]] = []
     n_truncated = 0
     for first in range(0, len(sentences), CHUNK):
         chunk = slice(first, first + CHUNK)
@@ -147,8 +199,12 @@ def tokenize(
             lengths.append(len(encoding.ids))
             input_ids.append(np.array(encoding.ids, dtype=np.int32))
             word_ids.append(_word_ids(encoding, text, end))
+            spans.append(np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2))
             n_truncated += bool(encoding.overflowing) or len(text) < len(sentence)
-    return Tokens(np.array(lengths, dtype=np.int32), np.concatenate(input_ids), np.concatenate(word_ids), n_truncated)
+    return Tokens(
+        np.array(lengths, dtype=np.int32), np.concatenate(input_ids), np.concatenate(word_ids), n_truncated,
+        np.concatenate(spans),
+    )  # fmt: skip
 
 
 def _word_ends(words: Sequence[str]) -> NDArray[np.int64]:

@@ -7,9 +7,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from os.path import isfile
 from pathlib import Path
-from types import NoneType, UnionType
+from types import FunctionType, NoneType, UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, get_loader
@@ -48,7 +49,7 @@ def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[
     parser.add_argument(
         "--config", action=ActionConfigFile, help="YAML file of options; the command line overrides it."
     )
-    parser.add_function_arguments(function)
+    parser.add_function_arguments(_as_typed(function))
     for action in parser._actions:
         if any(option.startswith(f"{action.dest}.") for option in option_types(function)):
             action.help = f"YAML file of the options that begin with --{action.dest}; those override it."
@@ -85,7 +86,10 @@ def checked(
         UserError: If options are unknown or values have the wrong type; it names all problems.
     """
     parser = Parser()
-    (parser.add_class_arguments if isinstance(function, type) else parser.add_function_arguments)(function)
+    if isinstance(function, type):
+        parser.add_class_arguments(function)
+    else:
+        parser.add_function_arguments(_as_typed(function))
     given = Given(parser, function, owner)
     given.take_mapping(options, source)
     return given.keywords()
@@ -234,14 +238,52 @@ class Given:
 
 
 def option_types(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotation of each option of a function or dataclass; nested dataclasses give dotted names."""
+    """Return the annotation of each option of a function or class; nested dataclasses give dotted names.
+
+    A class whose objects only Python can give is left out of an annotation that also allows text.
+    """
     types: dict[str, Any] = {}
-    for name, hint in get_type_hints(function).items():
+    for name, hint in _hints(function).items():
         if dataclasses.is_dataclass(hint):
             types |= {f"{name}.{inner}": inner_hint for inner, inner_hint in get_type_hints(hint).items()}
         elif name != "return":
-            types[name] = hint
+            types[name] = _without_objects(hint)
     return types
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotations of a function's arguments, or of those that make an object of a class."""
+    if not isinstance(function, type):
+        return get_type_hints(function)
+    own_init = "__init__" in vars(function) and "__dataclass_fields__" not in vars(function)
+    hints = get_type_hints(vars(function)["__init__"]) if own_init else get_type_hints(function)
+    return {name: hints.get(name, Any) for name in signature(function).parameters}
+
+
+def _without_objects(hint: Any) -> Any:
+    """Return an annotation for the command line: where text will do, without classes of the library's own."""
+    parts = get_args(hint)
+    if get_origin(hint) not in (Union, UnionType) or str not in parts:
+        return hint
+    objects = [part for part in parts if isinstance(part, type) and part.__module__ != "builtins"]
+    return Union[tuple(part for part in parts if part not in objects)] if objects else hint  # noqa: UP007
+
+
+def _as_typed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function as the command line sees it, where options that also take objects take text alone.
+
+    The parser would import the class that a text names, build an object of it, and list all classes in the help.
+    """
+    hints = get_type_hints(function)
+    seen = {name: _without_objects(hint) for name, hint in hints.items()}
+    if seen == hints or not isinstance(function, FunctionType):
+        return function
+    copy = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__doc__, copy.__module__, copy.__kwdefaults__ = function.__doc__, function.__module__, function.__kwdefaults__
+    copy.__annotations__ = seen
+    return copy
 
 
 def expected(hint: Any) -> str:

@@ -17,6 +17,7 @@ from probing.runs.run import Run, load_run_of_text
 from probing.runs.tracked import tracking
 from probing.runtime.distributed import refuse_several
 from probing.tables.csv_files import write_csv
+from probing.tasks import short_name
 from probing.tracking import resolve_mode
 
 # More draws than this would take long to train and hardly sharpen the p-values.
@@ -196,6 +197,6 @@ def _write(
 def _draw(folder: Path, rows: Sequence[Mapping[str, Any]], made: Mapping[str, Run]) -> list[Path]:
     from probing.figures.probes import write_comparison_figures
 
-    tasks = dict.fromkeys(run.config["task"] for run in made.values())
+    tasks = dict.fromkeys(short_name(run.config["task"]) for run in made.values())
     accuracy = {label: run.accuracy for label, run in made.items()}
     return write_comparison_figures(folder, rows, accuracy, " and ".join(tasks))

@@ -18,7 +18,7 @@ from probing.runs.run import Run, load_run, read_run
 from probing.runs.tracked import tracking
 from probing.runtime.stopwatch import Stopwatch
 from probing.tables.columns import controls_of
-from probing.tasks import load_task
+from probing.tasks import TokenTask, described, load_task, short_name
 from probing.tracking import Tracker, resolve_mode
 
 
@@ -33,7 +33,7 @@ def fit(
     group_by: Literal["auto", "sentence", "document"] = "auto",
     max_length: int | None = None,
     batch_tokens: int | None = None,
-    task: str = "position",
+    task: str | TokenTask = "position",
     task_args: dict[str, Any] | None = None,
     replicates: int = 5,
     controls: str | list[str] = "all",
@@ -66,7 +66,8 @@ def fit(
             model's own limit by default.
         batch_tokens: Maximum number of tokens in one forward pass, padding included; fixed when the cache entry is
             made.
-        task: What the probe predicts, such as position.
+        task: What the probe predicts: the name of a task, such as position, or FILE.py:CLASS for one of your own; from
+            Python also an object.
         task_args: Options of the task, such as --task_args.special_tokens include.
         replicates: Number of probes trained on bootstrap samples of the training sentences; the range of a rank is over
             these probes and the run's own. 0 trains none.
@@ -93,7 +94,7 @@ def fit(
         The finished run; None on ranks other than the first.
     """
     probe, wandb = as_options(ProbeOptions, probe, "probe"), as_options(WandbOptions, wandb, "wandb")
-    config = plain(locals())
+    config = plain({**locals(), **described(task, task_args)})
     from probing.runtime import terminal
 
     say = terminal.silence if quiet else terminal.say
@@ -103,7 +104,7 @@ def fit(
     resolve_mode(wandb.mode)
     layer_numbers(layer)
     cached, place = places(cache, runs, name)
-    token_task = load_task(task, task_args or {})
+    token_task = load_task(task, task_args)
     wanted = chosen_controls(controls, token_task.ordinal)
     corpora, splits = read_corpora(corpus, test_corpus, seed, say)
     with terminal.quiet_libraries():
@@ -124,7 +125,8 @@ def fit(
         if transform != "none":
             sides, others, fitted = transform_all(transform, sides, others, source.layers, seed)
         watch.end("extract")
-        folder = RunFolder(place, name, f"{source.model.short_name}-{task}") if is_main_process() else None
+        default = f"{source.model.short_name}-{short_name(config['task'])}"
+        folder = RunFolder(place, name, default) if is_main_process() else None
         with tracking(folder, wandb, config) as tracker:
             asked = Asked(replicates, evidence == "all", mdl, transform, seed)
             measured = measure(
@@ -206,7 +208,7 @@ def _report(run: Run, where: str | None, quiet: bool) -> None:
         if len(layers) > 1:
             print(f"The other layers' rankings are in {run.folder / 'neurons.csv'}.")
         for layer, fitted in zip(layers, run.results["layers"], strict=True):
-            print(conclusion(run.top(layer, len(run.neurons)), run.config["task"]))
+            print(conclusion(run.top(layer, len(run.neurons)), short_name(run.config["task"])))
             if not fitted["converged"]:
                 print(
                     f"Layer {layer}: the probe stopped up to {fitted['optimality_gap']:.1g} nats short of its optimum, "

@@ -18,7 +18,7 @@ from probing.corpus import Corpus, Split
 from probing.data.words import pool_words
 from probing.errors import UserError
 from probing.runtime.distributed import rank_and_world_size
-from probing.tasks import Labels, TokenTask, has_label
+from probing.tasks import Labels, TokenTask, classes_of, has_label, labels_of
 
 # Bytes of hidden states to copy at a time, all layers together. Copies of this size reuse the memory of the previous
 # one and need no new pages.
@@ -318,7 +318,7 @@ def class_of_tokens(
         classes: The labels that are classes, ascending.
         side: The side whose tokens are classified.
     """
-    labels = task.labels(tokens, corpus)
+    labels = labels_of(task, tokens, corpus)
     here = np.array([split == side for split in splits])[tokens.sentences] & has_label(labels)
     # Index of each label among the classes; checked below, since it also exists for labels that are not classes.
     index = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
@@ -333,12 +333,12 @@ def choose_classes(tokens: Tokens, corpus: Corpus, task: TokenTask, splits: Sequ
         UserError: If there are fewer than two.
     """
     in_train = np.array([split == "train" for split in splits])
-    labels = task.labels(tokens, corpus)
+    labels = labels_of(task, tokens, corpus)
     if tokens.special.all():
         raise UserError("`--corpus`: no sentence is longer than one token, and special tokens do not count.")
     if not has_label(labels).any():
         raise UserError(f"`--corpus {corpus.name}`: the task gives no token a label; give text that it has labels for.")
-    classes = task.classes(labels[in_train[tokens.sentences]], int(in_train.sum()))
+    classes = classes_of(task, labels[in_train[tokens.sentences]], int(in_train.sum()))
     if len(classes) < 2:
         raise UserError(
             f"`--corpus`: {int(in_train.sum())} training sentences leave {len(classes)} classes with enough examples, "

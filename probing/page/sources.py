@@ -17,6 +17,7 @@ from probing.errors import UserError, as_clause
 from probing.runs.folder import PARTIAL
 from probing.runs.run import Row, Run, load_run
 from probing.tables.csv_files import read_csv
+from probing.tasks import short_name
 
 # Columns that a ranked table must have for a page to be made of it.
 NEEDED = {
@@ -48,7 +49,7 @@ class Subject:
     @property
     def task(self) -> str:
         """The name of the task that the probes predict, in words."""
-        return str(self.run.config["task"]).replace("_", " ")
+        return short_name(self.run.config["task"]).replace("_", " ")
 
     @property
     def layers(self) -> list[int]:
@@ -206,7 +207,7 @@ def source_of(run: Run) -> Sources:
 def labels(runs: Sequence[Run], taken: Sequence[str] = ()) -> list[str]:
     """Name each run by its model, with its task if names are equal, or else by its folder or its whole path."""
     models = [_model(run) for run in runs]
-    with_tasks = [f"{name} {run.config['task']}" for name, run in zip(models, runs, strict=True)]
+    with_tasks = [f"{name} {short_name(run.config['task'])}" for name, run in zip(models, runs, strict=True)]
     for names in (models, with_tasks, [run.folder.name for run in runs]):
         if len({*names, *taken}) == len(names) + len(taken):
             return names

@@ -33,7 +33,7 @@ from probing.probes.solvers import Penalty
 from probing.rankings.null_rankings import null_rankings
 from probing.runs.run import Run
 from probing.runtime.terminal import training_progress
-from probing.tasks import Labels, load_task
+from probing.tasks import Labels, load_task, short_name
 from probing.transforms.affine import load
 from probing.transforms.of_examples import transformed
 
@@ -85,7 +85,7 @@ def open_runs(made: Sequence[Run], matching: str) -> list[Finished]:
 def _labels(made: Sequence[Run], sources: Sequence[ModelSource]) -> list[str]:
     """Name each run by its model, with its task if names are equal, or else by its folder or its whole path."""
     of_models = [source.short_name for source in sources]
-    with_tasks = [f"{name} {run.config['task']}" for name, run in zip(of_models, made, strict=True)]
+    with_tasks = [f"{name} {short_name(run.config['task'])}" for name, run in zip(of_models, made, strict=True)]
     of_folders = [run.folder.name for run in made]
     names = next((names for names in (of_models, with_tasks, of_folders) if len(set(names)) == len(names)), None)
     return names or [str(run.folder) for run in made]

@@ -11,6 +11,7 @@ from probing.errors import UserError
 from probing.runs.run import Row, Run
 from probing.runtime.replaced_files import replacing
 from probing.tables.csv_files import read_csv, write_csv
+from probing.tasks import short_name
 
 RANKING_COLUMNS = ("layer", "rank", "neuron", "score")
 RANKING_KEY = ("layer", "neuron")
@@ -61,7 +62,7 @@ def draw_curves(folder: Path, layers: Sequence[int], model: str, run: Run) -> li
     for layer in layers:
         of_layer = [row for row in rows if row["layer"] == layer]
         paths.append(folder / f"curves_{layer:02d}.png")
-        write_curves_figure(paths[-1], of_layer, majority[layer], run.config["task"], model)
+        write_curves_figure(paths[-1], of_layer, majority[layer], short_name(run.config["task"]), model)
     return paths
 
 

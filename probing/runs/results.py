@@ -28,6 +28,7 @@ from probing.statistics.random_draws import widened
 from probing.statistics.sample_size import size_columns
 from probing.tables.columns import ACCURACY_COLUMNS, NEURON_COLUMNS, accuracy_flag, without_nan
 from probing.tables.csv_files import write_csv
+from probing.tasks import short_name
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,9 @@ def write(folder: Path, config: Mapping[str, Any], measured: Measured, model_nam
     _write_tensors(folder, measured, config["task"], config["model"])
     figures = []
     if draws:
-        figures = write_figures(folder / "figures", accuracy, neurons, config["task"], model_name, measured.positions)
+        figures = write_figures(
+            folder / "figures", accuracy, neurons, short_name(config["task"]), model_name, measured.positions
+        )
     names = ["config.yaml", "accuracy.csv", "neurons.csv", "probe.safetensors", "contributions.safetensors"]
     names += ["positions.csv"] * bool(measured.positions)
     names += ["replicates.safetensors"] * (measured.replicates is not None)

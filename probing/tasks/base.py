@@ -1,0 +1,99 @@
+"""The base class of tasks, and the protocol that every task follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probing.cache.tokens import Tokens
+from probing.corpus import Corpus
+from probing.errors import out_of_range, refuse
+
+# An int64 array, or an object array of strings.
+Labels = NDArray[Any]
+
+
+class TokenTask(Protocol):
+    """Gives each token a label. A task is a dataclass whose fields are its options (`--task_args.NAME`)."""
+
+    @property
+    def ordinal(self) -> bool:
+        """Whether labels are numbers, so that distances between labels are meaningful."""
+        ...
+
+    @property
+    def word_means(self) -> bool:
+        """Whether a word's activations are the mean over its pieces; its label is then at the first piece."""
+        ...
+
+    def labels(self, tokens: Tokens, corpus: Corpus) -> Labels | Sequence[Any]:
+        """Return the label of each token, -1 or an empty string if it is not an example; shape (n_tokens,)."""
+        ...
+
+    def classes(self, labels: Labels, n_sentences: int) -> Labels | Sequence[Any]:
+        """Return the labels that become classes, ascending, given the labels of the training tokens."""
+        ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task: what a probe predicts of each token. Derive your own from it and define `labels`.
+
+    Fields of a subclass that is a frozen dataclass (`@dataclass(frozen=True)`) are the task's options,
+    `--task_args.NAME` on the command line. A subclass may set these:
+
+    - `ordinal = True`: labels are numbers, and an error of one is smaller than an error of ten. The run then has the
+      mean error and the accuracy of each number, and the controls of positions.
+    - `word_means = True`: a word's activations are the mean over its pieces; its label is at its first piece.
+
+    Args:
+        min_count: Training examples a label needs to be a class; by default 50, fewer on a small
+            corpus (a twentieth of its training sentences), never under 5.
+    """
+
+    min_count: int | None = None
+
+    ordinal = False
+    word_means = False
+
+    def __post_init__(self) -> None:
+        """Refuse values that are out of range."""
+        refuse(out_of_range("task_args.min_count", self.min_count, 1))
+
+    def labels(self, tokens: Tokens, corpus: Corpus) -> Labels | Sequence[Any]:
+        """Return the label of each token, in the order of `tokens`; shape (n_tokens,).
+
+        Labels are text, whole numbers, or true and false, in a list or an array. A token is not an example where the
+        label is an empty string, a number below 0, or None. Labels that are true or false count only at the first
+        piece of a word; special tokens and later pieces are left out.
+
+        Args:
+            tokens: The table of tokens: `sentences`, `positions`, `words`, `special`, `first_pieces` and more for each
+                token; `piece_texts(corpus)` and `word_texts(corpus)` are its characters and those of its word.
+            corpus: The sentences, their words, and the columns of their source.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define `labels`")
+
+    def classes(self, labels: Labels, n_sentences: int) -> Labels | Sequence[Any]:
+        """Return the labels with enough training examples, ascending.
+
+        Args:
+            labels: Labels of the training tokens, including tokens that are not examples.
+            n_sentences: Number of training sentences.
+        """
+        found, counts = np.unique(labels[has_label(labels)], return_counts=True)
+        return found[counts >= self.threshold(n_sentences)]
+
+    def threshold(self, n_sentences: int) -> int:
+        """Return the number of training examples that a label needs."""
+        return self.min_count if self.min_count is not None else min(50, max(5, n_sentences // 20))
+
+
+def has_label(labels: Labels) -> NDArray[np.bool_]:
+    """Return whether each token has a label."""
+    has: NDArray[np.bool_] = labels != "" if labels.dtype.kind == "O" else labels >= 0
+    return has

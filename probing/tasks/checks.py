@@ -1,0 +1,111 @@
+"""What a task returns, checked and brought into one form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probing.cache.tokens import Tokens
+from probing.corpus import Corpus
+from probing.errors import UserError
+from probing.tasks.base import Labels, TokenTask
+
+# Kinds of numpy arrays in words, for messages.
+_KINDS = {"f": "numbers with a fraction", "c": "complex numbers", "S": "bytes", "M": "dates", "m": "durations"}
+_EXPECTED = "one label for each token: text, whole numbers, or true and false"
+
+
+def labels_of(task: TokenTask, tokens: Tokens, corpus: Corpus) -> Labels:
+    """Return the labels that a task gives, as int64 or as an object array of strings, shape (n_tokens,).
+
+    Labels that are true or false are left out at special tokens and at later pieces of words.
+
+    Raises:
+        UserError: If the task returns something else than one label for each token.
+    """
+    returned = f"the task {type(task).__name__}: `labels` returned"
+    found = _as_array(task.labels(tokens, corpus), returned)
+    if len(found) != tokens.n_tokens:
+        special = " (special tokens count)" if len(found) == tokens.n_tokens - int(tokens.special.sum()) else ""
+        raise UserError(
+            f"{returned} {len(found)} labels for the {tokens.n_tokens} tokens of `{corpus.name}`{special}; "
+            f"return {_EXPECTED}."
+        )
+    if found.dtype.kind == "b":
+        found = np.where(tokens.first_pieces, found.astype(np.int64), -1)
+        if not task.ordinal:
+            found = np.array(["False", "True", ""], dtype=object)[found]
+    if task.ordinal and found.dtype.kind == "O":
+        raise UserError(
+            f"{returned} text, and its `ordinal` says that labels are numbers; "
+            "return whole numbers, or set `ordinal = False`."
+        )
+    return found
+
+
+def classes_of(task: TokenTask, labels: Labels, n_sentences: int) -> Labels:
+    """Return the labels that a task makes classes, ascending, in the form of the labels.
+
+    Args:
+        task: The task.
+        labels: Labels of the training tokens, as `labels_of` returns them.
+        n_sentences: Number of training sentences.
+
+    Raises:
+        UserError: If the task returns something else than some of the labels.
+    """
+    returned = f"the task {type(task).__name__}: `classes` returned"
+    chosen = task.classes(labels, n_sentences)
+    if isinstance(chosen, Sequence) and not len(chosen):
+        return labels[:0]
+    found = np.unique(_as_array(chosen, returned))
+    if len(found) and found.dtype.kind != labels.dtype.kind:
+        raise UserError(f"{returned} values of another type than `labels`; return some of the labels.")
+    return found.astype(labels.dtype)
+
+
+def _as_array(values: Any, returned: str) -> NDArray[Any]:
+    """Return values as a one-dimensional array of bool, int64, or strings as objects.
+
+    Args:
+        values: A list, a tuple, an array or a tensor.
+        returned: The beginning of messages.
+    """
+    if isinstance(values, list | tuple):
+        return _of_list(values, returned)
+    if values is None or isinstance(values, str | bytes) or not hasattr(values, "__array__"):
+        what = "nothing" if values is None else f"a value of the type {type(values).__name__}"
+        raise UserError(f"{returned} {what}; return a list or an array of {_EXPECTED}.")
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise UserError(f"{returned} an array of shape {array.shape}; return {_EXPECTED}, shape (n_tokens,).")
+    kind = array.dtype.kind
+    if kind == "O":
+        return _of_list(array.tolist(), returned)
+    if kind not in "biuU":
+        raise UserError(f"{returned} {_KINDS.get(kind, f'an array of {array.dtype}')}; return {_EXPECTED}.")
+    return array if kind == "b" else array.astype(object if kind == "U" else np.int64)
+
+
+def _of_list(values: Sequence[Any], returned: str) -> NDArray[Any]:
+    """Return listed values as an array; None is the absence of a label."""
+    kinds = set(map(type, values)) - {type(None)}
+    if all(issubclass(kind, str) for kind in kinds):
+        return np.array(["" if value is None else str(value) for value in values], dtype=object)
+    if type(None) not in kinds and all(issubclass(kind, bool | np.bool_) for kind in kinds) and None not in values:
+        return np.array(values, dtype=bool)
+    if all(issubclass(kind, int | np.integer) and kind is not bool for kind in kinds):
+        return np.array([-1 if value is None else int(value) for value in values], dtype=np.int64)
+    usual = type(next(value for value in values if value is not None))
+    at, odd = next(
+        ((i, value) for i, value in enumerate(values) if value is not None and type(value) is not usual),
+        (0, values[0]),
+    )
+    mixed = f", where others are {usual.__name__}" if type(odd) is not usual else ""
+    raise UserError(
+        f"{returned} {odd!r:.60} of the type {type(odd).__name__} for token {at}, counted from 0{mixed}; "
+        f"return {_EXPECTED}."
+    )

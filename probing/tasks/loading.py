@@ -1,0 +1,215 @@
+"""Loading of tasks: installed ones, classes of a file or a module, and objects."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from hashlib import sha256
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from probing.cli.arguments import OptionSource, checked
+from probing.errors import UserError, as_clause, did_you_mean
+from probing.tasks.base import Task, TokenTask
+
+GROUP = "probing.tasks"
+
+# Modules of files that were named by their path begin with this.
+_OF_A_FILE = "probing_task_file_"
+
+
+def load_task(task: str | TokenTask, options: Mapping[str, Any] | None = None) -> TokenTask:
+    """Build a task from its options, whose types are checked.
+
+    Args:
+        task: The name of an installed task, `FILE.py:CLASS`, `MODULE:CLASS`, or an object, which is returned.
+        options: The task's options; an object has its own.
+
+    Raises:
+        UserError: If there is no such task, or an option is unknown or has the wrong type.
+    """
+    if not isinstance(task, str):
+        _check_object(task, options or {})
+        return task
+    found = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if task in found:
+        kind, name = found[task].load(), task
+    elif ":" in task or task.endswith(".py"):
+        kind, name = _class_of(task), task.rpartition(":")[2]
+    else:
+        near = did_you_mean(task, found)
+        raise UserError(
+            f"`--task {task}` is not installed{near}; tasks are {', '.join(sorted(found)) or 'none'}, "
+            "or FILE.py:CLASS for one of your own."
+        )
+    # The command line's own checks, so that a task's options behave like any other option.
+    made = kind(**checked(kind, options or {}, f"the task {name}", OptionSource("--task_args.")))
+    if missing := _missing(made):
+        raise UserError(f"`--task {task}`: the class {name} is not a task, since it lacks {missing}.")
+    return made
+
+
+def described(task: str | TokenTask, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the options `task` and `task_args` that stand for a task in a run's configuration.
+
+    An object is described by its class and the values of its fields: by the name of an installed task, by
+    `MODULE:CLASS`, or by `FILE.py:CLASS` for a class of a script. Values that YAML cannot hold are described in words.
+
+    Args:
+        task: A task's name, or an object.
+        options: The options of a named task.
+
+    Raises:
+        UserError: If the object is not a task, or options are given with an object.
+    """
+    if isinstance(task, str):
+        return {"task": task, "task_args": dict(options or {})}
+    _check_object(task, options or {})
+    kind = type(task)
+    of_class = f"{kind.__module__}:{kind.__qualname__}"
+    installed = [entry.name for entry in entry_points(group=GROUP) if entry.value.replace(" ", "") == of_class]
+    names = [one.name for one in fields(task) if one.init] if is_dataclass(task) else [*vars(task)]
+    return {
+        "task": installed[0] if installed else f"{_place(kind)}:{kind.__qualname__}",
+        "task_args": {name: _plain(getattr(task, name)) for name in names},
+    }
+
+
+def _check_object(task: Any, options: Mapping[str, Any]) -> None:
+    if isinstance(task, type):
+        raise UserError(
+            f"`task`: expected a task's name or an object, found the class {task.__name__}; give `{task.__name__}()`."
+        )
+    if missing := _missing(task):
+        raise UserError(
+            f"`task`: expected a task's name or an object derived from probing.Task, found {task!r:.60}, "
+            f"which lacks {missing}."
+        )
+    if options:
+        raise UserError(
+            f"`task_args`: these are the options of a task given by its name; the object {type(task).__name__}(...) "
+            "has its own, so leave `task_args` out."
+        )
+
+
+def _missing(task: Any) -> str:
+    """Return what a class or an object lacks to be a task, in words."""
+    if getattr(task if isinstance(task, type) else type(task), "labels", None) is Task.labels:
+        return "a method `labels` of its own"
+    # An object may have the last two as fields.
+    needed = ("labels", "classes", "ordinal", "word_means")[: 2 if isinstance(task, type) else None]
+    lacking = [f"`{name}`" for name in needed if not hasattr(task, name)]
+    return " and ".join(filter(None, [", ".join(lacking[:-1]), *lacking[-1:]]))
+
+
+def _class_of(typed: str) -> type:
+    """Return the class that `FILE.py:CLASS` or `MODULE:CLASS` names.
+
+    Only a class that is a task is returned, so that a configuration cannot have another one built.
+    """
+    place, _, name = typed.rpartition(":") if ":" in typed else (typed, "", "")
+    module = _module_of_file(Path(place), typed) if place.endswith(".py") else _module(place, typed)
+    own = [
+        cls.__name__
+        for cls in vars(module).values()
+        if isinstance(cls, type) and cls.__module__ == module.__name__ and not _missing(cls)
+    ]
+    example = f"; give {place}:{own[0]}" if own else "; derive one from probing.Task"
+    if not name:
+        raise UserError(f"`--task {typed}`: expected FILE.py:CLASS, and the name of the class is missing{example}.")
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is None and place == "__main__":
+        raise UserError(
+            f"`--task {typed}`: the class {name} was of a notebook or a session that is gone; write it to a file and "
+            "give FILE.py:CLASS."
+        )
+    if found is None:
+        near = did_you_mean(name, own)
+        raise UserError(f"`--task {typed}`: {place} has no class {name}{near}{example}.")
+    if not isinstance(found, type):
+        raise UserError(f"`--task {typed}`: {name} is not a class{example}.")
+    if missing := _missing(found):
+        raise UserError(f"`--task {typed}`: the class {name} is not a task, since it lacks {missing}{example}.")
+    return found
+
+
+def _module_of_file(path: Path, typed: str) -> ModuleType:
+    """Import a file as a module; the same content is imported once."""
+    try:
+        path = path.expanduser().resolve(strict=True)
+        content = path.read_bytes()
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"`--task {typed}`: {path} cannot be read ({reason}); give FILE.py:CLASS.") from None
+    name = _OF_A_FILE + sha256(f"{path}\0".encode() + content).hexdigest()[:16]
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their module up here while it is imported.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if isinstance(error, UserError) or not isinstance(error, Exception):
+            raise
+        raise UserError(f"`--task {typed}`: {path} cannot be imported ({_where(error, path)}).") from error
+    return module
+
+
+def _module(name: str, typed: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"`--task {typed}`: the module {name} cannot be imported ({type(error).__name__}: "
+            f"{as_clause(error)}); install it, or give FILE.py:CLASS."
+        ) from error
+
+
+def _where(error: Exception, path: Path) -> str:
+    """Return an error of a file with its line, as a clause."""
+    if isinstance(error, SyntaxError):
+        return f"line {error.lineno} is not Python: {error.msg}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    at = f" in line {lines[-1]}" if lines else ""
+    return f"{type(error).__name__}{at}: {as_clause(error)}"
+
+
+def _place(kind: type) -> str:
+    """Return the module of a class as a configuration names it: by its file where it cannot be imported by its name."""
+    name = kind.__module__
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if file and (name == "__main__" or name.startswith(_OF_A_FILE)):
+        path = Path(file).resolve()
+        return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    return name
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as YAML holds it; others as text."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    return f"{value!r:.200}" if not inspect.isroutine(value) else value.__qualname__

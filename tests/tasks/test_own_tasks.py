@@ -1,0 +1,395 @@
+"""Tasks of one's own: given by a file, a module, an object or an installed package, and what they may return."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from conftest import BARE, BARE_ARGS, FAMILIES
+from families import MAX_LENGTH
+from probing import Task, fit, load_run, rank
+from probing.__main__ import COMMANDS
+from probing.cache.tokens import Tokens, tokenize
+from probing.cli.commandline import run
+from probing.corpus import Corpus, from_sentences, from_words
+from probing.errors import UserError
+from probing.models import load_tokenizer, resolve_model
+from probing.tasks import classes_of, described, labels_of, load_task
+
+NO_WANDB = {"mode": "disabled"}
+
+# "un|likely dogs" and "he", each with [CLS] and [SEP].
+TOKENS = Tokens(
+    np.array([5, 3], np.int32), np.arange(8, dtype=np.int32), np.array([-1, 0, 0, 1, -1, -1, 0, -1], np.int16)
+)
+CORPUS = Corpus("few.txt", ("unlikely dogs", "he"))
+
+
+@dataclass(frozen=True)
+class Long(Task):
+    """Whether a word has at least `n` characters."""
+
+    n: int = 6
+
+    def labels(self, tokens: Tokens, corpus: Corpus) -> list[bool]:
+        return [len(word) >= self.n for word in tokens.word_texts(corpus)]
+
+
+class Returns(Task):
+    """Returns what it is told to."""
+
+    def labels(self, tokens: Tokens, corpus: Corpus) -> Any:
+        return self.values  # type: ignore[attr-defined]
+
+
+def returning(values: Any, ordinal: bool = False) -> Task:
+    task = Returns()
+    object.__setattr__(task, "values", values)
+    object.__setattr__(task, "ordinal", ordinal)
+    return task
+
+
+# --- the text of tokens ---
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_pieces_are_the_characters_of_their_word(
+    checkpoints: dict[str, Path], sentences: list[str], family: str
+) -> None:
+    tokenizer = load_tokenizer(resolve_model(str(checkpoints[family])))
+    corpus = from_sentences("text", sentences)
+    table = tokenize(tokenizer, corpus.sentences, MAX_LENGTH)
+    pieces, words = table.piece_texts(corpus), table.word_texts(corpus)
+    assert (pieces[table.special] == "").all()
+    assert (words[table.special] == "").all()
+    for i, sentence in enumerate(corpus.sentences):
+        here = np.flatnonzero((table.sentences == i) & ~table.special)
+        assert "".join(pieces[here]) == sentence.replace(" ", "")
+        assert "".join(words[table.first_pieces & (table.sentences == i)]) == sentence.replace(" ", "")
+        for word in set(table.words[here].tolist()):
+            own = here[table.words[here] == word]
+            assert set(words[own]) == {"".join(pieces[own])}
+    listed = from_words("words", [text.split() for text in sentences])
+    table = tokenize(tokenizer, listed.sentences, MAX_LENGTH, listed.words)
+    first = table.word_texts(listed)[table.first_pieces]
+    assert first.tolist() == [word for row in listed.words or () for word in row]
+
+
+def test_a_table_of_an_earlier_version_says_so(tmp_path: Path) -> None:
+    TOKENS.save(tmp_path / "tokens.safetensors")
+    with pytest.raises(UserError, match=r"tokens of `few.txt` were stored by a version .* --cache"):
+        Tokens.load(tmp_path / "tokens.safetensors").piece_texts(CORPUS)
+
+
+# --- what `labels` returns ---
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [
+        (["", "a", "", "b", "", "", "a", ""], ["", "a", "", "b", "", "", "a", ""]),
+        ([None, "a", None, "b", None, None, "a", None], ["", "a", "", "b", "", "", "a", ""]),
+        (np.array(["", "a", "", "b", "", "", "a", ""]), ["", "a", "", "b", "", "", "a", ""]),
+        ([-1, 0, 1, 0, -1, -1, 0, -1], [-1, 0, 1, 0, -1, -1, 0, -1]),
+        ([None, 0, 1, 0, None, None, 0, None], [-1, 0, 1, 0, -1, -1, 0, -1]),
+        (torch.tensor([-1, 0, 1, 0, -1, -1, 0, -1]), [-1, 0, 1, 0, -1, -1, 0, -1]),
+        (np.array([0, 1, 2, 3, 4, 5, 6, 7], dtype=np.uint8), [0, 1, 2, 3, 4, 5, 6, 7]),
+        ([True] * 6 + [False] * 2, ["", "True", "", "True", "", "", "False", ""]),
+        (np.array([True] * 6 + [False] * 2), ["", "True", "", "True", "", "", "False", ""]),
+    ],
+)
+def test_lists_and_arrays_of_any_kind_are_labels(returned: Any, expected: list[Any]) -> None:
+    found = labels_of(returning(returned), TOKENS, CORPUS)
+    assert found.tolist() == expected
+    assert found.dtype == (object if isinstance(expected[0], str) else np.int64)
+
+
+def test_true_and_false_are_numbers_where_the_task_says_so() -> None:
+    found = labels_of(returning([True] * 6 + [False] * 2, ordinal=True), TOKENS, CORPUS)
+    assert found.tolist() == [-1, 1, -1, 1, -1, -1, 0, -1]
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (["a"] * 7, "returned 7 labels for the 8 tokens of `few.txt`; return one label for each token"),
+        (["a"] * 4, "returned 4 labels for the 8 tokens of `few.txt` .special tokens count."),
+        (np.zeros((8, 2), dtype=int), r"returned an array of shape \(8, 2\); .* shape \(n_tokens,\)"),
+        (np.array(3), r"returned an array of shape \(\)"),
+        (np.zeros(8), "returned numbers with a fraction; return one label for each token: text"),
+        ([0.5] * 8, "returned 0.5 of the type float for token 0"),
+        (["a"] * 5 + [3, 4, 5], "returned 3 of the type int for token 5, counted from 0, where others are str"),
+        ([True] * 5 + [3, 4, 5], "returned 3 of the type int for token 5, counted from 0, where others are bool"),
+        ([["a"]] * 8, r"returned \['a'\] of the type list for token 0"),
+        (np.array([b"a"] * 8), "returned bytes; "),
+        (None, "returned nothing; "),
+        ("aaaaaaaa", "returned a value of the type str; "),
+        ({"a": 1}, "returned a value of the type dict; "),
+    ],
+)
+def test_other_labels_are_refused_with_what_was_found(returned: Any, message: str) -> None:
+    with pytest.raises(UserError, match=f"the task Returns: `labels` {message}"):
+        labels_of(returning(returned), TOKENS, CORPUS)
+
+
+def test_text_is_refused_where_labels_should_be_numbers() -> None:
+    with pytest.raises(UserError, match="the task Returns: `labels` returned text, and its `ordinal` says"):
+        labels_of(returning(["a"] * 8, ordinal=True), TOKENS, CORPUS)
+
+
+def test_classes_are_ascending_and_of_the_labels_type() -> None:
+    class Chooses(Returns):
+        def classes(self, labels: Any, n_sentences: int) -> Sequence[Any]:
+            return self.chosen  # type: ignore[attr-defined,no-any-return]
+
+    task, labels = Chooses(), np.array(["a", "b", "c", ""], dtype=object)
+    for chosen, expected in ((["c", "a"], ["a", "c"]), (np.array(["b", "b"]), ["b"]), ([], [])):
+        object.__setattr__(task, "chosen", chosen)
+        assert classes_of(task, labels, 1).tolist() == expected
+    object.__setattr__(task, "chosen", [1, 2])
+    with pytest.raises(UserError, match="the task Chooses: `classes` returned values of another type than `labels`"):
+        classes_of(task, labels, 1)
+
+
+# --- where tasks come from ---
+
+FILE = '''
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from probing import Task
+from probing.cache.tokens import Tokens
+from probing.corpus import Corpus
+
+
+@dataclass(frozen=True)
+class Half(Task):
+    """In which half of its sentence a token is.
+
+    Args:
+        least: Tokens a sentence needs.
+    """
+
+    least: int = 4
+
+    def labels(self, tokens: Tokens, corpus: Corpus) -> list[str]:
+        lengths = tokens.lengths[tokens.sentences]
+        late = np.where(tokens.special | (lengths < self.least), 2, (tokens.positions >= lengths / 2).astype(int))
+        return [["first", "second", ""][i] for i in late]
+
+
+class NoLabels(Task):
+    pass
+
+
+class NoTask:
+    pass
+
+
+helper = 3
+'''
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "half.py"
+    path.write_text(FILE)
+    return path
+
+
+@pytest.fixture
+def bare(checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path) -> dict[str, Any]:
+    """Options of a run that is over in seconds."""
+    return {
+        "model": str(checkpoints["bert"]), "corpus": str(corpus_file), "runs": str(tmp_path / "runs"), "layer": 2,
+        "quiet": True, "wandb": NO_WANDB, **BARE,
+    }  # fmt: skip
+
+
+def test_a_file_gives_a_task_to_fit_rank_and_the_configuration(
+    file: Path, bare: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, corpus, runs = bare["model"], bare["corpus"], bare["runs"]
+    args = ["fit", "--model", model, "--corpus", corpus, "--runs", runs, "--layer", "2", *BARE_ARGS]
+    args += ["--task", f"{file}:Half", "--task_args.least", "6", "--wandb.mode", "disabled"]
+    assert run(COMMANDS, args) == 0
+    (folder,) = [path for path in Path(runs).iterdir() if path.name != "cache"]
+    assert folder.name.startswith("tiny-bert-Half-")
+    made = load_run(folder)
+    assert (made.config["task"], made.config["task_args"]) == (f"{file}:Half", {"least": 6})
+    assert made.results["classes"] == ["first", "second"]
+    assert made.accuracy[0]["accuracy"] > made.accuracy[0]["majority_accuracy"]
+    assert "/half.py" not in capsys.readouterr().out  # titles and conclusions have the class alone
+    again = fit(**{**made.config, "name": "again", "quiet": True})
+    assert again is not None
+    assert again.neurons == made.neurons
+    ranked = rank(str(folder), method="anova", quiet=True, wandb=NO_WANDB)
+    assert len(ranked.rankings["anova"]) == len(made.neurons)
+
+
+def test_an_object_gives_the_same_run_as_its_file(file: Path, bare: dict[str, Any]) -> None:
+    task = load_task(f"{file}:Half", {"least": 6})
+    by_object = fit(task=task, name="object", **bare)
+    by_file = fit(task=f"{file}:Half", task_args={"least": 6}, name="file", **bare)
+    assert by_object is not None
+    assert by_file is not None
+    assert by_object.neurons == by_file.neurons
+    # Relative to the folder where the run was made, or whole.
+    assert by_object.config["task"] in (f"{file}:Half", f"{os.path.relpath(file)}:Half")
+    assert by_object.config["task_args"] == {"min_count": None, "least": 6}
+    assert yaml.safe_load((by_object.folder / "config.yaml").read_text()) == {**by_object.config}
+
+
+def test_an_object_of_a_module_is_described_and_found_again() -> None:
+    config = described(Long(n=7), None)
+    assert config == {"task": f"{__name__}:Long", "task_args": {"min_count": None, "n": 7}}
+    assert load_task(config["task"], config["task_args"]) == Long(n=7)
+    position = load_task("position", {"max_position": 9})
+    assert described(position, None)["task"] == "position"
+    assert load_task("position", described(position, None)["task_args"]) == position
+
+
+def test_labels_that_are_true_or_false_make_two_classes(bare: dict[str, Any]) -> None:
+    made = fit(task=Long(), name="long", **bare)
+    assert made is not None
+    assert made.results["classes"] == ["False", "True"]
+    (row,) = made.accuracy
+    assert row["accuracy"] > row["majority_accuracy"] + 0.05
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (
+            "half.py",
+            r"`--task half.py`: expected FILE.py:CLASS, and the name of the class is missing; give half.py:Half",
+        ),
+        (
+            "half.py:Hlaf",
+            r"`--task half.py:Hlaf`: half.py has no class Hlaf \(did you mean `Half`\?\); give half.py:Half",
+        ),
+        ("half.py:NoTask", "the class NoTask is not a task, since it lacks `labels` and `classes`; give half.py:Half"),
+        ("half.py:NoLabels", "the class NoLabels is not a task, since it lacks a method `labels` of its own"),
+        ("half.py:helper", "`--task half.py:helper`: helper is not a class"),
+        ("gone.py:Half", r"`--task gone.py:Half`: gone.py cannot be read \(No such file or directory\)"),
+        ("broken.py:Half", r"broken.py cannot be imported \(NameError in line 2: name 'oops' is not defined\)"),
+        ("syntax.py:Half", r"syntax.py cannot be imported \(line 1 is not Python: "),
+        ("unfrozen.py:A", r"unfrozen.py cannot be imported \(TypeError in line 5: cannot inherit non-frozen"),
+        ("no.such.module:Half", r"the module no.such.module cannot be imported \(ModuleNotFoundError: No module named"),
+        ("subprocess:Popen", "the class Popen is not a task, since it lacks `labels` and `classes`"),
+        ("__main__:Half", "the class Half was of a notebook or a session that is gone"),
+        ("positon", r"`--task positon` is not installed \(did you mean `position`\?\); .* or FILE.py:CLASS"),
+    ],
+)
+def test_what_is_no_task_is_refused(file: Path, typed: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(file.parent)
+    (file.parent / "broken.py").write_text("x = 1\noops\n")
+    (file.parent / "syntax.py").write_text("class Half(:\n")
+    unfrozen = (
+        "from dataclasses import dataclass\nfrom probing import Task\n\n\n@dataclass\nclass A(Task):\n    n: int = 3\n"
+    )
+    (file.parent / "unfrozen.py").write_text(unfrozen)
+    with pytest.raises(UserError, match=message):
+        load_task(typed, {})
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "message"),
+    [
+        (Long, {}, r"`task`: .* found the class Long; give `Long\(\)`"),
+        (
+            3,
+            {},
+            "`task`: expected a task's name or an object derived from probing.Task, found 3, which lacks `labels`, ",
+        ),
+        (Task(), {}, "which lacks a method `labels` of its own"),
+        (Long(), {"n": 3}, r"`task_args`: .* the object Long\(...\) has its own"),
+    ],
+)
+def test_objects_that_are_no_task_are_refused_before_any_work(
+    task: Any, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message):
+        fit(task=task, task_args=options, runs=str(tmp_path / "runs"), wandb=NO_WANDB)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_options_of_a_file_are_checked_as_any_others(file: Path) -> None:
+    with pytest.raises(UserError, match=r"`--task_args.least x`: expected a whole number"):
+        load_task(f"{file}:Half", {"least": "x"})
+    with pytest.raises(UserError, match=r"`--task_args.lest` is not an option of the task Half .*`--task_args.least`"):
+        load_task(f"{file}:Half", {"lest": 3})
+
+
+# --- an installed package ---
+
+
+@pytest.fixture
+def installed(file: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Install a package with the task `half` by pip, not editable; return a function that runs `probing` beside it."""
+    source, site = tmp_path / "source", tmp_path / "site"
+    (source / "my_tasks").mkdir(parents=True)
+    (source / "my_tasks" / "__init__.py").touch()
+    (source / "my_tasks" / "half.py").write_text(file.read_text())
+    (source / "pyproject.toml").write_text(
+        textwrap.dedent(
+            """
+            [build-system]
+            requires = ["setuptools"]
+            build-backend = "setuptools.build_meta"
+
+            [project]
+            name = "my-tasks"
+            version = "1"
+
+            [project.entry-points."probing.tasks"]
+            half = "my_tasks.half:Half"
+
+            [tool.setuptools]
+            packages = ["my_tasks"]
+            """
+        )
+    )
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps"]
+    subprocess.run([*pip, "--no-build-isolation", "--target", str(site), str(source)], check=True, capture_output=True)
+    for path in sorted(source.rglob("*"), reverse=True):
+        path.unlink() if path.is_file() else path.rmdir()
+    paths = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+    def probing(*args: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "probing", *args],
+            env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    return probing
+
+
+def test_a_task_comes_from_an_installed_package(
+    installed: Callable[..., subprocess.CompletedProcess[str]], bare: dict[str, Any], tmp_path: Path
+) -> None:
+    ended = installed(
+        "fit", "--model", bare["model"], "--corpus", bare["corpus"], "--runs", bare["runs"], "--layer", "2",
+        "--task", "half", "--task_args.least", "6", "--name", "half", "--wandb.mode", "disabled", "--quiet",
+        *BARE_ARGS,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    made = load_run(tmp_path / "runs" / "half")
+    assert (made.config["task"], made.results["classes"]) == ("half", ["first", "second"])
+    wrong = installed("fit", "--task", "hafl")
+    assert wrong.returncode == 2
+    assert "did you mean `half`?" in wrong.stderr
