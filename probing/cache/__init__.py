@@ -6,15 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from probing.cache.plan import FORMAT, Plan, divide, fingerprint, shard_tokens
 from probing.cache.store import ActivationStore, DamagedCache, leftovers, not_written, remove
 from probing.cache.tokens import LONGEST, Tokens, tokenize
 from probing.corpus import Corpus
 from probing.errors import RunError, UserError
-from probing.models import ModelSource, length_limits, load_config, load_encoder, load_tokenizer
+from probing.models import ModelSource, SiteName, length_limits, load_config, load_encoder, load_tokenizer
 from probing.runtime.distributed import end_together, is_main_process
+
+if TYPE_CHECKING:
+    from probing.models.sites import Site
 
 __all__ = ["ActivationStore", "Request", "activations"]
 
@@ -39,6 +42,7 @@ class Request:
             reads them; a hidden state is stored at its token's original row. None does not permute.
         batch_tokens: Padded tokens in one forward pass; None chooses by the machine. Used only when the entry is
             created.
+        site: Where in the model the neurons are.
     """
 
     source: ModelSource
@@ -49,6 +53,7 @@ class Request:
     random_weights_seed: int | None = None
     permuted_tokens_seed: int | None = None
     batch_tokens: int | None = None
+    site: SiteName = "residual"
 
     def key(self) -> dict[str, Any]:
         """Return everything that changes the values; the layers are not part of the key."""
@@ -60,9 +65,12 @@ class Request:
             "max_length": self.max_length,
             "dtype": self.dtype,
         }
-        # Present only for permuted tokens, so that all other entries keep their key.
-        permuted = self.permuted_tokens_seed
-        return key if permuted is None else {**key, "permuted_tokens_seed": permuted}
+        # Present only where they say something, so that all other entries keep their key.
+        if self.permuted_tokens_seed is not None:
+            key["permuted_tokens_seed"] = self.permuted_tokens_seed
+        if self.site != "residual":
+            key["site"] = self.site
+        return key
 
 
 def activations(
@@ -151,6 +159,7 @@ def _open_or_create(
     import torch
 
     config, tokenizer = load_config(request.source), load_tokenizer(request.source)
+    site = _site(request, tokenizer.pad_token_id or 0)
     least, limit = length_limits(request.source, tokenizer)
     limit = min(limit, LONGEST)
     if request.max_length is not None and not least <= request.max_length <= limit:
@@ -158,17 +167,34 @@ def _open_or_create(
     tokens = tokenize(tokenizer, request.corpus.sentences, request.max_length or limit, request.corpus.words)
     check(tokens)
     itemsize = getattr(torch, request.dtype).itemsize
-    n_layers, d_model = config.num_hidden_layers, config.hidden_size
+    n_layers, d_model = config.num_hidden_layers, site.width if site else config.hidden_size
     batch_tokens = request.batch_tokens or (BATCH_TOKENS_GPU if torch.cuda.is_available() else BATCH_TOKENS_CPU)
     shards = divide(tokens.lengths, shard_tokens(n_layers, d_model, itemsize))
     plan = Plan(key, n_layers, d_model, request.dtype, batch_tokens, shards)
     try:
-        return ActivationStore.create(folder, plan, tokens, _description(request))
+        return ActivationStore.create(folder, plan, tokens, _description(request, site))
     except OSError as error:
         raise not_written(folder, error) from error
 
 
-def _description(request: Request) -> dict[str, Any]:
+def _site(request: Request, pad_token_id: int) -> Site | None:
+    """Find the site inside the blocks, so that everyone who extracts reads the same maps; None for the residual stream.
+
+    Raises:
+        UserError: If the model has no such site.
+    """
+    if request.site == "residual":
+        return None
+    from probing.models.anatomy import examine
+    from probing.models.sites import find_site
+
+    # The gradients that it is found by overflow in float16.
+    dtype = "float32" if request.dtype == "float32" else "bfloat16"
+    encoder, name = load_encoder(request.source, request.random_weights_seed, dtype), request.source.name
+    return find_site(encoder, examine(encoder, pad_token_id, name), request.site, pad_token_id, name)
+
+
+def _description(request: Request, site: Site | None) -> dict[str, Any]:
     import torch
     import transformers
 
@@ -183,6 +209,7 @@ def _description(request: Request) -> dict[str, Any]:
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
+        **({"site": {"modules": list(site.modules), "n_heads": site.n_heads}} if site else {}),
     }
 
 

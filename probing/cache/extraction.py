@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +23,8 @@ from torch.utils.data import DataLoader
 from probing.cache.plan import Plan, batches
 from probing.cache.store import ActivationStore, not_written
 from probing.errors import RunError
-from probing.models.anatomy import Anatomy, examine, hidden_states
+from probing.models.anatomy import Anatomy, examine
+from probing.models.sites import activations
 from probing.runtime.distributed import launched
 from probing.runtime.interrupts import interrupts_pass
 from probing.statistics.permutation import permute_within_sentences
@@ -61,7 +63,11 @@ class Extraction(pl.LightningModule):
             n = n_readers(self.trainer.strategy.root_device)
             encoders = [self.encoder, *(with_the_same_weights(self.encoder) for _ in range(n - 1))]
             name = str(self.store.header["model"])
-            self.readers = [(encoder, examine(encoder, self.pad_token_id, name)) for encoder in encoders]
+            modules = tuple((self.store.header.get("site") or {}).get("modules", ()))
+            self.readers = [
+                (encoder, replace(examine(encoder, self.pad_token_id, name), site_modules=modules))
+                for encoder in encoders
+            ]
 
     def predict_dataloader(self) -> DataLoader[int]:
         """Return this rank's share of the incomplete shards' indices.
@@ -138,7 +144,7 @@ def extract_shard(
         padded = torch.where(mask, input_ids[index], pad_token_id)
         device = next(encoder.parameters()).device
         inputs = {"input_ids": padded.to(device), "attention_mask": mask.long().to(device)}
-        output = hidden_states(encoder, anatomy, layers, **inputs)
+        output = activations(encoder, anatomy, layers, **inputs)
         tokens, targets = mask.flatten().nonzero().squeeze(1).to(device), index[mask]
         for layer, values in output.items():
             flat = values.flatten(0, 1).index_select(0, tokens)

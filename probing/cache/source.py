@@ -11,7 +11,7 @@ from typing import Any
 from probing.cache import ActivationStore, Request, activations
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
-from probing.models import ModelSource, load_config, parse_layers, resolve_model
+from probing.models import ModelSource, SiteName, load_config, parse_layers, resolve_model
 from probing.runtime.terminal import extraction_progress, silence
 from probing.runtime.trainer import check_trainer_options
 
@@ -32,6 +32,7 @@ class ActivationSource:
         trainer: Arguments of Lightning's Trainer.
         say: Called with one-line messages.
         shows_progress: Whether to show a progress bar.
+        site: Where in the model the neurons are.
     """
 
     model: ModelSource
@@ -45,6 +46,7 @@ class ActivationSource:
     trainer: Mapping[str, Any] = field(default_factory=dict)
     say: Callable[[str], None] = silence
     shows_progress: bool = False
+    site: SiteName = "residual"
 
     @classmethod
     def of(
@@ -71,7 +73,7 @@ class ActivationSource:
         """
         check_trainer_options(trainer or {}, solver)
         model = resolve_model(name, revision)
-        layers = parse_layers(layer, load_config(model).num_hidden_layers, name)
+        layers = parse_layers(layer, load_config(model).num_hidden_layers, name, how.get("site", "residual"))
         return cls(model, layers, trainer=trainer or {}, **how)
 
     @cached_property
@@ -90,7 +92,7 @@ class ActivationSource:
         for corpus, check in zip(corpora, checks or [lambda tokens: None] * len(corpora), strict=True):
             request = Request(
                 self.model, corpus, self.layers, self.dtype, self.max_length, self.random_weights_seed,
-                self.permuted_tokens_seed, self.batch_tokens,
+                self.permuted_tokens_seed, self.batch_tokens, self.site,
             )  # fmt: skip
             bars = [extraction_progress()] if self.shows_progress else []
             stores.append(activations(request, self.cache, self.trainer, self.say, bars, check))

@@ -8,7 +8,7 @@ from typing import Any
 from probing.cli.option_values import Dtype, Layers, number_problems
 from probing.commands.folders import cache_folder
 from probing.errors import refuse
-from probing.models import layer_numbers
+from probing.models import SiteName, layer_numbers
 
 
 def extract(
@@ -17,6 +17,7 @@ def extract(
     revision: str | None = None,
     random_weights: bool = False,
     dtype: Dtype = "float32",
+    site: SiteName = "residual",
     corpus: str = "builtin",
     max_length: int | None = None,
     batch_tokens: int | None = None,
@@ -30,10 +31,13 @@ def extract(
 
     Args:
         model: Model to read: an alias (minilm, bert, roberta, distilbert, ...), a hub id, or a local folder.
-        layer: Layers to read: one (6), several (0,3,6) or all; layer 0 is the embedding output.
+        layer: Layers to read: one (6), several (0,3,6) or all; layer 0 is the embedding output, which only
+            the residual stream has.
         revision: Branch, tag or commit of the model on the hub.
         random_weights: Use a randomly initialised model: the same architecture, weights drawn with --seed.
         dtype: Precision of the forward pass and of the cached activations.
+        site: What a neuron is: a coordinate of the hidden state (residual), a unit of the MLP inside block k after its
+            activation function (mlp), or a coordinate of a head's output inside block k (attention).
         corpus: Text to read: builtin, a file (.txt with one sentence per line, .conllu, .tsv; each also as .gz),
             hf:NAME?config=C&split=S&column=T, or - for standard input.
         max_length: Maximum length of a tokenised sentence, special tokens included; longer ones are truncated. The
@@ -62,7 +66,7 @@ def extract(
         source = ActivationSource.of(
             model, revision, layer, trainer, cache=cached, dtype=dtype, max_length=max_length,
             batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
-            shows_progress=terminal.show_progress(quiet),
+            shows_progress=terminal.show_progress(quiet), site=site,
         )  # fmt: skip
         corpora = [load_corpus(corpus)]
         (store,) = source.read(corpora)

@@ -12,7 +12,7 @@ from probing.commands.folders import places, say_where
 from probing.corpus.sides import read_corpora
 from probing.data.control_names import chosen_controls
 from probing.errors import refuse
-from probing.models import layer_numbers
+from probing.models import SiteName, layer_numbers, site_of
 from probing.runs.folder import RunFolder
 from probing.runs.run import Run, load_run, read_run
 from probing.runs.tracked import tracking
@@ -28,6 +28,7 @@ def fit(
     revision: str | None = None,
     random_weights: bool = False,
     dtype: Dtype = "float32",
+    site: SiteName = "residual",
     corpus: str = "builtin",
     test_corpus: str | None = None,
     group_by: Literal["auto", "sentence", "document"] = "auto",
@@ -53,10 +54,13 @@ def fit(
 
     Args:
         model: Model to read: an alias (minilm, bert, roberta, distilbert, ...), a hub id, or a local folder.
-        layer: Layers to probe: one (6), several (0,3,6) or all; layer 0 is the embedding output.
+        layer: Layers to probe: one (6), several (0,3,6) or all; layer 0 is the embedding output, which only
+            the residual stream has.
         revision: Branch, tag or commit of the model on the hub.
         random_weights: Use a randomly initialised model: the same architecture, weights drawn with --seed.
         dtype: Precision of the forward pass and of the cached activations.
+        site: What a neuron is: a coordinate of the hidden state (residual), a unit of the MLP inside block k after its
+            activation function (mlp), or a coordinate of a head's output inside block k (attention).
         corpus: Text to read: builtin, a file (.txt with one sentence per line, .conllu, .tsv; each also as .gz),
             hf:NAME?config=C&split=S&column=T, or - for standard input.
         test_corpus: Corpus to test on, given like --corpus; the test part of --corpus then joins the training part.
@@ -109,7 +113,7 @@ def fit(
     corpora, splits = read_corpora(corpus, test_corpus, seed, say)
     with terminal.quiet_libraries():
         from probing.cache.source import ActivationSource
-        from probing.data.preparation import control_sides, read_sides
+        from probing.data.preparation import control_sides, n_heads_of, read_sides
         from probing.runs.measuring import Asked, measure
         from probing.runtime.distributed import is_main_process
         from probing.transforms.of_examples import transform_all
@@ -118,7 +122,7 @@ def fit(
         source = ActivationSource.of(
             model, revision, layer, trainer, probe.solver, cache=cached, dtype=dtype, max_length=max_length,
             batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
-            shows_progress=progress,
+            shows_progress=progress, site=site,
         )  # fmt: skip
         sides, stores = read_sides(source, corpora, splits, token_task, probe, group_by)
         others, fitted = control_sides(wanted, sides, corpora, source, seed), None
@@ -128,7 +132,7 @@ def fit(
         default = f"{source.model.short_name}-{short_name(config['task'])}"
         folder = RunFolder(place, name, default) if is_main_process() else None
         with tracking(folder, wandb, config) as tracker:
-            asked = Asked(replicates, evidence == "all", mdl, transform, seed)
+            asked = Asked(replicates, evidence == "all", mdl, transform, seed, n_heads_of(stores[0]))
             measured = measure(
                 sides, others, source.layers, probe, asked, source.trainer,
                 lambda what: [terminal.training_progress(what)] if progress else (),
@@ -180,7 +184,8 @@ def _write(
         save(files[-1], fitted)
     page = folder / "report.html"
     page.write_bytes(build(source_of(read_run(folder)), defaults(fit)))
-    tracker.log_results(written.accuracy, written.neurons, written.figures, files, report=page)
+    tables = {"heads": measured.heads}
+    tracker.log_results(written.accuracy, written.neurons, written.figures, files, tables, report=page)
 
 
 def _report(run: Run, where: str | None, quiet: bool) -> None:
@@ -198,7 +203,10 @@ def _report(run: Run, where: str | None, quiet: bool) -> None:
             print(probes.result_line(row, run.top(row["layer"], 5)))
     else:
         # A screen shows the last layer's ranking, and of the others what is to be said of the top; all are on disk.
-        terminal.show(probes.neurons_table(run.top(layers[-1])), probes.accuracy_table(run.results["layers"]))
+        site = site_of(run.config)
+        terminal.show(probes.neurons_table(run.top(layers[-1]), site), probes.accuracy_table(run.results["layers"]))
+        if heads := [row for row in run.heads if row["layer"] == layers[-1]]:
+            terminal.show(probes.heads_table(heads))
         if len(controls_of(run.accuracy)) > 1:
             terminal.show(probes.controls_table(run.accuracy))
         for line in probes.penalty_lines(run.results.get("penalty", {})):

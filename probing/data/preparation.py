@@ -25,7 +25,15 @@ GroupBy = Literal["auto", "sentence", "document"]
 def origin(store: ActivationStore) -> dict[str, Any]:
     """Return the origin of activations and the number of sentences cut, for a run's `results.json`."""
     header = {name: store.header[name] for name in ("model", "revision", "corpus", "key", "versions")}
+    if "site" in store.header:
+        header["site"] = store.header["site"]
     return {**header, "n_truncated": store.tokens.n_truncated}
+
+
+def n_heads_of(store: ActivationStore) -> int | None:
+    """Return the number of heads that the neurons of a layer belong to; None if they belong to none."""
+    n_heads: int | None = store.header.get("site", {}).get("n_heads")
+    return n_heads
 
 
 def label_sides(

@@ -165,7 +165,9 @@ def flags(contribution: Tensor, contribution_centred: Tensor, q: Tensor, dead: T
     ]
 
 
-def neuron_table(layer: int, weight: Tensor, evidence: Evidence, is_informative: bool = True) -> list[dict[str, Any]]:
+def neuron_table(
+    layer: int, weight: Tensor, evidence: Evidence, is_informative: bool = True, n_heads: int | None = None
+) -> list[dict[str, Any]]:
     """Return the ranked table of a layer, one row per neuron, by contribution.
 
     Args:
@@ -174,6 +176,7 @@ def neuron_table(layer: int, weight: Tensor, evidence: Evidence, is_informative:
         evidence: Evidence of the layer.
         is_informative: Whether the layer's probe beats a constant answer; where it does not, every neuron that is not
             dead has this as its only flag.
+        n_heads: Number of heads that the neurons belong to, equally many to each in order; None if to none.
     """
     contribution = mean_contribution(weight, evidence.magnitudes)
     centred = mean_contribution(weight, evidence.magnitudes, centred=True)
@@ -185,7 +188,9 @@ def neuron_table(layer: int, weight: Tensor, evidence: Evidence, is_informative:
     flag = flags(contribution, centred, q, dead)
     if not is_informative:
         flag = [own if own == "dead" else UNINFORMATIVE for own in flag]
+    width = len(contribution) // (n_heads or 1)
     columns: dict[str, Any] = {
+        **({"head": [i // width for i in range(len(contribution))]} if n_heads else {}),
         "contribution": contribution.tolist(),
         "ratio": (contribution / mean if mean else contribution).tolist(),
         "share": (contribution / total if total else contribution).tolist(),

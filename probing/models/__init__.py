@@ -4,12 +4,15 @@ from probing.models.folding import word_folding
 from probing.models.layers import layer_numbers, parse_layers
 from probing.models.limits import length_limits, max_length_of
 from probing.models.loading import load_config, load_encoder, load_masked_lm, load_tokenizer
+from probing.models.site_names import SiteName, first_layer, site_of, what_is_a_neuron
 from probing.models.source import ALIASES, BUILTIN_PACKAGE, ModelSource, resolve_model
 
 __all__ = [
     "ALIASES",
     "BUILTIN_PACKAGE",
     "ModelSource",
+    "SiteName",
+    "first_layer",
     "layer_numbers",
     "length_limits",
     "load_config",
@@ -19,5 +22,7 @@ __all__ = [
     "max_length_of",
     "parse_layers",
     "resolve_model",
+    "site_of",
+    "what_is_a_neuron",
     "word_folding",
 ]

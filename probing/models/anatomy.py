@@ -30,12 +30,15 @@ class Anatomy:
         padding_is_neutral: Whether a sentence has the same hidden states with and without padding. Families that mix
             neighbouring tokens by a convolution or a Fourier transform do not.
         position_table: The absolute position embedding; None if positions are relative or rotary.
+        site_modules: Name of the linear map inside each block whose input is read in place of hidden states; empty for
+            hidden states. See `probing.models.sites`.
     """
 
     blocks: tuple[nn.Module, ...] | None
     n_layers: int
     padding_is_neutral: bool
     position_table: nn.Module | None = None
+    site_modules: tuple[str, ...] = ()
 
 
 def examine(encoder: nn.Module, pad_token_id: int = 0, name: str = "the model") -> Anatomy:
@@ -56,7 +59,7 @@ def examine(encoder: nn.Module, pad_token_id: int = 0, name: str = "the model") 
     import torch
 
     with torch.inference_mode():
-        inputs = _inputs(encoder, pad_token_id)
+        inputs = examination_inputs(encoder, pad_token_id)
         received, handles = _record_calls(encoder)
         embedded, more_handles = _record_embeddings(encoder)
         try:
@@ -132,7 +135,7 @@ class _Enough(Exception):
 _Call = tuple["nn.Module", Any]
 
 
-def _inputs(encoder: nn.Module, pad_token_id: int) -> dict[str, Tensor]:
+def examination_inputs(encoder: nn.Module, pad_token_id: int) -> dict[str, Tensor]:
     """Return two sequences of ordinary tokens, the second one padded."""
     import torch
 

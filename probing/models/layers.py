@@ -5,16 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from probing.errors import UserError
+from probing.models.site_names import first_layer
 
 
-def parse_layers(layer: int | str | Sequence[int], n_layers: int, model: str) -> list[int]:
+def parse_layers(layer: int | str | Sequence[int], n_layers: int, model: str, site: str = "residual") -> list[int]:
     """Turn `6`, `"0,3,6"`, `[0, 3]` or `"all"` into ascending layer numbers.
 
+    Args:
+        layer: Layers, as typed.
+        n_layers: Number of blocks.
+        model: The model's name as the user typed it.
+        site: The site; only the residual stream has a layer 0.
+
     Raises:
-        UserError: If a layer is not a whole number from 0 to `n_layers`.
+        UserError: If a layer is not a whole number from the site's first layer to `n_layers`.
     """
     if (layers := layer_numbers(layer)) is None:
-        return list(range(n_layers + 1))
+        return list(range(first_layer(site), n_layers + 1))
+    if first_layer(site) and (out := [k for k in layers if not 1 <= k <= n_layers]):
+        raise UserError(
+            f"`--layer {_typed_layers(layer)}`: with `--site {site}`, layer k is inside block k, so {model} has "
+            f"layers 1 to {n_layers}, and not {out[0]}."
+        )
     if out := [k for k in layers if not 0 <= k <= n_layers]:
         typed = _typed_layers(layer)
         raise UserError(f"`--layer {typed}`: {model} has layers 0 (embeddings) to {n_layers}, so not {out[0]}.")

@@ -26,7 +26,7 @@ from probing.corpus.sides import read_corpora
 from probing.data.examples import Examples, Sides
 from probing.data.examples import label as label_tokens
 from probing.errors import RunError, UserError
-from probing.models import ModelSource, length_limits, load_config, load_tokenizer, resolve_model
+from probing.models import ModelSource, length_limits, load_tokenizer, resolve_model, site_of
 from probing.probes.options import training_of
 from probing.probes.recipe import Progress, Training, no_progress
 from probing.probes.solvers import Penalty
@@ -68,11 +68,17 @@ def open_runs(made: Sequence[Run], matching: str) -> list[Finished]:
     """Reopen finished runs.
 
     Raises:
-        UserError: If the model or the corpus of one has changed, or models of different widths are to be matched by the
-            index of their neurons.
+        UserError: If the model or the corpus of one has changed, or neurons of different sites or layers of different
+            widths are to be matched by the index of their neurons.
     """
     sources = [resolve_model(run.config["model"], run.config["revision"]) for run in made]
-    widths = {source.name: load_config(source).hidden_size for source in sources}
+    sites = {run.folder.name: site_of(run.config) for run in made}
+    if matching == "index" and len(set(sites.values())) > 1:
+        found = ", ".join(f"{name} has `--site {site}`" for name, site in sites.items())
+        raise UserError(
+            f"`--matching index`: neurons are matched by index only at the same site, and {found}; use correlation."
+        )
+    widths = {source.name: width_of(run) for run, source in zip(made, sources, strict=True)}
     if matching == "index" and len(set(widths.values())) > 1:
         found = ", ".join(f"{name} has {width}" for name, width in widths.items())
         raise UserError(
@@ -83,8 +89,12 @@ def open_runs(made: Sequence[Run], matching: str) -> list[Finished]:
 
 
 def _labels(made: Sequence[Run], sources: Sequence[ModelSource]) -> list[str]:
-    """Name each run by its model, with its task if names are equal, or else by its folder or its whole path."""
-    of_models = [source.short_name for source in sources]
+    """Name each run by its model, with its site if sites differ, with its task if names are equal, or by its folder."""
+    sites = [site_of(run.config) for run in made]
+    of_models = [
+        f"{source.short_name} {site}" if len(set(sites)) > 1 else source.short_name
+        for source, site in zip(sources, sites, strict=True)
+    ]
     with_tasks = [f"{name} {short_name(run.config['task'])}" for name, run in zip(of_models, made, strict=True)]
     of_folders = [run.folder.name for run in made]
     names = next((names for names in (of_models, with_tasks, of_folders) if len(set(names)) == len(names)), None)
@@ -143,6 +153,7 @@ class Extraction:
         reads = ActivationSource(
             source, layers_of(finished.run), self.cache, config["dtype"], config["max_length"], config["batch_tokens"],
             config["seed"] if config["random_weights"] else None, None, self.trainer, self.say, self.progress,
+            site_of(config),
         )  # fmt: skip
         (store,) = reads.read([corpus])
         say_what_was_left_out([corpus], [store], self.say)
@@ -163,6 +174,12 @@ class Extraction:
 def layers_of(run: Run) -> list[int]:
     """Return the layers that a run has probes of, ascending."""
     return [row["layer"] for row in run.accuracy]
+
+
+def width_of(run: Run) -> int:
+    """Return the number of neurons of each of a run's layers."""
+    first = run.accuracy[0]["layer"]
+    return sum(row["layer"] == first for row in run.neurons)
 
 
 def probe_weight(run: Run) -> Tensor:
@@ -288,7 +305,7 @@ def by_index(finished: Sequence[Finished], matching: str) -> list[int]:
 
 
 def _matching_of(matching: str, a: Run, b: Run) -> Literal["index", "correlation"]:
-    """Return how two runs are matched; `auto` is by index if both runs are of the same model."""
+    """Return how two runs are matched; `auto` is by index if both runs are of the same site of the same model."""
     keys = [run.results["cache"]["test"]["key"] for run in (a, b)]
-    is_same = all(keys[0][name] == keys[1][name] for name in ("model", "random_weights_seed"))
+    is_same = all(keys[0].get(name) == keys[1].get(name) for name in ("model", "random_weights_seed", "site"))
     return "index" if matching == "index" or (matching == "auto" and is_same) else "correlation"

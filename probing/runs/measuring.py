@@ -11,11 +11,13 @@ from probing.data.examples import Sides
 from probing.data.layer_moments import layer_moments
 from probing.evidence.by_position import accuracy_by_position
 from probing.evidence.retraining import Retraining, strengthened
-from probing.evidence.table import collect_evidence
+from probing.evidence.table import Evidence, collect_evidence
 from probing.probes.online_code import online_code
 from probing.probes.options import penalised
-from probing.probes.recipe import Lbfgs, Progress
-from probing.probes.training import train_controls, train_probes
+from probing.probes.recipe import Lbfgs, Progress, Training
+from probing.probes.training import LayerFit, train_controls, train_probes
+from probing.rankings.contributions import mean_contribution
+from probing.rankings.heads import head_rows
 from probing.runs.results import Measured
 from probing.runtime.stopwatch import Stopwatch
 
@@ -30,6 +32,7 @@ class Asked:
         codes: Whether the training labels are encoded online.
         transform: Transform of the activations, as in `--transform`.
         seed: Seed of every random draw.
+        n_heads: Number of heads that the neurons of a layer belong to; None if they belong to none.
     """
 
     n_replicates: int
@@ -37,6 +40,7 @@ class Asked:
     codes: bool
     transform: str
     seed: int
+    n_heads: int | None = None
 
 
 def measure(
@@ -82,6 +86,29 @@ def measure(
     elif asked.n_replicates or asked.retraining:
         say("the probes are not at their optimum, so --replicates and --evidence are skipped")
     positions = accuracy_by_position(sides, layers, [fit.weight for fit in fits]) if sides.ordinal else ()
+    heads = _heads(sides, fits, evidence, asked, training) if asked.n_heads else ()
     watch.end("evidence")
     penalty = path.summary() if path else {"l2": probe.l2}
-    return Measured(sides, fits, evidence, held_against, replicates, codes, penalty, asked.transform, positions)
+    return Measured(
+        sides,
+        fits,
+        evidence,
+        held_against,
+        replicates,
+        codes,
+        penalty,
+        asked.transform,
+        positions,
+        asked.n_heads,
+        heads,
+    )
+
+
+def _heads(
+    sides: Sides, fits: Sequence[LayerFit], evidence: Sequence[Evidence], asked: Asked, training: Training
+) -> list[dict[str, Any]]:
+    """Return the rows of `heads.csv`, with accuracies if probes are to be retrained."""
+    assert asked.n_heads
+    pairs = zip(fits, evidence, strict=True)
+    contributions = [mean_contribution(fit.weight, one.magnitudes) for fit, one in pairs]
+    return head_rows(sides, fits, contributions, asked.n_heads, training if asked.retraining else None, asked.seed)

@@ -26,7 +26,7 @@ from probing.runtime.versions import versions
 from probing.statistics.intervals import accuracy_interval, difference_interval, mean_interval
 from probing.statistics.random_draws import widened
 from probing.statistics.sample_size import size_columns
-from probing.tables.columns import ACCURACY_COLUMNS, NEURON_COLUMNS, accuracy_flag, without_nan
+from probing.tables.columns import ACCURACY_COLUMNS, HEAD_COLUMNS, NEURON_COLUMNS, accuracy_flag, without_nan
 from probing.tables.csv_files import write_csv
 from probing.tasks import short_name
 
@@ -47,6 +47,8 @@ class Measured:
         penalty: The l2 penalty as `l2`, and how it was chosen if it was not given.
         transform: Transform of the activations, fitted on the training examples.
         positions: A row per layer and position, as in `positions.csv`; empty unless classes are numbers.
+        n_heads: Number of heads that the neurons of a layer belong to; None if they belong to none.
+        heads: A row per layer and head, as in `heads.csv`; empty without heads.
     """
 
     sides: Sides
@@ -58,6 +60,8 @@ class Measured:
     penalty: Mapping[str, Any] = field(default_factory=dict)
     transform: str = "none"
     positions: Sequence[dict[str, Any]] = ()
+    n_heads: int | None = None
+    heads: Sequence[dict[str, Any]] = ()
 
     def accuracy(self) -> list[dict[str, Any]]:
         """Return a row per layer, as in `accuracy.csv`."""
@@ -73,7 +77,7 @@ class Measured:
         return [
             row
             for fit, evidence, flag in pairs
-            for row in neuron_table(fit.layer, fit.weight, evidence, is_informative=not flag)
+            for row in neuron_table(fit.layer, fit.weight, evidence, is_informative=not flag, n_heads=self.n_heads)
         ]
 
     def _accuracy_row(self, i: int) -> dict[str, Any]:
@@ -157,6 +161,8 @@ def write(folder: Path, config: Mapping[str, Any], measured: Measured, model_nam
     write_csv(folder / "neurons.csv", neurons, NEURON_COLUMNS)
     if measured.positions:
         write_csv(folder / "positions.csv", measured.positions, POSITION_COLUMNS)
+    if measured.heads:
+        write_csv(folder / "heads.csv", measured.heads, HEAD_COLUMNS)
     (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False))
     _write_tensors(folder, measured, config["task"], config["model"])
     figures = []
@@ -165,7 +171,7 @@ def write(folder: Path, config: Mapping[str, Any], measured: Measured, model_nam
             folder / "figures", accuracy, neurons, short_name(config["task"]), model_name, measured.positions
         )
     names = ["config.yaml", "accuracy.csv", "neurons.csv", "probe.safetensors", "contributions.safetensors"]
-    names += ["positions.csv"] * bool(measured.positions)
+    names += ["positions.csv"] * bool(measured.positions) + ["heads.csv"] * bool(measured.heads)
     names += ["replicates.safetensors"] * (measured.replicates is not None)
     return Written(accuracy, neurons, figures, [folder / name for name in names])
 
@@ -190,6 +196,7 @@ def write_summary(
     named = {"train": sides.train, "validation": sides.validation, "test": sides.test}
     results = {
         "versions": versions(),
+        "site": sides.test.store.plan.key.get("site", "residual"),
         "cache": dict(cached),
         "classes": sides.classes.tolist(),
         "penalty": dict(measured.penalty),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from probing.errors import UserError
+from probing.models.site_names import site_of
 from probing.runs.folder import PARTIAL
 from probing.tables.columns import Row
 from probing.tables.csv_files import read_csv
@@ -39,6 +40,12 @@ class Run:
         path = self.folder / "positions.csv"
         return read_csv(path) if path.exists() else []
 
+    @property
+    def heads(self) -> list[dict[str, Any]]:
+        """A dict per layer and head, as in `heads.csv`; empty unless the neurons are the outputs of heads."""
+        path = self.folder / "heads.csv"
+        return read_csv(path) if path.exists() else []
+
     def top(self, layer: int, n: int = 10) -> list[dict[str, Any]]:
         """Return the first `n` neurons of a layer's ranking.
 
@@ -66,7 +73,10 @@ class Run:
         from probing.tables.probes import accuracy_table, neurons_table
 
         last = self.accuracy[-1]["layer"]
-        return render(accuracy_table(self.accuracy), neurons_table(self.top(last))) + f"{self.folder}"
+        return (
+            render(accuracy_table(self.accuracy), neurons_table(self.top(last), site_of(self.config)))
+            + f"{self.folder}"
+        )
 
     def _repr_html_(self) -> str:
         last = self.accuracy[-1]["layer"]

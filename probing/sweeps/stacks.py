@@ -21,7 +21,14 @@ from probing.cli.options import WandbOptions
 from probing.corpus.sides import read_corpora
 from probing.data.examples import Sides
 from probing.data.layer_moments import layer_moments
-from probing.data.preparation import example_checks, goes_by_document, label_sides, origin, read_sides
+from probing.data.preparation import (
+    example_checks,
+    goes_by_document,
+    label_sides,
+    n_heads_of,
+    origin,
+    read_sides,
+)
 from probing.evidence.table import collect_evidence
 from probing.models import load_config, parse_layers, resolve_model
 from probing.probes.options import training_of
@@ -97,7 +104,8 @@ def run_stack(trials: Sequence[Trial], done: Sequence[Trial], context: StackCont
         for trial in group:
             probes, penalty = data.keys(trial), {"l2": _penalty(trial).l2}
             of_layers = [evidence[layer] for layer, _ in probes]
-            measured = Measured(sides, [fits[key] for key in probes], of_layers, penalty=penalty)
+            heads = n_heads_of(stores[0])
+            measured = Measured(sides, [fits[key] for key in probes], of_layers, penalty=penalty, n_heads=heads)
             _write(trial, measured, cached_of, timings, context, data.source.model.short_name)
         with suppress(FileNotFoundError):
             (context.trials.parent / "progress.safetensors").unlink()
@@ -153,13 +161,13 @@ class _Data:
         self.source = ActivationSource(
             model, layers, context.cache, self.options["dtype"], self.options["max_length"],
             self.options["batch_tokens"], trainer=self.options["trainer"] or {}, say=context.say,
-            shows_progress=progress,
+            shows_progress=progress, site=self.options["site"],
         )  # fmt: skip
         self.stores: list[ActivationStore] = []
 
     def layers_of(self, trial: Trial) -> Sequence[int]:
         """Return the layers of a trial."""
-        return parse_layers(trial.options["layer"], self.n_layers, self.options["model"])
+        return parse_layers(trial.options["layer"], self.n_layers, self.options["model"], self.options["site"])
 
     def keys(self, trial: Trial) -> list[Key]:
         """Return the layer and the penalty of each probe of a trial."""

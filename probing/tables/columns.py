@@ -26,9 +26,15 @@ ACCURACY_COLUMNS = (
     "validation_cross_entropy", *SIZE_COLUMNS, "flag",
 )  # fmt: skip
 NEURON_COLUMNS = (
-    "layer", "rank", "neuron", "contribution", "ratio", "share", "rank_low", "rank_high", "contribution_centred",
-    "contribution_companion", "eta_squared", "eta_squared_z", "eta_squared_p", "eta_squared_q", "unique",
-    "cross_entropy_without", "cross_entropy_without_low", "cross_entropy_without_high", "removed", "mean", "sd", "flag",
+    "layer", "rank", "neuron", "head", "contribution", "ratio", "share", "rank_low", "rank_high",
+    "contribution_centred", "contribution_companion", "eta_squared", "eta_squared_z", "eta_squared_p", "eta_squared_q",
+    "unique", "cross_entropy_without", "cross_entropy_without_low", "cross_entropy_without_high", "removed", "mean",
+    "sd", "flag",
+)  # fmt: skip
+HEAD_COLUMNS = (
+    "layer", "head", "first_neuron", "n_neurons", "contribution", "share", "accuracy", "accuracy_low", "accuracy_high",
+    "majority_accuracy", "random_accuracy", "random_lowest", "random_highest", "n_random", "above_chance",
+    "n_train_tokens", "n_test_tokens",
 )  # fmt: skip
 
 # Flag of a layer whose probe does not beat a constant answer in nats, beyond the interval: do not read its ranking.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from probing.models.site_names import what_is_a_neuron
 from probing.runtime.terminal import plain_table
 from probing.tables.columns import BELOW_RESOLUTION, NEGLIGIBLE, UNINFORMATIVE, Row, controls_of, in_brackets, interval
 
@@ -103,13 +104,12 @@ def controls_table(rows: Sequence[Row]) -> Any:
     return table
 
 
-def neurons_table(rows: Sequence[Row]) -> Any:
-    """Return the first neurons of one layer's ranking as a rich table."""
+def neurons_table(rows: Sequence[Row], site: str = "residual") -> Any:
+    """Return the first neurons of one layer's ranking as a rich table, which says what a neuron is at this site."""
     table = plain_table(f"Layer {rows[0]['layer']}: neurons by contribution to the true class's logit")
-    has_range, has_removals = "rank_low" in rows[0], "removed" in rows[0]
-    headings = (
-        ["rank"] + ["range"] * has_range + ["neuron", "contribution", "ratio", "share", "centred", "eta sq.", "z"]
-    )
+    has_range, has_removals, has_heads = "rank_low" in rows[0], "removed" in rows[0], "head" in rows[0]
+    headings = ["rank"] + ["range"] * has_range + ["neuron"] + ["head"] * has_heads
+    headings += ["contribution", "ratio", "share", "centred", "eta sq.", "z"]
     for heading in [*headings, *["without it"] * has_removals]:
         table.add_column(heading, justify="right")
     table.add_column("flag")
@@ -118,6 +118,7 @@ def neurons_table(rows: Sequence[Row]) -> Any:
             str(row["rank"]),
             *([f"{row['rank_low']}-{row['rank_high']}"] if has_range else []),
             str(row["neuron"]),
+            *([str(row["head"])] if has_heads else []),
             f"{row['contribution']:.4f}",
             f"{row['ratio']:.1f}",
             f"{row['share']:.1%}",
@@ -127,7 +128,8 @@ def neurons_table(rows: Sequence[Row]) -> Any:
             *([_without(row)] if has_removals else []),
             row["flag"],
         )
-    captions = ["range: best and worst rank over this probe and its bootstraps"] * has_range
+    captions = [what_is_a_neuron(site)]
+    captions += ["range: best and worst rank over this probe and its bootstraps"] * has_range
     captions.append("eta sq.: share of variance that the class explains beyond chance; z: the same in sd of chance")
     captions += ["without it: nats that a probe retrained without the neuron loses"] * has_removals
     if far := [row for row in rows if _is_far(row)]:
@@ -138,6 +140,33 @@ def neurons_table(rows: Sequence[Row]) -> Any:
         captions.append(f"* mean more than {FAR:.0f} sd from 0: {instead}")
     table.caption = "\n".join(captions)
     table.caption_justify = "left"
+    return table
+
+
+def heads_table(rows: Sequence[Row]) -> Any:
+    """Return the heads of one layer as a rich table, by their share of the contributions."""
+    table = plain_table(f"Layer {rows[0]['layer']}: heads by share of the contributions")
+    has_accuracy = "accuracy" in rows[0]
+    for heading in ("head", "neurons", "share", *["accuracy", "95% range", "random slices"] * has_accuracy):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in sorted(rows, key=lambda row: (-row["share"], row["head"])):
+        cells = [str(row["head"]), f"{row['first_neuron']}-{row['first_neuron'] + row['n_neurons'] - 1}"]
+        cells.append(f"{row['share']:.1%}")
+        if has_accuracy:
+            cells.append(f"{row['accuracy']:.3f}" + "°" * (row["above_chance"] == "no"))
+            cells += [interval(row, "accuracy"), f"{row['random_lowest']:.3f}-{row['random_highest']:.3f}"]
+        table.add_row(*cells)
+    if has_accuracy:
+        n_random, majority = rows[0]["n_random"], rows[0]["majority_accuracy"]
+        captions = [
+            f"accuracy: of a probe of the head's neurons alone (majority {majority:.3f})",
+            f"random slices: lowest and highest accuracy of {n_random} draws of as many neurons of the layer",
+        ]
+        if any(row["above_chance"] == "no" for row in rows):
+            captions.append(
+                "° not above chance: its interval, widened for the number of heads, reaches the majority or a draw"
+            )
+        table.caption, table.caption_justify = "\n".join(captions), "left"
     return table
 
 

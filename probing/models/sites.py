@@ -1,0 +1,351 @@
+"""Finds the units of the MLP and the outputs of the heads inside the blocks of an encoder, by running it.
+
+Names of modules and model families play no role, and no size is guessed from the configuration. Both sites are the
+input of a linear map, and what a map computes is read from gradients during one forward pass. A gradient is exactly 0
+where there is no path, so the rules are about structure and need no tolerance:
+
+- The attention output projection is the first linear map of a block that reads other tokens than its own. Everything
+  before it (queries, keys, values) reads its own token alone, everything after it reads what it has mixed. It is
+  accepted only if its input is a concatenation of heads. A head's query decides which tokens all of its neurons read,
+  and those of no other head. So both halves of every slice, one slice per head, must be computed from outputs of
+  earlier maps that they share and that no other slice is computed from.
+- The second matrix of the MLP is the linear map whose input has, as its i-th unit, a nonlinear function of the i-th
+  output of an earlier map (of two outputs where there is a gate) at the same token and of nothing else that this map
+  computes.
+
+Either is accepted only if it writes to the residual stream: its output has the width of the hidden state, and for each
+token its input changes the block's output for this token and for no other. Where no map or more than one fits, the
+model is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from probing.errors import UserError
+from probing.models.anatomy import Anatomy, examination_inputs, hidden_states
+from probing.models.site_names import SiteName
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Site:
+    """The neurons of a site: the inputs of one linear map per block.
+
+    Args:
+        modules: Name of the linear map inside each block, as `encoder.get_submodule` takes it; blocks may share it.
+        width: Number of neurons per layer.
+        n_heads: Number of heads, which have equally many neurons in order; None if neurons belong to no head.
+    """
+
+    modules: tuple[str, ...]
+    width: int
+    n_heads: int | None
+
+
+def find_site(encoder: nn.Module, anatomy: Anatomy, site: SiteName, pad_token_id: int = 0, name: str = "") -> Site:
+    """Run an encoder on a few tokens and find the linear map of each block that reads the site's neurons.
+
+    Args:
+        encoder: A model in evaluation mode, in float32 or bfloat16 (gradients overflow in float16).
+        anatomy: Its structure, as `probing.models.anatomy.examine` returns it.
+        site: `mlp` or `attention`.
+        pad_token_id: Id of the padding token.
+        name: The model's name as the user typed it, for messages.
+
+    Raises:
+        UserError: If the model has no such site, or if it cannot be told without guessing.
+    """
+    import torch
+
+    config: Any = encoder.config
+    n_heads = getattr(config, "num_attention_heads", None) if site == "attention" else None
+    try:
+        if anatomy.blocks is None:
+            raise _NotFound("its blocks do not pass the hidden states from one to the next")
+        with torch.inference_mode(False), torch.enable_grad():
+            blocks = _run(encoder, anatomy, pad_token_id)
+            calls = [_attention(block, n_heads) if site == "attention" else _mlp(block) for block in blocks]
+        widths = {call.given.shape[-1] for call in calls}
+        if len(widths) != 1:
+            raise _NotFound(f"its blocks have different numbers of them ({', '.join(map(str, sorted(widths)))})")
+    except _NotFound as error:
+        what = {"mlp": "units of an MLP", "attention": "outputs of attention heads"}[site]
+        raise UserError(
+            f"`--site {site}`: the {what} cannot be told in {name or 'the model'} ({config.model_type}): {error}; "
+            "use `--site residual` or another model."
+        ) from None
+    name_of = {module: path for path, module in encoder.named_modules()}
+    return Site(tuple(name_of[call.module] for call in calls), widths.pop(), n_heads)
+
+
+def activations(encoder: nn.Module, anatomy: Anatomy, layers: Sequence[int], **inputs: Tensor) -> dict[int, Tensor]:
+    """Run the blocks up to the highest layer and return the neurons of the anatomy's site.
+
+    Args:
+        encoder: The encoder.
+        anatomy: Its structure; `site_modules` names the maps whose inputs are read, none for hidden states.
+        layers: Layer numbers; layer k of `mlp` and `attention` is inside block k, counted from 1.
+        inputs: `input_ids` and `attention_mask`, shape (batch, sequence).
+
+    Returns:
+        For each layer, shape (batch, sequence, width), in the encoder's dtype.
+    """
+    if not anatomy.site_modules:
+        return hidden_states(encoder, anatomy, layers, **inputs)
+    found = [encoder.get_submodule(name) for name in anatomy.site_modules]
+    highest, block = max(layers), 0
+    captured: dict[int, Tensor] = {}
+
+    def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+        nonlocal block
+        block += 1
+
+    def capture(module: nn.Module, args: Any, kwargs: Any) -> None:
+        if block in layers and module is found[block - 1]:
+            captured[block] = _input(args, kwargs)
+            if block == highest:
+                raise _Enough
+
+    assert anatomy.blocks is not None
+    handles = [one.register_forward_pre_hook(enter, with_kwargs=True) for one in dict.fromkeys(anatomy.blocks)]
+    handles += [one.register_forward_pre_hook(capture, with_kwargs=True) for one in dict.fromkeys(found)]
+    try:
+        encoder(**inputs)
+    except _Enough:
+        pass
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {k: captured[k] for k in layers}
+
+
+class _Enough(Exception):
+    """Ends a forward pass once the highest layer requested is known."""
+
+
+class _NotFound(Exception):
+    """A block does not have the site; the message says why."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of a linear map, with its input and its output."""
+
+    module: nn.Module
+    given: Tensor
+    made: Tensor
+
+
+@dataclass
+class _Block:
+    """One call of a block: its number from 1, its input and output, and the calls of linear maps in it, in order."""
+
+    number: int
+    given: Tensor
+    made: Tensor | None = None
+    calls: list[_Call] = field(default_factory=list)
+
+    @property
+    def rows(self) -> torch.Size:
+        """Shape of all tokens, (batch, sequence)."""
+        return self.given.shape[:2]
+
+    def writes_to_the_residual_stream(self, call: _Call) -> bool:
+        """Whether the map's input changes, for each token, the block's output for this token and for no other."""
+        if self.made is None or call.made.shape != self.given.shape or call.given.shape[:2] != self.rows:
+            return False
+        if sum(other.module is call.module for other in self.calls) > 1:
+            return False
+        token = self.rows[1] // 2
+        (gradient,) = _gradients(self.made[0, token], [call.given])
+        here = gradient[0, token].clone()
+        gradient[0, token] = 0
+        return bool(here.any()) and not bool(gradient.any())
+
+
+def _run(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int) -> list[_Block]:
+    """Run the encoder on two sequences and record its blocks with the gradients' graph."""
+    blocks: list[_Block] = []
+    inside: list[_Block] = []  # the block that is running, if any
+
+    def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+        given = args[0] if args else kwargs["hidden_states"]
+        if not given.requires_grad:
+            given.requires_grad_()
+        inside[:] = [_Block(len(blocks) + 1, given)]
+        blocks.append(inside[0])
+
+    def leave(module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
+        blocks[-1].made = made[0] if isinstance(made, tuple) else made
+        inside.clear()
+
+    def note(module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
+        given = _input(args, kwargs)
+        if inside and _is_linear(module, given, made):
+            if not made.requires_grad:
+                made.requires_grad_()
+            inside[0].calls.append(_Call(module, given, made))
+
+    assert anatomy.blocks is not None
+    handles = []
+    for block in dict.fromkeys(anatomy.blocks):
+        handles.append(block.register_forward_pre_hook(enter, with_kwargs=True))
+        handles.append(block.register_forward_hook(leave, with_kwargs=True))
+    matrices = [module for module in encoder.modules() if _weight_of(module) is not None]
+    handles += [module.register_forward_hook(note, with_kwargs=True) for module in matrices]
+    try:
+        encoder(**examination_inputs(encoder, pad_token_id))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return blocks
+
+
+def _attention(block: _Block, n_heads: int | None) -> _Call:
+    """Return the call of a block's attention output projection.
+
+    Raises:
+        _NotFound: If there is none, or if its input is not a concatenation of heads.
+    """
+    number, call = block.number, _first_mixing(block)
+    if call is None or not block.writes_to_the_residual_stream(call):
+        raise _NotFound(
+            f"in block {number}, the first linear map that reads other tokens is not one that adds its output to the "
+            "residual stream"
+        )
+    earlier = [other.made for other in block.calls[: block.calls.index(call)]]
+    if not n_heads or call.given.shape[-1] % n_heads or not _are_heads(call.given, earlier, n_heads):
+        raise _NotFound(f"in block {number}, what the output projection reads is not {n_heads} independent heads")
+    return call
+
+
+def _mlp(block: _Block) -> _Call:
+    """Return the call of the second matrix of a block's MLP.
+
+    Raises:
+        _NotFound: If there is none or more than one.
+    """
+    attention = _first_mixing(block)
+    found = [
+        call
+        for i, call in enumerate(block.calls)
+        if call is not attention
+        and block.writes_to_the_residual_stream(call)
+        and any(_is_activation(call.given, earlier.made) for earlier in block.calls[:i])
+    ]
+    if len(found) != 1:
+        raise _NotFound(
+            f"block {block.number} has {len(found)} linear maps that read units after an activation function, where 1 "
+            "is expected"
+        )
+    return found[0]
+
+
+def _first_mixing(block: _Block) -> _Call | None:
+    """Return the first call of a linear map that reads other tokens of the block's input than its own."""
+    last = block.rows[1] - 1  # a causal model shows all tokens to the last one only
+    for call in block.calls:
+        if call.given.shape[:2] == block.rows:
+            (gradient,) = _gradients(call.given[0, last], [block.given])
+            if gradient[0, :last].any():
+                return call
+    return None
+
+
+def _are_heads(values: Tensor, earlier: Sequence[Tensor], n_heads: int) -> bool:
+    """Whether slices of a map's input are heads: both halves of a slice share sources that no other slice has.
+
+    Args:
+        values: The map's input, shape (batch, sequence, n_heads * head width).
+        earlier: Outputs of the earlier maps of the block, of any shape: the sources.
+        n_heads: Number of slices.
+    """
+    import torch
+
+    width = values.shape[-1] // n_heads
+    if width < 2 or not earlier:
+        return False
+    halves = values.unflatten(-1, (n_heads, width)).split([width // 2, width - width // 2], dim=-1)
+
+    def sources(part: Tensor) -> Tensor:
+        """Return which outputs of the earlier maps a part is computed from, one mark for each, bool."""
+        return torch.cat([(gradient != 0).flatten(0, -2).any(0) for gradient in _gradients(part, earlier)])
+
+    first, second = (torch.stack([sources(half[..., head, :]) for head in range(n_heads)]) for half in halves)
+    is_only = (first | second).sum(0) == 1
+    return bool((first & second & is_only).any(1).all())
+
+
+def _is_activation(units: Tensor, made: Tensor) -> bool:
+    """Whether unit i is a nonlinear function of output i of a map, or of outputs i and i + width, at the same token.
+
+    Args:
+        units: Input of a later map, shape (batch, sequence, width).
+        made: Output of an earlier map.
+    """
+    import torch
+
+    width = units.shape[-1]
+    if units.dim() != 3 or made.shape[:-1] != units.shape[:-1] or made.shape[-1] not in (width, 2 * width):
+        return False
+    generator = torch.Generator().manual_seed(0)
+    chosen = (torch.rand(width, generator=generator) < 0.5).to(units.device)
+    weight = chosen * _random_weights((width,), units.device)
+    (gradient,) = torch.autograd.grad((units.float() * weight).sum(), made, retain_graph=True, allow_unused=True)
+    if gradient is None:
+        return False
+    by_unit = gradient.unflatten(-1, (-1, width)).float()
+    slopes_differ = (by_unit != by_unit[:1, :1]).any()
+    # Another token or another unit would be a path that is none of the activation function's.
+    token = units.shape[1] // 2
+    (at_token,) = _gradients(units[0, token], [made])
+    at_token[0, token] = 0
+    return bool(slopes_differ) and not bool(by_unit[..., ~chosen].any()) and not bool(at_token.any())
+
+
+def _gradients(value: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return the gradient of a randomly weighted sum; 0 where the value does not depend on an input."""
+    import torch
+
+    if not value.requires_grad:
+        return [torch.zeros_like(one) for one in inputs]
+    # With equal weights the gradient through a normalisation would be 0: its outputs always have the same sum.
+    total = (value.float() * _random_weights(value.shape, value.device)).sum()
+    found = torch.autograd.grad(total, list(inputs), retain_graph=True, allow_unused=True)
+    return [
+        torch.zeros_like(one) if gradient is None else gradient.detach().clone()
+        for one, gradient in zip(inputs, found, strict=True)
+    ]
+
+
+def _random_weights(shape: Sequence[int], device: torch.device) -> Tensor:
+    import torch
+
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1)).to(device)
+
+
+def _weight_of(module: nn.Module) -> Tensor | None:
+    """Return a module's weight if it is a matrix."""
+    weight = getattr(module, "weight", None)
+    return weight if getattr(weight, "ndim", 0) == 2 else None
+
+
+def _is_linear(module: nn.Module, given: Any, made: Any) -> bool:
+    """Whether a call applied the module's matrix, of either orientation, to vectors."""
+    import torch
+
+    weight = _weight_of(module)
+    tensors = isinstance(given, torch.Tensor) and isinstance(made, torch.Tensor)
+    if weight is None or not tensors or not given.is_floating_point() or not given.dim():
+        return False
+    return sorted(weight.shape) == sorted((given.shape[-1], made.shape[-1])) and given.shape[:-1] == made.shape[:-1]
+
+
+def _input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0] if args else next(iter(kwargs.values()), None)

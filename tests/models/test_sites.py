@@ -1,0 +1,320 @@
+"""Units of the MLP and outputs of heads, found by running the model, against what each family's own parts compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from conftest import N_LAYERS
+from families import D_MODEL, N_HEADS, untouched
+from families import FAMILIES as ALL_FAMILIES
+from probing.errors import UserError
+from probing.models import load_encoder, load_tokenizer, parse_layers, resolve_model
+from probing.models.anatomy import Anatomy, examine
+from probing.models.site_names import SiteName
+from probing.models.sites import activations, find_site
+
+# Families whose neurons of a site cannot be told: the half of what ConvBERT's output projection reads is made by a
+# convolution, and XLNet's blocks are no list that receives the hidden states.
+REFUSED = {("convbert", "attention"), ("xlnet", "mlp"), ("xlnet", "attention")}
+ROUNDING = {"rtol": 1e-4, "atol": 1e-5}
+SITES: tuple[SiteName, ...] = ("mlp", "attention")
+
+
+def load(folder: Path, dtype: str = "float32", seed: int | None = None) -> nn.Module:
+    return load_encoder(resolve_model(str(folder)), seed, dtype)
+
+
+def at_site(encoder: nn.Module, site: SiteName) -> Anatomy:
+    anatomy = examine(encoder)
+    found = find_site(encoder, anatomy, site)
+    return Anatomy(anatomy.blocks, anatomy.n_layers, anatomy.padding_is_neutral, anatomy.position_table, found.modules)
+
+
+def batch_of(folder: Path, sentences: list[str]) -> dict[str, Tensor]:
+    tokenizer = load_tokenizer(resolve_model(str(folder)))
+    ids = [torch.tensor(tokenizer(sentence)["input_ids"]) for sentence in sentences]
+    pad = nn.utils.rnn.pad_sequence
+    mask = pad([torch.ones_like(row) for row in ids], batch_first=True)
+    return {"input_ids": pad(ids, True, tokenizer.pad_token_id or 0), "attention_mask": mask}
+
+
+# --- where the sites are ---
+
+
+@pytest.mark.parametrize("site", SITES)
+@pytest.mark.parametrize("family", ALL_FAMILIES)
+def test_a_site_is_found_in_every_block_or_refused(checkpoints: dict[str, Path], family: str, site: SiteName) -> None:
+    encoder = load(checkpoints[family])
+    if (family, site) in REFUSED:
+        with pytest.raises(UserError, match=rf"`--site {site}`.* cannot be told in tiny .*use `--site residual`"):
+            find_site(encoder, examine(encoder), site, name="tiny")
+        return
+    found = find_site(encoder, examine(encoder), site)
+    assert len(found.modules) == N_LAYERS[family]
+    assert len(set(found.modules)) == (1 if family == "albert" else N_LAYERS[family])
+    # GPT-2 has no size of its MLP in this configuration: four times the width.
+    assert found.width == (D_MODEL if site == "attention" else 64 if family == "gpt2" else 32)
+    assert found.n_heads == (N_HEADS if site == "attention" else None)
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_finding_a_site_leaves_the_model_as_it_was(
+    checkpoints: dict[str, Path], sentences: list[str], site: SiteName
+) -> None:
+    encoder, batch = load(checkpoints["bert"]), batch_of(checkpoints["bert"], sentences[:3])
+    anatomy = examine(encoder)  # transformers keeps hooks of its own from the first request for hidden states
+
+    def n_hooks() -> list[int]:
+        return [len(module._forward_pre_hooks) + len(module._forward_hooks) for module in encoder.modules()]
+
+    before, hooks = encoder(**batch).last_hidden_state.detach(), n_hooks()
+    find_site(encoder, anatomy, site)
+    assert torch.equal(encoder(**batch).last_hidden_state, before)
+    assert n_hooks() == hooks
+    assert all(parameter.grad is None for parameter in encoder.parameters())
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_a_site_is_found_with_frozen_and_random_weights_and_in_half_precision(
+    checkpoints: dict[str, Path], site: SiteName
+) -> None:
+    encoder = load(checkpoints["bert"])
+    expected = find_site(encoder, examine(encoder), site)
+    for encoder in (load(checkpoints["bert"], seed=3), load(checkpoints["bert"], "bfloat16")):
+        assert find_site(encoder, examine(encoder), site) == expected
+    frozen = load(checkpoints["bert"]).requires_grad_(False)
+    assert find_site(frozen, examine(frozen), site) == expected
+
+
+# --- what they hold, against each family's own parts ---
+
+
+def _heads(attention: Tensor, values: Tensor) -> Tensor:
+    """Return attention @ values, head by head, concatenated; shapes (batch, heads, n, n) and (batch, n, width)."""
+    parted = values.unflatten(-1, (attention.shape[1], -1)).transpose(1, 2)
+    return (attention @ parted).transpose(1, 2).flatten(2)
+
+
+def _after(norm: Any, x: Tensor) -> Tensor:
+    return norm(x)  # type: ignore[no-any-return]
+
+
+def _bert(block: Any, x: Tensor, attention: Tensor) -> tuple[Tensor, Tensor]:
+    heads = _heads(attention, block.attention.self.value(x))
+    after = block.attention.output.LayerNorm(block.attention.output.dense(heads) + x)
+    return heads, torch.nn.functional.gelu(block.intermediate.dense(after))
+
+
+def _distilbert(block: Any, x: Tensor, attention: Tensor) -> tuple[Tensor, Tensor]:
+    heads = _heads(attention, block.attention.v_lin(x))
+    after = block.sa_layer_norm(block.attention.out_lin(heads) + x)
+    return heads, torch.nn.functional.gelu(block.ffn.lin1(after))
+
+
+def _mpnet(block: Any, x: Tensor, attention: Tensor) -> tuple[Tensor, Tensor]:
+    heads = _heads(attention, block.attention.attn.v(x))
+    after = block.attention.LayerNorm(block.attention.attn.o(heads) + x)
+    return heads, torch.nn.functional.gelu(block.intermediate.dense(after))
+
+
+def _albert(block: Any, x: Tensor, attention: Tensor) -> tuple[Tensor, Tensor]:
+    (layer,) = block.albert_layers
+    heads = _heads(attention, layer.attention.value(x))
+    after = layer.attention.LayerNorm(layer.attention.dense(heads) + x)
+    return heads, layer.activation(layer.ffn(after))
+
+
+def _gpt2(block: Any, x: Tensor, attention: Tensor) -> tuple[Tensor, Tensor]:
+    heads = _heads(attention, block.attn.c_attn(block.ln_1(x)).chunk(3, dim=-1)[2])
+    after = block.ln_2(block.attn.c_proj(heads) + x)
+    return heads, torch.nn.functional.gelu(block.mlp.c_fc(after), approximate="tanh")
+
+
+def _gpt_neox(block: Any, x: Tensor, attention: Tensor) -> tuple[Tensor, Tensor]:
+    mixed = block.attention.query_key_value(block.input_layernorm(x)).unflatten(-1, (N_HEADS, 3, -1))
+    heads = _heads(attention, mixed[..., 2, :].flatten(-2))
+    # Attention and MLP are side by side and read the same residual stream.
+    return heads, torch.nn.functional.gelu(block.mlp.dense_h_to_4h(block.post_attention_layernorm(x)))
+
+
+def _llama(block: Any, x: Tensor, attention: Tensor) -> tuple[Tensor, Tensor]:
+    heads = _heads(attention, block.self_attn.v_proj(block.input_layernorm(x)))
+    after = block.post_attention_layernorm(block.self_attn.o_proj(heads) + x)
+    return heads, torch.nn.functional.silu(block.mlp.gate_proj(after)) * block.mlp.up_proj(after)
+
+
+def _t5(block: Any, x: Tensor, attention: Tensor) -> tuple[Tensor, Tensor]:
+    first, second = block.layer
+    heads = _heads(attention, first.SelfAttention.v(first.layer_norm(x)))
+    after = second.layer_norm(first.SelfAttention.o(heads) + x)
+    return heads, torch.relu(second.DenseReluDense.wi(after))
+
+
+def _modernbert(block: Any, x: Tensor, attention: Tensor) -> tuple[Tensor, Tensor]:
+    values = block.attn.Wqkv(block.attn_norm(x)).chunk(3, dim=-1)[2]
+    heads = _heads(attention, values)
+    made, gate = block.mlp.Wi(block.mlp_norm(block.attn.Wo(heads) + x)).chunk(2, dim=-1)
+    return heads, torch.nn.functional.gelu(made) * gate
+
+
+_Parts = Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor]]
+# The blocks of each family, and what a block computes by its definition, from its input and its attention matrices.
+DEFINITIONS: dict[str, tuple[Callable[[Any], Any], _Parts]] = {
+    "bert": (lambda model: model.encoder.layer, _bert),
+    "roberta": (lambda model: model.encoder.layer, _bert),
+    "electra": (lambda model: model.encoder.layer, _bert),
+    "distilbert": (lambda model: model.transformer.layer, _distilbert),
+    "mpnet": (lambda model: model.encoder.layer, _mpnet),
+    "albert": (lambda model: [model.encoder.albert_layer_groups[0]] * 3, _albert),
+    "gpt2": (lambda model: model.h, _gpt2),
+    "gpt_neox": (lambda model: model.layers, _gpt_neox),
+    "llama": (lambda model: model.layers, _llama),
+    "t5": (lambda model: model.block, _t5),
+    "modernbert": (lambda model: model.layers, _modernbert),
+}
+
+
+@pytest.mark.parametrize("family", DEFINITIONS)
+@torch.no_grad()
+def test_values_are_those_that_the_familys_definition_gives(
+    checkpoints: dict[str, Path], sentences: list[str], family: str
+) -> None:
+    batch = batch_of(checkpoints[family], sentences[:4])
+    mask = batch["attention_mask"].bool()
+    assert not mask.all()
+    whole = untouched(checkpoints[family], attn_implementation="eager")
+    output = whole(**batch, output_hidden_states=True, output_attentions=True)
+    blocks_of, parts = DEFINITIONS[family]
+    encoder = load(checkpoints[family])
+    layers = list(range(1, N_LAYERS[family] + 1))
+    found = {site: activations(encoder, at_site(encoder, site), layers, **batch) for site in SITES}
+    for layer, block in zip(layers, blocks_of(whole), strict=True):
+        heads, units = parts(block, output.hidden_states[layer - 1], output.attentions[layer - 1])
+        assert_close(found["attention"][layer][mask], heads[mask], **ROUNDING)
+        assert_close(found["mlp"][layer][mask], units[mask], **ROUNDING)
+        assert found["mlp"][layer][mask].std() > 0.01  # values that say something
+
+
+# --- reading them ---
+
+
+@pytest.mark.parametrize("site", SITES)
+@pytest.mark.parametrize("family", ["bert", "albert", "gpt2"])
+@torch.no_grad()
+def test_layer_k_runs_no_block_after_the_kth(
+    checkpoints: dict[str, Path], sentences: list[str], family: str, site: SiteName
+) -> None:
+    encoder, batch = load(checkpoints[family]), batch_of(checkpoints[family], sentences[:3])
+    anatomy = at_site(encoder, site)
+    together = activations(encoder, anatomy, [1, 2, 3], **batch)
+    assert list(together) == [1, 2, 3]
+    assert not torch.equal(together[1], together[2])
+    calls: list[int] = []
+    for block in set(anatomy.blocks or ()):
+        block.register_forward_hook(lambda *_: calls.append(1))
+    for layer, expected in together.items():
+        calls.clear()
+        assert torch.equal(activations(encoder, anatomy, [layer], **batch)[layer], expected)
+        assert len(calls) == layer - 1  # block k itself is left at the site
+    assert not any(module._forward_pre_hooks for module in encoder.modules())
+
+
+def test_layers_of_a_site_inside_blocks_begin_at_one() -> None:
+    assert parse_layers("all", 3, "tiny", "mlp") == [1, 2, 3]
+    assert parse_layers("all", 3, "tiny") == [0, 1, 2, 3]
+    with pytest.raises(UserError, match=r"`--layer 0,2`: with `--site attention`.* tiny has layers 1 to 3, and not 0"):
+        parse_layers("0,2", 3, "tiny", "attention")
+
+
+# --- models that look alike and have no such site ---
+
+
+class Blocks(nn.Module):
+    """A model of two blocks of one's own making, with hidden states as transformers' models have them."""
+
+    def __init__(self, make: Callable[[], nn.Module], n_heads: int = 2) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(50, 8)
+        self.blocks = nn.ModuleList([make(), make()])
+        self.config = SimpleNamespace(num_hidden_layers=2, vocab_size=50, model_type="own", num_attention_heads=n_heads)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, output_hidden_states: bool = False) -> Any:
+        states = [self.embedding(input_ids)]
+        for block in self.blocks:
+            states.append(block(states[-1]))
+        return SimpleNamespace(hidden_states=tuple(states), last_hidden_state=states[-1])
+
+
+class Block(nn.Module):
+    """Attention of two heads, then an MLP; `twist` changes what is beside the rule."""
+
+    def __init__(self, twist: str = "") -> None:
+        super().__init__()
+        self.twist = twist
+        self.query, self.key, self.value, self.output = (nn.Linear(8, 8) for _ in range(4))
+        self.first, self.second, self.third = nn.Linear(8, 12), nn.Linear(12, 8), nn.Linear(12, 8)
+        self.norm_1, self.norm_2 = nn.LayerNorm(8), nn.LayerNorm(8)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        query, key, value = (
+            part(hidden_states).unflatten(-1, (2, 4)).transpose(1, 2) for part in (self.query, self.key, self.value)
+        )
+        heads = ((query @ key.transpose(2, 3)).softmax(-1) @ value).transpose(1, 2)
+        # Interleaved, neuron i belongs to head i % 2: no slice of neurons is a head.
+        heads = heads.transpose(2, 3).flatten(2) if self.twist == "interleaved" else heads.flatten(2)
+        if self.twist == "mixed":
+            heads = heads.cumsum(-1)
+        x = self.norm_1(self.output(heads) + hidden_states)
+        units = self.first(x)
+        if self.twist == "softmax":
+            units = units.softmax(-1)
+        elif self.twist == "rolled":
+            units = units.roll(1, dims=-1).relu()
+        elif self.twist != "linear":
+            units = units.relu()
+        made = self.second(units)
+        if self.twist == "two":
+            made = made + self.third(self.first(made).relu())
+        return self.norm_2(made + x)  # type: ignore[no-any-return]
+
+
+def _find(twist: str, site: SiteName, n_heads: int = 2) -> Any:
+    encoder: Any = Blocks(lambda: Block(twist), n_heads).eval()
+    return find_site(encoder, examine(encoder), site, name="own")
+
+
+def test_the_plain_block_has_both_sites() -> None:
+    assert _find("", "attention").modules == ("blocks.0.output", "blocks.1.output")
+    assert _find("", "mlp").modules == ("blocks.0.second", "blocks.1.second")
+
+
+@pytest.mark.parametrize(
+    ("twist", "site", "words"),
+    [
+        ("interleaved", "attention", "in block 1, what the output projection reads is not 2 independent heads"),
+        ("mixed", "attention", "is not 2 independent heads"),
+        ("linear", "mlp", "block 1 has 0 linear maps that read units after an activation function, where 1"),
+        ("softmax", "mlp", "block 1 has 0 linear maps"),
+        ("rolled", "mlp", "block 1 has 0 linear maps"),
+        ("two", "mlp", "block 1 has 2 linear maps that read units after an activation function, where 1 is expected"),
+    ],
+)
+def test_a_block_that_only_looks_like_it_is_refused(twist: str, site: SiteName, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        _find(twist, site)
+
+
+@pytest.mark.parametrize("n_heads", [1, 4, 3])
+def test_a_wrong_number_of_heads_is_refused(n_heads: int) -> None:
+    # One slice of two heads has halves that share nothing; four slices are halves of heads and share all.
+    with pytest.raises(UserError, match=f"is not {n_heads} independent heads"):
+        _find("", "attention", n_heads)
