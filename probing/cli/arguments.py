@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from inspect import signature
 from os.path import isfile
 from pathlib import Path
-from types import FunctionType, NoneType, UnionType
-from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn
 
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, get_loader
 
+from probing.cli.hints import admits_none, as_typed, expected, is_mapping, option_types
 from probing.errors import UserError, as_clause, did_you_mean, refuse
 from probing.runtime.installation import started_as
 
@@ -49,7 +47,7 @@ def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[
     parser.add_argument(
         "--config", action=ActionConfigFile, help="YAML file of options; the command line overrides it."
     )
-    parser.add_function_arguments(_as_typed(function))
+    parser.add_function_arguments(as_typed(function))
     for action in parser._actions:
         if any(option.startswith(f"{action.dest}.") for option in option_types(function)):
             action.help = f"YAML file of the options that begin with --{action.dest}; those override it."
@@ -89,7 +87,7 @@ def checked(
     if isinstance(function, type):
         parser.add_class_arguments(function)
     else:
-        parser.add_function_arguments(_as_typed(function))
+        parser.add_function_arguments(as_typed(function))
     given = Given(parser, function, owner)
     given.take_mapping(options, source)
     return given.keywords()
@@ -164,7 +162,7 @@ class Given:
         if not re.match("--[A-Za-z]", option):
             problem = f"`{option}` is not an option: options begin with two hyphens, and lists are written 0,3,6"
             self._problems.append(problem)
-        elif name in self._groups or _is_mapping(self._types.get(name.split(".")[0])):
+        elif name in self._groups or is_mapping(self._types.get(name.split(".")[0])):
             self.take_mapping({name: None if value is None else _as_yaml(value)}, COMMAND_LINE)
         elif self._is_known(name.removesuffix("+"), COMMAND_LINE):
             argument = f"--{name}" if value is None else f"--{name}={value}"
@@ -198,11 +196,11 @@ class Given:
         """Yield each option of the parser; store the content of options that are mappings."""
         for name, value in ((str(key), value) for key, value in options.items()):
             top, _, inner = name.partition(".")
-            if _is_mapping(hint := self._types.get(top)):
+            if is_mapping(hint := self._types.get(top)):
                 content = {inner: value} if inner else value
                 if isinstance(content, Mapping):
                     self._mappings.setdefault(top, {}).update({str(key): part for key, part in content.items()})
-                elif not (value is None and source is not COMMAND_LINE and _admits_none(hint)):
+                elif not (value is None and source is not COMMAND_LINE and admits_none(hint)):
                     self._problems.append(f"{source.value(name, value)}: expected {expected(hint)}")
             elif name not in self._groups:
                 yield name, value
@@ -230,78 +228,11 @@ class Given:
             return
         try:
             # The parser would treat None as not given. A NUL cannot be part of a file name.
-            if (value is None and source is not COMMAND_LINE and not _admits_none(hint)) or "\0" in str(value):
+            if (value is None and source is not COMMAND_LINE and not admits_none(hint)) or "\0" in str(value):
                 raise ValueError(value)
             self._namespace = parse(self._namespace)
         except (UserError, ValueError, TypeError, LookupError):
             self._problems.append(f"{source.value(name, value)}: expected {expected(hint)}")
-
-
-def option_types(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotation of each option of a function or class; nested dataclasses give dotted names.
-
-    A class whose objects only Python can give is left out of an annotation that also allows text.
-    """
-    types: dict[str, Any] = {}
-    for name, hint in _hints(function).items():
-        if dataclasses.is_dataclass(hint):
-            types |= {f"{name}.{inner}": inner_hint for inner, inner_hint in get_type_hints(hint).items()}
-        elif name != "return":
-            types[name] = _without_objects(hint)
-    return types
-
-
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotations of a function's arguments, or of those that make an object of a class."""
-    if not isinstance(function, type):
-        return get_type_hints(function)
-    own_init = "__init__" in vars(function) and "__dataclass_fields__" not in vars(function)
-    hints = get_type_hints(vars(function)["__init__"]) if own_init else get_type_hints(function)
-    return {name: hints.get(name, Any) for name in signature(function).parameters}
-
-
-def _without_objects(hint: Any) -> Any:
-    """Return an annotation for the command line: where text will do, without classes of the library's own."""
-    parts = get_args(hint)
-    if get_origin(hint) not in (Union, UnionType) or str not in parts:
-        return hint
-    objects = [part for part in parts if isinstance(part, type) and part.__module__ != "builtins"]
-    return Union[tuple(part for part in parts if part not in objects)] if objects else hint  # noqa: UP007
-
-
-def _as_typed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function as the command line sees it, where options that also take objects take text alone.
-
-    The parser would import the class that a text names, build an object of it, and list all classes in the help.
-    """
-    hints = get_type_hints(function)
-    seen = {name: _without_objects(hint) for name, hint in hints.items()}
-    if seen == hints or not isinstance(function, FunctionType):
-        return function
-    copy = FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
-    )
-    copy.__doc__, copy.__module__, copy.__kwdefaults__ = function.__doc__, function.__module__, function.__kwdefaults__
-    copy.__annotations__ = seen
-    return copy
-
-
-def expected(hint: Any) -> str:
-    """Describe the values of a type in words."""
-    kind = get_origin(hint) or hint
-    if kind is Literal:
-        return _either(map(str, get_args(hint)))
-    if kind in (Union, UnionType):
-        return _either(expected(part) for part in get_args(hint) if part is not NoneType)
-    words = {
-        bool: "true or false",
-        int: "a whole number",
-        float: "a number",
-        str: "text, in quotes if need be",
-        list: "a list such as [a, b]",
-        dict: "names with values",
-    }
-    return words.get(kind, "another value")
 
 
 def read_yaml(path: str, typed: str = "--config") -> Mapping[Any, Any]:
@@ -389,16 +320,3 @@ def _as_yaml(text: str) -> Any:
         return get_loader("yaml")(text)
     except Exception:  # as in `read_yaml`; text that is not YAML is refused later
         return text
-
-
-def _is_mapping(hint: Any) -> bool:
-    return any((get_origin(part) or part) is dict for part in (hint, *get_args(hint)))
-
-
-def _admits_none(hint: Any) -> bool:
-    return hint is Any or NoneType in get_args(hint)
-
-
-def _either(words: Iterable[str]) -> str:
-    *first, last = words
-    return f"{', '.join(first)} or {last}" if first else last

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from conftest import make_sentences
 from probing.__main__ import COMMANDS
 from probing.cache import ActivationStore
-from probing.cli.arguments import option_types
 from probing.cli.commandline import run
+from probing.cli.hints import option_types
 from probing.commands.fit import fit
 from probing.errors import UserError
 from probing.runs.run import load_run
