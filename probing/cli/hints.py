@@ -77,10 +77,12 @@ def expected(hint: Any) -> str:
 
 
 def is_mapping(hint: Any) -> bool:
+    """Return whether an option takes names with values."""
     return any((get_origin(part) or part) is dict for part in (hint, *get_args(hint)))
 
 
 def admits_none(hint: Any) -> bool:
+    """Return whether an option may be None."""
     return hint is Any or NoneType in get_args(hint)
 
 
