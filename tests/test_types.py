@@ -1,0 +1,35 @@
+"""What a type checker finds of the package once it is installed, in the code of a page."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pages import ROOT, code_blocks
+
+# Heavy libraries, whose types are not asked after.
+UNREAD = ("torch", "pytorch_lightning", "transformers", "numpy", "jsonargparse", "scipy", "matplotlib", "torchmetrics")
+
+
+@pytest.mark.slow
+def test_the_script_of_a_page_is_typed_where_the_package_is_installed(tmp_path: Path) -> None:
+    install = ["pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target", str(tmp_path / "site")]
+    copy = tmp_path / "source"
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(copy)], check=True)
+    subprocess.run([sys.executable, "-m", *install, str(copy)], check=True)
+    script = [code for language, code in code_blocks(ROOT / "docs" / "arrays.md") if language == "python"]
+    asked = ["reveal_type(run)", "reveal_type(run.accuracy)", "reveal_type(module)", "reveal_type(data.classes)"]
+    (tmp_path / "script.py").write_text("\n".join([*script, *asked]))
+    sections = [f"[mypy-{name}.*]\nfollow_imports = skip\n" for name in UNREAD]
+    (tmp_path / "mypy.ini").write_text("\n".join(["[mypy]\nstrict = true\n", *sections]))
+    found = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "script.py"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path / "site")}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stdout
+    for name in ("runs.run.Run", "dict[str, Any]", "probes.linear.LinearProbe", "list[Any]"):
+        assert name in found.stdout
