@@ -12,7 +12,7 @@ import pytest
 from pages import ROOT, code_blocks
 
 # Heavy libraries, whose types are not asked after.
-UNREAD = ("torch", "pytorch_lightning", "transformers", "numpy", "jsonargparse", "scipy", "matplotlib", "torchmetrics")
+UNREAD = ("torch", "pytorch_lightning", "transformers", "jsonargparse", "scipy", "matplotlib", "torchmetrics")
 
 
 @pytest.mark.slow
