@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, is_dataclass
+from functools import wraps
 from inspect import signature
-from typing import Any, Literal
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
-from probing.cli.options import ProbeOptions
+from probing.cli.options import ProbeOptions, WandbOptions, as_options
 from probing.errors import out_of_range
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -16,6 +17,38 @@ Layers = int | list[int] | str
 
 # The largest seed that all random number generators accept.
 LAST_SEED = 2**63 - 1
+
+
+_Options = ParamSpec("_Options")
+_Result = TypeVar("_Result")
+
+
+def resolved(command: Callable[Concatenate[dict[str, Any], _Options], _Result]) -> Callable[_Options, _Result]:
+    """Give a command its resolved options as its first argument, which its callers do not see.
+
+    These are all options as plain values, without the run's name, for `config.yaml` and W&B. Groups of options that are
+    given as mappings, as in a run's configuration, are given to the command as what they are.
+    """
+    whole: Callable[..., _Result] = command
+    config, *options = signature(command).parameters.values()
+    public = signature(command).replace(parameters=options)
+
+    @wraps(command)
+    def run(*args: _Options.args, **keywords: _Options.kwargs) -> _Result:
+        try:
+            given = public.bind(*args, **keywords)
+        except TypeError as error:
+            raise TypeError(f"{command.__name__}() {error}") from None
+        given.apply_defaults()
+        for option in options:
+            if is_dataclass(option.default):
+                value = given.arguments[option.name]
+                given.arguments[option.name] = as_options(type(option.default), value, option.name)
+        return whole(plain(given.arguments), *given.args, **given.kwargs)
+
+    run.__annotations__ = {name: hint for name, hint in command.__annotations__.items() if name != config.name}
+    run.__signature__ = public  # type: ignore[attr-defined]
+    return run
 
 
 def number_problems(seed: int, max_length: int | None, batch_tokens: int | None) -> list[str]:
@@ -34,7 +67,7 @@ def defaults(function: Callable[..., Any]) -> dict[str, Any]:
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options as plain values, for YAML and W&B, without the run's name."""
-    values = {k: asdict(v) if is_dataclass(v) and not isinstance(v, type) else v for k, v in options.items()}
+    values = {k: asdict(v) if isinstance(v, ProbeOptions | WandbOptions) else v for k, v in options.items()}
     mappings = {k: dict(values[k] or {}) for k in ("trainer", "task_args") if k in values}
     return {k: v for k, v in values.items() if k != "name"} | mappings
 

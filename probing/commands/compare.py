@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from probing.cli.option_values import number_problems, plain
-from probing.cli.options import WandbOptions, as_options
+from probing.cli.option_values import number_problems, resolved
+from probing.cli.options import WandbOptions
+from probing.cli.shared_options import with_shared_help
 from probing.commands.folders import places, say_where
 from probing.errors import RunError, UserError, out_of_range, refuse
 from probing.runs.folder import RunFolder
@@ -18,7 +19,7 @@ from probing.runs.tracked import tracking
 from probing.runtime.distributed import refuse_several
 from probing.tables.csv_files import write_csv
 from probing.tasks import short_name
-from probing.tracking import resolve_mode
+from probing.tracking import Tracker, resolve_mode
 
 # More draws than this would take long to train and hardly sharpen the p-values.
 MOST_NULL_DRAWS = 1000
@@ -45,22 +46,16 @@ class Comparison:
         return render(*agreement_tables(self.agreement)) + str(self.folder)
 
 
+@with_shared_help
+@resolved
 def compare(
-    folders: list[str] | None = None,
-    models: list[str] | None = None,
-    fit: dict[str, Any] | None = None,
+    config: dict[str, Any],
+    folders: list[str] | None = None, models: list[str] | None = None, fit: dict[str, Any] | None = None,
     matching: Literal["auto", "index", "correlation"] = "auto",
-    assignment: Literal["one_to_one", "many_to_one"] = "one_to_one",
-    top: int = 10,
-    null_draws: int = 19,
-    seed: int = 0,
-    runs: str = "runs",
-    name: str | None = None,
-    cache: str | None = None,
-    quiet: bool = False,
-    trainer: dict[str, Any] | None = None,
-    wandb: WandbOptions = WandbOptions(),
-) -> Comparison:
+    assignment: Literal["one_to_one", "many_to_one"] = "one_to_one", top: int = 10, null_draws: int = 19,
+    seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
+    trainer: dict[str, Any] | None = None, wandb: WandbOptions = WandbOptions(),
+) -> Comparison:  # fmt: skip
     """Compare the rankings of finished runs: do their models encode the task in corresponding neurons?
 
     Args:
@@ -77,7 +72,6 @@ def compare(
         seed: Seed of every random draw: resampled sentences and the null distributions.
         runs: Folder of runs, in which the comparison is written too.
         name: Name of the comparison; compare-MODELS-YYYYMMDD-HHMMSS by default.
-        cache: Folder of cached activations; $PROBING_CACHE or RUNS/cache by default.
         quiet: Print the result line only.
         trainer: Arguments of Lightning's Trainer, of which only --trainer.accelerator is accepted.
         wandb: Where and how to track the comparison in Weights & Biases.
@@ -85,8 +79,6 @@ def compare(
     Returns:
         The finished comparison.
     """
-    wandb = as_options(WandbOptions, wandb, "wandb")
-    config = plain(locals())
     from probing.runtime import terminal
 
     refuse_several("compare")
@@ -100,11 +92,7 @@ def compare(
     cached, place = places(cache, runs, name)
     if len(folders or ()) + len(models or ()) < 2:
         raise UserError("`compare` takes two or more finished runs, such as runs/A runs/B, or `--models`.")
-    if wrong := set(trainer or {}) - {"accelerator"}:
-        raise UserError(
-            f"`--trainer.{min(wrong)}`: a comparison runs in one process and takes only `--trainer.accelerator`; "
-            "`extract` and `fit` run in several processes."
-        )
+    _check_trainer(trainer or {})
     defaults = {"runs": runs, "cache": cache, "quiet": quiet, "trainer": trainer or {}, "wandb": asdict(wandb)}
     options = _fit_options({**defaults, **(fit or {})}, fit, models)
     made = [load_run_of_text(folder) for folder in folders or ()]
@@ -128,17 +116,7 @@ def compare(
         stem = "compare-" + "-".join(dict.fromkeys(finished.source.short_name for finished in opened))
         folder = RunFolder(place, name, stem[:120])
         with tracking(folder, wandb, config) as tracker:
-            summary = {
-                "kind": "comparison",
-                "runs": {one.label: str(one.run.folder) for one in opened},
-                "related": {f"{opened[i].label}, {opened[j].label}": pair.related for (i, j), pair in pairs.items()},
-                "top_everywhere": common.summary(),
-            }
-            files = _write(folder.path, config, rows, common.rows, summary)
-            figures = _draw(folder.path / "figures", rows, {one.label: one.run for one in opened})
-            if tracker:
-                tables = {"agreement": rows, "top_everywhere": common.rows}
-                tracker.log_results([], [], figures, files, tables, kind="comparison")
+            _write(folder.path, config, opened, pairs, common, tracker)
         comparison = Comparison(folder.finish(), rows, common.rows)
     if not quiet:
         from probing.tables.agreement import agreement_tables, everywhere_sentence
@@ -150,6 +128,19 @@ def compare(
     where = tracker.where(comparison.folder) if tracker else None
     say_where(comparison.folder, where)
     return comparison
+
+
+def _check_trainer(trainer: Mapping[str, Any]) -> None:
+    """Refuse arguments of the Trainer that a comparison cannot honour.
+
+    Raises:
+        UserError: If there is another one than the accelerator.
+    """
+    if wrong := set(trainer) - {"accelerator"}:
+        raise UserError(
+            f"`--trainer.{min(wrong)}`: a comparison runs in one process and takes only `--trainer.accelerator`; "
+            "`extract` and `fit` run in several processes."
+        )
 
 
 def _fit_options(
@@ -178,20 +169,41 @@ def _fitted(model: str, options: Mapping[str, Any]) -> Run:
 def _write(
     folder: Path,
     config: Mapping[str, Any],
-    rows: Sequence[Mapping[str, Any]],
-    common: Sequence[Mapping[str, Any]],
-    summary: Mapping[str, Any],
-) -> list[Path]:
-    """Write tables and configuration, and return their paths."""
+    opened: Sequence[Any],
+    pairs: Mapping[tuple[int, int], Any],
+    common: Any,
+    tracker: Tracker | None,
+) -> None:
+    """Write tables, configuration, summary and figures, and log them.
+
+    Args:
+        folder: The comparison's folder.
+        config: The resolved configuration.
+        opened: The `probing.runs.finished.Finished` of each run; types that need torch are not imported here.
+        pairs: Comparisons of two runs, by their indices.
+        common: The neurons that are among the first of every run.
+        tracker: Logs what is written.
+    """
     import yaml
 
     from probing.comparison.pairs import AGREEMENT_COLUMNS
 
+    rows = [row for pair in pairs.values() for row in pair.rows]
+    summary = {
+        "kind": "comparison",
+        "runs": {one.label: str(one.run.folder) for one in opened},
+        "related": {f"{opened[i].label}, {opened[j].label}": pair.related for (i, j), pair in pairs.items()},
+        "top_everywhere": common.summary(),
+    }
     write_csv(folder / "agreement.csv", rows, AGREEMENT_COLUMNS)
-    write_csv(folder / "top_everywhere.csv", common, list(common[0]) if common else ["layer", "neuron"])
+    write_csv(folder / "top_everywhere.csv", common.rows, list(common.rows[0]) if common.rows else ["layer", "neuron"])
     (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False))
     (folder / "results.json").write_text(json.dumps(summary, indent=2))
-    return [folder / name for name in ("agreement.csv", "top_everywhere.csv", "config.yaml", "results.json")]
+    files = [folder / name for name in ("agreement.csv", "top_everywhere.csv", "config.yaml", "results.json")]
+    figures = _draw(folder / "figures", rows, {one.label: one.run for one in opened})
+    if tracker:
+        tables = {"agreement": rows, "top_everywhere": common.rows}
+        tracker.log_results([], [], figures, files, tables, kind="comparison")
 
 
 def _draw(folder: Path, rows: Sequence[Mapping[str, Any]], made: Mapping[str, Run]) -> list[Path]:

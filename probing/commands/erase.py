@@ -41,12 +41,12 @@ def erasure_rows(
     Raises:
         ValueError: If `n_top` is not between 1 and half the neurons.
     """
-    from probing.runtime.terminal import training_progress
+    from probing.runtime.terminal import training_bars
 
     d_model = sides.train.store.plan.d_model
     rankings = {layer: [row["neuron"] for row in run.top(layer, d_model)] for layer in layers}
     training = replace(
-        trained_as(run, progress=lambda what: [training_progress(what)] if progress else ()),
+        trained_as(run, progress=training_bars(progress)),
         solver=Lbfgs(CONTROL_TOLERANCE),
     )
     return usable_information(sides, rankings, n_top, training, seed)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from probing.cli.option_values import Dtype, Layers, defaults, option_problems, plain
-from probing.cli.options import ProbeOptions, WandbOptions, as_options
+from probing.cli.option_values import Dtype, Layers, defaults, option_problems, resolved
+from probing.cli.options import ProbeOptions, WandbOptions
+from probing.cli.shared_options import with_shared_help
 from probing.commands.folders import places, say_where
 from probing.corpus.sides import read_corpora
 from probing.data.control_names import chosen_controls
@@ -16,60 +17,37 @@ from probing.models import SiteName, layer_numbers, site_of
 from probing.runs.folder import RunFolder
 from probing.runs.run import Run, load_run, read_run
 from probing.runs.tracked import tracking
+from probing.runtime import terminal
+from probing.runtime.distributed import is_main_process
 from probing.runtime.stopwatch import Stopwatch
 from probing.tables.columns import controls_of
 from probing.tasks import TokenTask, described, load_task, short_name
 from probing.tracking import Tracker, resolve_mode
 
+GroupBy = Literal["auto", "sentence", "document"]
 
+
+@with_shared_help
+@resolved
 def fit(
-    model: str = "minilm",
-    layer: Layers = "all",
-    revision: str | None = None,
-    random_weights: bool = False,
-    dtype: Dtype = "float32",
-    site: SiteName = "residual",
-    corpus: str = "builtin",
-    test_corpus: str | None = None,
-    group_by: Literal["auto", "sentence", "document"] = "auto",
-    max_length: int | None = None,
-    batch_tokens: int | None = None,
-    task: str | TokenTask = "position",
-    task_args: dict[str, Any] | None = None,
-    replicates: int = 5,
-    controls: str | list[str] = "all",
-    evidence: Literal["all", "none"] = "all",
-    mdl: bool = False,
+    config: dict[str, Any],
+    model: str = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
+    dtype: Dtype = "float32", site: SiteName = "residual", corpus: str = "builtin", test_corpus: str | None = None,
+    group_by: Literal["auto", "sentence", "document"] = "auto", max_length: int | None = None,
+    batch_tokens: int | None = None, task: str | TokenTask = "position", task_args: dict[str, Any] | None = None,
+    replicates: int = 5, controls: str | list[str] = "all", evidence: Literal["all", "none"] = "all", mdl: bool = False,
     transform: Literal["none", "clip", "whiten", "standardise", "center", "all_but_the_top"] = "none",
-    seed: int = 0,
-    runs: str = "runs",
-    name: str | None = None,
-    cache: str | None = None,
-    quiet: bool = False,
-    trainer: dict[str, Any] | None = None,
-    probe: ProbeOptions = ProbeOptions(),
-    wandb: WandbOptions = WandbOptions(),
-) -> Run | None:
+    seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
+    trainer: dict[str, Any] | None = None, probe: ProbeOptions = ProbeOptions(), wandb: WandbOptions = WandbOptions(),
+) -> Run | None:  # fmt: skip
     """Fit a probe per layer on cached activations, split its logits by neuron, and rank the neurons.
 
     Args:
-        model: Model to read: an alias (minilm, bert, roberta, distilbert, ...), a hub id, or a local folder.
         layer: Layers to probe: one (6), several (0,3,6) or all; layer 0 is the embedding output, which only
             the residual stream has.
-        revision: Branch, tag or commit of the model on the hub.
-        random_weights: Use a randomly initialised model: the same architecture, weights drawn with --seed.
-        dtype: Precision of the forward pass and of the cached activations.
-        site: What a neuron is: a coordinate of the hidden state (residual), a unit of the MLP inside block k after its
-            activation function (mlp), or a coordinate of a head's output inside block k (attention).
-        corpus: Text to read: builtin, a file (.txt with one sentence per line, .conllu, .tsv; each also as .gz),
-            hf:NAME?config=C&split=S&column=T, or - for standard input.
         test_corpus: Corpus to test on, given like --corpus; the test part of --corpus then joins the training part.
         group_by: Unit that confidence intervals treat as independent: sentence or document; auto is document where the
             corpus marks documents (`# newdoc` in CoNLL-U, empty lines in .txt) and at least 20 are tested on.
-        max_length: Maximum length of a tokenised sentence, special tokens included; longer ones are truncated. The
-            model's own limit by default.
-        batch_tokens: Maximum number of tokens in one forward pass, padding included; fixed when the cache entry is
-            made.
         task: What the probe predicts: the name of a task, such as position, or FILE.py:CLASS for one of your own; from
             Python also an object.
         task_args: Options of the task, such as --task_args.special_tokens include.
@@ -86,23 +64,15 @@ def fit(
             untransformed activations are trained as well. clip sets neurons with an outlying mean to 0, whiten is ZCA.
         seed: Seed of every random draw: the split, permuted labels and tokens, bootstrap samples, adam's batches and
             random weights.
-        runs: Folder in which the run is written.
         name: Name of this run; MODEL-TASK-YYYYMMDD-HHMMSS by default.
-        cache: Folder of cached activations; $PROBING_CACHE or RUNS/cache by default.
-        quiet: Print result lines only, without tables and progress.
         trainer: Arguments of Lightning's Trainer, such as --trainer.max_epochs 50.
         probe: How the probe is trained.
-        wandb: Where and how to track the run in Weights & Biases.
 
     Returns:
         The finished run; None on ranks other than the first.
     """
-    probe, wandb = as_options(ProbeOptions, probe, "probe"), as_options(WandbOptions, wandb, "wandb")
-    config = plain({**locals(), **described(task, task_args)})
-    from probing.runtime import terminal
-
-    say = terminal.silence if quiet else terminal.say
-    progress = terminal.show_progress(quiet)
+    config |= described(task, task_args)
+    say, progress = terminal.silence if quiet else terminal.say, terminal.show_progress(quiet)
     # Everything that can be refused is refused before any work, what is quick to check first.
     refuse(option_problems(probe, seed, max_length, batch_tokens, replicates))
     resolve_mode(wandb.mode)
@@ -110,13 +80,11 @@ def fit(
     cached, place = places(cache, runs, name)
     token_task = load_task(task, task_args)
     wanted = chosen_controls(controls, token_task.ordinal)
-    corpora, splits = read_corpora(corpus, test_corpus, seed, say)
+    text = read_corpora(corpus, test_corpus, seed, say)
     with terminal.quiet_libraries():
         from probing.cache.source import ActivationSource
-        from probing.data.preparation import control_sides, n_heads_of, read_sides
+        from probing.data.preparation import n_heads_of
         from probing.runs.measuring import Asked, measure
-        from probing.runtime.distributed import is_main_process
-        from probing.transforms.of_examples import transform_all
 
         watch = Stopwatch()
         source = ActivationSource.of(
@@ -124,18 +92,14 @@ def fit(
             batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
             shows_progress=progress, site=site,
         )  # fmt: skip
-        sides, stores = read_sides(source, corpora, splits, token_task, probe, group_by)
-        others, fitted = control_sides(wanted, sides, corpora, source, seed), None
-        if transform != "none":
-            sides, others, fitted = transform_all(transform, sides, others, source.layers, seed)
+        sides, others, fitted, stores = _read(source, text, token_task, probe, group_by, wanted, transform, seed)
         watch.end("extract")
         default = f"{source.model.short_name}-{short_name(config['task'])}"
         folder = RunFolder(place, name, default) if is_main_process() else None
         with tracking(folder, wandb, config) as tracker:
             asked = Asked(replicates, evidence == "all", mdl, transform, seed, n_heads_of(stores[0]))
             measured = measure(
-                sides, others, source.layers, probe, asked, source.trainer,
-                lambda what: [terminal.training_progress(what)] if progress else (),
+                sides, others, source.layers, probe, asked, source.trainer, terminal.training_bars(progress),
                 watch, say, tracker and tracker.logger, str(folder.path) if folder else None,
             )  # fmt: skip
             if folder is None or tracker is None:
@@ -144,6 +108,33 @@ def fit(
         run = load_run(folder.finish())
     _report(run, tracker.where(run.folder), quiet)
     return run
+
+
+def _read(
+    source: Any, text: tuple[Any, Any], task: TokenTask, probe: ProbeOptions, group_by: GroupBy,
+    controls: Sequence[str], transform: Any, seed: int,
+) -> tuple[Any, Any, Any, Any]:  # fmt: skip
+    """Return the examples, those of each control, the fitted transforms, if any, and the activations of each corpus.
+
+    Args:
+        source: The `probing.cache.source.ActivationSource`; types that need torch are not imported here, since the
+            parser of arguments imports whatever this file names.
+        text: The corpora, and the side of each of their sentences.
+        task: The task, which gives the labels.
+        probe: How the probe is trained.
+        group_by: The option's value.
+        controls: Names of the controls.
+        transform: The option's value.
+        seed: Seed of every random draw.
+    """
+    from probing.data.preparation import control_sides, read_sides
+    from probing.transforms.of_examples import transform_all
+
+    sides, stores = read_sides(source, *text, task, probe, group_by)
+    others, fitted = control_sides(controls, sides, text[0], source, seed), None
+    if transform != "none":
+        sides, others, fitted = transform_all(transform, sides, others, source.layers, seed)
+    return sides, others, fitted, stores
 
 
 def _write(
@@ -161,8 +152,7 @@ def _write(
     Args:
         folder: The run's folder.
         config: The resolved configuration.
-        measured: The `probing.runs.results.Measured` of the run; types that need torch are not imported here, since
-            the parser of arguments imports whatever this file names.
+        measured: The `probing.runs.results.Measured` of the run.
         fitted: Transform of each layer, if activations were transformed.
         stores: Activations of each corpus.
         model_name: The model's short name, for titles.
@@ -191,7 +181,6 @@ def _write(
 def _report(run: Run, where: str | None, quiet: bool) -> None:
     """Print the tables, the conclusion on each layer's top neuron, and where the results are."""
     from probing.evidence.by_position import position_line
-    from probing.runtime import terminal
     from probing.statistics.intervals import scope
     from probing.tables import probes
     from probing.tables.conclusions import conclusion

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from probing.cli.choices import chosen
-from probing.cli.option_values import Dtype, Layers, number_problems, plain
-from probing.cli.options import WandbOptions, as_options
+from probing.cli.option_values import Dtype, Layers, number_problems, resolved
+from probing.cli.options import WandbOptions
+from probing.cli.shared_options import with_shared_help
 from probing.commands.folders import places, say_where
 from probing.errors import UserError, out_of_range, refuse
-from probing.models import ModelSource, layer_numbers
+from probing.models import layer_numbers
 from probing.runs.folder import RunFolder
 from probing.runs.tracked import tracking
+from probing.runtime.distributed import is_main_process
 from probing.runtime.stopwatch import Stopwatch
 from probing.tracking import Tracker, resolve_mode
 
@@ -59,52 +61,25 @@ class Geometry:
         return render(*self.tables()) + str(self.folder)
 
 
+@with_shared_help
+@resolved
 def geometry(
-    model: str = "minilm",
-    layer: Layers = "all",
-    revision: str | None = None,
-    random_weights: bool = False,
-    dtype: Dtype = "float32",
-    corpus: str = "builtin",
-    fit_corpus: str | None = None,
-    max_length: int | None = None,
-    batch_tokens: int | None = None,
-    special_tokens: Literal["exclude", "include"] = "exclude",
-    transforms: str | list[str] = "all",
-    definition: Definition = "mean_profile",
-    clip_to: Literal["zero", "mean"] = "zero",
-    draws: int = 10,
-    whitening: Literal["pca", "zca"] = "pca",
-    components: int | None = None,
-    shrinkage: float = 0.0,
-    top: int | None = None,
-    estimators: str | list[str] = "none",
-    smoothing_bound: bool = False,
-    interventions: bool = False,
-    seed: int = 0,
-    runs: str = "runs",
-    name: str | None = None,
-    cache: str | None = None,
-    quiet: bool = False,
-    trainer: dict[str, Any] | None = None,
-    wandb: WandbOptions = WandbOptions(),
-) -> Geometry | None:
+    config: dict[str, Any],
+    model: str = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
+    dtype: Dtype = "float32", corpus: str = "builtin", fit_corpus: str | None = None, max_length: int | None = None,
+    batch_tokens: int | None = None, special_tokens: Literal["exclude", "include"] = "exclude",
+    transforms: str | list[str] = "all", definition: Definition = "mean_profile",
+    clip_to: Literal["zero", "mean"] = "zero", draws: int = 10, whitening: Literal["pca", "zca"] = "pca",
+    components: int | None = None, shrinkage: float = 0.0, top: int | None = None, estimators: str | list[str] = "none",
+    smoothing_bound: bool = False, interventions: bool = False,
+    seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
+    trainer: dict[str, Any] | None = None, wandb: WandbOptions = WandbOptions(),
+) -> Geometry | None:  # fmt: skip
     """Find outlier dimensions, and measure anisotropy before and after clipping, whitening and other transforms.
 
     Args:
-        model: Model to read: an alias (minilm, bert, roberta, distilbert, ...), a hub id, or a local folder.
-        layer: Layers to read: one (6), several (0,3,6) or all; layer 0 is the embedding output.
-        revision: Branch, tag or commit of the model on the hub.
-        random_weights: Use a randomly initialised model: the same architecture, weights drawn with --seed.
-        dtype: Precision of the forward pass and of the cached activations.
-        corpus: Text to read: builtin, a file (.txt with one sentence per line, .conllu, .tsv; each also as .gz),
-            hf:NAME?config=C&split=S&column=T, or - for standard input.
         fit_corpus: Corpus, given like --corpus, on which outliers are found and transforms are fitted; the corpus that
             is measured by default.
-        max_length: Maximum length of a tokenised sentence, special tokens included; longer ones are truncated. The
-            model's own limit by default.
-        batch_tokens: Maximum number of tokens in one forward pass, padding included; fixed when the cache entry is
-            made.
         special_tokens: Whether special tokens are measured; outliers are found without and with them in any case.
         transforms: Transforms to compare with the untransformed states: all, none, or some of clip, whiten,
             standardise, center, all_but_the_top.
@@ -112,7 +87,6 @@ def geometry(
         clip_to: Value that clipped neurons are set to: zero, or mean as a control.
         draws: Number of draws of other neurons, as many as there are outliers, for comparison.
         whitening: Kind of whitening: pca, or zca, which rotates whitened vectors back; cosines are the same.
-        components: Number of directions that whitening keeps; all that vary by default.
         shrinkage: Weight, from 0 to 1, with which whitening shrinks the covariance towards a multiple of the identity,
             for few tokens.
         top: Number of principal directions that all_but_the_top removes; d_model / 100 by default.
@@ -124,42 +98,24 @@ def geometry(
             well the model then predicts masked words or, without a head for these, how well positions can be read off;
             the same with outliers clipped after the model.
         seed: Seed of every random draw: tokens, neurons, sentences and random weights.
-        runs: Folder in which the run is written.
         name: Name of this run; MODEL-geometry-YYYYMMDD-HHMMSS by default.
-        cache: Folder of cached activations; $PROBING_CACHE or RUNS/cache by default.
-        quiet: Print result lines only, without tables and progress.
-        trainer: Arguments of Lightning's Trainer that apply to a forward pass, such as --trainer.devices 2.
-        wandb: Where and how to track the run in Weights & Biases.
 
     Returns:
         The measurement; None on ranks other than the first.
     """
-    wandb = as_options(WandbOptions, wandb, "wandb")
-    config = plain(locals())
     from probing.runtime import terminal
 
     say = terminal.silence if quiet else terminal.say
-    refuse(
-        [
-            *number_problems(seed, max_length, batch_tokens),
-            *out_of_range("draws", draws, 0, 1000),
-            *out_of_range("components", components, 1),
-            *out_of_range("shrinkage", shrinkage, 0, 1),
-            *out_of_range("top", top, 0),
-        ]
-    )
+    refuse(number_problems(seed, max_length, batch_tokens) + _problems(draws, components, shrinkage, top))
     resolve_mode(wandb.mode)
     layer_numbers(layer)
     cached, place = places(cache, runs, name)
     if fit_corpus == corpus == "-":
         raise UserError("`--fit_corpus -`: standard input can be read only once; give one of the two as a file.")
     with terminal.quiet_libraries():
-        from probing.cache.source import ActivationSource, say_what_was_left_out
-        from probing.corpus import load_corpus
+        from probing.cache.source import ActivationSource
         from probing.geometry.layers import ESTIMATORS
-        from probing.geometry.survey import Plan, survey
-        from probing.internals import measuring as inside
-        from probing.runtime.distributed import is_main_process
+        from probing.geometry.survey import Plan
         from probing.transforms.affine import KINDS, Fitting
 
         watch = Stopwatch()
@@ -173,37 +129,88 @@ def geometry(
             batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
             shows_progress=terminal.show_progress(quiet),
         )  # fmt: skip
-        files, d_model = source.model, source.config.hidden_size
+        d_model = source.config.hidden_size
         refuse(out_of_range("components", components, 1, d_model) + out_of_range("top", top, 0, d_model - 1))
-        corpora = [load_corpus(corpus)]
-        if fit_corpus is not None:
-            corpora.append(load_corpus(fit_corpus, "--fit_corpus"))
-        stores = source.read(corpora, [partial(_check_tokens, special_tokens=special_tokens)] * len(corpora))
-        say_what_was_left_out(corpora, stores, say)
+        text, stores = _read(source, corpus, fit_corpus, special_tokens)
         watch.end("extract")
         if not is_main_process():
             return None
-        folder = RunFolder(place, name, f"{files.short_name}-geometry")
+        folder = RunFolder(place, name, f"{source.model.short_name}-geometry")
         with tracking(folder, wandb, config) as tracker:
-            progress = terminal.say if terminal.show_progress(quiet) else terminal.silence
-            encoder, tokenizer = _encoder(files, source.random_weights_seed)
-            found = survey(stores[0], stores[-1], source.layers, encoder, tokenizer, how, progress)
-            if missing := found.not_applicable:
-                say(f"{files.name} has no {', '.join(missing)} in the width of its hidden states: not applicable")
-            if smoothing_bound:
-                found.smoothing = inside.smoothing(
-                    folder.path, files.name, encoder, tokenizer, stores[0], seed, say, progress
-                )
-            if interventions:
-                found.interventions = inside.interventions(
-                    files, encoder, tokenizer, stores[0], corpora[0], found.clipped, not random_weights, draws, seed,
-                    say, progress,
-                )  # fmt: skip
+            found = _measured(folder.path, source, text, stores, how, smoothing_bound, interventions)
             watch.end("measure")
-            tables = _write(folder.path, config, found, stores, files.short_name, watch, tracker)
+            tables = _write(folder.path, config, found, stores, source.model.short_name, watch, tracker)
         made = Geometry(folder.finish(), **tables)
-    _report(made, found.clipped, tracker.where(made.folder) if tracker else None, quiet)
+    _report(made, found.survey.clipped, tracker.where(made.folder) if tracker else None, quiet)
     return made
+
+
+def _problems(draws: int, components: int | None, shrinkage: float, top: int | None) -> list[str]:
+    """Return the problems with these numbers that are known without the model."""
+    return [
+        *out_of_range("draws", draws, 0, 1000),
+        *out_of_range("components", components, 1),
+        *out_of_range("shrinkage", shrinkage, 0, 1),
+        *out_of_range("top", top, 0),
+    ]
+
+
+def _read(source: Any, corpus: str, fit_corpus: str | None, special_tokens: str) -> tuple[Any, list[Any]]:
+    """Return the corpus that is measured, and the activations of each corpus, that of `--fit_corpus` last."""
+    from probing.cache.source import say_what_was_left_out
+    from probing.corpus import load_corpus
+
+    corpora = [load_corpus(corpus)]
+    if fit_corpus is not None:
+        corpora.append(load_corpus(fit_corpus, "--fit_corpus"))
+    stores = source.read(corpora, [partial(_check_tokens, special_tokens=special_tokens)] * len(corpora))
+    say_what_was_left_out(corpora, stores, source.say)
+    return corpora[0], stores
+
+
+def _measured(
+    folder: Path,
+    source: Any,
+    corpus: Any,
+    stores: Any,
+    plan: Any,
+    smoothing_bound: bool,
+    interventions: bool,
+) -> Any:
+    """Survey the model, also from inside where that is asked for; return the `probing.geometry.results.Found`.
+
+    Args:
+        folder: The run's folder.
+        source: The `probing.cache.source.ActivationSource`; types that need torch are not imported here.
+        corpus: The corpus that is measured.
+        stores: Activations that are measured, and those that transforms are fitted on.
+        plan: What is surveyed and how.
+        smoothing_bound: The option's value.
+        interventions: The option's value.
+    """
+    from probing.geometry.results import Found
+    from probing.geometry.survey import survey
+    from probing.internals import measuring as inside
+    from probing.models import load_encoder, load_tokenizer
+    from probing.runtime import terminal
+
+    progress = terminal.say if source.shows_progress else terminal.silence
+    model, seed, say = source.model, plan.seed, source.say
+    # The model, whose parameters are measured, and its tokenizer, which tells punctuation.
+    encoder, tokenizer = load_encoder(model, source.random_weights_seed), load_tokenizer(model)
+    surveyed = survey(stores[0], stores[-1], source.layers, encoder, tokenizer, plan, progress)
+    if missing := surveyed.not_applicable:
+        say(f"{model.name} has no {', '.join(missing)} in the width of its hidden states: not applicable")
+    smoothing: list[dict[str, Any]] = []
+    effects: list[dict[str, Any]] = []
+    if smoothing_bound:
+        smoothing = inside.smoothing(folder, model.name, encoder, tokenizer, stores[0], seed, say, progress)
+    if interventions:
+        effects = inside.interventions(
+            model, encoder, tokenizer, stores[0], corpus, surveyed.clipped, source.random_weights_seed is None,
+            plan.n_draws, seed, say, progress,
+        )  # fmt: skip
+    return Found(surveyed, smoothing, effects)
 
 
 def _write(
@@ -228,7 +235,7 @@ def _write(
     cached_of = {"measured": origin(stores[0]), "fitted": origin(stores[-1])}
     files.append(write_summary(folder, found, cached_of, watch.timings()))
     if tracker:
-        tracker.log_results(_curves(found.geometry), [], figures, files, tables, kind="geometry")
+        tracker.log_results(_curves(tables["geometry"]), [], figures, files, tables, kind="geometry")
     return tables
 
 
@@ -258,13 +265,6 @@ def _check_tokens(tokens: Any, special_tokens: str) -> None:
     n = tokens.n_tokens if special_tokens == "include" else int((~tokens.special).sum())
     if n < 2:
         raise UserError(f"`--corpus`: {n} tokens are left without special tokens, and cosines need two.")
-
-
-def _encoder(source: ModelSource, weights_seed: int | None) -> tuple[Any, Any]:
-    """Return the model, whose parameters are measured, and its tokenizer, which tells punctuation."""
-    from probing.models import load_encoder, load_tokenizer
-
-    return load_encoder(source, weights_seed), load_tokenizer(source)
 
 
 def _report(made: Geometry, clipped: Mapping[int, Sequence[int]], where: str | None, quiet: bool) -> None:

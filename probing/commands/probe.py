@@ -24,25 +24,12 @@ CONTROLS = ("shuffled",)
 
 
 def probe(
-    X: Any,
-    y: Any,
-    groups: Any = None,
-    split: Any = None,
-    ordinal: bool = False,
-    replicates: int = 5,
-    controls: str | list[str] = "all",
-    evidence: Literal["all", "none"] = "all",
-    mdl: bool = False,
-    seed: int = 0,
-    model: str = "activations",
-    task: str = "label",
-    runs: str | Path | None = None,
-    name: str | None = None,
-    trainer: Mapping[str, Any] | None = None,
-    probe: ProbeOptions | Mapping[str, Any] = ProbeOptions(),
-    logger: Any = None,
-    progress: bool = False,
-) -> Run:
+    X: Any, y: Any, groups: Any = None, split: Any = None, ordinal: bool = False,
+    replicates: int = 5, controls: str | list[str] = "all", evidence: Literal["all", "none"] = "all", mdl: bool = False,
+    seed: int = 0, model: str = "activations", task: str = "label",
+    runs: str | Path | None = None, name: str | None = None, trainer: Mapping[str, Any] | None = None,
+    probe: ProbeOptions | Mapping[str, Any] = ProbeOptions(), logger: Any = None, progress: bool = False,
+) -> Run:  # fmt: skip
     """Probe activations that come from anywhere, and rank their neurons, with the evidence that `fit` gives.
 
     Args:
@@ -102,9 +89,8 @@ def probe(
             "mdl": mdl, "transform": "none", "seed": seed, "trainer": dict(trainer or {}), "probe": asdict(options),
         }  # fmt: skip
         measured = measure(
-            sides, others, layers, options, asked, trainer or {},
-            lambda what: [terminal.training_progress(what)] if progress else (),
-            watch, terminal.say if progress else terminal.silence, logger, None,
+            sides, others, layers, options, asked, trainer or {}, terminal.training_bars(progress), watch,
+            terminal.say if progress else terminal.silence, logger, None,
         )  # fmt: skip
         return _kept(measured, config, place, name, watch) if place else _passing(measured, config, watch)
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from probing.cli.option_values import Layers, number_problems, plain
-from probing.cli.options import WandbOptions, as_options
+from probing.cli.option_values import Layers, number_problems, resolved
+from probing.cli.options import WandbOptions
+from probing.cli.shared_options import with_shared_help
 from probing.commands.folders import cache_folder, say_where, writable_folder
 from probing.errors import UserError, did_you_mean, out_of_range, refuse
 from probing.models import layer_numbers
@@ -66,21 +67,15 @@ class Rankings:
         return render(*self.tables()) + str(self.folder)
 
 
+@with_shared_help
+@resolved
 def rank(
-    folder: str | None = None,
-    method: str | list[str] | None = None,
-    layer: Layers = "all",
-    evaluate: bool = False,
-    erase: bool = False,
-    curves: bool = False,
-    k: int | list[int] | str | None = None,
-    draws: int | None = None,
-    top: int = 10,
-    seed: int = 0,
-    cache: str | None = None,
-    quiet: bool = False,
-    wandb: WandbOptions = WandbOptions(),
-) -> Rankings:
+    config: dict[str, Any],
+    folder: str | None = None, method: str | list[str] | None = None, layer: Layers = "all",
+    evaluate: bool = False, erase: bool = False, curves: bool = False,
+    k: int | list[int] | str | None = None, draws: int | None = None, top: int = 10,
+    seed: int = 0, cache: str | None = None, quiet: bool = False, wandb: WandbOptions = WandbOptions(),
+) -> Rankings:  # fmt: skip
     """Rank the neurons of a finished run by other methods, and write the rankings to RUN/rankings.
 
     Args:
@@ -107,8 +102,6 @@ def rank(
     Returns:
         The rankings.
     """
-    wandb = as_options(WandbOptions, wandb, "wandb")
-    config = plain(locals())
     from probing.runtime import terminal
 
     refuse_several("rank")
@@ -129,7 +122,6 @@ def rank(
         from probing.rankings.methods import METHODS
         from probing.runs.finished import Extraction, open_runs, probe_weight, sides_of
         from probing.runs.ranked import Judging, rank_layers
-        from probing.statistics.intervals import few_clusters
 
         methods = _methods(method or ("contribution" if erase or curves else "all"), METHODS)
         if curves and methods == ["random"]:
@@ -150,16 +142,7 @@ def rank(
         made = Rankings(place, rankings, evaluation, erasure, curve_rows)
         figures = _write(made, run, layers, finished.label)
     where = _track(made, wandb, f"{run.folder.name}-rankings", config, figures)
-    if quiet:
-        for line in rankings_lines(rankings):
-            print(line)
-    else:
-        terminal.show(*made.tables())
-    for line in curves_lines(curve_rows):
-        print(line)
-    if (evaluation or erasure or curve_rows) and (few := few_clusters(run.results)):
-        print(few)
-    say_where(place, where)
+    _report(made, run, where, quiet)
     return made
 
 
@@ -176,6 +159,23 @@ def _write(made: Rankings, run: Run, layers: Sequence[int], label: str) -> list[
     with writing(made.folder, run):
         write_tables(made.folder, files)
         return draw_curves(made.folder, layers, label, run) if made.curves else []
+
+
+def _report(made: Rankings, run: Run, where: str | None, quiet: bool) -> None:
+    """Print the rankings, and where they are."""
+    from probing.runtime import terminal
+    from probing.statistics.intervals import few_clusters
+
+    if quiet:
+        for line in rankings_lines(made.rankings):
+            print(line)
+    else:
+        terminal.show(*made.tables())
+    for line in curves_lines(made.curves):
+        print(line)
+    if (made.evaluation or made.erasure or made.curves) and (few := few_clusters(run.results)):
+        print(few)
+    say_where(made.folder, where)
 
 
 def _sizes(k: int | Sequence[int] | str | None) -> list[int] | None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from probing.cli.option_values import Dtype, Layers, number_problems, plain
-from probing.cli.options import WandbOptions, as_options
+from probing.cli.option_values import Dtype, Layers, number_problems, resolved
+from probing.cli.options import WandbOptions
+from probing.cli.shared_options import with_shared_help
 from probing.commands.folders import places, say_where
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import layer_numbers
@@ -40,68 +41,37 @@ class SentenceSimilarity:
         return render(*sts_tables(self.layers, self.chosen)) + str(self.folder)
 
 
+@with_shared_help
+@resolved
 def sts(
-    folders: list[str] | None = None,
-    model: str = "minilm",
-    layer: Layers = "all",
-    revision: str | None = None,
+    config: dict[str, Any],
+    folders: list[str] | None = None, model: str = "minilm", layer: Layers = "all", revision: str | None = None,
     random_weights: bool = False,
-    dtype: Dtype = "float32",
-    pooling: str | list[str] = "mean",
-    transforms: str | list[str] = "clip,whiten",
-    definition: Definition = "mean_profile",
-    components: int | None = None,
-    fit_on: str = "train",
+    dtype: Dtype = "float32", pooling: str | list[str] = "mean", transforms: str | list[str] = "clip,whiten",
+    definition: Definition = "mean_profile", components: int | None = None, fit_on: str = "train",
     static: str | None = None,
-    max_length: int | None = None,
-    batch_tokens: int | None = None,
-    seed: int = 0,
-    runs: str = "runs",
-    name: str | None = None,
-    cache: str | None = None,
-    quiet: bool = False,
-    trainer: dict[str, Any] | None = None,
-    wandb: WandbOptions = WandbOptions(),
-) -> SentenceSimilarity | None:
+    max_length: int | None = None, batch_tokens: int | None = None,
+    seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
+    trainer: dict[str, Any] | None = None, wandb: WandbOptions = WandbOptions(),
+) -> SentenceSimilarity | None:  # fmt: skip
     """Correlate cosines of sentences with human scores (STS, SICK-R), per layer, plain, clipped and whitened.
 
     Args:
         folders: Folders with STS12 to STS16, STS-B and SICK, or hf:NAME?config=C; may be given without `--folders`.
-        model: Model to read: an alias (minilm, bert, roberta, distilbert, ...), a hub id, or a local folder.
-        layer: Layers to read: one (6), several (0,3,6) or all; layer 0 is the embedding output.
-        revision: Branch, tag or commit of the model on the hub.
-        random_weights: Use a randomly initialised model: the same architecture, weights drawn with --seed.
-        dtype: Precision of the forward pass and of the cached activations.
         pooling: How token vectors become the vector of a sentence, some or all: mean over tokens that are not special,
             mean_special over all tokens, cls for the first token, first_last for the average of layer 1 and each layer.
         transforms: Transforms to compare with the plain vectors: all, none, or some of clip, clip_random, whiten,
             standardise, center, all_but_the_top.
-        definition: Definition of the outliers that are clipped, as for `geometry`.
-        components: Number of directions that whitening keeps; all that vary by default.
         fit_on: Text that transforms are fitted on: train for the training parts (the built-in corpus where there are
             none), a corpus such as builtin or text.txt, or target for each set's own sentences, which is transductive.
         static: File of word vectors in GloVe's format, whose mean over a sentence is evaluated for comparison.
-        max_length: Maximum length of a tokenised sentence, special tokens included; longer ones are truncated. The
-            model's own limit by default.
-        batch_tokens: Maximum number of tokens in one forward pass, padding included; fixed when the cache entry is
-            made.
-        seed: Seed of every random draw: bootstrap samples, clip_random's neurons and random weights.
-        runs: Folder in which the run is written.
         name: Name of this run; MODEL-sts-YYYYMMDD-HHMMSS by default.
-        cache: Folder of cached activations; $PROBING_CACHE or RUNS/cache by default.
-        quiet: Print result lines only, without tables and progress.
-        trainer: Arguments of Lightning's Trainer that apply to a forward pass, such as --trainer.devices 2.
-        wandb: Where and how to track the run in Weights & Biases.
 
     Returns:
         The results; None on ranks other than the first.
     """
-    wandb = as_options(WandbOptions, wandb, "wandb")
-    config = plain(locals())
     from probing.cli.choices import chosen as named
     from probing.downstream.pooling_names import POOLINGS
-    from probing.downstream.sts.dataset import READABLE, read_sts
-    from probing.downstream.sts.sentence_similarity import reported
     from probing.runtime import terminal
     from probing.tables.space_names import SPACES, Space
 
@@ -113,20 +83,13 @@ def sts(
     poolings = named("--pooling", pooling, POOLINGS)
     spaces: list[Space] = ["none", *named("--transforms", transforms, SPACES[1:], "none")]
     cached, place = places(cache, runs, name)
-    if not folders:
-        raise UserError(f"`sts` takes {READABLE}.")
-    sets = read_sts(folders)
-    if not (targets := reported(sets)):
-        raise UserError(f"`sts {' '.join(folders)}`: these are training parts only; give dev or test parts too.")
-    for one in sets:
-        if one.n_dropped:
-            say(f"{one.label}: {one.n_dropped} pairs without a score or a sentence were left out")
+    sets = _read_sets(folders or (), say)
     outside = _outside(fit_on, spaces != ["none"] and not any(one.part == "train" for one in sets), say)
     with terminal.quiet_libraries():
         from probing.cache.source import ActivationSource, say_what_was_left_out
-        from probing.downstream.pooling import FIRST
         from probing.downstream.spaces import Fitting
         from probing.downstream.sts.evaluation import evaluate
+        from probing.downstream.sts.sentence_similarity import reported
         from probing.downstream.sts.sentence_vectors import Vectors, check_text_to_fit_on, first_token_check
         from probing.downstream.sts.static import read_static
         from probing.runtime.distributed import is_main_process
@@ -137,17 +100,15 @@ def sts(
             batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
             shows_progress=progress,
         )  # fmt: skip
-        files, layers = source.model, source.layers
+        files = source.model
         refuse(out_of_range("components", components, 1, source.config.hidden_size))
-        if "first_last" in poolings:
-            if source.config.num_hidden_layers < FIRST:
-                raise UserError(f"`--pooling first_last`: {model} has no blocks, so no layer {FIRST}; take mean.")
-            source = replace(source, layers=sorted({*layers, FIRST}))
         if spaces != ["none"]:
-            check_text_to_fit_on(sets, outside, targets, fit_on)
+            check_text_to_fit_on(sets, outside, reported(sets), fit_on)
         corpora = [one.corpus for one in sets] + ([outside] if outside else [])
         words = read_static(static, [text for corpus in corpora for text in corpus.sentences]) if static else None
-        stores = source.read(corpora, [first_token_check(poolings, files.short_name)] * len(corpora))
+        stores = _with_first(source, poolings, model).read(
+            corpora, [first_token_check(poolings, files.short_name)] * len(corpora)
+        )
         if not is_main_process():
             return None
         watch.end("extract")
@@ -155,18 +116,48 @@ def sts(
         vectors = Vectors(sets, stores[: len(sets)], (outside, stores[-1]) if outside else None, words)
         with tracking(run_folder := RunFolder(place, name, f"{files.short_name}-sts"), wandb, config) as tracker:
             fitting = Fitting(spaces, definition, components, seed)
-            rows, chosen, texts = evaluate(vectors, layers, poolings, fitting, fit_on, seed)
+            rows, chosen, texts = evaluate(vectors, source.layers, poolings, fitting, fit_on, seed)
             watch.end("evaluate")
-            summary = {
-                "kind": "similarity evaluation",
-                "fitted_on": {label: text.described() for label, text in texts.items()},
-                "timings": watch.timings(),
-            }
             found = SentenceSimilarity(run_folder.path, rows, chosen)
-            _write(found, config, summary, vectors, poolings, files.short_name, tracker)
+            _write(found, config, texts, watch.timings(), vectors, poolings, files.short_name, tracker)
         found = replace(found, folder=run_folder.finish())
     _report(found, tracker.where(found.folder) if tracker else None, quiet)
     return found
+
+
+def _read_sets(folders: Sequence[str], say: Callable[[str], None]) -> Any:
+    """Return the sets that the user named, and say how many pairs were left out.
+
+    Raises:
+        UserError: If there are none, or only training parts.
+    """
+    from probing.downstream.sts.dataset import READABLE, read_sts
+    from probing.downstream.sts.sentence_similarity import reported
+
+    if not folders:
+        raise UserError(f"`sts` takes {READABLE}.")
+    sets = read_sts(folders)
+    if not reported(sets):
+        raise UserError(f"`sts {' '.join(folders)}`: these are training parts only; give dev or test parts too.")
+    for one in sets:
+        if one.n_dropped:
+            say(f"{one.label}: {one.n_dropped} pairs without a score or a sentence were left out")
+    return sets
+
+
+def _with_first(source: Any, poolings: Sequence[str], model: str) -> Any:
+    """Return the source with the layer that the pooling `first_last` also needs.
+
+    Raises:
+        UserError: If the model does not have it.
+    """
+    from probing.downstream.pooling import FIRST
+
+    if "first_last" not in poolings:
+        return source
+    if source.config.num_hidden_layers < FIRST:
+        raise UserError(f"`--pooling first_last`: {model} has no blocks, so no layer {FIRST}; take mean.")
+    return replace(source, layers=sorted({*source.layers, FIRST}))
 
 
 def _outside(fit_on: str, lacks_training_part: bool, say: Callable[[str], None]) -> Any:
@@ -188,7 +179,8 @@ def _outside(fit_on: str, lacks_training_part: bool, say: Callable[[str], None])
 def _write(
     found: SentenceSimilarity,
     config: Mapping[str, Any],
-    summary: Mapping[str, Any],
+    texts: Mapping[str, Any],
+    timings: Mapping[str, float],
     vectors: Any,
     poolings: Sequence[str],
     model_name: str,
@@ -201,6 +193,11 @@ def _write(
     from probing.downstream.sts.sentence_similarity import CHOSEN_COLUMNS, STS_COLUMNS
     from probing.downstream.sts.sentence_vectors import described
 
+    summary = {
+        "kind": "similarity evaluation",
+        "fitted_on": {label: text.described() for label, text in texts.items()},
+        "timings": timings,
+    }
     tables = {"sts": (found.layers, STS_COLUMNS), "chosen": (found.chosen, CHOSEN_COLUMNS)}
     stores = zip(vectors.sets, vectors.stores, strict=True)
     cached = {one.corpus.name: origin(store) for one, store in stores}

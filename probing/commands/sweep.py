@@ -15,6 +15,7 @@ from typing import Any
 
 from probing.cli.arguments import read_yaml
 from probing.cli.options import WandbOptions, as_options
+from probing.cli.shared_options import with_shared_help
 from probing.commands.fit import fit as fit_command
 from probing.commands.folders import places, say_where
 from probing.errors import UserError, as_clause, out_of_range, refuse
@@ -44,6 +45,7 @@ class FinishedSweep:
     best: str
 
 
+@with_shared_help
 def sweep(
     file: str | None = None,
     trials: int | None = None,
@@ -64,8 +66,6 @@ def sweep(
         fit: Options of fit that hold for all trials and override the file, such as --fit.corpus text.txt.
         runs: Folder of runs, in which the sweep is written too.
         name: Name of the sweep, that of the file by default; an unfinished sweep of this name is continued.
-        cache: Folder of cached activations; $PROBING_CACHE or RUNS/cache by default.
-        quiet: Print result lines only, without tables and progress.
         wandb: Where and how to track the trials, as one group, in Weights & Biases.
 
     Returns:

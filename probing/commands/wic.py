@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from probing.cli.option_values import Dtype, Layers, number_problems, plain
-from probing.cli.options import WandbOptions, as_options
+from probing.cli.option_values import Dtype, Layers, number_problems, resolved
+from probing.cli.options import WandbOptions
+from probing.cli.shared_options import with_shared_help
 from probing.commands.folders import places, say_where
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import layer_numbers
@@ -40,58 +41,30 @@ class WordsInContext:
         return render(*wic_tables(self.layers, self.chosen)) + str(self.folder)
 
 
+@with_shared_help
+@resolved
 def wic(
-    folder: str | None = None,
-    model: str = "minilm",
-    layer: Layers = "all",
-    revision: str | None = None,
+    config: dict[str, Any],
+    folder: str | None = None, model: str = "minilm", layer: Layers = "all", revision: str | None = None,
     random_weights: bool = False,
-    dtype: Dtype = "float32",
-    part: Literal["dev", "test"] = "dev",
-    transforms: str | list[str] = "clip,whiten",
+    dtype: Dtype = "float32", part: Literal["dev", "test"] = "dev", transforms: str | list[str] = "clip,whiten",
     definition: Definition = "mean_profile",
-    components: int | None = None,
-    max_length: int | None = None,
-    batch_tokens: int | None = None,
-    seed: int = 0,
-    runs: str = "runs",
-    name: str | None = None,
-    cache: str | None = None,
-    quiet: bool = False,
-    trainer: dict[str, Any] | None = None,
-    wandb: WandbOptions = WandbOptions(),
-) -> WordsInContext | None:
+    components: int | None = None, max_length: int | None = None, batch_tokens: int | None = None,
+    seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
+    trainer: dict[str, Any] | None = None, wandb: WandbOptions = WandbOptions(),
+) -> WordsInContext | None:  # fmt: skip
     """Tell word senses apart by cosine (WiC), per layer, plain, clipped and whitened.
 
     Args:
         folder: Folder of the WiC data set, or hf:NAME?config=C for its SuperGLUE form; may be given without `--folder`.
-        model: Model to read: an alias (minilm, bert, roberta, distilbert, ...), a hub id, or a local folder.
-        layer: Layers to read: one (6), several (0,3,6) or all; layer 0 is the embedding output.
-        revision: Branch, tag or commit of the model on the hub.
-        random_weights: Use a randomly initialised model: the same architecture, weights drawn with --seed.
-        dtype: Precision of the forward pass and of the cached activations.
         part: Part whose accuracy is reported; layer and threshold are chosen on train.
         transforms: Transforms to compare with the plain hidden states: all, none, or some of clip, clip_random, whiten,
             standardise, center, all_but_the_top; they are fitted on the tokens of training sentences.
-        definition: Definition of the outliers that are clipped, as for `geometry`.
-        components: Number of directions that whitening keeps; all that vary by default.
-        max_length: Maximum length of a tokenised sentence, special tokens included; longer ones are truncated. The
-            model's own limit by default.
-        batch_tokens: Maximum number of tokens in one forward pass, padding included; fixed when the cache entry is
-            made.
-        seed: Seed of every random draw: bootstrap samples, clip_random's neurons and random weights.
-        runs: Folder in which the run is written.
         name: Name of this run; MODEL-wic-YYYYMMDD-HHMMSS by default.
-        cache: Folder of cached activations; $PROBING_CACHE or RUNS/cache by default.
-        quiet: Print result lines only, without tables and progress.
-        trainer: Arguments of Lightning's Trainer that apply to a forward pass, such as --trainer.devices 2.
-        wandb: Where and how to track the run in Weights & Biases.
 
     Returns:
         The results; None on ranks other than the first.
     """
-    wandb = as_options(WandbOptions, wandb, "wandb")
-    config = plain(locals())
     from probing.cli.choices import chosen as named
     from probing.downstream.wic.dataset import READABLE, read_wic
     from probing.runtime import terminal

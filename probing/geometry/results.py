@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import yaml
 
 from probing.geometry.explained import EXPLAINED_COLUMNS
 from probing.geometry.layers import GEOMETRY_COLUMNS
-from probing.geometry.survey import DIMENSION_COLUMNS, OUTLIER_COLUMNS, Survey
+from probing.geometry.survey import DIMENSION_COLUMNS, OUTLIER_COLUMNS, Rows, Survey
 from probing.internals.interventions import INTERVENTION_COLUMNS
 from probing.internals.parameters import PARAMETER_COLUMNS
 from probing.internals.smoothing_bound import SMOOTHING_COLUMNS
@@ -33,13 +34,28 @@ _COLUMNS = {
 _OPTIONAL = ("smoothing", "interventions")
 
 
-def tables_of(found: Survey) -> dict[str, list[dict[str, Any]]]:
-    """Return the tables of a survey by name; those made only on request are left out if they are empty."""
-    tables = {name: getattr(found, name) for name in _COLUMNS}
+@dataclass(frozen=True)
+class Found:
+    """A survey, and what was measured inside the model.
+
+    Args:
+        survey: The survey.
+        smoothing: Rows of `smoothing.csv`; empty if not asked for or not applicable.
+        interventions: Rows of `interventions.csv`; empty if not asked for or not applicable.
+    """
+
+    survey: Survey
+    smoothing: Rows
+    interventions: Rows
+
+
+def tables_of(found: Found) -> dict[str, Rows]:
+    """Return the tables by name; those made only on request are left out if they are empty."""
+    tables = {**found.survey.tables(), "smoothing": found.smoothing, "interventions": found.interventions}
     return {name: rows for name, rows in tables.items() if rows or name not in _OPTIONAL}
 
 
-def write(folder: Path, config: Mapping[str, Any], found: Survey) -> list[Path]:
+def write(folder: Path, config: Mapping[str, Any], found: Found) -> list[Path]:
     """Write tables, transforms and the configuration, and return their paths.
 
     A table without rows is still written, with its columns.
@@ -47,14 +63,14 @@ def write(folder: Path, config: Mapping[str, Any], found: Survey) -> list[Path]:
     Args:
         folder: The run's folder.
         config: The resolved configuration as plain values.
-        found: The survey.
+        found: What was measured.
     """
     paths = []
     for name, rows in tables_of(found).items():
         paths.append(folder / f"{name}.csv")
         write_csv(paths[-1], rows, _COLUMNS[name])
     (folder / "transforms").mkdir()
-    for kind, by_layer in found.transforms.items():
+    for kind, by_layer in found.survey.transforms.items():
         paths.append(folder / "transforms" / f"{kind}.safetensors")
         transforms.save(paths[-1], by_layer)
     paths.append(folder / "config.yaml")
@@ -63,13 +79,13 @@ def write(folder: Path, config: Mapping[str, Any], found: Survey) -> list[Path]:
 
 
 def write_summary(
-    folder: Path, found: Survey, cached: Mapping[str, Mapping[str, Any]], timings: Mapping[str, float]
+    folder: Path, found: Found, cached: Mapping[str, Mapping[str, Any]], timings: Mapping[str, float]
 ) -> Path:
     """Write `results.json`, the results for programs, and return its path.
 
     Args:
         folder: The run's folder.
-        found: The survey.
+        found: What was measured.
         cached: Cache entries of the activations that were measured and of those that transforms were fitted on.
         timings: Times in seconds.
     """
@@ -77,8 +93,8 @@ def write_summary(
         "kind": "geometry",
         "versions": versions(),
         "cache": dict(cached),
-        "clipped": {str(layer): neurons for layer, neurons in found.clipped.items()},
-        "not_applicable": found.not_applicable,
+        "clipped": {str(layer): neurons for layer, neurons in found.survey.clipped.items()},
+        "not_applicable": found.survey.not_applicable,
         "timings": dict(timings),
         **{
             name: [without_nan(row) for row in rows]

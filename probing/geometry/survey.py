@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,8 @@ from probing.transforms.affine import Fitting, Kind, Transform, fit_transform, i
 
 OUTLIER_COLUMNS = ("definition", "layer", "neuron", "value", "special_tokens")
 DIMENSION_COLUMNS = ("layer", "neuron", "mean", "sd", "cosine_share", "argmin_share", "argmax_share")
+
+Rows = list[dict[str, Any]]
 
 # Stands for the layer in rows over all layers but the embeddings.
 ALL = "all"
@@ -53,9 +55,9 @@ class Plan:
     seed: int
 
 
-@dataclass
+@dataclass(frozen=True)
 class Survey:
-    """The tables of a survey.
+    """What was found in all layers.
 
     Args:
         geometry: Rows of `geometry.csv`.
@@ -63,23 +65,70 @@ class Survey:
         dimensions: Rows of `dimensions.csv`.
         parameters: Rows of `parameters.csv`.
         explained: Rows of `explained.csv`.
-        smoothing: Rows of `smoothing.csv`; they need the model itself and are added by the command.
-        interventions: Rows of `interventions.csv`, added in the same way.
         transforms: Transforms by kind and layer.
         clipped: Neurons of each layer that are outliers by the definition of the plan.
         not_applicable: Kinds of parameters that the model does not have.
     """
 
-    geometry: list[dict[str, Any]] = field(default_factory=list)
-    outliers: list[dict[str, Any]] = field(default_factory=list)
-    dimensions: list[dict[str, Any]] = field(default_factory=list)
-    parameters: list[dict[str, Any]] = field(default_factory=list)
-    explained: list[dict[str, Any]] = field(default_factory=list)
-    smoothing: list[dict[str, Any]] = field(default_factory=list)
-    interventions: list[dict[str, Any]] = field(default_factory=list)
-    transforms: dict[str, dict[int, Transform]] = field(default_factory=dict)
-    clipped: dict[int, list[int]] = field(default_factory=dict)
-    not_applicable: list[str] = field(default_factory=list)
+    geometry: Rows
+    outliers: Rows
+    dimensions: Rows
+    parameters: Rows
+    explained: Rows
+    transforms: Mapping[str, Mapping[int, Transform]]
+    clipped: Mapping[int, list[int]]
+    not_applicable: list[str]
+
+    def tables(self) -> dict[str, Rows]:
+        """Return the tables by the names of their files."""
+        return {
+            "geometry": self.geometry, "outliers": self.outliers, "dimensions": self.dimensions,
+            "parameters": self.parameters, "explained": self.explained,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Corpora:
+    """The activations that a survey reads: those measured, and those on which outliers and transforms are found.
+
+    Args:
+        measured_on: Activations whose geometry is measured.
+        fitted_on: Activations used to find outliers and fit transforms.
+        sampled: The tokens of the first that count.
+        fitted: The tokens of the second that count.
+        regressors: What explains the outliers of the first.
+    """
+
+    measured_on: Activations
+    fitted_on: Activations
+    sampled: Sampled
+    fitted: Sampled
+    regressors: Regressors
+
+
+@dataclass(frozen=True)
+class _LayerSurvey:
+    """What was found in one layer.
+
+    Args:
+        look: Moments and profiles of the tokens on which outliers and transforms are found.
+        outliers: Rows of `outliers.csv`.
+        clipped: Neurons that are outliers by the definition of the plan.
+        transforms: Transforms by kind.
+        geometry: Rows of `geometry.csv`.
+        dimensions: Rows of `dimensions.csv`.
+        explained: Rows of `explained.csv`.
+        distances: Distances between tokens, for the next layer.
+    """
+
+    look: Look
+    outliers: Rows
+    clipped: list[int]
+    transforms: Mapping[str, Transform]
+    geometry: Rows
+    dimensions: Rows
+    explained: Rows
+    distances: NDArray[np.float64] | None
 
 
 def survey(
@@ -102,48 +151,73 @@ def survey(
         plan: What is surveyed and how.
         say: Receives a line for each layer.
     """
-    found = Survey()
     parameters = find_parameters(encoder, examine(encoder, tokenizer.pad_token_id or 0))
     norms = parameters.output_norms
     by_norm = outliers.by_layer_norm(
         [norm.gain for norm in norms], [norm.bias for norm in norms if norm.bias is not None]
     )
-    found.not_applicable = not_applicable(parameters)
     sampled = Sampled(measured_on.tokens, plan.special_tokens, plan.seed)
     fitted = sampled if fitted_on is measured_on else Sampled(fitted_on.tokens, plan.special_tokens, plan.seed)
-    regressors = _regressors(measured_on, tokenizer)
-    looks: list[Look] = []
-    distances: NDArray[np.float64] | None = None
+    corpora = _Corpora(measured_on, fitted_on, sampled, fitted, _regressors(measured_on, tokenizer))
+    found: dict[int, _LayerSurvey] = {}
     for layer in layers:
         say(f"layer {layer} of {layers[-1]}")
-        looks.append(seen := look(fitted_on, layer, fitted))
-        here = look(measured_on, layer, sampled) if fitted is not sampled else seen
-        named = {which: outliers.outliers_of(profile) for which, profile in seen.profiles.items()}
-        for which, those in named.items():
-            found.outliers += _outlier_rows(those, layer, which)
-        clipped = _clipped(plan, named, by_norm)
-        all_named = sorted({o.neuron for those in named.values() for o in those} | {o.neuron for o in by_norm})
-        found.clipped[layer] = clipped
-        transforms = _transforms(plan, seen, clipped)
-        for kind, transform in transforms.items():
-            found.transforms.setdefault(kind, {})[layer] = transform
-        result = measure(
-            measured_on, layer, sampled, here.moments, {"none": identity(len(here.moments.mean)), **transforms},
-            _random_choices(plan, layer, len(here.moments.mean), clipped, all_named), plan.estimators,
-            distances if layer - 1 in [one.layer for one in looks[-2:]] else None,
-        )  # fmt: skip
-        distances = result.distances
-        sizes = {kind: _size(kind, fitted, seen, plan.fitting.n_components) for kind in transforms}
-        found.geometry += [row | sizes.get(row["transform"], {}) for row in result.rows]
-        found.dimensions += _dimension_rows(here, plan.special_tokens, result)
-        found.explained += _explained(measured_on, layer, regressors, all_named, _dead(here), plan.seed)
-    found.outliers += [
-        row for which in ("exclude", "include") for row in _outlier_rows(_pooled(looks, which), ALL, which)
-    ]
-    found.outliers += _outlier_rows(by_norm, ALL, "")
-    neurons = sorted({row["neuron"] for row in found.outliers})
-    found.parameters = parameter_rows(parameters, neurons)
-    return found
+        below = found.get(layer - 1)
+        found[layer] = _of_layer(layer, corpora, by_norm, plan, below.distances if below else None)
+    named = [row for one in found.values() for row in one.outliers]
+    looks = [one.look for one in found.values()]
+    named += [row for which in ("exclude", "include") for row in _outlier_rows(_pooled(looks, which), ALL, which)]
+    named += _outlier_rows(by_norm, ALL, "")
+    kinds = dict.fromkeys(kind for one in found.values() for kind in one.transforms)
+    return Survey(
+        geometry=[row for one in found.values() for row in one.geometry],
+        outliers=named,
+        dimensions=[row for one in found.values() for row in one.dimensions],
+        parameters=parameter_rows(parameters, sorted({row["neuron"] for row in named})),
+        explained=[row for one in found.values() for row in one.explained],
+        transforms={
+            kind: {layer: one.transforms[kind] for layer, one in found.items() if kind in one.transforms}
+            for kind in kinds
+        },
+        clipped={layer: one.clipped for layer, one in found.items()},
+        not_applicable=not_applicable(parameters),
+    )
+
+
+def _of_layer(
+    layer: int, corpora: _Corpora, by_norm: Sequence[Outlier], plan: Plan, below: NDArray[np.float64] | None
+) -> _LayerSurvey:
+    """Survey one layer.
+
+    Args:
+        layer: Layer number.
+        corpora: The activations.
+        by_norm: Outliers by the parameters of LayerNorms, which are those of all layers.
+        plan: What is surveyed and how.
+        below: Distances between tokens in the layer below; None if it is not surveyed.
+    """
+    store, sampled, fitted = corpora.measured_on, corpora.sampled, corpora.fitted
+    seen = look(corpora.fitted_on, layer, fitted)
+    here = look(store, layer, sampled) if fitted is not sampled else seen
+    named = {which: outliers.outliers_of(profile) for which, profile in seen.profiles.items()}
+    clipped = _clipped(plan, named, by_norm)
+    all_named = sorted({o.neuron for those in named.values() for o in those} | {o.neuron for o in by_norm})
+    transforms, d_model = _transforms(plan, seen, clipped), len(here.moments.mean)
+    result = measure(
+        store, layer, sampled, here.moments, {"none": identity(d_model), **transforms},
+        _random_choices(plan, layer, d_model, clipped, all_named), plan.estimators, below,
+    )  # fmt: skip
+    sizes = {kind: _size(kind, fitted, seen, plan.fitting.n_components) for kind in transforms}
+    return _LayerSurvey(
+        look=seen,
+        outliers=[row for which, those in named.items() for row in _outlier_rows(those, layer, which)],
+        clipped=clipped,
+        transforms=transforms,
+        geometry=[row | sizes.get(row["transform"], {}) for row in result.rows],
+        dimensions=_dimension_rows(here, plan.special_tokens, result),
+        explained=_explained(store, layer, corpora.regressors, all_named, _dead(here), plan.seed),
+        distances=result.distances,
+    )
 
 
 def _dead(seen: Look) -> list[int]:

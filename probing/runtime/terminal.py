@@ -6,7 +6,7 @@ import gc
 import logging
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -88,6 +88,15 @@ def extraction_progress() -> Any:
                 self.progress.stop()
 
     return ExtractionProgress()
+
+
+def training_bars(shown: bool) -> Callable[[str], list[Any]]:
+    """Return a function from the name of some probes to the Lightning callbacks that show their training.
+
+    Args:
+        shown: Whether there are any; see `show_progress`.
+    """
+    return lambda what: [training_progress(what)] if shown else []
 
 
 def training_progress(what: str = "probes") -> Any:

@@ -1,0 +1,157 @@
+"""Options that several commands share are described once, and no option is without a description."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from probing.__main__ import COMMANDS
+from probing.cli.arguments import Parser, option_types
+from probing.cli.option_values import resolved
+from probing.cli.options import WandbOptions
+from probing.cli.shared_options import DESCRIPTIONS, WIDTH, complete, with_shared_help
+from probing.errors import UserError
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def load(command: str) -> Callable[..., Any]:
+    module, name = COMMANDS[command].split(":")
+    found: Callable[..., Any] = getattr(import_module(module), name)
+    return found
+
+
+def entries(docstring: str) -> dict[str, str]:
+    """Return the descriptions in a docstring without indentation, by option, each on one line."""
+    section = docstring.split("\nArgs:\n")[1].split("\n\n")[0] if "\nArgs:\n" in docstring else ""
+    found: dict[str, str] = {}
+    for line in section.splitlines():
+        if line[4:5] != " ":
+            name, _, text = line.strip().partition(": ")
+            found[name] = text
+        else:
+            found[name] += f" {line.strip()}"
+    return found
+
+
+def own_descriptions() -> dict[str, dict[str, str]]:
+    """Return what each command's source describes, before it is completed."""
+    found: dict[str, dict[str, str]] = {}
+    for command, function in COMMANDS.items():
+        module, name = function.split(":")
+        source = Path(inspect.getfile(import_module(module))).read_text(encoding="utf-8")
+        (node,) = (n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == name)
+        found[command] = entries(ast.get_docstring(node) or "")
+    return found
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_has_help(command: str) -> None:
+    function = load(command)
+    parser = Parser(prog="probing")
+    parser.add_function_arguments(function)
+    help_of = {action.dest: action.help for action in parser._actions}
+    options = [name for name in option_types(function) if not name.startswith("return")]
+    assert options
+    assert [name for name in options if not (help_of[name] or "").strip()] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_in_python_describes_the_options_in_their_order(command: str) -> None:
+    function = load(command)
+    docstring = inspect.getdoc(function) or ""
+    assert list(entries(docstring)) == list(inspect.signature(function).parameters)
+    assert all(len(line) <= WIDTH for line in docstring.splitlines())
+
+
+def test_every_shared_description_is_used_by_several_commands() -> None:
+    own = own_descriptions()
+    shared = Counter(
+        name for command in own for name in inspect.signature(load(command)).parameters if name not in own[command]
+    )
+    assert set(shared) == set(DESCRIPTIONS)
+    assert [name for name, n in shared.items() if n < 2] == []
+
+
+def test_no_description_is_written_in_two_files() -> None:
+    own = own_descriptions()
+    written: dict[tuple[str, str], set[str]] = {}
+    for command, texts in own.items():
+        for entry in texts.items():
+            written.setdefault(entry, set()).add(COMMANDS[command].split(":")[0])
+    assert len(written) > 50
+    # "Print the result line only" is what `quiet` means to two commands, beside the usual meaning.
+    repeated = [entry for entry, files in written.items() if len(files) > 1 and entry[0] not in DESCRIPTIONS]
+    assert repeated == []
+    assert [entry for entry in written if DESCRIPTIONS.get(entry[0]) == entry[1]] == []
+
+
+def test_a_docstring_is_completed_in_the_order_of_the_options() -> None:
+    own = "Do it.\n\nArgs:\n    b: Of its own, in\n        two lines.\n\nReturns:\n    Nothing."
+    found = complete(own, ["a", "b", "c"], {"a": "Shared.", "b": "Not used.", "c": "word " * 40})
+    assert list(entries(found).items()) == [
+        ("a", "Shared."), ("b", "Of its own, in two lines."), ("c", "word " * 39 + "word"),
+    ]  # fmt: skip
+    assert found.startswith("Do it.\n\nArgs:\n    a: ")
+    assert found.endswith("\n\nReturns:\n    Nothing.")
+
+
+def test_an_option_without_a_description_is_an_error() -> None:
+    def command(seed: int, unheard_of: int) -> None:
+        """Do it.
+
+        Args:
+            seed: Of its own.
+        """
+
+    with pytest.raises(KeyError, match="unheard_of"):
+        with_shared_help(command)
+
+
+@resolved
+def run(
+    config: dict[str, Any], model: str, seed: int = 0, name: str | None = None, wandb: WandbOptions = WandbOptions()
+) -> tuple[dict[str, Any], str, int, WandbOptions]:
+    """Return what it is given."""
+    return config, model, seed, wandb
+
+
+def test_a_command_gets_its_resolved_options_which_its_callers_do_not_give() -> None:
+    assert list(inspect.signature(run).parameters) == ["model", "seed", "name", "wandb"]
+    assert "config" not in run.__annotations__
+    config, model, seed, wandb = run("bert", seed=3, name="mine", wandb={"mode": "disabled"})  # type: ignore[arg-type]
+    assert (model, seed, wandb) == ("bert", 3, WandbOptions(mode="disabled"))
+    # The run's name is no part of what repeats it.
+    assert list(config) == ["model", "seed", "wandb"]
+    assert config["model"] == "bert"
+    assert config["wandb"] == {"mode": "disabled", "project": None, "entity": None, "group": None, "tags": []}
+
+
+def test_options_that_a_command_does_not_have_are_refused_by_its_name() -> None:
+    with pytest.raises(TypeError, match=r"^run\(\) got an unexpected keyword argument 'modle'"):
+        run("bert", modle="bert")  # type: ignore[call-arg]
+    with pytest.raises(UserError, match=r"`wandb.mod` is not an option"):
+        run("bert", wandb={"mod": "disabled"})  # type: ignore[arg-type]
+
+
+def test_the_page_of_the_api_describes_the_options_as_help_does() -> None:
+    pytest.importorskip("griffe", reason="griffe reads the source for the site; `make docs` installs it")
+    script = (
+        "import griffe\n"
+        "probing = griffe.load('probing', extensions=griffe.load_extensions('docs/shared_options.py'))\n"
+        "fit = probing['commands.fit.fit']\n"
+        "print(fit.docstring.value)\n"
+        "print([p.name for p in fit.parameters])"
+    )
+    found = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    fit = load("fit")
+    assert found == f"{inspect.getdoc(fit)}\n{list(inspect.signature(fit).parameters)}\n"
