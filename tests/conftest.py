@@ -12,12 +12,18 @@ import pytest
 from families import FAMILIES as ALL_FAMILIES
 from families import make_checkpoint
 from kernels import numeric_tests
+from rendering import without_rendering
 
 # Read by huggingface_hub when it is first imported: no test reaches the network, whatever is asked.
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Read by torch when it is first imported. Tensors of a few kilobytes gain nothing from threads, which on a busy machine
 # wait for each other: with two, these tests took eight times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_configure() -> None:
+    """Write figures as one pixel, but for tests of figures."""
+    without_rendering()
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks

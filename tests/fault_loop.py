@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -103,7 +103,9 @@ def type_fit(status: Any, args: list[str], shard_tokens: int) -> None:
     """Type `probing fit` in this process and send its exit status."""
     from probing.__main__ import COMMANDS
     from probing.cli.commandline import run
+    from rendering import without_rendering
 
+    without_rendering()
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  for the life of the process
     small_shards(shard_tokens)
     status.value = run(COMMANDS, ["fit", *args])
@@ -285,13 +287,13 @@ class Loop:
         return any((record.get("layer"), record.get("shard")) == (layer, index) for record in records)
 
 
-def main() -> int:
-    """Run the loop and return the exit status."""
+def main(typed: Sequence[str] | None = None) -> int:
+    """Run the loop and return the exit status; without arguments it takes those of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=200, help="how many faults are injected")
     parser.add_argument("--seed", type=int, default=0, help="of what happens, where and when")
     parser.add_argument("--shard_tokens", type=int, default=256)
-    options = parser.parse_args()
+    options = parser.parse_args(typed)
     began = time.monotonic()
     counts: dict[str, Counter[str]] = {"kill": Counter(), "damage": Counter(), "race": Counter()}
     with tempfile.TemporaryDirectory() as folder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from fault_loop import MANIFEST, processes
 from probing import Run, load_run
 from probing.cache import ActivationStore
 from probing.runs.folder import RunFolder
+from rendering import without_rendering
 
 # Long enough for a busy machine; nothing waits so long unless something is wrong.
 PATIENCE_S = 600
@@ -38,6 +40,7 @@ def fit_here(results: Any, args: list[str], prepare: Callable[[], None] = nothin
     from probing.__main__ import COMMANDS
     from probing.cli.commandline import run
 
+    without_rendering()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     messages = io.StringIO()
     with contextlib.redirect_stderr(messages):
@@ -58,7 +61,7 @@ def typed(args: list[str], prepare: Callable[[], None] = nothing) -> tuple[int, 
     return status, messages
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def options(checkpoints: dict[str, Path], corpus_file: Path) -> list[str]:
     model = ["--model", str(checkpoints["bert"]), "--corpus", str(corpus_file)]
     return [
@@ -74,10 +77,18 @@ def options(checkpoints: dict[str, Path], corpus_file: Path) -> list[str]:
     ]
 
 
+@pytest.fixture(scope="module")
+def runs_of_whole(options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of runs with a run that nothing happened to, and its cache; read only."""
+    runs = tmp_path_factory.mktemp("whole") / "runs"
+    assert typed([*options, "--runs", str(runs), "--name", "whole"]) == (0, [])
+    return runs
+
+
 @pytest.fixture
-def whole(options: list[str], tmp_path: Path) -> Run:
+def whole(runs_of_whole: Path, tmp_path: Path) -> Run:
     """A run that nothing happened to, in `tmp_path/runs`."""
-    assert typed([*options, "--runs", str(tmp_path / "runs"), "--name", "whole"]) == (0, [])
+    shutil.copytree(runs_of_whole, tmp_path / "runs")
     return load_run(tmp_path / "runs" / "whole")
 
 

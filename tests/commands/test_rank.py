@@ -25,6 +25,7 @@ from probing.rankings.evaluation import EVALUATION_COLUMNS
 from probing.rankings.methods import METHODS
 from probing.rankings.neuron_counts import CURVE_COLUMNS
 from probing.tables.csv_files import read_csv
+from rendering import rendered
 from wandb_reader import read_offline_runs
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
@@ -250,6 +251,7 @@ def test_the_linear_judge_is_right_as_often_as_sklearn_says(plain: Path, monkeyp
     assert np.count_nonzero(judged.correct_by_sentence) > 0
 
 
+@rendered()
 def test_how_many_neurons_from_the_command_line(planted: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(planted)
     typed = ["rank", str(planted), "--curves", "--k", "1,4", "--draws", "2"]

@@ -16,6 +16,7 @@ from probing.cli.commandline import run
 from probing.errors import UserError
 from probing.runs.run import load_run
 from probing.tables.csv_files import read_csv
+from rendering import rendered
 from wandb_reader import read_offline_runs
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
@@ -40,6 +41,7 @@ def find(rows: list[dict[str, Any]], **wanted: object) -> dict[str, Any]:
     return row
 
 
+@rendered()
 @pytest.mark.slow
 def test_sentences_that_share_words_are_alike_and_all_of_it_is_on_disk(
     data: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]

@@ -18,6 +18,7 @@ from probing.errors import UserError
 from probing.models import load_tokenizer, resolve_model
 from probing.runs.run import load_run
 from probing.tables.csv_files import read_csv
+from rendering import rendered
 from wandb_reader import read_offline_runs
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
@@ -45,6 +46,7 @@ def find(rows: list[dict[str, Any]], **wanted: object) -> dict[str, Any]:
     return row
 
 
+@rendered()
 def test_a_planted_difference_is_found_and_all_of_it_is_on_disk(
     data: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

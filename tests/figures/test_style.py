@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,14 @@ from matplotlib.figure import Figure
 from probing.figures.layer_labels import spaced_layers
 from probing.figures.style import drawing, name_layers
 from probing.runtime.replaced_files import vector_form
+from rendering import rendered
+
+
+@pytest.fixture(autouse=True)
+def images() -> Iterator[None]:
+    """What is written is the image itself."""
+    with rendered():
+        yield
 
 
 def draw(path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from conftest import BARE_ARGS
+from conftest import BARE_ARGS, ROOT
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.errors import UserError
@@ -37,8 +37,11 @@ SEVERAL = pytest.mark.several
 BOUND_S = 90
 
 # `python -m probing` with small shards, which notes what each process reads and, in `extract`, takes its time to write.
-PROGRAM = """
+PROGRAM = f"""
 import os, sys, time
+sys.path.append({str(ROOT / "tests")!r})
+from rendering import without_rendering
+without_rendering()
 from probing.__main__ import main
 from probing.cache import plan, store
 plan.SHARD_BYTES, plan.MIN_SHARD_TOKENS = 0, 600
@@ -49,7 +52,7 @@ def write_slowly(self, *args):
     write(self, *args)
 def read_and_note(self, layer, shard):
     with open("read.txt", "a") as file:
-        file.write(f"{self.folder.name} {shard} {rank}\\n")
+        file.write(self.folder.name + " " + str(shard) + " " + rank + "\\n")
     return read(self, layer, shard)
 store.ActivationStore.write, store.ActivationStore.read = write_slowly, read_and_note
 if __name__ == "__main__":
@@ -225,7 +228,7 @@ def test_more_processes_than_shards_are_no_more_than_idle(
     one, _ = alone("fit", *LESS)
     two = job("fit", *LESS)
     two.wandb = "disabled"
-    (two.folder / "program.py").write_text(PROGRAM.replace("600", "10**9"))
+    (two.folder / "program.py").write_text(PROGRAM.replace("= 0, 600", "= 0, 10**9"))
     start_in_two(two, "ddp")
     codes, _, errors = two.end()
     assert codes == [0], errors

@@ -1,0 +1,41 @@
+"""Figures in tests: everything is drawn, but what is written is one pixel, unless a test asks for the real image.
+
+Rendering takes two thirds of the time of a run on a tiny model, and most tests are about something else.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+_PIXEL = {
+    "png": base64.b64decode(
+        "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+    ),
+    "pdf": b"%PDF-1.4\n%%EOF\n",
+}
+_render = Figure.savefig
+
+
+def _write_pixel(figure: Figure, path: Path, *, format: str, **_: Any) -> None:
+    path.write_bytes(_PIXEL[format])
+
+
+def without_rendering() -> None:
+    """Write figures of this process as one pixel from now on."""
+    Figure.savefig = _write_pixel  # type: ignore[method-assign]
+
+
+@contextmanager
+def rendered() -> Iterator[None]:
+    """Write figures as users get them; also to be put before a test, as `@rendered()`."""
+    before, Figure.savefig = Figure.savefig, _render  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Figure.savefig = before  # type: ignore[method-assign]
