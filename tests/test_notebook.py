@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import ast
 import re
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,34 +40,26 @@ except Exception as error:
 message
 """
 
-# What a notebook does with a cell: all but the last expression is run, that is shown as HTML where it can be.
-NOTEBOOK = """
-import ast, json, sys
-shown, names = [], dict(MODEL=sys.argv[1], CORPUS=sys.argv[2], RUNS=sys.argv[3])
-for cell in sys.stdin.read().split("# %%"):
-    *body, last = ast.parse(cell).body
-    exec(compile(ast.Module(body, []), "cell", "exec"), names)
-    value = eval(compile(ast.Expression(last.value), "cell", "eval"), names)
-    shown.append([getattr(value, "_repr_html_", lambda: "")(), repr(value)])
-print(json.dumps(shown), file=open(sys.argv[4], "w"))
-"""
+
+def shown(cells: str, names: dict[str, Any]) -> list[tuple[str, str]]:
+    """Run cells as a notebook does: of each, return the last expression as HTML, where it can be that, and as text."""
+    found = []
+    for cell in cells.split("# %%"):
+        *body, last = ast.parse(cell).body
+        assert isinstance(last, ast.Expr)
+        exec(compile(ast.Module(body, []), "cell", "exec"), names)
+        value = eval(compile(ast.Expression(last.value), "cell", "eval"), names)
+        found.append((getattr(value, "_repr_html_", lambda: "")(), repr(value)))
+    return found
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_notebook_sees_tables_and_can_repeat_a_run(
-    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
+    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [str(checkpoints["bert"]), str(corpus_file), str(tmp_path / "runs"), str(tmp_path / "shown.json")]
-    done = subprocess.run(
-        [sys.executable, "-c", NOTEBOOK, *arguments],
-        input=CELLS,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    (html, text), layers, top, same, converged, refused, misspelt = json.loads((tmp_path / "shown.json").read_text())
+    names = {"MODEL": str(checkpoints["bert"]), "CORPUS": str(corpus_file), "RUNS": str(tmp_path / "runs")}
+    (html, text), layers, top, same, converged, refused, misspelt = shown(CELLS, {**names})
     assert html.count("<table>") == 2
     assert len(re.findall("<tr>", html)) == 1 + 4 + 1 + 10  # a row for each layer, the last layer's first ten neurons
     assert "Test accuracy by layer" in text
@@ -79,11 +70,15 @@ def test_a_notebook_sees_tables_and_can_repeat_a_run(
     assert converged[1] == "False"
     assert re.search(r"UserError: `--layer 9`: .* has layers 0 \(embeddings\) to 3, so not 9", refused[1])
     assert "`probe.l3` is not an option; the options of `probe` are l1, l2," in misspelt[1]
-    assert "Results: " in done.stdout
+    assert "Results: " in capsys.readouterr().out
 
 
 # What the tutorial's cell of settings says at toy size.
 TOY = """
+import sys
+sys.path.append({tests!r})
+from rendering import without_rendering
+without_rendering()
 LAYER = 2
 SETTINGS = {{"model": {model!r}, "corpus": {corpus!r}, "wandb": {{"mode": "disabled"}}, "quiet": True}}
 SETTINGS["probe"] = {{"l2": 1e-2}}
@@ -98,7 +93,7 @@ def test_the_tutorial_runs(checkpoints: dict[str, Path], corpus_file: Path, tmp_
     notebook = nbformat.read(ROOT / "docs" / "tutorial.ipynb", as_version=4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     (settings,) = (cell for cell in code if "parameters" in cell.metadata.get("tags", []))
-    settings.source = TOY.format(model=str(checkpoints["bert"]), corpus=str(corpus_file))
+    settings.source = TOY.format(tests=str(ROOT / "tests"), model=str(checkpoints["bert"]), corpus=str(corpus_file))
     for cell in code:
         cell.outputs = []
     NotebookClient(notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
