@@ -305,50 +305,54 @@ import json, sys, warnings
 from pathlib import Path
 
 warnings.simplefilter("ignore")
+from test_training import found_by
 from synthetic import sides
 
 from probing.cache.store import ActivationStore
 from probing.runtime.distributed import is_main_process
 
 if __name__ == "__main__":
-    folder, solver, devices, out = sys.argv[1:]
-    trainer = {"accelerator": "cpu", "devices": int(devices), "max_epochs": 1000 if solver == "lbfgs" else 5}
-    if devices != "1":
-        trainer["strategy"] = "ddp"
-    fits = sides(ActivationStore(Path(folder))).fit((0, 1), trainer, solver=solver)
+    folder, out = sys.argv[1:]
+    data = sides(ActivationStore(Path(folder)))
+    found = {solver: found_by(data, solver, devices=2, strategy="ddp") for solver in ("lbfgs", "adam")}
     if is_main_process():
-        Path(out).write_text(json.dumps([
-            {"metrics": f.metrics, "correct": f.correct_by_sentence.tolist(), "objective": f.objective,
-             "gap": f.optimality_gap, "weight": f.weight.tolist(), "passes": f.n_passes} for f in fits]))
-    if devices != "1":  # gloo's threads may outlive the interpreter, and then abort it
-        from torch import distributed
+        Path(out).write_text(json.dumps(found))
+    from torch import distributed  # gloo's threads may outlive the interpreter, and then abort it
 
-        distributed.barrier()
-        distributed.destroy_process_group()
+    distributed.barrier()
+    distributed.destroy_process_group()
 """
 
 
+def found_by(data, solver, **trainer):
+    """Return what a solver finds on two layers, as JSON has it."""
+    trainer = {"accelerator": "cpu", "max_epochs": 1000 if solver == "lbfgs" else 5, **trainer}
+    return [
+        {"metrics": f.metrics, "correct": f.correct_by_sentence.tolist(), "gap": f.optimality_gap,
+         "weight": f.weight.tolist(), "passes": f.n_passes}
+        for f in data.fit((0, 1), trainer, solver=solver)
+    ]  # fmt: skip
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("solver", ["lbfgs", "adam"])
-def test_two_ranks_train_what_one_trains(data, tmp_path, solver):
+def test_two_ranks_train_what_one_trains(data, tmp_path):
     (tmp_path / "script.py").write_text(TWO_RANKS)
-    results = []
-    for devices in ("1", "2"):
-        out = tmp_path / f"{devices}.json"
-        # The script starts its second rank itself, by Lightning's launcher.
-        subprocess.run(
-            [sys.executable, "script.py", str(data.train.store.folder), solver, devices, str(out)],
-            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT / "tests")}, check=True, timeout=600,
-            capture_output=True,
-        )  # fmt: skip
-        results.append(json.loads(out.read_text()))
-    for one, two in zip(*results, strict=True):
-        if solver == "lbfgs":  # the same sums in another order
-            assert two["correct"] == one["correct"]
-            assert two["passes"] == one["passes"]
-            assert two["metrics"] == pytest.approx(one["metrics"], abs=1e-5)
-            np.testing.assert_allclose(two["weight"], one["weight"], atol=1e-3 * np.abs(one["weight"]).max())
-        else:  # every batch is shared, but for a token where it has an odd number
-            assert two["metrics"]["accuracy"] == pytest.approx(one["metrics"]["accuracy"], abs=0.05)
-            assert two["gap"] == pytest.approx(one["gap"], rel=0.1)
-            assert two["gap"] > 1e-3
+    out = tmp_path / "found.json"
+    here = os.pathsep.join(str(folder) for folder in (ROOT / "tests", ROOT / "tests" / "probes"))
+    # The script starts its second rank itself, by Lightning's launcher.
+    subprocess.run(
+        [sys.executable, "script.py", str(data.train.store.folder), str(out)], cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": here}, check=True, timeout=600, capture_output=True,
+    )  # fmt: skip
+    by_two = json.loads(out.read_text())
+    for one, two in zip(found_by(data, "lbfgs", devices=1), by_two["lbfgs"], strict=True):
+        # The same sums in another order.
+        assert two["correct"] == one["correct"]
+        assert two["passes"] == one["passes"]
+        assert two["metrics"] == pytest.approx(one["metrics"], abs=1e-5)
+        np.testing.assert_allclose(two["weight"], one["weight"], atol=1e-3 * np.abs(one["weight"]).max())
+    for one, two in zip(found_by(data, "adam", devices=1), by_two["adam"], strict=True):
+        # Every batch is shared, but for a token where it has an odd number.
+        assert two["metrics"]["accuracy"] == pytest.approx(one["metrics"]["accuracy"], abs=0.05)
+        assert two["gap"] == pytest.approx(one["gap"], rel=0.1)
+        assert two["gap"] > 1e-3
