@@ -54,6 +54,7 @@ def as_typed(function: Callable[..., Any]) -> Callable[..., Any]:
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
     copy.__doc__, copy.__module__, copy.__kwdefaults__ = function.__doc__, function.__module__, function.__kwdefaults__
+    copy.__dict__.update(function.__dict__)  # the signature that a decorator gave it
     copy.__annotations__ = seen
     return copy
 
