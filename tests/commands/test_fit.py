@@ -85,7 +85,9 @@ def test_the_folder_holds_what_the_design_promises(run: Run) -> None:
         measured = ACCURACY_COLUMNS[: ACCURACY_COLUMNS.index("n_classes") + 1]
         assert tuple(next(csv.reader(file))) == (*measured, "flag")
     with (run.folder / "neurons.csv").open() as file:
-        assert tuple(next(csv.reader(file))) == tuple(column for column in NEURON_COLUMNS if column not in RETRAINED)
+        assert tuple(next(csv.reader(file))) == tuple(
+            column for column in NEURON_COLUMNS if column not in {*RETRAINED, "head"}
+        )
     assert set(run.results["timings"]) == {"extract_s", "probe_s", "evidence_s", "rank_s", "total_s"}
     assert run.results["versions"]["torch"] == torch.__version__
 
