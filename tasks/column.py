@@ -1,4 +1,4 @@
-"""Labels from a column of the corpus."""
+"""Labels of words from a column of the corpus."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import numpy as np
 
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
+from probing.corpus.rows import UNSPECIFIED
 from probing.errors import UserError
 from probing.tasks import Labels, Task
-
-# An unspecified value in CoNLL-U.
-UNSPECIFIED = "_"
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,13 @@ class WordLabels(Task):
             there = f"has {', '.join(corpus.columns)}" if corpus.columns else "has none"
             raise UserError(
                 f"`--corpus {corpus.name}`: the task reads the column {self.column} and the corpus {there}; "
-                "give a .conllu file, or a .tsv file of words and labels for the task label."
+                "give a .conllu file, or for the task label a .tsv or .jsonl file of words and labels."
+            )
+        n_words = [0] * len(rows) if corpus.words is None else [len(words) for words in corpus.words]
+        for i in (i for i, row in enumerate(rows) if len(row) != n_words[i]):
+            raise UserError(
+                f"`--corpus {corpus.name}`: the column {self.column} has {len(rows[i])} values for the {n_words[i]} "
+                f"words of `{corpus.sentences[i]:.60}`; give a value for each word."
             )
         chosen = np.flatnonzero(tokens.last_pieces if self.pieces == "last" else tokens.first_pieces)
         pairs = zip(tokens.sentences[chosen].tolist(), tokens.words[chosen].tolist(), strict=True)
@@ -58,13 +62,14 @@ class WordLabels(Task):
 
 @dataclass(frozen=True)
 class Column(WordLabels):
-    """Any column of a CoNLL-U file.
+    """Any column of a CoNLL-U file, a .jsonl file or a data set that has a value for each word.
 
     Args:
         min_count: Training words a value needs to be a class; by default 50, fewer on a small corpus
             (a twentieth of its training sentences), never under 5.
         pieces: Activations of a word of several pieces: those of its first or last piece, or the mean over its pieces.
-        column: Name of the column: lemma, upos, xpos, feats, head, deprel, deps or misc.
+        column: Name of the column: lemma, upos, xpos, feats, head, deprel, deps or misc of CoNLL-U, or a column of a
+            data set or a .jsonl file, such as ner_tags.
     """
 
     column: str = ""  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""The label of a word in a .tsv file of words and labels."""
+"""The label of a word in a .tsv or .jsonl file of words and labels, or in a data set."""
 
 from __future__ import annotations
 

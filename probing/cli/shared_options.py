@@ -17,7 +17,7 @@ DESCRIPTIONS = {
     "dtype": "Precision of the forward pass and of the cached activations.",
     "site": "What a neuron is: a coordinate of the hidden state (residual), a unit of the MLP inside block k after its "
     "activation function (mlp), or a coordinate of a head's output inside block k (attention).",
-    "corpus": "Text to read: builtin, a file (.txt with one sentence per line, .conllu, .tsv; each also as .gz), "
+    "corpus": "Text to read: builtin, a file (.txt with one sentence per line, .conllu, .tsv, .jsonl; also as .gz), "
     "hf:NAME?config=C&split=S&column=T, or - for standard input.",
     "max_length": "Maximum length of a tokenised sentence, special tokens included; longer ones are truncated. The "
     "model's own limit by default.",

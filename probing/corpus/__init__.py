@@ -7,12 +7,14 @@ import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from probing.corpus.builtin import builtin_sentences
 from probing.corpus.files import read_lines
 from probing.corpus.hub import read_dataset
+from probing.corpus.json_lines import read_json_lines
 from probing.corpus.labelled import read_labelled
+from probing.corpus.rows import Rows
 from probing.corpus.treebank import documents_of, read_treebank
 from probing.errors import UserError
 
@@ -37,6 +39,8 @@ class Corpus:
         columns: Annotations of the source (CoNLL-U: `upos`, `head`, ...): for each column and sentence, one value per
             word, as written in the source.
         documents: Index of each sentence's document, ascending; None if the source has no documents.
+        sentence_columns: Annotations of whole sentences: for each column, one value per sentence, which is text, a
+            number, or None.
     """
 
     name: str
@@ -45,6 +49,7 @@ class Corpus:
     words: tuple[tuple[str, ...], ...] | None = None
     columns: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     documents: tuple[int, ...] | None = None
+    sentence_columns: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     @property
     def fingerprint(self) -> str:
@@ -75,11 +80,12 @@ class Corpus:
             words=None if self.words is None else pick(self.words),
             columns={column: pick(values) for column, values in self.columns.items()},
             documents=None if self.documents is None else pick(self.documents),
+            sentence_columns={column: pick(values) for column, values in self.sentence_columns.items()},
         )
 
 
 def load_corpus(name: str, option: str = "--corpus") -> Corpus:
-    """Read the distinct sentences of `builtin`, a file of text, CoNLL-U or labels, a data set (`hf:`), or `-` (stdin).
+    """Read the distinct sentences of `builtin`, a file of text or labels, a data set (`hf:`), or `-` (stdin).
 
     Args:
         name: The source, as the user typed it.
@@ -91,13 +97,10 @@ def load_corpus(name: str, option: str = "--corpus") -> Corpus:
     if name == "builtin":
         return from_sentences(name, builtin_sentences(), option)
     if name.startswith("hf:"):
-        rows = read_dataset(name, option)
-        return (
-            from_words(name, rows, None, option)
-            if rows and isinstance(rows[0], list)
-            else from_sentences(name, rows, option)
-        )
+        return _from_rows(name, read_dataset(name, option), option)
     lines = read_lines(name, option)
+    if name.removesuffix(".gz").endswith(".jsonl"):
+        return _from_rows(name, read_json_lines(lines, f"{option} {name}"), option)
     for ending, read, number in ((".conllu", read_treebank, documents_of), (".tsv", read_labelled, None)):
         if name.removesuffix(".gz").endswith(ending):
             columns = read(lines, f"{option} {name}")
@@ -105,10 +108,21 @@ def load_corpus(name: str, option: str = "--corpus") -> Corpus:
     return from_sentences(name, lines, option)
 
 
-def from_sentences(name: str, lines: Iterable[str], option: str = "--corpus") -> Corpus:
+def _from_rows(name: str, rows: Rows, option: str) -> Corpus:
+    if rows.are_words:
+        return from_words(name, rows.texts, rows.columns, option, sentence_columns=rows.sentence_columns)
+    return from_sentences(name, rows.texts, option, rows.sentence_columns)
+
+
+def from_sentences(
+    name: str,
+    lines: Iterable[str],
+    option: str = "--corpus",
+    sentence_columns: Mapping[str, Sequence[Any]] | None = None,
+) -> Corpus:
     """Build a corpus from lines: blanks are collapsed, and empty lines and repeated sentences are dropped.
 
-    An empty line between sentences begins a new document.
+    An empty line between sentences begins a new document. A repeated sentence has the values of its first occurrence.
 
     Raises:
         UserError: If nothing is left.
@@ -116,7 +130,11 @@ def from_sentences(name: str, lines: Iterable[str], option: str = "--corpus") ->
     cleaned = [_single_spaced(line) for line in lines]
     first, n_repeated = _distinct(cleaned, name, option)
     before = list(accumulate(not line for line in cleaned))
-    return Corpus(name, tuple(cleaned[i] for i in first), n_repeated, documents=_numbered([before[i] for i in first]))
+    values = {column: tuple(rows[i] for i in first) for column, rows in (sentence_columns or {}).items()}
+    return Corpus(
+        name, tuple(cleaned[i] for i in first), n_repeated,
+        documents=_numbered([before[i] for i in first]), sentence_columns=values,
+    )  # fmt: skip
 
 
 def from_words(
@@ -125,6 +143,7 @@ def from_words(
     columns: Mapping[str, Sequence[tuple[str, ...]]] | None = None,
     option: str = "--corpus",
     documents: Sequence[int] | None = None,
+    sentence_columns: Mapping[str, Sequence[Any]] | None = None,
 ) -> Corpus:
     """Build a corpus from the words of each sentence, and from columns with a value for each word.
 
@@ -138,7 +157,8 @@ def from_words(
     first, n_repeated = _distinct([sentence if any(sentence) else () for sentence in words], name, option)
     text = tuple(" ".join(filter(None, sentence)) for sentence in words)
     values = {column: tuple(rows) for column, rows in (columns or {}).items()}
-    corpus = Corpus(name, text, n_repeated, tuple(words), values).subset(first)
+    of_sentences = {column: tuple(rows) for column, rows in (sentence_columns or {}).items()}
+    corpus = Corpus(name, text, n_repeated, tuple(words), values, sentence_columns=of_sentences).subset(first)
     return replace(corpus, documents=_numbered([documents[i] for i in first]) if documents else None)
 
 

@@ -12,8 +12,8 @@ from probing.errors import UserError
 from probing.runtime.distributed import is_main_process
 
 READABLE = (
-    "`builtin`, a .txt file with a sentence a line, a .conllu file, a .tsv file of words and labels, each with .gz, "
-    "hf:NAME for a data set, or `-` for standard input"
+    "`builtin`, a .txt file with a sentence a line, a .conllu file, a .tsv or .jsonl file of words and labels, each "
+    "with .gz, hf:NAME for a data set, or `-` for standard input"
 )
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -33,7 +33,7 @@ def read_lines(name: str, option: str) -> list[str]:
     path = Path(name)
     packed = name != "-" and path.suffix == ".gz"
     kind = Path(path.stem).suffix if packed else path.suffix
-    if name != "-" and kind not in (".txt", ".conllu", ".tsv", ""):
+    if name != "-" and kind not in (".txt", ".conllu", ".tsv", ".jsonl", ""):
         raise UserError(f"`{typed}`: a file of type {kind}{'.gz' * packed} cannot be read; give {READABLE}.")
     data = _read_standard_input(typed) if name == "-" else read_bytes(path, typed, READABLE)
     if packed or data.startswith(_GZIP_MAGIC):  # no UTF-8 text starts with these bytes

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
+from probing.corpus.rows import Rows, values_of_words, with_label
 from probing.errors import UserError
 
 SETTINGS = ("config", "split", "column")
@@ -16,10 +17,12 @@ SETTINGS = ("config", "split", "column")
 _KINDS = ("parquet", "arrow", "csv", "json", "text", "cache")
 
 
-def read_dataset(source: str, option: str) -> list[Any]:
+def read_dataset(source: str, option: str) -> Rows:
     """Return the rows of a data set's column: strings, or lists of strings where rows are lists of words.
 
-    Empty rows are left out. Only file formats that need neither code nor unpickling are read.
+    Empty rows are left out. Only file formats that need neither code nor unpickling are read. With words, the other
+    columns that are lists are values of the words (`ner_tags`); columns of single values are values of the sentence.
+    Classes have their names.
 
     Args:
         source: `hf:NAME?config=C&split=S&column=T`. NAME is a folder or a hub id; the split is `train`
@@ -36,8 +39,9 @@ def read_dataset(source: str, option: str) -> list[Any]:
     with _quietly():
         dataset = _load(name, settings.get("config"), settings.get("split", "train"), typed)
         column = _choose_column(dataset.features, settings.get("column"), typed)
-        batches = dataset.select_columns([column]).iter(1000)  # fifty times faster than row by row
-        return _rows((value for batch in batches for value in batch[column]), column, typed)
+        labelled = _label_columns(dataset.features, column)
+        batches = dataset.select_columns([column, *labelled]).iter(1000)  # fifty times faster than row by row
+        return _rows(batches, column, labelled, typed)
 
 
 def read_splits(source: str, option: str) -> dict[str, list[dict[str, Any]]]:
@@ -152,9 +156,46 @@ def _may_be_text(feature: Any) -> bool:
     return "string" in str(getattr(inner, "dtype", "")) or type(inner).__name__ == "Json"
 
 
-def _rows(values: Iterable[Any], column: str, typed: str) -> list[Any]:
+class _Column(NamedTuple):
+    """A column that can hold labels.
+
+    Args:
+        of_words: Whether its values are lists, with a value for each word.
+        names: Names of the classes that its values are numbers of; None for other values.
+    """
+
+    of_words: bool
+    names: Sequence[str] | None
+
+    def value(self, value: Any, text: Any) -> Any:
+        """Return the value of a row with that text, classes by their names; a class below 0 is none."""
+        if self.of_words:
+            return values_of_words(map(self._named, [None] * len(text) if value is None else value))
+        return self._named(value)
+
+    def _named(self, value: Any) -> Any:
+        return value if self.names is None or value is None else self.names[value] if value >= 0 else None
+
+
+def _label_columns(features: Mapping[str, Any], column: str) -> dict[str, _Column]:
+    """Return the columns that can hold labels, of the sentences and, where sentences are lists of words, of words."""
+    has_words, found = hasattr(features[column], "feature"), {}
+    for name, feature in features.items():
+        of_words = hasattr(feature, "feature")
+        inner = getattr(feature, "feature", feature)
+        is_simple = str(getattr(inner, "dtype", "")).startswith(
+            ("string", "large_string", "int", "uint", "float", "bool")
+        )
+        if name != column and is_simple and (has_words or not of_words):
+            found[name] = _Column(of_words, getattr(inner, "names", None))
+    return found
+
+
+def _rows(batches: Iterable[Mapping[str, Any]], column: str, labelled: Mapping[str, _Column], typed: str) -> Rows:
     rows: list[Any] = []
-    for number, value in enumerate(values):
+    values: dict[str, list[Any]] = {name: [] for name in labelled}
+    records = (zip(batch[column], *(batch[name] for name in labelled), strict=True) for batch in batches)
+    for number, (value, *others) in enumerate(record for batch in records for record in batch):
         if value is None or value in ("", []):
             continue
         is_words = isinstance(value, list) and all(isinstance(word, str) for word in value)
@@ -165,7 +206,10 @@ def _rows(values: Iterable[Any], column: str, typed: str) -> list[Any]:
                 "expected; correct the row, or name another column with column=."
             )
         rows.append(value)
-    return rows
+        for (name, label), other in zip(labelled.items(), others, strict=True):
+            values[name].append(label.value(other, value))
+    columns = {name: values[name] for name, label in labelled.items() if label.of_words}
+    return Rows(rows, with_label(columns), {name: values[name] for name in labelled if name not in columns})
 
 
 def _reason(error: Exception) -> str:

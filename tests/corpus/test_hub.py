@@ -9,12 +9,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from conftest import BARE
+from probing import fit
 from probing.cache.tokens import Tokens
 from probing.commands.extract import extract
 from probing.corpus import from_words, load_corpus
 from probing.errors import UserError
+from probing.tasks import load_task
 
 datasets = pytest.importorskip("datasets", reason="the extra hf is not installed")
 
@@ -213,3 +217,71 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"needs the library datasets.*pip install 'neuron-probing\[hf\]'"):
         load_corpus("hf:anything")
+
+
+# --- labels ---
+
+
+def labelled(folder: Path, sentences: list[str]) -> str:
+    """Save a data set of words with classes of words and of sentences, as the hub has them."""
+    words = [text.split() for text in sentences]
+    tag, tone = datasets.ClassLabel(names=["O", "B-LONG", "I-LONG"]), datasets.ClassLabel(names=["short", "long"])
+    rows = {
+        "id": [str(i) for i in range(len(words))],
+        "tokens": words,
+        "ner_tags": [[1 if len(word) > 5 else 0 for word in row] for row in words],
+        "length": [[len(word) for word in row] for row in words],
+        "tone": [int(len(row) > 20) for row in words],
+        "score": [len(row) / 2 for row in words],
+    }
+    rows["ner_tags"][0] = None  # type: ignore[call-overload]
+    rows["ner_tags"][1][0] = -1  # type: ignore[index]
+    rows["tone"][1] = -1
+    features = {
+        "id": datasets.Value("string"), "tokens": [datasets.Value("string")], "ner_tags": [tag],
+        "length": [datasets.Value("int32")], "tone": tone, "score": datasets.Value("float64"),
+    }  # fmt: skip
+    folder.mkdir()
+    datasets.Dataset.from_dict(rows, datasets.Features(features)).to_parquet(folder / "train.parquet")
+    return f"hf:{folder}?column=tokens"
+
+
+def test_classes_of_words_and_of_sentences_have_their_names(tmp_path: Path, sentences: list[str]) -> None:
+    corpus = load_corpus(labelled(tmp_path / "data", sentences[:3]))
+    words = [text.split() for text in sentences[:3]]
+    assert corpus.columns["ner_tags"][0] == ("_",) * len(words[0])
+    assert corpus.columns["ner_tags"][1][0] == "_"
+    assert corpus.columns["ner_tags"][2] == tuple("B-LONG" if len(word) > 5 else "O" for word in words[2])
+    assert corpus.columns["length"][2] == tuple(str(len(word)) for word in words[2])
+    assert set(corpus.columns) == {"ner_tags", "length"}
+    assert corpus.sentence_columns["tone"][1] is None
+    assert corpus.sentence_columns["tone"][2] == ("long" if len(words[2]) > 20 else "short")
+    assert corpus.sentence_columns["score"] == tuple(len(row) / 2 for row in words)
+    assert corpus.sentence_columns["id"] == ("0", "1", "2")
+
+
+def test_a_column_of_a_data_set_is_a_task(tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str]) -> None:
+    source = labelled(tmp_path / "data", sentences)
+    corpus, tsv = load_corpus(source), tmp_path / "words.tsv"
+    rows = zip(corpus.words or (), corpus.columns["ner_tags"], strict=True)
+    tsv.write_text("\n".join("".join(map("{}\t{}\n".format, *row)) for row in rows))
+    by_column, by_file = (
+        fit(
+            model=str(checkpoints["bert"]), corpus=source, task=task, task_args=options, layer=2, quiet=True,
+            name=task, runs=str(tmp_path / "runs"), wandb={"mode": "disabled"}, **BARE,
+        )
+        for source, task, options in ((source, "column", {"column": "ner_tags"}), (str(tsv), "label", {}))
+    )  # fmt: skip
+    assert by_column is not None
+    assert by_file is not None
+    assert by_column.results["classes"] == ["B-LONG", "O"]
+    assert by_column.accuracy == by_file.accuracy
+    assert by_column.neurons == by_file.neurons
+
+
+def test_a_column_with_another_number_of_values_is_refused(folder: Callable[..., str]) -> None:
+    rows = [{"tokens": ["One", "two"], "tags": ["A", "B"]}, {"tokens": ["Three", "four"], "tags": ["A"]}]
+    corpus = load_corpus(folder(train=rows) + "?column=tokens")
+    tokens = Tokens(np.array([2, 2], np.int32), np.arange(4, dtype=np.int32), np.array([0, 1, 0, 1], np.int16))
+    with pytest.raises(UserError, match="the column tags has 1 values for the 2 words of `Three four`; give a value"):
+        load_task("column", {"column": "tags"}).labels(tokens, corpus)
