@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+import wandb
 from numpy.typing import NDArray
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger, WandbLogger
@@ -118,6 +119,7 @@ def test_its_curves_reach_every_logger(Xy: Any, tmp_path: Path, monkeypatch: pyt
     plain.fit(module, datamodule=data)
     (tested,) = plain.test(module, datamodule=data, verbose=False)
     online.experiment.finish()
+    wandb.teardown()  # the service has then written everything
     (run,) = read_offline_runs(tmp_path)
     for layer in ("layer_03", "layer_06"):
         curve = [row[f"train/{layer}/objective"] for row in run.rows(f"train/{layer}/objective")]
@@ -177,3 +179,27 @@ def test_a_model_and_a_corpus(checkpoints: dict[str, Path], corpus_file: Path, t
     plain.fit(module, datamodule=data)
     (found,) = plain.test(module, datamodule=data, verbose=False)
     assert found["test/layer_01/within_one"] >= found["test/layer_01/accuracy"] > 0
+
+
+def test_training_goes_on_from_where_it_ended(Xy: Any, tmp_path: Path) -> None:
+    data = ActivationDataModule.from_arrays(*Xy)
+    module = LinearProbe(data.d_model, data.classes, l2=L2)
+    kept = ModelCheckpoint(tmp_path, save_last=True)
+    short = trainer(tmp_path, enable_checkpointing=True, callbacks=[kept], max_epochs=5)
+    short.fit(module, datamodule=data)
+    n = {}
+    for name, start in (
+        ("new", LinearProbe(data.d_model, data.classes, l2=L2)),
+        ("same", module),
+        ("loaded", LinearProbe.load_from_checkpoint(kept.last_model_path)),
+    ):
+        again = trainer(tmp_path)
+        again.fit(start, datamodule=data)
+        n[name] = again.current_epoch
+        assert again.callback_metrics["train/optimality_gap"] <= start.hparams["tolerance"]
+    assert max(n["same"], n["loaded"]) < n["new"]
+    resumed = trainer(tmp_path, enable_checkpointing=True, callbacks=[ModelCheckpoint(tmp_path, save_last=True)])
+    with pytest.warns(UserWarning, match="exists and is not empty"):
+        resumed.fit(LinearProbe(data.d_model, data.classes, l2=L2), datamodule=data, ckpt_path=kept.last_model_path)
+    assert 5 < resumed.current_epoch < 5 + n["new"]
+    assert resumed.callback_metrics["train/optimality_gap"] <= 3e-6
