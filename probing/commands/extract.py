@@ -23,8 +23,8 @@ def extract(
     """Cache the hidden states of a corpus, from which `fit` reads them.
 
     Args:
-        layer: Layers to read: one (6), several (0,3,6) or all; layer 0 is the embedding output, which only
-            the residual stream has.
+        layer: Layers to read: one (6), several (0,3,6), the last (-1) or all; layer 0 is the embedding output,
+            which only the residual stream has.
         seed: Seed of the weights of a randomly initialised model.
         runs: Folder of runs, in which the cache is by default.
         quiet: Print the result line only.

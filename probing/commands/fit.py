@@ -43,8 +43,8 @@ def fit(
     """Fit a probe per layer on cached activations, split its logits by neuron, and rank the neurons.
 
     Args:
-        layer: Layers to probe: one (6), several (0,3,6) or all; layer 0 is the embedding output, which only
-            the residual stream has.
+        layer: Layers to probe: one (6), several (0,3,6), the last (-1) or all; layer 0 is the embedding output,
+            which only the residual stream has.
         test_corpus: Corpus to test on, given like --corpus; the test part of --corpus then joins the training part.
         group_by: Unit that confidence intervals treat as independent: sentence or document; auto is document where the
             corpus marks documents (`# newdoc` in CoNLL-U, empty lines in .txt) and at least 20 are tested on.

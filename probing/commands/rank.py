@@ -12,7 +12,7 @@ from probing.cli.options import WandbOptions
 from probing.cli.shared_options import with_shared_help
 from probing.commands.folders import cache_folder, say_where, writable_folder
 from probing.errors import UserError, did_you_mean, out_of_range, refuse
-from probing.models import layer_numbers
+from probing.models import from_the_end, layer_numbers
 from probing.runs.rankings import (
     RANKING_COLUMNS,
     RANKING_KEY,
@@ -83,7 +83,7 @@ def rank(
         method: Ranking methods: all, or some of contribution, contribution_predicted, contribution_all,
             contribution_centred, weight, weight_mass, elastic_net, probeless, probeless_standardised, anova, gaussian,
             random; by default contribution with `--erase` or `--curves`, otherwise all.
-        layer: Layers of the run to rank: one (6), several (0,3,6) or all.
+        layer: Layers of the run to rank: one (6), several (0,3,6), the last (-1) or all.
         evaluate: Evaluate every ranking by a linear and a Gaussian probe of its first, its last and random neurons.
         erase: Measure what a linear probe still reads from the first neurons of the run's own ranking alone, from all
             others, and after the class is erased linearly, each compared with a random counterpart.
@@ -200,7 +200,7 @@ def _layers(layer: Layers, run: Run) -> list[int]:
         UserError: If the run does not have one of them.
     """
     there = [row["layer"] for row in run.accuracy]
-    wanted = layer_numbers(layer) or there
+    wanted = from_the_end(layer_numbers(layer) or there, there)
     if missing := [number for number in wanted if number not in there]:
         raise UserError(f"`--layer {missing[0]}` is not in {run.folder}, which has {', '.join(map(str, there))}.")
     return wanted

@@ -1,7 +1,7 @@
 """Models and their layers: names, files, configuration, tokenizer and weights."""
 
 from probing.models.folding import word_folding
-from probing.models.layers import layer_numbers, parse_layers
+from probing.models.layers import from_the_end, layer_numbers, parse_layers
 from probing.models.limits import length_limits, max_length_of
 from probing.models.loading import load_config, load_encoder, load_masked_lm, load_tokenizer
 from probing.models.site_names import SiteName, first_layer, site_of, what_is_a_neuron
@@ -13,6 +13,7 @@ __all__ = [
     "ModelSource",
     "SiteName",
     "first_layer",
+    "from_the_end",
     "layer_numbers",
     "length_limits",
     "load_config",

@@ -9,7 +9,7 @@ from probing.models.site_names import first_layer
 
 
 def parse_layers(layer: int | str | Sequence[int], n_layers: int, model: str, site: str = "residual") -> list[int]:
-    """Turn `6`, `"0,3,6"`, `[0, 3]` or `"all"` into ascending layer numbers.
+    """Turn `6`, `"0,3,6"`, `[0, 3]`, `-1` or `"all"` into ascending layer numbers; -1 is the last layer.
 
     Args:
         layer: Layers, as typed.
@@ -22,6 +22,7 @@ def parse_layers(layer: int | str | Sequence[int], n_layers: int, model: str, si
     """
     if (layers := layer_numbers(layer)) is None:
         return list(range(first_layer(site), n_layers + 1))
+    layers = from_the_end(layers, range(n_layers + 1))
     if first_layer(site) and (out := [k for k in layers if not 1 <= k <= n_layers]):
         raise UserError(
             f"`--layer {_typed_layers(layer)}`: with `--site {site}`, layer k is inside block k, so {model} has "
@@ -34,7 +35,7 @@ def parse_layers(layer: int | str | Sequence[int], n_layers: int, model: str, si
 
 
 def layer_numbers(layer: int | str | Sequence[int]) -> list[int] | None:
-    """Return the requested layers, ascending, or None for all; this needs no model.
+    """Return the requested layers, ascending, or None for all; this needs no model, so that -1 stays -1.
 
     Raises:
         UserError: If a layer is not a whole number.
@@ -43,7 +44,14 @@ def layer_numbers(layer: int | str | Sequence[int]) -> list[int] | None:
     try:
         return None if typed == "all" else sorted({int(part) for part in typed.split(",")})
     except ValueError:
-        raise UserError(f"`--layer {typed}` is not a layer: expected a number, a list such as 0,3,6, or all.") from None
+        raise UserError(
+            f"`--layer {typed}` is not a layer: expected a number, a list such as 0,3,6, -1 for the last, or all."
+        ) from None
+
+
+def from_the_end(layers: Sequence[int], there: Sequence[int]) -> list[int]:
+    """Return layer numbers, ascending, where negative ones count from the end of those that are there."""
+    return sorted({there[k] if -len(there) <= k < 0 else k for k in layers})
 
 
 def _typed_layers(layer: int | str | Sequence[int]) -> str:

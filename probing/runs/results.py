@@ -21,6 +21,7 @@ from probing.evidence.table import Evidence, neuron_table
 from probing.figures.probes import write_figures
 from probing.probes.online_code import CodeLength
 from probing.probes.training import LayerFit
+from probing.rankings.by_class import CLASS_COLUMNS, class_rows
 from probing.rankings.contributions import class_contributions
 from probing.runtime.versions import versions
 from probing.statistics.intervals import accuracy_interval, difference_interval, mean_interval
@@ -79,6 +80,12 @@ class Measured:
             for fit, evidence, flag in pairs
             for row in neuron_table(fit.layer, fit.weight, evidence, is_informative=not flag, n_heads=self.n_heads)
         ]
+
+    def neurons_by_class(self) -> list[dict[str, Any]]:
+        """Return a row per layer, class and neuron among the first of the class, as in `classes.csv`."""
+        labels = self.sides.classes.tolist()
+        pairs = zip(self.fits, self.evidence, strict=True)
+        return [row for fit, one in pairs for row in class_rows(fit.layer, fit.weight, one.magnitudes, labels)]
 
     def _accuracy_row(self, i: int) -> dict[str, Any]:
         fit, train, test, n_classes = self.fits[i], self.sides.train, self.sides.test, len(self.sides.classes)
@@ -159,6 +166,7 @@ def write(folder: Path, config: Mapping[str, Any], measured: Measured, model_nam
     neurons = measured.neurons([row["flag"] for row in accuracy])
     write_csv(folder / "accuracy.csv", accuracy, ACCURACY_COLUMNS)
     write_csv(folder / "neurons.csv", neurons, NEURON_COLUMNS)
+    write_csv(folder / "classes.csv", measured.neurons_by_class(), CLASS_COLUMNS)
     if measured.positions:
         write_csv(folder / "positions.csv", measured.positions, POSITION_COLUMNS)
     if measured.heads:
@@ -170,7 +178,14 @@ def write(folder: Path, config: Mapping[str, Any], measured: Measured, model_nam
         figures = write_figures(
             folder / "figures", accuracy, neurons, short_name(config["task"]), model_name, measured.positions
         )
-    names = ["config.yaml", "accuracy.csv", "neurons.csv", "probe.safetensors", "contributions.safetensors"]
+    names = [
+        "config.yaml",
+        "accuracy.csv",
+        "neurons.csv",
+        "classes.csv",
+        "probe.safetensors",
+        "contributions.safetensors",
+    ]
     names += ["positions.csv"] * bool(measured.positions) + ["heads.csv"] * bool(measured.heads)
     names += ["replicates.safetensors"] * (measured.replicates is not None)
     return Written(accuracy, neurons, figures, [folder / name for name in names])

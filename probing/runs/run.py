@@ -46,6 +46,12 @@ class Run:
         path = self.folder / "heads.csv"
         return read_csv(path) if path.exists() else []
 
+    @property
+    def classes(self) -> list[dict[str, Any]]:
+        """A dict per layer, class and neuron among the first of the class, as in `classes.csv`."""
+        path = self.folder / "classes.csv"  # which runs of the first versions do not have
+        return read_csv(path) if path.exists() else []
+
     def top(self, layer: int, n: int = 10) -> list[dict[str, Any]]:
         """Return the first `n` neurons of a layer's ranking.
 

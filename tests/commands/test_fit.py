@@ -76,7 +76,8 @@ def again(run: Run, **options: Any) -> Run:
 def test_the_folder_holds_what_the_design_promises(run: Run) -> None:
     names = {str(path.relative_to(run.folder)) for path in run.folder.rglob("*") if path.is_file()}
     assert names == {
-        "config.yaml", "results.json", "accuracy.csv", "neurons.csv", "positions.csv", "probe.safetensors",
+        "config.yaml", "results.json", "accuracy.csv", "neurons.csv", "classes.csv", "positions.csv",
+        "probe.safetensors",
         "contributions.safetensors", "report.html", *FIGURES,
         *(figure.replace(".pdf", ".png") for figure in FIGURES),
     }  # fmt: skip
@@ -308,7 +309,8 @@ def test_the_offline_run_holds_curves_tables_and_the_artifact(run: Run) -> None:
     assert [row["neuron"] for row in tracked.table("neurons/layer_02")] == [n["neuron"] for n in made.top(2, 1000)]
     (files,) = [files for _, kind, files in tracked.artifacts if kind == "probe"]
     assert set(files) == {
-        "config.yaml", "results.json", "accuracy.csv", "neurons.csv", "positions.csv", "probe.safetensors",
+        "config.yaml", "results.json", "accuracy.csv", "neurons.csv", "classes.csv", "positions.csv",
+        "probe.safetensors",
         "contributions.safetensors", "report.html", *FIGURES,
     }  # fmt: skip
     (logged,) = tracked.rows("report")
