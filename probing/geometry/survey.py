@@ -19,6 +19,7 @@ from probing.models.anatomy import examine
 from probing.statistics import outliers
 from probing.statistics.outliers import Definition, Outlier
 from probing.statistics.sample_size import size_columns
+from probing.tables.schema import ALL_LAYERS
 from probing.transforms.affine import Fitting, Kind, Transform, fit_transform, identity, random_neurons
 
 OUTLIER_COLUMNS = ("definition", "layer", "neuron", "value", "special_tokens")
@@ -26,8 +27,6 @@ DIMENSION_COLUMNS = ("layer", "neuron", "mean", "sd", "cosine_share", "argmin_sh
 
 Rows = list[dict[str, Any]]
 
-# Stands for the layer in rows over all layers but the embeddings.
-ALL = "all"
 # Number of other neurons that are explained for comparison with the outliers.
 RANDOM = 10
 
@@ -166,8 +165,10 @@ def survey(
         found[layer] = _of_layer(layer, corpora, by_norm, plan, below.distances if below else None)
     named = [row for one in found.values() for row in one.outliers]
     looks = [one.look for one in found.values()]
-    named += [row for which in ("exclude", "include") for row in _outlier_rows(_pooled(looks, which), ALL, which)]
-    named += _outlier_rows(by_norm, ALL, "")
+    named += [
+        row for which in ("exclude", "include") for row in _outlier_rows(_pooled(looks, which), ALL_LAYERS, which)
+    ]
+    named += _outlier_rows(by_norm, ALL_LAYERS, "")
     kinds = dict.fromkeys(kind for one in found.values() for kind in one.transforms)
     return Survey(
         geometry=[row for one in found.values() for row in one.geometry],

@@ -278,13 +278,12 @@ def _read_evaluation(folder: Path, command: str) -> Evaluation:
 
 
 def _measured(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a table as the command had them: cells without a value are absent, names are text."""
+    """Return the rows of a table as the command had them: cells without a value are absent."""
     # In these columns an empty cell is a value: static vectors have no layer.
     may_be_empty = ("layer", "where")
-    rows = [
+    return [
         {name: value for name, value in row.items() if value != "" or name in may_be_empty} for row in read_csv(path)
     ]
-    return [{**row, "set": str(row["set"])} if "set" in row else row for row in rows]
 
 
 def _find(comparison: Path, folder: str, given: Sequence[Run]) -> Run:

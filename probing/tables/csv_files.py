@@ -1,4 +1,4 @@
-"""Tables as CSV files, in full precision."""
+"""Tables as CSV files, in full precision; `schema` has the type of every column."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from probing.tables.columns import Row, is_end
+from probing.tables.schema import Type, Value, type_of
 
 
 def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str]) -> None:
@@ -24,23 +25,27 @@ def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str]) -> None:
 
 
 def read_csv(path: Path) -> list[dict[str, Any]]:
-    """Read rows, with numbers as numbers; where there is no interval, its ends are NaN."""
+    """Read rows, each cell by the type of its column.
+
+    Where there is no interval, its ends are NaN; another empty cell is an empty text.
+
+    Raises:
+        ValueError: If a cell is not of its column's type.
+    """
     with path.open(newline="") as file:
-        return [{name: _value(name, text) for name, text in row.items()} for row in csv.DictReader(file)]
+        reader = csv.DictReader(file)
+        types = {column: type_of(column) for column in reader.fieldnames or ()}
+        return [{column: _value(path, column, text, types[column]) for column, text in row.items()} for row in reader]
 
 
 def _cell(column: str, value: Any) -> Any:
     return "" if is_end(column) and isinstance(value, float) and math.isnan(value) else value
 
 
-def _value(column: str, text: str) -> int | float | str:
-    return math.nan if is_end(column) and text == "" else _number(text)
-
-
-def _number(text: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+def _value(path: Path, column: str, text: str, kind: Type) -> Value:
+    if text == "":
+        return math.nan if is_end(column) else ""
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"{path.name} has `{text}` in the column {column}, where a number belongs") from None

@@ -31,6 +31,7 @@ from probing.runs.run import Row
 from probing.statistics.sample_size import SIZE_COLUMNS
 from probing.tables.columns import ACCURACY_COLUMNS, NEURON_COLUMNS
 from probing.tables.csv_files import read_csv, write_csv
+from probing.tables.schema import type_of
 from probing.tables.space_names import SPACES
 from report_runs import make_run
 
@@ -48,9 +49,9 @@ SETS = ("STS12", "STS-B dev")
 
 
 def numbers_of(columns: Sequence[str]) -> dict[str, Any]:
-    """Return a number for each column: a share, but for what transforms were fitted on, which is enough."""
+    """Return a share or a count of 1 for each column; what transforms were fitted on is enough."""
     sizes = dict(zip(SIZE_COLUMNS, (960, 4800, 48, 100), strict=True))
-    return {name: sizes.get(name, 0.5) for name in columns}
+    return {name: sizes.get(name, 1 if type_of(name) is int else 0.5) for name in columns}
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,62 @@
+"""The type of every column of every CSV file: a name of a column means the same in all files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+# Stands for the layer in rows over all layers but the embeddings.
+ALL_LAYERS = "all"
+
+Value = int | float | str
+Type = Callable[[str], Value]
+
+
+def layer_number(text: str) -> int | str:
+    """Return a layer's number, or the word for all layers."""
+    return text if text == ALL_LAYERS else int(text)
+
+
+_WHOLE_NUMBERS = (
+    "neuron", "rank", "rank_low", "rank_high", "absolute_rank", "head", "first_neuron", "position", "row", "k", "draw",
+    "layer_a", "layer_b", "sentence", "n_classes", "n_train_tokens", "n_test_tokens", "n_tokens", "n_sentences",
+    "n_neurons", "n_removed", "n_random", "n_no_signal", "n_pairs", "n_train_pairs", "n_chosen_on", "n_clipped",
+    "n_gained", "n_lost", "n_fitted_sentences", "n_fitted_vectors", "n_fitted_dimensions",
+)  # fmt: skip
+_NUMBERS = (
+    "contribution", "ratio", "share", "contribution_centred", "contribution_companion", "eta_squared", "eta_squared_z",
+    "eta_squared_p", "eta_squared_q", "unique", "cross_entropy_without", "mean", "sd", "score", "within_one",
+    "mean_absolute_error", "cross_entropy", "prior_cross_entropy", "train_cross_entropy", "constant_cross_entropy",
+    "validation_cross_entropy", "information", "mutual_information", "share_of_entropy", "optimality_gap",
+    "selectivity", "bootstrap_overlap", "more_penalty_overlap", "more_penalty_spearman", "less_penalty_overlap",
+    "less_penalty_spearman", "online_code_bits", "uniform_code_bits", "compression", "random_lowest", "random_highest",
+    "value", "p_value", "p_uncorrected", "chance", "cosine_share", "argmin_share", "argmax_share", "deviations",
+    "alone", "partial", "effect", "percentile", "spearman", "gain", "threshold", "published_threshold", "auc",
+    "train_auc", "vectors_per_dimension", "sigma_1", "sigma_2", "lambda_max", "attention_factor", "distance_before",
+    "distance_after", "bound_published", "bound", "bound_per_matrix", "accuracy", "overlap",
+)  # fmt: skip
+_TEXTS = (
+    "flag", "removed", "ranking", "probe", "from", "above_chance", "kind", "condition", "model_a", "model_b",
+    "matching", "statistic", "null", "no_signal", "transform", "measure", "definition", "special_tokens", "parameter",
+    "module", "source", "where", "neurons", "set", "pooling", "aggregation", "clipped", "fitted_on", "protocol",
+    "chosen_on", "reported_on", "trial",
+)  # fmt: skip
+
+TYPES: dict[str, Type] = {
+    "layer": layer_number,
+    **dict.fromkeys(_WHOLE_NUMBERS, int),
+    **dict.fromkeys(_NUMBERS, float),
+    **dict.fromkeys(_TEXTS, str),
+}
+# What the last word of a name says, where names are made of others: `shuffled_accuracy`, `seed_overlap`.
+_NUMBERS_BY_LAST_WORD = ("accuracy", "low", "high", "spearman", "overlap")
+
+
+def type_of(column: str) -> Type:
+    """Return the type of a column; a column that no version of the program has is text.
+
+    In `top_everywhere.csv`, the columns of each run begin with its label: `bert neuron`.
+    """
+    name = column.rsplit(" ", 1)[-1]
+    if name in TYPES:
+        return TYPES[name]
+    return float if name.rsplit("_", 1)[-1] in _NUMBERS_BY_LAST_WORD else str
