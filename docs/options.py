@@ -43,7 +43,7 @@ def _command(what: str, function: Callable[..., Any]) -> str:
 def _options(function: Callable[..., Any]) -> Iterator[tuple[str, str, str, str]]:
     """Yield the cells of each option's row."""
     parser = Parser(prog="probing")
-    parser.add_function_arguments(function)
+    parser.add_options(function)
     defaults, help_of = parser.get_defaults(), {action.dest: action.help for action in parser._actions}
     for name, hint in option_types(function).items():
         if name.startswith("return"):

@@ -11,7 +11,7 @@ from typing import Any
 from probing.cache import ActivationStore, Request, activations
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
-from probing.models import ModelSource, SiteName, load_config, parse_layers, resolve_model
+from probing.models import ModelSource, SiteName, find_model, load_config, parse_layers
 from probing.runtime.terminal import extraction_progress, silence
 from probing.runtime.trainer import check_trainer_options
 
@@ -51,30 +51,33 @@ class ActivationSource:
     @classmethod
     def of(
         cls,
-        name: str,
+        model: Any,
         revision: str | None,
         layer: int | Sequence[int] | str,
         trainer: Mapping[str, Any] | None,
         solver: str = "lbfgs",
+        tokenizer: Any = None,
         **how: Any,
     ) -> ActivationSource:
         """Return the source that options ask for.
 
         Args:
-            name: Alias, hub id or folder of the model.
+            model: Alias, hub id or folder of the model, or the model itself.
             revision: Branch, tag or commit of the model on the hub.
             layer: Layers, as typed.
             trainer: Arguments of Lightning's Trainer.
             solver: What the arguments are for.
+            tokenizer: Tokenizer of a model that is an object.
             how: Further fields of the source.
 
         Raises:
             UserError: If the Trainer's arguments cannot be honoured, or the model or one of its layers is not there.
         """
         check_trainer_options(trainer or {}, solver)
-        model = resolve_model(name, revision)
-        layers = parse_layers(layer, load_config(model).num_hidden_layers, name, how.get("site", "residual"))
-        return cls(model, layers, trainer=trainer or {}, **how)
+        found = find_model(model, revision, tokenizer)
+        n_layers = load_config(found).num_hidden_layers
+        layers = parse_layers(layer, n_layers, found.name, how.get("site", "residual"))
+        return cls(found, layers, trainer=trainer or {}, **how)
 
     @cached_property
     def config(self) -> Any:

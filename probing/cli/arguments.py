@@ -7,19 +7,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from os.path import isfile
-from pathlib import Path
 from typing import Any, NoReturn
 
-from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, get_loader
+from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
-from probing.cli.hints import admits_none, as_typed, expected, is_mapping, option_types
-from probing.errors import UserError, as_clause, did_you_mean, refuse
+from probing.cli.hints import admits_none, as_typed, expected, is_mapping, option_types, python_only
+from probing.cli.yaml_files import as_yaml, read_yaml
+from probing.errors import UserError, did_you_mean, refuse
 from probing.runtime.installation import started_as
 
 # Options that take the words without hyphens: the first takes many words, the others take a single one.
 WORDS, WORD = "folders", ("folder", "file")
-# Most values in a configuration file; a file that refers to itself would have infinitely many.
-MAX_VALUES = 10_000
 
 
 class Parser(ArgumentParser):
@@ -30,6 +28,13 @@ class Parser(ArgumentParser):
         if options.get("type") is bool:
             options = {**options, "nargs": "?", "const": True}
         return super().add_argument(*args, **options)
+
+    def add_options(self, function: Callable[..., Any]) -> None:
+        """Add the options of a command or of a class, but for arguments that only Python can give."""
+        if isinstance(function, type):
+            self.add_class_arguments(function)
+        else:
+            self.add_function_arguments(as_typed(function), skip=python_only(function))
 
     def error(self, message: str, error: Exception | None = None) -> NoReturn:
         """Raise the message as a UserError."""
@@ -47,7 +52,7 @@ def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[
     parser.add_argument(
         "--config", action=ActionConfigFile, help="YAML file of options; the command line overrides it."
     )
-    parser.add_function_arguments(as_typed(function))
+    parser.add_options(function)
     for action in parser._actions:
         if any(option.startswith(f"{action.dest}.") for option in option_types(function)):
             action.help = f"YAML file of the options that begin with --{action.dest}; those override it."
@@ -84,10 +89,7 @@ def checked(
         UserError: If options are unknown or values have the wrong type; it names all problems.
     """
     parser = Parser()
-    if isinstance(function, type):
-        parser.add_class_arguments(function)
-    else:
-        parser.add_function_arguments(as_typed(function))
+    parser.add_options(function)
     given = Given(parser, function, owner)
     given.take_mapping(options, source)
     return given.keywords()
@@ -96,7 +98,7 @@ def checked(
 def as_mapping(words: Sequence[str]) -> dict[str, Any]:
     """Return command-line words, such as `--layer` and `6`, as a mapping; an option without a value is true."""
     pairs = ((with_underscores(option).removeprefix("--"), value) for option, value in _typed(words))
-    return {name: True if value is None else _as_yaml(value) for name, value in pairs}
+    return {name: True if value is None else as_yaml(value) for name, value in pairs}
 
 
 @dataclass(frozen=True)
@@ -119,12 +121,14 @@ class OptionSource:
 
     def value(self, name: str, value: Any) -> str:
         """Return an option with its value as the user spelled it; a long value is cut."""
-        text = str(value) if value is not None else "null" if self.between == ": " else ""
+        text = str(value) if value is not None else {": ": "null", "=": "None"}.get(self.between, "")
         text = text if len(text) <= 60 else f"{text[:60]}..."
         return f"`{self.before}{name}{self.between}{text}`".replace(" `", "`") + self.after
 
 
 COMMAND_LINE = OptionSource()
+# A call of a command's function.
+PYTHON = OptionSource("", "=")
 
 
 class Given:
@@ -163,7 +167,7 @@ class Given:
             problem = f"`{option}` is not an option: options begin with two hyphens, and lists are written 0,3,6"
             self._problems.append(problem)
         elif name in self._groups or is_mapping(self._types.get(name.split(".")[0])):
-            self.take_mapping({name: None if value is None else _as_yaml(value)}, COMMAND_LINE)
+            self.take_mapping({name: None if value is None else as_yaml(value)}, COMMAND_LINE)
         elif self._is_known(name.removesuffix("+"), COMMAND_LINE):
             argument = f"--{name}" if value is None else f"--{name}={value}"
             self._take(name, value, COMMAND_LINE, lambda base: self._parser.parse_args([argument], base))
@@ -207,9 +211,13 @@ class Given:
             elif isinstance(value, Mapping):
                 yield from ((f"{name}.{key}", part) for key, part in value.items())
             else:
-                names = ", ".join(known for known in self._types if known.startswith(f"{name}."))
-                a_file = f"; or `--{name} FILE.yaml`" if source is COMMAND_LINE else ""
-                self._problems.append(f"{source.value(name, value)}: expected some of {names}{a_file}")
+                names = [known for known in self._types if known.startswith(f"{name}.")]
+                hint = ""
+                if source is COMMAND_LINE:
+                    hint = f"; or `--{name} FILE.yaml`"
+                elif source is PYTHON:
+                    hint = f", as in {name}={{{names[0].partition('.')[2]!r}: ...}}"
+                self._problems.append(f"{source.value(name, value)}: expected some of {', '.join(names)}{hint}")
 
     def _is_known(self, name: str, source: OptionSource) -> bool:
         if name in self._types:
@@ -235,41 +243,6 @@ class Given:
             self._problems.append(f"{source.value(name, value)}: expected {expected(hint)}")
 
 
-def read_yaml(path: str, typed: str = "--config") -> Mapping[Any, Any]:
-    """Read a YAML file of options, restricted to safe types.
-
-    Args:
-        path: Path of the file.
-        typed: The option that names the file, for messages.
-
-    Raises:
-        UserError: If the file cannot be read, is not YAML, or is not a mapping.
-    """
-    import yaml
-
-    if not path or "\0" in path:
-        raise UserError(f"`{typed}`: expected the path of a YAML file")
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        options, root = get_loader("yaml")(text), yaml.compose(text, Loader=yaml.SafeLoader)
-    except OSError as error:
-        raise UserError(f"`{typed} {path}` cannot be read ({as_clause(error)})") from None
-    except UnicodeDecodeError:
-        raise UserError(f"`{typed} {path}` is not YAML (it is not UTF-8)") from None
-    except yaml.MarkedYAMLError as error:
-        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise UserError(f"`{typed} {path}` is not YAML that can be read ({line}{error.problem or error})") from None
-    except Exception as error:  # PyYAML's own tags, such as !!timestamp, raise various types
-        raise UserError(f"`{typed} {path}` is not YAML that can be read ({as_clause(error)})") from None
-    if not isinstance(options, Mapping):
-        raise UserError(f"`{typed} {path}` holds no options: expected lines such as `layer: 6`")
-    if sum(1 for _ in _values(options)) > MAX_VALUES:
-        raise UserError(f"`{typed} {path}` holds more than {MAX_VALUES} values, or refers to itself")
-    if twice := _repeated(root):
-        raise UserError(f"`{typed} {path}` has more than one `{twice[0]}`")
-    return options
-
-
 def with_underscores(arg: str) -> str:
     """Return an option spelled with underscores: `--test-corpus=a-b` is `--test_corpus=a-b`."""
     name, equals, value = arg.partition("=")
@@ -292,31 +265,3 @@ def _typed(args: Sequence[str]) -> Iterator[tuple[str, str | None]]:
             option = None
     if option is not None:
         yield option, None
-
-
-def _repeated(root: Any) -> list[str]:
-    """Return the keys that occur more than once; YAML would silently take the last one."""
-    import yaml
-
-    mappings = [node for node in (root, *(value for _, value in root.value)) if isinstance(node, yaml.MappingNode)]
-    keys = [[str(key.value) for key, _ in mapping.value] for mapping in mappings]
-    return [key for group in keys for key in group if group.count(key) > 1]
-
-
-def _values(value: Any) -> Iterator[Any]:
-    """Yield all values in nested mappings and lists, at most one more than `MAX_VALUES`."""
-    waiting, n = [value], 0
-    while waiting and n <= MAX_VALUES:
-        value, n = waiting.pop(), n + 1
-        if isinstance(value, Mapping):
-            waiting += [*value.keys(), *value.values()]
-        elif isinstance(value, list | tuple | set):
-            waiting += value
-        yield value
-
-
-def _as_yaml(text: str) -> Any:
-    try:
-        return get_loader("yaml")(text)
-    except Exception:  # as in `read_yaml`; text that is not YAML is refused later
-        return text

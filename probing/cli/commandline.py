@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from probing.cli.arguments import parse
+from probing.cli.python_calls import unchecked
 from probing.errors import RunError, UserError, did_you_mean, one_line
 from probing.runtime.distributed import end_others, end_with_parent, is_main_process, lost_rank, wait_for_first_rank
 from probing.runtime.installation import started_as
@@ -118,4 +119,4 @@ def _usage(commands: Mapping[str, str], args: Sequence[str]) -> int:
 
 def _load(function: str) -> Callable[..., Any]:
     module, name = function.split(":")
-    return getattr(import_module(module), name)
+    return unchecked(getattr(import_module(module), name))

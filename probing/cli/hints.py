@@ -9,6 +9,15 @@ from types import FunctionType, NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
+class PythonOnly:
+    """Stands for the type of an argument that a command takes from Python alone."""
+
+
+def python_only(function: Callable[..., Any]) -> set[str | int]:
+    """Return the names of a command's arguments that have no form on the command line."""
+    return {name for name, hint in get_type_hints(function).items() if hint is PythonOnly}
+
+
 def option_types(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the annotation of each option of a function or class; nested dataclasses give dotted names.
 
@@ -18,7 +27,7 @@ def option_types(function: Callable[..., Any]) -> dict[str, Any]:
     for name, hint in _hints(function).items():
         if dataclasses.is_dataclass(hint):
             types |= {f"{name}.{inner}": inner_hint for inner, inner_hint in get_type_hints(hint).items()}
-        elif name != "return":
+        elif name != "return" and hint is not PythonOnly:
             types[name] = _without_objects(hint)
     return types
 

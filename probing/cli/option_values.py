@@ -6,14 +6,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, is_dataclass
 from functools import wraps
 from inspect import signature
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 
+from probing.cli.hints import PythonOnly
 from probing.cli.options import ProbeOptions, WandbOptions, as_options
 from probing.errors import out_of_range
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 Layers = int | list[int] | str
+
+# What Python may give where the command line has a name. The parser of arguments sees the name alone.
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    Model: TypeAlias = str | PathLike[str] | PreTrainedModel
+    Tokenizer: TypeAlias = Any
+    Source: TypeAlias = str | PathLike[str] | list[str]
+else:
+    Model = Source = str
+    Tokenizer = PythonOnly
 
 # The largest seed that all random number generators accept.
 LAST_SEED = 2**63 - 1
@@ -66,10 +79,10 @@ def defaults(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options as plain values, for YAML and W&B, without the run's name."""
+    """Return the options as plain values, for YAML and W&B, without the run's name and a tokenizer."""
     values = {k: asdict(v) if isinstance(v, ProbeOptions | WandbOptions) else v for k, v in options.items()}
     mappings = {k: dict(values[k] or {}) for k in ("trainer", "task_args") if k in values}
-    return {k: v for k, v in values.items() if k != "name"} | mappings
+    return {k: v for k, v in values.items() if k not in ("name", "tokenizer")} | mappings
 
 
 def option_problems(

@@ -23,6 +23,7 @@ DESCRIPTIONS = {
     "model's own limit by default.",
     "batch_tokens": "Maximum number of tokens in one forward pass, padding included; fixed when the cache entry is "
     "made.",
+    "tokenizer": "Tokenizer of a model that is an object; from Python alone.",
     "definition": "Definition of the outliers that are clipped, as for `geometry`.",
     "components": "Number of directions that whitening keeps; all that vary by default.",
     "seed": "Seed of every random draw: bootstrap samples, clip_random's neurons and random weights.",

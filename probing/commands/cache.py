@@ -7,12 +7,14 @@ import time
 from pathlib import Path
 
 from probing.cache.store import entries, leftovers, remove
+from probing.cli.python_calls import command
 from probing.commands.folders import cache_folder
 from probing.errors import RunError, UserError, out_of_range, refuse
 
 DAY_S = 86_400
 
 
+@command
 def ls(cache: str | None = None) -> list[Path]:
     """List the entries of the cache.
 
@@ -50,6 +52,7 @@ def ls(cache: str | None = None) -> list[Path]:
     return [entry.folder for entry in found]
 
 
+@command
 def verify(cache: str | None = None) -> None:
     """Compare every cached file with its checksum; exit status 1 if one differs.
 
@@ -81,6 +84,7 @@ def verify(cache: str | None = None) -> None:
     print(f"{n_files} cached files in {folder} match their checksums")
 
 
+@command
 def prune(cache: str | None = None, unused_days: float = 30.0, yes: bool = False) -> list[Path]:
     """Remove entries that were not used recently, and what interrupted runs left behind.
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from probing.cli.option_values import number_problems, resolved
 from probing.cli.options import WandbOptions
+from probing.cli.python_calls import command
 from probing.cli.shared_options import with_shared_help
 from probing.commands.folders import places, say_where
 from probing.errors import RunError, UserError, out_of_range, refuse
@@ -46,6 +47,7 @@ class Comparison:
         return render(*agreement_tables(self.agreement)) + str(self.folder)
 
 
+@command
 @with_shared_help
 @resolved
 def compare(

@@ -5,20 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from probing.cli.option_values import Dtype, Layers, number_problems
+from probing.cli.option_values import Dtype, Layers, Model, Source, Tokenizer, number_problems
+from probing.cli.python_calls import command
 from probing.cli.shared_options import with_shared_help
 from probing.commands.folders import cache_folder
 from probing.errors import refuse
 from probing.models import SiteName, layer_numbers
 
 
+@command
 @with_shared_help
 def extract(
-    model: str = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
-    dtype: Dtype = "float32", site: SiteName = "residual", corpus: str = "builtin", max_length: int | None = None,
+    model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
+    dtype: Dtype = "float32", site: SiteName = "residual", corpus: Source = "builtin", max_length: int | None = None,
     batch_tokens: int | None = None,
     seed: int = 0, runs: str = "runs", cache: str | None = None, quiet: bool = False,
     trainer: dict[str, Any] | None = None,
+    tokenizer: Tokenizer = None,
 ) -> Path:  # fmt: skip
     """Cache the hidden states of a corpus, from which `fit` reads them.
 
@@ -45,7 +48,7 @@ def extract(
         source = ActivationSource.of(
             model, revision, layer, trainer, cache=cached, dtype=dtype, max_length=max_length,
             batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
-            shows_progress=terminal.show_progress(quiet), site=site,
+            shows_progress=terminal.show_progress(quiet), site=site, tokenizer=tokenizer,
         )  # fmt: skip
         corpora = [load_corpus(corpus)]
         (store,) = source.read(corpora)

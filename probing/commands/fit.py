@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from probing.cli.option_values import Dtype, Layers, defaults, option_problems, resolved
+from probing.cli.option_values import Dtype, Layers, Model, Source, Tokenizer, defaults, option_problems, resolved
 from probing.cli.options import ProbeOptions, WandbOptions
+from probing.cli.python_calls import command
 from probing.cli.shared_options import with_shared_help
-from probing.commands.folders import places, say_where
+from probing.commands.folders import keep_sentences, places, say_where
 from probing.corpus.sides import read_corpora
 from probing.data.control_names import chosen_controls
 from probing.errors import refuse
@@ -27,18 +28,21 @@ from probing.tracking import Tracker, resolve_mode
 GroupBy = Literal["auto", "sentence", "document"]
 
 
+@command
 @with_shared_help
 @resolved
 def fit(
     config: dict[str, Any],
-    model: str = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
-    dtype: Dtype = "float32", site: SiteName = "residual", corpus: str = "builtin", test_corpus: str | None = None,
+    model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
+    dtype: Dtype = "float32", site: SiteName = "residual", corpus: Source = "builtin",
+    test_corpus: Source | None = None,
     group_by: Literal["auto", "sentence", "document"] = "auto", max_length: int | None = None,
     batch_tokens: int | None = None, task: str | TokenTask = "position", task_args: dict[str, Any] | None = None,
     replicates: int = 5, controls: str | list[str] = "all", evidence: Literal["all", "none"] = "all", mdl: bool = False,
     transform: Literal["none", "clip", "whiten", "standardise", "center", "all_but_the_top"] = "none",
     seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
     trainer: dict[str, Any] | None = None, probe: ProbeOptions = ProbeOptions(), wandb: WandbOptions = WandbOptions(),
+    tokenizer: Tokenizer = None,
 ) -> Run | None:  # fmt: skip
     """Fit a probe per layer on cached activations, split its logits by neuron, and rank the neurons.
 
@@ -90,12 +94,14 @@ def fit(
         source = ActivationSource.of(
             model, revision, layer, trainer, probe.solver, cache=cached, dtype=dtype, max_length=max_length,
             batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
-            shows_progress=progress, site=site,
+            shows_progress=progress, site=site, tokenizer=tokenizer,
         )  # fmt: skip
+        config["model"] = source.model.name
         sides, others, fitted, stores = _read(source, text, token_task, probe, group_by, wanted, transform, seed)
         watch.end("extract")
         default = f"{source.model.short_name}-{short_name(config['task'])}"
         folder = RunFolder(place, name, default) if is_main_process() else None
+        kept = keep_sentences(config, folder) if folder else []
         with tracking(folder, wandb, config) as tracker:
             asked = Asked(replicates, evidence == "all", mdl, transform, seed, n_heads_of(stores[0]))
             measured = measure(
@@ -104,7 +110,7 @@ def fit(
             )  # fmt: skip
             if folder is None or tracker is None:
                 return None
-            _write(folder.path, config, measured, fitted, stores, source.model.short_name, watch, tracker)
+            _write(folder.path, config, measured, fitted, stores, source.model.short_name, watch, tracker, kept)
         run = load_run(folder.finish())
     _report(run, tracker.where(run.folder), quiet)
     return run
@@ -146,6 +152,7 @@ def _write(
     model_name: str,
     watch: Stopwatch,
     tracker: Tracker,
+    kept: Sequence[Path],
 ) -> None:
     """Write everything that was measured, with a page, and log it.
 
@@ -158,6 +165,7 @@ def _write(
         model_name: The model's short name, for titles.
         watch: Notes how long writing takes.
         tracker: Logs what is written.
+        kept: Files that are written already.
     """
     from probing.data.preparation import origin
     from probing.page.build import build
@@ -168,7 +176,7 @@ def _write(
     written = write(folder, config, measured, model_name)
     watch.end("rank")
     cached_of = {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))}
-    files = [*written.files, write_summary(folder, measured, written, cached_of, watch.timings())]
+    files = [*kept, *written.files, write_summary(folder, measured, written, cached_of, watch.timings())]
     if fitted:
         files.append(folder / "transform.safetensors")
         save(files[-1], fitted)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from probing.cache.location import cache_folder, folder
-from probing.errors import UserError
-from probing.runs.folder import check_name
+from probing.errors import UserError, as_clause
+from probing.runs.folder import RunFolder, check_name
 
 
 def runs_folder(runs: str) -> Path:
@@ -29,6 +30,29 @@ def places(cache: str | None, runs: str, name: str | None) -> tuple[Path, Path]:
     if name is not None:
         check_name(place, name)
     return cached, place
+
+
+def keep_sentences(config: dict[str, Any], folder: RunFolder) -> list[Path]:
+    """Write the corpora that were given as lists into the run's folder, and name the files in the configuration.
+
+    Returns:
+        The files.
+
+    Raises:
+        UserError: If they cannot be written; the run's folder is then removed.
+    """
+    files = []
+    for option in ("corpus", "test_corpus", "fit_corpus"):
+        if isinstance(sentences := config.get(option), list):
+            files.append(folder.path / f"{option}.txt")
+            lines = "".join(f"{' '.join(text.split())}\n" for text in sentences)
+            try:
+                files[-1].write_text(lines, encoding="utf-8")
+            except OSError as error:
+                folder.discard()
+                raise UserError(f"`--runs {folder.final.parent}` cannot be written ({as_clause(error)}).") from None
+            config[option] = str(folder.final / files[-1].name)
+    return files
 
 
 def say_where(folder: Path, where: str | None) -> None:

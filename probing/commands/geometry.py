@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from probing.cli.choices import chosen
-from probing.cli.option_values import Dtype, Layers, number_problems, resolved
+from probing.cli.option_values import Dtype, Layers, Model, Source, Tokenizer, number_problems, resolved
 from probing.cli.options import WandbOptions
+from probing.cli.python_calls import command
 from probing.cli.shared_options import with_shared_help
-from probing.commands.folders import places, say_where
+from probing.commands.folders import keep_sentences, places, say_where
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import layer_numbers
 from probing.runs.folder import RunFolder
@@ -61,19 +62,21 @@ class Geometry:
         return render(*self.tables()) + str(self.folder)
 
 
+@command
 @with_shared_help
 @resolved
 def geometry(
     config: dict[str, Any],
-    model: str = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
-    dtype: Dtype = "float32", corpus: str = "builtin", fit_corpus: str | None = None, max_length: int | None = None,
-    batch_tokens: int | None = None, special_tokens: Literal["exclude", "include"] = "exclude",
+    model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
+    dtype: Dtype = "float32", corpus: Source = "builtin", fit_corpus: Source | None = None,
+    max_length: int | None = None, batch_tokens: int | None = None, special_tokens: Literal["exclude", "include"] = "exclude",
     transforms: str | list[str] = "all", definition: Definition = "mean_profile",
     clip_to: Literal["zero", "mean"] = "zero", draws: int = 10, whitening: Literal["pca", "zca"] = "pca",
     components: int | None = None, shrinkage: float = 0.0, top: int | None = None, estimators: str | list[str] = "none",
     smoothing_bound: bool = False, interventions: bool = False,
     seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
     trainer: dict[str, Any] | None = None, wandb: WandbOptions = WandbOptions(),
+    tokenizer: Tokenizer = None,
 ) -> Geometry | None:  # fmt: skip
     """Find outlier dimensions, and measure anisotropy before and after clipping, whitening and other transforms.
 
@@ -127,8 +130,9 @@ def geometry(
         source = ActivationSource.of(
             model, revision, layer, trainer, cache=cached, dtype=dtype, max_length=max_length,
             batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
-            shows_progress=terminal.show_progress(quiet),
+            shows_progress=terminal.show_progress(quiet), tokenizer=tokenizer,
         )  # fmt: skip
+        config["model"] = source.model.name
         d_model = source.config.hidden_size
         refuse(out_of_range("components", components, 1, d_model) + out_of_range("top", top, 0, d_model - 1))
         text, stores = _read(source, corpus, fit_corpus, special_tokens)
@@ -136,6 +140,7 @@ def geometry(
         if not is_main_process():
             return None
         folder = RunFolder(place, name, f"{source.model.short_name}-geometry")
+        keep_sentences(config, folder)
         with tracking(folder, wandb, config) as tracker:
             found = _measured(folder.path, source, text, stores, how, smoothing_bound, interventions)
             watch.end("measure")

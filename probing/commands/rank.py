@@ -9,6 +9,7 @@ from typing import Any
 
 from probing.cli.option_values import Layers, number_problems, resolved
 from probing.cli.options import WandbOptions
+from probing.cli.python_calls import command
 from probing.cli.shared_options import with_shared_help
 from probing.commands.folders import cache_folder, say_where, writable_folder
 from probing.errors import UserError, did_you_mean, out_of_range, refuse
@@ -67,6 +68,7 @@ class Rankings:
         return render(*self.tables()) + str(self.folder)
 
 
+@command
 @with_shared_help
 @resolved
 def rank(

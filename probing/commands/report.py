@@ -6,10 +6,12 @@ import os
 import tempfile
 from pathlib import Path
 
+from probing.cli.python_calls import command
 from probing.errors import UserError, as_clause
 from probing.runs.folder import PARTIAL
 
 
+@command
 def report(folders: list[str] | None = None, output: str | None = None) -> Path:
     """Write finished runs as one HTML page: question and answer, figures, sortable tables, and how to repeat them.
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from probing.cli.option_values import Dtype, Layers, number_problems, resolved
+from probing.cli.option_values import Dtype, Layers, Model, Tokenizer, number_problems, resolved
 from probing.cli.options import WandbOptions
+from probing.cli.python_calls import command
 from probing.cli.shared_options import with_shared_help
 from probing.commands.folders import places, say_where
 from probing.errors import UserError, out_of_range, refuse
@@ -41,11 +42,12 @@ class SentenceSimilarity:
         return render(*sts_tables(self.layers, self.chosen)) + str(self.folder)
 
 
+@command
 @with_shared_help
 @resolved
 def sts(
     config: dict[str, Any],
-    folders: list[str] | None = None, model: str = "minilm", layer: Layers = "all", revision: str | None = None,
+    folders: list[str] | None = None, model: Model = "minilm", layer: Layers = "all", revision: str | None = None,
     random_weights: bool = False,
     dtype: Dtype = "float32", pooling: str | list[str] = "mean", transforms: str | list[str] = "clip,whiten",
     definition: Definition = "mean_profile", components: int | None = None, fit_on: str = "train",
@@ -53,6 +55,7 @@ def sts(
     max_length: int | None = None, batch_tokens: int | None = None,
     seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
     trainer: dict[str, Any] | None = None, wandb: WandbOptions = WandbOptions(),
+    tokenizer: Tokenizer = None,
 ) -> SentenceSimilarity | None:  # fmt: skip
     """Correlate cosines of sentences with human scores (STS, SICK-R), per layer, plain, clipped and whitened.
 
@@ -98,8 +101,9 @@ def sts(
         source = ActivationSource.of(
             model, revision, layer, trainer, cache=cached, dtype=dtype, max_length=max_length,
             batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
-            shows_progress=progress,
+            shows_progress=progress, tokenizer=tokenizer,
         )  # fmt: skip
+        config["model"] = source.model.name
         files = source.model
         refuse(out_of_range("components", components, 1, source.config.hidden_size))
         if spaces != ["none"]:

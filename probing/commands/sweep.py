@@ -15,6 +15,7 @@ from typing import Any
 
 from probing.cli.arguments import read_yaml
 from probing.cli.options import WandbOptions, as_options
+from probing.cli.python_calls import command
 from probing.cli.shared_options import with_shared_help
 from probing.commands.fit import fit as fit_command
 from probing.commands.folders import places, say_where
@@ -45,6 +46,7 @@ class FinishedSweep:
     best: str
 
 
+@command
 @with_shared_help
 def sweep(
     file: str | None = None,

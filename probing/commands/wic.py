@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from probing.cli.option_values import Dtype, Layers, number_problems, resolved
+from probing.cli.option_values import Dtype, Layers, Model, Tokenizer, number_problems, resolved
 from probing.cli.options import WandbOptions
+from probing.cli.python_calls import command
 from probing.cli.shared_options import with_shared_help
 from probing.commands.folders import places, say_where
 from probing.errors import UserError, out_of_range, refuse
@@ -41,17 +42,19 @@ class WordsInContext:
         return render(*wic_tables(self.layers, self.chosen)) + str(self.folder)
 
 
+@command
 @with_shared_help
 @resolved
 def wic(
     config: dict[str, Any],
-    folder: str | None = None, model: str = "minilm", layer: Layers = "all", revision: str | None = None,
+    folder: str | None = None, model: Model = "minilm", layer: Layers = "all", revision: str | None = None,
     random_weights: bool = False,
     dtype: Dtype = "float32", part: Literal["dev", "test"] = "dev", transforms: str | list[str] = "clip,whiten",
     definition: Definition = "mean_profile",
     components: int | None = None, max_length: int | None = None, batch_tokens: int | None = None,
     seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
     trainer: dict[str, Any] | None = None, wandb: WandbOptions = WandbOptions(),
+    tokenizer: Tokenizer = None,
 ) -> WordsInContext | None:  # fmt: skip
     """Tell word senses apart by cosine (WiC), per layer, plain, clipped and whitened.
 
@@ -91,8 +94,9 @@ def wic(
         source = ActivationSource.of(
             model, revision, layer, trainer, cache=cached, dtype=dtype, max_length=max_length,
             batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
-            shows_progress=progress,
+            shows_progress=progress, tokenizer=tokenizer,
         )  # fmt: skip
+        config["model"] = source.model.name
         refuse(out_of_range("components", components, 1, source.config.hidden_size))
         corpora = [pairs.corpus for pairs in data.values()]
         kept = not_in(corpora[0].sentences, corpora[1].sentences)

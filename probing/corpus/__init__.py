@@ -7,6 +7,7 @@ import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from os import PathLike, fspath
 from typing import Any, Literal, TypeVar
 
 from probing.corpus.builtin import builtin_sentences
@@ -84,16 +85,20 @@ class Corpus:
         )
 
 
-def load_corpus(name: str, option: str = "--corpus") -> Corpus:
+def load_corpus(name: Any, option: str = "--corpus") -> Corpus:
     """Read the distinct sentences of `builtin`, a file of text or labels, a data set (`hf:`), or `-` (stdin).
 
     Args:
-        name: The source, as the user typed it.
+        name: The source, as the user typed it; from Python, also a path or a list of sentences.
         option: The option that names it, for messages.
 
     Raises:
         UserError: If the source is unknown, unreadable, damaged, not UTF-8, or holds no sentence.
     """
+    if isinstance(name, PathLike):
+        name = fspath(name)
+    if not isinstance(name, str):
+        return _from_list(name, option.removeprefix("--"))
     if name == "builtin":
         return from_sentences(name, builtin_sentences(), option)
     if name.startswith("hf:"):
@@ -112,6 +117,20 @@ def _from_rows(name: str, rows: Rows, option: str) -> Corpus:
     if rows.are_words:
         return from_words(name, rows.texts, rows.columns, option, sentence_columns=rows.sentence_columns)
     return from_sentences(name, rows.texts, option, rows.sentence_columns)
+
+
+def _from_list(sentences: Any, option: str) -> Corpus:
+    """Build a corpus from a list of sentences, as Python gives it; an empty one begins a new document."""
+    if not isinstance(sentences, list | tuple):
+        raise UserError(
+            f"`{option}` is of type {type(sentences).__name__}: expected a name, a path, or a list of sentences."
+        )
+    for i, sentence in enumerate(sentences):
+        if not isinstance(sentence, str):
+            raise UserError(
+                f"`{option}`: item {i} of the list, counted from 0, is {sentence!r:.60}, where a sentence was expected."
+            )
+    return from_sentences(f"a list of {len(sentences)} sentences", sentences, option)
 
 
 def from_sentences(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from probing.corpus import Corpus, Split, assign_splits, hold_out, load_corpus
 from probing.errors import UserError
 
 
 def read_corpora(
-    corpus: str, test_corpus: str | None, seed: int, say: Callable[[str], None]
+    corpus: Any, test_corpus: Any, seed: int, say: Callable[[str], None]
 ) -> tuple[list[Corpus], list[list[Split]]]:
     """Read the corpus, and the test corpus if there is one, and assign each sentence to a side of the split.
 
@@ -23,6 +24,6 @@ def read_corpora(
     test = load_corpus(test_corpus, "--test_corpus")
     kept = hold_out(main, test)
     if n_shared := len(main.sentences) - len(kept.sentences):
-        say(f"{corpus}: {n_shared} sentences that are also in {test_corpus} were left out of training")
+        say(f"{main.name}: {n_shared} sentences that are also in {test.name} were left out of training")
     joined: list[Split] = ["train" if side == "test" else side for side in assign_splits(kept.sentences, seed)]
     return [kept, test], [joined, ["test"] * len(test.sentences)]

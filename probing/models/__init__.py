@@ -4,6 +4,7 @@ from probing.models.folding import word_folding
 from probing.models.layers import from_the_end, layer_numbers, parse_layers
 from probing.models.limits import length_limits, max_length_of
 from probing.models.loading import load_config, load_encoder, load_masked_lm, load_tokenizer
+from probing.models.objects import find_model
 from probing.models.site_names import SiteName, first_layer, site_of, what_is_a_neuron
 from probing.models.source import ALIASES, BUILTIN_PACKAGE, ModelSource, resolve_model
 
@@ -12,6 +13,7 @@ __all__ = [
     "BUILTIN_PACKAGE",
     "ModelSource",
     "SiteName",
+    "find_model",
     "first_layer",
     "from_the_end",
     "layer_numbers",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from probing.errors import UserError
-from probing.models.loading import building, load_config
+from probing.models.loading import build, building, load_config
 from probing.models.source import ModelSource
 
 
@@ -18,7 +20,7 @@ def length_limits(source: ModelSource, tokenizer: Any) -> tuple[int, int]:
         UserError: If the longest sequence does not hold a word.
     """
     with building(source):
-        longest = max_length_of(load_config(source), tokenizer)
+        longest = max_length_of(load_config(source), tokenizer, partial(build, source))
     # With a maximum length that leaves no room for a word, tokenizers do not truncate at all.
     least = int(tokenizer.num_special_tokens_to_add()) + 1
     if longest < least:
@@ -29,19 +31,24 @@ def length_limits(source: ModelSource, tokenizer: Any) -> tuple[int, int]:
     return least, longest
 
 
-def max_length_of(config: Any, tokenizer: Any) -> int:
+def max_length_of(config: Any, tokenizer: Any, make: Callable[[Any], Any] | None = None) -> int:
     """Return the length of the longest sequence that the model accepts, special tokens included.
 
     Models with only relative positions have no limit; transformers then gives 10^30.
+
+    Args:
+        config: The model's configuration.
+        tokenizer: Its tokenizer.
+        make: Makes a model of a configuration; that of its family by default.
     """
     rows = getattr(config, "max_position_embeddings", None) or 0
     limits = [tokenizer.model_max_length]
     if rows > 0:  # XLNet says -1
-        limits.append(rows - _rows_before_the_first_position(config, rows))
+        limits.append(rows - _rows_before_the_first_position(config, rows, make))
     return int(min(limits))
 
 
-def _rows_before_the_first_position(config: Any, rows: int) -> int:
+def _rows_before_the_first_position(config: Any, rows: int, make: Callable[[Any], Any] | None) -> int:
     """Return the number of rows of the position table that are not positions.
 
     RoBERTa and similar models number positions from the row after that of the padding token, which the table declares.
@@ -51,7 +58,7 @@ def _rows_before_the_first_position(config: Any, rows: int) -> int:
     from transformers import AutoModel
 
     with torch.device("meta"):  # creates the modules without memory for weights
-        model = AutoModel.from_config(config, trust_remote_code=False)
+        model = make(config) if make else AutoModel.from_config(config, trust_remote_code=False)
     tables = (
         module
         for name, module in model.named_modules()

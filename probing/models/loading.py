@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from probing.errors import UserError, as_clause
+from probing.models.objects import ModelObject, encoder_in
 from probing.models.source import WEIGHT_FILES, ModelSource, has
 
 if TYPE_CHECKING:
@@ -23,7 +25,11 @@ def load_config(source: ModelSource) -> Any:
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(source.folder, trust_remote_code=False)
+        config = (
+            source.encoder.config
+            if isinstance(source, ModelObject)
+            else AutoConfig.from_pretrained(source.folder, trust_remote_code=False)
+        )
     except Exception as error:  # transformers and its validators raise many types
         if "trust_remote_code" in str(error):
             raise UserError(
@@ -55,6 +61,8 @@ def load_tokenizer(source: ModelSource) -> Any:
     """
     from transformers import AutoTokenizer
 
+    if isinstance(source, ModelObject):
+        return deepcopy(source.tokenizer)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.folder, trust_remote_code=False)
     except Exception as error:  # tokenizers raises a plain Exception for an unreadable file
@@ -93,7 +101,9 @@ def load_encoder(source: ModelSource, random_weights_seed: int | None = None, dt
     if random_weights_seed is not None:
         with torch.random.fork_rng(devices=[]), building(source):
             torch.manual_seed(random_weights_seed)
-            return _encoder_of(AutoModel.from_config(config, trust_remote_code=False)).to(getattr(torch, dtype))
+            return _encoder_of(build(source, config)).to(getattr(torch, dtype))
+    if isinstance(source, ModelObject):
+        return _encoder_of(source.copied()).to(getattr(torch, dtype))
     if not has(source.folder, WEIGHT_FILES):
         raise UserError(
             f"`--model {source.name}` has no model.safetensors in {source.folder}; save the weights there, "
@@ -127,6 +137,9 @@ def load_masked_lm(source: ModelSource) -> nn.Module | None:
     import torch
     from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoModelForMaskedLM
 
+    if isinstance(source, ModelObject):
+        with_heads: list[Any] = [*MODEL_FOR_MASKED_LM_MAPPING.values()]
+        return source.copied().float() if type(source.model) in with_heads else None
     config = load_config(source)
     if config.is_encoder_decoder or type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
         return None
@@ -151,9 +164,18 @@ def _read_weights(kind: Any, source: ModelSource, config: Any, dtype: torch.dtyp
         ) from None
 
 
+def build(source: ModelSource, config: Any) -> Any:
+    """Return a model of a configuration with weights as they are initialised."""
+    from transformers import AutoModel
+
+    if isinstance(source, ModelObject):
+        return type(source.model)._from_config(deepcopy(source.model.config))
+    return AutoModel.from_config(config, trust_remote_code=False)
+
+
 def _encoder_of(model: Any) -> nn.Module:
     """Return the part that turns text into hidden states, in evaluation mode."""
-    encoder = model.get_encoder() if model.config.is_encoder_decoder else model
+    encoder = encoder_in(model)
     encoder.config.use_cache = False  # a decoder would store keys and values for later words
     return encoder.eval()
 

