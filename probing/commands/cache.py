@@ -43,7 +43,9 @@ def ls(cache: str | None = None) -> list[Path]:
         used = time.strftime("%Y-%m-%d", time.localtime(entry.last_used))
         if store := entry.store:
             plan, n = store.plan, sum(shard.n_sentences for shard in store.plan.shards)
-            columns = (store.header["corpus"], plan.dtype, _ranges(store.layers()), str(n), str(plan.n_tokens))
+            site = plan.key.get("site")
+            layers = _ranges(store.layers()) + (f" {site}" if site else "")
+            columns = (store.header["corpus"], plan.dtype, layers, str(n), str(plan.n_tokens))
         else:
             columns = (f"({entry.trouble})", "", "", "", "")
         table.add_row(entry.folder.name, *columns, _bytes(_size(entry.folder)), used)

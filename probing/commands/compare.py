@@ -14,6 +14,7 @@ from probing.cli.python_calls import command
 from probing.cli.shared_options import with_shared_help
 from probing.commands.folders import places, say_where
 from probing.errors import RunError, UserError, out_of_range, refuse
+from probing.models import site_of
 from probing.runs.folder import RunFolder
 from probing.runs.run import Run, load_run_of_text
 from probing.runs.tracked import tracking
@@ -121,9 +122,11 @@ def compare(
             _write(folder.path, config, opened, pairs, common, tracker)
         comparison = Comparison(folder.finish(), rows, common.rows)
     if not quiet:
-        from probing.tables.agreement import agreement_tables, everywhere_sentence
+        from probing.tables.agreement import agreement_tables, everywhere_sentence, sites_lines
 
         terminal.show(*agreement_tables(rows))
+        for line in sites_lines({one.label: site_of(one.run.config) for one in opened}):
+            print(line)
         print(everywhere_sentence(common.rows, common.summary(), top))
         if few := few_sentences(min(one.run.results["n_sentences"]["test"] for one in opened)):
             print(few)

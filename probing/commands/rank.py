@@ -13,7 +13,7 @@ from probing.cli.python_calls import command
 from probing.cli.shared_options import with_shared_help
 from probing.commands.folders import cache_folder, say_where, writable_folder
 from probing.errors import UserError, did_you_mean, out_of_range, refuse
-from probing.models import from_the_end, layer_numbers
+from probing.models import from_the_end, layer_numbers, site_of, what_is_a_neuron
 from probing.runs.rankings import (
     RANKING_COLUMNS,
     RANKING_KEY,
@@ -173,6 +173,7 @@ def _report(made: Rankings, run: Run, where: str | None, quiet: bool) -> None:
             print(line)
     else:
         terminal.show(*made.tables())
+        print(what_is_a_neuron(site_of(run.config)))
     for line in curves_lines(made.curves):
         print(line)
     if (made.evaluation or made.erasure or made.curves) and (few := few_clusters(run.results)):

@@ -15,7 +15,7 @@ from probing.page.sections.comparison import accuracies_figure, agreement_sectio
 from probing.page.sections.evaluation import evaluation_section
 from probing.page.sections.geometry import geometry_section
 from probing.page.sections.reproduce import folder_block, run_block
-from probing.page.sections.run import accuracy_figure, neurons_section
+from probing.page.sections.run import accuracy_figure, heads_section, neurons_section
 from probing.page.sections.terms import terms_section
 from probing.page.sources import Evaluation, Geometry, Sources, reading
 from probing.runtime.versions import own_version
@@ -54,6 +54,7 @@ def _links(sources: Sources) -> Html:
     links = [("#answer", "Answer"), ("#accuracy", "Accuracy")]
     links += [("#agreement", "Agreement")] if sources.agreement else []
     links += [(f"#neurons-{i}", f"Neurons of {subject.label}") for i, subject in enumerate(sources.subjects)]
+    links += [(f"#heads-{i}", f"Heads of {one.label}") for i, one in enumerate(sources.subjects) if one.run.heads]
     links += [("#geometry", "Geometry")] if sources.geometry else []
     links += [("#evaluations", "Words and sentences")] if sources.evaluations else []
     links += [("#terms", "Terms"), ("#reproduce", "To reproduce")]
@@ -65,12 +66,13 @@ def _content(sources: Sources, defaults: Mapping[str, Any]) -> Html:
     tables = sum(PER_NEURON * len(subject.run.neurons) for subject in subjects)
     room = max(0, ROOM - tables) // len(subjects)  # characters for contributions by class
     several = len(subjects) > 1
-    parts = [_answers(sources)]
+    parts: list[Html | None] = [_answers(sources)]
     charts = [accuracies_figure(subjects)] * several + [accuracy_figure(subject, several) for subject in subjects]
     parts.append(element("section", element("h2", "Accuracy by layer"), *charts, id="accuracy"))
     if sources.agreement:
         parts.append(agreement_section(sources.agreement))
-    parts += [neurons_section(subject, i, room) for i, subject in enumerate(subjects)]
+    for i, subject in enumerate(subjects):
+        parts += [neurons_section(subject, i, room), heads_section(subject, i)]
     if sources.geometry:
         parts.append(element("div", *_each(geometry_section, sources.geometry), id="geometry"))
     if sources.evaluations:

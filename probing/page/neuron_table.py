@@ -59,12 +59,14 @@ def is_far(row: Row) -> bool:
 
 
 COLUMNS = (
-    Column("layer", "layer", "0 is the embedding output, and layer k the output of block k."),
+    Column("layer", "layer", "0 is the embedding output, and layer k the output of block k; units of an MLP and "
+           "outputs of heads of layer k are inside block k."),
     Column("rank", "rank", "Rank of the neuron in its layer, by contribution; 1 contributes most."),
     Column("rank_low", "range", "Best and worst rank over this probe and those trained on bootstrap samples of "
            "the training sentences. It shows how stable the rank is and is not a confidence interval."),
-    Column("neuron", "neuron", "Coordinate of the hidden state; press its number to see its contribution to each "
-           "class."),
+    Column("neuron", "neuron", "What a neuron is stands above the table; press its number to see its contribution to "
+           "each class."),
+    Column("head", "head", "Attention head that the neuron belongs to, counted from 0."),
     Column("contribution", "contribution", "Mean over the test tokens of |weight × activation| for the true class, in "
            "logit units, weights centred over classes. A high contribution does not show that the model uses the "
            "neuron.", 4),
@@ -92,7 +94,7 @@ COLUMNS = (
 # Further columns that the script needs to show the picked neuron.
 BESIDE = ("rank_high", "cross_entropy_without_low", "cross_entropy_without_high", "mean", "sd")
 TEXTS = ("flag", "removed")
-_INTEGERS = ("neuron", "rank_low", "rank_high")
+_INTEGERS = ("neuron", "head", "rank_low", "rank_high")
 _KNOWN_BY_INDEX = ("layer", "rank")
 
 

@@ -89,10 +89,13 @@ def open_runs(made: Sequence[Run], matching: str) -> list[Finished]:
 
 
 def _labels(made: Sequence[Run], sources: Sequence[ModelSource]) -> list[str]:
-    """Name each run by its model, with its site if sites differ, with its task if names are equal, or by its folder."""
+    """Name each run by its model and site, with its task if names are equal, or else by its folder or its whole path.
+
+    The residual stream is not named.
+    """
     sites = [site_of(run.config) for run in made]
     of_models = [
-        f"{source.short_name} {site}" if len(set(sites)) > 1 else source.short_name
+        source.short_name if site == "residual" else f"{source.short_name} {site}"
         for source, site in zip(sources, sites, strict=True)
     ]
     with_tasks = [f"{name} {short_name(run.config['task'])}" for name, run in zip(of_models, made, strict=True)]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from probing.models.site_names import what_is_a_neuron
 from probing.runtime.terminal import plain_table
 from probing.tables.columns import Row, ends
 from probing.tables.decimals import two_decimals
@@ -17,6 +18,18 @@ def agreement_tables(rows: Sequence[Row]) -> list[Any]:
     """Return a table per pair of runs with their layers at the same relative depth."""
     pairs = list(dict.fromkeys((row["model_a"], row["model_b"]) for row in rows))
     return [_agreement_table([row for row in rows if (row["model_a"], row["model_b"]) == pair]) for pair in pairs]
+
+
+def sites_lines(site_of_run: Mapping[str, str]) -> list[str]:
+    """Say what a neuron is in the compared runs: in one line, or in one for each run where sites differ.
+
+    Args:
+        site_of_run: The site of each run, by its name in the tables.
+    """
+    sites = set(site_of_run.values())
+    if len(sites) == 1:
+        return [what_is_a_neuron(sites.pop())]
+    return [f"{label}: {what_is_a_neuron(site)}" for label, site in site_of_run.items()]
 
 
 def everywhere_sentence(rows: Sequence[Row], summary: Row, top: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from probing.models.site_names import site_of, what_is_a_neuron
 from probing.page.answers import conclusions
 from probing.page.charts.class_chart import class_chart
 from probing.page.charts.line_chart import Line, line_chart
@@ -14,8 +15,9 @@ from probing.page.markup import Html, element
 from probing.page.neuron_table import first_rows, packed_rows
 from probing.page.sections.terms import FLAGS
 from probing.page.sources import Subject
-from probing.page.tables import accuracy_table
+from probing.page.tables import accuracy_table, as_in_terminal
 from probing.tables.columns import BELOW_RESOLUTION, FAR, NEGLIGIBLE, controls_of, ends
+from probing.tables.probes import heads_table
 
 
 def accuracy_lines(subject: Subject) -> list[Line]:
@@ -74,6 +76,24 @@ def neurons_section(subject: Subject, number: int, room: int) -> Html:
     )
 
 
+def heads_section(subject: Subject, number: int) -> Html | None:
+    """Return the heads of each layer, those of the last one open; nothing where the neurons belong to no head.
+
+    Args:
+        subject: The run.
+        number: Index of the run on the page, from 0.
+    """
+    rows = subject.run.heads
+    if not rows:
+        return None
+    parts = []
+    for layer in subject.layers:
+        shown = heads_table([row for row in rows if row["layer"] == layer])
+        summary = element("summary", str(shown.title))
+        parts.append(element("details", summary, as_in_terminal(shown), open=layer == subject.layers[-1]))
+    return element("section", element("h2", f"Heads of {subject.label}"), *parts, id=f"heads-{number}")
+
+
 def script_data(data: Any) -> Html:
     """Return data as JSON that cannot end the element it stands in."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
@@ -84,7 +104,9 @@ def _map(subject: Subject) -> Html:
     about = f"{subject.label}: contribution of each neuron, layers downwards, neurons from left to right"
     return element(
         "figure",
-        element("figcaption", "Contribution of each neuron, by layer"),
+        element(
+            "figcaption", f"Contribution of each neuron, by layer; {what_is_a_neuron(site_of(subject.run.config))}"
+        ),
         neuron_map(subject, about),
         scale(),
         element("p", class_="readout", hidden=True),
@@ -92,7 +114,8 @@ def _map(subject: Subject) -> Html:
 
 
 def _listing(subject: Subject) -> Html:
-    caption = f"First neurons of layer {subject.layers[-1]}, by contribution"
+    what = what_is_a_neuron(site_of(subject.run.config))
+    caption = f"First neurons of layer {subject.layers[-1]}, by contribution; {what}"
     return element(
         "div",
         _filters(subject),

@@ -42,7 +42,8 @@ _CONTROLS = {
 }
 
 ACCURACY: Terms = {
-    "layer": "0 is the embedding output, and layer k the output of block k.",
+    "layer": "0 is the embedding output, and layer k the output of block k; units of an MLP and outputs of heads of "
+    "layer k are inside block k.",
     "probe": "Linear classifier without an intercept, trained on the hidden states of one layer.",
     "accuracy": "Share of the test tokens whose class the probe predicts correctly. Their sentences were not used in "
     "training. It shows that the label can be read off linearly, not that the model uses it.",
@@ -80,6 +81,16 @@ NEURONS: Terms = {
     NEGLIGIBLE: "A probe without the neuron loses almost nothing: the whole interval is within "
     f"{NEGLIGIBLE_NATS} nats of 0.",
     "shade": "In the map, a neuron's contribution in multiples of its layer's mean, on a logarithmic scale.",
+}
+
+HEADS: Terms = {
+    "head": "An attention head, counted from 0; its neurons are a slice of the layer.",
+    "neurons": "First and last neuron of the head.",
+    "share": "Contributions of the head's neurons as a share of the sum over the layer's neurons.",
+    "accuracy": "Accuracy of a probe that is trained on the head's neurons alone. ° marks heads that are no better "
+    "than chance: the interval, widened for the number of heads, reaches the majority class or a random slice.",
+    "95% range": ACCURACY["95% range"],
+    "random slices": "Lowest and highest accuracy of probes of as many neurons, drawn at random from the layer.",
 }
 
 AGREEMENT: Terms = {
@@ -204,6 +215,7 @@ PRECISION = (
 def terms_section(sources: Sources) -> Html:
     """Return the terms of a page with their meanings, for the parts that it has."""
     parts = {"Accuracy": ACCURACY, "Neurons": NEURONS}
+    parts |= {"Heads": HEADS} if any(subject.run.heads for subject in sources.subjects) else {}
     parts |= {"Agreement": AGREEMENT} if sources.agreement else {}
     parts |= {"Geometry": GEOMETRY} if sources.geometry else {}
     parts |= {"Words and sentences": EVALUATIONS} if sources.evaluations else {}

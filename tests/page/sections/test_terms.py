@@ -29,7 +29,7 @@ from probing.page.sections.terms import FLAGS, MEASURES, terms_section
 from probing.page.sources import Sources
 from probing.runs.run import Row
 from probing.statistics.sample_size import SIZE_COLUMNS
-from probing.tables.columns import ACCURACY_COLUMNS, NEURON_COLUMNS
+from probing.tables.columns import ACCURACY_COLUMNS, HEAD_COLUMNS, NEURON_COLUMNS
 from probing.tables.csv_files import read_csv, write_csv
 from probing.tables.schema import type_of
 from probing.tables.space_names import SPACES
@@ -42,6 +42,7 @@ PARTS = {
     "accuracy": "Accuracy",
     "agreement": "Agreement",
     "neurons-0": "Neurons",
+    "heads-0": "Heads",
     "geometry": "Geometry",
     "evaluations": "Words and sentences",
 }
@@ -62,7 +63,15 @@ def page(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pyte
     accuracy = read_csv(first / "accuracy.csv")
     whole: list[dict[str, Any]] = [{**numbers_of(ACCURACY_COLUMNS), **row} for row in accuracy]
     write_csv(first / "accuracy.csv", whole, ACCURACY_COLUMNS)
+    neurons = [{**row, "head": row["neuron"] // 8} for row in read_csv(first / "neurons.csv")]
+    write_csv(first / "neurons.csv", neurons, NEURON_COLUMNS)
     assert set(read_csv(first / "neurons.csv")[0]) == set(NEURON_COLUMNS)
+    heads = [
+        {**dict.fromkeys(HEAD_COLUMNS, 0.5), "layer": layer, "head": head, "first_neuron": 8 * head, "n_neurons": 8,
+         "n_random": 10, "above_chance": "no"}
+        for layer in (0, 2) for head in (0, 1)
+    ]  # fmt: skip
+    write_csv(first / "heads.csv", heads, HEAD_COLUMNS)
     second = Path(shutil.copytree(first, place / "second"))
     folders = [comparison(place / "both", [first, second]), geometry(place / "shape"), *evaluations(place)]
     return report([str(folder) for folder in folders], output=str(place / "page.html")).read_text()
