@@ -5,7 +5,7 @@ from probing.models.layers import from_the_end, layer_numbers, parse_layers
 from probing.models.limits import length_limits, max_length_of
 from probing.models.loading import load_config, load_encoder, load_masked_lm, load_tokenizer
 from probing.models.objects import find_model
-from probing.models.site_names import SiteName, first_layer, site_of, what_is_a_neuron
+from probing.models.site_names import SiteName, is_inside_blocks, site_of, what_is_a_neuron
 from probing.models.source import ALIASES, BUILTIN_PACKAGE, ModelSource, resolve_model
 
 __all__ = [
@@ -14,8 +14,8 @@ __all__ = [
     "ModelSource",
     "SiteName",
     "find_model",
-    "first_layer",
     "from_the_end",
+    "is_inside_blocks",
     "layer_numbers",
     "length_limits",
     "load_config",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from probing.errors import UserError
-from probing.models.site_names import first_layer
+from probing.models.site_names import is_inside_blocks
 
 
 def parse_layers(layer: int | str | Sequence[int], n_layers: int, model: str, site: str = "residual") -> list[int]:
@@ -21,9 +21,9 @@ def parse_layers(layer: int | str | Sequence[int], n_layers: int, model: str, si
         UserError: If a layer is not a whole number from the site's first layer to `n_layers`.
     """
     if (layers := layer_numbers(layer)) is None:
-        return list(range(first_layer(site), n_layers + 1))
+        return list(range(int(is_inside_blocks(site)), n_layers + 1))
     layers = from_the_end(layers, range(n_layers + 1))
-    if first_layer(site) and (out := [k for k in layers if not 1 <= k <= n_layers]):
+    if is_inside_blocks(site) and (out := [k for k in layers if not 1 <= k <= n_layers]):
         raise UserError(
             f"`--layer {_typed_layers(layer)}`: with `--site {site}`, layer k is inside block k, so {model} has "
             f"layers 1 to {n_layers}, and not {out[0]}."

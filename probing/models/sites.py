@@ -98,7 +98,7 @@ def activations(encoder: nn.Module, anatomy: Anatomy, layers: Sequence[int], **i
     """
     if not anatomy.site_modules:
         return hidden_states(encoder, anatomy, layers, **inputs)
-    found = [encoder.get_submodule(name) for name in anatomy.site_modules]
+    found = [_submodule(encoder, name) for name in anatomy.site_modules]
     highest, block = max(layers), 0
     captured: dict[int, Tensor] = {}
 
@@ -123,6 +123,16 @@ def activations(encoder: nn.Module, anatomy: Anatomy, layers: Sequence[int], **i
         for handle in handles:
             handle.remove()
     return {k: captured[k] for k in layers}
+
+
+def _submodule(encoder: nn.Module, name: str) -> nn.Module:
+    try:
+        return encoder.get_submodule(name)
+    except AttributeError:
+        raise UserError(
+            f"`--cache`: the activations were cached with another version of transformers, whose model had a part "
+            f"{name}; name another folder, or remove this entry."
+        ) from None
 
 
 class _Enough(Exception):

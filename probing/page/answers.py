@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from probing.models.layers import aligned
-from probing.models.site_names import NEURON, site_of
+from probing.models.site_names import NEURON, is_inside_blocks, site_of
 from probing.page.sources import Agreement, Subject
 from probing.statistics.intervals import scope
 from probing.tables.columns import Row, controls_of, ends, in_brackets, interval
@@ -28,7 +28,7 @@ def question(subject: Subject) -> str:
     model = str(config["model"]) + (", randomly initialised" if config.get("random_weights") else "")
     if subject.run.transform != "none":
         model += f", whose hidden states are transformed by {subject.run.transform}"
-    if (site := site_of(config)) != "residual":
+    if is_inside_blocks(site := site_of(config)):
         model += f", where a neuron is a {NEURON[site]}"
     sentences = results["n_sentences"]
     tested = f" of {config['test_corpus']}" if config.get("test_corpus") else ""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.errors import UserError, as_clause
-from probing.models.site_names import site_of
+from probing.models.site_names import is_inside_blocks, site_of
 from probing.runs.folder import PARTIAL
 from probing.runs.run import Row, Run, load_run
 from probing.tables.csv_files import read_csv
@@ -218,7 +218,7 @@ def labels(runs: Sequence[Run], taken: Sequence[str] = ()) -> list[str]:
 def _model(run: Run) -> str:
     model = str(run.config["model"])
     name = Path(model).name or model
-    if (site := site_of(run.config)) != "residual":
+    if is_inside_blocks(site := site_of(run.config)):
         name += f" {site}"
     return f"{name} (randomly initialised)" if run.config.get("random_weights") else name
 

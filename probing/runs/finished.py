@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,15 @@ from probing.corpus.sides import read_corpora
 from probing.data.examples import Examples, Sides
 from probing.data.examples import label as label_tokens
 from probing.errors import RunError, UserError
-from probing.models import ModelSource, length_limits, load_tokenizer, resolve_model, site_of
+from probing.models import (
+    ModelSource,
+    SiteName,
+    is_inside_blocks,
+    length_limits,
+    load_tokenizer,
+    resolve_model,
+    site_of,
+)
 from probing.probes.options import training_of
 from probing.probes.recipe import Progress, Training, no_progress
 from probing.probes.solvers import Penalty
@@ -95,7 +103,7 @@ def _labels(made: Sequence[Run], sources: Sequence[ModelSource]) -> list[str]:
     """
     sites = [site_of(run.config) for run in made]
     of_models = [
-        source.short_name if site == "residual" else f"{source.short_name} {site}"
+        f"{source.short_name} {site}" if is_inside_blocks(site) else source.short_name
         for source, site in zip(sources, sites, strict=True)
     ]
     with_tasks = [f"{name} {short_name(run.config['task'])}" for name, run in zip(of_models, made, strict=True)]
@@ -156,7 +164,7 @@ class Extraction:
         reads = ActivationSource(
             source, layers_of(finished.run), self.cache, config["dtype"], config["max_length"], config["batch_tokens"],
             config["seed"] if config["random_weights"] else None, None, self.trainer, self.say, self.progress,
-            site_of(config),
+            cast(SiteName, site_of(config)),
         )  # fmt: skip
         (store,) = reads.read([corpus])
         say_what_was_left_out([corpus], [store], self.say)

@@ -207,11 +207,11 @@ def write_summary(
         cached: For the training and the test side, the model and the corpus that the activations were made from.
         timings: Durations in seconds.
     """
-    sides = measured.sides
+    sides, key = measured.sides, cached["test"]["key"]
     named = {"train": sides.train, "validation": sides.validation, "test": sides.test}
     results = {
         "versions": versions(),
-        "site": sides.test.store.plan.key.get("site", "residual"),
+        "site": key.get("site", "residual" if "model" in key else "arrays"),
         "cache": dict(cached),
         "classes": sides.classes.tolist(),
         "penalty": dict(measured.penalty),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from probing.errors import UserError
-from probing.models.site_names import site_of
+from probing.models.site_names import site_of, what_is_a_neuron
 from probing.runs.folder import PARTIAL
 from probing.tables.columns import Row
 from probing.tables.csv_files import read_csv
@@ -86,7 +86,10 @@ class Run:
 
     def _repr_html_(self) -> str:
         last = self.accuracy[-1]["layer"]
-        return _html_table(self.accuracy) + _html_table(self.top(last)) + f"<p>{html.escape(str(self.folder))}</p>"
+        said = "".join(
+            f"<p>{html.escape(text)}</p>" for text in (what_is_a_neuron(site_of(self.config)), str(self.folder))
+        )
+        return _html_table(self.accuracy) + _html_table(self.top(last)) + said
 
 
 def load_run(folder: str | Path) -> Run:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,8 +35,7 @@ def load(folder: Path, dtype: str = "float32", seed: int | None = None) -> nn.Mo
 
 def at_site(encoder: nn.Module, site: SiteName) -> Anatomy:
     anatomy = examine(encoder)
-    found = find_site(encoder, anatomy, site)
-    return Anatomy(anatomy.blocks, anatomy.n_layers, anatomy.padding_is_neutral, anatomy.position_table, found.modules)
+    return replace(anatomy, site_modules=find_site(encoder, anatomy, site).modules)
 
 
 def batch_of(folder: Path, sentences: list[str]) -> dict[str, Tensor]:
@@ -225,6 +225,13 @@ def test_layer_k_runs_no_block_after_the_kth(
         assert torch.equal(activations(encoder, anatomy, [layer], **batch)[layer], expected)
         assert len(calls) == layer - 1  # block k itself is left at the site
     assert not any(module._forward_pre_hooks for module in encoder.modules())
+
+
+def test_a_part_that_the_model_no_longer_has_is_named(checkpoints: dict[str, Path], sentences: list[str]) -> None:
+    encoder, batch = load(checkpoints["bert"]), batch_of(checkpoints["bert"], sentences[:2])
+    anatomy = replace(examine(encoder), site_modules=("encoder.layer.0.ffn",) * 3)
+    with pytest.raises(UserError, match=r"`--cache`.* another version of transformers.* encoder\.layer\.0\.ffn"):
+        activations(encoder, anatomy, [1], **batch)
 
 
 def test_layers_of_a_site_inside_blocks_begin_at_one() -> None:
