@@ -69,7 +69,8 @@ def geometry(
     config: dict[str, Any],
     model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
     dtype: Dtype = "float32", corpus: Source = "builtin", fit_corpus: Source | None = None,
-    max_length: int | None = None, batch_tokens: int | None = None, special_tokens: Literal["exclude", "include"] = "exclude",
+    max_length: int | None = None, batch_tokens: int | None = None,
+    special_tokens: Literal["exclude", "include"] = "exclude",
     transforms: str | list[str] = "all", definition: Definition = "mean_profile",
     clip_to: Literal["zero", "mean"] = "zero", draws: int = 10, whitening: Literal["pca", "zca"] = "pca",
     components: int | None = None, shrinkage: float = 0.0, top: int | None = None, estimators: str | list[str] = "none",
@@ -160,7 +161,7 @@ def _problems(draws: int, components: int | None, shrinkage: float, top: int | N
     ]
 
 
-def _read(source: Any, corpus: str, fit_corpus: str | None, special_tokens: str) -> tuple[Any, list[Any]]:
+def _read(source: Any, corpus: Source, fit_corpus: Source | None, special_tokens: str) -> tuple[Any, list[Any]]:
     """Return the corpus that is measured, and the activations of each corpus, that of `--fit_corpus` last."""
     from probing.cache.source import say_what_was_left_out
     from probing.corpus import load_corpus

@@ -110,7 +110,7 @@ def sts(
             check_text_to_fit_on(sets, outside, reported(sets), fit_on)
         corpora = [one.corpus for one in sets] + ([outside] if outside else [])
         words = read_static(static, [text for corpus in corpora for text in corpus.sentences]) if static else None
-        stores = _with_first(source, poolings, model).read(
+        stores = _with_first(source, poolings, source.model.name).read(
             corpora, [first_token_check(poolings, files.short_name)] * len(corpora)
         )
         if not is_main_process():
