@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from probing.probes.linear import LinearProbe as LinearProbe
     from probing.runs.run import Run as Run
     from probing.runs.run import load_run as load_run
+    from probing.tasks import SentenceTask as SentenceTask
     from probing.tasks import Task as Task
 
 __version__ = "0.1.0"
@@ -49,6 +50,7 @@ _HOMES = {
     "WandbOptions": "probing.cli.options",
     "Run": "probing.runs.run",
     "load_run": "probing.runs.run",
+    "SentenceTask": "probing.tasks",
     "Task": "probing.tasks",
 }
 __all__ = [
@@ -60,6 +62,7 @@ __all__ = [
     "Rankings",
     "Run",
     "SentenceSimilarity",
+    "SentenceTask",
     "Task",
     "WandbOptions",
     "WordsInContext",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 import shlex
 import shutil
@@ -34,6 +35,7 @@ QUICK = (
     "fit --model",
     "fit --corpus words.tsv",
     "fit --task half.py",
+    "fit --corpus reviews",
     "extract",
     "cache",
     "sts",
@@ -55,6 +57,8 @@ def toy(tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str], monk
         write_wic(tmp_path / "wic", part, word_pairs(n, n))
     write_sts(tmp_path / "sts", 10)
     (tmp_path / "glove.txt").write_text("the 1 2\ntoken 3 4\nlayer 2 0\n")
+    reviews = ({"text": text, "label": "LONG" if len(text) > 150 else "SHORT"} for text in sentences)
+    (tmp_path / "reviews.jsonl").write_text("".join(f"{json.dumps(review)}\n" for review in reviews))
     own_task = next(code for language, code in code_blocks(ROOT / "docs" / "tasks.md") if language == "python")
     (tmp_path / "half.py").write_text(own_task)
     (tmp_path / "conf").symlink_to(ROOT / "conf")

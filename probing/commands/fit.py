@@ -22,7 +22,7 @@ from probing.runtime import terminal
 from probing.runtime.distributed import is_main_process
 from probing.runtime.stopwatch import Stopwatch
 from probing.tables.columns import controls_of
-from probing.tasks import TokenTask, described, load_task, short_name
+from probing.tasks import SentenceTask, TokenTask, described, load_task, short_name
 from probing.tracking import Tracker, resolve_mode
 
 GroupBy = Literal["auto", "sentence", "document"]
@@ -83,7 +83,7 @@ def fit(
     layer_numbers(layer)
     cached, place = places(cache, runs, name)
     token_task = load_task(task, task_args)
-    wanted = chosen_controls(controls, token_task.ordinal)
+    wanted = chosen_controls(controls, token_task.ordinal, isinstance(token_task, SentenceTask))
     text = read_corpora(corpus, test_corpus, seed, say)
     with terminal.quiet_libraries():
         from probing.cache.source import ActivationSource

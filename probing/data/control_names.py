@@ -1,7 +1,9 @@
 """The controls that an accuracy can be compared with, and the choice among them.
 
-`shuffled`: labels permuted within each sentence; accuracy comes only from a sentence's length and words.
-`token`: each token's input embedding instead of its hidden state; shows what the token alone tells.
+`shuffled`: labels permuted within each sentence; accuracy comes only from a sentence's length and words. Labels of
+    sentences are permuted among sentences.
+`token`: each token's input embedding instead of its hidden state; shows what the token alone tells. For sentences the
+    embeddings are pooled.
 `permuted_positions`: hidden states of the same model for sentences whose tokens are permuted; for position this is the
     true floor, independent of how the model encodes order.
 `untrained`: hidden states of a randomly initialised model; for position a ceiling rather than a floor, because the
@@ -15,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from probing.cli.choices import chosen
+from probing.errors import UserError
 
 # The controls in the order of tables and figures, with their labels there.
 CONTROLS = {
@@ -28,18 +31,25 @@ CONTROLS = {
 TRANSFORM_CONTROLS = {"untransformed": "untransformed", "others_clipped": "others clipped"}
 
 
-def chosen_controls(typed: str | Sequence[str], ordinal: bool) -> list[str]:
+def chosen_controls(typed: str | Sequence[str], ordinal: bool, of_sentences: bool = False) -> list[str]:
     """Return the requested controls, in the order of the tables.
 
     Args:
         typed: `all` for those that suit the task, `none`, or names; in a string they are separated by commas.
         ordinal: Whether the task's labels are numbers.
+        of_sentences: Whether the task labels sentences, which have no word type of their own.
 
     Raises:
-        UserError: If a control is unknown.
+        UserError: If a control is unknown, or does not apply to the task.
     """
     wanted = chosen("--controls", "none" if typed in ("0", [], ["0"]) else typed, [*CONTROLS], "none")
     if typed in ("all", ["all"]):
         # Permuted tokens are a floor only for positions, and memorised words do not tell positions.
         wanted.remove("control_task" if ordinal else "permuted_positions")
+        return [name for name in wanted if not (of_sentences and name in ("control_task", "permuted_positions"))]
+    if of_sentences and "control_task" in wanted:
+        raise UserError(
+            "`--controls control_task`: it gives each word type a random label, and this task labels sentences; "
+            "give shuffled, token, permuted_positions or untrained."
+        )
     return wanted

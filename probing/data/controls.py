@@ -17,6 +17,7 @@ from probing.cache.store import ActivationStore
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.data.examples import Activations, Examples, Sides
+from probing.data.sentences import SentenceVectors, exchanged
 from probing.statistics.permutation import permute_within_sentences
 
 # Number of draws of the control task's labels; a single draw may be easier or harder than most.
@@ -109,16 +110,27 @@ class TokenRows:
 
 
 def token_identity(sides: Sides, encoder: nn.Module) -> Sides:
-    """Return the sides with each token's input embedding as its activations."""
+    """Return the sides with each token's input embedding as its activations.
+
+    Where examples are sentences, the embeddings are pooled; by their mean where the model's vectors are those of the
+    first token, whose embedding is the same in every sentence.
+    """
     table = encoder.get_input_embeddings().weight.detach().float()  # type: ignore[operator]
-    return sides.each(lambda examples: replace(examples, store=TokenRows(examples.store, table)))
+
+    def embedded(examples: Examples) -> Examples:
+        store = exchanged(examples.store, lambda base: TokenRows(base, table))
+        if isinstance(store, SentenceVectors) and store.pooling == "cls":
+            store = SentenceVectors(store.base, "mean")
+        return replace(examples, store=store)
+
+    return sides.each(embedded)
 
 
 def with_activations(sides: Sides, stores: Sequence[ActivationStore]) -> Sides:
     """Return the sides with other activations of the same tokens: for the training and, last, for the test side."""
 
     def exchange(examples: Examples) -> Examples:
-        store = stores[-1] if examples is sides.test else stores[0]
+        store = exchanged(examples.store, lambda base: stores[-1] if examples is sides.test else stores[0])
         if not np.array_equal(store.tokens.input_ids, examples.store.tokens.input_ids):
             raise ValueError("the activations belong to other tokens")
         return replace(examples, store=store)

@@ -15,10 +15,21 @@ from torch.utils.data import Dataset
 from probing.cache.plan import Plan, Shard
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, Split
+from probing.data.sentences import SentenceVectors
 from probing.data.words import pool_words
 from probing.errors import UserError
 from probing.runtime.distributed import rank_and_world_size
-from probing.tasks import Labels, TokenTask, classes_of, has_label, labels_of
+from probing.tasks import (
+    Labels,
+    Pooling,
+    SentenceTask,
+    TokenTask,
+    classes_of,
+    has_label,
+    labels_of,
+    sentences_of,
+    unit_of,
+)
 
 # Bytes of hidden states to copy at a time, all layers together. Copies of this size reuse the memory of the previous
 # one and need no new pages.
@@ -100,6 +111,8 @@ class Examples:
         documents: Index of the document of each sentence of the corpus, shape (n_sentences,), if intervals are over
             documents; None if they are over sentences.
         unit: What a sentence is called: activations that come from arrays have groups or rows instead.
+        pooling: How the tokens of a sentence are pooled where examples are sentences; the store then has one token for
+            each sentence. None where examples are tokens.
     """
 
     store: Activations
@@ -108,6 +121,7 @@ class Examples:
     word_means: bool = False
     documents: NDArray[np.int64] | None = None
     unit: str = "sentence"
+    pooling: Pooling | None = None
 
     @property
     def n_tokens(self) -> int:
@@ -302,6 +316,9 @@ def label(
     """
     labels, n_dropped = class_of_tokens(store.tokens, corpus, task, splits, classes, side)
     documents = np.array(corpus.documents) if by_document else None
+    if isinstance(task, SentenceTask):
+        vectors = SentenceVectors(store, task.pooling)
+        return Examples(vectors, labels.astype(np.int32), n_dropped, False, documents, pooling=task.pooling)
     return Examples(store, labels.astype(np.int32), n_dropped, task.word_means, documents)
 
 
@@ -309,6 +326,8 @@ def class_of_tokens(
     tokens: Tokens, corpus: Corpus, task: TokenTask, splits: Sequence[Split], classes: Labels, side: Split
 ) -> tuple[NDArray[np.int64], int]:
     """Return each token's class, -1 on another side or without a class, and the number of tokens without a class.
+
+    For a task of sentences, it is each sentence's class, and the number of sentences without one.
 
     Args:
         tokens: The table of tokens.
@@ -319,7 +338,7 @@ def class_of_tokens(
         side: The side whose tokens are classified.
     """
     labels = labels_of(task, tokens, corpus)
-    here = np.array([split == side for split in splits])[tokens.sentences] & has_label(labels)
+    here = np.array([split == side for split in splits])[sentences_of(task, tokens)] & has_label(labels)
     # Index of each label among the classes; checked below, since it also exists for labels that are not classes.
     index = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
     known = here & (classes[index] == labels)
@@ -337,8 +356,10 @@ def choose_classes(tokens: Tokens, corpus: Corpus, task: TokenTask, splits: Sequ
     if tokens.special.all():
         raise UserError("`--corpus`: no sentence is longer than one token, and special tokens do not count.")
     if not has_label(labels).any():
-        raise UserError(f"`--corpus {corpus.name}`: the task gives no token a label; give text that it has labels for.")
-    classes = classes_of(task, labels[in_train[tokens.sentences]], int(in_train.sum()))
+        raise UserError(
+            f"`--corpus {corpus.name}`: the task gives no {unit_of(task)} a label; give text that it has labels for."
+        )
+    classes = classes_of(task, labels[in_train[sentences_of(task, tokens)]], int(in_train.sum()))
     if len(classes) < 2:
         raise UserError(
             f"`--corpus`: {int(in_train.sum())} training sentences leave {len(classes)} classes with enough examples, "

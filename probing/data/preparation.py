@@ -17,7 +17,7 @@ from probing.data.examples import Sides, choose_classes, class_of_tokens, label
 from probing.errors import UserError
 from probing.models import load_encoder, load_tokenizer, word_folding
 from probing.statistics.intervals import MIN_SENTENCES
-from probing.tasks import Labels, TokenTask
+from probing.tasks import Labels, TokenTask, unit_of
 
 GroupBy = Literal["auto", "sentence", "document"]
 
@@ -159,11 +159,13 @@ def example_checks(
             labels, n_dropped = class_of_tokens(tokens, corpora[part], task, splits[part], classes, side)
             n = int((labels >= 0).sum())
             if not n and (chooses or side != "validation"):
+                has = "is" if unit_of(task) == "sentence" else "has a token"
                 way_out = "give more sentences" + _ways_out(side, probe)
-                raise UserError(f"`--corpus`: no sentence of the {side} part has a token of any class; {way_out}.")
+                raise UserError(f"`--corpus`: no sentence of the {side} part {has} of any class; {way_out}.")
             if n_dropped:
                 say(
-                    f"{side}: {n_dropped} of {n + n_dropped} tokens are left out: their label is too rare to be a class"
+                    f"{side}: {n_dropped} of {n + n_dropped} {unit_of(task)}s are left out: their label is too rare to "
+                    "be a class"
                 )
 
     return [partial(check, part=part) for part in range(len(corpora))]

@@ -32,12 +32,15 @@ def question(subject: Subject) -> str:
         model += f", where a neuron is a {NEURON[site]}"
     sentences = results["n_sentences"]
     tested = f" of {config['test_corpus']}" if config.get("test_corpus") else ""
+    # Where examples are sentences, results say how their tokens were pooled.
+    n_tokens = {side: f"{count(first[f'n_{side}_tokens'], 'token')} of " for side in ("train", "test")}
+    of = dict.fromkeys(n_tokens, "") if "pooling" in results else n_tokens
     return (
         f"Can {subject.task} be read off {_layers(subject.layers)} of {model}, and which neurons carry it? "
         "In each layer, a linear probe without an intercept was trained to predict "
-        f"{count(first['n_classes'], 'class', 'classes')} from {count(first['n_train_tokens'], 'token')} of "
+        f"{count(first['n_classes'], 'class', 'classes')} from {of['train']}"
         f"{count(sentences['train'], 'sentence')} of the corpus {config['corpus']}, and tested on "
-        f"{count(first['n_test_tokens'], 'token')} of {count(sentences['test'], 'other sentence')}{tested}."
+        f"{of['test']}{count(sentences['test'], 'other sentence')}{tested}."
     )
 
 

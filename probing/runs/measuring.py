@@ -85,7 +85,8 @@ def measure(
         evidence, replicates = strengthened(evidence, retraining, asked.n_replicates, asked.retraining)
     elif asked.n_replicates or asked.retraining:
         say("the probes are not at their optimum, so --replicates and --evidence are skipped")
-    positions = accuracy_by_position(sides, layers, [fit.weight for fit in fits]) if sides.ordinal else ()
+    by_position = sides.ordinal and sides.test.pooling is None
+    positions = accuracy_by_position(sides, layers, [fit.weight for fit in fits]) if by_position else ()
     heads = _heads(sides, fits, evidence, asked, training) if asked.n_heads else ()
     watch.end("evidence")
     penalty = path.summary() if path else {"l2": probe.l2}

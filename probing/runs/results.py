@@ -218,6 +218,7 @@ def write_summary(
         "n_dropped_tokens": {side: examples.n_dropped for side, examples in named.items()},
         "n_sentences": {side: len(examples.sentences()) for side, examples in named.items()},
         "intervals_over": intervals_over(sides.test),
+        **({"pooling": sides.test.pooling} if sides.test.pooling else {}),
         "timings": dict(timings),
         "layers": [
             {**without_nan(row), "converged": fit.converged, "n_passes": fit.n_passes, "objective": fit.objective}

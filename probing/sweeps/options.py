@@ -13,7 +13,7 @@ from probing.errors import UserError, refuse
 from probing.models import layer_numbers
 from probing.sweeps.definition import Parameter, Sweep
 from probing.sweeps.trials import LIGHT
-from probing.tasks import load_task
+from probing.tasks import SentenceTask, load_task
 
 # Options that the sweep sets for its trials; a value that the file gives for all trials is the sweep's own default.
 DECIDED = ("name", "runs", "cache", "quiet", "wandb")
@@ -74,7 +74,8 @@ class TrialOptions:
             )
         )
         layer_numbers(options["layer"])
-        chosen_controls(options["controls"], load_task(options["task"], options["task_args"] or {}).ordinal)
+        task = load_task(options["task"], options["task_args"] or {})
+        chosen_controls(options["controls"], task.ordinal, isinstance(task, SentenceTask))
         return options
 
     def varied_of(self, point: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,13 @@
-"""Tasks: what a probe predicts of each token."""
+"""Tasks: what a probe predicts of each token or sentence."""
 
 from __future__ import annotations
 
-from probing.tasks.base import Labels, Task, TokenTask, has_label
-from probing.tasks.checks import classes_of, labels_of
+from probing.tasks.base import Labels, Pooling, SentenceTask, Task, TokenTask, has_label
+from probing.tasks.checks import classes_of, labels_of, sentences_of, unit_of
 from probing.tasks.loading import GROUP, described, load_task
 from probing.tasks.names import short_name
 
 __all__ = [
-    "GROUP", "Labels", "Task", "TokenTask", "classes_of", "described", "has_label", "labels_of", "load_task",
-    "short_name",
+    "GROUP", "Labels", "Pooling", "SentenceTask", "Task", "TokenTask", "classes_of", "described", "has_label",
+    "labels_of", "load_task", "sentences_of", "short_name", "unit_of",
 ]  # fmt: skip

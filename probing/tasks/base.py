@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ from probing.errors import out_of_range, refuse
 
 # An int64 array, or an object array of strings.
 Labels = NDArray[Any]
+
+Pooling = Literal["mean", "cls", "max"]
 
 
 class TokenTask(Protocol):
@@ -91,6 +93,23 @@ class Task:
     def threshold(self, n_sentences: int) -> int:
         """Return the number of training examples that a label needs."""
         return self.min_count if self.min_count is not None else min(50, max(5, n_sentences // 20))
+
+
+@dataclass(frozen=True)
+class SentenceTask(Task):
+    """A task of whole sentences, each with one vector and one label. Derive your own from it and define `labels`.
+
+    Its `labels(tokens, corpus)` returns one label for each sentence, in the order of `corpus.sentences`; all else is as
+    for `Task`.
+
+    Args:
+        min_count: Training sentences a label needs to be a class; by default 50, fewer on a small corpus
+            (a twentieth of its training sentences), never under 5.
+        pooling: Vector of a sentence: the mean or the maximum over its tokens without special ones, or that of its
+            first token, which must be special (cls).
+    """
+
+    pooling: Pooling = "mean"
 
 
 def has_label(labels: Labels) -> NDArray[np.bool_]:

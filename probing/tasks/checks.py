@@ -11,33 +11,56 @@ from numpy.typing import NDArray
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.errors import UserError
-from probing.tasks.base import Labels, TokenTask
+from probing.tasks.base import Labels, SentenceTask, TokenTask
 
 # Kinds of numpy arrays in words, for messages.
 _KINDS = {"f": "numbers with a fraction", "c": "complex numbers", "S": "bytes", "M": "dates", "m": "durations"}
-_EXPECTED = "one label for each token: text, whole numbers, or true and false"
+
+
+def unit_of(task: TokenTask) -> str:
+    """Return what has a label: a token, or a sentence."""
+    return "sentence" if isinstance(task, SentenceTask) else "token"
+
+
+def sentences_of(task: TokenTask, tokens: Tokens) -> NDArray[np.integer[Any]]:
+    """Return the sentence of each label that a task gives, shape (n_tokens,), or (n_sentences,)."""
+    return np.arange(tokens.n_sentences) if isinstance(task, SentenceTask) else tokens.sentences
 
 
 def labels_of(task: TokenTask, tokens: Tokens, corpus: Corpus) -> Labels:
-    """Return the labels that a task gives, as int64 or as an object array of strings, shape (n_tokens,).
+    """Return the labels that a task gives, as int64 or as an object array of strings.
 
-    Labels that are true or false are left out at special tokens and at later pieces of words.
+    Labels of tokens that are true or false are left out at special tokens and at later pieces of words; labels of
+    sentences are left out where a sentence has only special tokens.
+
+    Returns:
+        Shape (n_tokens,), or (n_sentences,) for a task of sentences.
 
     Raises:
-        UserError: If the task returns something else than one label for each token.
+        UserError: If the task returns something else than one label for each token or sentence, or sentences are to be
+            pooled by a first token that is not special.
     """
-    returned = f"the task {type(task).__name__}: `labels` returned"
-    found = _as_array(task.labels(tokens, corpus), returned)
-    if len(found) != tokens.n_tokens:
-        special = " (special tokens count)" if len(found) == tokens.n_tokens - int(tokens.special.sum()) else ""
+    unit, n = unit_of(task), len(sentences_of(task, tokens))
+    returned, expected = f"the task {type(task).__name__}: `labels` returned", _expected(unit)
+    found = _as_array(task.labels(tokens, corpus), returned, unit)
+    if len(found) != n:
+        is_without = unit == "token" and len(found) == n - int(tokens.special.sum())
+        special = " (special tokens count)" if is_without else ""
         raise UserError(
-            f"{returned} {len(found)} labels for the {tokens.n_tokens} tokens of `{corpus.name}`{special}; "
-            f"return {_EXPECTED}."
+            f"{returned} {len(found)} labels for the {n} {unit}s of `{corpus.name}`{special}; return {expected}."
         )
+    is_example = tokens.first_pieces if found.dtype.kind == "b" else np.ones(n, dtype=bool)
+    if isinstance(task, SentenceTask):
+        if task.pooling == "cls" and not tokens.special[tokens.offsets[:-1]].all():
+            raise UserError(
+                "`--task_args.pooling cls`: the model's tokenizer puts no special token before a sentence; "
+                "give mean or max."
+            )
+        is_example = np.bincount(tokens.sentences[~tokens.special], minlength=n) > 0
     if found.dtype.kind == "b":
-        found = np.where(tokens.first_pieces, found.astype(np.int64), -1)
-        if not task.ordinal:
-            found = np.array(["False", "True", ""], dtype=object)[found]
+        found = found.astype(np.int64)
+        found = found if task.ordinal else np.array(["False", "True"], dtype=object)[found]
+    found = np.where(is_example, found, "" if found.dtype.kind == "O" else -1)
     if task.ordinal and found.dtype.kind == "O":
         raise UserError(
             f"{returned} text, and its `ordinal` says that labels are numbers; "
@@ -57,40 +80,46 @@ def classes_of(task: TokenTask, labels: Labels, n_sentences: int) -> Labels:
     Raises:
         UserError: If the task returns something else than some of the labels.
     """
-    returned = f"the task {type(task).__name__}: `classes` returned"
+    returned, unit = f"the task {type(task).__name__}: `classes` returned", unit_of(task)
     chosen = task.classes(labels, n_sentences)
     if isinstance(chosen, Sequence) and not len(chosen):
         return labels[:0]
-    found = np.unique(_as_array(chosen, returned))
+    found = np.unique(_as_array(chosen, returned, unit))
     if len(found) and found.dtype.kind != labels.dtype.kind:
         raise UserError(f"{returned} values of another type than `labels`; return some of the labels.")
     return found.astype(labels.dtype)
 
 
-def _as_array(values: Any, returned: str) -> NDArray[Any]:
+def _expected(unit: str) -> str:
+    return f"one label for each {unit}: text, whole numbers, or true and false"
+
+
+def _as_array(values: Any, returned: str, unit: str) -> NDArray[Any]:
     """Return values as a one-dimensional array of bool, int64, or strings as objects.
 
     Args:
         values: A list, a tuple, an array or a tensor.
         returned: The beginning of messages.
+        unit: What has a label, for messages.
     """
+    expected = _expected(unit)
     if isinstance(values, list | tuple):
-        return _of_list(values, returned)
+        return _of_list(values, returned, unit)
     if values is None or isinstance(values, str | bytes) or not hasattr(values, "__array__"):
         what = "nothing" if values is None else f"a value of the type {type(values).__name__}"
-        raise UserError(f"{returned} {what}; return a list or an array of {_EXPECTED}.")
+        raise UserError(f"{returned} {what}; return a list or an array with {expected}.")
     array = np.asarray(values)
     if array.ndim != 1:
-        raise UserError(f"{returned} an array of shape {array.shape}; return {_EXPECTED}, shape (n_tokens,).")
+        raise UserError(f"{returned} an array of shape {array.shape}; return {expected}, shape (n_{unit}s,).")
     kind = array.dtype.kind
     if kind == "O":
-        return _of_list(array.tolist(), returned)
+        return _of_list(array.tolist(), returned, unit)
     if kind not in "biuU":
-        raise UserError(f"{returned} {_KINDS.get(kind, f'an array of {array.dtype}')}; return {_EXPECTED}.")
+        raise UserError(f"{returned} {_KINDS.get(kind, f'an array of {array.dtype}')}; return {expected}.")
     return array if kind == "b" else array.astype(object if kind == "U" else np.int64)
 
 
-def _of_list(values: Sequence[Any], returned: str) -> NDArray[Any]:
+def _of_list(values: Sequence[Any], returned: str, unit: str) -> NDArray[Any]:
     """Return listed values as an array; None is the absence of a label."""
     kinds = set(map(type, values)) - {type(None)}
     if all(issubclass(kind, str) for kind in kinds):
@@ -106,6 +135,6 @@ def _of_list(values: Sequence[Any], returned: str) -> NDArray[Any]:
     )
     mixed = f", where others are {usual.__name__}" if type(odd) is not usual else ""
     raise UserError(
-        f"{returned} {odd!r:.60} of the type {type(odd).__name__} for token {at}, counted from 0{mixed}; "
-        f"return {_EXPECTED}."
+        f"{returned} {odd!r:.60} of the type {type(odd).__name__} for {unit} {at}, counted from 0{mixed}; "
+        f"return {_expected(unit)}."
     )

@@ -1,0 +1,47 @@
+"""The label of a sentence, from a column of a data set or a .jsonl file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from probing.cache.tokens import Tokens
+from probing.corpus import Corpus
+from probing.errors import UserError
+from probing.tasks import SentenceTask
+
+
+@dataclass(frozen=True)
+class SentenceLabel(SentenceTask):
+    """Labels each sentence by a column of the corpus; the probe reads one vector for each sentence.
+
+    Args:
+        min_count: Training sentences a label needs to be a class; by default 50, fewer on a small corpus
+            (a twentieth of its training sentences), never under 5.
+        pooling: Vector of a sentence: the mean or the maximum over its tokens without special ones, or that of its
+            first token, which must be special (cls).
+        column: Name of the column; label by default, or else labels.
+    """
+
+    column: str = "label"
+
+    def labels(self, tokens: Tokens, corpus: Corpus) -> list[str]:
+        """Return each sentence's value, empty where it has none; shape (n_sentences,).
+
+        Raises:
+            UserError: If the corpus has no such column, or its values are numbers with a fraction.
+        """
+        columns = corpus.sentence_columns
+        values = columns.get(self.column, columns.get("labels") if self.column == "label" else None)
+        if values is None:
+            there = f"has {', '.join(columns)}" if columns else "has none"
+            raise UserError(
+                f"`--corpus {corpus.name}`: the task reads the column {self.column} of its sentences and the corpus "
+                f'{there}; give a data set with one, or a .jsonl file of lines such as {{"text": "A sentence.", '
+                '"label": "short"}.'
+            )
+        if odd := next((value for value in values if isinstance(value, float)), None):
+            raise UserError(
+                f"`--corpus {corpus.name}`: the column {self.column} has numbers with a fraction, such as {odd}, and a "
+                "probe predicts classes; give a column of text or of whole numbers."
+            )
+        return ["" if value is None else str(value) for value in values]
