@@ -26,8 +26,9 @@ test: $(INSTALLED)
 	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
 
 # Everything that needs neither a server that does not answer, nor minutes a test, nor a model to be downloaded.
+# Files are taken in the order in which conftest.py puts them: what takes long comes first.
 test-all: $(INSTALLED)
-	$(PY) -m pytest -n 3 --dist loadfile -m "not patient and not several and not fuzz and not base" $(ARGS)
+	$(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not patient and not several and not fuzz and not base" $(ARGS)
 
 # Numeric tests under the arithmetic of other processors.
 test-kernels: $(INSTALLED)

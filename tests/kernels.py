@@ -11,23 +11,21 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "probing"
 
-# What sets the kernels of torch, of MKL, of numpy's BLAS and the number of threads, beside how many tests run at a
-# time. Threads that wait are to sleep: on a busy machine they would otherwise keep each other from working.
-SETTINGS: tuple[tuple[Mapping[str, str], int], ...] = (
-    (
-        {
-            "ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "OPENBLAS_CORETYPE": "Prescott",
-            "OMP_NUM_THREADS": "1",
-        },
-        2,
-    ),
-    ({"ATEN_CPU_CAPABILITY": "avx2", "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}, 1),
+# What sets the kernels of torch, of MKL, of numpy's BLAS and the number of threads. Threads that wait are to sleep:
+# on a busy machine they would otherwise keep each other from working.
+SETTINGS: tuple[Mapping[str, str], ...] = (
+    {
+        "ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "OPENBLAS_CORETYPE": "Prescott",
+        "OMP_NUM_THREADS": "1",
+    },
+    {"ATEN_CPU_CAPABILITY": "avx2", "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"},
 )  # fmt: skip
 
 # What computes imports one of these, and none of those: training loops, models and drawings are slow to test, and
@@ -40,8 +38,8 @@ _CHOICE = "numeric and not slow and not patient and not several and not fuzz and
 
 
 def computing() -> list[Path]:
-    """Return the modules that compute, but for commands and pages."""
-    files = (file for file in sorted(PACKAGE.rglob("*.py")) if _room(file) not in ("commands", "page"))
+    """Return the modules that compute, but for commands, pages and figures."""
+    files = (file for file in sorted(PACKAGE.rglob("*.py")) if _room(file) not in ("commands", "page", "figures"))
     return [file for file in files if (found := _imported(file)) & _ARITHMETIC and not found & _ABOVE]
 
 
@@ -63,17 +61,29 @@ def _imported(file: Path) -> set[str]:
     return {name.split(".")[0] for name in plain + names}
 
 
-def main(arguments: list[str]) -> int:
-    """Run them under each setting with further arguments of pytest; return 1 if a test failed, 0 otherwise."""
-    failed = False
-    for setting, at_a_time in SETTINGS:
-        words = " ".join(f"{name}={value}" for name, value in setting.items())
-        print(f"{words}: {at_a_time} at a time", flush=True)
-        command = [sys.executable, "-m", "pytest", "-n", str(at_a_time), "--dist", "loadfile", "-m", _CHOICE]
-        start = time.perf_counter()
-        failed |= subprocess.run([*command, *arguments], env={**os.environ, **setting}).returncode != 0
-        print(f"{words}: {time.perf_counter() - start:.0f} s", flush=True)
-    return int(failed)
+def run_under(setting: Mapping[str, str], arguments: Sequence[str]) -> int:
+    """Run the numeric tests with additional environment variables, print what pytest says, and return its status."""
+    # Other files need not be read.
+    files = [str(file) for file in [TESTS / "test_kernels.py", *sorted(numeric_tests())]]
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-m", _CHOICE, *files, *arguments]
+    start, environment = time.perf_counter(), {**os.environ, **setting}
+    done = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    words = " ".join(f"{name}={value}" for name, value in setting.items())
+    print(f"{done.stdout}{words}: {time.perf_counter() - start:.0f} s", flush=True)
+    return done.returncode
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run them under all settings at the same time; return 1 if a test failed, 0 otherwise.
+
+    Args:
+        arguments: Further arguments of pytest.
+    """
+    with ThreadPoolExecutor() as pool:
+        statuses = list(pool.map(lambda setting: run_under(setting, arguments), SETTINGS))
+    return int(any(statuses))
 
 
 if __name__ == "__main__":

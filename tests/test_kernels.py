@@ -47,7 +47,7 @@ def test_numeric_tests_carry_the_mark(request: pytest.FixtureRequest) -> None:
 def test_the_settings_cover_both_ends_of_each() -> None:
     ends = {"ATEN_CPU_CAPABILITY": {"default", "avx2"}, "MKL_CBWR": {"COMPATIBLE", None}, "OMP_NUM_THREADS": {"1", "2"}}
     for name, wanted in ends.items():
-        assert {setting.get(name) for setting, _ in SETTINGS} == wanted
+        assert {setting.get(name) for setting in SETTINGS} == wanted
 
 
 # --- the settings that this process was started under have taken effect ---
