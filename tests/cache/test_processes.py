@@ -66,7 +66,8 @@ def watched(events: Any, results: Any, disturb: Callable[..., None], *arguments:
 
     end = "whole"
     try:
-        extract_with_small_shards(*arguments, say=say, callbacks=[Watch()])
+        extract: Callable[..., None] = extract_with_small_shards
+        extract(*arguments, say=say, callbacks=[Watch()])
     except BaseException as error:
         end = type(error).__name__
     results.put((said, len(extracted), end))
@@ -159,11 +160,11 @@ def test_ctrl_c_is_an_interruption_and_not_lightnings_exit(
 
 
 @pytest.mark.slow
-def test_no_fault_loses_anything_or_makes_a_wrong_table() -> None:
-    command = [sys.executable, fault_loop.__file__, "--faults", "4", "--seed", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=5 * PATIENCE_S, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"4 faults in \d+ s: 0 things lost or wrong", done.stdout)
+def test_no_fault_loses_anything_or_makes_a_wrong_table(capsys: pytest.CaptureFixture[str]) -> None:
+    status = fault_loop.main(["--faults", "4", "--seed", "1"])
+    said = capsys.readouterr().out
+    assert status == 0, said
+    assert re.search(r"4 faults in \d+ s: 0 things lost or wrong", said)
 
 
 # --- ranks ---

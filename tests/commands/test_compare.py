@@ -16,6 +16,7 @@ from families import D_MODEL
 from probing import compare, fit, load_run
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
+from probing.commands.compare import Comparison
 from probing.errors import UserError
 from probing.models.layers import aligned
 from probing.tables.csv_files import read_csv
@@ -56,6 +57,12 @@ def runs(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pyte
     fit(model=bert, name="again", seed=1, layer="0,2", **options)
     fit(model=str(checkpoints["roberta"]), name="roberta", **options)
     return place
+
+
+@pytest.fixture(scope="module")
+def strangers(runs: Path) -> Comparison:
+    """A tiny BERT compared with a randomly initialised one."""
+    return compare([str(runs / "bert"), str(runs / "twin")], runs=str(runs), name="d", quiet=True, wandb=NO_WANDB)
 
 
 def rows(folder: Path, statistic: str) -> dict[tuple[int, int], dict[str, Any]]:
@@ -114,11 +121,10 @@ def test_a_model_with_itself_goes_by_index_and_has_intervals(runs: Path, capsys:
 
 
 @pytest.mark.slow
-def test_a_randomly_initialised_model_ranks_no_more_alike_than_chance(runs: Path) -> None:
-    made = compare([str(runs / "bert"), str(runs / "twin")], runs=str(runs), name="d", quiet=True, wandb=NO_WANDB)
-    assert {row["matching"] for row in made.agreement} == {"correlation"}
+def test_a_randomly_initialised_model_ranks_no_more_alike_than_chance(strangers: Comparison) -> None:
+    assert {row["matching"] for row in strangers.agreement} == {"correlation"}
     for statistic in ("overlap", "rbo", "spearman", "kendall"):
-        assert min(row["p_value"] for row in rows(made.folder, statistic).values()) > 0.05
+        assert min(row["p_value"] for row in rows(strangers.folder, statistic).values()) > 0.05
 
 
 @pytest.mark.slow
@@ -143,7 +149,7 @@ def test_layers_that_differ_do_not_make_strangers_of_one_model(
     options: dict[str, Any] = {"corpus": str(corpus_file), "runs": str(runs), **QUICKLY}
     fit(model=str(checkpoints["bert"]), name="low", layer=0, **options)
     fit(model=str(checkpoints["bert"]), name="high", layer=1, **options)
-    compare([str(runs / "low"), str(runs / "high")], runs=str(runs), name="lh", wandb=NO_WANDB)
+    compare([str(runs / "low"), str(runs / "high")], null_draws=1, runs=str(runs), name="lh", wandb=NO_WANDB)
     assert "lineage" not in capsys.readouterr().err
 
 
@@ -171,10 +177,9 @@ def test_what_is_no_pair_of_runs_is_refused(runs: Path, change: Callable[[Path],
 
 
 @pytest.mark.slow
-def test_a_comparison_is_no_run(runs: Path) -> None:
-    made = compare([str(runs / "bert"), str(runs / "twin")], runs=str(runs), name="g", quiet=True, wandb=NO_WANDB)
+def test_a_comparison_is_no_run(strangers: Comparison) -> None:
     with pytest.raises(UserError, match="holds a comparison"):
-        load_run(made.folder)
+        load_run(strangers.folder)
 
 
 @pytest.mark.slow
@@ -252,7 +257,8 @@ def test_two_tasks_of_one_model_are_compared_by_index(
 ) -> None:
     options: dict[str, Any] = {"corpus": str(corpus_file), "runs": str(runs), **QUICKLY}
     fit(model=str(checkpoints["bert"]), task="position_from_end", name="from-end", **options)
-    made = compare([str(runs / "bert"), str(runs / "from-end")], runs=str(runs), name="t", quiet=True, wandb=NO_WANDB)
+    folders = [str(runs / "bert"), str(runs / "from-end")]
+    made = compare(folders, null_draws=1, runs=str(runs), name="t", quiet=True, wandb=NO_WANDB)
     assert {row["matching"] for row in made.agreement} == {"index"}
     assert {row["model_a"] for row in made.agreement} == {"tiny-bert position"}
     for row in made.top_everywhere:  # the neurons that serve both

@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from probing import ProbeOptions, Run, WandbOptions, fit
 from probing.cache.tokens import Tokens
-from probing.corpus import Corpus, from_words
+from probing.corpus import Corpus, Split, from_words
 from probing.data.control_names import chosen_controls
 from probing.data.controls import CONTROL_DRAWS, control_tasks, shuffled, token_identity, with_activations
 from probing.data.examples import choose_classes, label, read
@@ -82,6 +82,7 @@ def test_shuffled_labels_stay_in_their_sentence_and_find_nothing(planted: Data) 
             assert sorted(true.labels[here]) == sorted(control.labels[here])
     bound = len(planted.test.sentences()) / planted.test.n_tokens  # no predictor can expect more
     assert planted.fit()[0].metrics["accuracy"] > 0.9
+    assert isinstance(permuted, Data)
     assert permuted.fit()[0].metrics["accuracy"] < bound + 3 * bound**0.5 / planted.test.n_tokens**0.5
 
 
@@ -164,7 +165,7 @@ def labelled_by(generator: np.random.Generator, corpora: list[Corpus], folder: P
     task, (main, test) = UniversalPartOfSpeech(min_count=1), corpora
     splits = make_splits(parts[0].tokens.n_sentences)
     classes = choose_classes(parts[0].tokens, main, task, splits)
-    of_test = ["test"] * parts[1].tokens.n_sentences
+    of_test: list[Split] = ["test"] * parts[1].tokens.n_sentences
     train, validation = (label(parts[0], main, task, splits, classes, side) for side in ("train", "validation"))
     return Data(train, validation, label(parts[1], test, task, of_test, classes, "test"), classes, False)
 
@@ -175,7 +176,9 @@ def test_who_knows_words_by_heart_masters_the_control_task_and_nothing_else(tmp_
     corpora = [main, main]
     labelled = labelled_by(np.random.default_rng(3), corpora, tmp_path)
     labelled = replace(labelled, test=replace(labelled.train))
-    control = control_tasks(labelled, corpora, str, seed=5)[0].fit(l2=1e-6)[0].metrics["accuracy"]
+    task = control_tasks(labelled, corpora, str, seed=5)[0]
+    assert isinstance(task, Data)
+    control = task.fit(l2=1e-6)[0].metrics["accuracy"]
     true = labelled.fit(l2=1e-6)[0].metrics["accuracy"]
     assert control > 0.99
     assert true - control <= 0
@@ -222,6 +225,7 @@ def test_token_identity_reads_the_embeddings_rows(planted: Data) -> None:
     for batch in read(found.test, [0]):
         ids = torch.from_numpy(found.test.store.tokens.input_ids)[batch.rows].long()
         assert torch.equal(batch.hidden_states[0], encoder.table(ids).detach())
+    assert isinstance(found, Data)
     assert found.fit()[0].metrics["accuracy"] < 0.3  # random tokens tell no position
 
 
@@ -239,7 +243,7 @@ def test_activations_of_other_tokens_are_refused(planted: Data, tmp_path: Path) 
 def made(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     run = fit(
         model=str(checkpoints["bert"]), corpus=str(corpus_file), runs=str(tmp_path_factory.mktemp("runs")), name="all",
-        wandb=NO_WANDB, task_args={"min_count": 5}, probe=ProbeOptions(l2=1e-4),
+        layer="0,2", wandb=NO_WANDB, task_args={"min_count": 5}, probe=ProbeOptions(l2=1e-4),
     )  # fmt: skip
     assert run is not None
     return run
@@ -279,7 +283,7 @@ def test_controls_are_shown(made: Run, capsys: pytest.CaptureFixture[str]) -> No
 
     table = render(controls_table(made.accuracy))
     assert "tokens permuted" in table
-    assert f"{made.accuracy[2]['untrained_accuracy']:.3f}" in table
+    assert f"{made.accuracy[1]['untrained_accuracy']:.3f}" in table
 
 
 def test_order_is_taken_from_a_model_without_a_position_table_and_a_control_that_does_not_apply_is_named(
