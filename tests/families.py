@@ -45,7 +45,8 @@ def _config(model_type: str, **own: Any) -> Callable[[int], Any]:
             "intermediate_size": 32,
             "max_position_embeddings": MAX_LENGTH,
         }
-        return CONFIG_MAPPING[model_type](vocab_size=vocab_size, **{**sizes, **own})
+        make_config: Any = CONFIG_MAPPING[model_type]
+        return make_config(vocab_size=vocab_size, **{**sizes, **own})
 
     return make
 
@@ -56,7 +57,8 @@ def _config_alone(model_type: str, **own: Any) -> Callable[[int], Any]:
     def make(vocab_size: int) -> Any:
         from transformers import CONFIG_MAPPING
 
-        return CONFIG_MAPPING[model_type](vocab_size=vocab_size, **own)
+        make_config: Any = CONFIG_MAPPING[model_type]
+        return make_config(vocab_size=vocab_size, **own)
 
     return make
 
@@ -187,7 +189,7 @@ def _wordpiece(sentences: list[str], lowercase: bool, roberta: bool) -> dict[str
     pieces = [*special, *_pieces(tokenizer, sentences, "##")]
     tokenizer.model = models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token=unknown)
     tokenizer.add_special_tokens(special)
-    ids = {token: tokenizer.token_to_id(token) for token in (start, end)}
+    ids = {piece: i for i, piece in enumerate(pieces)}
     tokenizer.post_processor = processors.BertProcessing((end, ids[end]), (start, ids[start]))
     # Byte-level tokenizers here keep transformers' very large number, so that only the model limits its length.
     return {

@@ -28,7 +28,7 @@ def _write_pixel(figure: Figure, path: Path, *, format: str, **_: Any) -> None:
 
 def without_rendering() -> None:
     """Write figures of this process as one pixel from now on."""
-    Figure.savefig = _write_pixel  # type: ignore[method-assign]
+    Figure.savefig = _write_pixel  # type: ignore[assignment,method-assign]
 
 
 @contextmanager

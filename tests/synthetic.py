@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from probing.probes.solvers import Penalty
 from probing.probes.training import LayerFit, train_probes
 
 Array = NDArray[np.float64]
+SPLITS: tuple[Split, ...] = get_args(Split)
 
 # Tasks of position ask nothing of the text.
 CORPUS = Corpus("planted", ())
@@ -83,8 +84,8 @@ def sides(store: ActivationStore, task: Position | None = None, splits: Sequence
     """Label a store by position and divide it."""
     task, splits = task or Position(), splits or make_splits(store.tokens.n_sentences)
     classes = choose_classes(store.tokens, CORPUS, task, splits)
-    parts = (label(store, CORPUS, task, splits, classes, side) for side in ("train", "validation", "test"))
-    return Data(*parts, classes, ordinal=True)
+    train, validation, test = (label(store, CORPUS, task, splits, classes, side) for side in SPLITS)
+    return Data(train, validation, test, classes, ordinal=True)
 
 
 def positional(tokens: Tokens, d_model: int, strength: float, seed: int = 0) -> Array:
@@ -94,7 +95,7 @@ def positional(tokens: Tokens, d_model: int, strength: float, seed: int = 0) -> 
     return vectors[tokens.positions] + generator.standard_normal((tokens.n_tokens, d_model))
 
 
-def scaled_features(examples: Examples, layer: int = 0) -> tuple[Array, NDArray[np.int64]]:
+def scaled_features(examples: Examples, layer: int = 0) -> tuple[Array, NDArray[np.integer]]:
     """Return the examples' activations divided by their sd, and their labels: what the penalty sees, by numpy."""
     store = examples.store
     states = np.concatenate([store.read(layer, s.index).double().numpy() for s in store.plan.shards])
@@ -102,7 +103,7 @@ def scaled_features(examples: Examples, layer: int = 0) -> tuple[Array, NDArray[
     return states[kept] / states[kept].std(0), examples.labels[kept]
 
 
-def objective(weight: Array, x: Array, y: NDArray[np.int64], l1: float, l2: float) -> tuple[float, Array]:
+def objective(weight: Array, x: Array, y: NDArray[np.integer], l1: float, l2: float) -> tuple[float, Array]:
     """Return mean cross-entropy plus penalty, and the gradient of all but the l1 part, written out in float64."""
     logits = x @ weight.T
     shifted = logits - logits.max(1, keepdims=True)
@@ -113,7 +114,7 @@ def objective(weight: Array, x: Array, y: NDArray[np.int64], l1: float, l2: floa
     return float(value), residual.T @ x / len(y) + 2 * l2 * weight
 
 
-def optimum(x: Array, y: NDArray[np.int64], n_classes: int, l1: float, l2: float) -> Array:
+def optimum(x: Array, y: NDArray[np.integer], n_classes: int, l1: float, l2: float) -> Array:
     """Return the weights of the minimum in float64: scipy's L-BFGS, or proximal gradients where l1 > 0."""
     if l1:
         return _proximal_gradients(x, y, n_classes, l1, l2)
@@ -128,7 +129,7 @@ def optimum(x: Array, y: NDArray[np.int64], n_classes: int, l1: float, l2: float
     return found.x.reshape(n_classes, -1)
 
 
-def _proximal_gradients(x: Array, y: NDArray[np.int64], n_classes: int, l1: float, l2: float) -> Array:
+def _proximal_gradients(x: Array, y: NDArray[np.integer], n_classes: int, l1: float, l2: float) -> Array:
     """FISTA with restarts (Beck & Teboulle 2009; O'Donoghue & Candes 2015)."""
     # The Hessian of softmax cross-entropy in the logits is at most 1/2.
     step = 1 / (np.linalg.norm(x, 2) ** 2 / (2 * len(y)) + 2 * l2)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from conftest import BARE
-from probing import fit
+from probing import ProbeOptions, WandbOptions, fit
 from probing.cache import Request, activations
 from probing.corpus import from_sentences
 from probing.models import resolve_model
@@ -49,7 +49,7 @@ def test_position_is_read_off_the_embeddings_of_few_sentences(
     (tmp_path / "few.txt").write_text("".join(f"{sentence}\n" for sentence in sentences[:100]))
     made = fit(
         model=str(base_model), layer=[0, 12], corpus=str(tmp_path / "few.txt"), runs=str(tmp_path / "runs"),
-        cache=str(cache), quiet=True, wandb={"mode": "disabled"}, probe={"tolerance": 1e-2},
+        cache=str(cache), quiet=True, wandb=WandbOptions(mode="disabled"), probe=ProbeOptions(tolerance=1e-2),
         **{**BARE, "controls": "shuffled"},
     )  # fmt: skip
     assert made is not None

@@ -15,7 +15,7 @@ import yaml
 
 from conftest import BARE
 from pages import PAGES, README, ROOT, anchors, code_blocks, label, links
-from probing import fit
+from probing import WandbOptions, fit
 
 DOCS = ROOT / "docs"
 LINKING = [*PAGES, ROOT / "CHANGELOG.md"]
@@ -111,7 +111,7 @@ def test_a_task_of_your_own_runs_as_its_page_shows_it(
     try:
         run = fit(
             model=str(checkpoints["bert"]), corpus=str(corpus_file), runs=str(tmp_path / "runs"), layer=2, quiet=True,
-            task="half", task_args={"min_length": 6}, wandb={"mode": "disabled"}, **BARE,
+            task="half", task_args={"min_length": 6}, wandb=WandbOptions(mode="disabled"), **BARE,
         )  # fmt: skip
     finally:
         for name in [name for name in sys.modules if name.split(".")[0] == "mypackage"]:

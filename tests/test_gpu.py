@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from probing import fit
+from probing.cli.option_values import Dtype
 from probing.models import BUILTIN_PACKAGE
 
 pytestmark = [
@@ -19,10 +20,11 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_accuracies_are_those_of_the_processor(checkpoints: dict[str, Path], tmp_path: Path, dtype: str) -> None:
+def test_accuracies_are_those_of_the_processor(checkpoints: dict[str, Path], tmp_path: Path, dtype: Dtype) -> None:
     model = "minilm" if find_spec(BUILTIN_PACKAGE) else str(checkpoints["bert"])
     runs = []
-    for accelerator, own in (("cpu", "float32"), ("gpu", dtype)):
+    dtypes: dict[str, Dtype] = {"cpu": "float32", "gpu": dtype}
+    for accelerator, own in dtypes.items():
         run = fit(
             model=model, dtype=own, cache=str(tmp_path / accelerator), runs=str(tmp_path / "runs"), quiet=True,
             trainer={"accelerator": accelerator}, wandb={"mode": "disabled"},  # type: ignore[arg-type]

@@ -53,8 +53,8 @@ def toy(tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str], monk
         (tmp_path / f"{name}.conllu").write_text("\n".join(rows) + "\n")
     labelled = ("".join(f"{form}\t{_length(form)}\n" for form in text.split()) for text in sentences)
     (tmp_path / "words.tsv").write_text("\n".join(labelled))
-    for part, n in (("train", 30), ("dev", 20)):
-        write_wic(tmp_path / "wic", part, word_pairs(n, n))
+    for part_of_wic, n in (("train", 30), ("dev", 20)):
+        write_wic(tmp_path / "wic", part_of_wic, word_pairs(n, n))
     write_sts(tmp_path / "sts", 10)
     (tmp_path / "glove.txt").write_text("the 1 2\ntoken 3 4\nlayer 2 0\n")
     reviews = ({"text": text, "label": "LONG" if len(text) > 150 else "SHORT"} for text in sentences)

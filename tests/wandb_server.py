@@ -361,9 +361,10 @@ def _heartbeat(server: WandbServer, variables: JSON) -> JSON:
     name = variables["id"].split()[1]
     sweep, running = server.sweeps[name], json.loads(variables["runState"])
     commands: list[JSON] = [{"type": "stop", "run_id": run} for run in running if run in server.stopped]
-    if not running and (point := next(sweep.waiting, None)) is None:
+    point = None if running else next(sweep.waiting, None)
+    if not running and point is None:
         commands = [{"type": "exit"}]
-    elif not running:
+    elif point is not None:
         run = server.new_id("run")
         sweep.points[run] = point
         server.runs[run] = ServedRun(run, project=sweep.project, sweep=name)

@@ -407,7 +407,7 @@ def full_disk(*args: Any, **keywords: Any) -> None:
 def test_a_full_disk_keeps_finished_shards_and_says_what_to_do(
     request_for: Callable[..., Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written = []
+    written: list[Path] = []
 
     def until_full(tensors: dict[str, torch.Tensor], path: Path) -> None:
         if len(written) == 4:

@@ -135,11 +135,11 @@ def test_nothing_but_chance_is_left_of_position_in_any_layer_however_the_model_i
     # its N words, it is right 1 time in the mean, with a variance of at most 1 (Hoeffding 1951).
     n_test = N_SENTENCES // 2
     limit = (1 + 4 / n_test**0.5) / N_WORDS
-    encoder = load_encoder(resolve_model(str(checkpoints[family])))
+    encoder: Any = load_encoder(resolve_model(str(checkpoints[family])))
     with torch.no_grad():
         for name, parameter in encoder.named_parameters():
             if "rel" in name:  # a relative bias as plain as a trained model's
-                parameter *= 30
+                parameter.mul_(30)
     tokens = make_tokens([N_WORDS + 2] * N_SENTENCES)
     input_ids = np.where(tokens.special, 2, tokens.input_ids % (encoder.config.vocab_size - 5) + 5).astype(np.int32)
     tokens = replace(tokens, input_ids=input_ids)

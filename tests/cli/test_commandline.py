@@ -7,8 +7,10 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -34,7 +36,8 @@ def test_there_are_experiments_to_check() -> None:
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.name)
 def test_every_experiment_is_accepted_by_the_real_command(path: Path) -> None:
     (command,) = re.findall(r"#   python -m probing (\w+) --config", path.read_text())
-    options = parse(command, {"fit": fit, "compare": compare}[command], ["--config", str(path)])
+    functions: dict[str, Callable[..., Any]] = {"fit": fit, "compare": compare}
+    options = parse(command, functions[command], ["--config", str(path)])
     for key, value in yaml.safe_load(path.read_text()).items():
         assert (vars(options[key]) | value == vars(options[key])) if key == "probe" else options[key] == value
 

@@ -6,11 +6,12 @@ import csv
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from probing import Run, WandbOptions, fit
+from probing import ProbeOptions, Run, WandbOptions, fit
 from probing.figures.probes import error_bars
 from probing.page.charts.line_chart import Line, line_chart
 from probing.statistics.intervals import MIN_SENTENCES
@@ -40,7 +41,7 @@ def shown_run(
         made = fit(
             model=str(checkpoints["bert"]), corpus=str(few), runs=str(place), name="few", layer="0,2", replicates=0,
             controls="shuffled", evidence="none", task_args={"min_count": 5},
-            wandb=WandbOptions(mode="disabled"), probe={"tolerance": 1e-3, "l2": 1e-4},
+            wandb=WandbOptions(mode="disabled"), probe=ProbeOptions(tolerance=1e-3, l2=1e-4),
         )  # fmt: skip
     assert made is not None
     assert made.results["n_sentences"]["test"] < MIN_SENTENCES
@@ -111,7 +112,10 @@ def test_an_interval_is_found_under_what_it_is_of() -> None:
 
 
 def test_files_have_empty_cells_where_an_end_is_not_a_number_and_these_are_read_as_such(tmp_path: Path) -> None:
-    rows = [{"layer": 0, "accuracy_low": NAN, "share": NAN, "flag": ""}, {"layer": 1, "accuracy_low": 0.5, "share": 1}]
+    rows: list[dict[str, Any]] = [
+        {"layer": 0, "accuracy_low": NAN, "share": NAN, "flag": ""},
+        {"layer": 1, "accuracy_low": 0.5, "share": 1},
+    ]
     write_csv(tmp_path / "a.csv", rows, ("layer", "accuracy_low", "share", "flag"))
     assert (tmp_path / "a.csv").read_text().splitlines()[1:] == ["0,,nan,", "1,0.5,1,"]
     read = read_csv(tmp_path / "a.csv")

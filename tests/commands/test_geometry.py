@@ -13,7 +13,7 @@ import torch
 import yaml
 
 import probing.commands.geometry as command
-from probing import Run, WandbOptions, fit, rank
+from probing import ProbeOptions, Run, WandbOptions, fit, rank
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.commands.geometry import Geometry, geometry
@@ -325,7 +325,7 @@ def clipped_fit(bent: Path, corpus_file: Path, place: Path) -> Run:
     made = fit(
         model=str(bent), corpus=str(corpus_file), runs=str(place / "runs"), name="fit", layer="0,2", transform="clip",
         replicates=0, controls="untrained", evidence="none", quiet=True, wandb=WandbOptions("disabled"),
-        probe={"l2": 1e-4, "tolerance": 1e-3},
+        probe=ProbeOptions(l2=1e-4, tolerance=1e-3),
     )  # fmt: skip
     assert made is not None
     return made

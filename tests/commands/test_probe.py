@@ -61,10 +61,8 @@ def test_the_activations_of_a_run_give_its_tables(
     again = probe({0: zero, 2: two}, y, groups, split, ordinal=True, controls="none", **options)
     same(again.accuracy, made.accuracy, set())
     # Neurons that hardly differ may change places where sums are in another order.
-    by_neuron = [
-        sorted(run.neurons, key=lambda row: (row["layer"], row["neuron"])) for run in (again, made)
-    ]  # fmt: skip
-    same(*by_neuron, {"rank", "rank_low", "rank_high", "cross_entropy_without", "removed"} | ABOUT_REMOVALS)
+    ours, theirs = (sorted(run.neurons, key=lambda row: (row["layer"], row["neuron"])) for run in (again, made))
+    same(ours, theirs, {"rank", "rank_low", "rank_high", "cross_entropy_without", "removed"} | ABOUT_REMOVALS)
     for layer in (0, 2):
         assert [r["neuron"] for r in again.top(layer, 3)] == [r["neuron"] for r in made.top(layer, 3)]
 

@@ -36,7 +36,7 @@ def test_a_ranking_that_is_empty_agrees_with_nothing() -> None:
     assert max_p_values(np.array([0.1]), null[..., None]) == pytest.approx([2 / 20])
 
 
-def related_pairs(n: int, n_pairs: int, seed: int) -> np.ndarray:  # type: ignore[type-arg]
+def related_pairs(n: int, n_pairs: int, seed: int) -> np.ndarray:
     """Return draws of statistics that go together over pairs of layers and differ in size, shape (n, n_pairs)."""
     generator = np.random.default_rng(seed)
     common = generator.standard_normal((n, 1))
@@ -81,7 +81,7 @@ def test_pairs_without_agreement_are_not_tested_and_those_that_never_vary_are_no
 # --- rankings of one model ---
 
 
-def rankings(n: int, seed: int) -> np.ndarray:  # type: ignore[type-arg]
+def rankings(n: int, seed: int) -> np.ndarray:
     """Return scores as labels that say nothing give them: neurons differ in size whatever the labels; shape (n, 60)."""
     return np.geomspace(1, 300, 60) * np.random.default_rng(seed).exponential(size=(n, 60))
 

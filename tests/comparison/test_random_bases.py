@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,7 +68,10 @@ def test_models_that_share_their_words_alone_agree_no_more_than_random_rotations
     # Words are points in 60 directions of unlike size, not centred; neurons of either model are Gaussian mixtures of
     # these and score by their size. Matched neurons are large on the same words: permutations call that agreement.
     sizes = np.geomspace(1, 0.1, 60)
-    by_permutation, by_rotation, quality_by_permutation, quality_by_rotation = [], [], [], []
+    by_permutation: list[Any] = []
+    by_rotation: list[Any] = []
+    quality_by_permutation: list[Any] = []
+    quality_by_rotation: list[Any] = []
     for seed in range(60):
         generator = np.random.default_rng(seed)
         words = (generator.standard_t(3, size=(300, 60)) + 2) * sizes

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from probing.corpus import Corpus, assign_splits, from_sentences, from_words, hold_out, load_corpus, split_key
+from probing.corpus import Corpus, Split, assign_splits, from_sentences, from_words, hold_out, load_corpus, split_key
 from probing.corpus.builtin import builtin_sentences
 from probing.errors import UserError
 
@@ -139,7 +139,8 @@ def test_the_split_is_80_10_10_and_depends_on_the_seed() -> None:
     sentences = [f"sentence number {i} of a corpus" for i in range(10_000)]
     sides = assign_splits(sentences, seed=0)
     # Four binomial standard errors at n = 10,000.
-    for side, share in (("train", 0.8), ("validation", 0.1), ("test", 0.1)):
+    shares: dict[Split, float] = {"train": 0.8, "validation": 0.1, "test": 0.1}
+    for side, share in shares.items():
         assert abs(sides.count(side) / len(sides) - share) < 4 * (share * (1 - share) / len(sides)) ** 0.5
     assert sides != assign_splits(sentences, seed=1)
 

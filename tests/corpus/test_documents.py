@@ -73,7 +73,7 @@ def made(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pyte
     }  # fmt: skip
     found = {}
     for group_by in ("auto", "sentence"):
-        one = fit(name=group_by, group_by=group_by, **options)  # type: ignore[arg-type]
+        one = fit(name=group_by, group_by=group_by, **options)
         assert one is not None
         found[group_by] = one
     return found

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from conftest import BARE
-from probing import fit
+from probing import WandbOptions, fit
 from probing.cache.tokens import Tokens
 from probing.commands.extract import extract
 from probing.corpus import from_words, load_corpus
@@ -226,7 +226,7 @@ def labelled(folder: Path, sentences: list[str]) -> str:
     """Save a data set of words with classes of words and of sentences, as the hub has them."""
     words = [text.split() for text in sentences]
     tag, tone = datasets.ClassLabel(names=["O", "B-LONG", "I-LONG"]), datasets.ClassLabel(names=["short", "long"])
-    rows = {
+    rows: dict[str, Any] = {
         "id": [str(i) for i in range(len(words))],
         "tokens": words,
         "ner_tags": [[1 if len(word) > 5 else 0 for word in row] for row in words],
@@ -234,8 +234,8 @@ def labelled(folder: Path, sentences: list[str]) -> str:
         "tone": [int(len(row) > 20) for row in words],
         "score": [len(row) / 2 for row in words],
     }
-    rows["ner_tags"][0] = None  # type: ignore[call-overload]
-    rows["ner_tags"][1][0] = -1  # type: ignore[index]
+    rows["ner_tags"][0] = None
+    rows["ner_tags"][1][0] = -1
     rows["tone"][1] = -1
     features = {
         "id": datasets.Value("string"), "tokens": [datasets.Value("string")], "ner_tags": [tag],
@@ -268,7 +268,7 @@ def test_a_column_of_a_data_set_is_a_task(tmp_path: Path, checkpoints: dict[str,
     by_column, by_file = (
         fit(
             model=str(checkpoints["bert"]), corpus=source, task=task, task_args=options, layer=2, quiet=True,
-            name=task, runs=str(tmp_path / "runs"), wandb={"mode": "disabled"}, **BARE,
+            name=task, runs=str(tmp_path / "runs"), wandb=WandbOptions(mode="disabled"), **BARE,
         )
         for source, task, options in ((source, "column", {"column": "ner_tags"}), (str(tsv), "label", {}))
     )  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 from probing_tasks.label import Label
 
 from conftest import BARE
-from probing import fit
+from probing import WandbOptions, fit
 from probing.corpus import load_corpus
 from probing.errors import UserError
 
@@ -80,7 +80,7 @@ def test_the_task_label_reads_it_as_it_reads_a_tsv_file(
     runs = [
         fit(
             model=str(checkpoints["bert"]), corpus=corpus, task=Label(), layer=2, name=name, quiet=True,
-            runs=str(tmp_path / "runs"), wandb={"mode": "disabled"}, **BARE,
+            runs=str(tmp_path / "runs"), wandb=WandbOptions(mode="disabled"), **BARE,
         )
         for name, corpus in (("tsv", str(tsv)), ("jsonl", jsonl))
     ]  # fmt: skip

@@ -1,26 +1,28 @@
 """Batches that stay on a device: `meta` stands for an accelerator, whose tensors have a place and no values."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from probing.data.device_cache import DeviceCache
-from probing.data.examples import ShardBatches
+from probing.data.examples import Batch, ShardBatches
 from synthetic import make_store, make_tokens, sides
 
 
 @pytest.fixture
-def batches(tmp_path):
+def batches(tmp_path: Path) -> ShardBatches:
     tokens = make_tokens([8] * 60)
     states = np.arange(tokens.n_tokens * 3, dtype=np.float32).reshape(-1, 3)
     return ShardBatches(sides(make_store(tmp_path / "store", [states], tokens, 64)).train, [0])
 
 
-def size(batch):
+def size(batch: Batch) -> int:
     return sum(t.nbytes for t in batch.hidden_states) + sum(t.nbytes for t in batch[1:])
 
 
-def test_a_cached_batch_is_copied_once_and_the_same(batches):
+def test_a_cached_batch_is_copied_once_and_the_same(batches: ShardBatches) -> None:
     cache = DeviceCache(batches, torch.device("cpu"), 10**9)
     assert len(cache) == len(batches) > 3
     first = [cache[i] for i in range(len(cache))]
@@ -30,7 +32,7 @@ def test_a_cached_batch_is_copied_once_and_the_same(batches):
         assert all(torch.equal(one, other) for one, other in zip(batch[1:], batches[i][1:], strict=True))
 
 
-def test_what_does_not_fit_is_read_in_every_pass(batches):
+def test_what_does_not_fit_is_read_in_every_pass(batches: ShardBatches) -> None:
     cache = DeviceCache(batches, torch.device("meta"), size(batches[0]) + size(batches[1]) + 1)
     for _ in range(2):
         found = [cache[i] for i in range(len(cache))]
@@ -40,7 +42,7 @@ def test_what_does_not_fit_is_read_in_every_pass(batches):
     assert 0 <= cache.room_bytes <= 1
 
 
-def test_without_room_nothing_is_cached(batches):
+def test_without_room_nothing_is_cached(batches: ShardBatches) -> None:
     cache = DeviceCache(batches, torch.device("meta"), 0)
     assert {cache[i].labels.device.type for i in range(len(cache))} == {"cpu"}
     with pytest.raises(IndexError):

@@ -1,10 +1,19 @@
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from probing_tasks.position import Position
 
+from probing.cache.store import ActivationStore
+from probing.corpus import Split
 from probing.data import examples as examples_module
 from probing.data.examples import (
+    Batch,
+    Examples,
     ShardBatches,
     blocks,
     choose_classes,
@@ -21,7 +30,7 @@ LENGTHS = np.random.default_rng(0).integers(6, 12, 60).tolist()
 
 
 @pytest.fixture
-def store(tmp_path):
+def store(tmp_path: Path) -> ActivationStore:
     """Activations that say which token they are: layer k holds k and the token's index."""
     tokens = make_tokens(LENGTHS)
     index = np.arange(tokens.n_tokens)
@@ -31,7 +40,7 @@ def store(tmp_path):
     return store
 
 
-def check_in_step(examples, batches, layers):
+def check_in_step(examples: Examples, batches: Iterable[Batch], layers: Sequence[int]) -> list[int]:
     """Assert that every row carries the label and sentence of the token it says it is; return the examples' tokens."""
     seen = []
     for batch in batches:
@@ -46,13 +55,13 @@ def check_in_step(examples, batches, layers):
 
 
 @pytest.mark.parametrize("side", ["train", "validation", "test"])
-def test_activations_labels_and_sentences_stay_in_step(store, side):
+def test_activations_labels_and_sentences_stay_in_step(store: ActivationStore, side: str) -> None:
     examples = getattr(sides(store), side)
     seen = check_in_step(examples, read(examples, [2, 0]), [2, 0])
     assert seen == np.flatnonzero(examples.labels >= 0).tolist()
 
 
-def test_what_is_read_is_examples_and_what_is_opened_all_rows_where_they_lie(store):
+def test_what_is_read_is_examples_and_what_is_opened_all_rows_where_they_lie(store: ActivationStore) -> None:
     train = sides(store).train
     read_, opened = read_shard(train, [0], 0), open_shard(train, [0], 0)
     assert 0 < len(read_.labels) < len(opened.labels) == store.plan.shards[0].n_tokens
@@ -61,7 +70,7 @@ def test_what_is_read_is_examples_and_what_is_opened_all_rows_where_they_lie(sto
     assert opened.hidden_states[0].data_ptr() == store.read(0, 0).data_ptr()
 
 
-def test_no_more_is_copied_at_a_time_than_a_block(store, monkeypatch):
+def test_no_more_is_copied_at_a_time_than_a_block(store: ActivationStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examples_module, "BLOCK_BYTES", 5 * 4 * 3 * 2 + 23)  # five rows of two layers, and not six
     train = sides(store).train
     found = list(read(train, [2, 0]))
@@ -72,7 +81,9 @@ def test_no_more_is_copied_at_a_time_than_a_block(store, monkeypatch):
 
 
 @pytest.mark.parametrize("rows", [1, 5, 1000])
-def test_blocks_are_joined_and_cut_so_that_sentences_stay_whole(store, rows, monkeypatch):
+def test_blocks_are_joined_and_cut_so_that_sentences_stay_whole(
+    store: ActivationStore, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(examples_module, "BLOCK_BYTES", rows * 4 * 3 * 2)
     train = sides(store).train
     found = list(whole_sentences(read(train, [2, 0])))
@@ -82,7 +93,7 @@ def test_blocks_are_joined_and_cut_so_that_sentences_stay_whole(store, rows, mon
     assert list(whole_sentences([])) == []
 
 
-def test_sides_share_no_token_and_cover_all_that_are_of_a_class(store):
+def test_sides_share_no_token_and_cover_all_that_are_of_a_class(store: ActivationStore) -> None:
     data = sides(store)
     labels = np.stack([data.train.labels, data.validation.labels, data.test.labels])
     assert ((labels >= 0).sum(0) <= 1).all()
@@ -92,7 +103,7 @@ def test_sides_share_no_token_and_cover_all_that_are_of_a_class(store):
     assert not sentences[0] & sentences[1] | sentences[0] & sentences[2] | sentences[1] & sentences[2]
 
 
-def test_labels_are_places_among_the_classes(store):
+def test_labels_are_places_among_the_classes(store: ActivationStore) -> None:
     data = sides(store, Position(min_count=1))
     data_of_some = label(store, CORPUS, Position(), make_splits(60), data.classes[2:5], "train")
     positions = Position().labels(store.tokens, CORPUS)
@@ -100,7 +111,7 @@ def test_labels_are_places_among_the_classes(store):
     np.testing.assert_array_equal(data.classes[2:5][data_of_some.labels[kept]], positions[kept])
 
 
-def test_tokens_of_no_class_are_dropped_and_counted(store):
+def test_tokens_of_no_class_are_dropped_and_counted(store: ActivationStore) -> None:
     splits, positions = make_splits(60), Position().labels(store.tokens, CORPUS)
     here = np.array([side == "test" for side in splits])[store.tokens.sentences] & (positions >= 0)
     examples = label(store, CORPUS, Position(), splits, np.array([2, 3, 5]), "test")
@@ -109,25 +120,25 @@ def test_tokens_of_no_class_are_dropped_and_counted(store):
     assert sides(store, Position(min_count=1)).train.n_dropped == 0
 
 
-def test_counts_are_by_class(store):
+def test_counts_are_by_class(store: ActivationStore) -> None:
     examples = label(store, CORPUS, Position(), make_splits(60), np.array([2, 3, 99]), "train")
     n_train = make_splits(60).count("train")
     assert examples.counts(3).tolist() == [n_train, n_train, 0]
 
 
-def test_classes_are_chosen_on_training_sentences_alone(store):
-    splits = ["train" if length <= 8 else "test" for length in LENGTHS]
+def test_classes_are_chosen_on_training_sentences_alone(store: ActivationStore) -> None:
+    splits: list[Split] = ["train" if length <= 8 else "test" for length in LENGTHS]
     classes = choose_classes(store.tokens, CORPUS, Position(min_count=1), splits)
     assert classes.max() == 6  # of 8 tokens the last is special
     assert Position().labels(store.tokens, CORPUS).max() > 6
 
 
-def test_too_few_examples_name_the_option_that_lowers_the_bar(store):
+def test_too_few_examples_name_the_option_that_lowers_the_bar(store: ActivationStore) -> None:
     with pytest.raises(UserError, match=r"`--corpus`: 42 training sentences leave 0 classes.*--task_args.min_count"):
         choose_classes(store.tokens, CORPUS, Position(min_count=1000), make_splits(60))
 
 
-def test_sentences_of_special_tokens_alone_are_refused(tmp_path):
+def test_sentences_of_special_tokens_alone_are_refused(tmp_path: Path) -> None:
     tokens = make_tokens([2] * 30)
     empty = make_store(tmp_path / "empty", [np.zeros((60, 3))], tokens)
     with pytest.raises(UserError, match=r"`--corpus`: no sentence is longer than one token"):
@@ -138,7 +149,7 @@ def test_sentences_of_special_tokens_alone_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 50])
-def test_ranks_read_every_example_once_in_equally_many_steps(store, world_size):
+def test_ranks_read_every_example_once_in_equally_many_steps(store: ActivationStore, world_size: int) -> None:
     examples, seen, steps = sides(store).train, [], set()
     for rank in range(world_size):
         shards = ShardBatches(examples, [1], rank, world_size)
@@ -151,6 +162,6 @@ def test_ranks_read_every_example_once_in_equally_many_steps(store, world_size):
     assert len(steps) == 1
 
 
-def test_beyond_the_last_shard_batches_are_empty(store):
+def test_beyond_the_last_shard_batches_are_empty(store: ActivationStore) -> None:
     shards = ShardBatches(sides(store).train, [0, 2], rank=49, world_size=50)
     assert [tuple(states.shape) for states in shards[0].hidden_states] == [(0, 3), (0, 3)]

@@ -1,14 +1,18 @@
 """Shuffled mini-batches: every example once, in one order for any number of processes."""
 
 from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
 
-from probing.data.examples import Examples
+from probing.cache.store import ActivationStore
+from probing.data.examples import Activations, Batch, Examples
 from probing.data.mini_batches import WINDOW, MiniBatches
 from synthetic import make_store, make_tokens, sides
 
@@ -16,7 +20,7 @@ SIZE = 16
 LENGTHS = np.random.default_rng(0).integers(6, 12, 60).tolist()
 
 
-def numbered_store(folder, lengths, shard_tokens, dtype="float32"):
+def numbered_store(folder: Path, lengths: list[int], shard_tokens: int, dtype: str = "float32") -> ActivationStore:
     """Activations that say which token they are: layer k holds k and the token's index."""
     tokens = make_tokens(lengths)
     index = np.arange(tokens.n_tokens)
@@ -25,14 +29,14 @@ def numbered_store(folder, lengths, shard_tokens, dtype="float32"):
 
 
 @pytest.fixture
-def examples(tmp_path):
+def examples(tmp_path: Path) -> Examples:
     """Training examples in more shards than three windows have."""
     train = sides(numbered_store(tmp_path / "store", LENGTHS, 32)).train
     assert len(train.store.plan.shards) > 3 * WINDOW
     return train
 
 
-def tokens_of(batches):
+def tokens_of(batches: Iterable[Batch]) -> list[int]:
     """Return the tokens of some batches in order, having seen that all that a batch says of them is in step."""
     found = []
     for batch in batches:
@@ -42,7 +46,7 @@ def tokens_of(batches):
     return found
 
 
-def in_step(examples, batches):
+def in_step(examples: Examples, batches: list[Batch]) -> list[Batch]:
     for batch in batches:
         rows = batch.rows.numpy()
         for layer, states in enumerate(batch.hidden_states):
@@ -54,7 +58,7 @@ def in_step(examples, batches):
     return batches
 
 
-def test_an_epoch_has_every_example_once_in_batches_of_equal_size(examples):
+def test_an_epoch_has_every_example_once_in_batches_of_equal_size(examples: Examples) -> None:
     batches = in_step(examples, list(MiniBatches(examples, [0, 1], SIZE, 0)))
     assert sorted(tokens_of(batches)) == np.flatnonzero(examples.labels >= 0).tolist()
     sizes = Counter(len(batch.labels) for batch in batches)
@@ -62,8 +66,8 @@ def test_an_epoch_has_every_example_once_in_batches_of_equal_size(examples):
     assert min(sizes) > SIZE / 2  # none is so small that it is mostly noise
 
 
-def test_the_seed_decides_the_order_which_is_another_each_epoch(examples):
-    def epochs(seed):
+def test_the_seed_decides_the_order_which_is_another_each_epoch(examples: Examples) -> None:
+    def epochs(seed: int) -> list[list[int]]:
         mini_batches = MiniBatches(examples, [0], SIZE, seed)
         return [tokens_of(mini_batches) for _ in range(2)]
 
@@ -74,7 +78,7 @@ def test_the_seed_decides_the_order_which_is_another_each_epoch(examples):
 
 
 @pytest.mark.parametrize("n_ranks", [2, 3])
-def test_ranks_share_each_batch_of_one_process_equally(examples, n_ranks):
+def test_ranks_share_each_batch_of_one_process_equally(examples: Examples, n_ranks: int) -> None:
     epochs = [MiniBatches(examples, [0, 1], SIZE, 0)]
     epochs += [MiniBatches(examples, [0, 1], SIZE, 0, rank, n_ranks) for rank in range(n_ranks)]
     for _ in range(2):
@@ -86,7 +90,7 @@ def test_ranks_share_each_batch_of_one_process_equally(examples, n_ranks):
             assert len(batch.rows) - len(together) < n_ranks
 
 
-def test_a_batch_too_small_to_be_shared_is_passed_over_by_all(tmp_path):
+def test_a_batch_too_small_to_be_shared_is_passed_over_by_all(tmp_path: Path) -> None:
     train = sides(numbered_store(tmp_path / "store", LENGTHS, 10_000)).train
     one = Examples(train.store, np.where(np.cumsum(train.labels >= 0) == 1, train.labels, -1))
     assert one.n_tokens == 1
@@ -95,12 +99,13 @@ def test_a_batch_too_small_to_be_shared_is_passed_over_by_all(tmp_path):
     assert list(MiniBatches(none, [0], SIZE, 0)) == []
 
 
-def test_examples_are_mixed_within_a_window_and_not_beyond(examples):
+def test_examples_are_mixed_within_a_window_and_not_beyond(examples: Examples) -> None:
     shards = examples.store.plan.shards
     shard_of = np.repeat([shard.index for shard in shards], [shard.n_tokens for shard in shards])
     order = shard_of[tokens_of(MiniBatches(examples, [0], SIZE, 0))].tolist()
     # Shards whose examples come in turns are of one window.
-    mixed, end = [], -1
+    mixed: list[set[int]] = []
+    end = -1
     for shard in dict.fromkeys(order):
         if order.index(shard) > end:
             mixed.append(set())
@@ -112,7 +117,7 @@ def test_examples_are_mixed_within_a_window_and_not_beyond(examples):
     assert list(dict.fromkeys(order)) != sorted(set(order))  # shards come in random order too
 
 
-def test_every_order_of_a_window_is_equally_likely(tmp_path):
+def test_every_order_of_a_window_is_equally_likely(tmp_path: Path) -> None:
     # Four examples in two shards, one window: 24 orders, each in one of 24 epochs.
     train = sides(numbered_store(tmp_path / "store", [6] * 40, 12)).train
     kept = np.flatnonzero(train.labels >= 0)[[0, 1, 9, 10]]
@@ -128,7 +133,7 @@ def test_every_order_of_a_window_is_equally_likely(tmp_path):
     assert chisquare(list(orders.values())).pvalue > 1e-3
 
 
-def _of_shards(store, kept):
+def _of_shards(store: Activations, kept: Collection[int]) -> Any:
     """A store of which only some shards, the first ones, are there."""
     assert sorted(kept) == list(range(len(kept)))
 
@@ -139,6 +144,6 @@ def _of_shards(store, kept):
     return Some()
 
 
-def test_half_precision_is_widened_in_the_batch(tmp_path):
+def test_half_precision_is_widened_in_the_batch(tmp_path: Path) -> None:
     train = sides(numbered_store(tmp_path / "store", [6] * 40, 32, "float16")).train
     in_step(train, list(MiniBatches(train, [0, 1], SIZE, 0)))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from probing import Run, WandbOptions, fit
+from probing import ProbeOptions, Run, WandbOptions, fit
 from probing.evidence.by_position import POSITION_COLUMNS, accuracy_by_position, position_line
 from probing.statistics.intervals import accuracy_interval
 from probing.tables.csv_files import read_csv
@@ -66,7 +66,7 @@ def made(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pyte
     run = fit(
         model=str(checkpoints["bert"]), corpus=str(corpus_file), runs=str(tmp_path_factory.mktemp("runs")), name="made",
         layer="0,2", replicates=0, controls="none", evidence="none", task_args={"min_count": 5}, quiet=True,
-        wandb=WandbOptions(mode="disabled"), probe={"tolerance": 1e-3, "l2": 1e-4},
+        wandb=WandbOptions(mode="disabled"), probe=ProbeOptions(tolerance=1e-3, l2=1e-4),
     )  # fmt: skip
     assert run is not None
     return run

@@ -90,10 +90,10 @@ def test_a_rise_is_paired_by_sentence() -> None:
     before = generator.exponential(5, 200) * n_tokens  # sentences differ far more than the effect
     found = ablation_effect(before, before + 0.1 * n_tokens, n_tokens, shift=0.0)
     assert found.value == pytest.approx(0.1)
-    assert (found.low, found.high) == (pytest.approx(0.1), pytest.approx(0.1))
+    assert (found.low, found.high) == pytest.approx((0.1, 0.1))
     assert found.outcome == "seen"
     widened = ablation_effect(before, before + 0.1 * n_tokens, n_tokens, shift=0.11)
-    assert (widened.low, widened.high) == (pytest.approx(-0.01), pytest.approx(0.21))
+    assert (widened.low, widened.high) == pytest.approx((-0.01, 0.21))
     assert widened.outcome == "unresolved"
     few = ablation_effect(before[:19], before[:19] + 0.1 * n_tokens[:19], n_tokens[:19], shift=0.01)
     assert few.value == pytest.approx(0.1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def planted(offset: float = 10.0) -> Array:
 
 
 def strengthened(folder: Path, *layers: Array, space: PenaltySpace = "sd", tolerance: float = 1e-6) -> tuple[
-    Data, list[Evidence], list[list[dict]]
+    Data, list[Evidence], list[list[dict[str, Any]]]
 ]:  # fmt: skip
     data = sides(make_store(folder, layers, TOKENS, shard_tokens=400))
     numbers = list(range(len(layers)))
@@ -110,6 +111,7 @@ def test_layers_without_far_neurons_get_no_probe_with_an_intercept(tmp_path: Pat
     assert "contribution_companion" not in tables[0][0]
     assert found[1].contribution_with_intercept is not None
     _, (alone,), _ = strengthened(tmp_path / "alone", far)
+    assert alone.contribution_with_intercept is not None
     np.testing.assert_allclose(found[1].contribution_with_intercept, alone.contribution_with_intercept, rtol=1e-5)
 
 

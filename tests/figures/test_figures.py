@@ -12,6 +12,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
+from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
 from probing.downstream.figures import write_sts_figure, write_wic_figure
@@ -68,6 +69,10 @@ def ticks(axes: Axes) -> list[float]:
     return [float(tick) for tick in axes.get_xticks()]
 
 
+def places_of(line: Line2D) -> list[float]:
+    return [float(place) for place in np.asarray(line.get_xdata())]
+
+
 def texts(figure: Figure) -> list[Text]:
     """All text that is seen; matplotlib also keeps what is on panels without content and beyond the ends of an axis."""
     unseen: set[Any] = set()
@@ -83,7 +88,7 @@ def texts(figure: Figure) -> list[Text]:
 def test_accuracies_of_a_single_layer_are_marks_beside_each_other(drawn: Drawn, tmp_path: Path) -> None:
     figures.write_figures(tmp_path, accuracy([6]), neurons([6], 16), "position", "tiny")
     axes = drawn[0].axes[0]
-    places = sorted(float(line.get_xdata()[0]) for line in axes.lines if line.get_marker() not in ("|", "_"))  # type: ignore[index]
+    places = sorted(places_of(line)[0] for line in axes.lines if line.get_marker() not in ("|", "_"))
     assert len(places) >= 3
     assert ticks(axes) == [6]
     assert 5.5 < places[0] < 6 < places[-1] < 6.5
@@ -96,10 +101,10 @@ def test_accuracies_stand_at_the_layers_that_were_measured(layers: list[int], dr
     figures.write_figures(tmp_path, accuracy(layers), neurons(layers, 16), "position", "tiny")
     axes = drawn[0].axes[0]
     assert ticks(axes) == layers
-    found = [line for line in axes.lines if len(line.get_xdata()) == len(layers)]  # type: ignore[arg-type]
+    found = [line for line in axes.lines if len(places_of(line)) == len(layers)]
     assert len([line for line in found if line.get_linestyle() != "None"]) == 4  # the probe and three controls
     for line in found:
-        assert list(line.get_xdata()) == layers  # type: ignore[call-overload]
+        assert places_of(line) == layers
         assert line.get_marker() != "None"
     names = [label.get_text() for label in axes.get_xticklabels()]
     assert all(name == "" or int(name) in layers for name in names)
@@ -114,7 +119,9 @@ def test_the_map_has_each_neuron_of_a_wide_model(drawn: Drawn, tmp_path: Path) -
     assert axes.get_window_extent().width >= 1500
     (image,) = axes.images
     assert image.get_interpolation() == "none"
-    assert np.shape(image.get_array()) == (2, 1500)
+    values = image.get_array()
+    assert values is not None
+    assert values.shape == (2, 1500)
 
 
 def test_a_run_of_one_layer_is_a_mark_at_its_layer_in_a_comparison(drawn: Drawn, tmp_path: Path) -> None:
@@ -127,7 +134,7 @@ def test_a_run_of_one_layer_is_a_mark_at_its_layer_in_a_comparison(drawn: Drawn,
     figures.write_comparison_figures(tmp_path, agreement, runs, "position")
     axes = drawn[1].axes[0]
     found = {str(line.get_label()): line for line in axes.lines}
-    assert list(found["one"].get_xdata()) == [6]  # type: ignore[call-overload]
+    assert places_of(found["one"]) == [6]
     assert found["one"].get_linestyle() == "None"
     assert found["three"].get_linestyle() != "None"
     assert ticks(axes) == list(range(7))

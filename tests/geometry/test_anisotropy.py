@@ -19,7 +19,7 @@ def gaussian(n: int, d: int, mean: float = 0.0, seed: int = 0) -> Tensor:
     return torch.randn(n, d, generator=generator, dtype=torch.float64) + mean
 
 
-def cosines(x: Tensor) -> list[tuple[int, int, np.ndarray]]:  # type: ignore[type-arg]
+def cosines(x: Tensor) -> list[tuple[int, int, np.ndarray]]:
     """All ordered pairs of different rows with their products by neuron, one at a time."""
     rows = x.double().numpy()
     return [
@@ -126,7 +126,7 @@ def test_what_is_left_of_vectors_that_are_nearly_all_in_the_clipped_neurons_keep
 # --- IsoScore and energy ---
 
 
-def published_isoscore(x: np.ndarray) -> float:  # type: ignore[type-arg]
+def published_isoscore(x: np.ndarray) -> float:
     """Rudman et al. 2022, algorithm 1, step by step."""
     d = x.shape[1]
     _, _, vt = np.linalg.svd(x - x.mean(0), full_matrices=False)

@@ -28,11 +28,13 @@ def tokens() -> Tokens:
     return Tokens(lengths.astype(np.int32), np.array(ids, np.int32), np.array(words, np.int16))
 
 
-def is_mark(tokens: Tokens) -> np.ndarray:  # type: ignore[type-arg]
+def is_mark(tokens: Tokens) -> np.ndarray:
     return (tokens.input_ids >= DOT) & (tokens.input_ids < SPECIAL[0])
 
 
-def shares(tokens: Tokens, neurons: np.ndarray, rows: np.ndarray | None = None, n_batches: int = 1):  # type: ignore[type-arg, no-untyped-def]
+def shares(
+    tokens: Tokens, neurons: np.ndarray, rows: np.ndarray | None = None, n_batches: int = 1
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     regressors = Regressors(tokens, is_mark(tokens))
     found = ExplainedAccumulator(regressors.columns, neurons.shape[1])
     edges = np.linspace(0, tokens.n_tokens, n_batches + 1).astype(int)
@@ -42,7 +44,7 @@ def shares(tokens: Tokens, neurons: np.ndarray, rows: np.ndarray | None = None, 
     return found.result()
 
 
-def planted(tokens: Tokens) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+def planted(tokens: Tokens) -> dict[str, np.ndarray]:
     noise = np.random.default_rng(1).standard_normal((tokens.n_tokens, 6))
     counts = np.bincount(tokens.input_ids)[tokens.input_ids]
     position = np.random.default_rng(2).standard_normal(30)[tokens.positions]  # any function of the place
@@ -76,13 +78,12 @@ def test_a_planted_neuron_is_explained_by_what_it_was_made_of(tokens: Tokens) ->
 
 
 def test_shares_are_those_of_least_squares(tokens: Tokens) -> None:
-    neurons = (
-        np.random.default_rng(3).standard_normal((tokens.n_tokens, 2)) + sum(planted(tokens).values())[:, None] + 99
-    )
+    of_all = np.sum([*planted(tokens).values()], axis=0)
+    neurons = np.random.default_rng(3).standard_normal((tokens.n_tokens, 2)) + of_all[:, None] + 99
     regressors = Regressors(tokens, is_mark(tokens))
     x, columns = regressors.of(slice(0, tokens.n_tokens)), regressors.columns
 
-    def r_squared(kept: list[str]) -> np.ndarray:  # type: ignore[type-arg]
+    def r_squared(kept: list[str]) -> np.ndarray:
         design = np.concatenate([x[:, columns[name]] for name in kept], 1)
         fitted = LinearRegression().fit(design, neurons)
         left = ((neurons - fitted.predict(design)) ** 2).sum(0)
@@ -163,4 +164,5 @@ def test_the_commonest_tokens_are_no_special_ones_and_no_more_than_there_are() -
     assert here.stop - here.start == 2
     x = regressors.of(slice(0, 10))[:, here]
     # A special token has what the others have on average.
-    np.testing.assert_allclose(x[:5], [[2 / 3, 1 / 3], [1, 0], [1, 0], [0, 1], [2 / 3, 1 / 3]])
+    expected = np.array([[2 / 3, 1 / 3], [1, 0], [1, 0], [0, 1], [2 / 3, 1 / 3]])
+    np.testing.assert_allclose(x[:5], expected)

@@ -126,12 +126,13 @@ def test_the_ratio_of_distances_is_taken_sentence_by_sentence(
     sampled = Sampled(store.tokens, "exclude", 0)
     before = measure(store, 0, sampled, look(store, 0, sampled).moments, {"none": transforms.identity(D)})
     found = values(measured(store, distances_before=before.distances))["none", "distance_ratio"]
-    tokens, ratios = store.tokens, []
+    tokens = store.tokens
+    ratios: list[float] = []
     for s in range(tokens.n_sentences):
         rows = np.flatnonzero((tokens.sentences == s) & ~tokens.special)
         away = [np.linalg.norm(x[rows] - x[rows].mean(0)) for x in states] if len(rows) > 1 else [0, 0]
         if away[0] > 0:
-            ratios.append(away[1] / away[0])
+            ratios.append(float(away[1] / away[0]))
     assert found == pytest.approx(np.mean(ratios), rel=1e-5)
     assert ("none", "distance_ratio") not in values(measured(store))
 
@@ -164,8 +165,9 @@ def test_a_look_sees_profiles_without_special_tokens_and_with_them(
     seen, special = look(store, 1, Sampled(store.tokens, "exclude", 0)), store.tokens.special
     x = states[1].astype(np.float32)
     for which, rows in (("exclude", ~special), ("include", np.ones_like(special))):
-        np.testing.assert_allclose(seen.profiles[which].mean, x[rows].mean(0), rtol=1e-4)  # type: ignore[index]
-        assert seen.profiles[which].n_tokens == rows.sum()  # type: ignore[index]
+        profile: Any = seen.profiles[which]  # type: ignore[index]
+        np.testing.assert_allclose(profile.mean, x[rows].mean(0), rtol=1e-4)
+        assert profile.n_tokens == rows.sum()
     np.testing.assert_allclose(seen.moments.mean, x[~special].mean(0), rtol=1e-4)
     assert [o.neuron for o in outliers.by_mean_profile(seen.profiles["exclude"].mean)] == [4]
 

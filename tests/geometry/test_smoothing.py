@@ -21,7 +21,7 @@ def measured(x: torch.Tensor, lengths: list[int]) -> Smoothness:
     return smoothness(x, units, sum_by_sentence(units, n), n)
 
 
-def sentences(seed: int = 0) -> tuple[torch.Tensor, list[np.ndarray]]:  # type: ignore[type-arg]
+def sentences(seed: int = 0) -> tuple[torch.Tensor, list[np.ndarray]]:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(sum(LENGTHS), 5, generator=generator, dtype=torch.float64) + 0.5
     return x, np.split(x.numpy(), np.cumsum(LENGTHS)[:-1])

@@ -31,7 +31,7 @@ def output_norms(encoder: Any) -> list[nn.Module]:
 
 def test_gain_and_bias_are_zero_inside_and_afterwards_as_they_were() -> None:
     norms = [nn.LayerNorm(8), RootMeanSquare()]
-    nn.init.normal_(norms[0].bias)
+    nn.init.normal_(norms[0].get_parameter("bias"))
     before = [parameter.detach().clone() for norm in norms for parameter in norm.parameters()]
     parameters = [parameter for norm in norms for parameter in norm.parameters()]
     others = [0, 1, 3, 4, 6, 7]
@@ -97,7 +97,8 @@ class Planted:
     """Reads a loss, and an accuracy that falls by a hundredth of what it rises by, off the gains of a norm."""
 
     def __init__(self, norm: nn.LayerNorm, sign: float = 1.0) -> None:
-        self.norm, self.sign, self.seen = norm, sign, []
+        self.norm, self.sign = norm, sign
+        self.seen: list[Any] = []
 
     def __call__(self, clips: Sequence[Sequence[int]]) -> list[Read]:
         zero = self.norm.weight.detach().numpy() == 0

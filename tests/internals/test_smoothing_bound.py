@@ -152,7 +152,7 @@ def norm_of(x: Array, gain: Array, bias: Array) -> Array:
     return gain * (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-12) + bias
 
 
-def naive(encoder: Any, ids: Array) -> list[dict[str, float]]:
+def naive(encoder: Any, ids: NDArray[np.integer]) -> list[dict[str, float]]:
     """Every term for one sentence, block by block: the model written out in numpy, singular values by SVD."""
     p = {name: tensor.double().numpy() for name, tensor in encoder.state_dict().items()}
     at = "embeddings."

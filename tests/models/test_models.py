@@ -31,7 +31,7 @@ from probing.models import (
 from probing.models.anatomy import examine, hidden_states
 
 # The same products in float32 in other shapes: a few units in the last place of values around 1 to 10.
-ROUNDING = {"rtol": 1e-5, "atol": 1e-5}
+ROUNDING: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
 # Families whose blocks are no list that receives the hidden states: asked for one layer, they run to the end.
 RUN_TO_THE_END = {"xlnet"}
 # Families in which a token sees its neighbours whatever the attention mask says.
@@ -274,7 +274,8 @@ def test_a_folder_without_weights_offers_the_randomly_initialised_model(tiny_mod
     (folder / "model.safetensors").unlink()
     with pytest.raises(UserError, match=r"has no model\.safetensors.*--random_weights"):
         load(folder)
-    assert load(folder, seed=0).config.hidden_size == D_MODEL
+    model: Any = load(folder, seed=0)
+    assert model.config.hidden_size == D_MODEL
 
 
 def test_plain_tensors_in_the_older_format_are_read(tiny_model: Callable[..., Path], sentences: list[str]) -> None:

@@ -25,7 +25,7 @@ from probing.models.sites import activations, find_site
 # Families whose neurons of a site cannot be told: the half of what ConvBERT's output projection reads is made by a
 # convolution, and XLNet's blocks are no list that receives the hidden states.
 REFUSED = {("convbert", "attention"), ("xlnet", "mlp"), ("xlnet", "attention")}
-ROUNDING = {"rtol": 1e-4, "atol": 1e-5}
+ROUNDING: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
 SITES: tuple[SiteName, ...] = ("mlp", "attention")
 
 
@@ -104,7 +104,7 @@ def _heads(attention: Tensor, values: Tensor) -> Tensor:
 
 
 def _after(norm: Any, x: Tensor) -> Tensor:
-    return norm(x)  # type: ignore[no-any-return]
+    return norm(x)
 
 
 def _bert(block: Any, x: Tensor, attention: Tensor) -> tuple[Tensor, Tensor]:
@@ -291,7 +291,7 @@ class Block(nn.Module):
         made = self.second(units)
         if self.twist == "two":
             made = made + self.third(self.first(made).relu())
-        return self.norm_2(made + x)  # type: ignore[no-any-return]
+        return self.norm_2(made + x)
 
 
 def _find(twist: str, site: SiteName, n_heads: int = 2) -> Any:

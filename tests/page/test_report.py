@@ -590,7 +590,7 @@ def test_the_image_of_a_map_holds_its_shades() -> None:
     values = np.array([[0.0, 0.25, 1.0], [2.0, -1.0, np.nan]])
     image = imread(io.BytesIO(base64.b64decode(shades(values).partition(",")[2])))
     assert image.shape[:2] == (2, 3)
-    np.testing.assert_allclose(image[..., -1], [[0, 0.25, 1], [1, 0, 0]], atol=1 / 255)
+    np.testing.assert_allclose(image[..., -1], np.array([[0, 0.25, 1], [1, 0, 0]]), atol=1 / 255)
 
 
 def test_the_map_has_each_neuron_in_its_place(runs: Path) -> None:
@@ -666,7 +666,7 @@ def test_a_line_goes_through_its_values_and_bars_span_their_intervals() -> None:
     assert ends == pytest.approx([y(1.0), y(0.25)], abs=0.06)
     bars = [re.match(r"M[\d.]+ ([\d.]+)V([\d.]+)", bar) for bar in paths(svg[0], "bar")]
     assert [tuple(map(float, bar.groups())) for bar in bars if bar] == [
-        pytest.approx((y(low), y(high)), abs=0.06) for low, high in line.ranges
+        pytest.approx((y(pair[0]), y(pair[1])), abs=0.06) for pair in line.ranges if pair
     ]
     assert "probe, layer 3: 0.250 (0.200 to 0.300)" in made
     looks = re.findall(r'class="look-(\d)"', svg[0])

@@ -22,7 +22,7 @@ def hessian_blocks(states: Tensor, weight: Tensor) -> Tensor:
     """Return the blocks of classes of the mean cross-entropy's Hessian, by automatic differentiation in float64."""
     x = states.double()
     labels = torch.zeros(len(x), dtype=torch.int64)  # the Hessian does not depend on them
-    whole: Tensor = torch.autograd.functional.hessian(  # type: ignore[no-untyped-call]
+    whole: Tensor = torch.autograd.functional.hessian(
         lambda w: torch.nn.functional.cross_entropy(x @ w.T, labels), weight.double()
     )
     return torch.stack([whole[k, :, k] for k in range(K)])

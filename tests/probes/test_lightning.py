@@ -100,7 +100,8 @@ def test_a_checkpoint_has_the_weights_of_its_objective(Xy: Any, tmp_path: Path) 
 
 
 def test_adam_stops_early_and_callbacks_see_the_validation(Xy: Any, tmp_path: Path) -> None:
-    data = ActivationDataModule.from_arrays(*Xy, batch_size=64)
+    X, y = Xy
+    data = ActivationDataModule.from_arrays(X, y, batch_size=64)
     module = LinearProbe(data.d_model, data.classes, l2=1e-4, solver="adam", learning_rate=0.01, patience=50)
     stopping = EarlyStopping("val/cross_entropy", patience=2)
     plain = trainer(tmp_path, callbacks=[stopping], max_epochs=60)
@@ -166,7 +167,8 @@ def test_it_is_what_probe_trains(Xy: Any, tmp_path: Path) -> None:
     plain = trainer(tmp_path)
     plain.fit(module, datamodule=data)
     (found,) = plain.test(module, datamodule=data, verbose=False)
-    run = probe(*Xy, probe={"l2": L2}, replicates=0, evidence="none", controls="none")
+    X, y = Xy
+    run = probe(X, y, probe={"l2": L2}, replicates=0, evidence="none", controls="none")
     assert run.accuracy[0]["accuracy"] == pytest.approx(found["test/accuracy"])
     assert run.accuracy[0]["cross_entropy"] == pytest.approx(found["test/cross_entropy"], abs=1e-5)
 

@@ -1,3 +1,7 @@
+from __future__ import annotations
+
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -11,21 +15,25 @@ FLOAT32 = 1e-6  # means of 200 values in float32
 
 
 @pytest.fixture
-def tokens():
+def tokens() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(200, 5, generator=generator)
     # Class 4 never occurs, though it is predicted.
     return logits, torch.randint(4, (200,), generator=generator), torch.arange(200) // 20
 
 
-def metrics(logits, labels, sentences, *cuts, ordinal=True):
+def metrics(
+    logits: torch.Tensor, labels: torch.Tensor, sentences: torch.Tensor, *cuts: int, ordinal: bool = True
+) -> ProbeMetrics:
     probe = ProbeMetrics(CLASSES, ordinal, 12)
     for at in torch.tensor_split(torch.arange(len(labels)), list(cuts)):
         probe.update(logits[at], labels[at], sentences[at])
     return probe
 
 
-def test_accuracies_and_cross_entropy_are_those_of_scikit_learn(tokens):
+def test_accuracies_and_cross_entropy_are_those_of_scikit_learn(
+    tokens: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+) -> None:
     logits, labels, _ = tokens
     found, predicted = metrics(*tokens).compute(), logits.argmax(-1)
     assert found["accuracy"] == pytest.approx(accuracy_score(labels, predicted), abs=FLOAT32)
@@ -36,7 +44,7 @@ def test_accuracies_and_cross_entropy_are_those_of_scikit_learn(tokens):
     assert found["cross_entropy"] == pytest.approx(log_loss(labels, p, labels=range(5)), abs=FLOAT32)
 
 
-def test_distances_are_between_labels(tokens):
+def test_distances_are_between_labels(tokens: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
     logits, labels, _ = tokens
     found, values = metrics(*tokens).compute(), CLASSES.numpy()
     predicted, true = values[logits.argmax(-1)], values[labels]
@@ -44,19 +52,19 @@ def test_distances_are_between_labels(tokens):
     assert found["within_one"] == pytest.approx(np.mean(np.abs(true - predicted) <= 1), abs=FLOAT32)
 
 
-def test_batches_give_what_one_gives(tokens):
+def test_batches_give_what_one_gives(tokens: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
     whole, parts = metrics(*tokens), metrics(*tokens, 1, 50, 120)
     for name, value in whole.compute().items():
         assert parts.compute()[name] == pytest.approx(value, abs=FLOAT32)
     assert torch.equal(whole.correct_by_sentence.compute(), parts.correct_by_sentence.compute())
 
 
-def test_labels_that_are_no_numbers_have_no_distances(tokens):
+def test_labels_that_are_no_numbers_have_no_distances(tokens: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
     found = metrics(*tokens, ordinal=False).compute()
     assert set(found) == {"accuracy", "macro_accuracy", "cross_entropy"}
 
 
-def test_right_tokens_are_counted_by_sentence(tokens):
+def test_right_tokens_are_counted_by_sentence(tokens: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
     logits, labels, sentences = tokens
     found = metrics(*tokens).correct_by_sentence.compute()
     expected = [int(((logits.argmax(-1) == labels) & (sentences == s)).sum()) for s in range(12)]
@@ -65,15 +73,16 @@ def test_right_tokens_are_counted_by_sentence(tokens):
     assert sum(expected) == round(metrics(*tokens).compute()["accuracy"] * 200)
 
 
-def test_counts_of_ranks_add_up():
+def test_counts_of_ranks_add_up() -> None:
     one, other = SumBySentence(3, torch.int64), SumBySentence(3, torch.int64)
     one.update(torch.tensor([True, False, True]), torch.tensor([0, 0, 2]))
     other.update(torch.tensor([True]), torch.tensor([2]))
-    summed = one._reductions["total"](torch.stack([one.total, other.total]))
+    add: Any = one._reductions["total"]
+    summed = add(torch.stack([one.total, other.total]))
     assert summed.tolist() == [1, 0, 2]
 
 
-def test_a_sure_and_right_probe_is_perfect():
+def test_a_sure_and_right_probe_is_perfect() -> None:
     labels = torch.arange(5).repeat(4)
     found = metrics(50 * torch.eye(5)[labels], labels, labels).compute()
     # cross-entropy: 4 e^-50

@@ -1,14 +1,22 @@
+from __future__ import annotations
+
+from typing import Any
+
 import pytest
 import torch
 
 from probing.probes.objective import cross_entropy_sums
 
 # Sums of float64 terms in two orders: a few units in the last place of values near 10.
-EXACT = {"rtol": 1e-10, "atol": 1e-11}
+EXACT: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-11}
+
+
+# Weight, hidden states and labels.
+Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @pytest.fixture
-def batch():
+def batch() -> Batch:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(3, 4, 5, generator=generator, dtype=torch.float64)
     hidden_states = torch.randn(17, 5, generator=generator, dtype=torch.float64)
@@ -16,11 +24,11 @@ def batch():
     return weight, hidden_states, labels
 
 
-def summed_cross_entropy(weight, hidden_states, labels):
+def summed_cross_entropy(weight: torch.Tensor, hidden_states: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(hidden_states @ weight.T, labels, reduction="sum")
 
 
-def test_value_and_gradient_equal_automatic_differentiation(batch):
+def test_value_and_gradient_equal_automatic_differentiation(batch: Batch) -> None:
     weight, hidden_states, labels = batch
     sums = cross_entropy_sums(weight, hidden_states, labels)
     for i in range(3):
@@ -31,7 +39,7 @@ def test_value_and_gradient_equal_automatic_differentiation(batch):
         torch.testing.assert_close(sums.gradient[i], w.grad, **EXACT)
 
 
-def test_class_covariance_equals_the_hessian_in_the_logits(batch):
+def test_class_covariance_equals_the_hessian_in_the_logits(batch: Batch) -> None:
     weight, hidden_states, labels = batch
     sums = cross_entropy_sums(weight, hidden_states, labels)
     for i in range(3):
@@ -45,7 +53,7 @@ def test_class_covariance_equals_the_hessian_in_the_logits(batch):
         torch.testing.assert_close(sums.class_covariance[i], expected, **EXACT)
 
 
-def test_masked_rows_never_count_whatever_they_hold(batch):
+def test_masked_rows_never_count_whatever_they_hold(batch: Batch) -> None:
     weight, hidden_states, labels = batch
     masked = labels.clone()
     masked[[0, 5, 16]] = -1
@@ -60,7 +68,7 @@ def test_masked_rows_never_count_whatever_they_hold(batch):
         torch.testing.assert_close(one, other, **EXACT)
 
 
-def test_a_batch_without_examples_adds_nothing(batch):
+def test_a_batch_without_examples_adds_nothing(batch: Batch) -> None:
     weight, hidden_states, labels = batch
     for sums in (
         cross_entropy_sums(weight, hidden_states, torch.full_like(labels, -1)),
@@ -69,7 +77,7 @@ def test_a_batch_without_examples_adds_nothing(batch):
         assert all(not part.any() for part in sums)
 
 
-def test_stacked_problems_give_what_each_gives_alone(batch):
+def test_stacked_problems_give_what_each_gives_alone(batch: Batch) -> None:
     weight, hidden_states, labels = batch
     stacked = cross_entropy_sums(weight, hidden_states, labels)
     for i in range(3):
@@ -77,7 +85,7 @@ def test_stacked_problems_give_what_each_gives_alone(batch):
             torch.testing.assert_close(one[i], alone[0], **EXACT)
 
 
-def test_problems_may_have_labels_of_their_own_for_the_same_tokens(batch):
+def test_problems_may_have_labels_of_their_own_for_the_same_tokens(batch: Batch) -> None:
     weight, hidden_states, labels = batch
     own = torch.stack([labels, labels.flip(0), (labels + 1) % 4])
     own[:, [2, 9]] = -1
@@ -87,20 +95,20 @@ def test_problems_may_have_labels_of_their_own_for_the_same_tokens(batch):
             torch.testing.assert_close(one[i], alone[0], **EXACT)
 
 
-def test_two_batches_add_up_to_one(batch):
+def test_two_batches_add_up_to_one(batch: Batch) -> None:
     weight, hidden_states, labels = batch
     parts = [cross_entropy_sums(weight, hidden_states[at], labels[at]) for at in (slice(0, 6), slice(6, None))]
     for whole, a, b in zip(cross_entropy_sums(weight, hidden_states, labels), *parts, strict=True):
         torch.testing.assert_close(whole, a + b, **EXACT)
 
 
-def test_inputs_stay_as_they_were(batch):
+def test_inputs_stay_as_they_were(batch: Batch) -> None:
     before = [tensor.clone() for tensor in batch]
     cross_entropy_sums(*batch)
     assert all(torch.equal(one, other) for one, other in zip(before, batch, strict=True))
 
 
-def test_values_are_summed_in_float64_from_float32_activations(batch):
+def test_values_are_summed_in_float64_from_float32_activations(batch: Batch) -> None:
     weight, hidden_states, labels = batch
     sums = cross_entropy_sums(weight.float(), hidden_states.float(), labels)
     assert sums.cross_entropy.dtype == torch.float64

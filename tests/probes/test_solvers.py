@@ -1,15 +1,21 @@
+from __future__ import annotations
+
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
 from probing.probes.solvers import Evaluation, Penalty, Preconditioner, Solution, lbfgs
 from synthetic import objective, optimum
 
 
-def problem(seed, n=150, d=6, n_classes=4, scales=None):
+def problem(
+    seed: int, n: int = 150, d: int = 6, n_classes: int = 4, scales: NDArray[Any] | None = None
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return features and labels of a softmax model, in float64."""
     generator = np.random.default_rng(seed)
     x = generator.standard_normal((n, d)) + generator.standard_normal(d)
@@ -19,7 +25,7 @@ def problem(seed, n=150, d=6, n_classes=4, scales=None):
     return x, (logits + generator.gumbel(size=logits.shape)).argmax(1)
 
 
-def evaluate(point, x, y):
+def evaluate(point: torch.Tensor, x: NDArray[Any], y: NDArray[Any]) -> Evaluation:
     """Evaluate the data term in float64 by numpy, independently of `probing.probes.objective`."""
     weight = point.double().numpy()
     value, gradient = objective(weight, x, y, 0, 0)
@@ -30,11 +36,20 @@ def evaluate(point, x, y):
     return Evaluation(value, torch.from_numpy(gradient).float(), torch.from_numpy(covariance / len(y)).float())
 
 
-def preconditioner_of(x):
+def preconditioner_of(x: NDArray[Any]) -> Preconditioner:
     return Preconditioner(torch.from_numpy(x.T @ x / len(x)))
 
 
-def solve(x, y, n_classes, penalty, tolerance=1e-6, max_passes=500, preconditioner=None, start=None):
+def solve(
+    x: NDArray[Any],
+    y: NDArray[Any],
+    n_classes: int,
+    penalty: Penalty,
+    tolerance: float = 1e-6,
+    max_passes: int = 500,
+    preconditioner: Preconditioner | None = None,
+    start: torch.Tensor | None = None,
+) -> tuple[Solution, list[tuple[torch.Tensor, torch.Tensor]]]:
     """Drive `lbfgs` and return its solution and all points it asked for with their gradients."""
     start = torch.zeros(n_classes, x.shape[1]) if start is None else start
     solver = lbfgs(start, penalty, preconditioner or preconditioner_of(x), tolerance)
@@ -54,7 +69,7 @@ def solve(x, y, n_classes, penalty, tolerance=1e-6, max_passes=500, precondition
 
 
 @pytest.mark.parametrize("l2", [1e-4, 1e-2])
-def test_the_minimum_is_that_of_scikit_learn(l2):
+def test_the_minimum_is_that_of_scikit_learn(l2: float) -> None:
     x, y = problem(0)
     x /= x.std(0)
     solution, _ = solve(x, y, 4, Penalty(0.0, l2), tolerance=1e-7)
@@ -74,7 +89,7 @@ def test_the_minimum_is_that_of_scikit_learn(l2):
 
 @pytest.mark.parametrize("l1", [0.0, 3e-3])
 @pytest.mark.parametrize("seed", range(6))
-def test_the_gap_bounds_the_distance_to_the_minimum_at_every_point(seed, l1):
+def test_the_gap_bounds_the_distance_to_the_minimum_at_every_point(seed: int, l1: float) -> None:
     l2 = 10.0 ** np.random.default_rng(seed).uniform(-4, -1)
     x, y = problem(seed, n=60)
     penalty = Penalty(l1, l2)
@@ -89,7 +104,7 @@ def test_the_gap_bounds_the_distance_to_the_minimum_at_every_point(seed, l1):
     assert solution.objective - best <= solution.optimality_gap + 1e-6 <= 2e-6
 
 
-def test_every_term_of_the_gap_is_at_least_zero():
+def test_every_term_of_the_gap_is_at_least_zero() -> None:
     generator = torch.Generator().manual_seed(0)
     u, g = torch.randn(2, 10_000, generator=generator, dtype=torch.float64)
     u[:2000] = 0
@@ -99,13 +114,13 @@ def test_every_term_of_the_gap_is_at_least_zero():
         assert min(terms) >= -1e-11
 
 
-def test_without_l1_the_gap_is_the_bound_of_strong_convexity():
+def test_without_l1_the_gap_is_the_bound_of_strong_convexity() -> None:
     u, g = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     expected = float((g + 2 * 0.1 * u).square().sum() / (4 * 0.1))
     assert Penalty(0.0, 0.1).optimality_gap(u, g) == pytest.approx(expected, rel=1e-12)
 
 
-def test_the_subgradient_is_the_shortest_of_all():
+def test_the_subgradient_is_the_shortest_of_all() -> None:
     generator = torch.Generator().manual_seed(0)
     point, gradient = torch.randn(2, 50, generator=generator, dtype=torch.float64)
     point[:25] = 0
@@ -121,7 +136,7 @@ def test_the_subgradient_is_the_shortest_of_all():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_with_l1_the_minimum_is_that_of_proximal_gradients(seed):
+def test_with_l1_the_minimum_is_that_of_proximal_gradients(seed: int) -> None:
     l1, l2 = 0.02, 1e-3
     x, y = problem(seed, d=10)
     x /= x.std(0)
@@ -137,7 +152,7 @@ def test_with_l1_the_minimum_is_that_of_proximal_gradients(seed):
     assert objective(point, x, y, l1, l2)[0] - objective(reference, x, y, l1, l2)[0] <= 1e-7
 
 
-def test_a_large_l1_leaves_nothing_and_says_so_at_once():
+def test_a_large_l1_leaves_nothing_and_says_so_at_once() -> None:
     x, y = problem(0)
     solution, _ = solve(x, y, 4, Penalty(100.0, 1e-3))
     assert not solution.point.any()
@@ -149,7 +164,7 @@ def test_a_large_l1_leaves_nothing_and_says_so_at_once():
 # --- the path ---
 
 
-def test_problems_solved_side_by_side_equal_each_alone():
+def test_problems_solved_side_by_side_equal_each_alone() -> None:
     data = [problem(seed) for seed in range(3)]
     penalties = [Penalty(0.0, 1e-3), Penalty(0.01, 1e-3), Penalty(0.0, 1e-2)]
     alone = [solve(x, y, 4, penalty)[0] for (x, y), penalty in zip(data, penalties, strict=True)]
@@ -169,14 +184,14 @@ def test_problems_solved_side_by_side_equal_each_alone():
         assert solution.n_passes == together[i].n_passes
 
 
-def test_solutions_count_their_passes():
+def test_solutions_count_their_passes() -> None:
     x, y = problem(0)
     solution, visited = solve(x, y, 4, Penalty(0.0, 1e-3))
     assert solution.n_passes == len(visited)
 
 
 @pytest.mark.parametrize("passes", [1, 2, 5])
-def test_when_passes_run_out_the_solution_says_that_it_is_not_converged(passes):
+def test_when_passes_run_out_the_solution_says_that_it_is_not_converged(passes: int) -> None:
     x, y = problem(0)
     penalty = Penalty(0.0, 1e-3)
     solution, visited = solve(x, y, 4, penalty, max_passes=passes)
@@ -189,7 +204,7 @@ def test_when_passes_run_out_the_solution_says_that_it_is_not_converged(passes):
     assert solution.optimality_gap > value - best > 1e-6
 
 
-def test_without_any_pass_nothing_is_known():
+def test_without_any_pass_nothing_is_known() -> None:
     solver = lbfgs(torch.zeros(2, 3), Penalty(0.0, 1.0), Preconditioner(torch.eye(3)), 1e-6)
     next(solver)
     with pytest.raises(StopIteration) as stop:
@@ -200,7 +215,7 @@ def test_without_any_pass_nothing_is_known():
 
 
 @pytest.mark.parametrize("l1", [0.0, 5e-3])
-def test_the_preconditioner_changes_the_path_but_not_the_minimum(l1):
+def test_the_preconditioner_changes_the_path_but_not_the_minimum(l1: float) -> None:
     x, y = problem(1)
     penalty = Penalty(l1, 1e-3)
     known, steps = solve(x, y, 4, penalty, tolerance=1e-7)
@@ -213,7 +228,7 @@ def test_the_preconditioner_changes_the_path_but_not_the_minimum(l1):
     torch.testing.assert_close(known.point, plain.point, rtol=0, atol=1e-2)
 
 
-def test_the_start_changes_the_path_but_not_the_minimum():
+def test_the_start_changes_the_path_but_not_the_minimum() -> None:
     x, y = problem(1)
     cold, _ = solve(x, y, 4, Penalty(0.0, 1e-3), tolerance=1e-7)
     warm, _ = solve(x, y, 4, Penalty(0.0, 1e-3), tolerance=1e-7, start=cold.point)
@@ -222,7 +237,7 @@ def test_the_start_changes_the_path_but_not_the_minimum():
     torch.testing.assert_close(other.point, cold.point, rtol=0, atol=1e-2)  # sqrt(gap / l2)
 
 
-def test_the_kronecker_model_is_inverted():
+def test_the_kronecker_model_is_inverted() -> None:
     x, _ = problem(2, d=5)
     moment = torch.from_numpy(x.T @ x / len(x))
     p = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
@@ -236,7 +251,7 @@ def test_the_kronecker_model_is_inverted():
 
 
 @pytest.mark.parametrize("l1", [0.0, 1e-3])
-def test_badly_scaled_features_converge(l1):
+def test_badly_scaled_features_converge(l1: float) -> None:
     scales = 10.0 ** np.linspace(-3, 3, 6)
     x, y = problem(3, scales=scales)
     solution, _ = solve(x, y, 4, Penalty(l1, 1e-3), tolerance=1e-4)
@@ -250,7 +265,7 @@ def test_badly_scaled_features_converge(l1):
         assert value - best <= 1e-4
 
 
-def _newton(x, y, l2):
+def _newton(x: NDArray[Any], y: NDArray[Any], l2: float) -> NDArray[Any]:
     """Return the minimum by full Newton steps with step halving: the scale of a feature does not matter to them."""
     n_classes, d = 4, x.shape[1]
     weight = np.zeros((n_classes, d))
@@ -268,7 +283,7 @@ def _newton(x, y, l2):
     return weight
 
 
-def test_values_that_are_not_finite_end_in_an_honest_solution():
+def test_values_that_are_not_finite_end_in_an_honest_solution() -> None:
     x, y = problem(0)
     solver = lbfgs(torch.zeros(4, 6), Penalty(0.0, 1e-3), preconditioner_of(x), 1e-6)
     point = next(solver)

@@ -1,7 +1,11 @@
+from __future__ import annotations
+
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,16 +13,19 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from conftest import ROOT
+from probing.cache.store import ActivationStore
 from probing.data.controls import shuffled
 from probing.data.layer_moments import layer_moments
 from probing.errors import UserError
 from probing.probes.problem import Problem
 from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
-from probing.probes.training import train_problems
+from probing.probes.training import LayerFit, train_problems
 from probing.runtime.trainer import check_trainer_options
+from probing.statistics.scaling import PenaltySpace
 from synthetic import (
     LIGHTNING_WARNINGS,
+    Data,
     make_store,
     make_tokens,
     objective,
@@ -33,7 +40,7 @@ L2 = 1e-3  # what `Data.fit` takes by default
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
+def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
     """Two layers that tell position, well and badly, with a third of unlike scales; 6 to 12 shards."""
     tokens = make_tokens(np.random.default_rng(0).integers(8, 13, 120).tolist())
     good, bad = positional(tokens, 12, 0.5, 0), positional(tokens, 12, 0.2, 1)
@@ -42,11 +49,11 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def fits(data):
+def fits(data: Data) -> list[LayerFit]:
     return data.fit((0, 1, 2))
 
 
-def distance_to_optimum(data, fit, l1=0.0, l2=L2):
+def distance_to_optimum(data: Data, fit: LayerFit, l1: float = 0.0, l2: float = L2) -> float:
     """Return the fit's objective above its minimum, both computed in float64 by other means."""
     x, y = scaled_features(data.train, fit.layer)
     scaled_weight = fit.weight.double().numpy() * fit.moments.sd.numpy()
@@ -54,7 +61,7 @@ def distance_to_optimum(data, fit, l1=0.0, l2=L2):
     return objective(scaled_weight, x, y, l1, l2)[0] - objective(best, x, y, l1, l2)[0]
 
 
-def test_every_layer_ends_within_the_tolerance_of_its_minimum(data, fits):
+def test_every_layer_ends_within_the_tolerance_of_its_minimum(data: Data, fits: list[LayerFit]) -> None:
     for fit in fits:
         assert fit.converged
         assert fit.optimality_gap <= 1e-5
@@ -62,7 +69,7 @@ def test_every_layer_ends_within_the_tolerance_of_its_minimum(data, fits):
         assert -1e-6 <= distance_to_optimum(data, fit) <= fit.optimality_gap + 1e-6
 
 
-def test_the_test_accuracy_is_that_of_scikit_learn(data, fits):
+def test_the_test_accuracy_is_that_of_scikit_learn(data: Data, fits: list[LayerFit]) -> None:
     test = data.test.labels >= 0
     for fit in fits:
         x, y = scaled_features(data.train, fit.layer)
@@ -75,14 +82,14 @@ def test_the_test_accuracy_is_that_of_scikit_learn(data, fits):
     assert fits[0].metrics["accuracy"] > 0.5 > 0.35 > fits[1].metrics["accuracy"]
 
 
-def test_with_l1_the_layer_ends_within_the_tolerance_too(data):
+def test_with_l1_the_layer_ends_within_the_tolerance_too(data: Data) -> None:
     fit = data.fit(l1=5e-3)[0]
     assert fit.converged
     assert (fit.weight == 0).any()
     assert -1e-6 <= distance_to_optimum(data, fit, l1=5e-3) <= fit.optimality_gap + 1e-6 <= 1.1e-5
 
 
-def test_layers_trained_together_equal_each_alone(data, fits):
+def test_layers_trained_together_equal_each_alone(data: Data, fits: list[LayerFit]) -> None:
     for fit in fits:
         alone = data.fit((fit.layer,))[0]
         assert alone.n_passes == fit.n_passes
@@ -91,7 +98,7 @@ def test_layers_trained_together_equal_each_alone(data, fits):
         assert alone.metrics == pytest.approx(fit.metrics, abs=1e-4)
 
 
-def test_moments_are_those_of_training_examples_alone(data, fits):
+def test_moments_are_those_of_training_examples_alone(data: Data, fits: list[LayerFit]) -> None:
     for layer, found in enumerate(layer_moments(data.train, [0, 1, 2])):
         store, kept = data.train.store, data.train.labels >= 0
         states = np.concatenate([store.read(layer, s.index).double() for s in store.plan.shards])[kept]
@@ -101,12 +108,12 @@ def test_moments_are_those_of_training_examples_alone(data, fits):
         assert torch.equal(found.sd, fits[layer].moments.sd)
 
 
-def test_a_second_training_gives_the_same_bits(data, fits):
+def test_a_second_training_gives_the_same_bits(data: Data, fits: list[LayerFit]) -> None:
     again = data.fit((0, 1, 2))
     assert all(torch.equal(one.weight, other.weight) for one, other in zip(fits, again, strict=True))
 
 
-def test_half_precision_activations_are_trained_in_single(data, tmp_path, fits):
+def test_half_precision_activations_are_trained_in_single(data: Data, tmp_path: Path, fits: list[LayerFit]) -> None:
     store = data.train.store
     states = torch.cat([store.read(0, s.index) for s in store.plan.shards])
     half = sides(make_store(tmp_path / "half", [states], store.tokens, dtype="float16"))
@@ -117,8 +124,9 @@ def test_half_precision_activations_are_trained_in_single(data, tmp_path, fits):
     assert fit.metrics["accuracy"] == pytest.approx(fits[0].metrics["accuracy"], abs=0.02)
 
 
-def test_with_labels_shuffled_within_sentences_accuracy_falls_to_chance(data, fits):
+def test_with_labels_shuffled_within_sentences_accuracy_falls_to_chance(data: Data, fits: list[LayerFit]) -> None:
     chance = shuffled(data, 0)
+    assert isinstance(chance, Data)
     fit = chance.fit()[0]
     s, n = len(chance.test.sentences()), chance.test.n_tokens
     # No predictor can expect more than one token a sentence, with a standard error near sqrt(S) / N.
@@ -126,7 +134,7 @@ def test_with_labels_shuffled_within_sentences_accuracy_falls_to_chance(data, fi
     assert fit.metrics["accuracy"] <= bound < fits[0].metrics["accuracy"]
 
 
-def test_too_few_passes_are_admitted_with_a_gap_that_still_bounds(data):
+def test_too_few_passes_are_admitted_with_a_gap_that_still_bounds(data: Data) -> None:
     fit = data.fit(trainer={"max_epochs": 4})[0]
     assert fit.converged is False
     assert fit.n_passes == 4
@@ -134,19 +142,19 @@ def test_too_few_passes_are_admitted_with_a_gap_that_still_bounds(data):
 
 
 @pytest.mark.parametrize("trainer", [{}, {"precision": "16-true"}])
-def test_a_training_that_diverges_is_refused(data, trainer):
+def test_a_training_that_diverges_is_refused(data: Data, trainer: Any) -> None:
     with pytest.raises(UserError, match=r"`--probe.learning_rate .*e\+30`: the training diverged; lower it"):
         data.fit(solver="adam", learning_rate=1e30, trainer={"max_epochs": 3, **trainer})
 
 
-def test_no_pass_at_all_is_refused(data):
+def test_no_pass_at_all_is_refused(data: Data) -> None:
     with pytest.raises(UserError, match=r"`--trainer.max_epochs` or `--trainer.max_time` ended.*first pass"):
         data.fit(trainer={"max_epochs": 0})
     with pytest.raises(UserError, match=r"`--trainer.max_time`"):
         data.fit(trainer={"max_time": {"seconds": 0}})
 
 
-def test_no_pass_at_all_is_refused_for_any_stack(data):
+def test_no_pass_at_all_is_refused_for_any_stack(data: Data) -> None:
     penalty = Penalty(0.0, L2)
     training = Training(penalty, Lbfgs(1e-5), trainer={"max_time": {"seconds": 0}})
     problem, moments = Problem("one", 0, penalty), layer_moments(data.train, [0])
@@ -155,7 +163,7 @@ def test_no_pass_at_all_is_refused_for_any_stack(data):
 
 
 @pytest.mark.parametrize("space", ["rms", "raw"])
-def test_other_penalty_spaces_have_their_own_minimum(data, fits, space):
+def test_other_penalty_spaces_have_their_own_minimum(data: Data, fits: list[LayerFit], space: PenaltySpace) -> None:
     fit = data.fit((2,), penalty_space=space, tolerance=1e-4)[0]
     store, kept = data.train.store, data.train.labels >= 0
     states = np.concatenate([store.read(2, s.index).double() for s in store.plan.shards])[kept]
@@ -176,7 +184,7 @@ def test_other_penalty_spaces_have_their_own_minimum(data, fits, space):
 # --- Adam ---
 
 
-def test_adam_comes_near_the_minimum_of_an_easy_problem_and_says_how_near(data):
+def test_adam_comes_near_the_minimum_of_an_easy_problem_and_says_how_near(data: Data) -> None:
     fit = data.fit(trainer={"max_epochs": 60}, solver="adam", l2=1e-2, learning_rate=0.02, patience=60)[0]
     assert fit.converged is False
     distance = distance_to_optimum(data, fit, l2=1e-2)
@@ -186,7 +194,7 @@ def test_adam_comes_near_the_minimum_of_an_easy_problem_and_says_how_near(data):
     assert distance - 1e-6 <= fit.optimality_gap <= distance + 1e-5 + 1e-6
 
 
-def test_adam_that_was_stopped_early_reports_how_far_it_stayed(data):
+def test_adam_that_was_stopped_early_reports_how_far_it_stayed(data: Data) -> None:
     fit = data.fit(trainer={"max_epochs": 1}, solver="adam")[0]
     distance = distance_to_optimum(data, fit)
     assert distance > 0.3
@@ -195,7 +203,7 @@ def test_adam_that_was_stopped_early_reports_how_far_it_stayed(data):
 
 
 @pytest.mark.parametrize("trainer", [{}, {"gradient_clip_val": 0.05}, {"accumulate_grad_batches": 3}])
-def test_adam_trains_layers_together_as_it_trains_each_alone(data, trainer):
+def test_adam_trains_layers_together_as_it_trains_each_alone(data: Data, trainer: Any) -> None:
     trainer = {"max_epochs": 3, **trainer}
     for fit in data.fit((0, 2), trainer, solver="adam"):
         alone = data.fit((fit.layer,), trainer, solver="adam")[0]
@@ -203,26 +211,26 @@ def test_adam_trains_layers_together_as_it_trains_each_alone(data, trainer):
         torch.testing.assert_close(alone.weight, fit.weight, rtol=1e-4, atol=1e-5 * float(fit.weight.abs().max()))
 
 
-def test_adam_without_a_validation_keeps_its_last_weights(data):
+def test_adam_without_a_validation_keeps_its_last_weights(data: Data) -> None:
     trainer = {"max_epochs": 2, "check_val_every_n_epoch": 5}
     fit = data.fit(trainer=trainer, solver="adam", learning_rate=0.02)[0]
     assert fit.weight.any()
     assert fit.metrics["accuracy"] > 0.3
 
 
-def test_the_measuring_of_adam_is_not_cut_short_with_adam(data):
+def test_the_measuring_of_adam_is_not_cut_short_with_adam(data: Data) -> None:
     fit = data.fit(trainer={"max_epochs": 5, "max_time": {"milliseconds": 1}}, solver="adam")[0]
     assert fit.optimality_gap == pytest.approx(distance_to_optimum(data, fit), abs=2e-5)
 
 
-def test_the_seed_repeats_adam_and_another_seed_does_not(data):
+def test_the_seed_repeats_adam_and_another_seed_does_not(data: Data) -> None:
     one, same, other = (data.fit(trainer={"max_epochs": 1}, solver="adam", seed=seed)[0].weight for seed in (0, 0, 1))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
 
 
 @pytest.mark.parametrize("solver", ["lbfgs", "adam"])
-def test_checkpoints_hold_the_weights_that_are_reported(data, tmp_path, solver):
+def test_checkpoints_hold_the_weights_that_are_reported(data: Data, tmp_path: Path, solver: str) -> None:
     trainer = {"enable_checkpointing": True, "max_epochs": 6}
     fit = data.fit(trainer=trainer, solver=solver, folder=str(tmp_path))[0]
     saved = torch.load(tmp_path / "checkpoints" / "probe.ckpt", weights_only=True)["state_dict"]
@@ -230,7 +238,9 @@ def test_checkpoints_hold_the_weights_that_are_reported(data, tmp_path, solver):
 
 
 @pytest.mark.parametrize("solver", ["lbfgs", "adam"])
-def test_nothing_is_written_unless_asked_for(data, tmp_path, solver, monkeypatch):
+def test_nothing_is_written_unless_asked_for(
+    data: Data, tmp_path: Path, solver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     data.fit(trainer={"max_epochs": 2}, solver=solver, folder=str(tmp_path))
     assert not list(tmp_path.iterdir())
@@ -257,12 +267,12 @@ def test_nothing_is_written_unless_asked_for(data, tmp_path, solver, monkeypatch
         ({"accelerator": "cpu", "devices": 9999}, r"`--trainer.devices 9999`: this machine has \d+ usable cores"),
     ],
 )
-def test_options_that_cannot_be_met_are_refused_before_any_work(options, message):
+def test_options_that_cannot_be_met_are_refused_before_any_work(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         check_trainer_options(options, "lbfgs")
 
 
-def test_all_problems_are_named_at_once_with_what_can_be_set():
+def test_all_problems_are_named_at_once_with_what_can_be_set() -> None:
     options = {"patience": 3, "max_steps": 5, "max_epochs": "many"}
     with pytest.raises(UserError) as error:
         check_trainer_options(options, "adam")
@@ -270,7 +280,7 @@ def test_all_problems_are_named_at_once_with_what_can_be_set():
     assert "the arguments that can be set are accelerator, " in str(error.value)
 
 
-def test_a_share_of_the_batches_is_refused_since_their_number_is_not_known():
+def test_a_share_of_the_batches_is_refused_since_their_number_is_not_known() -> None:
     check_trainer_options({"limit_train_batches": 3}, "adam")
     check_trainer_options({"limit_train_batches": 1.0}, "adam")
     with pytest.raises(UserError, match=r"`--trainer.limit_train_batches 0.5`: expected a whole number"):
@@ -286,14 +296,14 @@ def test_a_share_of_the_batches_is_refused_since_their_number_is_not_known():
         ({"precision": "bf16-mixed", "gradient_clip_val": 0.5, "accumulate_grad_batches": 2}, "adam"),
     ],
 )
-def test_options_that_can_be_met_are_accepted(options, solver):
+def test_options_that_can_be_met_are_accepted(options: Any, solver: str) -> None:
     check_trainer_options(options, solver)
 
 
 # --- several processes ---
 
 
-def test_what_is_at_odds_with_torchrun_is_refused(monkeypatch):
+def test_what_is_at_odds_with_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=r"`--trainer.devices 1`: torchrun or srun started 2 processes per host on 1"):
@@ -324,7 +334,7 @@ if __name__ == "__main__":
 """
 
 
-def found_by(data, solver, **trainer):
+def found_by(data: Data, solver: str, **trainer: Any) -> list[dict[str, Any]]:
     """Return what a solver finds on two layers, as JSON has it."""
     trainer = {"accelerator": "cpu", "max_epochs": 1000 if solver == "lbfgs" else 5, **trainer}
     return [
@@ -335,13 +345,14 @@ def found_by(data, solver, **trainer):
 
 
 @pytest.mark.slow
-def test_two_ranks_train_what_one_trains(data, tmp_path):
+def test_two_ranks_train_what_one_trains(data: Data, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(TWO_RANKS)
-    out = tmp_path / "found.json"
+    out, store = tmp_path / "found.json", data.train.store
+    assert isinstance(store, ActivationStore)
     here = os.pathsep.join(str(folder) for folder in (ROOT / "tests", ROOT / "tests" / "probes"))
     # The script starts its second rank itself, by Lightning's launcher.
     subprocess.run(
-        [sys.executable, "script.py", str(data.train.store.folder), str(out)], cwd=tmp_path,
+        [sys.executable, "script.py", str(store.folder), str(out)], cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": here}, check=True, timeout=600, capture_output=True,
     )  # fmt: skip
     by_two = json.loads(out.read_text())

@@ -1,7 +1,12 @@
+from __future__ import annotations
+
+from typing import Any
+
 import pytest
 import torch
 
 from probing.rankings.contributions import (
+    ClassMagnitudes,
     MagnitudeAccumulator,
     centre_over_classes,
     class_contributions,
@@ -10,12 +15,12 @@ from probing.rankings.contributions import (
 )
 
 # Sums of at most 60 float64 terms near 1, in another order.
-EXACT = {"rtol": 1e-12, "atol": 1e-12}
+EXACT: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-12}
 N_CLASSES, D_MODEL = 4, 5
 
 
 @pytest.fixture
-def data():
+def data() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(N_CLASSES, D_MODEL, generator=generator, dtype=torch.float64)
     states = torch.randn(60, D_MODEL, generator=generator, dtype=torch.float64) + 2
@@ -23,14 +28,16 @@ def data():
     return weight, states, torch.randint(-1, 3, (60,), generator=generator)
 
 
-def magnitudes(states, labels, mean, *cuts):
+def magnitudes(states: torch.Tensor, labels: torch.Tensor, mean: torch.Tensor, *cuts: int) -> ClassMagnitudes:
     accumulator = MagnitudeAccumulator(mean, N_CLASSES)
     for at in torch.tensor_split(torch.arange(len(labels)), list(cuts)):
         accumulator.update(states[at], labels[at])
     return accumulator.result()
 
 
-def tables(weight, states, labels):
+def tables(
+    weight: torch.Tensor, states: torch.Tensor, labels: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     sums = magnitudes(states, labels, states.mean(0))
     return (
         class_contributions(weight, sums),
@@ -39,7 +46,7 @@ def tables(weight, states, labels):
     )
 
 
-def test_contributions_sum_to_the_centred_logits(data):
+def test_contributions_sum_to_the_centred_logits(data: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
     weight, states, _ = data
     logits = states @ weight.T
     contributions = neuron_contributions(weight, states)
@@ -47,20 +54,20 @@ def test_contributions_sum_to_the_centred_logits(data):
     torch.testing.assert_close(contributions.sum(-1), logits - logits.mean(-1, keepdim=True), **EXACT)
 
 
-def test_centred_weights_give_the_same_probabilities(data):
+def test_centred_weights_give_the_same_probabilities(data: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
     weight, states, _ = data
     centred = states @ centre_over_classes(weight).T
     torch.testing.assert_close(centred.softmax(-1), (states @ weight.T).softmax(-1), **EXACT)
 
 
-def test_a_vector_added_to_every_class_changes_no_table(data):
+def test_a_vector_added_to_every_class_changes_no_table(data: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
     weight, states, labels = data
     shift = 100 * torch.randn(D_MODEL, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     for one, other in zip(tables(weight, states, labels), tables(weight + shift, states, labels), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)  # a hundred times the size is cancelled
 
 
-def test_permuted_neurons_permute_the_tables(data):
+def test_permuted_neurons_permute_the_tables(data: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
     weight, states, labels = data
     order = torch.tensor([3, 0, 4, 2, 1])
     permuted = tables(weight[:, order], states[:, order], labels)
@@ -68,7 +75,7 @@ def test_permuted_neurons_permute_the_tables(data):
         torch.testing.assert_close(one[..., order], other, **EXACT)
 
 
-def test_permuted_classes_change_no_mean_contribution(data):
+def test_permuted_classes_change_no_mean_contribution(data: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
     weight, states, labels = data
     order = torch.tensor([2, 0, 3, 1])
     relabelled = torch.where(labels >= 0, order[labels.clamp(min=0)], -1)
@@ -78,7 +85,7 @@ def test_permuted_classes_change_no_mean_contribution(data):
         torch.testing.assert_close(one, other, **EXACT)
 
 
-def test_contributions_equal_a_loop_over_tokens(data):
+def test_contributions_equal_a_loop_over_tokens(data: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
     weight, states, labels = data
     mean = torch.arange(D_MODEL, dtype=torch.float64)
     sums = magnitudes(states, labels, mean)
@@ -97,11 +104,11 @@ def test_contributions_equal_a_loop_over_tokens(data):
     torch.testing.assert_close(mean_contribution(weight, sums, centred=True), deviating / counts.sum(), **EXACT)
 
 
-def test_a_class_without_tokens_contributes_nothing(data):
+def test_a_class_without_tokens_contributes_nothing(data: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
     assert not tables(*data)[0][3].any()
 
 
-def test_batches_give_what_one_gives(data):
+def test_batches_give_what_one_gives(data: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
     _, states, labels = data
     mean = states.mean(0)
     whole, parts = magnitudes(states, labels, mean), magnitudes(states, labels, mean, 0, 7, 59)
@@ -109,19 +116,21 @@ def test_batches_give_what_one_gives(data):
         torch.testing.assert_close(getattr(whole, name), getattr(parts, name), **EXACT)
 
 
-def test_scaling_a_neuron_against_its_weight_changes_nothing(data):
+def test_scaling_a_neuron_against_its_weight_changes_nothing(
+    data: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+) -> None:
     weight, states, labels = data
     scale = torch.tensor([1e-3, 1.0, -5.0, 1e3, 2.0], dtype=torch.float64)
     for one, other in zip(tables(weight, states, labels), tables(weight / scale, states * scale, labels), strict=True):
         torch.testing.assert_close(one, other, **EXACT)
 
 
-def test_shapes_that_do_not_fit_are_both_shown():
+def test_shapes_that_do_not_fit_are_both_shown() -> None:
     with pytest.raises(ValueError, match=r"\(3, 4\).*\(7, 5\).*d_model"):
         neuron_contributions(torch.zeros(3, 4), torch.zeros(7, 5))
 
 
-def test_inputs_stay_as_they_were(data):
+def test_inputs_stay_as_they_were(data: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
     before = [tensor.clone() for tensor in data]
     tables(*data)
     neuron_contributions(*data[:2])

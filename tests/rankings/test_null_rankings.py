@@ -92,7 +92,7 @@ def test_runs_by_adam_are_held_against_rankings_by_adam(data: Data) -> None:
     assert np.abs(found / optimum - 1).max() > 0.1
 
 
-def _scores(weight: torch.Tensor, draw: object, mean: torch.Tensor) -> np.ndarray:  # type: ignore[type-arg]
+def _scores(weight: torch.Tensor, draw: object, mean: torch.Tensor) -> np.ndarray:
     from probing.data.examples import Sides, read
     from probing.rankings.contributions import MagnitudeAccumulator
 
@@ -113,11 +113,11 @@ def test_two_tasks_that_say_nothing_agree_as_rankings_but_not_beyond_shuffled_la
 
     def labelled(seed: int) -> Data:
         drawn = np.random.default_rng(seed).choice(5, tokens.n_tokens, p=[0.4, 0.3, 0.15, 0.1, 0.05])
-        examples = (
+        train, validation, test = (
             replace(part, labels=np.where(part.labels >= 0, drawn, -1).astype(np.int32))
             for part in (plain.train, plain.validation, plain.test)
         )
-        return Data(*examples, np.arange(5), ordinal=False)
+        return Data(train, validation, test, np.arange(5), ordinal=False)
 
     tasks = [labelled(seed) for seed in range(6)]
     scores = [_scores(task.fit(l2=1e-2)[0].weight, task, torch.zeros(30)) for task in tasks]

@@ -159,7 +159,7 @@ def start_in_two(one: Job, how: str) -> None:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
         for rank in "01":
-            one.start(**SLURM, SLURM_PROCID=rank, SLURM_LOCALID=rank, MASTER_PORT=port)
+            one.start(None, **SLURM, SLURM_PROCID=rank, SLURM_LOCALID=rank, MASTER_PORT=port)
 
 
 def shards(folder: Path) -> dict[str, bytes]:

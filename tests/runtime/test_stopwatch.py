@@ -1,9 +1,11 @@
+from __future__ import annotations
+
 import pytest
 
 from probing.runtime import stopwatch
 
 
-def test_stages_follow_one_another_and_the_total_is_theirs(monkeypatch):
+def test_stages_follow_one_another_and_the_total_is_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([10.0, 12.5, 13.0, 20.0])
     monkeypatch.setattr(stopwatch, "perf_counter", lambda: next(times))
     watch = stopwatch.Stopwatch()

@@ -18,7 +18,7 @@ import yaml
 
 from conftest import BARE, BARE_ARGS, FAMILIES
 from families import MAX_LENGTH
-from probing import Task, fit, load_run, rank
+from probing import Task, WandbOptions, fit, load_run, rank
 from probing.__main__ import COMMANDS
 from probing.cache.tokens import Tokens, tokenize
 from probing.cli.commandline import run
@@ -27,7 +27,7 @@ from probing.errors import UserError
 from probing.models import load_tokenizer, resolve_model
 from probing.tasks import classes_of, described, labels_of, load_task
 
-NO_WANDB = {"mode": "disabled"}
+NO_WANDB = WandbOptions(mode="disabled")
 
 # "un|likely dogs" and "he", each with [CLS] and [SEP].
 TOKENS = Tokens(
@@ -151,7 +151,7 @@ def test_text_is_refused_where_labels_should_be_numbers() -> None:
 def test_classes_are_ascending_and_of_the_labels_type() -> None:
     class Chooses(Returns):
         def classes(self, labels: Any, n_sentences: int) -> Sequence[Any]:
-            return self.chosen  # type: ignore[attr-defined,no-any-return]
+            return self.chosen  # type: ignore[attr-defined]
 
     task, labels = Chooses(), np.array(["a", "b", "c", ""], dtype=object)
     for chosen, expected in ((["c", "a"], ["a", "c"]), (np.array(["b", "b"]), ["b"]), ([], [])):

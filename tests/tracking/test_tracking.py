@@ -540,7 +540,8 @@ def test_a_slow_server_costs_seconds_and_leaves_an_offline_run(folder: Path, mon
 def test_a_server_that_fails_midway_costs_seconds_and_leaves_an_offline_run(
     how: str, requests: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with WandbServer(**{f"{how}_after": requests}) as server:
+    fails: dict[str, Any] = {f"{how}_after": requests}
+    with WandbServer(**fails) as server:
         point_to(server, monkeypatch)
         assert_falls_back(folder)
 

@@ -93,7 +93,7 @@ def test_pca_whitening_is_the_published_code_and_keeps_the_first_components(stat
 @pytest.mark.parametrize("n_components", [None, 5])
 def test_zca_has_the_inner_products_of_pca_and_is_symmetric(states: Tensor, n_components: int | None) -> None:
     found = moments(states)
-    pca, zca = (transforms.whiten(found, method, n_components) for method in ("pca", "zca"))  # type: ignore[arg-type]
+    pca, zca = (transforms.whiten(found, method, n_components) for method in ("pca", "zca"))
     a, b = pca(states[:50]), zca(states[:50])
     assert a.shape == (50, n_components or D - 1)
     assert b.shape == (50, D)

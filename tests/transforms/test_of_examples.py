@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ def data(tmp_path: Path) -> Data:
     return sides(make_store(tmp_path / "store", states, tokens))
 
 
-def rows(examples: Examples, layer: int) -> np.ndarray:  # type: ignore[type-arg]
+def rows(examples: Examples, layer: int) -> np.ndarray:
     kept = [batch.hidden_states[0][batch.labels >= 0] for batch in read(examples, [layer])]
     return torch.cat(kept).double().numpy()
 
@@ -69,7 +70,7 @@ def test_clipping_an_outlier_that_does_not_know_position_leaves_it(data: Data) -
 def test_controls_with_activations_of_their_own_have_transforms_of_their_own(data: Data, tmp_path: Path) -> None:
     tokens = data.train.store.tokens
     other = make_store(tmp_path / "other", [positional(tokens, D, 1.0, 9) + 5] * 2, tokens)
-    controls = {
+    controls: dict[str, list[Any]] = {
         "untrained": [data.each(lambda examples: replace(examples, store=other))],
         "control_task": [
             data.each(lambda examples: replace(examples, labels=np.minimum(examples.labels, 3))), data,

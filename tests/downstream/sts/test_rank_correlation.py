@@ -65,9 +65,9 @@ def test_the_interval_holds_the_value_and_narrows_with_more_pairs(values: tuple[
     a, b, subset = values
     widths = []
     for times in (1, 9):
-        more = [np.tile(x, times) for x in (a, b, subset)]
-        drawn = aggregated_draws(*more, Draws.of(more[2], seed=0))
-        for how, value in aggregated(*more).items():
+        more_a, more_b, more_subset = (np.tile(x, times) for x in (a, b, subset))
+        drawn = aggregated_draws(more_a, more_b, more_subset, Draws.of(more_subset, seed=0))
+        for how, value in aggregated(more_a, more_b, more_subset).items():
             low, high = percentiles(drawn[how])
             assert low < value < high
         widths.append(high - low)

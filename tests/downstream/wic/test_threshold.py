@@ -28,7 +28,7 @@ def pairs(request: pytest.FixtureRequest) -> tuple[Scores, Labels]:
     """Scores with many ties, a little higher where the label is yes."""
     generator = np.random.default_rng(request.param)
     labels = generator.random(120) < 0.4
-    return np.round(generator.random(120) + 0.2 * labels, 1), labels
+    return np.round(generator.random(120) + 0.2 * labels.astype(np.float64), 1), labels
 
 
 def test_the_best_threshold_is_that_of_a_loop_over_all(pairs: tuple[Scores, Labels]) -> None:

@@ -13,10 +13,10 @@ def planted(strength: dict[tuple[int, str], float], n: int = 400, seed: int = 0)
     """Make scores of each layer and space, higher where the label is yes by so many sd, noise of all the same pairs."""
     generator = np.random.default_rng(seed)
     train, test = (generator.permutation(np.arange(n) % 2 == 0) for _ in range(2))
-    scored = [
-        Scored(layer, name, *(generator.normal(size=n) + by * labels for labels in (train, test)), clipped=[])
-        for (layer, name), by in strength.items()
-    ]
+    scored = []
+    for (layer, name), by in strength.items():
+        of_train, of_test = (generator.normal(size=n) + by * labels for labels in (train, test))
+        scored.append(Scored(layer, name, of_train, of_test, clipped=[]))
     return scored, train, test
 
 

@@ -95,7 +95,10 @@ def comparison(folder: Path, runs: list[Path]) -> Path:
         for statistic in ("spearman", "overlap", "correlation", "cka")
     ]
     everywhere = {"layer": 0, "neuron": 1, "rank": 1, "second layer": 0, "second neuron": 1, "second rank": 2}
-    tables = {"agreement": (rows, AGREEMENT_COLUMNS), "top_everywhere": ([everywhere], [*everywhere])}
+    tables: dict[str, tuple[list[Any], Any]] = {
+        "agreement": (rows, AGREEMENT_COLUMNS),
+        "top_everywhere": ([everywhere], [*everywhere]),
+    }
     return write(folder, "comparison", tables, runs={run.name: str(run) for run in runs})
 
 
@@ -117,7 +120,7 @@ def geometry(folder: Path) -> Path:
         ends = {"effect_low": 0.05, "effect_high": 0.15}
         effects += [{**common, **ends, "kind": "outliers", "percentile": 100.0, "p_value": 0.01}]
         effects += [{**common, **ends, "kind": "largest_gain"}, {**common, "kind": "random", "draw": 1}]
-    tables = {
+    tables: dict[str, tuple[list[Any], Any]] = {
         "geometry": (measured, GEOMETRY_COLUMNS), "outliers": (outliers, OUTLIER_COLUMNS),
         "smoothing": (smoothing, SMOOTHING_COLUMNS), "interventions": (effects, INTERVENTION_COLUMNS),
     }  # fmt: skip
