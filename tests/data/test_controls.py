@@ -286,6 +286,7 @@ def test_controls_are_shown(made: Run, capsys: pytest.CaptureFixture[str]) -> No
     assert f"{made.accuracy[1]['untrained_accuracy']:.3f}" in table
 
 
+@pytest.mark.slow
 def test_order_is_taken_from_a_model_without_a_position_table_and_a_control_that_does_not_apply_is_named(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
