@@ -243,8 +243,20 @@ def test_an_interrupt_during_the_extraction_keeps_what_is_done(
         "1",
         *BARE_ARGS,
     ]
-    ended, messages = in_a_process(args, lambda: bool(list(runs.glob(f"cache/*/{MANIFEST}"))), number)
-    assert ended == -number, "\n".join(messages)
+    context = processes()
+    results = context.Queue()
+    process = context.Process(target=fit_here, args=(results, args))
+    process.start()
+    end = time.monotonic() + PATIENCE_S
+    while not list(runs.glob(f"cache/*/{MANIFEST}")):
+        assert process.is_alive()
+        assert time.monotonic() < end
+        time.sleep(0.002)
+    assert process.pid
+    os.kill(process.pid, number)
+    status, messages = results.get(timeout=PATIENCE_S)
+    process.join(PATIENCE_S)
+    assert status == 128 + number, "\n".join(messages)
     assert len(messages) == 1
     assert "the cached activations are kept" in messages[0]
     assert names(runs) == {"cache"}
