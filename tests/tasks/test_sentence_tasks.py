@@ -14,7 +14,7 @@ from probing_tasks.sentence_label import SentenceLabel
 from transformers import AutoModel, AutoTokenizer
 
 from conftest import BARE
-from probing import Run, SentenceTask, compare, fit, rank
+from probing import Run, SentenceTask, WandbOptions, compare, fit, rank
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, assign_splits, load_corpus
 from probing.data.examples import Sides, choose_classes, label
@@ -26,7 +26,7 @@ from probing.runs.finished import probe_weight
 from probing.tasks import labels_of, load_task
 from synthetic import make_splits, make_store, make_tokens
 
-NO_WANDB = {"mode": "disabled"}
+NO_WANDB = WandbOptions(mode="disabled")
 TOKENS = Tokens(np.array([4, 2], np.int32), np.arange(6, dtype=np.int32), np.array([-1, 0, 1, -1, -1, -1], np.int16))
 CORPUS = Corpus("two.jsonl", ("two words", "\x01"), sentence_columns={"label": ("a", "b"), "score": (0.5, 1.0)})
 

@@ -53,7 +53,7 @@ def made(checkpoints: dict[str, Path], corpus_file: Path, place: Path) -> Callab
     """Return the run of a site on the tiny BERT; each is made once."""
     found: dict[str, Run] = {}
 
-    def of(site: str) -> Run:
+    def of(site: Any) -> Run:
         if site not in found:
             options: Any = {**BARE, "evidence": "all" if site == "attention" else "none"}
             run = fit(
