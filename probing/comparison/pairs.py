@@ -223,7 +223,7 @@ def compare_pair(
 def _by_chance(
     scores: Array,
     moments: tuple[CrossMoments, CrossMoments],
-    layers: tuple[int, int],
+    layer_indices: tuple[int, int],
     assignment: Method,
     rotation_null: RotationNull | None,
 ) -> tuple[list[tuple[Array, Array]], list[float]]:
@@ -232,8 +232,8 @@ def _by_chance(
     qualities: list[float] = []
     if rotation_null is None:
         return scorings, qualities
-    for basis, theirs in zip(rotation_null.bases, rotation_null.scores[:, layers[1]], strict=True):
-        fit, held_out = (half.correlation(*layers, basis) for half in moments)
+    for basis, theirs in zip(rotation_null.bases, rotation_null.scores[:, layer_indices[1]], strict=True):
+        fit, held_out = (half.correlation(*layer_indices, basis) for half in moments)
         partner = match(fit, assignment)
         kept = np.flatnonzero(partner >= 0)
         scorings.append((scores[kept], theirs[partner[kept]]))
@@ -244,14 +244,14 @@ def _by_chance(
 def _statistics(
     a: Ranked,
     b: Ranked,
-    layers: tuple[int, int],
+    layer_indices: tuple[int, int],
     partner: NDArray[np.int64],
     k: int,
     unrelated: Sequence[tuple[Array, Array]],
     permutations: int,
     seed: int,
 ) -> list[Agreement]:
-    i, j = layers
+    i, j = layer_indices
     kept = np.flatnonzero(partner >= 0)
     theirs = partner[kept]
     if len(kept) < 2:
@@ -264,19 +264,19 @@ def _statistics(
         groups=theirs,
         draws=draws,
         unrelated=unrelated,
-        shuffled=None if unrelated else _shuffled(a, b, layers, kept, theirs),
+        shuffled=None if unrelated else _shuffled(a, b, layer_indices, kept, theirs),
         permutations=permutations,
         seed=seed,
     )
 
 
 def _shuffled(
-    a: Ranked, b: Ranked, layers: tuple[int, int], kept: NDArray[np.intp], theirs: NDArray[np.int64]
+    a: Ranked, b: Ranked, layer_indices: tuple[int, int], kept: NDArray[np.intp], theirs: NDArray[np.int64]
 ) -> tuple[Array, Array] | None:
     """Return the rankings of matched neurons under shuffled labels of each run, if both have some."""
     if a.shuffled is None or b.shuffled is None:
         return None
-    return a.shuffled[layers[0]][:, kept], b.shuffled[layers[1]][:, theirs]
+    return a.shuffled[layer_indices[0]][:, kept], b.shuffled[layer_indices[1]][:, theirs]
 
 
 def _row(found: Agreement) -> dict[str, Any]:
@@ -285,12 +285,12 @@ def _row(found: Agreement) -> dict[str, Any]:
     return {**columns, "p_uncorrected": found.p_value}
 
 
-def _no_signal(a: Ranked, b: Ranked, layers: tuple[int, int], partner: NDArray[np.int64]) -> dict[str, int]:
+def _no_signal(a: Ranked, b: Ranked, layer_indices: tuple[int, int], partner: NDArray[np.int64]) -> dict[str, int]:
     """Return how many matched neurons have no signal in at least one run, if that is known of both."""
     if a.no_signal is None or b.no_signal is None:
         return {}
     kept = np.flatnonzero(partner >= 0)
-    either = a.no_signal[layers[0]][kept] | b.no_signal[layers[1]][partner[kept]]
+    either = a.no_signal[layer_indices[0]][kept] | b.no_signal[layer_indices[1]][partner[kept]]
     return {"n_no_signal": int(either.sum())}
 
 

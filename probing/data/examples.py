@@ -94,7 +94,7 @@ class Activations(Protocol):
         """Return the shard's rows of the table of tokens."""
         ...
 
-    def read(self, layer: int, shard: int) -> Tensor:
+    def read(self, layer: int, shard: int, /) -> Tensor:
         """Return the hidden states of a shard, shape (n, d_model)."""
         ...
 

@@ -70,9 +70,9 @@ class Retraining:
         roughly = self.training.loosened(VARIANT_TOLERANCE)
         return train_variants(self.sides, self.layers, self.fits, problems, roughly, what, test)
 
-    def of_layer(self, i: int) -> Retraining:
+    def of_layer(self, layer_index: int) -> Retraining:
         """Return the retraining of one layer, given its index, so that no other layer is read."""
-        return replace(self, layers=[self.layers[i]], fits=[self.fits[i]])
+        return replace(self, layers=[self.layers[layer_index]], fits=[self.fits[layer_index]])
 
 
 def strengthened(

@@ -39,13 +39,13 @@ def bootstrap(train: Examples, n_replicates: int, seed: int) -> Tensor:
 def replicate_problems(n_layers: int, penalty: Penalty, draws: Tensor) -> list[Problem]:
     """Return a problem for each layer and replicate; the replicates of a layer are consecutive."""
     pairs = itertools.product(range(n_layers), enumerate(draws))
-    return [Problem(f"replicate_{r}", layer, penalty, draws=drawn) for layer, (r, drawn) in pairs]
+    return [Problem(f"replicate_{r}", layer_index, penalty, draws=drawn) for layer_index, (r, drawn) in pairs]
 
 
 def penalty_problems(n_layers: int, penalty: Penalty) -> list[Problem]:
     """Return a problem for each layer and each other penalty; the problems of a layer are consecutive."""
     others = {name: Penalty(penalty.l1 * times, penalty.l2 * times) for name, times in PENALTIES.items()}
-    return [Problem(name, layer, other) for layer in range(n_layers) for name, other in others.items()]
+    return [Problem(name, i, other) for i in range(n_layers) for name, other in others.items()]
 
 
 @dataclass(frozen=True)

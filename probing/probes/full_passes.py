@@ -76,10 +76,10 @@ class FullPasses:
         """Set up a solver for each problem, preconditioned by its layer's second moment."""
         probe = self.probe
         self.solvers, self.solutions, self.requested = {}, {}, {}
-        for layer, group in probe.by_layer().items():
+        for layer_index, group in probe.by_layer().items():
             # The neurons that at least one problem of the layer uses.
             inverse_scale = probe.inverse_scale[group].amax(0).double()
-            moment = probe.moments[layer].second_moment.to(inverse_scale)
+            moment = probe.moments[layer_index].second_moment.to(inverse_scale)
             scaled = inverse_scale[:, None] * moment * inverse_scale
             of_all = cache(partial(Preconditioner, scaled))
             for i in group:
@@ -116,10 +116,10 @@ class FullPasses:
         weight = self.probe.weight
         counts = self._counts(batch)
         self.n_counted += ((batch.labels >= 0) * counts).sum(1) if counts is not None else (batch.labels >= 0).sum()
-        for layer, group in self.probe.by_layer(self.solvers).items():
+        for layer_index, group in self.probe.by_layer(self.solvers).items():
             own = None if counts is None else counts[group]
             labels = self._labels(batch, group)
-            sums = cross_entropy_sums(weight[group], batch.hidden_states[layer], labels, own)
+            sums = cross_entropy_sums(weight[group], batch.hidden_states[layer_index], labels, own)
             self.cross_entropy[group] += sums.cross_entropy
             self.gradient[group] += sums.gradient
             self.class_covariance[group] += sums.class_covariance

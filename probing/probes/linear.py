@@ -97,7 +97,7 @@ class LinearProbe(pl.LightningModule):
         by_layer = [Scaling(own, self.penalty_space).inverse for own in self.moments]
         for i, problem in enumerate(self.problems):
             # A neuron that may not be used gets an inverse scale of 0, like a dead one.
-            inverse_scale = by_layer[problem.layer] * (1 if problem.neurons is None else problem.neurons)
+            inverse_scale = by_layer[problem.layer_index] * (1 if problem.neurons is None else problem.neurons)
             self.inverse_scale[i] = inverse_scale.to(self.inverse_scale)
             start = weight[i] if problem.start is None else problem.start.to(weight)
             own = self.inverse_scale[i]
@@ -112,7 +112,7 @@ class LinearProbe(pl.LightningModule):
         """Return the indices of each layer's problems; with `active`, only those among it."""
         groups: dict[int, list[int]] = {}
         for i in range(len(self.problems)) if active is None else active:
-            groups.setdefault(self.problems[i].layer, []).append(i)
+            groups.setdefault(self.problems[i].layer_index, []).append(i)
         return groups
 
     def forward(self, hidden_states: Tensor | Sequence[Tensor]) -> list[Tensor]:
@@ -123,7 +123,7 @@ class LinearProbe(pl.LightningModule):
         """
         states = [hidden_states] * len(self.layers) if isinstance(hidden_states, Tensor) else hidden_states
         weight = self.scaled_weight * self.inverse_scale[:, None]
-        return [states[p.layer] @ w.T for p, w in zip(self.problems, weight, strict=True)]
+        return [states[p.layer_index] @ w.T for p, w in zip(self.problems, weight, strict=True)]
 
     # --- training ---
 

@@ -99,7 +99,7 @@ def online_code(
             f"{number} of {len(ends) - 1}", test=True,
         )  # fmt: skip
         for i, coder in enumerate(coders):
-            tried = [fit for fit, problem in zip(fits, problems, strict=True) if problem.layer == i]
+            tried = [fit for fit, problem in zip(fits, problems, strict=True) if problem.layer_index == i]
             bits[i] += block.n_tokens * coder.encode(tried) / math.log(2)
     uniform = sides.train.n_tokens * bits_per_token
     return [CodeLength(layer, online, uniform) for layer, online in zip(layers, bits, strict=True)]
@@ -121,11 +121,11 @@ class _Coder:
         """Exponents of the penalties to try, including the current one, strongest first."""
         return [e for e in range(self.exponent + 1, self.exponent - 2, -1) if WEAKEST <= e <= STRONGEST]
 
-    def problems(self, name: str, layer: int, l1: float) -> list[Problem]:
+    def problems(self, name: str, layer_index: int, l1: float) -> list[Problem]:
         """Return a problem for each penalty to try, which starts from the nearest probe of the previous block."""
         starts = [self.weights[min(self.weights, key=lambda known: abs(known - e))] for e in self.tried if self.weights]
         return [
-            Problem(f"{name}_{e}", layer, Penalty(l1, 10.0**e), starts[n] if starts else None)
+            Problem(f"{name}_{e}", layer_index, Penalty(l1, 10.0**e), starts[n] if starts else None)
             for n, e in enumerate(self.tried)
         ]
 

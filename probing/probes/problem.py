@@ -16,7 +16,7 @@ class Problem:
 
     Args:
         name: For training curves, such as `layer_06`.
-        layer: Index of its layer in `Batch.hidden_states`.
+        layer_index: Index of its layer in `Batch.hidden_states`.
         penalty: Penalty on its scaled weights.
         start: Initial weights on raw hidden states, shape (n_classes, d_model); 0 if None.
         neurons: Which neurons it may use, shape (d_model,), bool; all if None.
@@ -28,7 +28,7 @@ class Problem:
     """
 
     name: str
-    layer: int
+    layer_index: int
     penalty: Penalty
     start: Tensor | None = None
     neurons: Tensor | None = None
@@ -38,13 +38,13 @@ class Problem:
     readout: Readout | None = None
 
 
-def problem_of_layer(layer: int, index: int, penalty: Penalty, start: Tensor | None = None) -> Problem:
+def problem_of_layer(layer: int, layer_index: int, penalty: Penalty, start: Tensor | None = None) -> Problem:
     """Return the probe of a layer, named after its number.
 
     Args:
         layer: Layer number.
-        index: Index of the layer in `Batch.hidden_states`.
+        layer_index: Index of the layer in `Batch.hidden_states`.
         penalty: Penalty on its scaled weights.
         start: Initial weights on raw hidden states, shape (n_classes, d_model); 0 if None.
     """
-    return Problem(f"layer_{layer:02d}", index, penalty, start)
+    return Problem(f"layer_{layer:02d}", layer_index, penalty, start)

@@ -39,7 +39,7 @@ class LayerFit:
     """The probe of one layer.
 
     Args:
-        layer: Layer number.
+        layer: Layer number, or the index of a view of a layer.
         weight: Weights on raw hidden states, shape (n_classes, d_model), float32.
         moments: Moments of the layer's training tokens.
         objective: Cross-entropy plus penalty on the training tokens, in nats.
@@ -126,7 +126,7 @@ def train_variants(
 
     A problem without a start of its own begins from the finished probe of its layer in `fits`.
     """
-    started = [p if p.start is not None else replace(p, start=fits[p.layer].weight) for p in problems]
+    started = [p if p.start is not None else replace(p, start=fits[p.layer_index].weight) for p in problems]
     moments = [fit.moments for fit in fits]
     return train_problems(sides, layers, moments, started, training.for_measuring(), what, test)
 
@@ -160,7 +160,7 @@ def train_problems(
         with interrupts_pass():
             trainer.test(probe, datamodule=data, verbose=False)
     return [
-        _layer_fit(layers[p.layer], i, probe, probe, moments[p.layer], trainer.current_epoch)
+        _layer_fit(layers[p.layer_index], i, probe, probe, moments[p.layer_index], trainer.current_epoch)
         for i, p in enumerate(problems)
     ]
 

@@ -64,33 +64,35 @@ class Chosen:
     neurons: Sequence[int]
 
 
-class Columns:
-    """A store whose layers are choices of neurons from one layer of another store; dead neurons read as 0.
+class Views:
+    """A store that has views in place of layers: choices of neurons of one layer of another store.
+
+    Dead neurons read as 0.
 
     Args:
         store: Store of the activations.
         layer: Layer number in that store.
-        chosen: The neurons of each choice, equally many in all.
+        views: The neurons of each view, equally many in all.
         dead: Which neurons of the layer are dead, shape (d_model,), bool.
     """
 
-    def __init__(self, store: Activations, layer: int, chosen: Sequence[Sequence[int]], dead: Tensor) -> None:
+    def __init__(self, store: Activations, layer: int, views: Sequence[Sequence[int]], dead: Tensor) -> None:
         self.store, self.layer, self.dead = store, layer, dead
         self.tokens: Tokens = store.tokens
-        self.plan: Plan = replace(store.plan, d_model=len(chosen[0]))
-        self.chosen = [torch.tensor(list(neurons)) for neurons in chosen]
-        # The last shard read, since every choice reads it; stored by neuron, so that some can be taken alone.
+        self.plan: Plan = replace(store.plan, d_model=len(views[0]))
+        self.views = [torch.tensor(list(neurons)) for neurons in views]
+        # The last shard read, since every view reads it; stored by neuron, so that some can be taken alone.
         self._shard: tuple[int, Tensor] | None = None
 
     def shard_tokens(self, shard: Shard) -> slice:
         """Return the rows of the token table that belong to the shard."""
         return self.store.shard_tokens(shard)
 
-    def read(self, layer: int, shard: int) -> Tensor:
-        """Return a shard's activations of one choice, shape (n, n_chosen)."""
+    def read(self, view: int, shard: int) -> Tensor:
+        """Return a shard's activations of one view, shape (n, n_chosen)."""
         if self._shard is None or self._shard[0] != shard:
             self._shard = shard, self.store.read(self.layer, shard).masked_fill(self.dead, 0).T.contiguous()
-        return self._shard[1][self.chosen[layer]].T
+        return self._shard[1][self.views[view]].T
 
 
 def choices(rankings: Mapping[str, Ranking], data: LayerData, k: int, draws: int) -> list[Chosen]:
@@ -167,14 +169,14 @@ def linear(chosen: Sequence[Chosen], data: LayerData, sides: Sides) -> list[Judg
     """Train a linear probe on each choice of neurons, all in one stack, with the run's penalty, and test it."""
     neurons = [choice.neurons for choice in chosen]
     few = replace(sides, train=thin(sides.train, MOST_TOKENS, data.seed))
-    columns = few.each(lambda examples: of_columns(examples, data.layer, neurons, data.moments.dead))
-    fits = train_probes(columns, range(len(chosen)), rough_training(data))
+    viewed = few.each(lambda examples: of_views(examples, data.layer, neurons, data.moments.dead))
+    fits = train_probes(viewed, range(len(chosen)), rough_training(data))
     return [Judged(fit.metrics["cross_entropy"], fit.correct_by_sentence, few.train.n_tokens) for fit in fits]
 
 
-def of_columns(examples: Examples, layer: int, chosen: Sequence[Sequence[int]], dead: Tensor) -> Examples:
-    """Return the examples with choices of neurons in place of layers; see `Columns`."""
-    return replace(examples, store=Columns(examples.store, layer, chosen, dead))
+def of_views(examples: Examples, layer: int, views: Sequence[Sequence[int]], dead: Tensor) -> Examples:
+    """Return the examples with views of a layer in place of layers; see `Views`."""
+    return replace(examples, store=Views(examples.store, layer, views, dead))
 
 
 def rough_training(data: LayerData) -> Training:

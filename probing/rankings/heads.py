@@ -18,7 +18,7 @@ from probing.data.examples import Sides
 from probing.data.subsample import thin
 from probing.probes.recipe import Lbfgs, Training
 from probing.probes.training import LayerFit, train_probes
-from probing.rankings.evaluation import BY_CHANCE, DRAWS, MOST_TOKENS, TOLERANCE, of_columns
+from probing.rankings.evaluation import BY_CHANCE, DRAWS, MOST_TOKENS, TOLERANCE, of_views
 from probing.statistics.intervals import accuracy_interval
 
 Rows = list[dict[str, Any]]
@@ -66,9 +66,9 @@ def head_accuracies(sides: Sides, fit: LayerFit, n_heads: int, training: Trainin
     slices = [list(neurons) for neurons in heads_of(fit.weight.shape[1], n_heads)]
     slices += [_drawn(fit, len(slices[0]), draw, seed) for draw in range(1, DRAWS + 1)]
     few = replace(sides, train=thin(sides.train, MOST_TOKENS, seed))
-    columns = few.each(lambda examples: of_columns(examples, fit.layer, slices, fit.moments.dead))
+    viewed = few.each(lambda examples: of_views(examples, fit.layer, slices, fit.moments.dead))
     roughly = replace(training.for_measuring(), solver=Lbfgs(TOLERANCE))
-    fits = train_probes(columns, range(len(slices)), roughly, f"heads of layer {fit.layer}")
+    fits = train_probes(viewed, range(len(slices)), roughly, f"heads of layer {fit.layer}")
     test, majority = sides.test, int(sides.train.counts(len(sides.classes)).argmax())
     n_tokens, of_majority = test.clusters(test.tokens_by_sentence()), float((_classes(sides) == majority).mean())
     accuracies = [float(one.correct_by_sentence.sum() / test.n_tokens) for one in fits]

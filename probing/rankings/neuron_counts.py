@@ -20,7 +20,7 @@ from probing.data.examples import Examples, Sides, read
 from probing.data.subsample import thin
 from probing.probes.problem import Problem
 from probing.probes.training import LayerFit, train_probes, train_variants
-from probing.rankings.evaluation import MOST_TOKENS, Chosen, choices, of_columns, rough_training
+from probing.rankings.evaluation import MOST_TOKENS, Chosen, choices, of_views, rough_training
 from probing.rankings.methods import LayerData, Ranking
 from probing.statistics.intervals import accuracy_interval
 from probing.tables.rankings import is_top, smallest
@@ -120,8 +120,8 @@ class _Measure:
         """
         layer, dead, train_on = self.data.layer, self.data.moments.dead, self.sides
         if len(kept[0]) <= self.d_model // 2:
-            columns = train_on.each(lambda examples: of_columns(examples, layer, kept, dead))
-            narrow = train_probes(columns, range(len(kept)), self.training)
+            viewed = train_on.each(lambda examples: of_views(examples, layer, kept, dead))
+            narrow = train_probes(viewed, range(len(kept)), self.training)
             return [
                 replace(fit, weight=torch.zeros_like(self.of_all.weight).index_copy_(1, torch.tensor(some), fit.weight))
                 for fit, some in zip(narrow, kept, strict=True)

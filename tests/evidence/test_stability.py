@@ -35,8 +35,8 @@ def test_a_replicate_is_the_same_however_many_there_are(data: Data) -> None:
 def test_problems_of_a_layer_stand_side_by_side(data: Data) -> None:
     draws, penalty = bootstrap(data.train, 3, 0), Penalty(1e-3, 1e-4)
     replicates, penalties = replicate_problems(2, penalty, draws), penalty_problems(2, penalty)
-    assert [p.layer for p in replicates] == [0, 0, 0, 1, 1, 1]
-    assert [(p.layer, p.penalty) for p in penalties[2:]] == [(1, Penalty(1e-2, 1e-3)), (1, Penalty(1e-4, 1e-5))]
+    assert [p.layer_index for p in replicates] == [0, 0, 0, 1, 1, 1]
+    assert [(p.layer_index, p.penalty) for p in penalties[2:]] == [(1, Penalty(1e-2, 1e-3)), (1, Penalty(1e-4, 1e-5))]
 
 
 def test_ranks_range_over_the_probe_and_its_replicates() -> None:
