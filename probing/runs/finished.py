@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -127,9 +127,8 @@ def _open(run: Run, label: str, source: ModelSource) -> Finished:
     return Finished(run, label, source, [replace(corpus, n_repeated=0) for corpus in corpora], splits)
 
 
-@dataclass(frozen=True)
 class Extraction:
-    """Reads corpora with the models of runs, each pair only once.
+    """Reads corpora with the models of runs, each corpus with each model only once.
 
     Args:
         cache: Folder of cached activations.
@@ -138,26 +137,24 @@ class Extraction:
         progress: Whether to show a progress bar.
     """
 
-    cache: Path
-    trainer: Mapping[str, Any]
-    say: Say
-    progress: bool
-    done: dict[tuple[Path, str], Readings] = field(default_factory=dict)
-    stores: dict[tuple[Path, str], ActivationStore] = field(default_factory=dict)
+    def __init__(self, cache: Path, trainer: Mapping[str, Any], say: Say, progress: bool) -> None:
+        self.cache, self.trainer, self.say, self.progress = cache, trainer, say, progress
+        self._readings: dict[tuple[Path, str], Readings] = {}
+        self._stores: dict[tuple[Path, str], ActivationStore] = {}
 
     def store(self, finished: Finished, corpus: Corpus) -> ActivationStore:
         """Return the activations that a run's model gives for a corpus, in the run's layers."""
         key = finished.run.folder, corpus.fingerprint
-        if key not in self.stores:
-            self.stores[key] = self._extract(finished, corpus)
-        return self.stores[key]
+        if key not in self._stores:
+            self._stores[key] = self._extract(finished, corpus)
+        return self._stores[key]
 
     def readings(self, finished: Finished, corpus: Corpus) -> Readings:
         """Return the readings of a corpus by a run's model, in the run's layers."""
         key = finished.run.folder, corpus.fingerprint
-        if key not in self.done:
-            self.done[key] = self._read(finished, corpus)
-        return self.done[key]
+        if key not in self._readings:
+            self._readings[key] = self._read(finished, corpus)
+        return self._readings[key]
 
     def _extract(self, finished: Finished, corpus: Corpus) -> ActivationStore:
         source, config = finished.source, finished.run.config
