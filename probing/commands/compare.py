@@ -104,7 +104,7 @@ def compare(
         from probing.comparison.common_neurons import top_everywhere
         from probing.runs.finished import Extraction, by_index, open_runs, pairs_of, ranked_of, with_shuffled
         from probing.runtime.trainer import check_trainer_options
-        from probing.statistics.intervals import few_sentences
+        from probing.tables.agreement import agreement_tables
 
         check_trainer_options(trainer or {}, "lbfgs")
         opened = open_runs(made, matching)
@@ -122,17 +122,29 @@ def compare(
             _write(folder.path, config, opened, pairs, common, tracker)
         comparison = Comparison(folder.finish(), rows, common.rows)
     if not quiet:
-        from probing.tables.agreement import agreement_tables, everywhere_sentence, sites_lines
-
         terminal.show(*agreement_tables(rows))
-        for line in sites_lines({one.label: site_of(one.run.config) for one in opened}):
-            print(line)
-        print(everywhere_sentence(common.rows, common.summary(), top))
-        if few := few_sentences(min(one.run.results["n_sentences"]["test"] for one in opened)):
-            print(few)
+        _say(opened, common, top)
     where = tracker.where(comparison.folder) if tracker else None
     say_where(comparison.folder, where)
     return comparison
+
+
+def _say(opened: Sequence[Any], common: Any, top: int) -> None:
+    """Print what a neuron is in the compared runs, and what is said of neurons at the top of all of them.
+
+    Args:
+        opened: The runs, each a `probing.runs.finished.Finished`.
+        common: The `probing.comparison.common_neurons.Common` of the runs.
+        top: Number of first neurons that count as the top.
+    """
+    from probing.statistics.intervals import few_sentences
+    from probing.tables.agreement import everywhere_sentence, sites_lines
+
+    for line in sites_lines({one.label: site_of(one.run.config) for one in opened}):
+        print(line)
+    print(everywhere_sentence(common.rows, common.summary(), top))
+    if few := few_sentences(min(one.run.results["n_sentences"]["test"] for one in opened)):
+        print(few)
 
 
 def _check_trainer(trainer: Mapping[str, Any]) -> None:
