@@ -156,7 +156,18 @@ TAGS = [
     "!!python/module:overheard",
 ]
 PATHS = ["{class_path: overheard.Probe}", "{class_path: overheard.Probe, init_args: {a: 1}}", "overheard.Probe"]
-PLACES = ["seed", "layer", "corpus", "probe", "probe.l2", "trainer", "trainer.strategy", "task_args", "task_args.x"]
+PLACES = [
+    "seed",
+    "layer",
+    "corpus",
+    "probe",
+    "probe.l2",
+    "trainer",
+    "trainer.strategy",
+    "task",
+    "task_args",
+    "task_args.x",
+]
 
 
 @pytest.mark.parametrize("place", [*PLACES, "unknown"])

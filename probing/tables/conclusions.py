@@ -23,8 +23,8 @@ def conclusion(rows: Sequence[Mapping[str, Any]], task: str) -> str:
         return f"Layer {top['layer']}: no neuron contributes, because every weight of the probe is 0."
     if top["flag"] == UNINFORMATIVE:
         return (
-            f"Layer {top['layer']}: do not read its ranking. In nats, the probe predicts test tokens no better than a "
-            f"constant answer, so it gives no evidence of {task} in this layer."
+            f"Layer {top['layer']}: do not read its ranking. In nats, the probe predicts the test part no better than "
+            f"a constant answer, so it gives no evidence of {task} in this layer."
         )
     who = f"Layer {top['layer']}: neuron {top['neuron']} contributes most, {top['ratio']:.1f} times the layer's mean"
     explained = (

@@ -42,21 +42,23 @@ def labels_of(task: TokenTask, tokens: Tokens, corpus: Corpus) -> Labels:
     """
     unit, n = unit_of(task), len(sentences_of(task, tokens))
     returned, expected = f"the task {type(task).__name__}: `labels` returned", _expected(unit)
-    found = _as_array(task.labels(tokens, corpus), returned, unit)
+    found, is_example = _where_known(task.labels(tokens, corpus))
+    found = _as_array(found, returned, unit)
     if len(found) != n:
         is_without = unit == "token" and len(found) == n - int(tokens.special.sum())
         special = " (special tokens count)" if is_without else ""
         raise UserError(
             f"{returned} {len(found)} labels for the {n} {unit}s of `{corpus.name}`{special}; return {expected}."
         )
-    is_example = tokens.first_pieces if found.dtype.kind == "b" else np.ones(n, dtype=bool)
     if isinstance(task, SentenceTask):
         if task.pooling == "cls" and not tokens.special[tokens.offsets[:-1]].all():
             raise UserError(
                 "`--task_args.pooling cls`: the model's tokenizer puts no special token before a sentence; "
                 "give mean or max."
             )
-        is_example = np.bincount(tokens.sentences[~tokens.special], minlength=n) > 0
+        is_example = is_example & (np.bincount(tokens.sentences[~tokens.special], minlength=n) > 0)
+    elif found.dtype.kind == "b":
+        is_example = is_example & tokens.first_pieces
     if found.dtype.kind == "b":
         found = found.astype(np.int64)
         found = found if task.ordinal else np.array(["False", "True"], dtype=object)[found]
@@ -88,6 +90,17 @@ def classes_of(task: TokenTask, labels: Labels, n_sentences: int) -> Labels:
     if len(found) and found.dtype.kind != labels.dtype.kind:
         raise UserError(f"{returned} values of another type than `labels`; return some of the labels.")
     return found.astype(labels.dtype)
+
+
+def _where_known(values: Any) -> tuple[Any, Any]:
+    """Return labels that are listed as true, false or None without None, and where they were not None.
+
+    Other labels are returned as they are, with True: text and numbers have a value for the absence of a label.
+    """
+    kinds = set(map(type, values)) if isinstance(values, list | tuple) else set()
+    if type(None) not in kinds or kinds == {type(None)} or not kinds <= {type(None), bool, np.bool_}:
+        return values, True
+    return [bool(value) for value in values], np.array([value is not None for value in values])
 
 
 def _expected(unit: str) -> str:
@@ -124,7 +137,7 @@ def _of_list(values: Sequence[Any], returned: str, unit: str) -> NDArray[Any]:
     kinds = set(map(type, values)) - {type(None)}
     if all(issubclass(kind, str) for kind in kinds):
         return np.array(["" if value is None else str(value) for value in values], dtype=object)
-    if type(None) not in kinds and all(issubclass(kind, bool | np.bool_) for kind in kinds) and None not in values:
+    if all(issubclass(kind, bool | np.bool_) for kind in kinds):
         return np.array(values, dtype=bool)
     if all(issubclass(kind, int | np.integer) and kind is not bool for kind in kinds):
         return np.array([-1 if value is None else int(value) for value in values], dtype=np.int64)

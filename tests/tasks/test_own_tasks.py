@@ -107,6 +107,8 @@ def test_a_table_of_an_earlier_version_says_so(tmp_path: Path) -> None:
         (np.array([0, 1, 2, 3, 4, 5, 6, 7], dtype=np.uint8), [0, 1, 2, 3, 4, 5, 6, 7]),
         ([True] * 6 + [False] * 2, ["", "True", "", "True", "", "", "False", ""]),
         (np.array([True] * 6 + [False] * 2), ["", "True", "", "True", "", "", "False", ""]),
+        ([True, None, True, True, None, None, False, None], ["", "", "", "True", "", "", "False", ""]),
+        ([None] * 8, [""] * 8),
     ],
 )
 def test_lists_and_arrays_of_any_kind_are_labels(returned: Any, expected: list[Any]) -> None:

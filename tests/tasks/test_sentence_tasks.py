@@ -148,6 +148,42 @@ def test_controls_that_make_sense_are_held_against_it(
         made(checkpoints, labelled, tmp_path / "runs", controls="control_task")
 
 
+def test_token_embeddings_are_averaged_where_the_first_token_stands_for_the_sentence(
+    checkpoints: dict[str, Path], labelled: Path, tmp_path: Path
+) -> None:
+    rows = [
+        made(
+            checkpoints, labelled, tmp_path / "runs", name=pooling, layer=2, controls="token",
+            task_args={"pooling": pooling},
+        ).accuracy[0]
+        for pooling in ("cls", "mean")
+    ]  # fmt: skip
+    assert rows[0]["token_accuracy"] == rows[1]["token_accuracy"] > rows[0]["majority_accuracy"]
+
+
+class Tens(SentenceTask):
+    """The tens of a sentence's number of words."""
+
+    ordinal = True
+
+    def labels(self, tokens: Tokens, corpus: Corpus) -> list[int]:
+        return [text.count(" ") // 10 for text in corpus.sentences]
+
+
+def test_numbers_have_their_distances_but_no_positions(
+    checkpoints: dict[str, Path], labelled: Path, corpus_file: Path, tmp_path: Path
+) -> None:
+    few = tmp_path / "few.txt"
+    few.write_text("".join(f"{text} Indeed.\n" for text in corpus_file.read_text().splitlines()[:40]))
+    run = made(checkpoints, labelled, tmp_path / "runs", layer=2, task=Tens(), test_corpus=str(few))
+    (row,) = run.accuracy
+    assert run.results["classes"] == [0, 1, 2, 3]
+    assert row["n_test_tokens"] + run.results["n_dropped_tokens"]["test"] == 40
+    assert row["within_one"] >= row["accuracy"]
+    assert not run.positions
+    assert not (run.folder / "positions.csv").exists()
+
+
 def test_a_run_is_ranked_and_compared_as_others_are(
     checkpoints: dict[str, Path], labelled: Path, tmp_path: Path
 ) -> None:
