@@ -100,7 +100,7 @@ def test_paths_numbers_of_numpy_and_text_for_numbers_are_those_of_the_command_li
         ({"tokenizer": object()}, "`tokenizer` belongs to a model that is an object"),
         ({"seed": "many", "replicates": 1.5}, "expected a whole number; `seed=many`: expected a whole"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",  # an object would show its address
 )
 def test_what_cannot_be_is_refused_in_one_sentence_before_any_work(
     options: dict[str, Any], words: str, quick: Fit, folder: Path
