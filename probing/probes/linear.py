@@ -226,4 +226,5 @@ class LinearProbe(pl.LightningModule):
         parts = {name: [value for key, value in values.items() if key.endswith(f"/{name}")] for name in names}
         means = {f"{stage}/{name}": sum(part) / len(part) for name, part in parts.items()}
         step = {"step": float(self.current_epoch)} if stage != "test" else {}
-        self.log_dict({**values, **means, **step}, sync_dist=self.trainer.world_size > 1)
+        # The values are those of all ranks already. Here ranks must not wait for one another: only the first has a logger.
+        self.log_dict({**values, **means, **step})
