@@ -226,5 +226,5 @@ class LinearProbe(pl.LightningModule):
         parts = {name: [value for key, value in values.items() if key.endswith(f"/{name}")] for name in names}
         means = {f"{stage}/{name}": sum(part) / len(part) for name, part in parts.items()}
         step = {"step": float(self.current_epoch)} if stage != "test" else {}
-        # The values are those of all ranks already. Here ranks must not wait for one another: only the first has a logger.
+        # The values are those of all ranks already. Ranks must not wait for one another here: only one has a logger.
         self.log_dict({**values, **means, **step})
