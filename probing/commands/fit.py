@@ -10,7 +10,7 @@ from probing.cli.option_values import Dtype, Layers, Model, Source, Tokenizer, d
 from probing.cli.options import ProbeOptions, WandbOptions
 from probing.cli.python_calls import command
 from probing.cli.shared_options import with_shared_help
-from probing.commands.folders import keep_sentences, places, say_where
+from probing.commands.folders import keep_inputs, places, say_where
 from probing.corpus.sides import read_corpora
 from probing.data.control_names import chosen_controls
 from probing.errors import refuse
@@ -26,6 +26,7 @@ from probing.tasks import SentenceTask, TokenTask, described, load_task, short_n
 from probing.tracking import Tracker, resolve_mode
 
 GroupBy = Literal["auto", "sentence", "document"]
+Transform = Literal["none", "clip", "whiten", "standardise", "center", "all_but_the_top"]
 
 
 @command
@@ -35,14 +36,12 @@ def fit(
     config: dict[str, Any],
     model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
     dtype: Dtype = "float32", site: SiteName = "residual", corpus: Source = "builtin",
-    test_corpus: Source | None = None,
-    group_by: Literal["auto", "sentence", "document"] = "auto", max_length: int | None = None,
+    test_corpus: Source | None = None, group_by: GroupBy = "auto", max_length: int | None = None,
     batch_tokens: int | None = None, task: str | TokenTask = "position", task_args: dict[str, Any] | None = None,
     replicates: int = 5, controls: str | list[str] = "all", evidence: Literal["all", "none"] = "all", mdl: bool = False,
-    transform: Literal["none", "clip", "whiten", "standardise", "center", "all_but_the_top"] = "none",
-    seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
-    trainer: dict[str, Any] | None = None, probe: ProbeOptions = ProbeOptions(), wandb: WandbOptions = WandbOptions(),
-    tokenizer: Tokenizer = None,
+    transform: Transform = "none", seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None,
+    quiet: bool = False, trainer: dict[str, Any] | None = None, probe: ProbeOptions = ProbeOptions(),
+    wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None,
 ) -> Run | None:  # fmt: skip
     """Fit a probe per layer on cached activations, split its logits by neuron, and rank the neurons.
 
@@ -66,8 +65,7 @@ def fit(
             (minimum description length).
         transform: Transform of the activations that the probes are trained on, fitted on training tokens; probes on the
             untransformed activations are trained as well. clip sets neurons with an outlying mean to 0, whiten is ZCA.
-        seed: Seed of every random draw: the split, permuted labels and tokens, bootstrap samples, adam's batches and
-            random weights.
+        seed: Seed of every draw: the split, permuted labels and tokens, bootstraps, adam's batches, random weights.
         name: Name of this run; MODEL-TASK-YYYYMMDD-HHMMSS by default.
         trainer: Arguments of Lightning's Trainer, such as --trainer.max_epochs 50.
         probe: How the probe is trained.
@@ -101,7 +99,7 @@ def fit(
         watch.end("extract")
         default = f"{source.model.short_name}-{short_name(config['task'])}"
         folder = RunFolder(place, name, default) if is_main_process() else None
-        kept = keep_sentences(config, folder) if folder else []
+        kept = keep_inputs(config, source.model.name, folder) if folder else []
         with tracking(folder, wandb, config) as tracker:
             asked = Asked(replicates, evidence == "all", mdl, transform, seed, n_heads_of(stores[0]))
             measured = measure(

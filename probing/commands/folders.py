@@ -32,8 +32,13 @@ def places(cache: str | None, runs: str, name: str | None) -> tuple[Path, Path]:
     return cached, place
 
 
-def keep_sentences(config: dict[str, Any], folder: RunFolder) -> list[Path]:
-    """Write the corpora that were given as lists into the run's folder, and name the files in the configuration.
+def keep_inputs(config: dict[str, Any], model: str, folder: RunFolder) -> list[Path]:
+    """Say in the configuration what was given as objects: the model's name, and files of lists of sentences.
+
+    Args:
+        config: The configuration, which is changed.
+        model: The model's name.
+        folder: The run's folder, into which the sentences are written.
 
     Returns:
         The files.
@@ -42,6 +47,7 @@ def keep_sentences(config: dict[str, Any], folder: RunFolder) -> list[Path]:
         UserError: If they cannot be written; the run's folder is then removed.
     """
     files = []
+    config["model"] = model
     for option in ("corpus", "test_corpus", "fit_corpus"):
         if isinstance(sentences := config.get(option), list):
             files.append(folder.path / f"{option}.txt")

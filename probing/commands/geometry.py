@@ -13,7 +13,7 @@ from probing.cli.option_values import Dtype, Layers, Model, Source, Tokenizer, n
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import command
 from probing.cli.shared_options import with_shared_help
-from probing.commands.folders import keep_sentences, places, say_where
+from probing.commands.folders import keep_inputs, places, say_where
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import layer_numbers
 from probing.runs.folder import RunFolder
@@ -22,6 +22,8 @@ from probing.runtime.distributed import is_main_process
 from probing.runtime.stopwatch import Stopwatch
 from probing.tracking import Tracker, resolve_mode
 
+SpecialTokens = Literal["exclude", "include"]
+ClipTo = Literal["zero", "mean"]
 Definition = Literal["argmin_share", "argmax_share", "mean_profile", "layer_norm", "variance"]
 
 
@@ -69,14 +71,12 @@ def geometry(
     config: dict[str, Any],
     model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
     dtype: Dtype = "float32", corpus: Source = "builtin", fit_corpus: Source | None = None,
-    max_length: int | None = None, batch_tokens: int | None = None,
-    special_tokens: Literal["exclude", "include"] = "exclude",
-    transforms: str | list[str] = "all", definition: Definition = "mean_profile",
-    clip_to: Literal["zero", "mean"] = "zero", draws: int = 10, whitening: Literal["pca", "zca"] = "pca",
-    components: int | None = None, shrinkage: float = 0.0, top: int | None = None, estimators: str | list[str] = "none",
-    smoothing_bound: bool = False, interventions: bool = False,
-    seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
-    trainer: dict[str, Any] | None = None, wandb: WandbOptions = WandbOptions(),
+    max_length: int | None = None, batch_tokens: int | None = None, special_tokens: SpecialTokens = "exclude",
+    transforms: str | list[str] = "all", definition: Definition = "mean_profile", clip_to: ClipTo = "zero",
+    draws: int = 10, whitening: Literal["pca", "zca"] = "pca", components: int | None = None, shrinkage: float = 0.0,
+    top: int | None = None, estimators: str | list[str] = "none", smoothing_bound: bool = False,
+    interventions: bool = False, seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None,
+    quiet: bool = False, trainer: dict[str, Any] | None = None, wandb: WandbOptions = WandbOptions(),
     tokenizer: Tokenizer = None,
 ) -> Geometry | None:  # fmt: skip
     """Find outlier dimensions, and measure anisotropy before and after clipping, whitening and other transforms.
@@ -133,15 +133,13 @@ def geometry(
             batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
             shows_progress=terminal.show_progress(quiet), tokenizer=tokenizer,
         )  # fmt: skip
-        config["model"] = source.model.name
-        d_model = source.config.hidden_size
-        refuse(out_of_range("components", components, 1, d_model) + out_of_range("top", top, 0, d_model - 1))
+        refuse(_size_problems(components, top, source.config.hidden_size))
         text, stores = _read(source, corpus, fit_corpus, special_tokens)
         watch.end("extract")
         if not is_main_process():
             return None
         folder = RunFolder(place, name, f"{source.model.short_name}-geometry")
-        keep_sentences(config, folder)
+        keep_inputs(config, source.model.name, folder)
         with tracking(folder, wandb, config) as tracker:
             found = _measured(folder.path, source, text, stores, how, smoothing_bound, interventions)
             watch.end("measure")
@@ -159,6 +157,11 @@ def _problems(draws: int, components: int | None, shrinkage: float, top: int | N
         *out_of_range("shrinkage", shrinkage, 0, 1),
         *out_of_range("top", top, 0),
     ]
+
+
+def _size_problems(components: int | None, top: int | None, d_model: int) -> list[str]:
+    """Return the problems with numbers of directions in a space of this width."""
+    return out_of_range("components", components, 1, d_model) + out_of_range("top", top, 0, d_model - 1)
 
 
 def _read(source: Any, corpus: Source, fit_corpus: Source | None, special_tokens: str) -> tuple[Any, list[Any]]:

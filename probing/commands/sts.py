@@ -51,11 +51,9 @@ def sts(
     random_weights: bool = False,
     dtype: Dtype = "float32", pooling: str | list[str] = "mean", transforms: str | list[str] = "clip,whiten",
     definition: Definition = "mean_profile", components: int | None = None, fit_on: str = "train",
-    static: str | None = None,
-    max_length: int | None = None, batch_tokens: int | None = None,
+    static: str | None = None, max_length: int | None = None, batch_tokens: int | None = None,
     seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
-    trainer: dict[str, Any] | None = None, wandb: WandbOptions = WandbOptions(),
-    tokenizer: Tokenizer = None,
+    trainer: dict[str, Any] | None = None, wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None,
 ) -> SentenceSimilarity | None:  # fmt: skip
     """Correlate cosines of sentences with human scores (STS, SICK-R), per layer, plain, clipped and whitened.
 
