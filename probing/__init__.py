@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from probing.cli.options import WandbOptions as WandbOptions
     from probing.commands.compare import Comparison as Comparison
     from probing.commands.compare import compare as compare
+    from probing.commands.extract import extract as extract
     from probing.commands.fit import fit as fit
     from probing.commands.probe import probe as probe
     from probing.commands.rank import Rankings as Rankings
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from probing.commands.wic import WordsInContext as WordsInContext
     from probing.commands.wic import wic as wic
     from probing.data.module import ActivationDataModule as ActivationDataModule
+    from probing.errors import UserError as UserError
     from probing.probes.linear import LinearProbe as LinearProbe
     from probing.runs.run import Run as Run
     from probing.runs.run import load_run as load_run
@@ -33,6 +35,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Comparison": "probing.commands.compare",
     "compare": "probing.commands.compare",
+    "extract": "probing.commands.extract",
     "fit": "probing.commands.fit",
     "probe": "probing.commands.probe",
     "LinearProbe": "probing.probes.linear",
@@ -46,6 +49,7 @@ _HOMES = {
     "sweep": "probing.commands.sweep",
     "WordsInContext": "probing.commands.wic",
     "wic": "probing.commands.wic",
+    "UserError": "probing.errors",
     "ProbeOptions": "probing.cli.options",
     "WandbOptions": "probing.cli.options",
     "Run": "probing.runs.run",
@@ -64,10 +68,12 @@ __all__ = [
     "SentenceSimilarity",
     "SentenceTask",
     "Task",
+    "UserError",
     "WandbOptions",
     "WordsInContext",
     "__version__",
     "compare",
+    "extract",
     "fit",
     "load_run",
     "probe",

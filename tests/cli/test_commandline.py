@@ -235,3 +235,13 @@ def test_output_that_nobody_reads_any_more_ends_quietly(args: str, status: int) 
     ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
     os.close(writing)
     assert (ended.returncode, ended.stderr) == (status, b"")
+
+
+def test_public_names_are_what_they_say() -> None:
+    import probing
+    from probing.commands.extract import extract
+
+    assert probing.extract is extract
+    assert probing.UserError is UserError
+    assert set(probing._HOMES) | {"__version__"} == set(probing.__all__)
+    assert all(getattr(probing, name).__name__ == name for name in probing._HOMES)
