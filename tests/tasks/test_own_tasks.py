@@ -314,9 +314,9 @@ def test_what_is_no_task_is_refused(file: Path, typed: str, message: str, monkey
     [
         (Long, {}, r"`task`: .* found the class Long; give `Long\(\)`"),
         (
-            3,
+            CORPUS,
             {},
-            "`task`: expected a task's name or an object derived from probing.Task, found 3, which lacks `labels`, ",
+            r"`task`: .* derived from probing.Task, found Corpus\(.*, which lacks `labels`, ",
         ),
         (Task(), {}, "which lacks a method `labels` of its own"),
         (Long(), {"n": 3}, r"`task_args`: .* the object Long\(...\) has its own"),
@@ -328,6 +328,13 @@ def test_objects_that_are_no_task_are_refused_before_any_work(
     with pytest.raises(UserError, match=message):
         fit(task=task, task_args=options, runs=str(tmp_path / "runs"), wandb=NO_WANDB)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_value_is_no_task() -> None:
+    with pytest.raises(UserError, match=r"found 3, which lacks `labels`, `classes`, `ordinal` and `word_means`"):
+        load_task(3)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="`task=3`: expected text"):
+        fit(task=3)  # type: ignore[arg-type]
 
 
 def test_options_of_a_file_are_checked_as_any_others(file: Path) -> None:
