@@ -103,10 +103,6 @@ def _heads(attention: Tensor, values: Tensor) -> Tensor:
     return (attention @ parted).transpose(1, 2).flatten(2)
 
 
-def _after(norm: Any, x: Tensor) -> Tensor:
-    return norm(x)
-
-
 def _bert(block: Any, x: Tensor, attention: Tensor) -> tuple[Tensor, Tensor]:
     heads = _heads(attention, block.attention.self.value(x))
     after = block.attention.output.LayerNorm(block.attention.output.dense(heads) + x)
