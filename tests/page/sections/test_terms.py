@@ -67,7 +67,7 @@ def page(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pyte
     write_csv(first / "neurons.csv", neurons, NEURON_COLUMNS)
     assert set(read_csv(first / "neurons.csv")[0]) == set(NEURON_COLUMNS)
     heads = [
-        {**dict.fromkeys(HEAD_COLUMNS, 0.5), "layer": layer, "head": head, "first_neuron": 8 * head, "n_neurons": 8,
+        {**numbers_of(HEAD_COLUMNS), "layer": layer, "head": head, "first_neuron": 8 * head, "n_neurons": 8,
          "n_random": 10, "above_chance": "no"}
         for layer in (0, 2) for head in (0, 1)
     ]  # fmt: skip
