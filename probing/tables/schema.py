@@ -16,6 +16,11 @@ def layer_number(text: str) -> int | str:
     return text if text == ALL_LAYERS else int(text)
 
 
+def label_of_class(text: str) -> int | str:
+    """Return the label of a class, which a task gives as a whole number or as text; a number in text is a number."""
+    return int(text) if text.lstrip("-").isdecimal() else text
+
+
 _WHOLE_NUMBERS = (
     "neuron", "rank", "rank_low", "rank_high", "absolute_rank", "head", "first_neuron", "position", "row", "k", "draw",
     "layer_a", "layer_b", "sentence", "n_classes", "n_train_tokens", "n_test_tokens", "n_tokens", "n_sentences",
@@ -32,7 +37,7 @@ _NUMBERS = (
     "value", "p_value", "p_uncorrected", "chance", "cosine_share", "argmin_share", "argmax_share", "deviations",
     "alone", "partial", "effect", "percentile", "spearman", "gain", "threshold", "published_threshold", "auc",
     "train_auc", "vectors_per_dimension", "sigma_1", "sigma_2", "lambda_max", "attention_factor", "distance_before",
-    "distance_after", "bound_published", "bound", "bound_per_matrix", "accuracy", "overlap",
+    "distance_after", "bound_published", "bound", "bound_per_matrix", "accuracy", "overlap", "weight",
 )  # fmt: skip
 _TEXTS = (
     "flag", "removed", "ranking", "probe", "from", "above_chance", "kind", "condition", "model_a", "model_b",
@@ -43,6 +48,7 @@ _TEXTS = (
 
 TYPES: dict[str, Type] = {
     "layer": layer_number,
+    "class": label_of_class,
     **dict.fromkeys(_WHOLE_NUMBERS, int),
     **dict.fromkeys(_NUMBERS, float),
     **dict.fromkeys(_TEXTS, str),
