@@ -306,7 +306,7 @@ CASES: list[tuple[str, ...]] = [
     ("fit --layer 0,,1", "`--layer 0,,1` is not a layer"),
     ("fit --layer []", "`--layer []` is not a layer"),
     ("fit --layer 9", "`--layer 9`", "tiny has layers 0 (embeddings) to 3, so not 9"),
-    ("fit --layer -1", "`--layer -1`", "so not -1"),
+    ("fit --layer -9", "`--layer -9`", "so not -9"),
     ("extract --layer 0,4", "`--layer 0,4`", "so not 4"),
     # models
     ("fit --model no-such-model", "`--model no-such-model` is not on this machine", "offline, `--model minilm` works"),

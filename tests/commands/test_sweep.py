@@ -77,7 +77,8 @@ def test_a_trial_is_light_and_its_configuration_repeats_it(tmp_path: Path, data:
     made = sweep(str(write(tmp_path / "s.yaml")), fit=data, runs=str(tmp_path / "runs"), trials=2, quiet=True)
     folder = made.folder / "trials" / "1-layer=0-l2=0.0001-seed=0"
     assert {path.name for path in folder.iterdir()} == {
-        "accuracy.csv", "config.yaml", "contributions.safetensors", "neurons.csv", "probe.safetensors", "results.json"
+        "accuracy.csv", "classes.csv", "config.yaml", "contributions.safetensors", "neurons.csv", "probe.safetensors",
+        "results.json",
     }  # fmt: skip
     again = [f"--{key}={value}" for key, value in (("name", "again"), ("runs", tmp_path / "runs"), ("quiet", True))]
     assert run(COMMANDS, ["fit", "--config", str(folder / "config.yaml"), *again]) == 0
