@@ -7,13 +7,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from probing.errors import UserError
 from probing.models.site_names import site_of, what_is_a_neuron
 from probing.runs.folder import PARTIAL
 from probing.tables.columns import Row
 from probing.tables.csv_files import read_csv
+from probing.tables.rows import Table
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -31,28 +35,57 @@ class Run:
     folder: Path
     config: dict[str, Any]
     results: dict[str, Any]
-    accuracy: list[dict[str, Any]]
-    neurons: list[dict[str, Any]]
+    accuracy: Table
+    neurons: Table
 
     @property
-    def positions(self) -> list[dict[str, Any]]:
+    def positions(self) -> Table:
         """A dict per layer and position, as in `positions.csv`; empty if the task does not predict a position."""
         path = self.folder / "positions.csv"
-        return read_csv(path) if path.exists() else []
+        return read_csv(path) if path.exists() else Table()
 
     @property
     def heads(self) -> list[dict[str, Any]]:
         """A dict per layer and head, as in `heads.csv`; empty unless the neurons are the outputs of heads."""
         path = self.folder / "heads.csv"
-        return read_csv(path) if path.exists() else []
+        return read_csv(path) if path.exists() else Table()
 
     @property
-    def classes(self) -> list[dict[str, Any]]:
+    def classes(self) -> Table:
         """A dict per layer, class and neuron among the first of the class, as in `classes.csv`."""
         path = self.folder / "classes.csv"  # which runs of the first versions do not have
-        return read_csv(path) if path.exists() else []
+        return read_csv(path) if path.exists() else Table()
 
-    def top(self, layer: int, n: int = 10) -> list[dict[str, Any]]:
+    @property
+    def weight(self) -> Tensor:
+        """Weights of the probes on raw activations, shape (n_layers, n_classes, d_model), as in `probe.safetensors`.
+
+        The logits of layer `accuracy[i]["layer"]` are hidden_states @ weight[i].T, of the labels in
+        `results["classes"]`.
+        """
+        from safetensors.torch import load_file
+
+        return load_file(self.folder / "probe.safetensors")["weight"]
+
+    @property
+    def test_sentences(self) -> list[str]:
+        """The sentences that the probes were tested on, in the order of the corpus, which is read again.
+
+        Raises:
+            UserError: If the run was made from arrays, or its corpus has changed or is gone.
+        """
+        from probing.corpus.sides import read_corpora
+
+        of_text(self)
+        corpora, splits = read_corpora(
+            self.config["corpus"], self.config["test_corpus"], self.config["seed"], lambda message: None
+        )
+        if corpora[-1].fingerprint != self.results["cache"]["test"]["key"]["corpus"]:
+            raise UserError(f"`{self.folder}`: its corpus has changed since; repeat the run.")
+        pairs = zip(corpora[-1].sentences, splits[-1], strict=True)
+        return [sentence for sentence, side in pairs if side == "test"]
+
+    def top(self, layer: int, n: int = 10) -> Table:
         """Return the first `n` neurons of a layer's ranking.
 
         Raises:
@@ -61,7 +94,7 @@ class Run:
         layers = [row["layer"] for row in self.accuracy]
         if layer not in layers:
             raise ValueError(f"layer {layer} is not in {self.folder}, which has {', '.join(map(str, layers))}")
-        return [row for row in self.neurons if row["layer"] == layer][:n]
+        return Table([row for row in self.neurons if row["layer"] == layer][:n])
 
     @property
     def transform(self) -> str:
@@ -114,11 +147,19 @@ def load_run_of_text(folder: str | Path) -> Run:
     Raises:
         UserError: If there is no finished run in the folder, or if it was made from arrays.
     """
-    run = load_run(folder)
+    return of_text(load_run(folder))
+
+
+def of_text(run: Run) -> Run:
+    """Return the run, if its model can read its corpus again.
+
+    Raises:
+        UserError: If it was made from arrays.
+    """
     if run.is_of_arrays:
         raise UserError(
-            f"`{folder}` was made by `probing.probe` from arrays, which are not kept; expected a run of `fit`, whose "
-            "model can read its text again."
+            f"`{run.folder}` was made by `probing.probe` from arrays, which are not kept; expected a run of `fit`, "
+            "whose model can read its text again."
         )
     return run
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from types import FrameType
 
 
 class Terminated(KeyboardInterrupt):
     """Raised on SIGTERM, which `kill` sends, and a batch system at the end of a job's time."""
 
 
+# Seconds after which a signal is sent again that arrived while an object was finalised.
+AGAIN_S = 0.05
 _KINDS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
 # The last interrupt: an exception raised while C code runs may be replaced by another exception.
 _received: type[KeyboardInterrupt] | None = None
@@ -36,10 +39,23 @@ def signals_interrupt() -> Iterator[None]:
             _received = None
 
 
-def _interrupt(number: int, frame: Any) -> None:
+def _interrupt(number: int, frame: FrameType | None) -> None:
     global _received
+    if _is_in_finaliser(frame):  # an exception there would be printed and lost
+        again = threading.Timer(AGAIN_S, os.kill, (os.getpid(), number))
+        again.daemon = True
+        again.start()
+        return
     _received = _KINDS[signal.Signals(number)]
     raise _received
+
+
+def _is_in_finaliser(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from probing.tables.columns import Row, is_end
+from probing.tables.rows import Table
 from probing.tables.schema import Type, Value, type_of
 
 
@@ -24,7 +25,7 @@ def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str]) -> None:
         writer.writerows({name: _cell(name, value) for name, value in row.items()} for row in rows)
 
 
-def read_csv(path: Path) -> list[dict[str, Any]]:
+def read_csv(path: Path) -> Table:
     """Read rows, each cell by the type of its column.
 
     Where there is no interval, its ends are NaN; another empty cell is an empty text.
@@ -35,7 +36,9 @@ def read_csv(path: Path) -> list[dict[str, Any]]:
     with path.open(newline="") as file:
         reader = csv.DictReader(file)
         types = {column: type_of(column) for column in reader.fieldnames or ()}
-        return [{column: _value(path, column, text, types[column]) for column, text in row.items()} for row in reader]
+        return Table(
+            {column: _value(path, column, text, types[column]) for column, text in row.items()} for row in reader
+        )
 
 
 def _cell(column: str, value: Any) -> Any:
