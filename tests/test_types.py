@@ -31,5 +31,5 @@ def test_the_script_of_a_page_is_typed_where_the_package_is_installed(tmp_path: 
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path / "site")}, capture_output=True, text=True,
     )  # fmt: skip
     assert found.returncode == 0, found.stdout
-    for name in ("runs.run.Run", "dict[str, Any]", "probes.linear.LinearProbe", "list[Any]"):
+    for name in ("runs.run.Run", "tables.rows.Table", "probes.linear.LinearProbe", "list[Any]"):
         assert name in found.stdout

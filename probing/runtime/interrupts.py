@@ -19,6 +19,8 @@ AGAIN_S = 0.05
 _KINDS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
 # The last interrupt: an exception raised while C code runs may be replaced by another exception.
 _received: type[KeyboardInterrupt] | None = None
+# Sends a signal again that arrived while an object was finalised.
+_again: threading.Timer | None = None
 
 
 @contextmanager
@@ -27,7 +29,6 @@ def signals_interrupt() -> Iterator[None]:
 
     A process that ignores Ctrl-C, as a shell sets up background processes, continues to ignore it.
     """
-    global _received
     with ExitStack() as stack:
         if threading.current_thread() is threading.main_thread():  # other threads cannot handle signals
             for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
@@ -36,18 +37,25 @@ def signals_interrupt() -> Iterator[None]:
         try:
             yield
         finally:
-            _received = None
+            _forget()
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    global _received
-    if _is_in_finaliser(frame):  # an exception there would be printed and lost
-        again = threading.Timer(AGAIN_S, os.kill, (os.getpid(), number))
-        again.daemon = True
-        again.start()
-        return
+    global _received, _again
     _received = _KINDS[signal.Signals(number)]
+    if _is_in_finaliser(frame):  # an exception there would be printed and lost
+        _again = threading.Timer(AGAIN_S, os.kill, (os.getpid(), number))
+        _again.daemon = True
+        _again.start()
+        return
     raise _received
+
+
+def _forget() -> None:
+    global _received, _again
+    if _again is not None:
+        _again.cancel()
+    _received = _again = None
 
 
 def _is_in_finaliser(frame: FrameType | None) -> bool:
@@ -67,10 +75,13 @@ def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
 
 @contextmanager
 def interrupts_pass() -> Iterator[None]:
-    """Raise an interrupt again that Lightning's Trainer has turned into a SystemExit."""
+    """Raise an interrupt again that Lightning's Trainer has turned into a SystemExit, whose status may be 0."""
     try:
         yield
     except SystemExit as stop:
         if isinstance(cause := stop.__context__, KeyboardInterrupt):
             raise type(cause)(*cause.args) from None
+        if kind := _received:
+            _forget()
+            raise kind() from None
         raise

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from probing.runtime.interrupts import Terminated, signals_interrupt
+from probing.runtime.interrupts import Terminated, interrupts_pass, signals_interrupt
 
 
 class EndsBySignal:
@@ -31,6 +31,14 @@ def test_a_signal_is_not_lost_while_an_object_is_finalised(number: int, kind: ty
         went_on = True
         time.sleep(10)
     assert went_on
+
+
+def test_a_training_that_ends_by_itself_after_a_signal_is_interrupted() -> None:
+    """Lightning ends a training after SIGTERM by a SystemExit, of status 0, where the signal itself raised nothing."""
+    with pytest.raises(Terminated), signals_interrupt(), interrupts_pass():  # noqa: PT012
+        EndsBySignal(signal.SIGTERM)
+        raise SystemExit
+    time.sleep(0.1)  # it is not sent again
 
 
 def test_a_signal_elsewhere_interrupts_at_once() -> None:
