@@ -5,10 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from probing.runtime.interrupts import Terminated, interrupts_pass, signals_interrupt
+
+
+@pytest.fixture(autouse=True)
+def listening() -> Iterator[None]:
+    """Heed Ctrl-C, which a shell has background processes ignore."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 class EndsBySignal:
