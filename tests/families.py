@@ -314,3 +314,16 @@ def masked_lm(folder: Path, family: str, sentences: list[str]) -> Path:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def batch_of(folder: Path, sentences: list[str]) -> dict[str, Any]:
+    """A batch padded by hand: some tokenizers have no padding token."""
+    import torch
+
+    from probing.models import load_tokenizer, resolve_model
+
+    tokenizer = load_tokenizer(resolve_model(str(folder)))
+    ids = [torch.tensor(tokenizer(sentence)["input_ids"]) for sentence in sentences]
+    pad = torch.nn.utils.rnn.pad_sequence
+    mask = pad([torch.ones_like(row) for row in ids], batch_first=True)
+    return {"input_ids": pad(ids, True, tokenizer.pad_token_id or 0), "attention_mask": mask}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from probing.errors import UserError
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+    from torch.utils.hooks import RemovableHandle
 
 # Length of the two sequences that an encoder is examined with, and number of padding tokens in the second one. The
 # length is odd to reveal families that pad their input to a multiple of some number.
@@ -114,22 +116,33 @@ def hidden_states(encoder: nn.Module, anatomy: Anatomy, layers: Sequence[int], *
         if n_calls in layers:
             captured[n_calls] = _first_input(args, kwargs)
         if n_calls == highest:
-            raise _Enough
+            raise Enough
         n_calls += 1
 
     handles = [block.register_forward_pre_hook(capture, with_kwargs=True) for block in dict.fromkeys(anatomy.blocks)]
-    try:
+    with until_enough(handles):
         captured[anatomy.n_layers] = encoder(**inputs).last_hidden_state
-    except _Enough:
+    return {k: captured[k] for k in layers}
+
+
+class Enough(Exception):
+    """Ends a forward pass once the highest layer requested is known."""
+
+
+@contextmanager
+def until_enough(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Run a forward pass that a hook may end by raising `Enough`, and remove the hooks.
+
+    Args:
+        handles: The hooks of the pass.
+    """
+    try:
+        yield
+    except Enough:
         pass
     finally:
         for handle in handles:
             handle.remove()
-    return {k: captured[k] for k in layers}
-
-
-class _Enough(Exception):
-    """Ends a forward pass once the highest layer requested is known."""
 
 
 _Call = tuple["nn.Module", Any]

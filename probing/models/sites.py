@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from probing.errors import UserError
-from probing.models.anatomy import Anatomy, examination_inputs, hidden_states
+from probing.models.anatomy import Anatomy, Enough, examination_inputs, hidden_states, until_enough
 from probing.models.site_names import SiteName
 
 if TYPE_CHECKING:
@@ -110,18 +110,13 @@ def activations(encoder: nn.Module, anatomy: Anatomy, layers: Sequence[int], **i
         if block in layers and module is found[block - 1]:
             captured[block] = _input(args, kwargs)
             if block == highest:
-                raise _Enough
+                raise Enough
 
     assert anatomy.blocks is not None
     handles = [one.register_forward_pre_hook(enter, with_kwargs=True) for one in dict.fromkeys(anatomy.blocks)]
     handles += [one.register_forward_pre_hook(capture, with_kwargs=True) for one in dict.fromkeys(found)]
-    try:
+    with until_enough(handles):
         encoder(**inputs)
-    except _Enough:
-        pass
-    finally:
-        for handle in handles:
-            handle.remove()
     return {k: captured[k] for k in layers}
 
 
@@ -133,10 +128,6 @@ def _submodule(encoder: nn.Module, name: str) -> nn.Module:
             f"`--cache`: the activations were cached with another version of transformers, whose model had a part "
             f"{name}; name another folder, or remove this entry."
         ) from None
-
-
-class _Enough(Exception):
-    """Ends a forward pass once the highest layer requested is known."""
 
 
 class _NotFound(Exception):

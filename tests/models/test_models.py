@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from conftest import N_LAYERS
-from families import D_MODEL, MAX_LENGTH, untouched
+from families import D_MODEL, MAX_LENGTH, batch_of, untouched
 from families import FAMILIES as ALL_FAMILIES
 from probing.errors import UserError
 from probing.models import (
@@ -44,15 +44,6 @@ def load(folder: Path, dtype: str = "float32", seed: int | None = None) -> nn.Mo
 
 def states_of(encoder: nn.Module, layers: list[int], **batch: Tensor) -> dict[int, Tensor]:
     return hidden_states(encoder, examine(encoder), layers, **batch)
-
-
-def batch_of(folder: Path, sentences: list[str]) -> dict[str, Tensor]:
-    """A batch padded by hand: some tokenizers have no padding token."""
-    tokenizer = load_tokenizer(resolve_model(str(folder)))
-    ids = [torch.tensor(tokenizer(sentence)["input_ids"]) for sentence in sentences]
-    pad = nn.utils.rnn.pad_sequence
-    mask = pad([torch.ones_like(row) for row in ids], batch_first=True)
-    return {"input_ids": pad(ids, True, tokenizer.pad_token_id or 0), "attention_mask": mask}
 
 
 # --- hidden states ---

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from conftest import N_LAYERS
-from families import D_MODEL, N_HEADS, untouched
+from families import D_MODEL, N_HEADS, batch_of, untouched
 from families import FAMILIES as ALL_FAMILIES
 from probing.errors import UserError
-from probing.models import load_encoder, load_tokenizer, parse_layers, resolve_model
+from probing.models import load_encoder, parse_layers, resolve_model
 from probing.models.anatomy import Anatomy, examine
 from probing.models.site_names import SiteName
 from probing.models.sites import activations, find_site
@@ -36,14 +36,6 @@ def load(folder: Path, dtype: str = "float32", seed: int | None = None) -> nn.Mo
 def at_site(encoder: nn.Module, site: SiteName) -> Anatomy:
     anatomy = examine(encoder)
     return replace(anatomy, site_modules=find_site(encoder, anatomy, site).modules)
-
-
-def batch_of(folder: Path, sentences: list[str]) -> dict[str, Tensor]:
-    tokenizer = load_tokenizer(resolve_model(str(folder)))
-    ids = [torch.tensor(tokenizer(sentence)["input_ids"]) for sentence in sentences]
-    pad = nn.utils.rnn.pad_sequence
-    mask = pad([torch.ones_like(row) for row in ids], batch_first=True)
-    return {"input_ids": pad(ids, True, tokenizer.pad_token_id or 0), "attention_mask": mask}
 
 
 # --- where the sites are ---
