@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,16 @@ def make_sentences(n: int, seed: int = 0, longest: int = 40) -> list[str]:
             words[3] += ","
         found[" ".join(words).capitalize() + generator.choice(".?!")] = None
     return list(found)
+
+
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """Give back the environment variables as they were: libraries set some, such as the mode of W&B."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="session")

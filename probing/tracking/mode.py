@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 from probing.errors import UserError
 
 Mode = Literal["online", "offline", "disabled"]
+# The client's older names. Lightning's `WandbLogger(offline=True)` leaves the first in WANDB_MODE.
+_OLDER_NAMES = {"dryrun": "offline", "run": "online"}
 
 
 def resolve_mode(mode: str) -> Mode:
@@ -31,7 +33,7 @@ def resolve_mode(mode: str) -> Mode:
     if mode != "auto":
         return _checked_mode("--wandb.mode", mode)
     if from_environment := os.environ.get("WANDB_MODE"):
-        return _checked_mode("WANDB_MODE", from_environment)
+        return _checked_mode("WANDB_MODE", _OLDER_NAMES.get(from_environment, from_environment))
     return "online" if credentials() else "offline"
 
 

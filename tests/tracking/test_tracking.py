@@ -10,14 +10,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from PIL import Image
+from pytorch_lightning.loggers import WandbLogger
 
 from probing.cli.options import WandbOptions
 from probing.errors import UserError
 from probing.tracking import Tracker, resolve_mode
+from probing.tracking.mode import Mode
 from wandb_reader import OfflineRun, read_offline_run, read_offline_runs
 from wandb_server import WandbServer
 
@@ -159,9 +161,21 @@ def test_a_mode_that_does_not_exist_is_named_with_where_it_stands(
 ) -> None:
     with pytest.raises(UserError, match=r"--wandb.mode is 'on': expected online, offline"):
         resolve_mode("on")
-    monkeypatch.setenv("WANDB_MODE", "dryrun")
-    with pytest.raises(UserError, match="WANDB_MODE is 'dryrun': expected online, offline"):
+    monkeypatch.setenv("WANDB_MODE", "dry")
+    with pytest.raises(UserError, match="WANDB_MODE is 'dry': expected online, offline"):
         resolve_mode("auto")
+
+
+def test_the_mode_that_a_logger_of_lightning_leaves_behind_is_understood(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    _ = WandbLogger(save_dir=tmp_path, offline=True).experiment
+    assert os.environ["WANDB_MODE"] not in get_args(Mode)
+    assert resolve_mode("auto") == "offline"
+    monkeypatch.setenv("WANDB_MODE", "run")
+    assert resolve_mode("auto") == "online"
 
 
 def test_importing_the_module_loads_no_heavy_library() -> None:
