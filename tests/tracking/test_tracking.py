@@ -14,7 +14,6 @@ from typing import Any, get_args
 
 import pytest
 from PIL import Image
-from pytorch_lightning.loggers import WandbLogger
 
 from probing.cli.options import WandbOptions
 from probing.errors import UserError
@@ -169,6 +168,8 @@ def test_a_mode_that_does_not_exist_is_named_with_where_it_stands(
 def test_the_mode_that_a_logger_of_lightning_leaves_behind_is_understood(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    from pytorch_lightning.loggers import WandbLogger  # draws: a process that imports this module is to write nothing
+
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.delenv("WANDB_MODE", raising=False)
     _ = WandbLogger(save_dir=tmp_path, offline=True).experiment
