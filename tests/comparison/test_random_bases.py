@@ -64,6 +64,7 @@ def test_scores_are_the_contributions_of_the_turned_probe_on_turned_activations(
             np.testing.assert_allclose(scores[layer], own.abs().mean(0), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_models_that_share_their_words_alone_agree_no_more_than_random_rotations() -> None:
     # Words are points in 60 directions of unlike size, not centred; neurons of either model are Gaussian mixtures of
     # these and score by their size. Matched neurons are large on the same words: permutations call that agreement.

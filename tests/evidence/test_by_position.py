@@ -72,6 +72,7 @@ def made(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pyte
     return run
 
 
+@pytest.mark.slow
 def test_a_run_of_positions_has_the_table_and_the_figure(made: Run) -> None:
     rows = read_csv(made.folder / "positions.csv")
     assert tuple(rows[0]) == POSITION_COLUMNS

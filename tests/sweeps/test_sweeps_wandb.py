@@ -100,6 +100,7 @@ def test_the_metric_of_a_sweep_file_is_one_that_its_trials_log(
     # The tiny model has no layer 6, and no more epochs than it takes are needed.
     first = next(trials(sweep)) | {"model": str(checkpoints["bert"]), "corpus": str(corpus_file), "runs": str(tmp_path)}
     first |= {"layer": 2, "name": "trial", "wandb.mode": "offline", "quiet": True, "controls": "none"}
+    first |= {"evidence": "none", "replicates": 0}
     if "trainer.max_epochs" in first:
         first["trainer.max_epochs"] = 7
     made = fit(**parse("fit", fit, as_an_agent_types(first)))

@@ -183,6 +183,7 @@ def test_labels_without_signal_cost_as_many_directions_and_no_more() -> None:
 # --- held-out data ---
 
 
+@pytest.mark.slow
 def test_logistic_regression_on_held_out_states_falls_to_the_majority() -> None:
     # science.md, F9. With an intercept and next to no penalty, as the theorem has it.
     states, labels = planted_classes(4000, 20, 4)
