@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from probing.commands.compare import compare as compare
     from probing.commands.extract import extract as extract
     from probing.commands.fit import fit as fit
+    from probing.commands.geometry import Geometry as Geometry
+    from probing.commands.geometry import geometry as geometry
     from probing.commands.probe import probe as probe
     from probing.commands.rank import Rankings as Rankings
     from probing.commands.rank import rank as rank
@@ -37,6 +39,8 @@ _HOMES = {
     "compare": "probing.commands.compare",
     "extract": "probing.commands.extract",
     "fit": "probing.commands.fit",
+    "Geometry": "probing.commands.geometry",
+    "geometry": "probing.commands.geometry",
     "probe": "probing.commands.probe",
     "LinearProbe": "probing.probes.linear",
     "ActivationDataModule": "probing.data.module",
@@ -61,6 +65,7 @@ __all__ = [
     "ActivationDataModule",
     "Comparison",
     "FinishedSweep",
+    "Geometry",
     "LinearProbe",
     "ProbeOptions",
     "Rankings",
@@ -75,6 +80,7 @@ __all__ = [
     "compare",
     "extract",
     "fit",
+    "geometry",
     "load_run",
     "probe",
     "rank",

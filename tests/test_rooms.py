@@ -51,9 +51,11 @@ FLOORS = (
     {"tables", "probes", "transforms"},
     {"figures", "rankings"},
     {"comparison", "evidence", "internals"},
-    {"geometry", "runs"},
+    {"layer_geometry", "runs"},
     {"downstream", "page", "sweeps"},
     {"commands"},
+    # Only what was once imported from there, and the command.
+    {"geometry"},
 )
 
 

@@ -118,8 +118,8 @@ def geometry(
         raise UserError("`--fit_corpus -`: standard input can be read only once; give one of the two as a file.")
     with terminal.quiet_libraries():
         from probing.cache.source import ActivationSource
-        from probing.geometry.layers import ESTIMATORS
-        from probing.geometry.survey import Plan
+        from probing.layer_geometry.layers import ESTIMATORS
+        from probing.layer_geometry.survey import Plan
         from probing.transforms.affine import KINDS, Fitting
 
         watch = Stopwatch()
@@ -186,7 +186,7 @@ def _measured(
     smoothing_bound: bool,
     interventions: bool,
 ) -> Any:
-    """Survey the model, also from inside where that is asked for; return the `probing.geometry.results.Found`.
+    """Survey the model, from inside too where that is asked for; return the `probing.layer_geometry.results.Found`.
 
     Args:
         folder: The run's folder.
@@ -197,9 +197,9 @@ def _measured(
         smoothing_bound: The option's value.
         interventions: The option's value.
     """
-    from probing.geometry.results import Found
-    from probing.geometry.survey import survey
     from probing.internals import measuring as inside
+    from probing.layer_geometry.results import Found
+    from probing.layer_geometry.survey import survey
     from probing.models import load_encoder, load_tokenizer
     from probing.runtime import terminal
 
@@ -233,9 +233,9 @@ def _write(
 ) -> dict[str, list[dict[str, Any]]]:
     """Write tables, transforms, figures and summary into the run's folder, log them, and return the tables."""
     from probing.data.preparation import origin
-    from probing.geometry.figures import write_figures
-    from probing.geometry.results import tables_of, write, write_summary
     from probing.internals.inside_report import write_inside_figures
+    from probing.layer_geometry.figures import write_figures
+    from probing.layer_geometry.results import tables_of, write, write_summary
 
     files, tables = write(folder, config, found), tables_of(found)
     figures = write_figures(folder / "figures", tables, model_name)

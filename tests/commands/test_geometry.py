@@ -19,8 +19,8 @@ from probing.cli.commandline import run
 from probing.commands.geometry import Geometry, geometry
 from probing.corpus import load_corpus
 from probing.errors import UserError
-from probing.geometry.explained import Regressors
-from probing.geometry.survey import _explained
+from probing.layer_geometry.explained import Regressors
+from probing.layer_geometry.survey import _explained
 from probing.page.sections.terms import GEOMETRY, MEASURES
 from probing.runs.run import load_run
 from probing.statistics import outliers
@@ -310,7 +310,7 @@ def test_a_full_disk_leaves_nothing(
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("probing.geometry.results.write_csv", full)
+    monkeypatch.setattr("probing.layer_geometry.results.write_csv", full)
     with pytest.raises(UserError, match="No space left"):
         geometry(
             model=str(bent), corpus=str(corpus_file), runs=str(tmp_path / "r"), cache=str(place / "runs" / "cache"),

@@ -17,7 +17,7 @@ from matplotlib.text import Text
 
 from probing.downstream.figures import write_sts_figure, write_wic_figure
 from probing.figures import probes as figures
-from probing.geometry import figures as geometry_figures
+from probing.layer_geometry import figures as geometry_figures
 from probing.sweeps.figures import write_sweep_figure
 
 Row = dict[str, Any]

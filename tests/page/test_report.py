@@ -33,9 +33,9 @@ from probing.downstream.sts.sentence_similarity import STS_COLUMNS
 from probing.downstream.wic.words_in_context import CHOSEN_COLUMNS as WIC_CHOSEN_COLUMNS
 from probing.downstream.wic.words_in_context import WIC_COLUMNS
 from probing.errors import UserError
-from probing.geometry.layers import GEOMETRY_COLUMNS
 from probing.internals.inside_report import interventions_conclusion, interventions_tables
 from probing.internals.interventions import INTERVENTION_COLUMNS
+from probing.layer_geometry.layers import GEOMETRY_COLUMNS
 from probing.page import answers
 from probing.page.charts.class_chart import class_chart
 from probing.page.charts.heat_map import heat_map

@@ -20,10 +20,10 @@ from probing.downstream.sts.sentence_similarity import CHOSEN_COLUMNS as STS_CHO
 from probing.downstream.sts.sentence_similarity import STS_COLUMNS
 from probing.downstream.wic.words_in_context import CHOSEN_COLUMNS as WIC_CHOSEN_COLUMNS
 from probing.downstream.wic.words_in_context import WIC_COLUMNS
-from probing.geometry.layers import GEOMETRY_COLUMNS
-from probing.geometry.survey import OUTLIER_COLUMNS
 from probing.internals.interventions import INTERVENTION_COLUMNS
 from probing.internals.smoothing_bound import SMOOTHING_COLUMNS
+from probing.layer_geometry.layers import GEOMETRY_COLUMNS
+from probing.layer_geometry.survey import OUTLIER_COLUMNS
 from probing.page.neuron_table import COLUMNS
 from probing.page.sections.terms import FLAGS, MEASURES, terms_section
 from probing.page.sources import Sources

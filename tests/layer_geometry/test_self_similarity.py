@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from probing.cache.tokens import Tokens
-from probing.geometry.self_similarity import Occurrences, SelfSimilarityAccumulator, choose_words
+from probing.layer_geometry.self_similarity import Occurrences, SelfSimilarityAccumulator, choose_words
 
 
 def tokens_of(*sentences: str) -> Tokens:

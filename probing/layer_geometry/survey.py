@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from probing.data.examples import Activations
-from probing.geometry.explained import ExplainedAccumulator, Regressors, explained_rows, is_punctuation
-from probing.geometry.layers import Estimator, Look, Measured, Sampled, SpecialTokens, look, measure
 from probing.internals.parameters import find_parameters, not_applicable, parameter_rows
+from probing.layer_geometry.explained import ExplainedAccumulator, Regressors, explained_rows, is_punctuation
+from probing.layer_geometry.layers import Estimator, Look, Measured, Sampled, SpecialTokens, look, measure
 from probing.models.anatomy import examine
 from probing.statistics import outliers
 from probing.statistics.outliers import Definition, Outlier

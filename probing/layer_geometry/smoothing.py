@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from probing.geometry.anisotropy import sum_by_sentence
+from probing.layer_geometry.anisotropy import sum_by_sentence
 
 
 @dataclass(frozen=True)

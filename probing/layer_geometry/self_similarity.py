@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.cache.tokens import Tokens
-from probing.geometry.anisotropy import normalise
+from probing.layer_geometry.anisotropy import normalise
 from probing.statistics.streamed_bootstrap import N_DRAWS, Estimate, estimate, undefined
 
 # Least number of sentences with a word, and most words compared, as in Luo, Kulmizev & Mao (2021).

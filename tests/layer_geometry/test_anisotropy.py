@@ -9,8 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from probing.geometry import anisotropy
-from probing.geometry.anisotropy import ClippedCosines, MeanCosine, MeanCosineAccumulator, normalise, sum_by_sentence
+from probing.layer_geometry import anisotropy
+from probing.layer_geometry.anisotropy import (
+    ClippedCosines,
+    MeanCosine,
+    MeanCosineAccumulator,
+    normalise,
+    sum_by_sentence,
+)
 from probing.statistics import streamed_bootstrap as redraws
 
 

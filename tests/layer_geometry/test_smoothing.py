@@ -9,8 +9,8 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from probing.geometry.anisotropy import normalise, sum_by_sentence
-from probing.geometry.smoothing import Smoothness, smoothness
+from probing.layer_geometry.anisotropy import normalise, sum_by_sentence
+from probing.layer_geometry.smoothing import Smoothness, smoothness
 from probing.statistics.streamed_bootstrap import MeanOverSentences, weights
 
 LENGTHS = [4, 1, 7, 2]

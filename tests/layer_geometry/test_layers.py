@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from probing.cache.store import ActivationStore
-from probing.geometry import layers
-from probing.geometry.layers import Sampled, look, measure
+from probing.layer_geometry import layers
+from probing.layer_geometry.layers import Sampled, look, measure
 from probing.statistics import outliers
 from probing.transforms import affine as transforms
 from synthetic import make_store, make_tokens

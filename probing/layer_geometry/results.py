@@ -10,12 +10,12 @@ from typing import Any
 
 import yaml
 
-from probing.geometry.explained import EXPLAINED_COLUMNS
-from probing.geometry.layers import GEOMETRY_COLUMNS
-from probing.geometry.survey import DIMENSION_COLUMNS, OUTLIER_COLUMNS, Rows, Survey
 from probing.internals.interventions import INTERVENTION_COLUMNS
 from probing.internals.parameters import PARAMETER_COLUMNS
 from probing.internals.smoothing_bound import SMOOTHING_COLUMNS
+from probing.layer_geometry.explained import EXPLAINED_COLUMNS
+from probing.layer_geometry.layers import GEOMETRY_COLUMNS
+from probing.layer_geometry.survey import DIMENSION_COLUMNS, OUTLIER_COLUMNS, Rows, Survey
 from probing.runtime.versions import versions
 from probing.tables.columns import without_nan
 from probing.tables.csv_files import write_csv

@@ -9,7 +9,7 @@ import pytest
 from sklearn.linear_model import LinearRegression
 
 from probing.cache.tokens import Tokens
-from probing.geometry.explained import SOURCES, ExplainedAccumulator, Regressors, explained_rows, is_punctuation
+from probing.layer_geometry.explained import SOURCES, ExplainedAccumulator, Regressors, explained_rows, is_punctuation
 
 SPECIAL, DOT, N_WORDS, N_MARKS = (900, 901), 600, 300, 40
 

@@ -21,10 +21,10 @@ from torch import Tensor
 from probing.cache.tokens import Tokens
 from probing.data.examples import Activations
 from probing.data.words import pool_words
-from probing.geometry import anisotropy
-from probing.geometry.anisotropy import ClippedCosines, MeanCosineAccumulator, normalise, sum_by_sentence
-from probing.geometry.self_similarity import Occurrences, SelfSimilarityAccumulator, choose_words
-from probing.geometry.smoothing import smoothness
+from probing.layer_geometry import anisotropy
+from probing.layer_geometry.anisotropy import ClippedCosines, MeanCosineAccumulator, normalise, sum_by_sentence
+from probing.layer_geometry.self_similarity import Occurrences, SelfSimilarityAccumulator, choose_words
+from probing.layer_geometry.smoothing import smoothness
 from probing.statistics.moments import Covariance, CovarianceAccumulator
 from probing.statistics.outliers import Profile, ProfileAccumulator, pooled
 from probing.statistics.sample_size import SIZE_COLUMNS

@@ -1,0 +1,1 @@
+"""The geometry of hidden states: outlier dimensions, anisotropy, over-smoothing and their sources."""
