@@ -19,8 +19,15 @@ HEAD = """# Options
 
 `make docs` writes this page from the help of each command. Options are spelled with underscores; hyphens are accepted
 too. A yes/no option may stand alone (`--quiet`). Every command takes `--config FILE.yaml`, and the command line
-overrides the file. The most important ones are explained in the
-[quickstart](quickstart.md#the-options-that-matter-most).
+overrides the file. `--print_config` prints all options of a command as they are in effect, as such a file, and does
+nothing else; `--print_config=comments` also describes each:
+
+```bash
+python -m probing fit --layer 6 --print_config=comments > mine.yaml
+python -m probing fit --config mine.yaml --seed 1
+```
+
+The most important ones are explained in the [quickstart](quickstart.md#the-options-that-matter-most).
 """
 
 

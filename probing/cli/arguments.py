@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from argparse import SUPPRESS
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,9 @@ from probing.cli.hints import admits_none, as_typed, expected, is_mapping, optio
 from probing.cli.yaml_files import as_yaml, read_yaml
 from probing.errors import UserError, did_you_mean, refuse
 from probing.runtime.installation import started_as
+
+# The option that asks for the options themselves; `probing.cli.printed_config` heeds it.
+PRINT_CONFIG = "--print_config"
 
 # Options that take the words without hyphens: the first takes many words, the others take a single one.
 WORDS, WORD = "folders", ("folder", "file")
@@ -52,6 +56,11 @@ def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[
     parser.add_argument(
         "--config", action=ActionConfigFile, help="YAML file of options; the command line overrides it."
     )
+    parser.add_argument(
+        PRINT_CONFIG, nargs="?", metavar="=comments", default=SUPPRESS,
+        help="Print all options with their values as a file for --config, and do nothing else; "
+        f"{PRINT_CONFIG}=comments also describes each.",
+    )  # fmt: skip
     parser.add_options(function)
     for action in parser._actions:
         if any(option.startswith(f"{action.dest}.") for option in option_types(function)):
@@ -77,7 +86,7 @@ def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[
     for option, value in typed:
         if option != "--config":
             given.take_typed(option, value)
-    return {key: value for key, value in given.keywords().items() if key != "config"}
+    return {key: value for key, value in given.keywords().items() if key not in ("config", "print_config")}
 
 
 def checked(

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from probing.cli.arguments import parse
+from probing.cli.printed_config import print_config, taken_out
 from probing.cli.python_calls import unchecked
 from probing.errors import RunError, UserError, did_you_mean, one_line
 from probing.runtime.distributed import end_others, end_with_parent, is_main_process, lost_rank, wait_for_first_rank
@@ -73,7 +74,11 @@ def _run(commands: Mapping[str, str], args: Sequence[str]) -> int:
     with signals_interrupt():
         try:
             function = _load(commands[name])
-            function(**parse(name, function, rest))
+            rest, printed_as = taken_out(rest)
+            if printed_as and not {"-h", "--help"} & set(rest):
+                print_config(name, function, rest, printed_as)
+            else:
+                function(**parse(name, function, rest))
             return 0
         except BaseException as error:
             end_others()

@@ -57,6 +57,21 @@ def as_yaml(text: str) -> Any:
         return text
 
 
+def as_text(options: Mapping[str, Any]) -> str:
+    """Return options as the text of a YAML file, which `read_yaml` reads as the same values, in the same order."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        """Quotes text that the reader would take for something else, such as `1e-4`."""
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+        style = None if as_yaml(value) == value else "'"
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+    Dumper.add_representer(str, text)
+    return yaml.dump(dict(options), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=10_000)
+
+
 def _repeated(root: Any) -> list[str]:
     """Return the keys that occur more than once; YAML would silently take the last one."""
     import yaml
