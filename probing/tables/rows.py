@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Any
 
-from probing.errors import UserError
+from probing.errors import UserError, as_clause
+from probing.runtime.replaced_files import replacing
+from probing.tables.columns import is_end
+from probing.tables.schema import type_of
 
 
 class Table(list[dict[str, Any]]):
@@ -21,3 +26,47 @@ class Table(list[dict[str, Any]]):
         except ImportError:
             raise UserError("`to_pandas` needs pandas, which is not installed; `pip install pandas`.") from None
         return pandas.DataFrame(self)
+
+    def to_parquet(self, path: str | Path) -> None:
+        """Write the table as a Parquet file, each column by its type; an existing file is replaced.
+
+        A cell is null where its row does not have the column, where a number is missing, and at the ends of an interval
+        where there is none. Columns of whole numbers and of words, such as classes, are text.
+
+        Args:
+            path: The file.
+
+        Raises:
+            UserError: If pyarrow is not installed, or the file cannot be written.
+        """
+        try:
+            import pyarrow
+            from pyarrow import parquet
+        except ImportError:
+            raise UserError(
+                "`to_parquet` needs pyarrow, which is not installed; `pip install pyarrow`, or read the CSV file."
+            ) from None
+        table = pyarrow.table({column: self._array(column, pyarrow) for column in self._columns()})
+        try:
+            with replacing(Path(path)) as partial, partial.open("wb") as file:
+                parquet.write_table(table, file)
+        except OSError as error:
+            raise UserError(f"`{path}` cannot be written ({as_clause(error)}); name a writable file.") from None
+
+    def _columns(self) -> list[str]:
+        return list(dict.fromkeys(column for row in self for column in row))
+
+    def _array(self, column: str, pyarrow: Any) -> Any:
+        """Return a column as an Arrow array."""
+        kind, cells = type_of(column), [row.get(column) for row in self]
+        if kind is str:
+            return pyarrow.array([None if cell is None else str(cell) for cell in cells], pyarrow.string())
+        known = [None if _is_missing(column, cell) else cell for cell in cells]
+        if any(isinstance(cell, str) for cell in known):
+            return pyarrow.array([None if cell is None else str(cell) for cell in known], pyarrow.string())
+        return pyarrow.array(known, pyarrow.float64() if kind is float else pyarrow.int64())
+
+
+def _is_missing(column: str, cell: Any) -> bool:
+    """Whether a cell of numbers holds none: it is empty, or the end of an interval that there is not."""
+    return cell is None or cell == "" or (is_end(column) and isinstance(cell, float) and math.isnan(cell))
