@@ -65,8 +65,14 @@ def plain_table(title: str) -> Any:
 
 
 def show_progress(quiet: bool) -> bool:
-    """Whether to show progress bars: standard error is a terminal and `--quiet` was not given."""
-    return not quiet and sys.stderr.isatty()
+    """Whether to show progress bars: in a terminal or a notebook, where `--quiet` was not given."""
+    return not quiet and (sys.stderr.isatty() or in_notebook())
+
+
+def in_notebook() -> bool:
+    """Whether the code runs in a cell of a notebook: IPython, which is imported then, has a kernel."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return getattr(shell, "kernel", None) is not None
 
 
 def extraction_progress() -> Any:
@@ -125,6 +131,10 @@ def _bar() -> Any:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description:32}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    if in_notebook():
+        from probing.runtime.notebook import NotebookProgress
+
+        return NotebookProgress(*columns, auto_refresh=False)
     return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
