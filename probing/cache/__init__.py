@@ -17,6 +17,8 @@ from probing.models import ModelSource, SiteName, length_limits, load_config, lo
 from probing.runtime.distributed import end_together, is_main_process
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from probing.models.sites import Site
 
 __all__ = ["ActivationStore", "Request", "activations"]
@@ -105,7 +107,7 @@ def activations(
         _extract(request, folder, None, trainer_options, callbacks)
         return ActivationStore(folder)
     try:
-        lock = _job_lock(cache, folder.name, say)
+        lock = job_lock(cache, folder.name, say)
     except OSError as error:
         if store := _whole(folder, request.layers):
             check(store.tokens)
@@ -160,21 +162,36 @@ def _open_or_create(
 
     config, tokenizer = load_config(request.source), load_tokenizer(request.source)
     site = _site(request, tokenizer.pad_token_id or 0)
+    tokens = tokens_of(request, tokenizer)
+    check(tokens)
+    itemsize = getattr(torch, request.dtype).itemsize
+    n_layers, d_model = config.num_hidden_layers, site.width if site else config.hidden_size
+    shards = divide(tokens.lengths, shard_tokens(n_layers, d_model, itemsize))
+    plan = Plan(key, n_layers, d_model, request.dtype, batch_tokens_of(request), shards)
+    try:
+        return ActivationStore.create(folder, plan, tokens, description(request, site))
+    except OSError as error:
+        raise not_written(folder, error) from error
+
+
+def tokens_of(request: Request, tokenizer: Any) -> Tokens:
+    """Tokenise the corpus of a request.
+
+    Raises:
+        UserError: If the model does not take sentences of the requested length.
+    """
     least, limit = length_limits(request.source, tokenizer)
     limit = min(limit, LONGEST)
     if request.max_length is not None and not least <= request.max_length <= limit:
         raise UserError(f"`--max_length {request.max_length}`: {request.source.name} takes {least} to {limit} tokens.")
-    tokens = tokenize(tokenizer, request.corpus.sentences, request.max_length or limit, request.corpus.words)
-    check(tokens)
-    itemsize = getattr(torch, request.dtype).itemsize
-    n_layers, d_model = config.num_hidden_layers, site.width if site else config.hidden_size
-    batch_tokens = request.batch_tokens or (BATCH_TOKENS_GPU if torch.cuda.is_available() else BATCH_TOKENS_CPU)
-    shards = divide(tokens.lengths, shard_tokens(n_layers, d_model, itemsize))
-    plan = Plan(key, n_layers, d_model, request.dtype, batch_tokens, shards)
-    try:
-        return ActivationStore.create(folder, plan, tokens, _description(request, site))
-    except OSError as error:
-        raise not_written(folder, error) from error
+    return tokenize(tokenizer, request.corpus.sentences, request.max_length or limit, request.corpus.words)
+
+
+def batch_tokens_of(request: Request) -> int:
+    """Return the number of padded tokens in one forward pass, chosen by the machine unless it was requested."""
+    import torch
+
+    return request.batch_tokens or (BATCH_TOKENS_GPU if torch.cuda.is_available() else BATCH_TOKENS_CPU)
 
 
 def _site(request: Request, pad_token_id: int) -> Site | None:
@@ -194,7 +211,8 @@ def _site(request: Request, pad_token_id: int) -> Site | None:
     return find_site(encoder, examine(encoder, pad_token_id, name), request.site, pad_token_id, name)
 
 
-def _description(request: Request, site: Site | None) -> dict[str, Any]:
+def description(request: Request, site: Site | None = None) -> dict[str, Any]:
+    """Return what an entry says to users about its origin."""
     import torch
     import transformers
 
@@ -221,32 +239,24 @@ def _extract(
     callbacks: Sequence[Any],
 ) -> None:
     """Extract the missing shards, given as `work` on the first rank and as None on the others."""
-    import pytorch_lightning as pl
-    import torch
+    from probing.cache.extraction import forward_trainer, run_extraction
 
-    from probing.cache.extraction import run_extraction, trainer_keywords
-
-    trainer = pl.Trainer(
-        logger=False,
-        callbacks=list(callbacks),
-        **{"enable_progress_bar": False, **trainer_keywords(trainer_options)},
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        use_distributed_sampler=False,
-        inference_mode=True,
-    )
+    trainer = forward_trainer(trainer_options, callbacks)
     if not work and trainer.world_size == 1:
         return
     end_together(trainer)
 
-    def load() -> tuple[torch.nn.Module, int]:
-        encoder = load_encoder(request.source, request.random_weights_seed, request.dtype)
-        return encoder, load_tokenizer(request.source).pad_token_id or 0
-
-    run_extraction(load, folder, work, trainer)
+    run_extraction(lambda: load(request), folder, work, trainer)
 
 
-def _job_lock(cache: Path, name: str, say: Callable[[str], None]) -> AbstractContextManager[Any]:
+def load(request: Request) -> tuple[nn.Module, int]:
+    """Load the model of a request; return it with the id of its padding token."""
+    encoder = load_encoder(request.source, request.random_weights_seed, request.dtype)
+    return encoder, load_tokenizer(request.source).pad_token_id or 0
+
+
+def job_lock(cache: Path, name: str, say: Callable[[str], None]) -> AbstractContextManager[Any]:
+    """Take the lock of an entry, waiting for the job that has it; OSError if the cache cannot be written."""
     from filelock import FileLock, Timeout
 
     cache.mkdir(parents=True, exist_ok=True)

@@ -30,8 +30,63 @@ from probing.runtime.interrupts import interrupts_pass
 from probing.statistics.permutation import permute_within_sentences
 
 
-class Extraction(pl.LightningModule):
-    """Fills the missing shards of a store under `Trainer.predict`, divided among its ranks.
+class ShardPass(pl.LightningModule):
+    """Processes shards of a corpus under `Trainer.predict`, divided among its ranks.
+
+    Args:
+        work: What is missing of each incomplete shard; None on ranks other than the first.
+        writer: Executor with a single thread, which writes a shard while the next one is processed.
+    """
+
+    def __init__(self, work: Mapping[int, Any] | None, writer: Executor) -> None:
+        super().__init__()
+        self.writer, self.writing = writer, Future[None]()
+        self.writing.set_result(None)
+        # If few shards are missing and there are many ranks, some ranks have no work.
+        self.allow_zero_length_dataloader_with_multiple_devices = True
+        self.work = work
+
+    def prepare(self) -> None:
+        """Load what `process` needs; called if there is any work."""
+        raise NotImplementedError
+
+    def process(self, shard: int, missing: Any) -> Any:
+        """Return what is to be written of a shard."""
+        raise NotImplementedError
+
+    def write(self, shard: int, made: Any) -> None:
+        """Write what `process` returned; called in the writer's thread."""
+        raise NotImplementedError
+
+    def setup(self, stage: str) -> None:
+        """Receive the work from the first rank, and prepare if there is any work."""
+        self.work = self.trainer.strategy.broadcast(self.work)
+        if self.work:
+            self.prepare()
+
+    def predict_dataloader(self) -> DataLoader[int]:
+        """Return this rank's share of the incomplete shards' indices.
+
+        Lightning's own sampler for prediction does not allow a rank without work.
+        """
+        share = list(self.work or ())[self.trainer.global_rank :: self.trainer.world_size]
+        return DataLoader(share, batch_size=None)  # type: ignore[arg-type]
+
+    def predict_step(self, shard: int) -> int:
+        """Process one shard. Return its index, because Lightning warns about None."""
+        made = self.process(shard, (self.work or {})[shard])
+        self.writing.result()  # at most one shard waits in memory
+        give_back_memory()
+        self.writing = self.writer.submit(self.write, shard, made)
+        return shard
+
+    def on_predict_end(self) -> None:
+        """Wait until the last shard is written."""
+        self.writing.result()
+
+
+class Extraction(ShardPass):
+    """Fills the missing shards of a store.
 
     Args:
         load: Returns the model, in evaluation mode and in the store's dtype, and the id of the padding token.
@@ -47,55 +102,32 @@ class Extraction(pl.LightningModule):
         work: Mapping[int, Sequence[int]] | None,
         writer: Executor,
     ) -> None:
-        super().__init__()
-        self.writer, self.writing = writer, Future[None]()
-        self.writing.set_result(None)
-        # If few shards are missing and there are many ranks, some ranks have no work.
-        self.allow_zero_length_dataloader_with_multiple_devices = True
-        self.load, self.folder, self.work = load, folder, work
+        super().__init__(work, writer)
+        self.load, self.folder = load, folder
 
-    def setup(self, stage: str) -> None:
-        """Receive the work from the first rank, and load the model if there is any work."""
-        self.work = self.trainer.strategy.broadcast(self.work)
-        if self.work:
-            self.store = ActivationStore(self.folder)
-            self.encoder, self.pad_token_id = self.load()
-            n = n_readers(self.trainer.strategy.root_device)
-            encoders = [self.encoder, *(with_the_same_weights(self.encoder) for _ in range(n - 1))]
-            name = str(self.store.header["model"])
-            modules = tuple((self.store.header.get("site") or {}).get("modules", ()))
-            self.readers = [
-                (encoder, replace(examine(encoder, self.pad_token_id, name), site_modules=modules))
-                for encoder in encoders
-            ]
+    def prepare(self) -> None:
+        """Load the model, and give each reader a copy with the same weights."""
+        self.store = ActivationStore(self.folder)
+        self.encoder, self.pad_token_id = self.load()
+        name = str(self.store.header["model"])
+        modules = tuple((self.store.header.get("site") or {}).get("modules", ()))
+        self.readers = [
+            (encoder, replace(examine(encoder, self.pad_token_id, name), site_modules=modules))
+            for encoder in copies_for_readers(self.encoder, self.trainer.strategy.root_device)
+        ]
 
-    def predict_dataloader(self) -> DataLoader[int]:
-        """Return this rank's share of the incomplete shards' indices.
+    def process(self, shard: int, missing: Sequence[int]) -> dict[int, Tensor]:
+        """Extract all missing layers of one shard in one pass."""
+        return extract_shard(self.readers, self.store, shard, missing, self.pad_token_id)
 
-        Lightning's own sampler for prediction does not allow a rank without work.
-        """
-        share = list(self.work or ())[self.trainer.global_rank :: self.trainer.world_size]
-        return DataLoader(share, batch_size=None)  # type: ignore[arg-type]
-
-    def predict_step(self, shard: int) -> int:
-        """Extract all missing layers of one shard in one pass. Return its index, because Lightning warns about None."""
-        layers = (self.work or {})[shard]
-        states = extract_shard(self.readers, self.store, shard, layers, self.pad_token_id)
-        self.writing.result()  # at most one shard waits in memory
-        give_back_memory()
-        self.writing = self.writer.submit(self._write, shard, states)
-        return shard
-
-    def on_predict_end(self) -> None:
-        """Wait until the last shard is written."""
-        self.writing.result()
-
-    def _write(self, shard: int, states_of: Mapping[int, Tensor]) -> None:
-        for layer, states in states_of.items():
+    def write(self, shard: int, made: Mapping[int, Tensor]) -> None:
+        """Write the layers of one shard."""
+        for layer, states in made.items():
             self.store.write(layer, shard, states)
 
 
 _Batch = TypeVar("_Batch")
+_Known = TypeVar("_Known")
 Reader = tuple[nn.Module, Anatomy]
 # Most batches processed at once on a processor. Threads wait less for one another if each has a batch of its own; a
 # shard seldom has more batches than this.
@@ -106,6 +138,11 @@ def n_readers(device: torch.device) -> int:
     """Return how many batches to process at once: one on an accelerator, else a divisor of the number of threads."""
     n_threads = torch.get_num_threads() if device.type == "cpu" else 1
     return max(n for n in range(1, MOST_READERS + 1) if n_threads % n == 0)
+
+
+def copies_for_readers(encoder: nn.Module, device: torch.device) -> list[nn.Module]:
+    """Return the encoder for the first reader, and a copy that shares its weights for each further one."""
+    return [encoder, *(with_the_same_weights(encoder) for _ in range(n_readers(device) - 1))]
 
 
 def with_the_same_weights(encoder: nn.Module) -> nn.Module:
@@ -133,7 +170,7 @@ def extract_shard(
     input_ids = torch.from_numpy(store.tokens.input_ids[rows].astype(np.int64))
     here = plan.shards[shard]
     lengths = store.tokens.lengths[here.first_sentence : here.first_sentence + here.n_sentences]
-    order = _reading_order(store, rows)
+    order = reading_order(store, rows)
     dtype = getattr(torch, plan.dtype)
     states = {layer: torch.empty(len(input_ids), plan.d_model, dtype=dtype) for layer in layers}
 
@@ -158,13 +195,15 @@ def extract_shard(
 
 
 def share_out(
-    extract: Callable[[nn.Module, Anatomy, _Batch], None], readers: Sequence[Reader], some: Iterable[_Batch]
+    extract: Callable[[nn.Module, _Known, _Batch], None],
+    readers: Sequence[tuple[nn.Module, _Known]],
+    some: Iterable[_Batch],
 ) -> None:
     """Process batches by several readers, each in its own thread and with an equal share of torch's threads.
 
     Args:
-        extract: Called with an encoder, its anatomy and a batch.
-        readers: Encoders and their anatomy; a single reader runs in this thread.
+        extract: Called with an encoder, what is known of it, and a batch.
+        readers: Encoders and what is known of each, such as its anatomy; a single reader runs in this thread.
         some: The batches.
 
     Raises:
@@ -176,7 +215,7 @@ def share_out(
         return
     waiting, n_threads = deque(some), torch.get_num_threads()
 
-    def read(reader: Reader) -> None:
+    def read(reader: tuple[nn.Module, _Known]) -> None:
         torch.set_num_threads(n_threads // len(readers))
         try:
             while (batch := _next(waiting)) is not None:
@@ -214,7 +253,7 @@ def _refuse_infinite(states: Tensor, layer: int, sentences: NDArray[np.int64], p
         )
 
 
-def _reading_order(store: ActivationStore, rows: slice) -> Tensor:
+def reading_order(store: ActivationStore, rows: slice) -> Tensor:
     """Return the index of the token that the model reads at each index of a shard, shape (n,).
 
     Without permutation it is the index itself, else that of a token of the same sentence. Special tokens stay in place.
@@ -259,10 +298,21 @@ def run_extraction(
         RunError: If activations are not finite.
         KeyboardInterrupt: If the user interrupted it.
     """
+    run_pass(lambda writer: Extraction(load, folder, work, writer), folder, trainer)
+
+
+def run_pass(make: Callable[[Executor], ShardPass], folder: Path, trainer: pl.Trainer) -> None:
+    """Process shards under a Trainer with any devices and strategy.
+
+    Args:
+        make: Returns the pass, which writes with this executor.
+        folder: Where it writes, for messages.
+        trainer: A Trainer with `use_distributed_sampler=False`, because the shards are divided here.
+    """
     try:
         # In every case, the last shard is written before the lock is released.
         with interrupts_pass(), ThreadPoolExecutor(1) as writer:
-            trainer.predict(Extraction(load, folder, work, writer), return_predictions=False)
+            trainer.predict(make(writer), return_predictions=False)
         # Ranks finish at different times; wait until all have written.
         trainer.strategy.barrier()
     except OSError as error:
@@ -288,3 +338,16 @@ def trainer_keywords(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     concerned = ("accelerator", "devices", "num_nodes", "strategy", "plugins", "enable_progress_bar")
     return launched() | {name: value for name, value in options.items() if name in concerned}
+
+
+def forward_trainer(options: Mapping[str, Any], callbacks: Sequence[Any]) -> pl.Trainer:
+    """Return a Trainer for a forward pass over shards, with the options that concern it."""
+    return pl.Trainer(
+        logger=False,
+        callbacks=list(callbacks),
+        **{"enable_progress_bar": False, **trainer_keywords(options)},
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        use_distributed_sampler=False,
+        inference_mode=True,
+    )

@@ -180,7 +180,7 @@ class ActivationStore:
         return mapped
 
     def write(self, layer: int, shard: int, hidden_states: Tensor) -> None:
-        """Store the activations of one layer and shard: write to a temporary file, sync, rename, then record.
+        """Store the activations of one layer and shard.
 
         Args:
             layer: Layer number.
@@ -190,6 +190,10 @@ class ActivationStore:
         Raises:
             OSError: If the file cannot be written; no partial file is left.
         """
+        self.write_tensors(layer, shard, {"hidden_states": hidden_states})
+
+    def write_tensors(self, layer: int, shard: int, tensors: Mapping[str, Tensor]) -> None:
+        """Store named tensors as one file: write to a temporary file, sync, rename, then record."""
         from safetensors.torch import save_file
 
         path = self.path(layer, shard)
@@ -197,7 +201,7 @@ class ActivationStore:
         path.parent.mkdir(exist_ok=True)
         with _put(path) as partial:
             with tensor_file(partial):
-                save_file({"hidden_states": hidden_states}, partial)
+                save_file(dict(tensors), partial)
             sha256 = _checksum(partial)
         self._append({"layer": layer, "shard": shard, "sha256": sha256, "plan": _plan_id(self.header)})
 

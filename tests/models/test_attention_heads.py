@@ -1,0 +1,226 @@
+"""Heads, found by running the model, and what they attend to, against what transformers returns by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from conftest import N_LAYERS
+from families import FAMILIES, N_HEADS, batch_of, untouched
+from probing.errors import UserError
+from probing.models import load_encoder, resolve_model
+from probing.models.anatomy import examine
+from probing.models.attention_heads import find_heads, read_heads
+from probing.models.sites import find_site
+
+# Half of what ConvBERT's output projection reads is made by a convolution. XLNet's is no module, but an `einsum`.
+N_HEADS_OF = {"convbert": 1}
+WITHOUT_PROJECTION = {"xlnet"}
+CAUSAL = {"gpt2", "gpt_neox", "llama"}
+
+
+def load(folder: Path, dtype: str = "float32") -> nn.Module:
+    return load_encoder(resolve_model(str(folder)), None, dtype)
+
+
+@torch.inference_mode()
+def read(encoder: Any, batch: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Return the attention and the values of each block."""
+    found: list[tuple[Tensor, Tensor]] = []
+
+    def keep(layer: int, probabilities: Tensor, values: Tensor) -> None:
+        assert layer == len(found) + 1
+        found.append((probabilities.clone(), values.clone()))
+
+    read_heads(encoder, find_heads(encoder, examine(encoder)), keep, batch)
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_heads_are_found_in_every_family(checkpoints: dict[str, Path], family: str) -> None:
+    encoder = load(checkpoints[family])
+    heads = find_heads(encoder, examine(encoder))
+    assert (heads.n_layers, heads.n_heads) == (N_LAYERS[family], N_HEADS_OF.get(family, N_HEADS))
+    assert heads.is_causal == (family in CAUSAL)
+    if family in WITHOUT_PROJECTION | {"convbert"}:
+        assert (heads.projections is None) == (family in WITHOUT_PROJECTION)
+    else:  # another way to find it, by gradients
+        assert heads.projections == find_site(encoder, examine(encoder), "attention").modules
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_attention_is_what_eager_attention_returns_and_padding_gets_none(
+    checkpoints: dict[str, Path], sentences: list[str], family: str
+) -> None:
+    batch = batch_of(checkpoints[family], sentences[:4])
+    mask = batch["attention_mask"].bool()
+    assert not mask.all()
+    eager = untouched(checkpoints[family], attn_implementation="eager")
+    expected = eager(**batch, output_attentions=True).attentions
+    # By the same implementation the states are the same. The fused one rounds otherwise, from block to block.
+    for encoder, tolerance in ((eager, 1e-6), (load(checkpoints[family]), 2e-5)):
+        found = read(encoder, batch)
+        assert len(found) == len(expected) == N_LAYERS[family]
+        for (probabilities, _), own in zip(found, expected, strict=True):
+            rows = probabilities.transpose(1, 2)[mask]
+            assert_close(rows, own.transpose(1, 2)[mask], rtol=0, atol=tolerance)
+            assert_close(rows.sum(-1), torch.ones(rows.shape[:-1]), rtol=0, atol=1e-5)
+            to_padding = probabilities.masked_fill(mask[:, None, None, :], 0).transpose(1, 2)[mask]
+            assert not to_padding.any()
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in WITHOUT_PROJECTION])
+@torch.inference_mode()
+def test_what_heads_add_is_the_output_of_the_projection(
+    checkpoints: dict[str, Path], sentences: list[str], family: str
+) -> None:
+    encoder, batch = load(checkpoints[family]), batch_of(checkpoints[family], sentences[:3])
+    mask = batch["attention_mask"].bool()
+    heads = find_heads(encoder, examine(encoder))
+    made: list[Tensor] = []
+
+    def note(module: Any, args: Any, output: Tensor) -> None:
+        # Only the columns that read heads; ConvBERT has others.
+        given = args[0].clone()
+        given[..., heads.n_heads * heads.d_head :] = 0
+        made.append(output if torch.equal(given, args[0]) else nn.functional.linear(given, module.weight, module.bias))
+
+    assert heads.projections
+    handles = [encoder.get_submodule(name).register_forward_hook(note) for name in dict.fromkeys(heads.projections)]
+    encoder(**batch)
+    for handle in handles:
+        handle.remove()
+    parts = heads.output_projections(encoder)
+    assert parts
+    for (probabilities, values), part, expected in zip(read(encoder, batch), parts, made, strict=True):
+        added = torch.einsum("bhij,bhjd,hdm->bim", probabilities, values, part.matrix) + part.bias
+        assert_close(added[mask], expected[mask], rtol=1e-4, atol=1e-5)
+        norms = torch.einsum("bhjd,hde,bhje->bhj", values.double(), part.gram(), values.double()).sqrt()
+        assert_close(norms, (values.double() @ part.matrix.double()).norm(dim=-1), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("family", ["bert", "albert", "gpt2", "mpnet", "t5"])
+@torch.inference_mode()
+def test_hidden_states_stay_as_they_are_to_the_bit(
+    checkpoints: dict[str, Path], sentences: list[str], family: str
+) -> None:
+    encoder, batch = load(checkpoints[family]), batch_of(checkpoints[family], sentences[:3])
+    heads = find_heads(encoder, examine(encoder))
+    before = encoder(**batch, output_hidden_states=True).hidden_states
+    during: list[Tensor] = []
+    anatomy = examine(encoder)
+    assert anatomy.blocks
+    handles = [
+        block.register_forward_pre_hook(
+            lambda module, args, kwargs: during.append((*args, *kwargs.values())[0]), with_kwargs=True
+        )
+        for block in dict.fromkeys(anatomy.blocks)
+    ]
+    read_heads(encoder, heads, lambda *_: None, batch)
+    assert len(during) == heads.n_layers
+    assert all(torch.equal(one, other) for one, other in zip(during, before, strict=False))
+    for handle in handles:
+        handle.remove()
+    assert torch.equal(encoder(**batch).last_hidden_state, before[-1])
+
+
+@torch.inference_mode()
+def test_nothing_runs_after_the_last_attention(checkpoints: dict[str, Path], sentences: list[str]) -> None:
+    encoder, batch = load(checkpoints["bert"]), batch_of(checkpoints["bert"], sentences[:2])
+    heads, calls = find_heads(encoder, examine(encoder)), []
+    for name in heads.projections or ():
+        encoder.get_submodule(name).register_forward_hook(lambda *_: calls.append(1))
+    read_heads(encoder, heads, lambda *_: None, batch)
+    assert len(calls) == heads.n_layers - 1
+
+
+def test_permuted_heads_are_permuted(checkpoints: dict[str, Path], sentences: list[str]) -> None:
+    encoder, batch = load(checkpoints["bert"]), batch_of(checkpoints["bert"], sentences[:3])
+    plain = read(encoder, batch)
+    matrices = dict(encoder.named_parameters())
+    with torch.no_grad():
+        for name in ("query", "key", "value"):
+            for part in ("weight", "bias"):
+                parameter = matrices[f"encoder.layer.0.attention.self.{name}.{part}"]
+                parameter.copy_(parameter.unflatten(0, (N_HEADS, -1)).flip(0).flatten(0, 1))
+        output = matrices["encoder.layer.0.attention.output.dense.weight"]
+        output.copy_(output.unflatten(1, (N_HEADS, -1)).flip(1).flatten(1))
+    permuted = read(encoder, batch)
+    for found, expected in zip(permuted[0], plain[0], strict=True):
+        assert_close(found, expected.flip(1))
+        assert not torch.allclose(found, expected)
+    for found, expected in zip(permuted[1], plain[1], strict=True):
+        assert_close(found, expected)
+
+
+@torch.inference_mode()
+def test_queries_that_share_keys_and_half_precision(checkpoints: dict[str, Path], sentences: list[str]) -> None:
+    from transformers import AutoModel, LlamaConfig
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=90, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=32, max_position_embeddings=32,
+    )  # fmt: skip
+    shared: Any = AutoModel.from_config(config, attn_implementation="sdpa").eval()
+    batch = {"input_ids": torch.arange(14).view(2, 7) + 5, "attention_mask": torch.ones(2, 7, dtype=torch.long)}
+    found = read(shared, batch)
+    shared.set_attn_implementation("eager")
+    for (probabilities, values), (own, of_eager) in zip(found, read(shared, batch), strict=True):
+        assert probabilities.shape == (2, 4, 7, 7)
+        assert_close(probabilities, own, rtol=0, atol=1e-6)
+        assert_close(values, of_eager)
+    half, batch = load(checkpoints["bert"], "bfloat16"), batch_of(checkpoints["bert"], sentences[:2])
+    for (probabilities, _), (whole, _) in zip(read(half, batch), read(load(checkpoints["bert"]), batch), strict=True):
+        assert probabilities.dtype == torch.float32
+        assert_close(probabilities, whole, rtol=0, atol=0.1)
+
+
+def test_a_model_without_attention_weights_is_refused() -> None:
+    from transformers import AutoModel, FNetConfig
+
+    config = FNetConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=2, intermediate_size=32, max_position_embeddings=32
+    )
+    encoder = AutoModel.from_config(config).eval()
+    with pytest.raises(
+        UserError, match=r"`--model tiny` \(fnet\) has 2 blocks, and 0 attentions .*choose a model with"
+    ):
+        find_heads(encoder, examine(encoder, name="tiny"), name="tiny")
+
+
+class OneBlock(nn.Module):
+    """A model of one block, after which `n` attentions are computed without an output projection."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.blocks = nn.Embedding(50, 8), nn.ModuleList([nn.Linear(8, 8)])
+        self.n = n
+        self.config = SimpleNamespace(num_hidden_layers=1, vocab_size=50, model_type="own")
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, output_hidden_states: bool = False) -> Any:
+        states = self.embedding(input_ids)
+        made = self.blocks[0](states)
+        for _ in range(self.n):
+            heads = made.unflatten(-1, (2, 4)).transpose(1, 2)
+            made = ((heads @ heads.transpose(2, 3)).softmax(-1) @ heads).transpose(1, 2).flatten(2)
+        return SimpleNamespace(hidden_states=(states, made), last_hidden_state=made)
+
+
+@pytest.mark.parametrize(("n", "accepted"), [(1, True), (2, False), (0, False)])
+def test_more_or_fewer_attentions_than_blocks_are_refused(n: int, accepted: bool) -> None:
+    encoder: Any = OneBlock(n).eval()
+    anatomy = examine(encoder)
+    if accepted:
+        assert find_heads(encoder, anatomy).projections is None
+        return
+    with pytest.raises(UserError, match=f"has 1 blocks, and {n} attentions were seen"):
+        find_heads(encoder, anatomy)
