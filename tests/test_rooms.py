@@ -51,7 +51,7 @@ FLOORS = (
     {"tables", "probes", "transforms"},
     {"figures", "rankings"},
     {"comparison", "evidence", "internals"},
-    {"layer_geometry", "runs"},
+    {"attention", "layer_geometry", "runs"},
     {"downstream", "page", "sweeps"},
     {"commands"},
     # Only what was once imported from there, and the command.

@@ -43,8 +43,8 @@ def ls(cache: str | None = None) -> list[Path]:
         used = time.strftime("%Y-%m-%d", time.localtime(entry.last_used))
         if store := entry.store:
             plan, n = store.plan, sum(shard.n_sentences for shard in store.plan.shards)
-            site = plan.key.get("site")
-            layers = _ranges(store.layers()) + (f" {site}" if site else "")
+            site, measure = plan.key.get("site"), plan.key.get("attention")
+            layers = f"sums of {measure}" if measure else _ranges(store.layers()) + (f" {site}" if site else "")
             columns = (store.header["corpus"], plan.dtype, layers, str(n), str(plan.n_tokens))
         else:
             columns = (f"({entry.trouble})", "", "", "", "")

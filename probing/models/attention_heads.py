@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,8 +49,9 @@ class OutputProjection:
     matrix: Tensor
     bias: Tensor
 
+    @cached_property
     def gram(self) -> Tensor:
-        """Return matrix @ matrix^T in float64, shape (heads, d_head, d_head): |v @ matrix|^2 = v @ gram @ v."""
+        """The inner products of the matrix's rows, shape (heads, d_head, d_head), float64: |v matrix|^2 = v gram v."""
         matrix = self.matrix.double()
         return matrix @ matrix.transpose(1, 2)
 

@@ -102,7 +102,7 @@ def test_what_heads_add_is_the_output_of_the_projection(
     for (probabilities, values), part, expected in zip(read(encoder, batch), parts, made, strict=True):
         added = torch.einsum("bhij,bhjd,hdm->bim", probabilities, values, part.matrix) + part.bias
         assert_close(added[mask], expected[mask], rtol=1e-4, atol=1e-5)
-        norms = torch.einsum("bhjd,hde,bhje->bhj", values.double(), part.gram(), values.double()).sqrt()
+        norms = torch.einsum("bhjd,hde,bhje->bhj", values.double(), part.gram, values.double()).sqrt()
         assert_close(norms, (values.double() @ part.matrix.double()).norm(dim=-1), rtol=1e-5, atol=1e-7)
 
 

@@ -1,0 +1,99 @@
+"""What a measure receives: the attention of one block over one batch of sentences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from probing.models.attention_heads import OutputProjection
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sentences that are read together, the shorter ones padded at the end.
+
+    Args:
+        sentences: Index of each sentence in the corpus, shape (batch,).
+        rows: Index of each token in the corpus's table of tokens, shape (batch, sequence); 0 for padding.
+        input_ids: Token ids, shape (batch, sequence).
+        mask: Whether there is a token, shape (batch, sequence).
+        special: Whether the tokenizer added the token, shape (batch, sequence). The first token of a causal model
+            counts as special too, because it is the only one that the first query sees.
+        words: Index of each token's word in its sentence, shape (batch, sequence); -1 for tokens that the tokenizer
+            added and for padding.
+    """
+
+    sentences: Tensor
+    rows: Tensor
+    input_ids: Tensor
+    mask: Tensor
+    special: Tensor
+    words: Tensor
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """Number of tokens of each sentence, shape (batch,)."""
+        return self.mask.sum(1)
+
+    @cached_property
+    def ordinary(self) -> Tensor:
+        """Whether there is a token that is not special, shape (batch, sequence)."""
+        return self.mask & ~self.special
+
+    @cached_property
+    def is_padded(self) -> bool:
+        """Whether some sentence is shorter than the longest one."""
+        return not bool(self.mask.all())
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The attention of one block over one batch.
+
+    Args:
+        layer: Number of the block, from 1.
+        probabilities: Shape (batch, heads, from, to), float32; rows and columns of padding are 0, others sum to 1.
+        values: What each head adds up, shape (batch, heads, to, d_head); undefined for padding.
+        projection: The block's output projection; None if it cannot be told.
+    """
+
+    layer: int
+    probabilities: Tensor
+    values: Tensor
+    projection: OutputProjection | None
+
+    def value_norms(self) -> Tensor:
+        """Return the norm of what each token would add to the residual stream with weight 1, shape (batch, heads, to).
+
+        It is |f(x)| with f(x) = (x W_V + b_V) W_O, the columns of W_O being the head's, and without b_O (Kobayashi et
+        al. 2020, section 2). It is computed from the inner products of the rows of W_O, because f(x) itself is
+        d_model / d_head times as large as the values.
+
+        Raises:
+            ValueError: If the output projection is not known.
+        """
+        if self.projection is None:
+            raise ValueError("this model's output projection is not known")
+        values = self.values.double()
+        return ((values @ self.projection.gram * values).sum(-1)).clamp_min(0).sqrt()
+
+
+def attention_of(
+    layer: int, probabilities: Tensor, values: Tensor, projection: OutputProjection | None, batch: Batch
+) -> Attention:
+    """Return a block's attention in which padding neither attends nor is attended to.
+
+    Args:
+        layer: Number of the block, from 1.
+        probabilities: Shape (batch, heads, from, to), whose rows of padding are undefined.
+        values: Shape (batch, heads, to, d_head).
+        projection: The block's output projection.
+        batch: The sentences.
+    """
+    if batch.is_padded:
+        pairs = (batch.mask[:, :, None] & batch.mask[:, None, :])[:, None]
+        probabilities = torch.where(pairs, probabilities, 0.0)
+    return Attention(layer, probabilities, values, projection)

@@ -1,0 +1,260 @@
+"""From sentences to stored sums: those of a loop over sentences, whatever the batches, and nothing twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.testing import assert_close
+
+from conftest import N_LAYERS
+from families import FAMILIES, untouched
+from probing.attention import accumulation
+from probing.attention.accumulation import accumulate
+from probing.attention.measures import BlockMeasure, Kept, Measure
+from probing.attention.reading import Attention, Batch
+from probing.attention.sums import SumsStore
+from probing.cache import Request
+from probing.cache.tokens import Tokens
+from probing.corpus import Corpus, from_sentences
+from probing.errors import RunError, UserError
+from probing.models import load_tokenizer, resolve_model
+
+# pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
+pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
+
+CPU = {"accelerator": "cpu"}
+CAUSAL = ("gpt2", "gpt_neox", "llama")
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give a small corpus several shards."""
+    monkeypatch.setattr(accumulation, "SHARD_TOKENS", 300)
+
+
+def sums_of(attention: Attention, batch: Batch) -> Mapping[str, Tensor]:
+    """Three sums, one of them with an axis of its own."""
+    probabilities = attention.probabilities.double()
+    to = torch.arange(probabilities.shape[-1], dtype=torch.float64)
+    found = {
+        "to_special": (probabilities * batch.special[:, None, None, :]).sum((2, 3)),
+        "end": probabilities @ to,
+        "squares": (probabilities**2).sum((2, 3)),
+    }
+    found["end"] = torch.stack([found["end"].sum(2), (found["end"] ** 2).sum(2)], dim=2)
+    if attention.projection:
+        norms = attention.value_norms() * batch.mask[:, None]
+        found["norms"] = (probabilities @ norms[..., None]).sum((2, 3))
+    return found
+
+
+@torch.no_grad()
+def naive(folder: Path, sentences: list[str], causal: bool) -> dict[str, np.ndarray]:
+    """Compute the same with numpy, one sentence and one head at a time, from what transformers returns."""
+    model = untouched(folder, attn_implementation="eager")
+    tokenizer = load_tokenizer(resolve_model(str(folder)))
+    found: dict[str, list[Any]] = {"to_special": [], "end": [], "squares": []}
+    for sentence in sentences:
+        encoded = tokenizer(sentence)
+        special = np.array([word is None for word in encoded.word_ids()])
+        special[0] |= causal
+        ids = torch.tensor([encoded["input_ids"]])
+        maps = model(input_ids=ids, attention_mask=torch.ones_like(ids), output_attentions=True).attentions
+        rows: dict[str, list[Any]] = {name: [] for name in found}
+        for layer in maps:
+            of_heads = [head.numpy().astype(np.float64) for head in layer[0]]
+            rows["to_special"].append([sum(row[special].sum() for row in head) for head in of_heads])
+            ends = [[sum(j * p for j, p in enumerate(row)) for row in head] for head in of_heads]
+            rows["end"].append([[sum(end), sum(e * e for e in end)] for end in ends])
+            rows["squares"].append([sum((row * row).sum() for row in head) for head in of_heads])
+        for name, values in rows.items():
+            found[name].append(values)
+    return {name: np.array(values) for name, values in found.items()}
+
+
+@pytest.fixture
+def request_for(checkpoints: dict[str, Path], sentences: list[str]) -> Callable[..., Request]:
+    """Ask for the attention of a tiny model over some sentences, in batches of a few of them."""
+
+    def ask(family: str = "bert", n: int = 30, model: Path | None = None, **options: Any) -> Request:
+        source = resolve_model(str(model or checkpoints[family]))
+        return Request(source, from_sentences("made up", sentences[:n]), (), **{"batch_tokens": 150, **options})
+
+    return ask
+
+
+PLAIN = BlockMeasure("plain", sums_of)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sums_are_those_of_a_loop_over_single_sentences(
+    request_for: Callable[..., Request], tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str], family: str
+) -> None:
+    store = accumulate(request_for(family, 16), [PLAIN], tmp_path, CPU)["plain"]
+    assert len(store.plan.shards) > 1
+    expected = naive(checkpoints[family], sentences[:16], family in CAUSAL)
+    for name, values in expected.items():
+        found = store.by_sentence(name)
+        assert found.dtype == torch.float64
+        assert found.shape[:2] == (16, N_LAYERS[family])
+        # The fused implementation rounds otherwise than the one that returns its weights.
+        assert_close(found.numpy(), values, rtol=2e-5 if family in ("t5", "llama") else 1e-6, atol=1e-6)
+
+
+def test_batches_and_shards_change_nothing(
+    request_for: Callable[..., Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = accumulate(request_for(), [PLAIN], tmp_path / "a", CPU)["plain"]
+    monkeypatch.setattr(accumulation, "SHARD_TOKENS", 10_000)
+    alone = accumulate(request_for(batch_tokens=1), [PLAIN], tmp_path / "b", CPU)["plain"]
+    assert len(together.plan.shards) > 2
+    assert len(alone.plan.shards) == 1
+    assert together.names() == [f"by_sentence/{name}" for name in ("end", "norms", "squares", "to_special")]
+    for name in ("to_special", "end", "squares", "norms"):
+        assert_close(together.by_sentence(name), alone.by_sentence(name), rtol=1e-6, atol=1e-6)
+
+
+class Everything:
+    """A measure that keeps something of each kind, over all blocks of a batch at once, with labels by token."""
+
+    name = "everything"
+
+    def __init__(self, version: int = 1) -> None:
+        self.settings = {"version": version}
+
+    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Any]:
+        long = torch.tensor([len(text) > 2 for text in tokens.word_texts(corpus)])
+        return lambda batch: Rollout(batch, long)
+
+
+class Rollout:
+    def __init__(self, batch: Batch, labels: Tensor) -> None:
+        n = batch.mask.shape[1]
+        self.labels = labels[batch.rows] & batch.mask
+        self.mask, self.product = batch.mask, torch.eye(n, dtype=torch.float64).expand(len(batch.mask), n, n)
+
+    def add(self, attention: Attention) -> None:
+        mean = attention.probabilities.double().mean(1)
+        self.product = (mean + torch.eye(mean.shape[-1])) / 2 @ self.product
+
+    def kept(self) -> Kept:
+        to_first = self.product[:, :, 0] * self.mask
+        return Kept({"labels": self.labels.sum(1)}, {"to_first": to_first}, {"sum": to_first.sum()[None]})
+
+
+def test_a_measure_may_see_all_blocks_and_labels_and_keep_values_by_token_and_totals(
+    request_for: Callable[..., Request], tmp_path: Path
+) -> None:
+    request = request_for()
+    stores = accumulate(request, [Everything(), PLAIN], tmp_path, CPU)
+    store = stores["everything"]
+    by_token = store.by_token("to_first")
+    assert by_token.shape == (store.plan.n_tokens,)
+    assert_close(store.total("sum")[0], by_token.sum())
+    assert by_token[torch.from_numpy(store.tokens.offsets[:-1])].min() > by_token.mean()  # of the first token itself
+    expected = [
+        sum(
+            len(text) > 2
+            for text, own in zip(store.tokens.word_texts(request.corpus), store.tokens.sentences, strict=True)
+            if own == i
+        )
+        for i in range(30)
+    ]
+    assert store.by_sentence("labels").tolist() == expected
+    assert len(set(expected)) > 5
+    alone = accumulate(request_for(batch_tokens=1), [Everything()], tmp_path / "alone", CPU)["everything"]
+    assert_close(alone.by_token("to_first"), by_token, rtol=1e-6, atol=1e-8)
+
+
+# --- what is stored is not computed again, and what is damaged is ---
+
+
+class Count(pl.Callback):
+    """Counts shards, and interrupts the pass after some of them."""
+
+    def __init__(self, last: int | None = None) -> None:
+        self.n, self.last = 0, last
+
+    def on_predict_batch_end(self, *args: Any, **keywords: Any) -> None:
+        self.n += 1
+        if self.n == self.last:
+            raise KeyboardInterrupt
+
+
+def contents(cache: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(cache)): path.read_bytes() for path in sorted(cache.rglob("*.safetensors"))}
+
+
+def test_an_interrupted_pass_goes_on_and_ends_with_the_same_bytes(
+    request_for: Callable[..., Request], tmp_path: Path
+) -> None:
+    measures: list[Measure] = [PLAIN, Everything()]
+    whole, count = tmp_path / "whole", Count()
+    accumulate(request_for(), measures, whole, CPU, callbacks=[count])
+    parts, first, second, third = tmp_path / "parts", Count(2), Count(), Count()
+    with pytest.raises(KeyboardInterrupt):
+        accumulate(request_for(), measures, parts, CPU, callbacks=[first])
+    accumulate(request_for(), measures, parts, CPU, callbacks=[second])
+    assert 0 < second.n < count.n
+    assert contents(parts) == contents(whole)
+    accumulate(request_for(), measures, parts, CPU, callbacks=[third])
+    assert third.n == 0
+
+
+def test_a_further_measure_a_damaged_shard_and_other_settings_are_read(
+    request_for: Callable[..., Request], tmp_path: Path
+) -> None:
+    store = accumulate(request_for(), [PLAIN], tmp_path, CPU)["plain"]
+    before, n_shards = contents(tmp_path), len(store.plan.shards)
+    path = store.path(0, 1)
+    save_file({name: values + 1 for name, values in load_file(path).items()}, path)
+    count = Count()
+    accumulate(request_for(), [PLAIN], tmp_path, CPU, callbacks=[count])
+    assert (count.n, contents(tmp_path)) == (1, before)
+    for expected, version in ((n_shards, 1), (0, 1), (n_shards, 2)):
+        count = Count()
+        accumulate(request_for(), [Everything(version), PLAIN], tmp_path, CPU, callbacks=[count])
+        assert count.n == expected
+
+
+def test_a_model_without_attention_is_refused_and_leaves_nothing(
+    tmp_path: Path, tiny_model: Callable[..., Path], request_for: Callable[..., Request]
+) -> None:
+    from transformers import AutoModel, FNetConfig
+
+    folder = tiny_model("bert")
+    config = FNetConfig(
+        vocab_size=len(load_tokenizer(resolve_model(str(folder)))), hidden_size=16, num_hidden_layers=2,
+        intermediate_size=32, max_position_embeddings=128,
+    )  # fmt: skip
+    AutoModel.from_config(config).save_pretrained(folder)
+    with pytest.raises(UserError, match=r"has 2 blocks, and 0 attentions were seen .*choose a model with attention"):
+        accumulate(request_for(model=folder), [PLAIN], tmp_path / "cache", CPU)
+    assert not list((tmp_path / "cache").rglob("*.jsonl"))
+
+
+def test_values_that_are_not_finite_are_refused(request_for: Callable[..., Request], tmp_path: Path) -> None:
+    bad = BlockMeasure("bad", lambda attention, batch: {"log": attention.probabilities.sum((2, 3)).sub(1e9).log()})
+    with pytest.raises(RunError, match=r"sentences 0 to \d+ of the corpus .* values of `by_sentence/log` that are not"):
+        accumulate(request_for(), [bad], tmp_path, CPU)
+
+
+def test_the_stored_sums_are_an_entry_of_the_cache(
+    request_for: Callable[..., Request], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from probing.commands.cache import ls, verify
+
+    store = accumulate(request_for(), [PLAIN], tmp_path, CPU)["plain"]
+    assert isinstance(store, SumsStore)
+    assert ls(str(tmp_path)) == [store.folder]
+    assert "sums of plain" in capsys.readouterr().out
+    verify(str(tmp_path))
+    assert f"{1 + len(store.plan.shards)} cached files" in capsys.readouterr().out
