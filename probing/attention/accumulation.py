@@ -299,4 +299,4 @@ def shard_batches(
             special,
             of_words,
         )
-        yield Batch(*(values.to(device) for values in batch))
+        yield Batch(*(values.to(device) for values in batch), reader.heads.is_causal)

@@ -24,6 +24,7 @@ class Batch:
             counts as special too, because it is the only one that the first query sees.
         words: Index of each token's word in its sentence, shape (batch, sequence); -1 for tokens that the tokenizer
             added and for padding.
+        is_causal: Whether no token attends to a later one.
     """
 
     sentences: Tensor
@@ -32,6 +33,7 @@ class Batch:
     mask: Tensor
     special: Tensor
     words: Tensor
+    is_causal: bool = False
 
     @cached_property
     def lengths(self) -> Tensor:
@@ -42,6 +44,14 @@ class Batch:
     def ordinary(self) -> Tensor:
         """Whether there is a token that is not special, shape (batch, sequence)."""
         return self.mask & ~self.special
+
+    @cached_property
+    def uniform(self) -> Tensor:
+        """Attention that is uniform over the keys that a query may see, shape (batch, from, to), float64."""
+        seen = self.mask[:, :, None] & self.mask[:, None, :]
+        if self.is_causal:
+            seen = seen.tril()
+        return seen.double() / seen.sum(2, keepdim=True).clamp_min(1)
 
     @cached_property
     def is_padded(self) -> bool:

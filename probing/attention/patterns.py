@@ -1,0 +1,108 @@
+"""Five classes of attention maps, by rules instead of a trained classifier (after Kovaleva et al. 2019, section 4.1).
+
+The paper labels 400 maps by hand and trains a network on them; neither is published. Here a map is described by three
+numbers, each of them 0 for uniform attention and 1 for a pure pattern, and classified by thresholds on them. The rules
+are validated on generated maps of each class (tests/attention/test_patterns.py).
+
+Limits: stripes on words, and not on special tokens, count as heterogeneous; single sentences have no block pattern.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from probing.attention.reading import Attention, Batch
+
+CLASSES = ("vertical", "diagonal", "vertical and diagonal", "block", "heterogeneous")
+# From this value of v + d on, a map has stripes; from this value of b on, blocks.
+STRIPES, BLOCK = 0.5, 0.5
+# Least share of the weaker pattern in v + d at which both patterns are there.
+BOTH = 0.25
+# Factors by which all thresholds are multiplied to see how much depends on them.
+SWEEP = (0.75, 1.25)
+
+
+def patterns(attention: Attention, batch: Batch) -> Mapping[str, Tensor]:
+    """Return for each map how vertical (v) and how diagonal (d) it is, each of shape (batch, heads), float64."""
+    v, d = stripes(attention.probabilities, batch)
+    return {"v": v, "d": d}
+
+
+def stripes(probabilities: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return how vertical and how diagonal maps are: (mass - e) / (1 - e), at least 0, with e under uniform attention.
+
+    The mass of the vertical pattern is that on special tokens, of the diagonal one that on the token itself, the
+    previous and the next one, unless they are special; both are means over all queries.
+
+    Args:
+        probabilities: Shape (batch, heads, from, to).
+        batch: The sentences.
+
+    Returns:
+        Both of shape (batch, heads), float64.
+    """
+    found = _stripe_masses(probabilities, batch)
+    uniform = _stripe_masses(batch.uniform[:, None], batch)
+    v, d = (_above_uniform(mass, e) for mass, e in zip(found, uniform, strict=True))
+    return v, d
+
+
+def blocks(probabilities: Tensor, ordinary: Tensor, segments: Tensor) -> Tensor:
+    """Return how much maps keep within the segments of a pair, above uniform attention; shape (batch, heads), float64.
+
+    Special tokens are removed and the rows of the others renormalised.
+
+    Args:
+        probabilities: Shape (batch, heads, from, to).
+        ordinary: Whether there is a token that is not special, shape (batch, sequence).
+        segments: The segment of each token, shape (batch, sequence).
+    """
+    seen = (ordinary[:, :, None] & ordinary[:, None, :])[:, None]
+    same = (segments[:, :, None] == segments[:, None, :])[:, None]
+
+    def mass(maps: Tensor) -> Tensor:
+        maps = torch.where(seen, maps.double(), 0.0)
+        rows = (maps * same).sum(3) / maps.sum(3).clamp_min(torch.finfo(torch.float64).tiny)
+        return rows.sum(2) / ordinary.sum(1).clamp_min(1)[:, None]
+
+    return _above_uniform(mass(probabilities), mass(seen.double()))
+
+
+def classify(v: Tensor, d: Tensor, b: Tensor | None = None, factor: float = 1.0) -> Tensor:
+    """Return the class of each map as an index into `CLASSES`.
+
+    Args:
+        v: How vertical it is, of any shape.
+        d: How diagonal it is, of the same shape.
+        b: How much it keeps within segments; None for single sentences.
+        factor: Factor of all thresholds.
+    """
+    share = v / (v + d).clamp_min(torch.finfo(torch.float64).tiny)
+    striped, low = v + d >= STRIPES * factor, BOTH * factor
+    found = torch.full(v.shape, CLASSES.index("heterogeneous"))
+    if b is not None:
+        found[b >= BLOCK * factor] = CLASSES.index("block")
+    found[striped] = CLASSES.index("vertical and diagonal")
+    found[striped & (share > 1 - low)] = CLASSES.index("vertical")
+    found[striped & (share < low)] = CLASSES.index("diagonal")
+    return found
+
+
+def _stripe_masses(maps: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    n = batch.lengths[:, None]
+    columns = maps.sum(2, dtype=torch.float64)
+    vertical = (columns * batch.special[:, None]).sum(2)
+    diagonal = torch.zeros_like(vertical)
+    for offset in (-1, 0, 1):
+        keys = batch.ordinary[:, max(offset, 0) : batch.ordinary.shape[1] + min(offset, 0)]
+        diagonal += (maps.diagonal(offset, 2, 3) * keys[:, None]).sum(2, dtype=torch.float64)
+    return vertical / n, diagonal / n
+
+
+def _above_uniform(mass: Tensor, uniform: Tensor) -> Tensor:
+    """Return (mass - uniform) / (1 - uniform), at least 0; 0 where uniform attention has all of the mass."""
+    room = 1 - uniform
+    return torch.where(room > 1e-9, (mass - uniform) / room.clamp_min(1e-9), 0.0).clamp_min(0)
