@@ -54,8 +54,6 @@ FLOORS = (
     {"attention", "layer_geometry", "runs"},
     {"downstream", "page", "sweeps"},
     {"commands"},
-    # Only what was once imported from there, and the command.
-    {"geometry"},
 )
 
 

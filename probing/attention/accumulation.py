@@ -291,12 +291,12 @@ def shard_batches(
         of_words = torch.where(mask, words[index], -1)
         special = mask & (of_words < 0)
         special[:, 0] |= reader.heads.is_causal
-        batch = (
-            torch.from_numpy(here.first_sentence + sentences),
-            torch.where(mask, index + rows.start, 0),
-            torch.where(mask, input_ids[index], reader.pad_token_id),
-            mask,
-            special,
-            of_words,
+        yield Batch(
+            torch.from_numpy(here.first_sentence + sentences).to(device),
+            torch.where(mask, index + rows.start, 0).to(device),
+            torch.where(mask, input_ids[index], reader.pad_token_id).to(device),
+            mask.to(device),
+            special.to(device),
+            of_words.to(device),
+            reader.heads.is_causal,
         )
-        yield Batch(*(values.to(device) for values in batch), reader.heads.is_causal)

@@ -252,13 +252,3 @@ def test_public_names_are_what_they_say() -> None:
 def test_every_command_is_a_function_of_the_package(name: str) -> None:
     module, function = COMMANDS[name].split(":")
     assert getattr(importlib.import_module("probing"), name) is getattr(importlib.import_module(module), function)
-
-
-def test_geometry_is_the_command_also_where_its_former_modules_are_imported() -> None:
-    code = (
-        "from probing.geometry.transforms import load\nimport probing.geometry.transforms\n"
-        "import probing, probing.commands.geometry as home\nfrom probing import geometry\n"
-        "assert geometry is probing.geometry is home.geometry\n"
-        "assert load is probing.geometry.transforms.load"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

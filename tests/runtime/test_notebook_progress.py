@@ -34,7 +34,7 @@ def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict
 
 def fitted(checkpoints: dict[str, Path], corpus_file: Path, place: Path, quiet: bool) -> None:
     options: dict[str, Any] = {**BARE, "quiet": quiet, "wandb": {"mode": "disabled"}}
-    fit(model=checkpoints["bert"], corpus=corpus_file, runs=place, layer=2, **options)
+    fit(model=checkpoints["bert"], corpus=corpus_file, runs=str(place), layer=2, **options)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

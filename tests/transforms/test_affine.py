@@ -192,11 +192,3 @@ def test_what_cannot_be_fitted_is_refused(states: Tensor) -> None:
         transforms.all_but_the_top(found, 12)
     with pytest.raises(ValueError, match="no tokens"):
         moments(states[:0])
-
-
-def test_transforms_can_still_be_read_from_their_former_home(states: Tensor, tmp_path: Path) -> None:
-    from probing.geometry.transforms import load
-
-    center = transforms.center(moments(states))
-    transforms.save(tmp_path / "center.safetensors", {3: center})
-    torch.testing.assert_close(load(tmp_path / "center.safetensors")[3](states), center(states))
