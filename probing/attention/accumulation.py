@@ -292,11 +292,11 @@ def shard_batches(
         special = mask & (of_words < 0)
         special[:, 0] |= reader.heads.is_causal
         yield Batch(
-            torch.from_numpy(here.first_sentence + sentences).to(device),
-            torch.where(mask, index + rows.start, 0).to(device),
-            torch.where(mask, input_ids[index], reader.pad_token_id).to(device),
-            mask.to(device),
-            special.to(device),
-            of_words.to(device),
-            reader.heads.is_causal,
+            sentences=torch.from_numpy(here.first_sentence + sentences).to(device),
+            rows=torch.where(mask, index + rows.start, 0).to(device),
+            input_ids=torch.where(mask, input_ids[index], reader.pad_token_id).to(device),
+            mask=mask.to(device),
+            special=special.to(device),
+            words=of_words.to(device),
+            is_causal=reader.heads.is_causal,
         )

@@ -135,8 +135,8 @@ def test_padding_changes_nothing() -> None:
 
 def test_thresholds_are_where_they_are_said_to_be() -> None:
     def found(v: float, d: float, b: float = 0.0, factor: float = 1.0) -> str:
-        vertical, diagonal, block = (torch.tensor([value], dtype=torch.float64) for value in (v, d, b))
-        return CLASSES[int(classify(vertical, diagonal, block, factor))]
+        one = [torch.tensor([value], dtype=torch.float64) for value in (v, d, b)]
+        return CLASSES[int(classify(one[0], one[1], one[2], factor))]
 
     assert found(STRIPES, 0) == "vertical"
     assert found(STRIPES - 0.01, 0) == "heterogeneous"
