@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -14,6 +15,31 @@ from probing.errors import UserError
 from probing.tasks import Labels, Task
 
 
+def number_of(value: object, column: str, corpus: str) -> float | None:
+    """Return a value of a column as a number, or None where there is none.
+
+    Args:
+        value: The value, a number or its text; None and an empty text are no value.
+        column: Name of the column, for messages.
+        corpus: Name of the corpus, for messages.
+
+    Raises:
+        UserError: If it is something else, infinite, or not a number.
+    """
+    if value is None or value == "":
+        return None
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number) or isinstance(value, bool):
+        raise UserError(
+            f"`--task_args.numbers`: the column {column} of `{corpus}` has {value!r:.60}, which is no finite number; "
+            "give a column of numbers, with null or `_` where there is none, or leave the option out."
+        )
+    return number
+
+
 @dataclass(frozen=True)
 class WordLabels(Task):
     """Labels each word by a column of the corpus; the probe reads one of its pieces, or their mean.
@@ -22,9 +48,11 @@ class WordLabels(Task):
         min_count: Training words a value needs to be a class; by default 50, fewer on a small corpus
             (a twentieth of its training sentences), never under 5.
         pieces: Activations of a word of several pieces: those of its first or last piece, or the mean over its pieces.
+        numbers: Whether the values are numbers to predict as such, with or without a fraction, and not classes.
     """
 
     pieces: Literal["first", "last", "mean"] = "first"
+    numbers: bool = False
 
     # Name of the column.
     column: ClassVar[str]
@@ -35,7 +63,9 @@ class WordLabels(Task):
         return self.pieces == "mean"
 
     def labels(self, tokens: Tokens, corpus: Corpus) -> Labels:
-        """Return each word's value at one of its pieces, empty elsewhere and for `_`; shape (n_tokens,).
+        """Return each word's value at one of its pieces; shape (n_tokens,).
+
+        It is empty elsewhere and for `_`, or None where values are numbers.
 
         Raises:
             UserError: If the corpus has no such column.
@@ -57,6 +87,9 @@ class WordLabels(Task):
         pairs = zip(tokens.sentences[chosen].tolist(), tokens.words[chosen].tolist(), strict=True)
         found = np.full(tokens.n_tokens, "", dtype=object)
         found[chosen] = [value if (value := rows[i][word]) != UNSPECIFIED else "" for i, word in pairs]
+        if self.numbers:
+            found[found == ""] = None
+            found[chosen] = [number_of(value, self.column, corpus.name) for value in found[chosen]]
         return found
 
 
@@ -68,6 +101,7 @@ class Column(WordLabels):
         min_count: Training words a value needs to be a class; by default 50, fewer on a small corpus
             (a twentieth of its training sentences), never under 5.
         pieces: Activations of a word of several pieces: those of its first or last piece, or the mean over its pieces.
+        numbers: Whether the values are numbers to predict as such, with or without a fraction, and not classes.
         column: Name of the column: lemma, upos, xpos, feats, head, deprel, deps or misc of CoNLL-U, or a column of a
             data set or a .jsonl file, such as ner_tags.
     """

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.errors import UserError
 from probing.tasks import SentenceTask
+
+from .column import number_of
 
 
 @dataclass(frozen=True)
@@ -20,12 +23,14 @@ class SentenceLabel(SentenceTask):
         pooling: Vector of a sentence: the mean or the maximum over its tokens without special ones, or that of its
             first token, which must be special (cls).
         column: Name of the column; label by default, or else labels.
+        numbers: Whether the column holds numbers to predict as such, with or without a fraction, and not classes.
     """
 
     column: str = "label"
+    numbers: bool = False
 
-    def labels(self, tokens: Tokens, corpus: Corpus) -> list[str]:
-        """Return each sentence's value, empty where it has none; shape (n_sentences,).
+    def labels(self, tokens: Tokens, corpus: Corpus) -> list[Any]:
+        """Return each sentence's value, empty where it has none, or None for a number; shape (n_sentences,).
 
         Raises:
             UserError: If the corpus has no such column, or its values are numbers with a fraction.
@@ -39,9 +44,12 @@ class SentenceLabel(SentenceTask):
                 f'{there}; give a data set with one, or a .jsonl file of lines such as {{"text": "A sentence.", '
                 '"label": "short"}.'
             )
+        if self.numbers:
+            return [number_of(value, self.column, corpus.name) for value in values]
         if odd := next((value for value in values if isinstance(value, float)), None):
             raise UserError(
-                f"`--corpus {corpus.name}`: the column {self.column} has numbers with a fraction, such as {odd}, and a "
-                "probe predicts classes; give a column of text or of whole numbers."
+                f"`--corpus {corpus.name}`: the column {self.column} has numbers with a fraction, such as {odd}, and "
+                "the task predicts classes; give a column of text or of whole numbers, or `--task_args.numbers true` "
+                "to have the numbers predicted."
             )
         return ["" if value is None else str(value) for value in values]

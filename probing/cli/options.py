@@ -14,6 +14,9 @@ from probing.errors import UserError, out_of_range
 # Limits of penalties and learning rates: beyond, their squares and sums over tokens are 0 or infinite in float32.
 SMALLEST, LARGEST = 1e-30, 1e30
 
+# Arguments of Lightning's Trainer that concern how a probe is trained, and not where.
+OF_TRAINING = ("max_epochs", "max_time", "enable_checkpointing", "detect_anomaly")
+
 _Options = TypeVar("_Options")
 
 
@@ -59,6 +62,22 @@ class ProbeOptions:
                 problem = f"`--probe.{name} {value}` is out of range: expected a number above 0"
                 problems.append(f"{problem}{why} ({SMALLEST} to {LARGEST})")
         return problems
+
+    def problems_with_numbers(self, trainer: Mapping[str, Any], mdl: bool) -> list[str]:
+        """Return the problems with options that do not apply where numbers are predicted, in closed form.
+
+        Args:
+            trainer: Arguments of Lightning's Trainer.
+            mdl: Whether labels are to be encoded online.
+        """
+        usual, why = ProbeOptions(), "the task predicts numbers, by a ridge probe in closed form"
+        names = ("l1", "solver", "tolerance", "learning_rate", "batch_size", "patience")
+        given = [
+            f"--probe.{name} {getattr(self, name)}" for name in names if getattr(self, name) != getattr(usual, name)
+        ]
+        given += [f"--trainer.{name} {value}" for name, value in trainer.items() if name in OF_TRAINING]
+        given += ["--mdl"] if mdl else []
+        return [f"`{option}` does not apply: {why}; leave it out" for option in given]
 
 
 @dataclass(frozen=True)

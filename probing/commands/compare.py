@@ -16,7 +16,7 @@ from probing.commands.folders import places, say_where
 from probing.errors import RunError, UserError, out_of_range, refuse
 from probing.models import site_of
 from probing.runs.folder import RunFolder
-from probing.runs.run import Run, load_run_of_text
+from probing.runs.run import Run, load_run_of_classes
 from probing.runs.tracked import tracking
 from probing.runtime.distributed import refuse_several
 from probing.tables.csv_files import write_csv
@@ -98,7 +98,7 @@ def compare(
     _check_trainer(trainer or {})
     defaults = {"runs": runs, "cache": cache, "quiet": quiet, "trainer": trainer or {}, "wandb": asdict(wandb)}
     options = _fit_options({**defaults, **(fit or {})}, fit, models)
-    made = [load_run_of_text(folder) for folder in folders or ()]
+    made = [load_run_of_classes(folder) for folder in folders or ()]
     made += [_fitted(model, options) for model in models or ()]
     with terminal.quiet_libraries():
         from probing.comparison.common_neurons import top_everywhere

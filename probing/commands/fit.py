@@ -22,7 +22,7 @@ from probing.runtime import terminal
 from probing.runtime.distributed import is_main_process
 from probing.runtime.stopwatch import Stopwatch
 from probing.tables.columns import controls_of
-from probing.tasks import SentenceTask, TokenTask, described, load_task, short_name
+from probing.tasks import SentenceTask, TokenTask, described, load_task, predicts_numbers, short_name
 from probing.tracking import Tracker, resolve_mode
 
 GroupBy = Literal["auto", "sentence", "document"]
@@ -81,7 +81,9 @@ def fit(
     layer_numbers(layer)
     cached, place = places(cache, runs, name)
     token_task = load_task(task, task_args)
-    wanted = chosen_controls(controls, token_task.ordinal, isinstance(token_task, SentenceTask))
+    numbers = predicts_numbers(token_task)
+    refuse(probe.problems_with_numbers(trainer or {}, mdl) if numbers else [])
+    wanted = chosen_controls(controls, token_task.ordinal, isinstance(token_task, SentenceTask), numbers)
     text = read_corpora(corpus, test_corpus, seed, say)
     with terminal.quiet_libraries():
         from probing.cache.source import ActivationSource
@@ -202,7 +204,7 @@ def _report(run: Run, where: str | None, quiet: bool) -> None:
         terminal.show(probes.neurons_table(run.top(layers[-1]), site), probes.accuracy_table(run.results["layers"]))
         if heads := [row for row in run.heads if row["layer"] == layers[-1]]:
             terminal.show(probes.heads_table(heads))
-        if len(controls_of(run.accuracy)) > 1:
+        if {*controls_of(run.accuracy)} - {"majority"}:
             terminal.show(probes.controls_table(run.accuracy))
         for line in probes.penalty_lines(run.results.get("penalty", {})):
             print(line)

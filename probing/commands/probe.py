@@ -29,13 +29,15 @@ def probe(
     seed: int = 0, model: str = "activations", task: str = "label",
     runs: str | Path | None = None, name: str | None = None, trainer: Mapping[str, Any] | None = None,
     probe: ProbeOptions | Mapping[str, Any] = ProbeOptions(), logger: Any = None, progress: bool = False,
+    numbers: bool | None = None,
 ) -> Run:  # fmt: skip
     """Probe activations that come from anywhere, and rank their neurons, with the evidence that `fit` gives.
 
     Args:
         X: Activations, shape (n_rows, d_model), or a dict of such an array for each layer number: NumPy arrays, memory
             maps or tensors. A neuron is a column.
-        y: Label of each row, a whole number or a string. Every label of a training row is a class.
+        y: Label of each row, a whole number or a string. Every label of a training row is a class. Or a number for each
+            row that is to be predicted, by a ridge probe; see `numbers`.
         groups: Group of each row, such as its sentence, document or speaker. Rows of a group are on the same side of
             the split, and intervals, bootstraps and permuted labels respect groups: labels are permuted within groups,
             or among them where all rows of each group have one label. If None, every row is a group of its own.
@@ -56,6 +58,8 @@ def probe(
         probe: How the probe is trained.
         logger: Lightning logger for the training curves.
         progress: Whether to show progress bars.
+        numbers: Whether labels are numbers to predict as such, and not classes; if None, they are where at least one
+            has a fraction.
 
     Returns:
         The run, with the same tables and files as one of `fit`.
@@ -78,14 +82,17 @@ def probe(
     watch = Stopwatch()
     with terminal.quiet_libraries():
         check_trainer_options(trainer or {}, options.solver)
-        sides, layers = sides_of_arrays(X, y, groups, split, ordinal, seed)
+        sides, layers = sides_of_arrays(X, y, groups, split, ordinal, seed, numbers)
+        if sides.numbers:
+            refuse(_problems_with_numbers(options, trainer or {}, mdl, logger))
         others = {"shuffled": [shuffled(sides, seed)]} if wanted else {}
         store = cast(ArrayActivations, sides.train.store)
         arrays = {"shape": [store.tokens.n_tokens, store.plan.d_model], "sha256": store.fingerprint}
         asked = Asked(replicates, evidence == "all", mdl, "none", seed)
         config = {
             "arrays": arrays, "model": model, "layer": layers, "corpus": "arrays", "test_corpus": None, "task": task,
-            "task_args": {}, "ordinal": ordinal, "replicates": replicates, "controls": wanted, "evidence": evidence,
+            "task_args": {}, "ordinal": ordinal, "numbers": sides.numbers,
+            "replicates": replicates, "controls": wanted, "evidence": evidence,
             "mdl": mdl, "transform": "none", "seed": seed, "trainer": dict(trainer or {}), "probe": asdict(options),
         }  # fmt: skip
         measured = measure(
@@ -93,6 +100,13 @@ def probe(
             terminal.say if progress else terminal.silence, logger, None,
         )  # fmt: skip
         return _kept(measured, config, place, name, watch) if place else _passing(measured, config, watch)
+
+
+def _problems_with_numbers(options: ProbeOptions, trainer: Mapping[str, Any], mdl: bool, logger: Any) -> list[str]:
+    problems = options.problems_with_numbers(trainer, mdl)
+    if logger is not None:
+        problems.append("`logger` does not apply: a ridge probe in closed form has no training curves; leave it out")
+    return problems
 
 
 def _kept(measured: Any, config: Mapping[str, Any], place: Path, name: str | None, watch: Stopwatch) -> Run:

@@ -22,7 +22,7 @@ from probing.runs.rankings import (
     write_tables,
     writing,
 )
-from probing.runs.run import Row, Run, load_run_of_text
+from probing.runs.run import Row, Run, load_run_of_classes
 from probing.runtime.distributed import refuse_several
 from probing.tables.rankings import (
     curves_lines,
@@ -115,7 +115,7 @@ def rank(
     layer_numbers(layer)
     if not folder:
         raise UserError("`rank` takes the folder of one finished run, such as runs/A.")
-    run = load_run_of_text(folder)
+    run = load_run_of_classes(folder)
     layers = _layers(layer, run)
     place = writable_folder(run.folder / "rankings", f"rank {run.folder}", "copy the run to a writable folder")
     cached = cache_folder(cache or run.config["cache"], str(run.folder.parent))

@@ -16,11 +16,12 @@ from probing.cache.plan import Plan, Shard, divide, shard_tokens
 from probing.cache.tokens import Tokens
 from probing.corpus import Split, side_of
 from probing.data.examples import Examples, Sides
+from probing.data.numbers import check_varies
 from probing.errors import UserError
 from probing.tasks import Labels
 
 # What a label may be, for messages.
-_LABELS = "expected one whole number or one string for each row"
+_LABELS = "expected one number or one string for each row"
 
 
 class ArrayActivations:
@@ -77,27 +78,36 @@ def sides_of_arrays(
     split: Any = None,
     ordinal: bool = False,
     seed: int = 0,
+    numbers: bool | None = None,
 ) -> tuple[Sides, list[int]]:
     """Return labelled rows of arrays, divided into train, validation and test, and the layer numbers.
 
     Args:
         activations: Array of shape (n_rows, d_model), or one for each layer number.
-        labels: Label of each row, a whole number or a string; every label of a training row is a class.
+        labels: Label of each row, a whole number or a string; every label of a training row is a class. Or the number
+            to predict of each row.
         groups: Group of each row, such as its sentence or document. Rows of a group are on the same side, and intervals
             and bootstraps are over groups. Every row is a group of its own if None.
         split: `train`, `validation` or `test` for each row; if None, a hash of its group and `seed` decides: 80, 10 and
             10 per cent.
         ordinal: Whether labels are numbers, so that distances between labels are meaningful.
         seed: Seed of the split.
+        numbers: Whether labels are numbers to predict; if None, they are where some have a fraction.
 
     Raises:
         UserError: If shapes differ, activations are not finite, labels are no labels, or a side has no examples.
     """
     layers = _layers(activations)
     n_rows = len(next(iter(layers.values())))
-    found = _labels(labels, n_rows)
+    found = _labels(labels, n_rows, numbers)
+    is_numbers = found.dtype.kind == "f"
     if ordinal and found.dtype.kind == "O":
         raise UserError("`ordinal=True`: the labels are strings, and only numbers have distances.")
+    if ordinal and is_numbers:
+        raise UserError(
+            "`ordinal=True`: the labels are numbers to predict as such, and not classes; leave it out, or give whole "
+            "numbers without `numbers=True`."
+        )
     names, group_of_row = _groups(groups, n_rows)
     order = np.argsort(group_of_row, kind="stable")
     store = ArrayActivations(layers, order, np.bincount(group_of_row, minlength=len(names)))
@@ -105,7 +115,9 @@ def sides_of_arrays(
     side_of_row = _split(split, names, group_of_row, seed)[order]
     found = found[order]
     classes = np.unique(found[side_of_row == "train"])
-    if len(classes) < 2:
+    if is_numbers:
+        check_varies(classes, "`y`", "rows")
+    elif len(classes) < 2:
         raise UserError(f"`y`: the training rows have {len(classes)} different labels, and a probe needs two.")
     unit = "row" if groups is None else "group"
     sides = {side: _examples(store, found, side_of_row == side, classes, unit) for side in _SIDES}
@@ -115,6 +127,7 @@ def sides_of_arrays(
                 f"no row of a class is on the {side} side; give more rows or groups, or `split` with "
                 "train, validation or test for each row."
             )
+    classes = classes[:0] if is_numbers else classes
     return Sides(sides["train"], sides["validation"], sides["test"], classes, ordinal), list(layers)
 
 
@@ -122,6 +135,9 @@ _SIDES: tuple[Split, ...] = ("train", "validation", "test")
 
 
 def _examples(store: ArrayActivations, labels: Labels, here: NDArray[np.bool_], classes: Labels, unit: str) -> Examples:
+    if labels.dtype.kind == "f":
+        values, of_row = np.unique(labels, return_inverse=True)
+        return Examples(store, np.where(here, of_row, -1).astype(np.int32), unit=unit, values=values)
     index = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
     known = here & (classes[index] == labels)
     return Examples(store, np.where(known, index, -1).astype(np.int32), int(here.sum() - known.sum()), unit=unit)
@@ -160,16 +176,29 @@ def _plain(values: Any, name: str, n_rows: int) -> NDArray[Any]:
     return array
 
 
-def _labels(labels: Any, n_rows: int) -> Labels:
-    """Return labels as int64 or as an object array of strings."""
+def _labels(labels: Any, n_rows: int, numbers: bool | None) -> Labels:
+    """Return labels as int64 or as an object array of strings, or as float64 where they are numbers to predict."""
     array = _plain(labels, "y", n_rows)
     kind = array.dtype.kind
-    if kind in "biu":
-        return array.astype(np.int64)
     if kind == "f":
-        odd = np.flatnonzero(~(np.isfinite(array) & (array == np.round(array))))
+        odd = np.flatnonzero(~np.isfinite(array))
         if len(odd):
-            raise UserError(f"`y[{odd[0]}]` is {array[odd[0]]}: {_LABELS}; a linear probe predicts classes.")
+            raise UserError(f"`y[{odd[0]}]` is {array[odd[0]]}: {_LABELS}, and it has to be finite; leave the row out.")
+    if numbers:
+        if kind not in "iuf":
+            raise UserError(
+                f"`numbers=True`: expected one number for each row, and `y[0]` is {array.tolist()[0]!r:.60}."
+            )
+        return array.astype(np.float64)
+    if kind in "biuf":
+        odd = np.flatnonzero(array != np.round(array)) if kind == "f" else np.zeros(0, np.int64)
+        if len(odd) and numbers is None:
+            return array.astype(np.float64)
+        if len(odd):
+            raise UserError(
+                f"`numbers=False`: `y[{odd[0]}]` is {array[odd[0]]}, and classes are whole numbers or strings; leave "
+                "it out to have numbers predicted."
+            )
         return array.astype(np.int64)
     strings = array.astype(object)
     for row, label in enumerate(strings.tolist()):

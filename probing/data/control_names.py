@@ -31,13 +31,16 @@ CONTROLS = {
 TRANSFORM_CONTROLS = {"untransformed": "untransformed", "others_clipped": "others clipped"}
 
 
-def chosen_controls(typed: str | Sequence[str], ordinal: bool, of_sentences: bool = False) -> list[str]:
+def chosen_controls(
+    typed: str | Sequence[str], ordinal: bool, of_sentences: bool = False, numbers: bool = False
+) -> list[str]:
     """Return the requested controls, in the order of the tables.
 
     Args:
         typed: `all` for those that suit the task, `none`, or names; in a string they are separated by commas.
         ordinal: Whether the task's labels are numbers.
         of_sentences: Whether the task labels sentences, which have no word type of their own.
+        numbers: Whether the task predicts numbers, and not classes.
 
     Raises:
         UserError: If a control is unknown, or does not apply to the task.
@@ -46,10 +49,16 @@ def chosen_controls(typed: str | Sequence[str], ordinal: bool, of_sentences: boo
     if typed in ("all", ["all"]):
         # Permuted tokens are a floor only for positions, and memorised words do not tell positions.
         wanted.remove("control_task" if ordinal else "permuted_positions")
-        return [name for name in wanted if not (of_sentences and name in ("control_task", "permuted_positions"))]
+        left_out = of_sentences or numbers
+        return [name for name in wanted if not (left_out and name in ("control_task", "permuted_positions"))]
     if of_sentences and "control_task" in wanted:
         raise UserError(
             "`--controls control_task`: it gives each word type a random label, and this task labels sentences; "
+            "give shuffled, token, permuted_positions or untrained."
+        )
+    if numbers and "control_task" in wanted:
+        raise UserError(
+            "`--controls control_task`: it gives each word type a random class, and this task predicts numbers; "
             "give shuffled, token, permuted_positions or untrained."
         )
     return wanted

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 from probing.cache.plan import Plan, Shard
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, Split
+from probing.data.numbers import check_varies, values_of
 from probing.data.sentences import SentenceVectors
 from probing.data.words import pool_words
 from probing.errors import UserError
@@ -27,6 +28,7 @@ from probing.tasks import (
     classes_of,
     has_label,
     labels_of,
+    predicts_numbers,
     sentences_of,
     unit_of,
 )
@@ -111,6 +113,8 @@ class Examples:
         documents: Index of the document of each sentence of the corpus, shape (n_sentences,), if intervals are over
             documents; None if they are over sentences.
         unit: What a sentence is called: activations that come from arrays have groups or rows instead.
+        values: The number that each label stands for, ascending, where numbers are predicted; None where labels are
+            classes.
         pooling: How the tokens of a sentence are pooled where examples are sentences; the store then has one token for
             each sentence. None where examples are tokens.
     """
@@ -122,6 +126,13 @@ class Examples:
     documents: NDArray[np.int64] | None = None
     unit: str = "sentence"
     pooling: Pooling | None = None
+    values: NDArray[np.float64] | None = None
+
+    @property
+    def targets(self) -> NDArray[np.float64]:
+        """The number of each example, shape (n_tokens,), where numbers are predicted."""
+        assert self.values is not None
+        return self.values[self.labels[self.labels >= 0]]
 
     @property
     def n_tokens(self) -> int:
@@ -165,7 +176,7 @@ class Sides:
         train: Examples that probes are trained on.
         validation: Examples that the penalty is chosen on and Adam is stopped by.
         test: Examples that probes are tested on, possibly from another store.
-        classes: The label of each class.
+        classes: The label of each class; none where numbers are predicted.
         ordinal: Whether labels are numbers.
     """
 
@@ -174,6 +185,11 @@ class Sides:
     test: Examples
     classes: Labels
     ordinal: bool
+
+    @property
+    def numbers(self) -> bool:
+        """Whether numbers are predicted, and not classes."""
+        return self.train.values is not None
 
     def each(self, change: Callable[[Examples], Examples]) -> Sides:
         """Return the sides with their examples changed."""
@@ -316,10 +332,13 @@ def label(
     """
     labels, n_dropped = class_of_tokens(store.tokens, corpus, task, splits, classes, side)
     documents = np.array(corpus.documents) if by_document else None
+    values = values_of(labels_of(task, store.tokens, corpus)) if predicts_numbers(task) else None
     if isinstance(task, SentenceTask):
         vectors = SentenceVectors(store, task.pooling)
-        return Examples(vectors, labels.astype(np.int32), n_dropped, False, documents, pooling=task.pooling)
-    return Examples(store, labels.astype(np.int32), n_dropped, task.word_means, documents)
+        return Examples(
+            vectors, labels.astype(np.int32), n_dropped, False, documents, pooling=task.pooling, values=values
+        )
+    return Examples(store, labels.astype(np.int32), n_dropped, task.word_means, documents, values=values)
 
 
 def class_of_tokens(
@@ -327,7 +346,8 @@ def class_of_tokens(
 ) -> tuple[NDArray[np.int64], int]:
     """Return each token's class, -1 on another side or without a class, and the number of tokens without a class.
 
-    For a task of sentences, it is each sentence's class, and the number of sentences without one.
+    For a task of sentences, it is each sentence's class, and the number of sentences without one. Where the task
+    predicts numbers, it is the index of each number among those of the corpus.
 
     Args:
         tokens: The table of tokens.
@@ -338,6 +358,8 @@ def class_of_tokens(
         side: The side whose tokens are classified.
     """
     labels = labels_of(task, tokens, corpus)
+    if predicts_numbers(task) and not len(classes := values_of(labels)):
+        return np.full(len(labels), -1), 0
     here = np.array([split == side for split in splits])[sentences_of(task, tokens)] & has_label(labels)
     # Index of each label among the classes; checked below, since it also exists for labels that are not classes.
     index = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
@@ -359,6 +381,9 @@ def choose_classes(tokens: Tokens, corpus: Corpus, task: TokenTask, splits: Sequ
         raise UserError(
             f"`--corpus {corpus.name}`: the task gives no {unit_of(task)} a label; give text that it has labels for."
         )
+    if predicts_numbers(task):
+        check_varies(values_of(labels[in_train[sentences_of(task, tokens)]]), f"`--corpus {corpus.name}`", "sentences")
+        return np.zeros(0)
     classes = classes_of(task, labels[in_train[sentences_of(task, tokens)]], int(in_train.sum()))
     if len(classes) < 2:
         raise UserError(

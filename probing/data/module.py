@@ -20,6 +20,7 @@ from probing.data.examples import Batch, Examples, ShardBatches, Sides, open_sha
 from probing.data.layer_moments import layer_moments
 from probing.data.mini_batches import MiniBatches
 from probing.data.preparation import read_sides
+from probing.errors import UserError
 from probing.runtime.terminal import silence
 from probing.statistics.moments import Moments
 from probing.tasks import TokenTask, load_task
@@ -39,6 +40,10 @@ class ActivationDataModule(pl.LightningDataModule):
 
     def __init__(self, sides: Sides, layers: Sequence[int], batch_size: int | None = None, seed: int = 0) -> None:
         super().__init__()
+        if sides.numbers:
+            raise UserError(
+                "`LinearProbe` predicts classes, and these labels are numbers; `probing.probe` and `fit` predict them."
+            )
         self.sides, self.layers, self.batch_size, self.seed = sides, list(layers), batch_size, seed
 
     @classmethod

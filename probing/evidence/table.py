@@ -113,21 +113,21 @@ def _separation_of_sentences(train: Examples, layer: int, sizes: Tensor) -> Sepa
         sizes: Number of sentences of each class, shape (n_classes,).
     """
     mean = RunningMean(train.store.plan.d_model)
-    for units, _ in _sentence_means(train, layer):
+    for units, _ in sentence_means(train, layer):
         mean.update(units)
     mean.all_reduce(sum_over_ranks)
     parts = []
     for neurons in torch.arange(len(mean.mean)).split(neurons_at_a_time(len(sizes))):
         here = slice(int(neurons[0]), int(neurons[-1]) + 1)
         sums = UnitSeparationAccumulator(mean.mean[here], sizes)
-        for units, labels in _sentence_means(train, layer):
+        for units, labels in sentence_means(train, layer):
             sums.update(units[:, here], labels)
         sums.all_reduce(sum_over_ranks)
         parts.append(sums.result())
     return Separation.of_all(parts)
 
 
-def _sentence_means(train: Examples, layer: int) -> Iterator[tuple[Tensor, Tensor]]:
+def sentence_means(train: Examples, layer: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the mean over the tokens of each sentence, shape (n, d_model), and its label, shape (n,)."""
     for batch in whole_sentences(read_share(train, [layer])):
         if len(batch.sentences):

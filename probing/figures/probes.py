@@ -20,7 +20,7 @@ from probing.figures.style import (
     name_layers,
     side_by_side,
 )
-from probing.tables.columns import controls_of
+from probing.tables.columns import R2, controls_of, score_of, score_of_neurons
 from probing.tables.decimals import two_decimals
 
 if TYPE_CHECKING:
@@ -84,18 +84,20 @@ def accuracy_by_layer(figure: Figure, accuracy: Sequence[Row], task: str, model:
     layers = [row["layer"] for row in accuracy]
     controls = controls_of(accuracy)
     shifts = side_by_side(1 + len(controls), layers)
-    values = np.array([row["accuracy"] for row in accuracy])
-    reach = error_bars(accuracy, values, "accuracy")
+    score = score_of(accuracy[0])
+    values = np.array([row[score.name] for row in accuracy])
+    reach = error_bars(accuracy, values, score.name)
     axes.errorbar(
         np.add(layers, shifts[0]), values, yerr=reach, color=BLUE, marker="o", ms=4, capsize=3,
         label="probe" if reach is None else "probe (95% interval\nover test sentences)", **joined({"ls": "-"}, layers),
     )  # fmt: skip
     for (name, words), look, shift in zip(controls.items(), CONTROL_LOOKS, shifts[1:], strict=False):
-        control = [row[f"{name}_accuracy"] for row in accuracy]
+        control = [row[f"{name}_{score.name}"] for row in accuracy]
         axes.plot(np.add(layers, shift), control, label=words, **joined(look, layers))
     name_layers(axes, layers)
-    axes.set_ylim(0, 1.03)
-    axes.set_ylabel("test accuracy")
+    # A probe of numbers may be worse than the constant answer, whose R² is 0.
+    axes.set_ylim(min(0, axes.get_ylim()[0]) if score is R2 else 0, 1.03)
+    axes.set_ylabel(f"test {score.words}")
     axes.set_title(f"{model}: linear probe of {task}")
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles[-1:] + handles[:-1], labels[-1:] + labels[:-1], loc="outside right center")
@@ -124,6 +126,7 @@ def accuracy_by_position(figure: Figure, positions: Sequence[Row], task: str, mo
 
 def top_neurons(figure: Figure, by_layer: Mapping[int, Sequence[Row]], model: str) -> None:
     """Draw the first neurons of each layer's ranking: the contribution as a bar, its centred part over it."""
+    score = score_of_neurons(next(iter(by_layer.values()))[0])
     columns = min(4, len(by_layer))
     rows = -(-len(by_layer) // columns)
     figure.set_size_inches(max(4.6, 2.5 * columns), 0.6 + 3.0 * rows)
@@ -138,11 +141,11 @@ def top_neurons(figure: Figure, by_layer: Mapping[int, Sequence[Row]], model: st
         axes.set_yticks(y, [f"{n['neuron']}{_marks(n['flag'])}" for n in top], fontsize=7)
         axes.invert_yaxis()
         axes.set_title(f"layer {layer}")
-        axes.set_xlabel("contribution (logit units)")
+        axes.set_xlabel(f"contribution ({score.axis})")
     for axes in grid[len(by_layer) :]:
         axes.set_visible(False)
     grid[0].set_ylabel("neuron (* offset, ° no-signal)")
-    figure.suptitle(f"{model}: neurons that contribute most to the true class's logit", x=0.01, ha="left", fontsize=10)
+    figure.suptitle(f"{model}: neurons that contribute most to {score.contribution}", x=0.01, ha="left", fontsize=10)
     handles, labels = grid[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2)
 

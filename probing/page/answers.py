@@ -8,7 +8,7 @@ from probing.models.layers import aligned
 from probing.models.site_names import NEURON, is_inside_blocks, site_of
 from probing.page.sources import Agreement, Subject
 from probing.statistics.intervals import scope
-from probing.tables.columns import Row, controls_of, ends, in_brackets, interval
+from probing.tables.columns import R2, Row, controls_of, ends, in_brackets, interval, score_of
 from probing.tables.conclusions import conclusion
 from probing.tables.decimals import two_decimals
 from probing.tables.geometry import transform_sizes
@@ -38,7 +38,7 @@ def question(subject: Subject) -> str:
     return (
         f"Can {subject.task} be read off {_layers(subject.layers)} of {model}, and which neurons carry it? "
         "In each layer, a linear probe without an intercept was trained to predict "
-        f"{count(first['n_classes'], 'class', 'classes')} from {of['train']}"
+        f"{_predicted(first)} from {of['train']}"
         f"{count(sentences['train'], 'sentence')} of the corpus {config['corpus']}, and tested on "
         f"{of['test']}{count(sentences['test'], 'other sentence')}{tested}."
     )
@@ -54,9 +54,14 @@ def _question_of_arrays(subject: Subject) -> str:
     return (
         f"Can {subject.task} be read off {_layers(subject.layers)} of {subject.run.config['model']}, and which neurons "
         "carry it? In each layer, a linear probe without an intercept was trained to predict "
-        f"{count(first['n_classes'], 'class', 'classes')} from {count(first['n_train_tokens'], 'row')}{of_groups} of "
+        f"{_predicted(first)} from {count(first['n_train_tokens'], 'row')}{of_groups} of "
         f"arrays, and tested on {count(first['n_test_tokens'], 'row')}{others}."
     )
+
+
+def _predicted(row: Row) -> str:
+    """Return what a probe predicts."""
+    return "a number" if score_of(row) is R2 else count(row["n_classes"], "class", "classes")
 
 
 def answer(subject: Subject) -> str:
@@ -115,14 +120,17 @@ def count(n: int, one: str, many: str = "") -> str:
 def _accuracies(subject: Subject) -> str:
     rows = subject.run.accuracy
     first, last = rows[0], rows[-1]
+    score = subject.score
     if len(rows) == 1:
-        return f"In layer {first['layer']} the probe reaches an accuracy of {_share(first)}."
+        what = "an accuracy" if score is not R2 else "an R²"
+        return f"In layer {first['layer']} the probe reaches {what} of {_share(first)}."
     # Of equal maxima, the last: what matters is how far up the task can still be read off.
-    best = max(reversed(rows), key=lambda row: row["accuracy"])
+    best = max(reversed(rows), key=lambda row: row[score.name])
     parts = [f"{_share(first)} in layer {first['layer']}"]
     if best not in (first, last):
         parts.append(f"{_share(best)} in layer {best['layer']}, the highest,")
-    return f"Accuracy is {', '.join(parts)} and {_share(last)} in layer {last['layer']}{_highest(best, first, last)}."
+    name, where = f"{score.words[0].upper()}{score.words[1:]}", _highest(best, first, last)
+    return f"{name} is {', '.join(parts)} and {_share(last)} in layer {last['layer']}{where}."
 
 
 def _highest(best: Row, first: Row, last: Row) -> str:
@@ -132,7 +140,8 @@ def _highest(best: Row, first: Row, last: Row) -> str:
 
 
 def _share(row: Row) -> str:
-    return f"{row['accuracy']:.3f}{in_brackets(interval(row, 'accuracy', ' to '))}"
+    name = score_of(row).name
+    return f"{row[name]:.3f}{in_brackets(interval(row, name, ' to '))}"
 
 
 def _held_against(subject: Subject) -> str:
@@ -140,10 +149,12 @@ def _held_against(subject: Subject) -> str:
 
     Where there are no intervals, only the controls and their accuracies are listed.
     """
-    row = subject.run.accuracy[-1]
-    if ends(row, "accuracy") is None:
+    row, score = subject.run.accuracy[-1], subject.score.name
+    if not controls_of([row]):
+        return ""
+    if ends(row, score) is None:
         beside = [
-            f"{_called(name, words)} ({row[f'{name}_accuracy']:.3f})" for name, words in controls_of([row]).items()
+            f"{_called(name, words)} ({row[f'{name}_{score}']:.3f})" for name, words in controls_of([row]).items()
         ]
         return f"In layer {row['layer']}, compare it with {listed(beside)}."
     sides: dict[str, list[str]] = {"above": [], "below": [], "not told apart from": []}
@@ -152,7 +163,7 @@ def _held_against(subject: Subject) -> str:
             row[f"accuracy_{end}"] - row[f"{name}_accuracy"] for end in ("low", "high")
         )
         side = "above" if low > 0 else "below" if high < 0 else "not told apart from"
-        sides[side].append(f"{_called(name, words)} ({row[f'{name}_accuracy']:.3f})")
+        sides[side].append(f"{_called(name, words)} ({row[f'{name}_{score}']:.3f})")
     parts = [f"{side} {listed(named)}" for side, named in sides.items() if named]
     return f"In layer {row['layer']} it is {'; '.join(parts)}."
 

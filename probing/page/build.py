@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from string import Template
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ from probing.page.sections.geometry import geometry_section
 from probing.page.sections.reproduce import folder_block, run_block
 from probing.page.sections.run import accuracy_figure, heads_section, neurons_section
 from probing.page.sections.terms import terms_section
-from probing.page.sources import Evaluation, Geometry, Sources, reading
+from probing.page.sources import Evaluation, Geometry, Sources, Subject, reading
 from probing.runtime.versions import own_version
 
 # Number of characters that a page may have as long as its tables fit, and the number that a table takes per neuron.
@@ -68,7 +68,7 @@ def _content(sources: Sources, defaults: Mapping[str, Any]) -> Html:
     several = len(subjects) > 1
     parts: list[Html | None] = [_answers(sources)]
     charts = [accuracies_figure(subjects)] * several + [accuracy_figure(subject, several) for subject in subjects]
-    parts.append(element("section", element("h2", "Accuracy by layer"), *charts, id="accuracy"))
+    parts.append(element("section", element("h2", f"{_scores(subjects)} by layer"), *charts, id="accuracy"))
     if sources.agreement:
         parts.append(agreement_section(sources.agreement))
     for i, subject in enumerate(subjects):
@@ -84,6 +84,12 @@ def _content(sources: Sources, defaults: Mapping[str, Any]) -> Html:
     blocks += _each(lambda one: folder_block(one.title, one.folder), others)
     parts.append(element("section", element("h2", "To reproduce"), *blocks, id="reproduce"))
     return joined(*parts)
+
+
+def _scores(subjects: Sequence[Subject]) -> str:
+    """Return what the probes are scored by, as the beginning of a heading."""
+    words = " and ".join(dict.fromkeys(subject.score.words for subject in subjects))
+    return words[0].upper() + words[1:]
 
 
 def _each(section: Callable[[_Measured], Html], measured: Iterable[_Measured]) -> Iterator[Html]:

@@ -14,6 +14,8 @@ from probing.tables.columns import FALSE_DISCOVERIES as RATE
 
 # Number of rows that the page has without its script.
 FIRST = 10
+# Columns of ablation effects, of classes and of numbers.
+WITHOUT = ("cross_entropy_without", "r2_without")
 # Text of a cell where an ablation effect is neither different from 0 nor negligible.
 UNRESOLVED = "unresolved"
 
@@ -45,9 +47,9 @@ class Column:
         value = row.get(self.key)
         if value is None or value == "":
             return ""
-        if self.key == "cross_entropy_without" and BELOW_RESOLUTION in row["removed"]:
+        if self.key in WITHOUT and BELOW_RESOLUTION in row["removed"]:
             return UNRESOLVED
-        if self.key == "cross_entropy_without" and NEGLIGIBLE in row["removed"]:
+        if self.key in WITHOUT and NEGLIGIBLE in row["removed"]:
             return NEGLIGIBLE
         star = "*" if self.key == "contribution_centred" and is_far(row) else ""
         return star + format(value, f"{'+' * self.signed}.{self.digits}{'%' if self.percent else 'f'}")
@@ -68,8 +70,8 @@ COLUMNS = (
            "each class."),
     Column("head", "head", "Attention head that the neuron belongs to, counted from 0."),
     Column("contribution", "contribution", "Mean over the test tokens of |weight × activation| for the true class, in "
-           "logit units, weights centred over classes. A high contribution does not show that the model uses the "
-           "neuron.", 4),
+           "logit units, weights centred over classes; of a probe of numbers, for its prediction, in their unit. A "
+           "high contribution does not show that the model uses the neuron.", 4),
     Column("ratio", "× mean", "Contribution in multiples of the mean of the layer's neurons.", 1),
     Column("share", "share", "Contribution as a share of the sum over the layer's neurons.", 1, percent=True),
     Column("contribution_centred", "centred", "Contribution after subtracting the neuron's mean over training tokens: "
@@ -77,11 +79,14 @@ COLUMNS = (
            "values.", 4),
     Column("contribution_companion", "with intercept", "Centred contribution to a probe that has an intercept, for "
            "neurons whose centred contribution is marked unreliable by *.", 4),
+    Column("correlation", "correlation", "Correlation of the neuron with the number over training tokens.", 3,
+           signed=True),
     Column("eta_squared", "eta²", "Eta squared: the share of the neuron's variance over training tokens that is "
            "between classes rather than within them, minus the mean of that share when labels are permuted within "
-           "sentences. It is 0 for a neuron that tells nothing about the class by itself.", 3),
+           "sentences. It is 0 for a neuron that tells nothing about the class by itself. Of numbers, the squared "
+           "correlation, minus its mean when numbers are permuted.", 3),
     Column("eta_squared_z", "z", "Number of standard deviations by which that share lies above its mean under permuted "
-           "labels."),
+           "labels; of numbers, the distance of the correlation from its mean."),
     Column("eta_squared_q", "q", "Lowest false discovery rate over the neurons of the layer at which this one counts "
            f"as having a signal. Above {RATE:g} the flag says no-signal.", 3),
     Column("unique", "unique", "Estimate, without retraining, of what the probe loses without the neuron, from its "
@@ -90,9 +95,12 @@ COLUMNS = (
     Column("cross_entropy_without", "without it", "Ablation effect: by how many nats a probe that is retrained without "
            "the neuron predicts the test tokens worse. Little is lost where other neurons carry the same "
            "information.", 4, signed=True),
+    Column("r2_without", "R² lost", "Ablation effect: by how much the R² of the test tokens falls for a probe that "
+           "is solved again without the neuron. Little is lost where other neurons carry the same information.", 4,
+           signed=True),
 )  # fmt: skip
 # Further columns that the script needs to show the picked neuron.
-BESIDE = ("rank_high", "cross_entropy_without_low", "cross_entropy_without_high", "mean", "sd")
+BESIDE = ("rank_high", *(f"{name}_{end}" for name in WITHOUT for end in ("low", "high")), "mean", "sd")
 TEXTS = ("flag", "removed")
 _INTEGERS = ("neuron", "head", "rank_low", "rank_high")
 _KNOWN_BY_INDEX = ("layer", "rank")

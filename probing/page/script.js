@@ -67,6 +67,8 @@ function hideTip() {
 
 // Number of rows of the table before the user asks for more.
 const FIRST = 10;
+// Columns of ablation effects, of classes and of numbers.
+const LOSSES = ["cross_entropy_without", "r2_without"];
 
 class Table {
   // All rows of a run, column by column; a row is identified by its index.
@@ -96,8 +98,8 @@ class Table {
 
   text(row, column) {
     if (column.key === "rank_low") return `${this.get(row, "rank_low")}–${this.get(row, "rank_high")}`;
-    if (column.key === "cross_entropy_without" && this.get(row, "removed").includes(this.unresolved)) return "unresolved";
-    if (column.key === "cross_entropy_without" && this.get(row, "removed").includes(this.negligible)) return this.negligible;
+    if (LOSSES.includes(column.key) && this.get(row, "removed").includes(this.unresolved)) return "unresolved";
+    if (LOSSES.includes(column.key) && this.get(row, "removed").includes(this.negligible)) return this.negligible;
     const text = shown(this.get(row, column.key), column);
     return column.key === "contribution_centred" && this.isFar(row) ? "*" + text : text;
   }
@@ -319,8 +321,8 @@ class RunView {
     note.textContent = flag ? `${flag}: ${this.data.flags[flag] || ""}` : "";
     const facts = this.table.columns.filter((column) => !["layer", "neuron"].includes(column.key));
     const entries = facts.map((column) => [column.label, this.table.text(row, column), column.help]);
-    if (this.table.values.cross_entropy_without_low && !Number.isNaN(get("cross_entropy_without_low"))) {
-      entries.push(["95% range of that", `${get("cross_entropy_without_low").toFixed(4)} to ${get("cross_entropy_without_high").toFixed(4)}`, "interval over test sentences"]);
+    for (const loss of LOSSES.filter((name) => this.table.values[name + "_low"] && !Number.isNaN(get(name + "_low")))) {
+      entries.push(["95% range of that", `${get(loss + "_low").toFixed(4)} to ${get(loss + "_high").toFixed(4)}`, "interval over test sentences"]);
     }
     for (const [key, help] of [["mean", "of its activations over training tokens"], ["sd", "standard deviation of its activations over training tokens"]]) {
       if (this.table.values[key]) entries.push([`activation ${key}`, get(key).toPrecision(3), help]);

@@ -17,6 +17,7 @@ from probing.errors import UserError, as_clause
 from probing.models.site_names import is_inside_blocks, site_of
 from probing.runs.folder import PARTIAL
 from probing.runs.run import Row, Run, load_run
+from probing.tables.columns import Score, score_of
 from probing.tables.csv_files import read_csv
 from probing.tasks import short_name
 
@@ -27,7 +28,10 @@ NEEDED = {
 }  # fmt: skip
 # Columns and entries that a run's other tables must have.
 NEEDED_ACCURACY = {"layer", "accuracy", "accuracy_low", "accuracy_high", "cross_entropy", "optimality_gap"}
+NEEDED_R2 = {"layer", "r2", "r2_low", "r2_high", "relative_gradient"}
 NEEDED_RESULTS = {"versions", "cache", "classes", "n_sentences", "timings", "layers"}
+# Stands for the class where numbers are predicted.
+ALL = "all"
 # The command that writes results of each kind, for those without probes.
 _COMMANDS = {"geometry": "geometry", "word-in-context evaluation": "wic", "similarity evaluation": "sts"}
 
@@ -59,8 +63,13 @@ class Subject:
 
     @property
     def classes(self) -> list[int | str]:
-        """Labels of the classes."""
-        return list(self.run.results["classes"])
+        """Labels of the classes; where numbers are predicted, one word that stands for all of them."""
+        return list(self.run.results["classes"]) or [ALL]
+
+    @property
+    def score(self) -> Score:
+        """How the probes are scored."""
+        return score_of(self.run.accuracy[0])
 
     @property
     def d_model(self) -> int:
@@ -315,7 +324,7 @@ def _subject(label: str, run: Run) -> Subject:
         n_layers, n_classes, d_model = by_class.shape
         for name, needed, rows in (
             ("neurons.csv", NEEDED, run.neurons),
-            ("accuracy.csv", NEEDED_ACCURACY, run.accuracy),
+            ("accuracy.csv", NEEDED_R2 if "numbers" in run.results else NEEDED_ACCURACY, run.accuracy),
             ("results.json", NEEDED_RESULTS, [run.results]),
         ):
             if missing := needed - set(rows[0] if rows else {}):

@@ -7,7 +7,7 @@ from typing import Any
 
 from probing.page.markup import Child, Html, element
 from probing.page.sources import Subject
-from probing.tables.columns import controls_of, interval
+from probing.tables.columns import R2, controls_of, interval
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Child]], caption: Child = None) -> Html:
@@ -36,7 +36,9 @@ def as_in_terminal(shown: Any) -> Html:
 
 
 def accuracy_table(subject: Subject, caption: str) -> Html:
-    """Return a run's accuracy by layer with its controls."""
+    """Return a run's accuracy by layer with its controls; of numbers, R²."""
+    if subject.score is R2:
+        return _r2_table(subject, caption)
     rows, controls = subject.run.accuracy, controls_of(subject.run.accuracy)
     optional = {"within 1": ("within_one", ".3f"), "error": ("mean_absolute_error", ".2f"),
                 "selectivity": ("selectivity", ".3f"), "compression": ("compression", ".1f")}  # fmt: skip
@@ -54,6 +56,26 @@ def accuracy_table(subject: Subject, caption: str) -> Html:
             f"{row['cross_entropy']:.3f}",
             *(f"{row[column]:.3f}" for column in nats.values()),
             f"{row['optimality_gap']:.1e}",
+        ]
+        for row in rows
+    ]
+    return table(head, body, caption)
+
+
+def _r2_table(subject: Subject, caption: str) -> Html:
+    rows, controls = subject.run.accuracy, controls_of(subject.run.accuracy)
+    head = ["layer", "R²", "95% range", *controls.values(), "in training", "error", "rms error", "constant", "gradient"]
+    body = [
+        [
+            row["layer"],
+            f"{row['r2']:.3f}",
+            interval(row, "r2", "–"),
+            *(f"{row[f'{name}_r2']:.3f}" for name in controls),
+            f"{row['train_r2']:.3f}",
+            f"{row['mean_absolute_error']:.3g}",
+            f"{row['root_mean_squared_error']:.3g}",
+            f"{row['constant_root_mean_squared_error']:.3g}",
+            f"{row['relative_gradient']:.1e}",
         ]
         for row in rows
     ]

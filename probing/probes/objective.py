@@ -16,9 +16,13 @@ BLOCK, LEAST_ROWS, MOST_ROWS = 2**20, 512, 4096
 def centre_over_classes(weight: Tensor) -> Tensor:
     """Subtract from each neuron's weights their mean over classes: the softmax stays and the weight is identifiable.
 
+    A single row is the weight of a probe of numbers, which is identifiable as it is.
+
     Args:
         weight: Probe weight, shape (..., n_classes, d_model).
     """
+    if weight.shape[-2] == 1:
+        return weight
     return weight - weight.mean(-2, keepdim=True)
 
 

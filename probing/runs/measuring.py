@@ -18,7 +18,8 @@ from probing.probes.recipe import Lbfgs, Progress, Training
 from probing.probes.training import LayerFit, train_controls, train_probes
 from probing.rankings.contributions import mean_contribution
 from probing.rankings.heads import head_rows
-from probing.runs.results import Measured
+from probing.runs.numbers import measure_numbers
+from probing.runs.results import AnyMeasured, Measured
 from probing.runtime.stopwatch import Stopwatch
 
 
@@ -55,7 +56,7 @@ def measure(
     say: Callable[[str], None],
     logger: Any,
     folder: str | None,
-) -> Measured:
+) -> AnyMeasured:
     """Train the probes of a run, its controls, and the probes that give evidence for its rankings.
 
     Args:
@@ -71,6 +72,11 @@ def measure(
         logger: Lightning logger for the training curves of the run's own probes.
         folder: Folder for Lightning's own files; None on other ranks than the first.
     """
+    if sides.numbers:
+        return measure_numbers(
+            sides, controls, layers, probe, asked.n_replicates, asked.retraining, asked.transform, asked.seed,
+            asked.n_heads, watch,
+        )  # fmt: skip
     moments = layer_moments(sides.train, layers)
     path, training = penalised(probe, asked.seed, sides, layers, moments, trainer, progress)
     starts = path.weights if path else None

@@ -20,14 +20,23 @@ from probing.evidence.by_position import POSITION_COLUMNS
 from probing.evidence.table import Evidence, neuron_table
 from probing.figures.probes import write_figures
 from probing.probes.online_code import CodeLength
+from probing.probes.ridge import NumberFit
 from probing.probes.training import LayerFit
 from probing.rankings.by_class import CLASS_COLUMNS, class_rows
 from probing.rankings.contributions import class_contributions
+from probing.runs.numbers import MeasuredNumbers
 from probing.runtime.versions import versions
 from probing.statistics.intervals import accuracy_interval, difference_interval, mean_interval
 from probing.statistics.random_draws import widened
 from probing.statistics.sample_size import size_columns
-from probing.tables.columns import ACCURACY_COLUMNS, HEAD_COLUMNS, NEURON_COLUMNS, accuracy_flag, without_nan
+from probing.tables.columns import (
+    ACCURACY_COLUMNS,
+    HEAD_COLUMNS,
+    NEURON_COLUMNS,
+    NUMBER_COLUMNS,
+    accuracy_flag,
+    without_nan,
+)
 from probing.tables.csv_files import write_csv
 from probing.tasks import short_name
 
@@ -87,6 +96,12 @@ class Measured:
         pairs = zip(self.fits, self.evidence, strict=True)
         return [row for fit, one in pairs for row in class_rows(fit.layer, fit.weight, one.magnitudes, labels)]
 
+    def contributions(self) -> list[Tensor]:
+        """Return the mean contribution of each neuron to each class for each layer, of shape (n_classes, d_model)."""
+        return [
+            class_contributions(fit.weight, one.magnitudes) for fit, one in zip(self.fits, self.evidence, strict=True)
+        ]
+
     def _accuracy_row(self, i: int) -> dict[str, Any]:
         fit, train, test, n_classes = self.fits[i], self.sides.train, self.sides.test, len(self.sides.classes)
         majority = int(train.counts(n_classes).argmax())
@@ -142,6 +157,10 @@ class Measured:
         return {f"{name}_accuracy": accuracy, f"above_{name}_low": low, f"above_{name}_high": high}
 
 
+# The results of a run, of classes or of numbers.
+AnyMeasured = Measured | MeasuredNumbers
+
+
 @dataclass(frozen=True)
 class Written:
     """Tables and paths that `write` put into the run's folder, for the tracker to log."""
@@ -152,7 +171,9 @@ class Written:
     files: list[Path]
 
 
-def write(folder: Path, config: Mapping[str, Any], measured: Measured, model_name: str, draws: bool = True) -> Written:
+def write(
+    folder: Path, config: Mapping[str, Any], measured: AnyMeasured, model_name: str, draws: bool = True
+) -> Written:
     """Write tables, tensors, figures and the configuration; `write_summary` adds the rest.
 
     Args:
@@ -164,9 +185,10 @@ def write(folder: Path, config: Mapping[str, Any], measured: Measured, model_nam
     """
     accuracy = measured.accuracy()
     neurons = measured.neurons([row["flag"] for row in accuracy])
-    write_csv(folder / "accuracy.csv", accuracy, ACCURACY_COLUMNS)
+    write_csv(folder / "accuracy.csv", accuracy, NUMBER_COLUMNS if measured.sides.numbers else ACCURACY_COLUMNS)
     write_csv(folder / "neurons.csv", neurons, NEURON_COLUMNS)
-    write_csv(folder / "classes.csv", measured.neurons_by_class(), CLASS_COLUMNS)
+    if by_class := measured.neurons_by_class():
+        write_csv(folder / "classes.csv", by_class, CLASS_COLUMNS)
     if measured.positions:
         write_csv(folder / "positions.csv", measured.positions, POSITION_COLUMNS)
     if measured.heads:
@@ -182,7 +204,7 @@ def write(folder: Path, config: Mapping[str, Any], measured: Measured, model_nam
         "config.yaml",
         "accuracy.csv",
         "neurons.csv",
-        "classes.csv",
+        *["classes.csv"] * bool(by_class),
         "probe.safetensors",
         "contributions.safetensors",
     ]
@@ -193,7 +215,7 @@ def write(folder: Path, config: Mapping[str, Any], measured: Measured, model_nam
 
 def write_summary(
     folder: Path,
-    measured: Measured,
+    measured: AnyMeasured,
     written: Written,
     cached: Mapping[str, Mapping[str, Any]],
     timings: Mapping[str, float],
@@ -208,12 +230,14 @@ def write_summary(
         timings: Durations in seconds.
     """
     sides, key = measured.sides, cached["test"]["key"]
+    fits: Sequence[LayerFit | NumberFit] = measured.fits
     named = {"train": sides.train, "validation": sides.validation, "test": sides.test}
     results = {
         "versions": versions(),
         "site": key.get("site", "residual" if "model" in key else "arrays"),
         "cache": dict(cached),
         "classes": sides.classes.tolist(),
+        **({"numbers": _numbers(measured)} if isinstance(measured, MeasuredNumbers) else {}),
         "penalty": dict(measured.penalty),
         "n_dropped_tokens": {side: examples.n_dropped for side, examples in named.items()},
         "n_sentences": {side: len(examples.sentences()) for side, examples in named.items()},
@@ -222,12 +246,18 @@ def write_summary(
         "timings": dict(timings),
         "layers": [
             {**without_nan(row), "converged": fit.converged, "n_passes": fit.n_passes, "objective": fit.objective}
-            for row, fit in zip(written.accuracy, measured.fits, strict=True)
+            for row, fit in zip(written.accuracy, fits, strict=True)
         ],
     }
     path = folder / "results.json"
     path.write_text(json.dumps(results, indent=2))
     return path
+
+
+def _numbers(measured: MeasuredNumbers) -> dict[str, float]:
+    """Return the mean of the training numbers, which is the constant answer, and their standard deviation."""
+    standard = measured.fits[0].standard
+    return {"mean": standard.mean, "sd": standard.sd}
 
 
 def intervals_over(test: Examples) -> dict[str, Any]:
@@ -236,7 +266,7 @@ def intervals_over(test: Examples) -> dict[str, Any]:
     return {"unit": test.unit if test.documents is None else "document", "n": n}
 
 
-def _write_tensors(folder: Path, measured: Measured, task: str, model: str) -> None:
+def _write_tensors(folder: Path, measured: AnyMeasured, task: str, model: str) -> None:
     from safetensors.torch import save_file
 
     metadata = {
@@ -244,10 +274,10 @@ def _write_tensors(folder: Path, measured: Measured, task: str, model: str) -> N
         "classes": json.dumps(measured.sides.classes.tolist()),
         "task": task,
         "model": model,
+        **({"mean": json.dumps(_numbers(measured)["mean"])} if isinstance(measured, MeasuredNumbers) else {}),
     }
     weight = torch.stack([fit.weight for fit in measured.fits])
-    pairs = zip(measured.fits, measured.evidence, strict=True)
-    contribution = torch.stack([class_contributions(fit.weight, e.magnitudes).float() for fit, e in pairs])
+    contribution = torch.stack(measured.contributions()).float()
     tensors = {"probe": {"weight": weight}, "contributions": {"contribution": contribution}}
     if measured.replicates is not None:
         tensors["replicates"] = {"weight": measured.replicates}

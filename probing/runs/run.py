@@ -61,7 +61,8 @@ class Run:
         """Weights of the probes on raw activations, shape (n_layers, n_classes, d_model), as in `probe.safetensors`.
 
         The logits of layer `accuracy[i]["layer"]` are hidden_states @ weight[i].T, of the labels in
-        `results["classes"]`.
+        `results["classes"]`. Where numbers are predicted, there is one row, and the prediction is that product plus
+        `results["numbers"]["mean"]`.
         """
         from safetensors.torch import load_file
 
@@ -107,6 +108,11 @@ class Run:
         """Whether `probing.probe` made the run, of arrays that are not on disk."""
         return "arrays" in self.config
 
+    @property
+    def is_of_numbers(self) -> bool:
+        """Whether the probes predict numbers, and not classes."""
+        return "numbers" in self.results
+
     def __repr__(self) -> str:
         from probing.runtime.terminal import render
         from probing.tables.probes import accuracy_table, neurons_table
@@ -141,13 +147,19 @@ def load_run(folder: str | Path) -> Run:
     return read_run(folder)
 
 
-def load_run_of_text(folder: str | Path) -> Run:
-    """Read a finished run whose model can read its corpus again.
+def load_run_of_classes(folder: str | Path) -> Run:
+    """Read a finished run whose model can read its corpus again, and whose probes predict classes.
 
     Raises:
-        UserError: If there is no finished run in the folder, or if it was made from arrays.
+        UserError: If there is no finished run in the folder, if it was made from arrays, or if it predicts numbers.
     """
-    return of_text(load_run(folder))
+    run = of_text(load_run(folder))
+    if run.is_of_numbers:
+        raise UserError(
+            f"`{folder}` predicts numbers, and `rank` and `compare` take runs that predict classes; its own ranking is "
+            "in neurons.csv."
+        )
+    return run
 
 
 def of_text(run: Run) -> Run:

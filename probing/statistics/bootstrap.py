@@ -11,13 +11,13 @@ DRAWS = 1000
 
 
 def resampled_means(
-    sums: NDArray[np.float64], n_tokens: NDArray[np.int64], seed: int, n_draws: int = DRAWS
+    sums: NDArray[np.float64], n_tokens: NDArray[np.int64] | NDArray[np.float64], seed: int, n_draws: int = DRAWS
 ) -> NDArray[np.float64]:
     """Return means over tokens in bootstrap draws of the sentences, shape (n_draws, n).
 
     Args:
         sums: Sums over the tokens of each sentence, shape (n_sentences, n).
-        n_tokens: Number of tokens of each sentence, shape (n_sentences,).
+        n_tokens: Number of tokens of each sentence, or whatever else sums are divided by, shape (n_sentences,).
         seed: Seed of the generator; equal seeds and numbers of sentences give the same draws.
         n_draws: Number of bootstrap draws.
     """

@@ -13,7 +13,7 @@ from probing.errors import UserError, refuse
 from probing.models import layer_numbers
 from probing.sweeps.definition import Parameter, Sweep
 from probing.sweeps.trials import LIGHT
-from probing.tasks import SentenceTask, load_task
+from probing.tasks import SentenceTask, load_task, predicts_numbers
 
 # Options that the sweep sets for its trials; a value that the file gives for all trials is the sweep's own default.
 DECIDED = ("name", "runs", "cache", "quiet", "wandb")
@@ -75,6 +75,11 @@ class TrialOptions:
         )
         layer_numbers(options["layer"])
         task = load_task(options["task"], options["task_args"] or {})
+        if predicts_numbers(task):
+            raise UserError(
+                f"`task {options['task']}`: it predicts numbers, "
+                "and a sweep compares accuracies of classes; use `fit`, whose ridge probe has no options to search."
+            )
         chosen_controls(options["controls"], task.ordinal, isinstance(task, SentenceTask))
         return options
 

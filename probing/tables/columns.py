@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from probing.data.control_names import CONTROLS, TRANSFORM_CONTROLS
@@ -25,11 +26,23 @@ ACCURACY_COLUMNS = (
     "less_penalty_spearman", "online_code_bits", "uniform_code_bits", "compression",
     "validation_cross_entropy", *SIZE_COLUMNS, "flag",
 )  # fmt: skip
+# Of numbers, where the R² of a ridge probe stands in the place of the accuracy.
+NUMBER_COLUMNS = (
+    "layer", "r2", "r2_low", "r2_high", "train_r2", "mean_absolute_error", "root_mean_squared_error",
+    "constant_root_mean_squared_error", "relative_gradient", "n_train_tokens", "n_test_tokens",
+    *(
+        column
+        for control in (*CONTROLS, *TRANSFORM_CONTROLS)
+        for column in (f"{control}_r2", f"above_{control}_low", f"above_{control}_high")
+    ),
+    "bootstrap_overlap", "more_penalty_overlap", "more_penalty_spearman", "less_penalty_overlap",
+    "less_penalty_spearman", *SIZE_COLUMNS, "flag",
+)  # fmt: skip
 NEURON_COLUMNS = (
     "layer", "rank", "neuron", "head", "contribution", "ratio", "share", "rank_low", "rank_high",
-    "contribution_centred", "contribution_companion", "eta_squared", "eta_squared_z", "eta_squared_p", "eta_squared_q",
-    "unique", "cross_entropy_without", "cross_entropy_without_low", "cross_entropy_without_high", "removed", "mean",
-    "sd", "flag",
+    "contribution_centred", "contribution_companion", "correlation", "eta_squared", "eta_squared_z", "eta_squared_p",
+    "eta_squared_q", "unique", "cross_entropy_without", "cross_entropy_without_low", "cross_entropy_without_high",
+    "r2_without", "r2_without_low", "r2_without_high", "removed", "mean", "sd", "flag",
 )  # fmt: skip
 HEAD_COLUMNS = (
     "layer", "head", "first_neuron", "n_neurons", "contribution", "share", "accuracy", "accuracy_low", "accuracy_high",
@@ -57,10 +70,55 @@ def accuracy_flag(row: Row) -> str:
     return "" if least > 0 else UNINFORMATIVE
 
 
+def r2_flag(row: Row) -> str:
+    """Return `uninformative` where a layer's ridge probe does not beat the constant answer, otherwise an empty text.
+
+    A probe beats it where the lower end of R² is above 0, or R² itself where the test sentences are too few for an
+    interval.
+    """
+    least = row["r2"] if math.isnan(row["r2_low"]) else row["r2_low"]
+    return "" if least > 0 else UNINFORMATIVE
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well a probe predicts: what a table has of it, and in which words.
+
+    Args:
+        name: The column, and the last word of the columns of controls.
+        words: What it is called in tables and figures.
+        without: Column of what is lost without a neuron.
+        unit: Unit of that loss.
+        contribution: What contributions are to, and in which unit, for titles and axes.
+        axis: Unit of contributions.
+    """
+
+    name: str
+    words: str
+    without: str
+    unit: str
+    contribution: str
+    axis: str
+
+
+ACCURACY = Score("accuracy", "accuracy", "cross_entropy_without", " nats", "the true class's logit", "logit units")
+R2 = Score("r2", "R²", "r2_without", " of R²", "the predicted number", "units of the number")
+
+
+def score_of(row: Row) -> Score:
+    """Return how a run's probes are scored, given a row of its `accuracy.csv`."""
+    return R2 if "r2" in row else ACCURACY
+
+
+def score_of_neurons(row: Row) -> Score:
+    """Return the same, given a row of its `neurons.csv`, in which numbers have correlations."""
+    return R2 if "correlation" in row else ACCURACY
+
+
 def controls_of(rows: Sequence[Row]) -> dict[str, str]:
     """Return the controls that the table has, the majority class first, with their names for a reader."""
-    known = {"majority": "majority", **CONTROLS, **TRANSFORM_CONTROLS}
-    return {name: words for name, words in known.items() if f"{name}_accuracy" in rows[0]}
+    known, score = {"majority": "majority", **CONTROLS, **TRANSFORM_CONTROLS}, score_of(rows[0]).name
+    return {name: words for name, words in known.items() if f"{name}_{score}" in rows[0]}
 
 
 def is_end(column: str) -> bool:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.tables.columns import BELOW_RESOLUTION, NEGLIGIBLE, NEGLIGIBLE_NATS, UNINFORMATIVE, in_brackets, interval
+from probing.tables.columns import (
+    BELOW_RESOLUTION,
+    NEGLIGIBLE,
+    NEGLIGIBLE_NATS,
+    R2,
+    UNINFORMATIVE,
+    in_brackets,
+    interval,
+    score_of_neurons,
+)
 
 # A centred contribution within this share of the contribution itself counts as nearly unchanged.
 UNCHANGED = 0.05
@@ -21,10 +30,12 @@ def conclusion(rows: Sequence[Mapping[str, Any]], task: str) -> str:
     top = rows[0]
     if not top["contribution"]:
         return f"Layer {top['layer']}: no neuron contributes, because every weight of the probe is 0."
+    score = score_of_neurons(top)
+    measure, apart = ("R²", "goes with the number") if score is R2 else ("nats", "tells the classes apart")
     if top["flag"] == UNINFORMATIVE:
         return (
-            f"Layer {top['layer']}: do not read its ranking. In nats, the probe predicts the test part no better than "
-            f"a constant answer, so it gives no evidence of {task} in this layer."
+            f"Layer {top['layer']}: do not read its ranking. In {measure}, the probe predicts the test part no better "
+            f"than a constant answer, so it gives no evidence of {task} in this layer."
         )
     who = f"Layer {top['layer']}: neuron {top['neuron']} contributes most, {top['ratio']:.1f} times the layer's mean"
     explained = (
@@ -35,16 +46,13 @@ def conclusion(rows: Sequence[Mapping[str, Any]], task: str) -> str:
     chance = f"chance (p = {top['eta_squared_p']:.2g})" if "eta_squared_p" in top else "chance"
     if top["flag"] == "offset no-signal":
         said = (
-            f"It is large and nearly constant, and by itself it tells the classes apart no better than {chance}: "
+            f"It is large and nearly constant, and by itself it {apart} no better than {chance}: "
             f"it stands in for the missing intercept and is no evidence of {task}"
         )
     elif "offset" in top["flag"]:
         said = f"This overstates it: {_centred(top, 'only ')}. Still, {explained}: it carries some {task}"
     elif "no-signal" in top["flag"]:
-        said = (
-            f"By itself it tells the classes apart no better than {chance}: "
-            "it can be useful only together with other neurons"
-        )
+        said = f"By itself it {apart} no better than {chance}: it can be useful only together with other neurons"
     else:
         centred = _centred(top)
         said = (
@@ -85,14 +93,15 @@ def _without_it(rows: Sequence[Mapping[str, Any]]) -> str:
     top = rows[0]
     if not top.get("removed"):
         return ""
-    within = in_brackets(interval(top, "cross_entropy_without", " to ", ".4f"))
-    loss = f" A probe retrained without it loses {top['cross_entropy_without']:.4f} nats{within}"
+    score = score_of_neurons(top)
+    within = in_brackets(interval(top, score.without, " to ", ".4f"))
+    loss = f" A probe retrained without it loses {top[score.without]:.4f}{score.unit}{within}"
     if BELOW_RESOLUTION in top["removed"]:
         return f"{loss}: whether anything is lost could not be resolved."
     if NEGLIGIBLE in top["removed"]:
         no_signal = "no-signal" in top["flag"]
         why = "the probe does as well without it" if no_signal else "other neurons carry the same information"
         return f"{loss}, less than {NEGLIGIBLE_NATS} over the whole interval: {why}."
-    beside = sorted(row["cross_entropy_without"] for row in rows if str(row["removed"]).startswith("matched"))
+    beside = sorted(row[score.without] for row in rows if str(row["removed"]).startswith("matched"))
     usual = f", and {beside[len(beside) // 2]:.4f} without a matched random neuron (median)" if beside else ""
     return f"{loss}{usual}."

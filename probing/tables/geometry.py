@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from probing.statistics.intervals import few_sentences
 from probing.statistics.sample_size import label, size_lines
-from probing.tables.columns import in_brackets, interval
+from probing.tables.columns import in_brackets, interval, score_of
 
 Row = Mapping[str, Any]
 
@@ -68,12 +68,14 @@ def transform_sizes(transform: str, accuracy: Sequence[Row]) -> list[str]:
 
 def _transform_line(row: Row, done: str) -> str:
     difference = interval(row, "above_untransformed", " to ", "+.3f")
+    score = score_of(row)
+    plain, others = row[f"untransformed_{score.name}"], f"others_clipped_{score.name}"
     line = (
-        f"Layer {row['layer']}, {done}: accuracy {row['accuracy']:.3f}, "
-        f"untransformed {row['untransformed_accuracy']:.3f}{in_brackets(difference and f'difference {difference}')}"
+        f"Layer {row['layer']}, {done}: {score.words} {row[score.name]:.3f}, "
+        f"untransformed {plain:.3f}{in_brackets(difference and f'difference {difference}')}"
     )
-    if "others_clipped_accuracy" in row:
-        line += f", with as many other neurons clipped {row['others_clipped_accuracy']:.3f}"
+    if others in row:
+        line += f", with as many other neurons clipped {row[others]:.3f}"
     return line + "."
 
 

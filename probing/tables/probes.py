@@ -7,7 +7,18 @@ from typing import Any
 
 from probing.models.site_names import what_is_a_neuron
 from probing.runtime.terminal import plain_table
-from probing.tables.columns import BELOW_RESOLUTION, NEGLIGIBLE, UNINFORMATIVE, Row, controls_of, in_brackets, interval
+from probing.tables.columns import (
+    BELOW_RESOLUTION,
+    NEGLIGIBLE,
+    R2,
+    UNINFORMATIVE,
+    Row,
+    controls_of,
+    in_brackets,
+    interval,
+    score_of,
+    score_of_neurons,
+)
 
 # What the headings of the table of accuracies mean.
 _MEANINGS = {
@@ -22,6 +33,12 @@ _MEANINGS = {
 
 def result_line(row: Row, top: Sequence[Row]) -> str:
     """Return a layer's result in one line, for --quiet."""
+    if score_of(row) is R2:
+        return (
+            f"layer {row['layer']}: R² {row['r2']:.3f}{in_brackets(interval(row, 'r2', ' to '))}, error "
+            f"{row['mean_absolute_error']:.3g}, relative gradient {row['relative_gradient']:.1e}, "
+            f"top neurons {', '.join(str(n['neuron']) for n in top)}"
+        )
     within = in_brackets(interval(row, "accuracy", " to "))
     return (
         f"layer {row['layer']}: accuracy {row['accuracy']:.3f}{within}, majority {row['majority_accuracy']:.3f}, "
@@ -30,7 +47,9 @@ def result_line(row: Row, top: Sequence[Row]) -> str:
 
 
 def accuracy_table(rows: Sequence[Row]) -> Any:
-    """Return the accuracies by layer as a rich table."""
+    """Return the accuracies by layer as a rich table; of numbers, R²."""
+    if score_of(rows[0]) is R2:
+        return _r2_table(rows)
     table = plain_table("Test accuracy by layer")
     optional = {
         "within 1": ("within_one", ".3f"),
@@ -54,12 +73,42 @@ def accuracy_table(rows: Sequence[Row]) -> Any:
             f"{row['optimality_gap']:.1e}" + ("" if row.get("converged", True) else " stopped short"),
         )
     captions = ["; ".join(f"{heading}: {_MEANINGS[heading]}" for heading in (*shown, *nats, "gap"))]
-    if poor := [str(row["layer"]) for row in rows if row.get("flag") == UNINFORMATIVE]:
-        of = "layer" if len(poor) == 1 else "layers"
-        captions.append(f"{of} {', '.join(poor)}: no better in nats than a constant answer, so do not read the ranking")
-    table.caption = "\n".join(captions)
+    table.caption = "\n".join(captions + _uninformative(rows, "in nats "))
     table.caption_justify = "left"
     return table
+
+
+def _r2_table(rows: Sequence[Row]) -> Any:
+    """Return R² by layer as a rich table."""
+    table = plain_table("Test R² by layer")
+    for heading in ("layer", "R²", "95% range", "in training", "error", "rms error", "constant", "gradient"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        sizes = ("mean_absolute_error", "root_mean_squared_error", "constant_root_mean_squared_error")
+        table.add_row(
+            str(row["layer"]),
+            f"{row['r2']:.3f}",
+            interval(row, "r2"),
+            f"{row['train_r2']:.3f}",
+            *(f"{row[name]:.3g}" for name in sizes),
+            f"{row['relative_gradient']:.1e}",
+        )
+    captions = [
+        "R²: share of the constant answer's squared error that the probe saves; the constant is the training mean",
+        "error: mean absolute error; rms error: root mean squared error; constant: that of the constant answer",
+        "gradient: norm of the objective's gradient at the probe, divided by that at 0",
+    ]
+    table.caption = "\n".join(captions + _uninformative(rows))
+    table.caption_justify = "left"
+    return table
+
+
+def _uninformative(rows: Sequence[Row], unit: str = "") -> list[str]:
+    """Return a line on the layers whose probe is no better than a constant answer, if there are any."""
+    poor = [str(row["layer"]) for row in rows if row.get("flag") == UNINFORMATIVE]
+    of = "layer" if len(poor) == 1 else "layers"
+    said = f"{of} {', '.join(poor)}: no better {unit}than a constant answer, so do not read the ranking"
+    return [said] if poor else []
 
 
 def penalty_lines(penalty: Mapping[str, Any]) -> list[str]:
@@ -70,16 +119,19 @@ def penalty_lines(penalty: Mapping[str, Any]) -> list[str]:
     """
     if "tried" not in penalty:
         return []
-    tried, nats, chosen = penalty["tried"], penalty["validation_cross_entropy"], penalty["l2"]
+    of_numbers = "validation_r2" in penalty
+    measured = penalty["validation_r2" if of_numbers else "validation_cross_entropy"]
+    what, unit = ("highest mean R²", "") if of_numbers else ("lowest mean cross-entropy", " nats")
+    tried, chosen = penalty["tried"], penalty["l2"]
     at = tried.index(chosen)
-    near = [f"{nats[i]:.4f} with l2 {tried[i]:.1e}" for i in (at - 1, at + 1) if 0 <= i < len(tried)]
+    near = [f"{measured[i]:.4f} with l2 {tried[i]:.1e}" for i in (at - 1, at + 1) if 0 <= i < len(tried)]
     alone: dict[float, list[str]] = {}
     for layer, l2 in penalty["alone"].items():
         alone.setdefault(l2, []).append(layer)
     for_all = " for all layers" if len(penalty["alone"]) > 1 else ""
     lines = [
-        f"Penalty: l2 {chosen:.1e}{for_all}, chosen for the lowest mean cross-entropy of validation tokens "
-        f"({nats[at]:.4f} nats; {' and '.join(near)})."
+        f"Penalty: l2 {chosen:.1e}{for_all}, chosen for the {what} of validation tokens "
+        f"({measured[at]:.4f}{unit}; {' and '.join(near)})."
     ]
     if len(penalty["alone"]) > 1:
         own = [f"{_end(l2, tried)}{l2:.1e} (layer{'s' * (len(of) > 1)} {', '.join(of)})" for l2, of in alone.items()]
@@ -95,18 +147,20 @@ def _end(l2: float, tried: Sequence[float]) -> str:
 def controls_table(rows: Sequence[Row]) -> Any:
     """Return the accuracies of the controls as a rich table."""
     shown = controls_of(rows)
-    table = plain_table("Controls: test accuracy of the same probe on other labels or inputs")
-    for heading in ("layer", "accuracy", *shown.values()):
+    score = score_of(rows[0])
+    table = plain_table(f"Controls: test {score.words} of the same probe on other labels or inputs")
+    for heading in ("layer", score.words, *shown.values()):
         table.add_column(heading, justify="right")
     for row in rows:
-        columns = ("accuracy", *(f"{name}_accuracy" for name in shown))
+        columns = (score.name, *(f"{name}_{score.name}" for name in shown))
         table.add_row(str(row["layer"]), *(f"{row[column]:.3f}" for column in columns))
     return table
 
 
 def neurons_table(rows: Sequence[Row], site: str = "residual") -> Any:
     """Return the first neurons of one layer's ranking as a rich table, which says what a neuron is at this site."""
-    table = plain_table(f"Layer {rows[0]['layer']}: neurons by contribution to the true class's logit")
+    score = score_of_neurons(rows[0])
+    table = plain_table(f"Layer {rows[0]['layer']}: neurons by contribution to {score.contribution}")
     has_range, has_removals, has_heads = "rank_low" in rows[0], "removed" in rows[0], "head" in rows[0]
     headings = ["rank"] + ["range"] * has_range + ["neuron"] + ["head"] * has_heads
     headings += ["contribution", "ratio", "share", "centred", "eta sq.", "z"]
@@ -130,8 +184,14 @@ def neurons_table(rows: Sequence[Row], site: str = "residual") -> Any:
         )
     captions = [what_is_a_neuron(site)]
     captions += ["range: best and worst rank over this probe and its bootstraps"] * has_range
-    captions.append("eta sq.: share of variance that the class explains beyond chance; z: the same in sd of chance")
-    captions += ["without it: nats that a probe retrained without the neuron loses"] * has_removals
+    if score is R2:
+        captions.append(
+            "eta sq.: squared correlation with the number beyond chance; z: the correlation in sd of chance"
+        )
+    else:
+        captions.append("eta sq.: share of variance that the class explains beyond chance; z: the same in sd of chance")
+    lost = "R²" if score is R2 else "nats"
+    captions += [f"without it: {lost} that a probe retrained without the neuron loses"] * has_removals
     if far := [row for row in rows if _is_far(row)]:
         from probing.tables.columns import FAR
 
@@ -188,9 +248,9 @@ def _centred(row: Row) -> str:
 
 
 def _without(row: Row) -> str:
-    """Return the ablation effect of a neuron: the increase in cross-entropy without it, in nats."""
+    """Return the ablation effect of a neuron: the increase in cross-entropy without it, in nats, or what R² loses."""
     if not row["removed"]:
         return ""
     if NEGLIGIBLE in row["removed"]:
         return NEGLIGIBLE
-    return "unresolved" if BELOW_RESOLUTION in row["removed"] else f"{row['cross_entropy_without']:+.4f}"
+    return "unresolved" if BELOW_RESOLUTION in row["removed"] else f"{row[score_of_neurons(row).without]:+.4f}"

@@ -28,10 +28,12 @@ _WHOLE_NUMBERS = (
     "n_gained", "n_lost", "n_fitted_sentences", "n_fitted_vectors", "n_fitted_dimensions",
 )  # fmt: skip
 _NUMBERS = (
-    "contribution", "ratio", "share", "contribution_centred", "contribution_companion", "eta_squared", "eta_squared_z",
-    "eta_squared_p", "eta_squared_q", "unique", "cross_entropy_without", "mean", "sd", "score", "within_one",
-    "mean_absolute_error", "cross_entropy", "prior_cross_entropy", "train_cross_entropy", "constant_cross_entropy",
+    "contribution", "ratio", "share", "contribution_centred", "contribution_companion", "correlation", "eta_squared",
+    "eta_squared_z", "eta_squared_p", "eta_squared_q", "unique", "cross_entropy_without", "r2_without", "mean", "sd",
+    "score", "within_one", "mean_absolute_error", "root_mean_squared_error", "constant_root_mean_squared_error",
+    "cross_entropy", "prior_cross_entropy", "train_cross_entropy", "constant_cross_entropy",
     "validation_cross_entropy", "information", "mutual_information", "share_of_entropy", "optimality_gap",
+    "relative_gradient",
     "selectivity", "bootstrap_overlap", "more_penalty_overlap", "more_penalty_spearman", "less_penalty_overlap",
     "less_penalty_spearman", "online_code_bits", "uniform_code_bits", "compression", "random_lowest", "random_highest",
     "value", "p_value", "p_uncorrected", "chance", "cosine_share", "argmin_share", "argmax_share", "deviations",
@@ -54,7 +56,7 @@ TYPES: dict[str, Type] = {
     **dict.fromkeys(_TEXTS, str),
 }
 # What the last word of a name says, where names are made of others: `shuffled_accuracy`, `seed_overlap`.
-_NUMBERS_BY_LAST_WORD = ("accuracy", "low", "high", "spearman", "overlap")
+_NUMBERS_BY_LAST_WORD = ("accuracy", "r2", "low", "high", "spearman", "overlap")
 
 
 def type_of(column: str) -> Type:

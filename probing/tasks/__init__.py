@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from probing.tasks.base import Labels, Pooling, SentenceTask, Task, TokenTask, has_label
+from probing.tasks.base import Labels, Pooling, SentenceTask, Task, TokenTask, has_label, predicts_numbers
 from probing.tasks.checks import classes_of, labels_of, sentences_of, unit_of
 from probing.tasks.loading import GROUP, described, load_task
 from probing.tasks.names import short_name
 
 __all__ = [
     "GROUP", "Labels", "Pooling", "SentenceTask", "Task", "TokenTask", "classes_of", "described", "has_label",
-    "labels_of", "load_task", "sentences_of", "short_name", "unit_of",
+    "labels_of", "load_task", "predicts_numbers", "sentences_of", "short_name", "unit_of",
 ]  # fmt: skip

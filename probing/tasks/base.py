@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
-from probing.errors import out_of_range, refuse
+from probing.errors import UserError, out_of_range, refuse
 
-# An int64 array, or an object array of strings.
+# An int64 array, an object array of strings, or a float64 array of numbers that a probe is to predict.
 Labels = NDArray[Any]
 
 Pooling = Literal["mean", "cls", "max"]
@@ -50,6 +50,8 @@ class Task:
 
     - `ordinal = True`: labels are numbers, and an error of one is smaller than an error of ten. The run then has the
       mean error and the accuracy of each number, and the controls of positions.
+    - `numbers = True`: labels are numbers to predict as such, with or without a fraction, and not classes. A ridge
+      probe predicts them, and the run has R² in the place of accuracy. A label is None where there is no number.
     - `word_means = True`: a word's activations are the mean over its pieces; its label is at its first piece.
 
     Args:
@@ -60,11 +62,17 @@ class Task:
     min_count: int | None = None
 
     ordinal = False
+    numbers = False
     word_means = False
 
     def __post_init__(self) -> None:
         """Refuse values that are out of range."""
         refuse(out_of_range("task_args.min_count", self.min_count, 1))
+        if self.numbers and self.min_count is not None:
+            raise UserError(
+                "`--task_args.min_count`: the task predicts numbers, which form no classes to have a least size; "
+                "leave it out."
+            )
 
     def labels(self, tokens: Tokens, corpus: Corpus) -> Labels | Sequence[Any]:
         """Return the label of each token, in the order of `tokens`; shape (n_tokens,).
@@ -72,6 +80,8 @@ class Task:
         Labels are text, whole numbers, or true and false, in a list or an array. A token is not an example where the
         label is an empty string, a number below 0, or None. Labels that are true or false count only at the first
         piece of a word; special tokens and later pieces are left out.
+
+        Where `numbers` is true, labels are finite numbers, and None where a token is not an example.
 
         Args:
             tokens: The table of tokens: `sentences`, `positions`, `words`, `special`, `first_pieces` and more for each
@@ -114,5 +124,11 @@ class SentenceTask(Task):
 
 def has_label(labels: Labels) -> NDArray[np.bool_]:
     """Return whether each token has a label."""
-    has: NDArray[np.bool_] = labels != "" if labels.dtype.kind == "O" else labels >= 0
+    kind = labels.dtype.kind
+    has: NDArray[np.bool_] = labels != "" if kind == "O" else ~np.isnan(labels) if kind == "f" else labels >= 0
     return has
+
+
+def predicts_numbers(task: TokenTask) -> bool:
+    """Return whether a task's labels are numbers to predict as such; those that do not say so have classes."""
+    return bool(getattr(task, "numbers", False))

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.errors import UserError
-from probing.tasks.base import Labels, SentenceTask, TokenTask
+from probing.tasks.base import Labels, SentenceTask, TokenTask, predicts_numbers
+from probing.tasks.numbers import numbers_of, one_number
 
 # Kinds of numpy arrays in words, for messages.
 _KINDS = {"f": "numbers with a fraction", "c": "complex numbers", "S": "bytes", "M": "dates", "m": "durations"}
@@ -28,7 +29,7 @@ def sentences_of(task: TokenTask, tokens: Tokens) -> NDArray[np.integer[Any]]:
 
 
 def labels_of(task: TokenTask, tokens: Tokens, corpus: Corpus) -> Labels:
-    """Return the labels that a task gives, as int64 or as an object array of strings.
+    """Return the labels that a task gives, as int64, as an object array of strings, or as float64 where it has numbers.
 
     Labels of tokens that are true or false are left out at special tokens and at later pieces of words; labels of
     sentences are left out where a sentence has only special tokens.
@@ -41,9 +42,11 @@ def labels_of(task: TokenTask, tokens: Tokens, corpus: Corpus) -> Labels:
             pooled by a first token that is not special.
     """
     unit, n = unit_of(task), len(sentences_of(task, tokens))
-    returned, expected = f"the task {type(task).__name__}: `labels` returned", _expected(unit)
-    found, is_example = _where_known(task.labels(tokens, corpus))
-    found = _as_array(found, returned, unit)
+    returned = f"the task {type(task).__name__}: `labels` returned"
+    values, is_example = _where_known(task.labels(tokens, corpus))
+    is_numbers = predicts_numbers(task)
+    read, expected = (numbers_of, one_number(unit)) if is_numbers else (_as_array, _expected(unit))
+    found: Labels = read(values, returned, unit)
     if len(found) != n:
         is_without = unit == "token" and len(found) == n - int(tokens.special.sum())
         special = " (special tokens count)" if is_without else ""
@@ -62,7 +65,13 @@ def labels_of(task: TokenTask, tokens: Tokens, corpus: Corpus) -> Labels:
     if found.dtype.kind == "b":
         found = found.astype(np.int64)
         found = found if task.ordinal else np.array(["False", "True"], dtype=object)[found]
-    found = np.where(is_example, found, "" if found.dtype.kind == "O" else -1)
+    absent: Any = {"O": "", "f": np.nan}.get(found.dtype.kind, -1)
+    found = np.where(is_example, found, absent)
+    if task.ordinal and found.dtype.kind == "f":
+        raise UserError(
+            f"the task {type(task).__name__} has `numbers = True` and `ordinal = True`; its labels are either numbers "
+            "to predict as such, or classes with distances: leave one out."
+        )
     if task.ordinal and found.dtype.kind == "O":
         raise UserError(
             f"{returned} text, and its `ordinal` says that labels are numbers; "
@@ -128,7 +137,8 @@ def _as_array(values: Any, returned: str, unit: str) -> NDArray[Any]:
     if kind == "O":
         return _of_list(array.tolist(), returned, unit)
     if kind not in "biuU":
-        raise UserError(f"{returned} {_KINDS.get(kind, f'an array of {array.dtype}')}; return {expected}.")
+        numbers = ", or set `numbers = True` to have numbers predicted" * (kind == "f")
+        raise UserError(f"{returned} {_KINDS.get(kind, f'an array of {array.dtype}')}; return {expected}{numbers}.")
     return array if kind == "b" else array.astype(object if kind == "U" else np.int64)
 
 

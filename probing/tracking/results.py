@@ -57,15 +57,15 @@ def _curve(run: Run, accuracy: Sequence[Mapping[str, Any]]) -> Iterator[dict[str
 
 
 def _best(accuracy: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the best accuracy and its layer, the lowest one among equals.
+    """Return the best accuracy, of numbers the best R², and its layer, the lowest one among equals.
 
     These are set explicitly because `define_metric(summary="max")` gives different values before and after a sync.
     """
-    measured = [row for row in accuracy if _is_number(row.get("accuracy"))]
-    if not measured:
-        return {}
-    best = max(measured, key=lambda row: (row["accuracy"], -row["layer"]))
-    return {"best_accuracy": best["accuracy"], "best_layer": best["layer"]}
+    for name in ("accuracy", "r2"):
+        if measured := [row for row in accuracy if _is_number(row.get(name))]:
+            best = max(measured, key=lambda row: (row[name], -row["layer"]))
+            return {f"best_{name}": best[name], "best_layer": best["layer"]}
+    return {}
 
 
 def by_layer(neurons: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:

@@ -118,7 +118,7 @@ class Tracker:
 
         Args:
             accuracy: One row per layer, logged as curves over layers, `by_layer/COLUMN`; if there is a column
-                `accuracy`, also as the table `accuracy`.
+                `accuracy` or `r2`, also as the table `accuracy`.
             neurons: Rows with `layer` and `rank`, logged as one table per layer, such as `neurons/layer_06`, with the
                 first 10,000 ranks.
             figures: Images, logged as `figures/STEM`. The vector form beside each image is stored in the artifact only.
@@ -131,7 +131,7 @@ class Tracker:
         """
         by_name = {**by_layer(neurons), **(tables or {})}
         # For one of many runs the curves suffice; the table would be another file per run.
-        if not self._light and any("accuracy" in row for row in accuracy):
+        if not self._light and any("accuracy" in row or "r2" in row for row in accuracy):
             by_name["accuracy"] = accuracy
 
         def log(run: Run) -> None:

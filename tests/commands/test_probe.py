@@ -165,3 +165,95 @@ def test_it_is_a_run(planted: Any) -> None:
     assert isinstance(run, Run)
     assert "Layer 0: neurons by contribution" in repr(run)
     assert isinstance(run.neurons[0], dict)
+
+
+# --- numbers ---
+
+
+@pytest.fixture(scope="module")
+def measured() -> tuple[NDArray[np.float32], NDArray[np.float64], NDArray[np.int64]]:
+    """1,200 rows of 12 neurons in groups of 4; the number is neuron 7 with noise."""
+    generator = np.random.default_rng(4)
+    X = generator.standard_normal((1200, 12)).astype(np.float32)
+    return X, 50 + 3 * X[:, CARRIER] + generator.standard_normal(1200), np.arange(1200) // 4
+
+
+def test_a_planted_number_is_found_and_shuffled_numbers_find_nothing(measured: Any, tmp_path: Path) -> None:
+    X, y, groups = measured
+    run = probe(X, y, groups, replicates=2, runs=tmp_path, name="numbers", task="size")
+    (row,) = run.accuracy
+    assert 0.8 < row["r2_low"] < row["r2"] < row["r2_high"] < 0.95
+    assert row["shuffled_r2"] < 0.05
+    assert row["above_shuffled_low"] > 0.7
+    assert row["relative_gradient"] < 1e-12
+    assert row["mean_absolute_error"] == pytest.approx(np.sqrt(2 / np.pi), rel=0.15)
+    assert not {"accuracy", "majority_accuracy", "optimality_gap"} & set(row)
+    first = run.top(0, 1)[0]
+    assert (first["neuron"], first["flag"], first["rank_high"]) == (CARRIER, "", 1)
+    assert first["correlation"] == pytest.approx(0.95, abs=0.02)
+    assert first["r2_without_low"] > 0.7
+    assert [one["neuron"] for one in run.neurons if "no-signal" not in one["flag"]] == [CARRIER]
+    # The page, the figures and the conclusion are those of numbers.
+    page = (run.folder / "report.html").read_text()
+    assert "Test R² of" in page or "test R² of" in page
+    assert "carries size" in page
+    assert "accuracy of" not in page.split('id="terms"')[0]
+    assert not (run.folder / "classes.csv").exists()
+    test = np.array([probing.corpus.side_of(str(group), 0) == "test" for group in groups])
+    predicted = run.results["numbers"]["mean"] + X[test].astype(np.float64) @ run.weight[0, 0].numpy()
+    centre = run.results["numbers"]["mean"]
+    assert row["r2"] == pytest.approx(1 - ((y[test] - predicted) ** 2).sum() / ((y[test] - centre) ** 2).sum())
+    nothing = probe(X, np.random.default_rng(1).permutation(y), groups, replicates=0, evidence="none")
+    assert nothing.accuracy[0]["r2"] < 0.02
+    assert {one["flag"] for one in nothing.neurons} == {"uninformative"}
+    assert min(one["eta_squared_q"] for one in nothing.neurons) > 0.01
+
+
+def test_contributions_add_up_to_the_prediction(measured: Any) -> None:
+    X, y, _ = measured
+    run = probe(X, y, replicates=0, evidence="none", controls="none")
+    test = np.array([probing.corpus.side_of(str(row), 0) == "test" for row in range(len(X))])
+    terms = X[test].astype(np.float64) * run.weight[0, 0].numpy()
+    shown = {row["neuron"]: row["contribution"] for row in run.neurons}
+    np.testing.assert_allclose([shown[i] for i in range(12)], np.abs(terms).mean(0))
+    assert "R²" in repr(run)
+
+
+def test_whole_numbers_are_classes_unless_they_are_said_to_be_numbers(measured: Any) -> None:
+    X, y, groups = measured
+    whole = np.round(y)
+    assert "accuracy" in probe(X, (whole > 50).astype(float), groups, **FAST, controls="none").accuracy[0]
+    run = probe(X, whole.astype(int), groups, numbers=True, replicates=0, evidence="none", controls="none")
+    assert run.accuracy[0]["r2"] > 0.8
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        (
+            {"y": np.full(40, np.nan)},
+            r"`y\[0\]` is nan: expected one number or one string for each row, and it has to be",
+        ),
+        (
+            {"y": np.full(40, 0.5)},
+            "`y`: the training rows all have the number 0.5, and a probe needs numbers that vary",
+        ),
+        ({"y": ["a"] * 40, "numbers": True}, "`numbers=True`: expected one number for each row, and `y.0.` is 'a'"),
+        ({"numbers": False}, "`numbers=False`: `y.0.` is 0.5, and classes are whole numbers or strings"),
+        ({"ordinal": True}, "`ordinal=True`: the labels are numbers to predict as such"),
+        ({"mdl": True}, "`--mdl` does not apply: the task predicts numbers, by a ridge probe in closed form"),
+        ({"probe": {"solver": "adam"}}, "`--probe.solver adam` does not apply: the task predicts numbers"),
+        ({"probe": {"l1": 0.1}}, "`--probe.l1 0.1` does not apply"),
+        ({"trainer": {"max_epochs": 5}}, "`--trainer.max_epochs 5` does not apply"),
+        ({"logger": object()}, "`logger` does not apply: a ridge probe in closed form has no training curves"),
+    ],
+)
+def test_what_does_not_apply_to_numbers_is_refused(how: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"y": np.arange(40) + 0.5, **how}
+    with pytest.raises(UserError, match=message):
+        probe(np.random.default_rng(0).standard_normal((40, 3)), **given)
+
+
+def test_the_linear_probe_of_classes_refuses_numbers() -> None:
+    with pytest.raises(UserError, match="`LinearProbe` predicts classes, and these labels are numbers"):
+        ActivationDataModule.from_arrays(np.eye(40), np.arange(40) + 0.5)

@@ -25,12 +25,13 @@ def accuracies_figure(subjects: Sequence[Subject]) -> Html:
         Line(
             subject.label,
             subject.layers,
-            [row["accuracy"] for row in subject.run.accuracy],
-            [ends(row, "accuracy") for row in subject.run.accuracy],
+            [row[subject.score.name] for row in subject.run.accuracy],
+            [ends(row, subject.score.name) for row in subject.run.accuracy],
         )
         for subject in subjects
     ]
-    title = f"Test accuracy of linear probes of {tasks} by layer"
+    scores = " and ".join(dict.fromkeys(subject.score.words for subject in subjects))
+    title = f"Test {scores} of linear probes of {tasks} by layer"
     title += ", with 95% intervals over test sentences" * any(any(line.ranges) for line in lines)
     return element("figure", element("figcaption", title), line_chart(lines, title))
 

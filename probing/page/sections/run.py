@@ -16,18 +16,19 @@ from probing.page.neuron_table import first_rows, packed_rows
 from probing.page.sections.terms import FLAGS
 from probing.page.sources import Subject
 from probing.page.tables import accuracy_table, as_in_terminal
-from probing.tables.columns import BELOW_RESOLUTION, FAR, NEGLIGIBLE, controls_of, ends
+from probing.tables.columns import BELOW_RESOLUTION, FAR, NEGLIGIBLE, R2, controls_of, ends
 from probing.tables.probes import heads_table
 
 
 def accuracy_lines(subject: Subject) -> list[Line]:
     """Return the lines of a run's accuracy with its intervals, and of each control."""
     rows, layers = subject.run.accuracy, subject.layers
-    ranges = [ends(row, "accuracy") for row in rows]
+    score = subject.score.name
+    ranges = [ends(row, score) for row in rows]
     label = "probe" + ", 95% interval over test sentences" * any(ranges)
-    probe = Line(label, layers, [row["accuracy"] for row in rows], ranges)
+    probe = Line(label, layers, [row[score] for row in rows], ranges)
     controls = controls_of(rows).items()
-    return [probe, *(Line(words, layers, [row[f"{name}_accuracy"] for row in rows]) for name, words in controls)]
+    return [probe, *(Line(words, layers, [row[f"{name}_{score}"] for row in rows]) for name, words in controls)]
 
 
 def accuracy_figure(subject: Subject, beside_others: bool) -> Html:
@@ -38,9 +39,9 @@ def accuracy_figure(subject: Subject, beside_others: bool) -> Html:
         beside_others: Whether it is also drawn in one chart with other runs, which is enough if the majority class is
             its only control.
     """
-    title = f"{subject.label}: test accuracy of a linear probe of {subject.task} by layer"
+    title = f"{subject.label}: test {subject.score.words} of a linear probe of {subject.task} by layer"
     numbers = element("details", element("summary", f"The numbers of {subject.label}"), accuracy_table(subject, title))
-    if beside_others and len(controls_of(subject.run.accuracy)) == 1:
+    if beside_others and {*controls_of(subject.run.accuracy)} <= {"majority"}:
         return numbers
     return element("figure", element("figcaption", title), line_chart(accuracy_lines(subject), title), numbers)
 
@@ -128,7 +129,9 @@ def _detail(subject: Subject, per_layer: int) -> Html:
     """Return the details of one neuron: the last layer's first, until the script shows the picked one."""
     layer = subject.layers[-1]
     top, by_class = subject.ranked[layer][0], subject.by_class[-1]
-    about = f"Mean contribution to the true class's logit, by {subject.task}; the line is the layer's mean."
+    of_numbers = subject.score is R2
+    by = "" if of_numbers else f", by {subject.task}"
+    about = f"Mean contribution to {subject.score.contribution}{by}; the line is the layer's mean."
     if per_layer < subject.d_model:
         about += f" This page has it for the first {per_layer} neurons of each layer."
     typical = by_class.mean(1).tolist()

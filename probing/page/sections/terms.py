@@ -9,7 +9,7 @@ from probing.page.markup import Html, element
 from probing.page.neuron_table import COLUMNS, UNRESOLVED
 from probing.page.sources import Sources
 from probing.page.tables import pairs
-from probing.tables.columns import BELOW_RESOLUTION, FAR, NEGLIGIBLE, NEGLIGIBLE_NATS, UNINFORMATIVE
+from probing.tables.columns import BELOW_RESOLUTION, FAR, NEGLIGIBLE, NEGLIGIBLE_NATS, R2, UNINFORMATIVE
 from probing.tables.space_names import WORDS
 
 Terms = Mapping[str, str]
@@ -22,7 +22,8 @@ FLAGS = {
     "neurons",
     "offset no-signal": "it stands in for the intercept: it is large and nearly constant, and tells the classes "
     "apart no better than chance",
-    UNINFORMATIVE: "in nats, the probe of this layer is no better than a constant answer, so do not read its ranking",
+    UNINFORMATIVE: "in nats, or of numbers in squared error, the probe of this layer is no better than a constant "
+    "answer, so do not read its ranking",
     "dead": "it hardly varies; its weight and contribution are exactly 0",
 }
 
@@ -67,6 +68,21 @@ ACCURACY: Terms = {
     "far from its optimum ranks the optimiser rather than the neurons.",
 }
 
+NUMBERS: Terms = {
+    "layer": ACCURACY["layer"],
+    "probe": "Linear ridge regression without an intercept on the hidden states of one layer; the mean of the training "
+    "numbers is added to what it predicts.",
+    "R²": "Share of the constant answer's squared error on the test tokens that the probe saves; the constant answer "
+    "is the mean of the training numbers, whose R² is 0. Below 0 the probe is worse.",
+    "95% range": "Interval of R² over bootstrap samples of the test sentences.",
+    **{words: _CONTROLS[name].replace("Accuracy", "R²") for name, words in (CONTROLS | TRANSFORM_CONTROLS).items()},
+    "in training": "R² of the training tokens. Where it is far above that of the test tokens, the probe overfits.",
+    "error": "Mean absolute difference between the predicted number and the true one.",
+    "rms error": "Root of the mean squared difference.",
+    "constant": "The same of the constant answer.",
+    "gradient": "Norm of the gradient of the probe's objective, divided by that at 0: how exactly it is solved.",
+}
+
 NEURONS: Terms = {
     **{column.label: column.help for column in COLUMNS},
     "95% range of that": "Interval of the nats lost without the neuron, over test sentences.",
@@ -79,7 +95,7 @@ NEURONS: Terms = {
     UNRESOLVED: f"The loss without the neuron is {BELOW_RESOLUTION}: its interval neither excludes 0 nor is narrow "
     "enough to call the loss negligible.",
     NEGLIGIBLE: "A probe without the neuron loses almost nothing: the whole interval is within "
-    f"{NEGLIGIBLE_NATS} nats of 0.",
+    f"{NEGLIGIBLE_NATS} nats of 0, or of R².",
     "shade": "In the map, a neuron's contribution in multiples of its layer's mean, on a logarithmic scale.",
 }
 
@@ -214,7 +230,10 @@ PRECISION = (
 
 def terms_section(sources: Sources) -> Html:
     """Return the terms of a page with their meanings, for the parts that it has."""
-    parts = {"Accuracy": ACCURACY, "Neurons": NEURONS}
+    scores = [subject.score for subject in sources.subjects]
+    parts = {"Accuracy": ACCURACY} if any(score is not R2 for score in scores) else {}
+    parts |= {"R²": NUMBERS} if R2 in scores else {}
+    parts |= {"Neurons": NEURONS}
     parts |= {"Heads": HEADS} if any(subject.run.heads for subject in sources.subjects) else {}
     parts |= {"Agreement": AGREEMENT} if sources.agreement else {}
     parts |= {"Geometry": GEOMETRY} if sources.geometry else {}

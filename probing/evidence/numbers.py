@@ -1,0 +1,250 @@
+"""Evidence for the ranking of a ridge probe; what probes of classes are retrained for has a closed form here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from probing.data.examples import Examples, Sides, read_share, whole_sentences
+from probing.data.numbers import Standard
+from probing.evidence.leave_one_out import REMOVED, AblationEffect, matched
+from probing.evidence.stability import PENALTIES, bootstrap, penalty_stability, stability_of
+from probing.evidence.table import Evidence, order, sentence_means
+from probing.evidence.with_intercept import is_far
+from probing.probes.ridge import Decomposed, NumberFit, errors_of
+from probing.rankings.contributions import MagnitudeAccumulator, mean_contribution
+from probing.runtime.distributed import sum_over_ranks
+from probing.statistics.bootstrap import percentile_interval, resampled_means
+from probing.statistics.correlation import CorrelationSums
+from probing.statistics.moments import Moments
+from probing.statistics.running_mean import RunningMean
+from probing.statistics.separation import Separation
+
+
+@dataclass(frozen=True)
+class NumberEvidence(Evidence):
+    """What is known of a layer's neurons beyond the weights of a ridge probe.
+
+    Args:
+        correlation: Correlation of each neuron with the numbers on training examples, shape (d_model,).
+    """
+
+    correlation: Tensor | None = None
+
+
+def collect_number_evidence(found: Decomposed, fits: Sequence[NumberFit]) -> list[NumberEvidence]:
+    """Stream the training and the test examples, divided among ranks, and return the evidence of each layer."""
+    sides, layers = found.sides, found.layers
+    magnitudes = [MagnitudeAccumulator(fit.moments.mean, 1) for fit in fits]
+    for batch in read_share(sides.test, layers):
+        for sums, states in zip(magnitudes, batch.hidden_states, strict=True):
+            sums.update(states, torch.zeros_like(batch.labels))
+    for sums in magnitudes:
+        sums.all_reduce(sum_over_ranks)
+    return [
+        NumberEvidence(
+            fit.moments,
+            sums.result(),
+            correlation_of(sides.train, fit.layer, fit.moments, fit.standard),
+            correlation=_correlation(fit),
+        )
+        for fit, sums in zip(fits, magnitudes, strict=True)
+    ]
+
+
+def _correlation(fit: NumberFit) -> Tensor:
+    """Return the correlation of each neuron with the numbers, 0 for dead neurons."""
+    moments = fit.moments
+    raw = fit.spectrum.scaling.scaled_weight(fit.product)  # the product with raw neurons around their mean
+    return torch.where(moments.dead, 0.0, raw / moments.sd.clamp(min=1e-300))
+
+
+def correlation_of(train: Examples, layer: int, moments: Moments, standard: Standard) -> Separation:
+    """Stream one layer's training examples, divided among ranks, and return how its neurons go with the numbers.
+
+    Under the null, numbers are permuted within each sentence. Where all examples of a sentence have the same number,
+    sentences are compared by their mean, and numbers are permuted among sentences.
+    """
+    if train.labels_by_sentence() is not None:
+        return _correlation_of_sentences(train, layer, standard)
+    table, sums = standard.table(train), CorrelationSums.empty(len(moments.mean))
+    for batch in whole_sentences(read_share(train, [layer])):
+        if len(batch.sentences):
+            lengths = batch.sentences.unique_consecutive(return_counts=True)[1]
+            sums.update(batch.hidden_states[0], table[batch.labels], lengths, moments.mean)
+    sums.all_reduce(sum_over_ranks)
+    return sums.separation((train.n_tokens * moments.sd).square())
+
+
+def _correlation_of_sentences(train: Examples, layer: int, standard: Standard) -> Separation:
+    """Stream a layer whose sentences have one number each: they are one block, too large to be held at once."""
+    table, d_model = standard.table(train), train.store.plan.d_model
+    mean = RunningMean(d_model + 1)
+    for units, labels in sentence_means(train, layer):
+        mean.update(torch.cat([units, table[labels][:, None]], 1))
+    mean.all_reduce(sum_over_ranks)
+    powers = [torch.zeros(d_model + 1, dtype=torch.float64) for _ in range(2)]
+    product = torch.zeros(d_model, dtype=torch.float64)
+    for units, labels in sentence_means(train, layer):
+        deviations = torch.cat([units, table[labels][:, None]], 1) - mean.mean
+        powers[0] += deviations.square().sum(0)
+        powers[1] += deviations.pow(3).sum(0)
+        product += deviations[:, :-1].T @ deviations[:, -1]
+    (squares, cubes), product = map(sum_over_ranks, powers), sum_over_ranks(product)
+    n, total = mean.n, squares[:-1] * squares[-1]
+    third = n * cubes[:-1] * cubes[-1] / max((n - 1) * (n - 2), 1)
+    size = torch.tensor(float(n), dtype=torch.float64)
+    sums = CorrelationSums(
+        product, torch.zeros_like(product), total / max(n - 1, 1), third, size - 1, torch.lgamma(size + 1)
+    )
+    return sums.separation(total)
+
+
+def with_number_replicates(
+    evidence: Sequence[NumberEvidence], found: Decomposed, fits: Sequence[NumberFit], l2: float, n: int, seed: int
+) -> tuple[list[NumberEvidence], Tensor]:
+    """Add the stability of each layer's ranking over bootstraps of the training sentences.
+
+    Args:
+        evidence: Evidence of each layer.
+        found: Examples with the decomposition of their layers.
+        fits: The probes.
+        l2: Strength of the penalty.
+        n: Number of bootstraps, at least 2.
+        seed: Seed of the bootstraps.
+
+    Returns:
+        The evidence, and the replicates' weights on raw hidden states, shape (n, n_layers, 1, d_model).
+    """
+    draws = bootstrap(found.sides.train, n, seed).double()
+    strengthened, weights = [], []
+    for fit, one in zip(fits, evidence, strict=True):
+        weight = _replicates(found.sides.train, fit, draws, l2)[:, None]
+        scores = np.stack([_scores(own, one) for own in weight])
+        strengthened.append(replace(one, stability=stability_of(_scores(fit.weight, one), scores)))
+        weights.append(weight)
+    return strengthened, torch.stack(weights, 1)
+
+
+def _replicates(train: Examples, fit: NumberFit, draws: Tensor, l2: float) -> Tensor:
+    """Return the weights on raw hidden states of one layer's probes on bootstraps, shape (n_replicates, d_model)."""
+    table, moments, scaling = fit.standard.table(train), fit.moments, fit.spectrum.scaling
+    d_model = len(moments.mean)
+    second = torch.zeros(len(draws), d_model, d_model, dtype=torch.float64)
+    product = torch.zeros(len(draws), d_model, dtype=torch.float64)
+    counts = torch.zeros(len(draws), dtype=torch.float64)
+    for batch in read_share(train, [fit.layer]):
+        states, numbers = scaling.features(batch.hidden_states[0].double()), table[batch.labels]
+        for i, drawn in enumerate(draws[:, batch.sentences]):
+            weighted = states * drawn[:, None]
+            second[i].addmm_(weighted.T, states)
+            product[i] += weighted.T @ numbers
+            counts[i] += drawn.sum()
+    second, product, counts = (sum_over_ranks(part) for part in (second, product, counts))
+    size = counts.clamp(min=1)[:, None]
+    curvature = second / size[:, :, None] + l2 * torch.eye(d_model, dtype=torch.float64)
+    return scaling.raw_weight(torch.linalg.solve(curvature, product / size)) * fit.standard.sd
+
+
+def with_number_removals(
+    evidence: Sequence[NumberEvidence], sides: Sides, fits: Sequence[NumberFit], l2: float, seed: int
+) -> list[NumberEvidence]:
+    """Add the loss without each neuron, exact in training for all, and measured on test examples for some.
+
+    Also add the stability of each layer's ranking under more and under less penalty, and the centred contribution by a
+    probe with an intercept in layers with neurons whose mean is far from 0.
+    """
+    found = []
+    for fit, one in zip(fits, evidence, strict=True):
+        inverse = fit.spectrum.inverse(l2)
+        others = [_scores(_raw(fit, fit.spectrum.solve(fit.product, l2 * times)), one) for times in PENALTIES.values()]
+        effects, drawn = _ablation_effects(sides, fit, one, inverse, seed)
+        found.append(
+            replace(
+                one,
+                unique=fit.scaled.square() / inverse.diagonal(),
+                penalty_stability=penalty_stability(_scores(fit.weight, one), np.stack(others)),
+                ablation_effects=effects,
+                matched=drawn,
+                contribution_with_intercept=_with_intercept(fit, one, l2),
+            )
+        )
+    return found
+
+
+def _with_intercept(fit: NumberFit, evidence: Evidence, l2: float) -> Tensor | None:
+    """Return the centred contributions to a probe with an intercept; None if no mean is far from 0.
+
+    Its intercept is free, so that it is the ridge probe of centred neurons.
+    """
+    if not is_far(fit.moments).any():
+        return None
+    scaling = fit.spectrum.scaling
+    mean = scaling.features(fit.moments.mean)
+    curvature = fit.spectrum.second_moment - torch.outer(mean, mean) + l2 * torch.eye(len(mean), dtype=torch.float64)
+    weight = _raw(fit, torch.linalg.solve(curvature, fit.product))
+    return mean_contribution(weight, evidence.magnitudes, centred=True)
+
+
+def _ablation_effects(
+    sides: Sides, fit: NumberFit, evidence: Evidence, inverse: Tensor, seed: int
+) -> tuple[dict[int, AblationEffect], list[int]]:
+    """Return by how much R² on test examples falls without each of the first neurons and of as many matched ones."""
+    scores = torch.from_numpy(_scores(fit.weight, evidence))
+    live = [n for n in order(scores).tolist() if not evidence.moments.dead[n]]
+    top = live[: min(REMOVED, len(live) // 2)]
+    drawn = matched(top, live[len(top) :], evidence.moments.sd, seed)
+    removed = [*top, *drawn]
+    if not removed:
+        return {}, []
+    weights = [fit.spectrum.scaling.raw_weight(without(fit.scaled, i, inverse)) for i in removed]
+    tested = errors_of(sides.test, [fit.layer], [torch.stack(weights)], fit.standard)
+    lost = tested.squared[0] - fit.errors[:, None]
+    intervals = r2_intervals(sides.test, lost, fit.deviations, seed)
+    value = lost.sum(0) / fit.deviations.sum()
+    return {n: AblationEffect(float(value[i]), *intervals[i]) for i, n in enumerate(removed)}, drawn
+
+
+def without(scaled: Tensor, neuron: int, inverse: Tensor) -> Tensor:
+    """Return the optimum of the other neurons when one is removed, exactly: its entry is 0.
+
+    Args:
+        scaled: The optimum with all neurons, shape (d_model,).
+        neuron: The neuron that is removed.
+        inverse: Inverse of C + l2, shape (d_model, d_model).
+    """
+    weight = scaled - inverse[neuron] * (scaled[neuron] / inverse[neuron, neuron])
+    weight[neuron] = 0
+    return weight
+
+
+def r2_intervals(
+    test: Examples, saved: NDArray[np.float64], deviations: NDArray[np.float64], seed: int
+) -> list[tuple[float, float]]:
+    """Return 95% intervals of shares of the constant answer's squared error, by a bootstrap of the test sentences.
+
+    Args:
+        test: Test examples.
+        saved: Squared errors saved, summed for each sentence of the corpus, shape (n_sentences, n).
+        deviations: Squared errors of the constant answer, summed likewise, shape (n_sentences,).
+        seed: Seed of the bootstrap.
+    """
+    tested = test.clusters(test.tokens_by_sentence()) > 0
+    columns = np.stack([test.clusters(column)[tested] for column in saved.T], 1)
+    draws = resampled_means(columns, test.clusters(deviations)[tested], seed)
+    return [percentile_interval(column, int(tested.sum())) for column in draws.T]
+
+
+def _raw(fit: NumberFit, scaled: Tensor) -> Tensor:
+    """Return a weight on raw hidden states in units of the numbers, shape (1, d_model)."""
+    return fit.spectrum.scaling.raw_weight(scaled)[None] * fit.standard.sd
+
+
+def _scores(weight: Tensor, evidence: Evidence) -> NDArray[np.float64]:
+    """Return the contribution of each neuron, shape (d_model,), given a weight of shape (1, d_model)."""
+    return mean_contribution(weight, evidence.magnitudes).numpy()
