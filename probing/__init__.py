@@ -7,27 +7,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from probing.cli.options import ProbeOptions as ProbeOptions
     from probing.cli.options import WandbOptions as WandbOptions
-    from probing.commands.compare import Comparison as Comparison
     from probing.commands.compare import compare as compare
     from probing.commands.extract import extract as extract
     from probing.commands.fit import fit as fit
-    from probing.commands.geometry import Geometry as Geometry
     from probing.commands.geometry import geometry as geometry
     from probing.commands.probe import probe as probe
-    from probing.commands.rank import Rankings as Rankings
     from probing.commands.rank import rank as rank
     from probing.commands.report import report as report
-    from probing.commands.sts import SentenceSimilarity as SentenceSimilarity
     from probing.commands.sts import sts as sts
-    from probing.commands.sweep import FinishedSweep as FinishedSweep
     from probing.commands.sweep import sweep as sweep
-    from probing.commands.wic import WordsInContext as WordsInContext
     from probing.commands.wic import wic as wic
     from probing.data.module import ActivationDataModule as ActivationDataModule
     from probing.errors import UserError as UserError
     from probing.probes.linear import LinearProbe as LinearProbe
+    from probing.runs.kinds import Comparison as Comparison
+    from probing.runs.kinds import FinishedSweep as FinishedSweep
+    from probing.runs.kinds import Geometry as Geometry
+    from probing.runs.kinds import Rankings as Rankings
+    from probing.runs.kinds import SentenceSimilarity as SentenceSimilarity
+    from probing.runs.kinds import WordsInContext as WordsInContext
+    from probing.runs.kinds import load_run as load_run
     from probing.runs.run import Run as Run
-    from probing.runs.run import load_run as load_run
     from probing.tasks import SentenceTask as SentenceTask
     from probing.tasks import Task as Task
 
@@ -35,29 +35,29 @@ __version__ = "0.1.0"
 
 # The public names and their modules, which are imported on first use.
 _HOMES = {
-    "Comparison": "probing.commands.compare",
+    "Comparison": "probing.runs.kinds",
     "compare": "probing.commands.compare",
     "extract": "probing.commands.extract",
     "fit": "probing.commands.fit",
-    "Geometry": "probing.commands.geometry",
+    "Geometry": "probing.runs.kinds",
     "geometry": "probing.commands.geometry",
     "probe": "probing.commands.probe",
     "LinearProbe": "probing.probes.linear",
     "ActivationDataModule": "probing.data.module",
-    "Rankings": "probing.commands.rank",
+    "Rankings": "probing.runs.kinds",
     "rank": "probing.commands.rank",
     "report": "probing.commands.report",
-    "SentenceSimilarity": "probing.commands.sts",
+    "SentenceSimilarity": "probing.runs.kinds",
     "sts": "probing.commands.sts",
-    "FinishedSweep": "probing.commands.sweep",
+    "FinishedSweep": "probing.runs.kinds",
     "sweep": "probing.commands.sweep",
-    "WordsInContext": "probing.commands.wic",
+    "WordsInContext": "probing.runs.kinds",
     "wic": "probing.commands.wic",
     "UserError": "probing.errors",
     "ProbeOptions": "probing.cli.options",
     "WandbOptions": "probing.cli.options",
     "Run": "probing.runs.run",
-    "load_run": "probing.runs.run",
+    "load_run": "probing.runs.kinds",
     "SentenceTask": "probing.tasks",
     "Task": "probing.tasks",
 }

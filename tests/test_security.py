@@ -28,7 +28,7 @@ from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.errors import UserError
 from probing.models import load_config, load_encoder, load_tokenizer, resolve_model
-from probing.runs.run import load_run
+from probing.runs.kinds import load_run
 from probing.tracking import resolve_mode
 from wandb_server import WandbServer
 
@@ -206,7 +206,7 @@ def test_the_traps_for_objects_work(module: str, evidence: Path) -> None:
 def test_the_configuration_of_a_run_makes_no_objects(tmp_path: Path, evidence: Path) -> None:
     (tmp_path / "results.json").write_text("{}")
     (tmp_path / "config.yaml").write_text(f"seed: !!python/object/apply:os.mkdir [{evidence}]\n")
-    with pytest.raises(yaml.YAMLError):
+    with pytest.raises(UserError, match="is damaged"):
         load_run(tmp_path)
     assert not evidence.exists()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,8 @@ from probing.commands.folders import places, say_where
 from probing.errors import RunError, UserError, out_of_range, refuse
 from probing.models import site_of
 from probing.runs.folder import RunFolder
-from probing.runs.run import Run, load_run_of_classes
+from probing.runs.kinds import Comparison, read_folder
+from probing.runs.run import Run, load_fit_of_classes
 from probing.runs.tracked import tracking
 from probing.runtime.distributed import refuse_several
 from probing.tables.csv_files import write_csv
@@ -25,27 +26,6 @@ from probing.tracking import Tracker, resolve_mode
 
 # More draws than this would take long to train and hardly sharpen the p-values.
 MOST_NULL_DRAWS = 1000
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A finished comparison.
-
-    Args:
-        folder: Folder of the comparison.
-        agreement: A dict per pair of layers and statistic, as in `agreement.csv`.
-        top_everywhere: A dict per neuron that is among the first of every run, as in `top_everywhere.csv`.
-    """
-
-    folder: Path
-    agreement: list[dict[str, Any]]
-    top_everywhere: list[dict[str, Any]]
-
-    def __repr__(self) -> str:
-        from probing.runtime.terminal import render
-        from probing.tables.agreement import agreement_tables
-
-        return render(*agreement_tables(self.agreement)) + str(self.folder)
 
 
 @command
@@ -98,13 +78,12 @@ def compare(
     _check_trainer(trainer or {})
     defaults = {"runs": runs, "cache": cache, "quiet": quiet, "trainer": trainer or {}, "wandb": asdict(wandb)}
     options = _fit_options({**defaults, **(fit or {})}, fit, models)
-    made = [load_run_of_classes(folder) for folder in folders or ()]
+    made = [load_fit_of_classes(folder) for folder in folders or ()]
     made += [_fitted(model, options) for model in models or ()]
     with terminal.quiet_libraries():
         from probing.comparison.common_neurons import top_everywhere
         from probing.runs.finished import Extraction, by_index, open_runs, pairs_of, ranked_of, with_shuffled
         from probing.runtime.trainer import check_trainer_options
-        from probing.tables.agreement import agreement_tables
 
         check_trainer_options(trainer or {}, "lbfgs")
         opened = open_runs(made, matching)
@@ -113,16 +92,15 @@ def compare(
         for place_of in by_index(opened, matching):
             ranked[place_of] = with_shuffled(opened[place_of], ranked[place_of], extract, null_draws, seed)
         pairs = pairs_of(opened, ranked, extract, matching, assignment, top, seed)
-        rows = [row for pair in pairs.values() for row in pair.rows]
         common = top_everywhere(ranked, {j: pair for (i, j), pair in pairs.items() if i == 0}, top)
 
         stem = "compare-" + "-".join(dict.fromkeys(finished.source.short_name for finished in opened))
         folder = RunFolder(place, name, stem[:120])
         with tracking(folder, wandb, config) as tracker:
             _write(folder.path, config, opened, pairs, common, tracker)
-        comparison = Comparison(folder.finish(), rows, common.rows)
+        comparison = read_folder(Comparison, folder.finish())
     if not quiet:
-        terminal.show(*agreement_tables(rows))
+        terminal.show(*comparison.tables())
         _say(opened, common, top)
     where = tracker.where(comparison.folder) if tracker else None
     say_where(comparison.folder, where)

@@ -16,7 +16,7 @@ from probing.data.control_names import chosen_controls
 from probing.errors import refuse
 from probing.models import SiteName, layer_numbers, site_of
 from probing.runs.folder import RunFolder
-from probing.runs.run import Run, load_run, read_run
+from probing.runs.run import Run, load_fit, read_run
 from probing.runs.tracked import tracking
 from probing.runtime import terminal
 from probing.runtime.distributed import is_main_process
@@ -111,7 +111,7 @@ def fit(
             if folder is None or tracker is None:
                 return None
             _write(folder.path, config, measured, fitted, stores, source.model.short_name, watch, tracker, kept)
-        run = load_run(folder.finish())
+        run = load_fit(folder.finish())
     _report(run, tracker.where(run.folder), quiet)
     return run
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +16,7 @@ from probing.commands.folders import keep_inputs, places, say_where
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import layer_numbers
 from probing.runs.folder import RunFolder
+from probing.runs.kinds import Geometry, read_folder
 from probing.runs.tracked import tracking
 from probing.runtime.distributed import is_main_process
 from probing.runtime.stopwatch import Stopwatch
@@ -25,43 +25,6 @@ from probing.tracking import Tracker, resolve_mode
 SpecialTokens = Literal["exclude", "include"]
 ClipTo = Literal["zero", "mean"]
 Definition = Literal["argmin_share", "argmax_share", "mean_profile", "layer_norm", "variance"]
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """A finished measurement; each table is a list of dicts.
-
-    Args:
-        folder: Folder of the measurement.
-        geometry: Rows of `geometry.csv`.
-        outliers: Rows of `outliers.csv`.
-        dimensions: Rows of `dimensions.csv`.
-        parameters: Rows of `parameters.csv`.
-        explained: Rows of `explained.csv`.
-        smoothing: Rows of `smoothing.csv`; empty if not asked for or not applicable.
-        interventions: Rows of `interventions.csv`; empty if not asked for or not applicable.
-    """
-
-    folder: Path
-    geometry: list[dict[str, Any]]
-    outliers: list[dict[str, Any]]
-    dimensions: list[dict[str, Any]]
-    parameters: list[dict[str, Any]]
-    explained: list[dict[str, Any]]
-    smoothing: list[dict[str, Any]] = field(default_factory=list)
-    interventions: list[dict[str, Any]] = field(default_factory=list)
-
-    def tables(self) -> list[Any]:
-        """Return the measurements as rich tables."""
-        from probing.internals.inside_report import inside_tables
-        from probing.tables.geometry import tables
-
-        return [*tables(self), *inside_tables(self.smoothing, self.interventions)]
-
-    def __repr__(self) -> str:
-        from probing.runtime.terminal import render
-
-        return render(*self.tables()) + str(self.folder)
 
 
 @command
@@ -143,8 +106,8 @@ def geometry(
         with tracking(folder, wandb, config) as tracker:
             found = _measured(folder.path, source, text, stores, how, smoothing_bound, interventions)
             watch.end("measure")
-            tables = _write(folder.path, config, found, stores, source.model.short_name, watch, tracker)
-        made = Geometry(folder.finish(), **tables)
+            _write(folder.path, config, found, stores, source.model.short_name, watch, tracker)
+        made = read_folder(Geometry, folder.finish())
     _report(made, found.survey.clipped, tracker.where(made.folder) if tracker else None, quiet)
     return made
 
@@ -230,8 +193,8 @@ def _write(
     model_name: str,
     watch: Stopwatch,
     tracker: Tracker | None,
-) -> dict[str, list[dict[str, Any]]]:
-    """Write tables, transforms, figures and summary into the run's folder, log them, and return the tables."""
+) -> None:
+    """Write tables, transforms, figures and summary into the run's folder, and log them."""
     from probing.data.preparation import origin
     from probing.internals.inside_report import write_inside_figures
     from probing.layer_geometry.figures import write_figures
@@ -245,7 +208,6 @@ def _write(
     files.append(write_summary(folder, found, cached_of, watch.timings()))
     if tracker:
         tracker.log_results(_curves(tables["geometry"]), [], figures, files, tables, kind="geometry")
-    return tables
 
 
 def _curves(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from probing.cli.options import ProbeOptions, as_options
 from probing.commands.folders import runs_folder
 from probing.errors import refuse
 from probing.runs.folder import RunFolder, check_name
-from probing.runs.run import Run, load_run, read_run
+from probing.runs.run import Run, load_fit, read_run
 from probing.runtime.stopwatch import Stopwatch
 
 # What can be shuffled or drawn without a model.
@@ -123,7 +123,7 @@ def _kept(measured: Any, config: Mapping[str, Any], place: Path, name: str | Non
     except BaseException:
         folder.discard()
         raise
-    return load_run(folder.finish())
+    return load_fit(folder.finish())
 
 
 def _passing(measured: Any, config: Mapping[str, Any], watch: Stopwatch) -> Run:
@@ -131,7 +131,7 @@ def _passing(measured: Any, config: Mapping[str, Any], watch: Stopwatch) -> Run:
     folder = Path(tempfile.mkdtemp(prefix="probing-"))
     try:
         _write(folder, measured, config, watch, draws=False)
-        run = load_run(folder)
+        run = load_fit(folder)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from probing.cli.shared_options import with_shared_help
 from probing.commands.folders import cache_folder, say_where, writable_folder
 from probing.errors import UserError, did_you_mean, out_of_range, refuse
 from probing.models import from_the_end, layer_numbers, site_of, what_is_a_neuron
+from probing.runs.kinds import Rankings
 from probing.runs.rankings import (
     RANKING_COLUMNS,
     RANKING_KEY,
@@ -22,50 +22,11 @@ from probing.runs.rankings import (
     write_tables,
     writing,
 )
-from probing.runs.run import Row, Run, load_run_of_classes
+from probing.runs.run import Row, Run, load_fit_of_classes
 from probing.runtime.distributed import refuse_several
-from probing.tables.rankings import (
-    curves_lines,
-    curves_tables,
-    erasure_tables,
-    evaluation_tables,
-    rankings_lines,
-    rankings_tables,
-)
+from probing.tables.rankings import curves_lines, rankings_lines
+from probing.tables.rows import Table as Rows
 from probing.tracking import Tracker, resolve_mode
-
-
-@dataclass(frozen=True)
-class Rankings:
-    """The rankings that `rank` made of a run, and what it measured of them.
-
-    Args:
-        folder: Folder of the rankings, `rankings` in the run's folder.
-        rankings: For each method, a dict per layer and neuron in ranked order, as in `METHOD.csv`.
-        evaluation: A dict per ranking, probe, end and size, as in `evaluation.csv`; empty if not asked for.
-        erasure: A dict per layer and condition, as in `erasure.csv`; empty if not asked for.
-        curves: A dict per ranking, kind, end, number of neurons and draw, as in `curves.csv`; empty if not asked for.
-    """
-
-    folder: Path
-    rankings: dict[str, list[dict[str, Any]]]
-    evaluation: list[dict[str, Any]]
-    erasure: list[dict[str, Any]]
-    curves: list[dict[str, Any]]
-
-    def tables(self) -> list[Any]:
-        """Return the results as rich tables."""
-        return [
-            *rankings_tables(self.rankings),
-            *evaluation_tables(self.evaluation),
-            *erasure_tables(self.erasure),
-            *curves_tables(self.curves),
-        ]
-
-    def __repr__(self) -> str:
-        from probing.runtime.terminal import render
-
-        return render(*self.tables()) + str(self.folder)
 
 
 @command
@@ -115,7 +76,7 @@ def rank(
     layer_numbers(layer)
     if not folder:
         raise UserError("`rank` takes the folder of one finished run, such as runs/A.")
-    run = load_run_of_classes(folder)
+    run = load_fit_of_classes(folder)
     layers = _layers(layer, run)
     place = writable_folder(run.folder / "rankings", f"rank {run.folder}", "copy the run to a writable folder")
     cached = cache_folder(cache or run.config["cache"], str(run.folder.parent))
@@ -141,7 +102,8 @@ def rank(
         judging = Judging(evaluate, curves, sizes, draws)
         rankings, evaluation, curve_rows = rank_layers(run, layers, sides, methods, judging, seed, progress)
         erasure = erasure_rows(run, sides, layers, top, seed, terminal.show_progress(quiet)) if erase else []
-        made = Rankings(place, rankings, evaluation, erasure, curve_rows)
+        ranked = {name: Rows(rows) for name, rows in rankings.items()}
+        made = Rankings(place, run.config, run.results, ranked, Rows(evaluation), Rows(erasure), Rows(curve_rows))
         figures = _write(made, run, layers, finished.label)
     where = _track(made, wandb, f"{run.folder.name}-rankings", config, figures)
     _report(made, run, where, quiet)

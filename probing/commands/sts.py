@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +15,11 @@ from probing.commands.folders import places, say_where
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import layer_numbers
 from probing.runs.folder import RunFolder
+from probing.runs.kinds import SentenceSimilarity, read_folder
 from probing.runs.tracked import tracking
 from probing.runtime.stopwatch import Stopwatch
 from probing.tables.space_names import Definition
 from probing.tracking import Tracker, resolve_mode
-
-
-@dataclass(frozen=True)
-class SentenceSimilarity:
-    """The results of `sts`.
-
-    Args:
-        folder: Folder of the evaluation.
-        layers: A dict per set, pooling, layer, space and aggregation, as in `sts.csv`.
-        chosen: A dict per protocol, set, pooling, space and aggregation, as in `chosen.csv`.
-    """
-
-    folder: Path
-    layers: list[dict[str, Any]]
-    chosen: list[dict[str, Any]]
-
-    def __repr__(self) -> str:
-        from probing.runtime.terminal import render
-        from probing.tables.downstream import sts_tables
-
-        return render(*sts_tables(self.layers, self.chosen)) + str(self.folder)
 
 
 @command
@@ -120,11 +100,11 @@ def sts(
             fitting = Fitting(spaces, definition, components, seed)
             rows, chosen, texts = evaluate(vectors, source.layers, poolings, fitting, fit_on, seed)
             watch.end("evaluate")
-            found = SentenceSimilarity(run_folder.path, rows, chosen)
-            _write(found, config, texts, watch.timings(), vectors, poolings, files.short_name, tracker)
-        found = replace(found, folder=run_folder.finish())
-    _report(found, tracker.where(found.folder) if tracker else None, quiet)
-    return found
+            found = rows, chosen, texts
+            _write(run_folder.path, found, config, watch.timings(), vectors, poolings, files.short_name, tracker)
+        made = read_folder(SentenceSimilarity, run_folder.finish())
+    _report(made, tracker.where(made.folder) if tracker else None, quiet)
+    return made
 
 
 def _read_sets(folders: Sequence[str], say: Callable[[str], None]) -> Any:
@@ -179,40 +159,50 @@ def _outside(fit_on: str, lacks_training_part: bool, say: Callable[[str], None])
 
 
 def _write(
-    found: SentenceSimilarity,
+    folder: Path,
+    found: tuple[Any, Any, Any],
     config: Mapping[str, Any],
-    texts: Mapping[str, Any],
     timings: Mapping[str, float],
     vectors: Any,
     poolings: Sequence[str],
     model_name: str,
     tracker: Tracker | None,
 ) -> None:
-    """Write tables, summary and figures into the run's folder, and log them."""
+    """Write tables, summary and figures into the run's folder, and log them.
+
+    Args:
+        folder: The run's folder.
+        found: The rows of both tables, and the texts that transforms were fitted on.
+        config: The resolved configuration.
+        timings: Durations in seconds.
+        vectors: The `probing.downstream.sts.sentence_vectors.Vectors` that were compared.
+        poolings: How sentences were pooled.
+        model_name: The model's short name, for titles.
+        tracker: Logs what is written.
+    """
     from probing.data.preparation import origin
     from probing.downstream.figures import write_sts_figure
     from probing.downstream.fitting import write_results
     from probing.downstream.sts.sentence_similarity import CHOSEN_COLUMNS, STS_COLUMNS
     from probing.downstream.sts.sentence_vectors import described
 
+    rows, chosen, texts = found
     summary = {
         "kind": "similarity evaluation",
         "fitted_on": {label: text.described() for label, text in texts.items()},
         "timings": timings,
     }
-    tables = {"sts": (found.layers, STS_COLUMNS), "chosen": (found.chosen, CHOSEN_COLUMNS)}
+    tables = {"sts": (rows, STS_COLUMNS), "chosen": (chosen, CHOSEN_COLUMNS)}
     stores = zip(vectors.sets, vectors.stores, strict=True)
     cached = {one.corpus.name: origin(store) for one, store in stores}
     if vectors.outside:
         cached[vectors.outside[0].name] = origin(vectors.outside[1])
     sets = [described(one, vectors.static) for one in vectors.sets]
-    files = write_results(found.folder, config, tables, {**summary, "cache": cached, "sets": sets})
-    figures = [
-        write_sts_figure(found.folder / "figures" / f"sts_{how}.png", found.layers, how, model_name) for how in poolings
-    ]
+    files = write_results(folder, config, tables, {**summary, "cache": cached, "sets": sets})
+    figures = [write_sts_figure(folder / "figures" / f"sts_{how}.png", rows, how, model_name) for how in poolings]
     if tracker:
         logged = {name: rows for name, (rows, _) in tables.items()}
-        tracker.log_results(_curves(found.layers, poolings[0]), [], figures, files, logged, "sts")
+        tracker.log_results(_curves(rows, poolings[0]), [], figures, files, logged, "sts")
 
 
 def _curves(rows: Sequence[dict[str, Any]], pooling: str) -> list[dict[str, Any]]:
@@ -228,10 +218,10 @@ def _curves(rows: Sequence[dict[str, Any]], pooling: str) -> list[dict[str, Any]
 def _report(found: SentenceSimilarity, where: str | None, quiet: bool) -> None:
     """Print the tables and where the results are."""
     from probing.runtime import terminal
-    from probing.tables.downstream import sts_lines, sts_tables
+    from probing.tables.downstream import sts_lines
 
     if not quiet:
-        terminal.show(*sts_tables(found.layers, found.chosen))
+        terminal.show(*found.tables())
     for line in sts_lines(found.chosen):
         print(line)
     say_where(found.folder, where)

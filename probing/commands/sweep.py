@@ -9,7 +9,7 @@ import json
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from probing.cli.shared_options import with_shared_help
 from probing.commands.fit import fit as fit_command
 from probing.commands.folders import places, say_where
 from probing.errors import UserError, as_clause, out_of_range, refuse
-from probing.runs.run import load_run
+from probing.runs.kinds import FinishedSweep, read_folder
+from probing.runs.run import load_fit
 from probing.runtime.distributed import refuse_several
 from probing.runtime.interrupts import interrupt_behind
 from probing.sweeps.definition import Sweep, parse_sweep
@@ -29,21 +30,6 @@ from probing.sweeps.options import TrialOptions
 from probing.sweeps.trials import Trial, alike, is_stacked, stacks, trial_name
 from probing.tables.csv_files import write_csv
 from probing.tracking import Tracker, one_service, resolve_mode
-
-
-@dataclass(frozen=True)
-class FinishedSweep:
-    """A finished sweep.
-
-    Args:
-        folder: Folder of the sweep.
-        rows: A dict for each trial and layer, as in `sweep.csv`.
-        best: Name of the best trial.
-    """
-
-    folder: Path
-    rows: list[dict[str, Any]]
-    best: str
 
 
 @command
@@ -97,7 +83,7 @@ def sweep(
         runner = _Runner(definition, options, folder, whole, n_trials, seed, cached, wandb, say, quiet)
         try:
             made = runner.run()
-            rows, best, lines = _conclude(folder.path, definition, options, made, wandb, name, say, start)
+            lines = _conclude(folder.path, definition, options, made, wandb, name, say, start)
         except BaseException as error:
             left = f"{shlex.join(['python', '-m', 'probing', 'sweep', file])} continues the sweep"
             if interrupt := interrupt_behind(error):
@@ -107,11 +93,9 @@ def sweep(
                     f"`--runs {runs}` cannot be written ({as_clause(error)}); make room: {left}."
                 ) from error
             raise
-    finished = FinishedSweep(folder.finish(), rows, best)
+    finished = read_folder(FinishedSweep, folder.finish())
     if not quiet:
-        from probing.tables.sweeps import best_table
-
-        terminal.show(best_table(rows, options.varied, definition.metric, definition.goal))
+        terminal.show(*finished.tables())
     for line in lines:
         print(line)
     say_where(finished.folder, None)
@@ -217,7 +201,7 @@ class _Runner:
             trials.append(self._trial(number, point))
             self._check(trials[-1:])
             self._run(trials[-1:])
-            made = outcome(trials[-1].name, point, load_run(self.folder.trials / trials[-1].name))
+            made = outcome(trials[-1].name, point, load_fit(self.folder.trials / trials[-1].name))
             finished.append((point, metric_of(made, self.definition.metric)))
         return trials
 
@@ -290,15 +274,15 @@ class _Runner:
 def _conclude(
     folder: Path, definition: Sweep, options: TrialOptions, trials: Sequence[Trial], wandb: WandbOptions, name: str,
     say: Any, start: float,
-) -> tuple[list[dict[str, Any]], str, list[str]]:  # fmt: skip
-    """Write the results of all trials; return the rows, the name of the best trial and the sentences to print."""
+) -> list[str]:  # fmt: skip
+    """Write the results of all trials, and return the sentences to print."""
     import yaml
 
     from probing.runtime.versions import versions
     from probing.sweeps import table
     from probing.sweeps.figures import write_sweep_figure
 
-    outcomes = [table.outcome(trial.name, trial.point, load_run(folder / "trials" / trial.name)) for trial in trials]
+    outcomes = [table.outcome(trial.name, trial.point, load_fit(folder / "trials" / trial.name)) for trial in trials]
     rows = table.rows(outcomes, options.varied)
     best = table.best(outcomes, definition.metric, definition.goal)
     (folder / "figures").mkdir(exist_ok=True)
@@ -316,4 +300,4 @@ def _conclude(
     tracker = Tracker(replace(wandb, group=wandb.group or name), folder, name, {**settings, **asdict(wandb)}, say)
     tracker.log_results([], [], [figure], files, {"sweep": rows}, kind="sweep")
     tracker.finish()
-    return rows, best.name, table.conclusion(rows, best, options.varied, definition.metric, definition.goal)
+    return table.conclusion(rows, best, options.varied, definition.metric, definition.goal)

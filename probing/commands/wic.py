@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,31 +14,11 @@ from probing.commands.folders import places, say_where
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import layer_numbers
 from probing.runs.folder import RunFolder
+from probing.runs.kinds import WordsInContext, read_folder
 from probing.runs.tracked import tracking
 from probing.runtime.stopwatch import Stopwatch
 from probing.tables.space_names import Definition
 from probing.tracking import Tracker, resolve_mode
-
-
-@dataclass(frozen=True)
-class WordsInContext:
-    """The results of `wic`.
-
-    Args:
-        folder: Folder of the evaluation.
-        layers: A dict per layer and space, as in `wic.csv`.
-        chosen: A dict per protocol and space, as in `chosen.csv`.
-    """
-
-    folder: Path
-    layers: list[dict[str, Any]]
-    chosen: list[dict[str, Any]]
-
-    def __repr__(self) -> str:
-        from probing.runtime.terminal import render
-        from probing.tables.downstream import wic_tables
-
-        return render(*wic_tables(self.layers, self.chosen)) + str(self.folder)
 
 
 @command
@@ -119,15 +98,17 @@ def wic(
                 "n_sentences_fitted_on": int(kept.sum()),
                 "timings": watch.timings(),
             }
-            found = WordsInContext(run_folder.path, rows, chosen)
-            _write(found, config, summary, dict(zip(data, stores, strict=True)), part, source.model.short_name, tracker)
-        found = replace(found, folder=run_folder.finish())
+            read = dict(zip(data, stores, strict=True))
+            _write(run_folder.path, rows, chosen, config, summary, read, part, source.model.short_name, tracker)
+        found = read_folder(WordsInContext, run_folder.finish())
     _report(found, tracker.where(found.folder) if tracker else None, quiet)
     return found
 
 
 def _write(
-    found: WordsInContext,
+    folder: Path,
+    rows: Sequence[dict[str, Any]],
+    chosen: Sequence[dict[str, Any]],
     config: Mapping[str, Any],
     summary: Mapping[str, Any],
     stores: Any,
@@ -141,13 +122,13 @@ def _write(
     from probing.downstream.fitting import write_results
     from probing.downstream.wic.words_in_context import CHOSEN_COLUMNS, WIC_COLUMNS
 
-    tables = {"wic": (found.layers, WIC_COLUMNS), "chosen": (found.chosen, CHOSEN_COLUMNS)}
+    tables = {"wic": (rows, WIC_COLUMNS), "chosen": (chosen, CHOSEN_COLUMNS)}
     cached = {which: origin(store) for which, store in stores.items()}
-    files = write_results(found.folder, config, tables, {**summary, "cache": cached})
-    figure = write_wic_figure(found.folder / "figures" / "wic.png", found.layers, part, model_name)
+    files = write_results(folder, config, tables, {**summary, "cache": cached})
+    figure = write_wic_figure(folder / "figures" / "wic.png", rows, part, model_name)
     if tracker:
         logged = {name: rows for name, (rows, _) in tables.items()}
-        tracker.log_results(_curves(found.layers), [], [figure], files, logged, "wic")
+        tracker.log_results(_curves(rows), [], [figure], files, logged, "wic")
 
 
 def _curves(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -162,10 +143,10 @@ def _curves(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _report(found: WordsInContext, where: str | None, quiet: bool) -> None:
     """Print the tables and where the results are."""
     from probing.runtime import terminal
-    from probing.tables.downstream import wic_lines, wic_tables
+    from probing.tables.downstream import wic_lines
 
     if not quiet:
-        terminal.show(*wic_tables(found.layers, found.chosen))
+        terminal.show(*found.tables())
     for line in wic_lines(found.chosen):
         print(line)
     say_where(found.folder, where)

@@ -17,7 +17,8 @@ from probing.page.sections.geometry import geometry_section
 from probing.page.sections.reproduce import folder_block, run_block
 from probing.page.sections.run import accuracy_figure, heads_section, neurons_section
 from probing.page.sections.terms import terms_section
-from probing.page.sources import Evaluation, Geometry, Sources, Subject, reading
+from probing.page.sources import Evaluation, Geometry, Sources, Subject
+from probing.runs.reading import reading
 from probing.runtime.versions import own_version
 
 # Number of characters that a page may have as long as its tables fit, and the number that a table takes per neuron.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.errors import UserError, as_clause
+from probing.errors import UserError
 from probing.models.site_names import is_inside_blocks, site_of
-from probing.runs.folder import PARTIAL
-from probing.runs.run import Row, Run, load_run
+from probing.runs.reading import kind_of, reading
+from probing.runs.run import Row, Run, load_fit
 from probing.tables.columns import Score, score_of
-from probing.tables.csv_files import read_csv
+from probing.tables.csv_files import read_csv, read_measured
 from probing.tasks import short_name
 
 # Columns that a ranked table must have for a page to be made of it.
@@ -188,7 +187,7 @@ def read_sources(folders: Sequence[str | Path]) -> Sources:
             elif kind in _COMMANDS:
                 evaluations.append(_read_evaluation(path, _COMMANDS[kind]))
             else:
-                runs.append(load_run(path))
+                runs.append(load_fit(path))
     if len(agreements) > 1:
         raise UserError(f"`report` shows one comparison, and {len(agreements)} are given: {_names(agreements)}.")
     names: dict[str, Run] = {}
@@ -232,32 +231,8 @@ def _model(run: Run) -> str:
     return f"{name} (randomly initialised)" if run.config.get("random_weights") else name
 
 
-@contextmanager
-def reading(folder: Path) -> Iterator[None]:
-    """Turn any error while a folder is read, or its tables are put on a page, into a message that it is damaged.
-
-    Raises:
-        UserError: If something fails.
-    """
-    from safetensors import SafetensorError
-    from yaml import YAMLError
-
-    try:
-        yield
-    except KeyError as error:
-        raise UserError(f"`{folder}` is damaged (there is no {error} in it); repeat the run.") from error
-    except OSError as error:
-        what = f"{Path(error.filename).name}: " if error.filename else ""
-        raise UserError(f"`{folder}` is damaged ({what}{as_clause(error)}); repeat the run.") from error
-    except (ValueError, TypeError, AttributeError, LookupError, StopIteration, YAMLError, SafetensorError) as error:
-        raise UserError(f"`{folder}` is damaged ({as_clause(error)}); repeat the run.") from error
-
-
 def _kind(folder: Path) -> str:
-    if not (folder / "results.json").is_file() or folder.name.endswith(PARTIAL):
-        return "run"  # `load_run` says what is wrong with it
-    with reading(folder):
-        return str(json.loads((folder / "results.json").read_text()).get("kind", "run"))
+    return kind_of(folder, "`fit`") or "run"
 
 
 def _read_agreement(folder: Path) -> tuple[Agreement, Mapping[str, str]]:
@@ -275,7 +250,7 @@ def _read_geometry(folder: Path) -> Geometry:
     rows = read_csv(folder / "geometry.csv")
     if not rows or not {"layer", "transform", "measure", "value"} <= set(rows[0]):
         raise ValueError("geometry.csv holds no measures")
-    how = {"outliers": read_csv, "smoothing": _measured, "interventions": _measured}
+    how = {"outliers": read_csv, "smoothing": read_measured, "interventions": read_measured}
     others = [(folder / f"{name}.csv", read) for name, read in how.items()]
     return Geometry(folder, rows, *(read(path) if path.is_file() else [] for path, read in others))
 
@@ -283,19 +258,10 @@ def _read_geometry(folder: Path) -> Geometry:
 def _read_evaluation(folder: Path, command: str) -> Evaluation:
     tables = []
     for name in (command, "chosen"):
-        tables.append(_measured(folder / f"{name}.csv"))
+        tables.append(read_measured(folder / f"{name}.csv", ["layer"]))
         if not tables[-1]:
             raise ValueError(f"{name}.csv holds no measures")
     return Evaluation(folder, command, *tables)
-
-
-def _measured(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a table as the command had them: cells without a value are absent."""
-    # In these columns an empty cell is a value: static vectors have no layer.
-    may_be_empty = ("layer", "where")
-    return [
-        {name: value for name, value in row.items() if value != "" or name in may_be_empty} for row in read_csv(path)
-    ]
 
 
 def _find(comparison: Path, folder: str, given: Sequence[Run]) -> Run:
@@ -312,7 +278,7 @@ def _find(comparison: Path, folder: str, given: Sequence[Run]) -> Run:
     for path in (Path(folder), comparison.parent / name):
         if (path / "results.json").is_file():
             with reading(path):
-                return load_run(path)
+                return load_fit(path)
     raise UserError(f"`{comparison}` compares {folder}, which no longer exists there; give its folder as well.")
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from probing.errors import UserError
 from probing.models.site_names import site_of, what_is_a_neuron
-from probing.runs.folder import PARTIAL
+from probing.runs.reading import kind_of
 from probing.tables.columns import Row
 from probing.tables.csv_files import read_csv
 from probing.tables.rows import Table
@@ -131,29 +131,25 @@ class Run:
         return _html_table(self.accuracy) + _html_table(self.top(last)) + said
 
 
-def load_run(folder: str | Path) -> Run:
-    """Read a finished run.
+def load_fit(folder: str | Path) -> Run:
+    """Read a finished run of `fit` or `probe`.
 
     Raises:
-        UserError: If there is no finished run in the folder.
+        UserError: If there is no such run in the folder.
     """
     folder = Path(folder)
-    if not (folder / "results.json").is_file() or folder.name.endswith(PARTIAL):
-        partial = folder.with_name(folder.name + PARTIAL)
-        hint = f"; {partial} is one that did not finish" if partial.is_dir() else ""
-        raise UserError(f"`{folder}` is no finished run: expected a folder that `fit` wrote{hint}.")
-    if kind := json.loads((folder / "results.json").read_text()).get("kind"):
+    if kind := kind_of(folder, "`fit`"):
         raise UserError(f"`{folder}` holds a {kind}; give the folder of a run that `fit` wrote.")
     return read_run(folder)
 
 
-def load_run_of_classes(folder: str | Path) -> Run:
+def load_fit_of_classes(folder: str | Path) -> Run:
     """Read a finished run whose model can read its corpus again, and whose probes predict classes.
 
     Raises:
         UserError: If there is no finished run in the folder, if it was made from arrays, or if it predicts numbers.
     """
-    run = of_text(load_run(folder))
+    run = of_text(load_fit(folder))
     if run.is_of_numbers:
         raise UserError(
             f"`{folder}` predicts numbers, and `rank` and `compare` take runs that predict classes; its own ranking is "

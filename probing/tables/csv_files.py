@@ -12,6 +12,9 @@ from probing.tables.columns import Row, is_end
 from probing.tables.rows import Table
 from probing.tables.schema import Type, Value, type_of
 
+# Columns of text in which an empty cell is a value: most layers have no flag.
+_MAY_BE_EMPTY = ("special_tokens", "where", "clipped", "no_signal", "flag")
+
 
 def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str]) -> None:
     """Write rows in full precision, leaving out columns that no row has; without rows, the columns alone.
@@ -39,6 +42,22 @@ def read_csv(path: Path) -> Table:
         return Table(
             {column: _value(path, column, text, types[column]) for column, text in row.items()} for row in reader
         )
+
+
+def read_measured(path: Path, may_be_empty: Sequence[str] = ()) -> Table:
+    """Read rows as the command had them that wrote them: cells without a value are absent.
+
+    The ends of an interval that is not there are NaN.
+
+    Args:
+        path: The file.
+        may_be_empty: Further columns in which an empty cell is a value.
+
+    Raises:
+        ValueError: If a cell is not of its column's type.
+    """
+    kept = (*_MAY_BE_EMPTY, *may_be_empty)
+    return Table({name: value for name, value in row.items() if value != "" or name in kept} for row in read_csv(path))
 
 
 def _cell(column: str, value: Any) -> Any:

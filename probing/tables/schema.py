@@ -68,3 +68,8 @@ def type_of(column: str) -> Type:
     if name in TYPES:
         return TYPES[name]
     return float if name.rsplit("_", 1)[-1] in _NUMBERS_BY_LAST_WORD else str
+
+
+def is_known(column: str) -> bool:
+    """Return whether some version of the program has a column of this name; others are options of a sweep."""
+    return type_of(column) is not str or column in TYPES

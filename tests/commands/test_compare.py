@@ -177,9 +177,13 @@ def test_what_is_no_pair_of_runs_is_refused(runs: Path, change: Callable[[Path],
 
 
 @pytest.mark.slow
-def test_a_comparison_is_no_run(strangers: Comparison) -> None:
+def test_a_comparison_is_no_run_of_fit_and_is_opened_as_it_was_returned(strangers: Comparison) -> None:
     with pytest.raises(UserError, match="holds a comparison"):
-        load_run(strangers.folder)
+        compare([str(strangers.folder), str(strangers.folder)], wandb=NO_WANDB)
+    opened = load_run(strangers.folder)
+    assert isinstance(opened, Comparison)
+    assert repr(vars(opened)) == repr(vars(strangers))  # as text, since no interval's ends are equal to themselves
+    assert opened.results["kind"] == "comparison"
 
 
 @pytest.mark.slow

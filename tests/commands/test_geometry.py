@@ -19,10 +19,12 @@ from probing.cli.commandline import run
 from probing.commands.geometry import Geometry, geometry
 from probing.corpus import load_corpus
 from probing.errors import UserError
+from probing.layer_geometry import results
 from probing.layer_geometry.explained import Regressors
 from probing.layer_geometry.survey import _explained
 from probing.page.sections.terms import GEOMETRY, MEASURES
-from probing.runs.run import load_run
+from probing.runs.kinds import load_run
+from probing.runs.run import load_fit
 from probing.statistics import outliers
 from probing.tables.csv_files import read_csv
 from probing.tables.geometry import transform_lines
@@ -64,11 +66,20 @@ def bent(place: Path, sentences: list[str]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(place: Path, bent: Path, corpus_file: Path) -> Geometry:
-    found = geometry(
-        model=str(bent), corpus=str(corpus_file), runs=str(place / "runs"), name="g", estimators="all", quiet=True,
-        wandb=WandbOptions("offline"),
-    )  # fmt: skip
+def measured() -> dict[str, list[dict[str, Any]]]:
+    """The tables of `made` before they were written."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def made(place: Path, bent: Path, corpus_file: Path, measured: dict[str, list[dict[str, Any]]]) -> Geometry:
+    tables_of = results.tables_of
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(results, "tables_of", lambda found: measured.update(tables_of(found)) or measured)
+        found = geometry(
+            model=str(bent), corpus=str(corpus_file), runs=str(place / "runs"), name="g", estimators="all", quiet=True,
+            wandb=WandbOptions("offline"),
+        )  # fmt: skip
     assert found is not None
     return found
 
@@ -113,15 +124,19 @@ def test_its_place_in_the_parameters_is_that_of_the_planted_bias(made: Geometry)
     assert [row["position"] for row in positions] == list(range(128))
 
 
-def test_the_folder_holds_what_was_returned(made: Geometry) -> None:
+def test_what_is_returned_is_what_was_measured_and_what_the_folder_holds(
+    made: Geometry, measured: dict[str, list[dict[str, Any]]]
+) -> None:
+    assert set(measured) == set(TABLES)
     for name in TABLES:
         rows = getattr(made, name)
         stored = read_csv(made.folder / f"{name}.csv")
-        assert len(stored) == len(rows) > 0
-        for row, again in zip(rows[:200], stored, strict=False):
+        assert len(stored) == len(rows) == len(measured[name]) > 0
+        for row, again, before in zip(rows, stored, measured[name], strict=True):
             # What is empty on disk is missing in memory, and the ends of an interval that there is not are NaN.
             read, kept = ({k: v for k, v in one.items() if v == v and v != ""} for one in (again, row))
             assert read == kept
+            assert {k: v for k, v in row.items() if v == v} == {k: v for k, v in before.items() if v == v}
     results = json.loads((made.folder / "results.json").read_text())
     assert results["kind"] == "geometry"
     assert results["clipped"] == {str(layer): [11] for layer in range(6)}
@@ -130,7 +145,11 @@ def test_the_folder_holds_what_was_returned(made: Geometry) -> None:
     names = ("outliers", "anisotropy", "transforms", "smoothing", "explained")
     assert figures == {f"{name}.{form}" for name in names for form in ("png", "pdf")}
     with pytest.raises(UserError, match="holds a geometry"):
-        load_run(made.folder)
+        load_fit(made.folder)
+    opened = load_run(made.folder)
+    assert isinstance(opened, Geometry)
+    assert repr(vars(opened)) == repr(vars(made))  # as text, since no interval's ends are equal to themselves
+    assert opened.results == results
 
 
 def test_every_measure_and_transform_is_explained_in_a_report(made: Geometry) -> None:

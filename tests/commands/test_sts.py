@@ -14,7 +14,8 @@ from probing import sts
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.errors import UserError
-from probing.runs.run import load_run
+from probing.runs.kinds import SentenceSimilarity, load_run
+from probing.runs.run import load_fit
 from probing.tables.csv_files import read_csv
 from rendering import rendered
 from wandb_reader import read_offline_runs
@@ -81,7 +82,14 @@ def test_sentences_that_share_words_are_alike_and_all_of_it_is_on_disk(
     (tracked,) = read_offline_runs(folder)
     assert len(tracked.table("chosen")) == len(chosen)
     with pytest.raises(UserError, match="holds a similarity evaluation"):
-        load_run(folder)
+        load_fit(folder)
+    opened = load_run(folder)
+    assert type(opened) is SentenceSimilarity
+    assert (opened.folder, opened.results) == (folder, results)
+    assert opened.sts is opened.layers
+    for name, table in (("sts", opened.sts), ("chosen", opened.chosen)):
+        assert [{k: v for k, v in row.items() if v == v} for row in table] == results[name]
+    assert "Spearman x 100: mean, whitened" in repr(opened)
     assert run(COMMANDS, ["sts", "--config", str(folder / "config.yaml"), "--name", "b", "--wandb.mode=disabled"]) == 0
     assert (folder / "sts.csv").read_bytes() == (folder.parent / "b" / "sts.csv").read_bytes()
 

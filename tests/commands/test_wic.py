@@ -16,7 +16,8 @@ from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.errors import UserError
 from probing.models import load_tokenizer, resolve_model
-from probing.runs.run import load_run
+from probing.runs.kinds import WordsInContext, load_run
+from probing.runs.run import load_fit
 from probing.tables.csv_files import read_csv
 from rendering import rendered
 from wandb_reader import read_offline_runs
@@ -79,7 +80,14 @@ def test_a_planted_difference_is_found_and_all_of_it_is_on_disk(
     assert len(tracked.table("wic")) == len(rows)
     assert [kind for _, kind, _ in tracked.artifacts if kind == "wic"]
     with pytest.raises(UserError, match="holds a word-in-context evaluation"):
-        load_run(folder)
+        load_fit(folder)
+    opened = load_run(folder)
+    assert type(opened) is WordsInContext
+    assert (opened.folder, opened.results) == (folder, results)
+    assert opened.wic is opened.layers
+    for name, table in (("wic", opened.wic), ("chosen", opened.chosen)):
+        assert [{k: v for k, v in row.items() if v == v} for row in table] == results[name]
+    assert "Layer and threshold chosen on train" in repr(opened)
     # The configuration repeats the run.
     assert run(COMMANDS, ["wic", "--config", str(folder / "config.yaml"), "--name", "b", "--wandb.mode=disabled"]) == 0
     for name in ("wic.csv", "chosen.csv"):

@@ -1,0 +1,305 @@
+"""The results of every command as Python has them, and `load_run`, which reads them from any of their folders."""
+
+from __future__ import annotations
+
+import ast
+import json
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from probing.errors import UserError
+from probing.runs.reading import kind_of, reading
+from probing.runs.run import Run, read_run
+from probing.tables.csv_files import read_csv, read_measured
+from probing.tables.rows import Table
+from probing.tables.schema import is_known
+
+# The commands whose folders `load_run` reads, as a message names them.
+WRITERS = "`fit`, `probe`, `rank`, `compare`, `geometry`, `wic`, `sts` or `sweep`"
+
+_T = TypeVar("_T", bound="ResultFolder")
+
+
+@dataclass(frozen=True, repr=False)
+class ResultFolder:
+    """The results of a command other than `fit`, whose tables have the names of their files.
+
+    Args:
+        folder: Their folder.
+        config: The resolved configuration, without the name.
+        results: The content of `results.json`.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    results: dict[str, Any]
+
+    def tables(self) -> list[Any]:
+        """Return the results as rich tables."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        from probing.runtime.terminal import render
+
+        return render(*self.tables()) + str(self.folder)
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison(ResultFolder):
+    """A finished comparison.
+
+    Args:
+        folder: Folder of the comparison.
+        config: The resolved configuration, without the name.
+        results: The content of `results.json`.
+        agreement: A dict per pair of layers and statistic, as in `agreement.csv`.
+        top_everywhere: A dict per neuron that is among the first of every run, as in `top_everywhere.csv`.
+    """
+
+    agreement: Table
+    top_everywhere: Table
+
+    def tables(self) -> list[Any]:
+        """Return the agreement as rich tables."""
+        from probing.tables.agreement import agreement_tables
+
+        return agreement_tables(self.agreement)
+
+
+@dataclass(frozen=True, repr=False)
+class Geometry(ResultFolder):
+    """A finished measurement of `geometry`; each table is a list of dicts.
+
+    Args:
+        folder: Folder of the measurement.
+        config: The resolved configuration, without the name.
+        results: The content of `results.json`.
+        geometry: Rows of `geometry.csv`.
+        outliers: Rows of `outliers.csv`.
+        dimensions: Rows of `dimensions.csv`.
+        parameters: Rows of `parameters.csv`.
+        explained: Rows of `explained.csv`.
+        smoothing: Rows of `smoothing.csv`; empty if not asked for or not applicable.
+        smoothing_sentences: Rows of `smoothing_sentences.csv`; empty if not asked for or not applicable.
+        interventions: Rows of `interventions.csv`; empty if not asked for or not applicable.
+    """
+
+    geometry: Table
+    outliers: Table
+    dimensions: Table
+    parameters: Table
+    explained: Table
+    smoothing: Table = field(default_factory=Table)
+    smoothing_sentences: Table = field(default_factory=Table)
+    interventions: Table = field(default_factory=Table)
+
+    def tables(self) -> list[Any]:
+        """Return the measurements as rich tables."""
+        from probing.internals.inside_report import inside_tables
+        from probing.tables.geometry import tables
+
+        return [*tables(self), *inside_tables(self.smoothing, self.interventions)]
+
+
+@dataclass(frozen=True, repr=False)
+class WordsInContext(ResultFolder):
+    """The results of `wic`.
+
+    Args:
+        folder: Folder of the evaluation.
+        config: The resolved configuration, without the name.
+        results: The content of `results.json`.
+        wic: A dict per layer and space, as in `wic.csv`; also as `layers`.
+        chosen: A dict per protocol and space, as in `chosen.csv`.
+    """
+
+    wic: Table
+    chosen: Table
+
+    @property
+    def layers(self) -> Table:
+        """A dict per layer and space, as in `wic.csv`."""
+        return self.wic
+
+    def tables(self) -> list[Any]:
+        """Return the results as rich tables."""
+        from probing.tables.downstream import wic_tables
+
+        return wic_tables(self.wic, self.chosen)
+
+
+@dataclass(frozen=True, repr=False)
+class SentenceSimilarity(ResultFolder):
+    """The results of `sts`.
+
+    Args:
+        folder: Folder of the evaluation.
+        config: The resolved configuration, without the name.
+        results: The content of `results.json`.
+        sts: A dict per set, pooling, layer, space and aggregation, as in `sts.csv`; also as `layers`.
+        chosen: A dict per protocol, set, pooling, space and aggregation, as in `chosen.csv`.
+    """
+
+    sts: Table
+    chosen: Table
+
+    @property
+    def layers(self) -> Table:
+        """A dict per set, pooling, layer, space and aggregation, as in `sts.csv`."""
+        return self.sts
+
+    def tables(self) -> list[Any]:
+        """Return the results as rich tables."""
+        from probing.tables.downstream import sts_tables
+
+        return sts_tables(self.sts, self.chosen)
+
+
+@dataclass(frozen=True, repr=False)
+class FinishedSweep(ResultFolder):
+    """A finished sweep. Its trials, in `folder / "trials"`, are runs of their own.
+
+    Args:
+        folder: Folder of the sweep.
+        config: What decides which trials there are: the sweep file as `sweep`, the number of trials, the seed, and the
+            options that hold for all trials as `fit`.
+        results: The content of `results.json`.
+        sweep: A dict for each trial and layer, as in `sweep.csv`; also as `rows`.
+    """
+
+    sweep: Table
+
+    @property
+    def rows(self) -> Table:
+        """A dict for each trial and layer, as in `sweep.csv`."""
+        return self.sweep
+
+    @property
+    def best(self) -> str:
+        """Name of the best trial."""
+        return str(self.results["best"]["trial"])
+
+    def tables(self) -> list[Any]:
+        """Return the best rows as a rich table."""
+        from probing.tables.sweeps import best_table
+
+        metric = self.config["sweep"].get("metric") or {}
+        varied = [name for name in self.results["best"] if name not in ("trial", "metric")]
+        return [best_table(self.sweep, varied, metric.get("name"), metric.get("goal", "minimize"))]
+
+
+@dataclass(frozen=True, repr=False)
+class Rankings(ResultFolder):
+    """The rankings that `rank` made of a run, and what it measured of them.
+
+    Args:
+        folder: Folder of the rankings, `rankings` in the run's folder.
+        config: The resolved configuration of the run.
+        results: The content of the run's `results.json`.
+        rankings: For each method, a dict per layer and neuron in ranked order, as in `METHOD.csv`.
+        evaluation: A dict per ranking, probe, end and size, as in `evaluation.csv`; empty if not asked for.
+        erasure: A dict per layer and condition, as in `erasure.csv`; empty if not asked for.
+        curves: A dict per ranking, kind, end, number of neurons and draw, as in `curves.csv`; empty if not asked for.
+    """
+
+    rankings: dict[str, Table]
+    evaluation: Table
+    erasure: Table
+    curves: Table
+
+    def tables(self) -> list[Any]:
+        """Return the results as rich tables."""
+        from probing.tables.rankings import curves_tables, erasure_tables, evaluation_tables, rankings_tables
+
+        return [
+            *rankings_tables(self.rankings),
+            *evaluation_tables(self.evaluation),
+            *erasure_tables(self.erasure),
+            *curves_tables(self.curves),
+        ]
+
+
+# The kinds that `results.json` names. Tables that have a default are not written by every command of the kind.
+_KINDS: dict[str, type[ResultFolder]] = {
+    "comparison": Comparison,
+    "geometry": Geometry,
+    "word-in-context evaluation": WordsInContext,
+    "similarity evaluation": SentenceSimilarity,
+    "sweep": FinishedSweep,
+}
+
+
+def load_run(folder: str | Path) -> Any:
+    """Read the finished results of any command from their folder.
+
+    Args:
+        folder: The folder of a run, a comparison, a sweep, or another command's results; for those of `rank`, the
+            folder `rankings` of the run.
+
+    Returns:
+        What the command returns as a function: a `Run` for `fit` and `probe`, otherwise a `Rankings`, `Comparison`,
+        `Geometry`, `WordsInContext`, `SentenceSimilarity` or `FinishedSweep`. All have `folder`, `config` and
+        `results`, and every CSV file of the folder as a table of that name.
+
+    Raises:
+        UserError: If there are no finished results in the folder, or they are damaged.
+    """
+    folder = Path(folder)
+    if folder.name == "rankings" and folder.is_dir() and (folder.parent / "results.json").is_file():
+        with reading(folder):
+            return read_rankings(folder, read_run(folder.parent))
+    kind = kind_of(folder, WRITERS)
+    with reading(folder):
+        if kind is None:
+            return read_run(folder)
+        if kind in _KINDS:
+            return read_folder(_KINDS[kind], folder)
+    raise UserError(f"`{folder}` holds a {kind}, which this version cannot read; update it.")
+
+
+def read_folder(kind: type[_T], folder: Path) -> _T:
+    """Read results of a kind whose tables are all written."""
+    import yaml
+
+    if kind is FinishedSweep:
+        config, tables = json.loads((folder / "definition.json").read_text()), {"sweep": _trials(folder / "sweep.csv")}
+    else:
+        config, tables = yaml.safe_load((folder / "config.yaml").read_text()), _tables(kind, folder)
+    return kind(folder, config, json.loads((folder / "results.json").read_text()), **tables)
+
+
+def read_rankings(folder: Path, run: Run) -> Rankings:
+    """Read everything that `rank` has added to a run."""
+    others = {name: Table() for name in ("evaluation", "erasure", "curves")}
+    found = {path.stem: read_measured(path) for path in sorted(folder.glob("*.csv"))}
+    rankings = {name: table for name, table in found.items() if name not in others}
+    return Rankings(
+        folder, run.config, run.results, rankings, **(others | {n: t for n, t in found.items() if n in others})
+    )
+
+
+def _tables(kind: type[ResultFolder], folder: Path) -> dict[str, Table]:
+    own = fields(kind)[len(fields(ResultFolder)) :]
+    paths = {one.name: folder / f"{one.name}.csv" for one in own}
+    optional = {one.name for one in own if one.default_factory is Table}
+    there = {name: path for name, path in paths.items() if name not in optional or path.is_file()}
+    empty = ["layer"] if kind is SentenceSimilarity else []  # static vectors have no layer
+    return {name: read_measured(path, empty) for name, path in there.items()}
+
+
+def _trials(path: Path) -> Table:
+    """Return the rows of `sweep.csv`, in which columns that no other table has are options of the trials."""
+    return Table(
+        {column: value if is_known(column) else _option(value) for column, value in row.items()}
+        for row in read_csv(path)
+    )
+
+
+def _option(text: str) -> Any:
+    """Return the value of an option that is written as text: a number, true or false, or none; otherwise the text."""
+    try:
+        value = ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text or None
+    return value if isinstance(value, bool | int | float) else text

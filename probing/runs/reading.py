@@ -1,0 +1,51 @@
+"""What kind of results a folder holds, and messages where it holds none or is damaged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from probing.errors import UserError, as_clause
+from probing.runs.folder import PARTIAL
+
+
+def kind_of(folder: Path, wrote: str) -> str | None:
+    """Return what kind of results a folder holds, as its `results.json` names it; None for a run of `fit` or `probe`.
+
+    Args:
+        folder: The folder.
+        wrote: The commands that write such a folder, for the message.
+
+    Raises:
+        UserError: If it holds no finished results, or is damaged.
+    """
+    if not (folder / "results.json").is_file() or folder.name.endswith(PARTIAL):
+        partial = folder.with_name(folder.name + PARTIAL)
+        hint = f"; {partial} is one that did not finish" if partial.is_dir() else ""
+        raise UserError(f"`{folder}` is no finished run: expected a folder that {wrote} wrote{hint}.")
+    with reading(folder):
+        kind: str | None = json.loads((folder / "results.json").read_text()).get("kind")
+        return kind
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Turn any error while a folder is read, or its tables are put on a page, into a message that it is damaged.
+
+    Raises:
+        UserError: If something fails.
+    """
+    from safetensors import SafetensorError
+    from yaml import YAMLError
+
+    try:
+        yield
+    except KeyError as error:
+        raise UserError(f"`{folder}` is damaged (there is no {error} in it); repeat the run.") from error
+    except OSError as error:
+        what = f"{Path(error.filename).name}: " if error.filename else ""
+        raise UserError(f"`{folder}` is damaged ({what}{as_clause(error)}); repeat the run.") from error
+    except (ValueError, TypeError, AttributeError, LookupError, StopIteration, YAMLError, SafetensorError) as error:
+        raise UserError(f"`{folder}` is damaged ({as_clause(error)}); repeat the run.") from error
