@@ -71,6 +71,22 @@ class ArrayActivations:
         return digest.hexdigest()
 
 
+def activations_of_arrays(activations: Any) -> ArrayActivations:
+    """Return the rows of arrays in their order, every row a group of its own.
+
+    Args:
+        activations: Array of shape (n_rows, d_model), or one for each layer number.
+
+    Raises:
+        UserError: If shapes differ, or activations are not finite.
+    """
+    layers = _layers(activations)
+    n_rows = len(next(iter(layers.values())))
+    store = ArrayActivations(layers, np.arange(n_rows), np.ones(n_rows, dtype=np.int64))
+    _check_finite(store)
+    return store
+
+
 def sides_of_arrays(
     activations: Any,
     labels: Any,

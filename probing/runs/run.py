@@ -68,6 +68,30 @@ class Run:
 
         return load_file(self.folder / "probe.safetensors")["weight"]
 
+    def predict(self, texts: Any) -> Table:
+        """Return what each layer's probe predicts of other text, read as the run read its own.
+
+        Args:
+            texts: Sentences, or for each sentence the list of its words; for a run that `probing.probe` made,
+                activations as it takes them: an array of shape (n_rows, d_model), or one for each layer number.
+
+        Returns:
+            For each token that the task may label and each layer a dict with `sentence` (the index in `texts`),
+            `position` (in the tokenised sentence, special tokens included), `token` (its characters, or the word where
+            the task reads whole words), `word`, `word_index`, `layer`, `predicted` (a label) and its `probability`.
+            Sentences are cut at the run's `max_length`. For a task of whole sentences, `sentence` alone says what is
+            predicted; for arrays `row`.
+
+        Raises:
+            UserError: If the model or the task of the run is not there any more or has changed, or if these are no
+                texts or arrays.
+        """
+        from probing.runs.predictions import Probes, of_arrays, of_texts
+
+        layers = [row["layer"] for row in self.accuracy]
+        probes = Probes(self.folder, self.config, self.results, dict(zip(layers, self.weight, strict=True)))
+        return of_arrays(probes, texts) if self.is_of_arrays else of_texts(probes, texts)
+
     @property
     def test_sentences(self) -> list[str]:
         """The sentences that the probes were tested on, in the order of the corpus, which is read again.

@@ -1,0 +1,197 @@
+"""What the probes of a run predict of other text, or of other arrays."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from probing.cache.source import ActivationSource, say_what_was_left_out
+from probing.cache.tokens import Tokens
+from probing.corpus import Corpus
+from probing.data.arrays import activations_of_arrays
+from probing.data.examples import Activations, Examples, read
+from probing.data.sentences import SentenceVectors
+from probing.errors import UserError
+from probing.models import ModelSource, SiteName, resolve_model, site_of
+from probing.runtime import terminal
+from probing.runtime.distributed import refuse_several
+from probing.tables.rows import Table
+from probing.tasks import SentenceTask, TokenTask, load_task
+from probing.transforms.affine import load
+from probing.transforms.erasure import Changed
+
+
+@dataclass(frozen=True)
+class Probes:
+    """The probes of a run.
+
+    Args:
+        folder: Folder of the run.
+        config: Its configuration.
+        results: Content of its `results.json`.
+        weight: Weight of each layer's probe on raw activations, shape (n_classes, d_model), by layer number.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    results: Mapping[str, Any]
+    weight: Mapping[int, Tensor]
+
+    @property
+    def classes(self) -> list[int | str]:
+        """The label of each class."""
+        return list(self.results["classes"])
+
+
+def of_texts(probes: Probes, texts: Any) -> Table:
+    """Return what each layer's probe predicts of each token of the texts, or of each text if the task is of sentences.
+
+    Raises:
+        UserError: If these are no texts, or the run's model or task is not there any more.
+    """
+    refuse_several("predict")
+    corpus, model = _corpus(texts), _model(probes)
+    task = load_task(probes.config["task"], probes.config["task_args"])
+    with tempfile.TemporaryDirectory(prefix="probing-") as cache, terminal.quiet_libraries():
+        config = probes.config
+        source = ActivationSource(
+            model, list(probes.weight), Path(cache), config["dtype"], config["max_length"], config["batch_tokens"],
+            config["seed"] if config["random_weights"] else None, say=terminal.say,
+            site=cast(SiteName, site_of(config)),
+        )  # fmt: skip
+        (store,) = source.read([corpus])
+        say_what_was_left_out([corpus], [store], terminal.say)
+        if isinstance(task, SentenceTask):
+            return _table(probes, _examples(probes, store, task), lambda row: {"sentence": row})
+        described = _tokens(store.tokens, corpus, task.word_means)
+        return _table(probes, _examples(probes, store, task), lambda row: described[row])
+
+
+def of_arrays(probes: Probes, activations: Any) -> Table:
+    """Return what each layer's probe predicts of each row of arrays.
+
+    Args:
+        probes: The probes of a run that was made from arrays.
+        activations: Array of shape (n_rows, d_model), or one for each of the run's layers, by its number.
+
+    Raises:
+        UserError: If these are no such arrays.
+    """
+    store = activations_of_arrays(activations)
+    if unknown := sorted(set(store.layers) - set(probes.weight)):
+        raise UserError(
+            f"`X`: layer {unknown[0]} is not in {probes.folder}, which has {', '.join(map(str, probes.weight))}; "
+            "give a dict of layer number and array."
+        )
+    d_model = next(iter(probes.weight.values())).shape[1]
+    if store.plan.d_model != d_model:
+        raise UserError(f"`X` has {store.plan.d_model} columns, and the probes of {probes.folder} read {d_model}.")
+    weight = {layer: probes.weight[layer] for layer in store.layers}
+    examples = Examples(store, np.zeros(store.tokens.n_tokens, dtype=np.int32))
+    return _table(Probes(probes.folder, probes.config, probes.results, weight), examples, lambda row: {"row": row})
+
+
+def _corpus(texts: Any) -> Corpus:
+    """Return texts as a corpus in which every text is a sentence, repeated ones too."""
+    listed = [texts] if isinstance(texts, str) else texts
+    if not isinstance(listed, list | tuple) or not listed:
+        found = "an empty one" if isinstance(listed, list | tuple) else f"a value of type {type(texts).__name__}"
+        raise UserError(f"`predict` takes a list of sentences, and {found} is given.")
+    are_words = not isinstance(listed[0], str)
+    for i, text in enumerate(listed):
+        if not _is_words(text) if are_words else not isinstance(text, str):
+            raise UserError(
+                f"`predict`: item {i} of the list, counted from 0, is {text!r:.60}; expected a sentence, or for every "
+                "sentence the list of its words."
+            )
+        if not "".join(text).strip():
+            raise UserError(f"`predict`: sentence {i} of the list, counted from 0, is empty; leave it out.")
+    if not are_words:
+        return Corpus("the texts", tuple(" ".join(text.split()) for text in listed))
+    words = tuple(tuple(" ".join(word.split()) for word in text) for text in listed)
+    return Corpus("the texts", tuple(" ".join(filter(None, text)) for text in words), words=words)
+
+
+def _is_words(text: Any) -> bool:
+    return isinstance(text, list | tuple) and all(isinstance(word, str) for word in text)
+
+
+def _model(probes: Probes) -> ModelSource:
+    """Return the run's model.
+
+    Raises:
+        UserError: If it is not there any more, or has changed.
+    """
+    config = probes.config
+    try:
+        model = resolve_model(config["model"], config["revision"])
+    except UserError as error:
+        raise UserError(f"`{probes.folder}`: its model cannot be read any more: {error}") from None
+    if model.fingerprint(weights=not config["random_weights"]) != probes.results["cache"]["test"]["key"]["model"]:
+        raise UserError(f"`{probes.folder}`: its model {config['model']} has changed since; repeat the run.")
+    return model
+
+
+def _examples(probes: Probes, store: Activations, task: TokenTask) -> Examples:
+    """Return the tokens, words or sentences that the task may label, with activations as the run's probes read them."""
+    tokens = store.tokens
+    has_words = np.bincount(tokens.sentences[~tokens.special], minlength=tokens.n_sentences) > 0
+    if isinstance(task, SentenceTask):
+        store, taken = SentenceVectors(store, task.pooling), has_words
+    else:
+        taken = _labelled(task, tokens)
+    if probes.config.get("transform", "none") != "none":
+        store = Changed(store, load(probes.folder / "transform.safetensors"))
+    return Examples(store, np.where(taken, 0, -1).astype(np.int32), word_means=task.word_means)
+
+
+def _labelled(task: TokenTask, tokens: Tokens) -> NDArray[np.bool_]:
+    """Return the tokens that the task may label, of text without labels."""
+    if task.word_means:
+        return tokens.first_pieces
+    by_piece = {"first": tokens.first_pieces, "last": tokens.last_pieces}
+    if (pieces := getattr(task, "pieces", None)) in by_piece:
+        return by_piece[pieces]
+    includes_special = getattr(task, "special_tokens", "exclude") == "include"
+    return np.ones(tokens.n_tokens, dtype=bool) if includes_special else ~tokens.special
+
+
+def _tokens(tokens: Tokens, corpus: Corpus, are_words: bool) -> list[dict[str, Any]]:
+    """Return the columns that say which token a row is of, for every token; `token` is the word if words are read."""
+    words = tokens.word_texts(corpus)
+    columns = {
+        "sentence": tokens.sentences, "position": tokens.positions,
+        "token": words if are_words else tokens.piece_texts(corpus), "word": words, "word_index": tokens.words,
+    }  # fmt: skip
+    listed = zip(*(values.tolist() for values in columns.values()), strict=True)
+    return [dict(zip(columns, row, strict=True)) for row in listed]
+
+
+def _table(probes: Probes, examples: Examples, described: Any) -> Table:
+    """Return a row for each example and layer.
+
+    Args:
+        probes: The probes.
+        examples: The examples.
+        described: Function from an example's row in the store to the columns that say which one it is.
+    """
+    layers, classes = list(probes.weight), probes.classes
+    rows = Table()
+    for batch in read(examples, layers):
+        found = []
+        for layer, states in zip(layers, batch.hidden_states, strict=True):
+            probability, predicted = (states @ probes.weight[layer].T).double().softmax(1).max(1)
+            found.append((layer, predicted.tolist(), probability.tolist()))
+        for i, row in enumerate(batch.rows.tolist()):
+            rows += [
+                {**described(row), "layer": layer, "predicted": classes[predicted[i]], "probability": probability[i]}
+                for layer, predicted, probability in found
+            ]
+    return rows
