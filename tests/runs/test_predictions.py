@@ -14,6 +14,7 @@ from probing import Run, WandbOptions, fit, load_run, probe
 from probing.corpus.sides import read_corpora
 from probing.errors import UserError
 from probing.tables.rows import Table
+from probing.tables.schema import type_of
 
 HOW: Any = {"quiet": True, "wandb": WandbOptions(mode="disabled"), **BARE}
 NOUNS, VERBS = ["the", "neurons", "probe", "layers", "of", "a", "model"], ["reads", "shows", "ranks", "learns", "finds"]
@@ -75,6 +76,9 @@ def test_predictions_on_the_test_sentences_have_the_accuracy_of_the_run(
     assert accuracies(rows, gold, "position") == of_run(run)
     assert sum(row["n_test_tokens"] for row in run.accuracy) == len(gold) * len(run.accuracy)
     assert all(1 / len(classes) < row["probability"] <= 1 for row in rows)
+    assert {column: type(type_of(column)(str(value))) for column, value in rows[0].items()} == {
+        column: type(value) for column, value in rows[0].items()
+    }  # what `to_parquet` goes by
     # Texts keep their places, also those that occur twice, and pieces join to their words.
     again = run.predict([texts[3], texts[3]])
     assert [row for row in again if row["sentence"] == 0] == [{**row, "sentence": 0} for row in again][
