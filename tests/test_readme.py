@@ -59,6 +59,8 @@ def toy(tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str], monk
     (tmp_path / "glove.txt").write_text("the 1 2\ntoken 3 4\nlayer 2 0\n")
     reviews = ({"text": text, "label": "LONG" if len(text) > 150 else "SHORT"} for text in sentences)
     (tmp_path / "reviews.jsonl").write_text("".join(f"{json.dumps(review)}\n" for review in reviews))
+    ratings = ({"text": text, "label": len(text) / 10} for text in sentences)
+    (tmp_path / "ratings.jsonl").write_text("".join(f"{json.dumps(rating)}\n" for rating in ratings))
     own_task = next(code for language, code in code_blocks(ROOT / "docs" / "tasks.md") if language == "python")
     (tmp_path / "half.py").write_text(own_task)
     (tmp_path / "conf").symlink_to(ROOT / "conf")

@@ -81,9 +81,7 @@ def fit(
     layer_numbers(layer)
     cached, place = places(cache, runs, name)
     token_task = load_task(task, task_args)
-    numbers = predicts_numbers(token_task)
-    refuse(probe.problems_with_numbers(trainer or {}, mdl) if numbers else [])
-    wanted = chosen_controls(controls, token_task.ordinal, isinstance(token_task, SentenceTask), numbers)
+    wanted = _controls(controls, token_task, probe, trainer, mdl)
     text = read_corpora(corpus, test_corpus, seed, say)
     with terminal.quiet_libraries():
         from probing.cache.source import ActivationSource
@@ -114,6 +112,15 @@ def fit(
         run = load_fit(folder.finish())
     _report(run, tracker.where(run.folder), quiet)
     return run
+
+
+def _controls(
+    controls: str | list[str], task: TokenTask, probe: ProbeOptions, trainer: dict[str, Any] | None, mdl: bool
+) -> list[str]:
+    """Return the controls, once it is known that all options apply to what the task predicts."""
+    numbers = predicts_numbers(task)
+    refuse(probe.problems_with_numbers(trainer or {}, mdl) if numbers else [])
+    return chosen_controls(controls, task.ordinal, isinstance(task, SentenceTask), numbers)
 
 
 def _read(
