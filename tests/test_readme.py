@@ -63,6 +63,7 @@ def toy(tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str], monk
     (tmp_path / "ratings.jsonl").write_text("".join(f"{json.dumps(rating)}\n" for rating in ratings))
     own_task = next(code for language, code in code_blocks(ROOT / "docs" / "tasks.md") if language == "python")
     (tmp_path / "half.py").write_text(own_task)
+    (tmp_path / "mine.yaml").write_text("layer: 2\n")
     (tmp_path / "conf").symlink_to(ROOT / "conf")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "disabled")
@@ -126,6 +127,7 @@ def _planned(target: str) -> str:
 )
 def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path, finished: Path) -> None:
     # The tiny model has no layer 6.
+    line, _, written = line.partition(" > ")
     args = [{"6": "2", "0,3,6": "0,2"}.get(arg, arg) for arg in shlex.split(line)[3:]]
     if args[0] == "fit" and line != PROBING[0]:  # the first shows all that is measured by default
         args += BARE_ARGS
@@ -145,8 +147,11 @@ def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path, fi
     elif args[0] == "compare":
         args += ["--models", f"[{toy}, {toy}]", "--fit.corpus", "sentences.txt", "--fit.layer", "2"]
         args += [arg.replace("--", "--fit.") for arg in BARE_ARGS]
-    # Figures of one fit are figures of all.
-    with rendered() if args[0] != "fit" or line == PROBING[0] else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        if args[0] != "fit" or line == PROBING[0]:  # figures of one fit are figures of all
+            stack.enter_context(rendered())
+        if written:
+            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(Path(written).open("w"))))
         assert run(COMMANDS, args) == 0
 
 

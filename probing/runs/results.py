@@ -34,6 +34,7 @@ from probing.tables.columns import (
     HEAD_COLUMNS,
     NEURON_COLUMNS,
     NUMBER_COLUMNS,
+    NUMBER_NEURON_COLUMNS,
     accuracy_flag,
     without_nan,
 )
@@ -185,8 +186,9 @@ def write(
     """
     accuracy = measured.accuracy()
     neurons = measured.neurons([row["flag"] for row in accuracy])
-    write_csv(folder / "accuracy.csv", accuracy, NUMBER_COLUMNS if measured.sides.numbers else ACCURACY_COLUMNS)
-    write_csv(folder / "neurons.csv", neurons, NEURON_COLUMNS)
+    are_numbers = bool(measured.sides.numbers)
+    write_csv(folder / "accuracy.csv", accuracy, NUMBER_COLUMNS if are_numbers else ACCURACY_COLUMNS)
+    write_csv(folder / "neurons.csv", neurons, NUMBER_NEURON_COLUMNS if are_numbers else NEURON_COLUMNS)
     if by_class := measured.neurons_by_class():
         write_csv(folder / "classes.csv", by_class, CLASS_COLUMNS)
     if measured.positions:

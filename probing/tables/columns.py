@@ -40,8 +40,13 @@ NUMBER_COLUMNS = (
 )  # fmt: skip
 NEURON_COLUMNS = (
     "layer", "rank", "neuron", "head", "contribution", "ratio", "share", "rank_low", "rank_high",
-    "contribution_centred", "contribution_companion", "correlation", "eta_squared", "eta_squared_z", "eta_squared_p",
-    "eta_squared_q", "unique", "cross_entropy_without", "cross_entropy_without_low", "cross_entropy_without_high",
+    "contribution_centred", "contribution_companion", "eta_squared", "eta_squared_z", "eta_squared_p", "eta_squared_q",
+    "unique", "cross_entropy_without", "cross_entropy_without_low", "cross_entropy_without_high", "removed", "mean",
+    "sd", "flag",
+)  # fmt: skip
+NUMBER_NEURON_COLUMNS = (
+    "layer", "rank", "neuron", "head", "contribution", "ratio", "share", "rank_low", "rank_high",
+    "contribution_centred", "correlation", "eta_squared", "eta_squared_z", "eta_squared_p", "eta_squared_q", "unique",
     "r2_without", "r2_without_low", "r2_without_high", "removed", "mean", "sd", "flag",
 )  # fmt: skip
 HEAD_COLUMNS = (

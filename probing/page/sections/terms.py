@@ -231,7 +231,7 @@ PRECISION = (
 def terms_section(sources: Sources) -> Html:
     """Return the terms of a page with their meanings, for the parts that it has."""
     scores = [subject.score for subject in sources.subjects]
-    parts = {"Accuracy": ACCURACY} if any(score is not R2 for score in scores) else {}
+    parts = {} if scores and set(scores) == {R2} else {"Accuracy": ACCURACY}
     parts |= {"R²": NUMBERS} if R2 in scores else {}
     parts |= {"Neurons": NEURONS}
     parts |= {"Heads": HEADS} if any(subject.run.heads for subject in sources.subjects) else {}
