@@ -38,6 +38,7 @@ from probing.cache.extraction import padded_index
 from probing.cache.plan import Plan, batches
 from probing.cache.tokens import Tokens
 from probing.models.post_norm import Block, run_with_attention
+from probing.runtime.float64 import float64_device, on_float64_device, to_float64
 from probing.statistics.streamed_bootstrap import MeanOverSentences, weights
 
 SMOOTHING_COLUMNS = ("layer", "measure", "value", "low", "high", "n_sentences")
@@ -87,11 +88,11 @@ class Constants:
 @torch.no_grad()
 def constants(block: Block) -> Constants:
     """Return the factors that come from a block's parameters, computed in float64."""
-    value = block.value.weight.double().unflatten(0, (block.n_heads, -1))
-    output = block.output.weight.double().unflatten(1, (block.n_heads, -1)).transpose(0, 1)
+    value = to_float64(block.value.weight).unflatten(0, (block.n_heads, -1))
+    output = to_float64(block.output.weight).unflatten(1, (block.n_heads, -1)).transpose(0, 1)
     # W_V W_O of a head has rank d_head: its singular values are those of R_O R_V^T from the two QR decompositions.
     right = torch.linalg.qr(output, mode="r").R @ torch.linalg.qr(value.mT, mode="r").R.mT
-    first, second = (_singular_value(layer.weight.double()) for layer in (block.first, block.second))
+    first, second = (_singular_value(to_float64(layer.weight)) for layer in (block.first, block.second))
     gain_1, gain_2 = (
         1.0 if norm.weight is None else float(norm.weight.abs().max()) for norm in (block.norm_1, block.norm_2)
     )
@@ -249,25 +250,26 @@ def _measure_batch(
     encoder: nn.Module, blocks: Sequence[Block], of_blocks: Sequence[Constants], input_ids: Tensor, mask: Tensor
 ) -> NDArray[np.float64]:
     """Return the values of a batch, shape (n_blocks, len(BY_SENTENCE), batch)."""
-    mask = mask.to(device := next(encoder.parameters()).device)
+    device = next(encoder.parameters()).device
+    attention_mask, mask = mask.long().to(device), mask.to(float64_device(device))
     deviations: dict[nn.Module, list[Tensor]] = {}
 
     def note(norm: nn.Module, args: Any) -> None:
-        deviations.setdefault(norm, []).append(least_deviation(args[0], mask, norm.eps))  # type: ignore[arg-type]
+        deviations.setdefault(norm, []).append(least_deviation(on_float64_device(args[0]), mask, norm.eps))  # type: ignore[arg-type]
 
     norms = dict.fromkeys(norm for block in blocks for norm in (block.norm_1, block.norm_2))
     handles = [norm.register_forward_pre_hook(note) for norm in norms]
     try:
-        states, attentions = run_with_attention(encoder, input_ids=input_ids.to(device), attention_mask=mask.long())
+        states, attentions = run_with_attention(encoder, input_ids=input_ids.to(device), attention_mask=attention_mask)
     finally:
         for handle in handles:
             handle.remove()
-    distances = [distance_to_equal_rows(state, mask) for state in states]
+    distances = [distance_to_equal_rows(on_float64_device(state), mask) for state in states]
     found = []
     for layer, (block, of_block) in enumerate(zip(blocks, of_blocks, strict=True)):
         # Blocks that share their parameters call the same LayerNorms, one after the other.
         sigma_1, sigma_2 = (deviations[norm].pop(0) for norm in (block.norm_1, block.norm_2))
-        eigenvalues = attention_eigenvalues(attentions[layer], mask)
+        eigenvalues = attention_eigenvalues(on_float64_device(attentions[layer]), mask)
         v = bounds(of_block, sigma_1, sigma_2, eigenvalues)
         found.append(
             torch.stack([

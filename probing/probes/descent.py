@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from probing.data.examples import Batch
+from probing.runtime.float64 import float64_device, on_float64_device
 
 if TYPE_CHECKING:
     from probing.probes.linear import LinearProbe
@@ -46,7 +47,8 @@ class Descent:
 
     def begin_epoch(self) -> None:
         """Begin the sum of the objective over the epoch's batches."""
-        self.total = torch.zeros(len(self.probe.problems), dtype=torch.float64, device=self.probe.device)
+        device = float64_device(self.probe.device)
+        self.total = torch.zeros(len(self.probe.problems), dtype=torch.float64, device=device)
         self.n_batches = 0
 
     def step(self, batch: Batch) -> Tensor:
@@ -56,7 +58,7 @@ class Descent:
         losses = torch.stack(
             [nn.functional.cross_entropy(own, batch.labels) + p.penalty.of(weight) for p, weight, own in problems]
         )
-        self.total += losses.detach()
+        self.total += on_float64_device(losses.detach())
         self.n_batches += 1
         return losses.sum()
 

@@ -16,6 +16,7 @@ from probing.data.examples import Batch
 from probing.probes.class_curvature import ClassCurvature
 from probing.probes.objective import cross_entropy_sums
 from probing.probes.solvers import Evaluation, Preconditioner, Readout, Solution, Solver, lbfgs
+from probing.runtime.float64 import float64_device, on_float64_device, to_float64
 
 if TYPE_CHECKING:
     from probing.probes.linear import LinearProbe
@@ -78,15 +79,15 @@ class FullPasses:
         self.solvers, self.solutions, self.requested = {}, {}, {}
         for layer_index, group in probe.by_layer().items():
             # The neurons that at least one problem of the layer uses.
-            inverse_scale = probe.inverse_scale[group].amax(0).double()
+            inverse_scale = to_float64(probe.inverse_scale[group].amax(0))
             moment = probe.moments[layer_index].second_moment.to(inverse_scale)
             scaled = inverse_scale[:, None] * moment * inverse_scale
-            of_all = cache(partial(Preconditioner, scaled))
+            of_all = cache(partial(Preconditioner, scaled, probe.device))
             for i in group:
                 start, problem = probe.scaled_weight.data[i].clone(), probe.problems[i]
-                own = of_all() if problem.curvature is None else problem.curvature.to(start.device)
+                own = of_all() if problem.curvature is None else problem.curvature.to(probe.device)
                 if problem.neurons is not None:
-                    own = _narrowed(own, scaled, problem.neurons.to(scaled))
+                    own = _narrowed(own, scaled, problem.neurons.to(scaled), probe.device)
                 self.solvers[i] = lbfgs(start, problem.penalty, own, self.tolerance, self._readout(i))
                 next(self.solvers[i])
 
@@ -101,7 +102,7 @@ class FullPasses:
         for i, point in self.requested.items():
             self.probe.scaled_weight.data[i] = point
         self.requested, self.curves = {}, {}
-        (P, C, d), device = self.probe.scaled_weight.shape, self.probe.device
+        (P, C, d), device = self.probe.scaled_weight.shape, float64_device(self.probe.device)
         self.cross_entropy = torch.zeros(P, dtype=torch.float64, device=device)
         self.gradient = torch.zeros(P, C, d, dtype=torch.float64, device=device)
         self.class_covariance = torch.zeros(P, C, C, dtype=torch.float64, device=device)
@@ -115,14 +116,16 @@ class FullPasses:
         """
         weight = self.probe.weight
         counts = self._counts(batch)
-        self.n_counted += ((batch.labels >= 0) * counts).sum(1) if counts is not None else (batch.labels >= 0).sum()
+        is_example = batch.labels >= 0
+        n_counted = is_example.sum() if counts is None else (is_example * counts).sum(1)
+        self.n_counted += on_float64_device(n_counted)
         for layer_index, group in self.probe.by_layer(self.solvers).items():
             own = None if counts is None else counts[group]
             labels = self._labels(batch, group)
             sums = cross_entropy_sums(weight[group], batch.hidden_states[layer_index], labels, own)
             self.cross_entropy[group] += sums.cross_entropy
-            self.gradient[group] += sums.gradient
-            self.class_covariance[group] += sums.class_covariance
+            self.gradient[group] += on_float64_device(sums.gradient)
+            self.class_covariance[group] += on_float64_device(sums.class_covariance)
         if self.probe.trainer.is_last_batch:
             self._end_pass()
 
@@ -150,10 +153,11 @@ class FullPasses:
         for total in (self.cross_entropy, self.gradient, self.class_covariance):
             total.copy_(strategy.reduce(total, reduce_op="sum"))
             total.div_(n_tokens.view(-1, *[1] * (total.dim() - 1)))
-        self.gradient *= probe.inverse_scale[:, None]
+        self.gradient *= on_float64_device(probe.inverse_scale)[:, None]
         for i in self.solvers:
             value, point, problem = float(self.cross_entropy[i]), probe.scaled_weight.data[i], probe.problems[i]
-            here = Evaluation(value, self.gradient[i].float(), self.class_covariance[i].float())
+            gradient, covariance = (of[i].float().to(probe.device) for of in (self.gradient, self.class_covariance))
+            here = Evaluation(value, gradient, covariance)
             self.evaluations[i], self.gaps[i] = here, problem.penalty.optimality_gap(point, here.gradient)
             objective = here.value + problem.penalty(point)
             self.first_objectives.setdefault(i, objective)
@@ -191,7 +195,7 @@ class FullPasses:
 
 
 def _narrowed(
-    of_all: Preconditioner | ClassCurvature, moment: Tensor, neurons: Tensor
+    of_all: Preconditioner | ClassCurvature, moment: Tensor, neurons: Tensor, device: torch.device
 ) -> Preconditioner | ClassCurvature:
     """Return a preconditioner for some neurons: the layer's restricted to them, or a new one if many are excluded.
 
@@ -199,7 +203,8 @@ def _narrowed(
         of_all: The layer's preconditioner.
         moment: The second moment that it was made from, shape (d_model, d_model).
         neurons: 1 for the neurons in use and 0 for others, shape (d_model,).
+        device: Device of the gradients.
     """
     if isinstance(of_all, ClassCurvature) or len(neurons) - neurons.sum() <= FEW:
         return of_all.within(neurons)
-    return Preconditioner(neurons[:, None] * moment * neurons)
+    return Preconditioner(neurons[:, None] * moment * neurons, device)

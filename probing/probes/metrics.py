@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
 import torch
@@ -9,6 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, MeanMetric, Metric
 from torchmetrics.classification import MulticlassStatScores
+
+from probing.runtime.float64 import float64_device, to_float64
 
 
 class SumBySentence(Metric):
@@ -29,11 +32,18 @@ class SumBySentence(Metric):
 
     def update(self, values: Tensor, sentences: Tensor) -> None:
         """Add tokens: the value and the sentence index of each, both of shape (n,)."""
-        self.total.index_add_(0, sentences, values.to(self.total.dtype))
+        device = self.total.device
+        self.total.index_add_(0, sentences.to(device), values.to(device).to(self.total.dtype))
 
     def compute(self) -> Tensor:
         """Return the sums, shape (n_sentences,)."""
         return self.total
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = ()) -> nn.Module:
+        """Move to a device, but leave sums in float64 on the processor if the device has no float64."""
+        device = fn(torch.zeros(0)).device
+        stays = self.total.dtype == torch.float64 and float64_device(device) != device
+        return super()._apply(fn, ("total",) if stays else exclude_state)
 
 
 class ProbeMetrics(nn.Module):
@@ -85,7 +95,7 @@ class ProbeMetrics(nn.Module):
 
         `macro_accuracy` is the mean over the classes that have test tokens.
         """
-        right, n_tokens = self.by_class.compute()[:, [0, 4]].double().T
+        right, n_tokens = to_float64(self.by_class.compute())[:, [0, 4]].T
         there = n_tokens > 0
         found = {
             "accuracy": float(right.sum() / n_tokens.sum()),

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from probing.probes.class_curvature import ClassCurvature
+from probing.runtime.float64 import to_float64
 
 HISTORY = 20  # pairs kept by L-BFGS; 10 cost up to 15% more passes on the built-in model, 30 saved none
 SUFFICIENT_DECREASE = 1e-4
@@ -73,7 +74,7 @@ class Penalty:
 
     def __call__(self, point: Tensor) -> float:
         """Return the penalty in nats."""
-        wide = point.double()
+        wide = to_float64(point)
         return float(self.l1 * wide.abs().sum() + self.l2 * wide.square().sum())
 
     def of(self, point: Tensor) -> Tensor:
@@ -99,7 +100,7 @@ class Penalty:
         Without l1 it is |G + 2 l2 U|^2 / (4 l2), the bound from strong convexity. The bound holds
         at every point, and needs no further pass over the data.
         """
-        u, g = point.double(), gradient.double()
+        u, g = to_float64(point), to_float64(gradient)
         shrunk = (g.abs() - self.l1).clamp(min=0)
         return float((g * u + self.l1 * u.abs() + self.l2 * u.square() + shrunk.square() / (4 * self.l2)).sum())
 
@@ -158,15 +159,17 @@ class Preconditioner:
     the minimum, never the minimum.
 
     Args:
-        second_moment: Uncentred second moment of the scaled features, shape (d_model, d_model).
+        second_moment: Uncentred second moment of the scaled features, shape (d_model, d_model), float64.
+        device: Device of the gradients; that of the second moment if None.
     """
 
     neurons: Tensor | None = None
 
-    def __init__(self, second_moment: Tensor) -> None:
+    def __init__(self, second_moment: Tensor, device: torch.device | None = None) -> None:
         values, vectors = torch.linalg.eigh(second_moment.cpu().double())
-        self.feature_values = values.clamp(min=0).float().to(second_moment.device)
-        self.feature_vectors = vectors.float().to(second_moment.device)
+        device = second_moment.device if device is None else device
+        self.feature_values = values.clamp(min=0).float().to(device)
+        self.feature_vectors = vectors.float().to(device)
 
     def within(self, neurons: Tensor) -> Preconditioner:
         """Return a preconditioner with steps along some neurons only: 1 for those, 0 for others, shape (d_model,).

@@ -13,6 +13,7 @@ import torch
 
 from probing.errors import UserError, as_clause, did_you_mean, out_of_range, refuse
 from probing.runtime.distributed import end_together, launched
+from probing.runtime.float64 import float64_device
 
 # Arguments of Lightning's Trainer that both solvers honour. Adam, which trains on mini-batches, honours further ones.
 HONOURED = {
@@ -78,10 +79,15 @@ def check_trainer_options(options: Mapping[str, Any], solver: str) -> None:
     # One by one, so that the message names the argument that is refused; then all, which may contradict each other.
     for tried in [*({name: value} for name, value in options.items()), options]:
         try:
-            build_trainer(tried, logger=False, callbacks=(), folder=None)
+            trainer = build_trainer(tried, logger=False, callbacks=(), folder=None)
         except Exception as error:  # Lightning raises many types
             typed = " ".join(f"--trainer.{name} {value}" for name, value in tried.items())
             raise UserError(f"`{typed}`: Lightning refuses it ({as_clause(error)}).") from None
+    if trainer.precision == "64-true" and float64_device(device := trainer.strategy.root_device) != device:
+        raise UserError(
+            f"`--trainer.precision {options['precision']}`: {device.type} has no float64; leave the option out, or "
+            "give `--trainer.accelerator cpu`."
+        )
     if "max_time" in options and (pl.callbacks.Timer(options["max_time"]).time_remaining() or 0) <= 0:
         raise UserError(f"`--trainer.max_time {options['max_time']}` leaves no time to train: expected DD:HH:MM:SS.")
 

@@ -1,0 +1,50 @@
+"""Float64 on the device itself, or on the processor if the device has none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fake_mps import DEVICE, fake_mps
+from probing.runtime.float64 import float64_device, on_float64_device, to_float64
+
+
+@pytest.mark.parametrize("name", ["cpu", "meta"])
+def test_a_device_that_holds_float64_computes_it_itself(name: str) -> None:
+    here = torch.ones(3, device=name)
+    assert float64_device(here.device) == here.device
+    assert on_float64_device(here) is here
+    assert (to_float64(here).dtype, to_float64(here).device) == (torch.float64, here.device)
+
+
+def test_the_processor_computes_it_for_a_device_that_has_none() -> None:
+    values = torch.tensor([1 + 2**-23, 1e-30, -3.0])
+    with fake_mps():
+        there = values.to(DEVICE)
+        with pytest.raises(TypeError, match="float64"):
+            there.double()
+        assert float64_device(DEVICE) == torch.device("cpu")
+        copied, wide = on_float64_device(there), to_float64(there)
+    assert (type(copied), copied.dtype) == (torch.Tensor, torch.float32)
+    assert type(wide) is torch.Tensor
+    assert torch.equal(wide, values.double())
+
+
+def test_the_fake_device_refuses_what_mps_refuses() -> None:
+    with fake_mps():
+        there = torch.ones(3, device="mps")
+        for refused in (
+            lambda: torch.zeros(3, dtype=torch.float64, device="mps"),
+            lambda: torch.zeros(3, dtype=torch.float64).to("mps"),
+            lambda: there.sum(dtype=torch.float64),
+            lambda: there.to("cpu", torch.float64),  # MPS would convert before it copies
+            lambda: torch.zeros(3, dtype=torch.float64).copy_(there),
+            there.numpy,
+        ):
+            with pytest.raises(TypeError, match=r"float64|numpy"):
+                refused()
+        for apart in (lambda: there + torch.ones(3), lambda: torch.ones(3).index_add_(0, torch.zeros(3).long(), there)):
+            with pytest.raises(RuntimeError, match="same device"):
+                apart()
+        assert torch.zeros(3, dtype=torch.float64).to("mps", torch.float32).device == there.device
+        assert torch.equal((2 * there).cpu(), torch.full((3,), 2.0))
