@@ -51,7 +51,7 @@ FLOORS = (
     {"tables", "probes", "transforms"},
     {"figures", "rankings"},
     {"comparison", "evidence", "internals"},
-    {"attention", "layer_geometry", "runs"},
+    {"heads", "layer_geometry", "runs"},
     {"downstream", "page", "sweeps"},
     {"commands"},
 )

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from probing.attention.accumulation import accumulate
-from probing.attention.attended import NEGATION, PUNCTUATION, SPECIAL, Attended, attended, types_of
-from probing.attention.measures import BlockMeasure
-from probing.attention.profile import n_queries, profile
-from probing.attention.reading import Attention, Batch, attention_of
 from probing.cache import Request, load, tokens_of
 from probing.corpus import Corpus, from_sentences
+from probing.heads.accumulation import accumulate
+from probing.heads.attended import NEGATION, PUNCTUATION, SPECIAL, Attended, attended, types_of
+from probing.heads.measures import BlockMeasure
+from probing.heads.profile import n_queries, profile
+from probing.heads.reading import Attention, Batch, attention_of
 from probing.models import load_tokenizer, resolve_model
 from probing.models.anatomy import examine
 from probing.models.attention_heads import OutputProjection, find_heads, read_heads

@@ -16,15 +16,15 @@ from torch.testing import assert_close
 
 from conftest import N_LAYERS
 from families import FAMILIES, untouched
-from probing.attention import accumulation
-from probing.attention.accumulation import accumulate
-from probing.attention.measures import BlockMeasure, Kept, Measure
-from probing.attention.reading import Attention, Batch
-from probing.attention.sums import SumsStore
 from probing.cache import Request
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, from_sentences
 from probing.errors import RunError, UserError
+from probing.heads import accumulation
+from probing.heads.accumulation import accumulate
+from probing.heads.measures import BlockMeasure, Kept, Measure
+from probing.heads.reading import Attention, Batch
+from probing.heads.sums import SumsStore
 from probing.models import load_tokenizer, resolve_model
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.

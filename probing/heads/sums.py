@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from probing.attention.measures import Kept
-from probing.attention.reading import Batch
 from probing.cache.store import ActivationStore
+from probing.heads.measures import Kept
+from probing.heads.reading import Batch
 
 # Tokens in a shard, which is what a killed pass has to read again: some seconds of work.
 SHARD_TOKENS = 8192

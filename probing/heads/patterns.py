@@ -2,7 +2,7 @@
 
 The paper labels 400 maps by hand and trains a network on them; neither is published. Here a map is described by three
 numbers, each of them 0 for uniform attention and 1 for a pure pattern, and classified by thresholds on them. The rules
-are validated on generated maps of each class (tests/attention/test_patterns.py).
+are validated on generated maps of each class (tests/heads/test_patterns.py).
 
 Limits: stripes on words, and not on special tokens, count as heterogeneous; single sentences have no block pattern.
 """
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from probing.attention.reading import Attention, Batch
+from probing.heads.reading import Attention, Batch
 
 CLASSES = ("vertical", "diagonal", "vertical and diagonal", "block", "heterogeneous")
 # From this value of v + d on, a map has stripes; from this value of b on, blocks.

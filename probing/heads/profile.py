@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from probing.attention.reading import Attention, Batch
+from probing.heads.reading import Attention, Batch
 
 
 def profile(attention: Attention, batch: Batch) -> Mapping[str, Tensor]:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from probing.attention.patterns import BLOCK, CLASSES, STRIPES, blocks, classify, stripes
-from probing.attention.reading import Batch
+from probing.heads.patterns import BLOCK, CLASSES, STRIPES, blocks, classify, stripes
+from probing.heads.reading import Batch
 
 N_MAPS = 150
 

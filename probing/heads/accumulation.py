@@ -13,9 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from probing.attention.measures import Accumulator, Kept, Measure
-from probing.attention.reading import Batch, attention_of
-from probing.attention.sums import SHARD_TOKENS, SumsStore, not_finite, of_shard
 from probing.cache import Request, batch_tokens_of, description, job_lock, load, tokens_of
 from probing.cache.extraction import (
     ShardPass,
@@ -29,6 +26,9 @@ from probing.cache.extraction import (
 from probing.cache.plan import Plan, batches, divide, fingerprint
 from probing.cache.store import ActivationStore, DamagedCache, leftovers, not_written, remove
 from probing.errors import RunError, UserError
+from probing.heads.measures import Accumulator, Kept, Measure
+from probing.heads.reading import Batch, attention_of
+from probing.heads.sums import SHARD_TOKENS, SumsStore, not_finite, of_shard
 from probing.models import load_config, load_tokenizer
 from probing.models.anatomy import Anatomy, examine
 from probing.models.attention_heads import Heads, OutputProjection, find_heads, read_heads

@@ -21,10 +21,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.attention.measures import Accumulator, BlockMeasure
-from probing.attention.reading import Attention, Batch
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
+from probing.heads.measures import Accumulator, BlockMeasure
+from probing.heads.reading import Attention, Batch
 
 SPECIAL, PUNCTUATION, NEGATION = "special tokens", "punctuation", "negation"
 # The negation words of Kovaleva et al. 2019, who list some of the words that end in n't.

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from probing.attention.reading import Attention, Batch
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
+from probing.heads.reading import Attention, Batch
 
 
 @dataclass(frozen=True)
