@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
+from scipy.special import stdtr, stdtrit
 
 LEVEL = 0.95
 # Quantiles of the lower and the upper end of an interval.
@@ -77,8 +77,38 @@ def difference_interval(difference: Sums, n_tokens: NDArray[np.int64]) -> tuple[
     """
     if (found := _Ratio.of(difference, n_tokens)) is None:
         return NO_INTERVAL
-    low, high = found.interval(math.sqrt(2) * found.assumed_design_effect / found.n_tokens)
+    low, high = found.interval(found.least_error)
     return max(low, -1.0), min(high, 1.0)
+
+
+def difference_p_value(difference: Sums, n_tokens: NDArray[np.int64]) -> float:
+    """Return the two-sided p-value of the difference of two accuracies on the same tokens, paired by sentence.
+
+    It is 1 minus the highest confidence level at which the interval of `difference_interval` leaves out 0, so that the
+    two never contradict each other.
+
+    Args:
+        difference: Number of tokens that the first predicts rightly minus that of the second, shape (n_sentences,).
+        n_tokens: Number of tokens of each sentence, shape (n_sentences,); sentences without tokens do not count.
+
+    Returns:
+        The p-value; NaN below `MIN_SENTENCES` sentences.
+    """
+    if (found := _Ratio.of(difference, n_tokens)) is None:
+        return math.nan
+    # Both ends move outwards as the quantile grows, so that the quantile at which 0 is reached is found by halving.
+    below, above = 0.0, 1.0
+    while not _holds_0(found, above):
+        below, above = above, 2 * above
+    for _ in range(60):
+        middle = (below + above) / 2
+        below, above = (below, middle) if _holds_0(found, middle) else (middle, above)
+    return float(2 * stdtr(found.n_clusters - 1, -above))
+
+
+def _holds_0(found: _Ratio, t: float) -> bool:
+    low, high = found.interval(found.least_error, t)
+    return low <= 0 <= high
 
 
 def mean_interval(sums: Sums, n_tokens: NDArray[np.int64]) -> tuple[float, float]:
@@ -140,9 +170,19 @@ class _Ratio:
         """Return the quantile of Student's t at the upper end of an interval of this level."""
         return float(stdtrit(self.n_clusters - 1, (1 + level) / 2))
 
-    def interval(self, least: float = 0.0) -> tuple[float, float]:
-        """Return Student's interval, widened for skewness, with a standard error of at least `least`."""
-        t = self.t()
+    @property
+    def least_error(self) -> float:
+        """The least standard error of a difference of accuracies; see `difference_interval`."""
+        return math.sqrt(2) * self.assumed_design_effect / self.n_tokens
+
+    def interval(self, least: float = 0.0, t: float | None = None) -> tuple[float, float]:
+        """Return Student's interval, widened for skewness, with a standard error of at least `least`.
+
+        Args:
+            least: The least standard error.
+            t: Quantile of Student's t at the upper end; that of a 95% interval if None.
+        """
+        t = self.t() if t is None else t
         reach = t * max(self.standard_error, least)
         low = self.unbiased - self._studentised(t) * self.standard_error
         high = self.unbiased - self._studentised(-t) * self.standard_error

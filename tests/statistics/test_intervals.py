@@ -15,6 +15,7 @@ from probing.statistics.intervals import (
     MIN_SENTENCES,
     accuracy_interval,
     difference_interval,
+    difference_p_value,
     few_sentences,
     mean_interval,
 )
@@ -192,3 +193,30 @@ def test_the_reason_for_no_interval_says_how_many_sentences_there_are() -> None:
     assert few_sentences(MIN_SENTENCES) is None
     assert few_sentences(1) == ("There are no 95% intervals: 1 test sentence is too few; at least 20 are needed.")
     assert "19 pairs are too few" in (few_sentences(19, "pair") or "")
+
+
+# --- p-values ---
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.02, 0.08, 0.5])
+def test_the_p_value_of_a_difference_is_where_its_interval_reaches_0(shift: float) -> None:
+    generator = np.random.default_rng(5)
+    below = []
+    for _ in range(40):
+        n_tokens = generator.integers(1, 8, 60)
+        difference = generator.binomial(n_tokens, 0.1 + shift) - generator.binomial(n_tokens, 0.1)
+        p = difference_p_value(difference, n_tokens)
+        assert 0 <= p <= 1
+        assert (p >= 0.05) == covered(difference_interval(difference, n_tokens), 0)
+        assert p == pytest.approx(difference_p_value(-difference, n_tokens), abs=1e-12)
+        below.append(p < 0.05)
+    assert (np.mean(below) <= 0.1) if shift == 0 else (shift < 0.5 or all(below))
+    assert math.isnan(difference_p_value(difference[:19], n_tokens[:19]))
+
+
+def test_the_p_value_without_skewness_is_that_of_student() -> None:
+    difference = np.tile([3, 1, 1, -1], 10)
+    n_tokens = np.full(40, 4)
+    expected = ttest_1samp(difference / 4, 0).pvalue
+    assert difference_p_value(difference, n_tokens) == pytest.approx(expected, rel=1e-6)
+    assert difference_p_value(np.tile([1, -1], 20), n_tokens) == pytest.approx(1)

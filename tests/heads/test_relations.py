@@ -1,0 +1,311 @@
+"""Relations that heads carry: against loops by definition, on planted heads, and on heads that know nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from families import untouched
+from probing.attention import accumulation
+from probing.attention.accumulation import accumulate
+from probing.attention.arcs import Arcs, arcs_of, has_arcs
+from probing.attention.reading import Batch, attention_of
+from probing.attention.relations import OFFSETS, Scored, relation_rows, scored
+from probing.attention.word_maps import MostAttended, WordBatch, most_attended
+from probing.cache import Request
+from probing.cache.tokens import Tokens
+from probing.corpus import Corpus, from_sentences, from_words, load_corpus
+from probing.errors import UserError
+from probing.models import resolve_model
+
+# pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
+pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
+
+RELATIONS = ("nsubj", "obl:tmod", "det", "punct")
+
+
+def treebank(n: int, seed: int = 0, shortest: int = 4, longest: int = 14) -> Corpus:
+    """Return made-up sentences with a random tree over each, of words with one to three pieces."""
+    generator = np.random.default_rng(seed)
+    words, heads, relations = [], [], []
+    for i in range(n):
+        length = int(generator.integers(shortest, longest + 1))
+        words.append([f"w{i}_{j}" for j in range(length)])
+        order = generator.permutation(length)
+        of = [0] * length
+        for k, word in enumerate(order[1:], 1):
+            of[word] = int(order[generator.integers(k)]) + 1
+        heads.append(tuple(map(str, of)))
+        relations.append(tuple("root" if head == 0 else str(generator.choice(RELATIONS)) for head in of))
+    return from_words("made up", words, {"head": heads, "deprel": relations})
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a measure kept, without files."""
+
+    tokens: Tokens
+    values: Tensor
+
+    def by_token(self, name: str) -> Tensor:
+        assert name == "most_attended"
+        return self.values
+
+
+def tokens_of_words(corpus: Corpus, seed: int = 0) -> Tokens:
+    """Return a table of tokens in which each word has one to three pieces, with a special token at both ends."""
+    generator = np.random.default_rng(seed)
+    words = [[-1, *np.repeat(np.arange(len(of)), generator.integers(1, 4, len(of))), -1] for of in corpus.words or ()]
+    lengths = np.array([len(of) for of in words], dtype=np.int32)
+    flat = np.concatenate(words).astype(np.int16)
+    return Tokens(lengths, np.zeros(len(flat), dtype=np.int32), flat)
+
+
+def batch_of(tokens: Tokens, sentences: Sequence[int], is_causal: bool = False) -> Batch:
+    lengths = tokens.lengths[list(sentences)]
+    n = int(lengths.max())
+    mask = torch.arange(n) < torch.from_numpy(lengths)[:, None]
+    rows = torch.from_numpy(tokens.offsets[list(sentences)])[:, None] + torch.arange(n)
+    rows = torch.where(mask, rows, 0)
+    words = torch.where(mask, torch.from_numpy(tokens.words.astype(np.int64))[rows], -1)
+    special = mask & (words < 0)
+    special[:, 0] |= is_causal
+    return Batch(torch.tensor(sentences), rows, rows, mask, special, words, is_causal)
+
+
+def kept_of(corpus: Corpus, tokens: Tokens, maps_of: Any, size: int = 7) -> Stored:
+    """Return what the measure keeps of maps by sentence, each of shape (n_layers, heads, from, to)."""
+    values: dict[int, Tensor] = {}
+    begin = MostAttended().of_corpus(tokens, corpus)
+    for first in range(0, tokens.n_sentences, size):
+        batch = batch_of(tokens, range(first, min(first + size, tokens.n_sentences)))
+        maps = [maps_of(int(i), tokens.words[tokens.of_sentences(int(i), 1)]) for i in batch.sentences]
+        n, length = batch.mask.shape
+        padded = torch.full((n, *maps[0].shape[:2], length, length), torch.nan)
+        for i, one in enumerate(maps):
+            padded[i, :, :, : one.shape[-1], : one.shape[-1]] = one
+        accumulator = begin(batch)
+        for layer in range(padded.shape[1]):
+            accumulator.add(attention_of(layer + 1, padded[:, layer], torch.empty(0), None, batch))
+        of = accumulator.kept().by_token["most_attended"]
+        values |= {int(s): of[i][batch.mask[i]] for i, s in enumerate(batch.sentences)}
+    return Stored(tokens, torch.cat([values[i] for i in range(tokens.n_sentences)]))
+
+
+def random_maps(n: int, seed: int, heads: int = 3) -> Tensor:
+    return torch.randn(2, heads, n, n, generator=torch.Generator().manual_seed(seed)).mul(2).softmax(-1)
+
+
+def test_words_and_what_they_attend_to_are_those_of_a_loop() -> None:
+    corpus = treebank(6)
+    tokens = tokens_of_words(corpus)
+    for is_causal in (False, True):
+        batch = batch_of(tokens, range(6), is_causal)
+        words = WordBatch.of(batch)
+        weights = random_maps(batch.mask.shape[1], 1)[0].expand(6, -1, -1, -1)
+        attention = attention_of(1, weights, torch.empty(0), None, batch)
+        maps = words.maps(attention.probabilities)
+        found = most_attended(maps, words)
+        for s in range(6):
+            own = [np.flatnonzero((words.words[s] == w).numpy()) for w in range(len((corpus.words or ())[s]))]
+            assert is_causal or all(len(pieces) for pieces in own)
+            for h in range(3):
+                table = attention.probabilities[s, h].numpy().astype(np.float64)
+                expected = np.zeros((len(own), len(own)))
+                for i, queries in enumerate(own):
+                    for j, keys in enumerate(own):
+                        if i != j and len(queries) and len(keys):
+                            expected[i, j] = np.mean([sum(table[q, k] for k in keys) for q in queries])
+                np.testing.assert_allclose(maps[s, h, : len(own), : len(own)].numpy(), expected, rtol=1e-6, atol=1e-7)
+                for w, pieces in enumerate(own):
+                    there = expected[w].argmax() if len(pieces) else -1
+                    assert int(found.from_word[s, h, w]) == there
+                    assert int(found.to_word[s, h, w]) == (expected[:, w].argmax() if len(pieces) else -1)
+                assert (found.from_word[s, h, len(own) :] == -1).all()
+
+
+def test_ties_go_to_the_lower_index_and_a_word_alone_has_no_other() -> None:
+    words = WordBatch(torch.tensor([[-1, 0, 1, 2, -1], [-1, 0, -1, -1, -1]]))
+    uniform = words.maps(torch.full((2, 1, 5, 5), 0.2))
+    found = most_attended(uniform, words)
+    assert found.from_word[:, 0].tolist() == found.to_word[:, 0].tolist() == [[1, 0, 0], [-1, -1, -1]]
+    at_tokens = words.at_tokens(found.from_word)
+    assert at_tokens[:, :, 0].tolist() == [[-1, 1, 0, 0, -1], [-1, -1, -1, -1, -1]]
+
+
+# --- planted heads, and heads that know nothing ---
+
+
+def planted(corpus: Corpus, relation: str, query: str) -> Any:
+    """Return maps in which head 2 of layer 2 carries a relation, all others being random."""
+    arcs = arcs_of(corpus)
+
+    def maps_of(sentence: int, words: np.ndarray) -> Tensor:
+        maps = random_maps(len(words), sentence)
+        maps[1, 1] *= 0.01
+        maps[1, 1, :, 0] += 0.4
+        chosen = (arcs.sentences == sentence) & (arcs.relations == relation)
+        for dependent, head in zip(arcs.dependents[chosen], arcs.heads[chosen], strict=True):
+            ends = (words == dependent, words == head)
+            queries, keys = map(np.flatnonzero, ends if query == "dependent" else ends[::-1])
+            for i in queries:  # spread over the pieces of the key, and part of it on the special token
+                maps[1, 1, i, keys] += 0.6 / len(keys)
+        return maps / maps.sum(-1, keepdim=True)
+
+    return maps_of
+
+
+@pytest.mark.parametrize("query", ["dependent", "head"])
+def test_a_planted_head_is_found_and_right_about_every_arc(query: str) -> None:
+    parts = []
+    for seed in (0, 1):
+        corpus = treebank(60, seed)
+        tokens = tokens_of_words(corpus, seed)
+        maps = planted(corpus, "obl:tmod", query)
+        parts.append(scored(kept_of(corpus, tokens, maps), corpus))  # type: ignore[arg-type]
+    rows = {row["relation"]: row for row in relation_rows(parts[0], parts[1], least=50)}
+    assert set(rows) == {"nsubj", "obl:tmod", "det"}  # neither the root nor punctuation
+    row = rows["obl:tmod"]
+    assert (row["layer"], row["head"], row["query"], row["train"], row["test"]) == (2, 2, query, 1.0, 1.0)
+    assert row["test_high"] == 1 > row["test_low"] > 0.9
+    assert row["difference"] == pytest.approx(1 - row["offset_test"])
+    assert row["p_value"] < 1e-6
+    assert max(rows["nsubj"]["test"], rows["det"]["test"]) < 0.5
+
+
+def made_up_arcs(generator: np.random.Generator, n_sentences: int, n_relations: int) -> Arcs:
+    """Return arcs whose heads are any other word, each as likely."""
+    lengths = generator.integers(6, 25, n_sentences)
+    sentences = np.repeat(np.arange(n_sentences), lengths)
+    words = np.concatenate([np.arange(length) for length in lengths])
+    of = lengths[sentences]
+    heads = (words + 1 + (generator.random(len(words)) * (of - 1)).astype(np.int64)) % of
+    relations = np.array([f"r{i}" for i in range(n_relations)], dtype=object)
+    return Arcs(sentences, words, heads, relations[generator.integers(n_relations, size=len(words))])
+
+
+def test_shuffled_heads_of_a_treebank_seldom_give_a_false_alarm() -> None:
+    generator = np.random.default_rng(0)
+    alarms = []
+    for _ in range(60):
+        parts = []
+        for n in (150, 60):
+            arcs = made_up_arcs(generator, n, 4)
+            of = np.bincount(arcs.sentences)[arcs.sentences]
+            guesses = (generator.random((len(arcs), 3, 4, 2)) * of[:, None, None, None]).astype(np.int64)
+            parts.append(Scored(arcs, guesses == arcs.heads[:, None, None, None]))
+        rows = relation_rows(parts[0], parts[1])
+        assert len(rows) == 4
+        alarms.append(any(row["p_value"] < 0.05 for row in rows))
+    assert np.mean(alarms) <= 0.05
+
+
+def test_the_best_offset_is_chosen_on_train_and_out_of_range_is_wrong() -> None:
+    generator = np.random.default_rng(1)
+    parts, others = [], []
+    for n in (200, 100):
+        arcs = made_up_arcs(generator, n, 1)
+        length = np.bincount(arcs.sentences)[arcs.sentences]
+        heads = np.where(arcs.dependents >= 3, arcs.dependents - 3, arcs.dependents + 1)
+        arcs = Arcs(arcs.sentences, arcs.dependents, heads, arcs.relations)
+        right = generator.random((len(arcs), 2, 2, 2)) < 0.3
+        right[:, 0, 1, 1] = (arcs.dependents >= 3) & (arcs.dependents < length - 1)
+        parts.append(Scored(arcs, right))
+        others.append(Scored(arcs, generator.random((len(arcs), 2, 2, 2)) < 0.3))
+    (row,) = relation_rows(parts[0], parts[1], untrained=(others[0], others[1]))
+    reported = parts[1].arcs
+    assert (row["offset"], row["layer"], row["head"], row["query"]) == (-3, 1, 2, "head")
+    assert row["offset_test"] == pytest.approx(np.mean(reported.dependents >= 3))
+    assert row["difference"] == pytest.approx(-100 / len(reported))  # the last word of each sentence
+    assert row["difference_low"] < row["difference"] < row["difference_high"] < 0
+    assert row["p_value"] < 0.05
+    assert row["untrained_low"] < row["untrained"] == pytest.approx(0.3, abs=0.05)
+    assert (row["n_train"], row["n_test"]) == (len(parts[0].arcs), len(reported))
+    assert relation_rows(parts[0], parts[1], least=len(reported) + 1) == []
+
+
+def test_equally_good_offsets_and_heads_go_to_the_nearest_and_the_first() -> None:
+    assert OFFSETS[:4] == (-1, 1, -2, 2)
+    assert (min(OFFSETS), max(OFFSETS), len(OFFSETS)) == (-10, 10, 20)
+    arcs = Arcs(np.arange(40), np.full(40, 2), np.tile([1, 3], 20), np.full(40, "x", dtype=object))
+    same = Scored(arcs, np.ones((40, 2, 3, 2), dtype=bool))
+    (row,) = relation_rows(same, same, least=1)
+    assert (row["offset"], row["layer"], row["head"], row["query"]) == (-1, 1, 1, "dependent")
+
+
+# --- from a file and a model ---
+
+LINES = """\
+1\tIt\tit\tPRON\t_\t_\t4\tnsubj\t_\t_
+2-3\tdoesn't\t_\t_\t_\t_\t_\t_\t_\t_
+2\tdoes\tdo\tAUX\t_\t_\t4\taux\t_\t_
+3\tn't\tnot\tPART\t_\t_\t4\tadvmod\t_\t_
+4\tcount\tcount\tVERB\t_\t_\t0\troot\t_\t_
+4.1\tghost\t_\t_\t_\t_\t_\t_\t_\t_
+5\twords\tword\tNOUN\t_\t_\t4\tobj\t_\t_
+6\t.\t.\tPUNCT\t_\t_\t4\tpunct\t_\t_
+"""
+
+
+def test_arcs_are_between_words_without_multiword_tokens_and_empty_nodes(tmp_path: Path) -> None:
+    path = tmp_path / "x.conllu"
+    path.write_text(LINES + "\n", encoding="utf-8")
+    corpus = load_corpus(str(path))
+    arcs = arcs_of(corpus)
+    assert arcs.dependents.tolist() == [0, 1, 2, 4, 5]
+    assert set(arcs.heads.tolist()) == {3}
+    assert arcs.offsets.tolist() == [3, 2, 1, -1, -2]
+    assert arcs.is_punctuation.tolist() == [False] * 4 + [True]
+    for bad in ("7", "1", "-2", "x", "²"):
+        path.write_text(LINES.replace("PRON\t_\t_\t4", f"PRON\t_\t_\t{bad}"), encoding="utf-8")
+        with pytest.raises(UserError, match=rf"word 1 of the sentence `It does .* has the head `{bad}`, where 0 or"):
+            arcs_of(load_corpus(str(path)))
+    plain = from_sentences("plain", ["One sentence."])
+    assert has_arcs(corpus)
+    assert not has_arcs(plain)
+    with pytest.raises(UserError, match=r"`--test_corpus plain` has no dependency relations: .* give a .conllu file"):
+        arcs_of(plain, "--test_corpus")
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_a_model_s_heads_are_scored_as_in_a_loop_over_its_own_attention(
+    checkpoints: dict[str, Path], tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accumulation, "SHARD_TOKENS", 150)
+    corpus = treebank(8, seed=3)
+    source = resolve_model(str(checkpoints[family]))
+    request = Request(source, corpus, (), batch_tokens=200, max_length=40)
+    store = accumulate(request, [MostAttended()], tmp_path, {"accelerator": "cpu"})["most_attended"]
+    assert len(store.plan.shards) > 1
+    found = scored(store, corpus)
+    model, tokens = untouched(checkpoints[family], attn_implementation="eager"), store.tokens
+    expected, n = [], 0
+    for sentence in range(8):
+        rows = tokens.of_sentences(sentence, 1)
+        ids, words = torch.from_numpy(tokens.input_ids[rows].astype(np.int64))[None], tokens.words[rows].copy()
+        words[0] = -1
+        with torch.no_grad():
+            layers = model(input_ids=ids, output_attentions=True).attentions
+        maps = torch.stack(layers)[:, 0].double().numpy()
+        own = arcs_of(corpus)
+        own = own.where((own.sentences == sentence) & ~own.is_punctuation)
+        for dependent, head in zip(own.dependents, own.heads, strict=True):
+            if dependent not in words or head not in words:
+                continue
+            others = [w for w in sorted({*words.tolist()} - {-1}) if w != dependent]
+            there = [maps[..., words == dependent, :][..., words == w].sum(-1).mean(-1) for w in others]
+            back = [maps[..., words == w, :][..., words == dependent].sum(-1).mean(-1) for w in others]
+            expected.append(np.stack([np.array(others)[np.argmax(x, axis=0)] == head for x in (there, back)], axis=2))
+            n += 1
+    assert n == len(found.arcs) > 20
+    assert (found.right == np.array(expected)).mean() == 1
+    assert 0 < found.right.mean() < 0.5
+    half = np.arange(8) < 4
+    assert set(found.of_sentences(half).arcs.sentences.tolist()) <= {0, 1, 2, 3}
