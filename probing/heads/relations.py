@@ -15,11 +15,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.attention.arcs import Arcs, WordRows, arcs_of
-from probing.attention.sums import SumsStore
-from probing.attention.word_maps import NONE, MostAttended
 from probing.comparison.agreement import holm
 from probing.corpus import Corpus
+from probing.heads.arcs import Arcs, WordRows, arcs_of
+from probing.heads.sums import SumsStore
+from probing.heads.word_maps import NONE, MostAttended
 from probing.statistics.intervals import accuracy_interval, difference_interval, difference_p_value
 
 # Fewest arcs of a relation in the training and in the test part.

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from probing.attention.measures import Accumulator, Kept
-from probing.attention.reading import Attention, Batch
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
+from probing.heads.measures import Accumulator, Kept
+from probing.heads.reading import Attention, Batch
 
 # Stands for a word that is not there, because it has no piece or all others have none.
 NONE = -1

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from families import untouched
-from probing.attention import accumulation
-from probing.attention.accumulation import accumulate
-from probing.attention.arcs import Arcs, arcs_of, has_arcs
-from probing.attention.reading import Batch, attention_of
-from probing.attention.relations import OFFSETS, Scored, relation_rows, scored
-from probing.attention.word_maps import MostAttended, WordBatch, most_attended
 from probing.cache import Request
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, from_sentences, from_words, load_corpus
 from probing.errors import UserError
+from probing.heads import accumulation
+from probing.heads.accumulation import accumulate
+from probing.heads.arcs import Arcs, arcs_of, has_arcs
+from probing.heads.reading import Batch, attention_of
+from probing.heads.relations import OFFSETS, Scored, relation_rows, scored
+from probing.heads.word_maps import MostAttended, WordBatch, most_attended
 from probing.models import resolve_model
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
