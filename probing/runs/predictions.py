@@ -47,7 +47,8 @@ class Probes:
     @property
     def classes(self) -> list[int | str]:
         """The label of each class."""
-        return list(self.results["classes"])
+        classes: list[int | str] = self.results["classes"]
+        return classes
 
 
 def of_texts(probes: Probes, texts: Any) -> Table:
@@ -182,16 +183,22 @@ def _table(probes: Probes, examples: Examples, described: Any) -> Table:
         examples: The examples.
         described: Function from an example's row in the store to the columns that say which one it is.
     """
-    layers, classes = list(probes.weight), probes.classes
-    rows = Table()
+    layers, rows = list(probes.weight), Table()
     for batch in read(examples, layers):
-        found = []
-        for layer, states in zip(layers, batch.hidden_states, strict=True):
-            probability, predicted = (states @ probes.weight[layer].T).double().softmax(1).max(1)
-            found.append((layer, predicted.tolist(), probability.tolist()))
-        for i, row in enumerate(batch.rows.tolist()):
-            rows += [
-                {**described(row), "layer": layer, "predicted": classes[predicted[i]], "probability": probability[i]}
-                for layer, predicted, probability in found
-            ]
+        found = [_predicted(probes, layer, states) for layer, states in zip(layers, batch.hidden_states, strict=True)]
+        for row, of_layers in zip(batch.rows.tolist(), zip(*found, strict=True), strict=True):
+            rows += [{**described(row), **predicted} for predicted in of_layers]
     return rows
+
+
+def _predicted(probes: Probes, layer: int, states: Tensor) -> list[dict[str, Any]]:
+    """Return for each example the class with the highest probability, or the number that is predicted."""
+    weight = probes.weight[layer]
+    logits = states.to(weight.dtype) @ weight.T
+    if (numbers := probes.results.get("numbers")) is not None:
+        return [{"layer": layer, "predicted": number} for number in (numbers["mean"] + logits[:, 0]).tolist()]
+    probability, index = (found.tolist() for found in logits.double().softmax(1).max(1))
+    labels = (probes.classes[i] for i in index)
+    return [
+        {"layer": layer, "predicted": label, "probability": p} for label, p in zip(labels, probability, strict=True)
+    ]

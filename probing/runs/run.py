@@ -80,7 +80,7 @@ class Run:
             `position` (in the tokenised sentence, special tokens included), `token` (its characters, or the word where
             the task reads whole words), `word`, `word_index`, `layer`, `predicted` (a label) and its `probability`.
             Sentences are cut at the run's `max_length`. For a task of whole sentences, `sentence` alone says what is
-            predicted; for arrays `row`.
+            predicted; for arrays `row`. Where numbers are predicted, `predicted` is one, and has no probability.
 
         Raises:
             UserError: If the model or the task of the run is not there any more or has changed, or if these are no

@@ -64,7 +64,8 @@ class Table(list[dict[str, Any]]):
         known = [None if _is_missing(column, cell) else cell for cell in cells]
         if any(isinstance(cell, str) for cell in known):
             return pyarrow.array([None if cell is None else str(cell) for cell in known], pyarrow.string())
-        return pyarrow.array(known, pyarrow.float64() if kind is float else pyarrow.int64())
+        has_fractions = kind is float or any(isinstance(cell, float) for cell in known)
+        return pyarrow.array(known, pyarrow.float64() if has_fractions else pyarrow.int64())
 
 
 def _is_missing(column: str, cell: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,23 @@ def test_sentences_have_a_row_each(place: Path, checkpoints: dict[str, Path]) ->
     for wrong, words in (([], "an empty one is given"), (3, "a value of type int"), ([texts[0], 3], "item 1 of the")):
         with pytest.raises(UserError, match=words):
             run.predict(wrong)
+
+
+def test_numbers_are_predicted_as_such(place: Path, checkpoints: dict[str, Path], corpus_file: Path) -> None:
+    lines = corpus_file.read_text(encoding="utf-8").splitlines()
+    pairs = [{"text": line, "label": len(line.split()) + 0.5} for line in lines]
+    (place / "lengths.jsonl").write_text("".join(f"{json.dumps(pair)}\n" for pair in pairs))
+    how: Any = {"corpus": str(place / "lengths.jsonl"), "task": "sentence_label", "task_args": {"numbers": True}}
+    run = made(place, model=str(checkpoints["bert"]), layer="0,2", **how)
+    texts = run.test_sentences
+    rows = run.predict(texts)
+    assert [list(row) for row in rows] == [["sentence", "layer", "predicted"]] * (2 * len(texts))
+    true = np.array([len(text.split()) + 0.5 for text in texts])
+    for row in run.accuracy:
+        predicted = np.array([one["predicted"] for one in rows if one["layer"] == row["layer"]])
+        # Sentences in other batches have other last digits of their activations, and so of the predictions.
+        errors, deviations = true - predicted, true - run.results["numbers"]["mean"]
+        assert 1 - (errors**2).sum() / (deviations**2).sum() == pytest.approx(row["r2"], abs=1e-4)
 
 
 def test_arrays_are_predicted_row_by_row(tmp_path: Path) -> None:
