@@ -13,13 +13,16 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from probing.figures import style
+
 _PIXEL = {
     "png": base64.b64decode(
         "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
     ),
     "pdf": b"%PDF-1.4\n%%EOF\n",
+    "svg": b'<svg xmlns="http://www.w3.org/2000/svg"/>\n',
 }
-_render = Figure.savefig
+_render, _fit = Figure.savefig, style.fit_to_paper
 
 
 def _write_pixel(figure: Figure, path: Path, *, format: str, **_: Any) -> None:
@@ -29,13 +32,16 @@ def _write_pixel(figure: Figure, path: Path, *, format: str, **_: Any) -> None:
 def without_rendering() -> None:
     """Write figures of this process as one pixel from now on."""
     Figure.savefig = _write_pixel  # type: ignore[assignment,method-assign]
+    style.fit_to_paper = lambda figure: figure.bbox_inches
 
 
 @contextmanager
 def rendered() -> Iterator[None]:
     """Write figures as users get them; also to be put before a test, as `@rendered()`."""
     before, Figure.savefig = Figure.savefig, _render  # type: ignore[method-assign]
+    fit_before, style.fit_to_paper = style.fit_to_paper, _fit
     try:
         yield
     finally:
         Figure.savefig = before  # type: ignore[method-assign]
+        style.fit_to_paper = fit_before

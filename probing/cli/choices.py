@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from probing.errors import UserError, did_you_mean
+
+# Formats of figures: an image for the screen and for W&B, and vector forms for a paper.
+FORMATS: tuple[Literal["png", "pdf", "svg"], ...] = ("png", "pdf", "svg")
+# How `--figure_format` is typed, and its default.
+FigureFormat = str | list[str]
+FIGURE_FORMAT = "png,pdf"
 
 _Name = TypeVar("_Name", bound=str)
 
@@ -33,3 +39,12 @@ def chosen(option: str, typed: str | Sequence[str], known: Sequence[_Name], noth
             near = did_you_mean(name, known)
             raise UserError(f"`{option} {name}` is not one of {words}{near}; give one or more of these.")
     return [name for name in known if name in names]
+
+
+def figure_formats(typed: str | Sequence[str]) -> list[str]:
+    """Return the formats that `--figure_format` names.
+
+    Raises:
+        UserError: If one is unknown.
+    """
+    return list(chosen("--figure_format", typed, FORMATS))

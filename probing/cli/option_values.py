@@ -9,6 +9,7 @@ from inspect import signature
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 
+from probing.cli.choices import figure_formats
 from probing.cli.hints import PythonOnly
 from probing.cli.options import ProbeOptions, WandbOptions, as_options
 from probing.errors import out_of_range
@@ -40,7 +41,8 @@ def resolved(command: Callable[Concatenate[dict[str, Any], _Options], _Result]) 
     """Give a command its resolved options as its first argument, which its callers do not see.
 
     These are all options as plain values, without the run's name, for `config.yaml` and W&B. Groups of options that are
-    given as mappings, as in a run's configuration, are given to the command as what they are.
+    given as mappings, as in a run's configuration, are given to the command as what they are. Formats of figures, which
+    are written after all other work, are checked here.
     """
     whole: Callable[..., _Result] = command
     config, *options = signature(command).parameters.values()
@@ -53,6 +55,8 @@ def resolved(command: Callable[Concatenate[dict[str, Any], _Options], _Result]) 
         except TypeError as error:
             raise TypeError(f"{command.__name__}() {error}") from None
         given.apply_defaults()
+        if "figure_format" in given.arguments:
+            figure_formats(given.arguments["figure_format"])
         for option in options:
             if is_dataclass(option.default):
                 value = given.arguments[option.name]

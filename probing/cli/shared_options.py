@@ -30,6 +30,8 @@ DESCRIPTIONS = {
     "runs": "Folder in which the run is written.",
     "cache": "Folder of cached activations; $PROBING_CACHE or RUNS/cache by default.",
     "quiet": "Print result lines only, without tables and progress.",
+    "figure_format": "Formats of the figures: all, or some of png (for the screen; W&B shows it), pdf and svg (for a "
+    "paper, 3.3 or 6.8 inches wide).",
     "trainer": "Arguments of Lightning's Trainer that apply to a forward pass, such as --trainer.devices 2.",
     "wandb": "Where and how to track the run in Weights & Biases.",
 }

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
+from probing.cli.choices import FIGURE_FORMAT, FigureFormat, figure_formats
 from probing.cli.option_values import number_problems, resolved
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import command
@@ -38,6 +39,7 @@ def compare(
     assignment: Literal["one_to_one", "many_to_one"] = "one_to_one", top: int = 10, null_draws: int = 19,
     seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
     trainer: dict[str, Any] | None = None, wandb: WandbOptions = WandbOptions(),
+    figure_format: FigureFormat = FIGURE_FORMAT,
 ) -> Comparison:  # fmt: skip
     """Compare the rankings of finished runs: do their models encode the task in corresponding neurons?
 
@@ -76,7 +78,8 @@ def compare(
     if len(folders or ()) + len(models or ()) < 2:
         raise UserError("`compare` takes two or more finished runs, such as runs/A runs/B, or `--models`.")
     _check_trainer(trainer or {})
-    defaults = {"runs": runs, "cache": cache, "quiet": quiet, "trainer": trainer or {}, "wandb": asdict(wandb)}
+    defaults: dict[str, Any] = {"runs": runs, "cache": cache, "quiet": quiet, "figure_format": figure_format}
+    defaults |= {"trainer": trainer or {}, "wandb": asdict(wandb)}
     options = _fit_options({**defaults, **(fit or {})}, fit, models)
     made = [load_fit_of_classes(folder) for folder in folders or ()]
     made += [_fitted(model, options) for model in models or ()]
@@ -195,15 +198,18 @@ def _write(
     (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False))
     (folder / "results.json").write_text(json.dumps(summary, indent=2))
     files = [folder / name for name in ("agreement.csv", "top_everywhere.csv", "config.yaml", "results.json")]
-    figures = _draw(folder / "figures", rows, {one.label: one.run for one in opened})
+    formats = figure_formats(config["figure_format"])
+    figures = _draw(folder / "figures", rows, {one.label: one.run for one in opened}, formats)
     if tracker:
         tables = {"agreement": rows, "top_everywhere": common.rows}
         tracker.log_results([], [], figures, files, tables, kind="comparison")
 
 
-def _draw(folder: Path, rows: Sequence[Mapping[str, Any]], made: Mapping[str, Run]) -> list[Path]:
+def _draw(
+    folder: Path, rows: Sequence[Mapping[str, Any]], made: Mapping[str, Run], formats: Sequence[str]
+) -> list[Path]:
     from probing.figures.probes import write_comparison_figures
 
     tasks = dict.fromkeys(short_name(run.config["task"]) for run in made.values())
     accuracy = {label: run.accuracy for label, run in made.items()}
-    return write_comparison_figures(folder, rows, accuracy, " and ".join(tasks))
+    return write_comparison_figures(folder, rows, accuracy, " and ".join(tasks), formats)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from probing.cli.choices import FIGURE_FORMAT, FigureFormat, figure_formats
 from probing.cli.option_values import Dtype, Layers, Model, Source, Tokenizer, defaults, option_problems, resolved
 from probing.cli.options import ProbeOptions, WandbOptions
 from probing.cli.python_calls import command
@@ -41,7 +42,7 @@ def fit(
     replicates: int = 5, controls: str | list[str] = "all", evidence: Literal["all", "none"] = "all", mdl: bool = False,
     transform: Transform = "none", seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None,
     quiet: bool = False, trainer: dict[str, Any] | None = None, probe: ProbeOptions = ProbeOptions(),
-    wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None,
+    wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
 ) -> Run | None:  # fmt: skip
     """Fit a probe per layer on cached activations, split its logits by neuron, and rank the neurons.
 
@@ -180,7 +181,7 @@ def _write(
     from probing.runs.results import write, write_summary
     from probing.transforms.affine import save
 
-    written = write(folder, config, measured, model_name)
+    written = write(folder, config, measured, model_name, figure_formats(config["figure_format"]))
     watch.end("rank")
     cached_of = {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))}
     files = [*kept, *written.files, write_summary(folder, measured, written, cached_of, watch.timings())]

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from probing.cli.choices import chosen
+from probing.cli.choices import FIGURE_FORMAT, FigureFormat, chosen, figure_formats
 from probing.cli.option_values import Dtype, Layers, Model, Source, Tokenizer, number_problems, resolved
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import command
@@ -40,7 +40,7 @@ def geometry(
     top: int | None = None, estimators: str | list[str] = "none", smoothing_bound: bool = False,
     interventions: bool = False, seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None,
     quiet: bool = False, trainer: dict[str, Any] | None = None, wandb: WandbOptions = WandbOptions(),
-    tokenizer: Tokenizer = None,
+    tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
 ) -> Geometry | None:  # fmt: skip
     """Find outlier dimensions, and measure anisotropy before and after clipping, whitening and other transforms.
 
@@ -201,8 +201,9 @@ def _write(
     from probing.layer_geometry.results import tables_of, write, write_summary
 
     files, tables = write(folder, config, found), tables_of(found)
-    figures = write_figures(folder / "figures", tables, model_name)
-    figures += write_inside_figures(folder / "figures", found.smoothing, found.interventions, model_name)
+    formats = figure_formats(config["figure_format"])
+    figures = write_figures(folder / "figures", tables, model_name, formats)
+    figures += write_inside_figures(folder / "figures", found.smoothing, found.interventions, model_name, formats)
     watch.end("write")
     cached_of = {"measured": origin(stores[0]), "fitted": origin(stores[-1])}
     files.append(write_summary(folder, found, cached_of, watch.timings()))

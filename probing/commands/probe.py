@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from probing.cli.choices import chosen
+from probing.cli.choices import FIGURE_FORMAT, FigureFormat, chosen, figure_formats
 from probing.cli.option_values import defaults, option_problems
 from probing.cli.options import ProbeOptions, as_options
 from probing.commands.folders import runs_folder
@@ -30,6 +30,7 @@ def probe(
     runs: str | Path | None = None, name: str | None = None, trainer: Mapping[str, Any] | None = None,
     probe: ProbeOptions | Mapping[str, Any] = ProbeOptions(), logger: Any = None, progress: bool = False,
     numbers: bool | None = None,
+    figure_format: FigureFormat = FIGURE_FORMAT,
 ) -> Run:  # fmt: skip
     """Probe activations that come from anywhere, and rank their neurons, with the evidence that `fit` gives.
 
@@ -60,6 +61,7 @@ def probe(
         progress: Whether to show progress bars.
         numbers: Whether labels are numbers to predict as such, and not classes; if None, they are where at least one
             has a fraction.
+        figure_format: Formats of the figures of a run that is written: `all`, or some of `png`, `pdf` and `svg`.
 
     Returns:
         The run, with the same tables and files as one of `fit`.
@@ -70,6 +72,7 @@ def probe(
     options = as_options(ProbeOptions, probe, "probe")
     refuse(option_problems(options, seed, None, None, replicates))
     wanted = chosen("controls", controls, list(CONTROLS), "none")
+    formats = figure_formats(figure_format)
     place = None if runs is None and name is None else runs_folder(str(runs or "runs"))
     if place and name is not None:
         check_name(place, name)
@@ -99,7 +102,7 @@ def probe(
             sides, others, layers, options, asked, trainer or {}, terminal.training_bars(progress), watch,
             terminal.say if progress else terminal.silence, logger, None,
         )  # fmt: skip
-        return _kept(measured, config, place, name, watch) if place else _passing(measured, config, watch)
+        return _kept(measured, config, place, name, watch, formats) if place else _passing(measured, config, watch)
 
 
 def _problems_with_numbers(options: ProbeOptions, trainer: Mapping[str, Any], mdl: bool, logger: Any) -> list[str]:
@@ -109,7 +112,9 @@ def _problems_with_numbers(options: ProbeOptions, trainer: Mapping[str, Any], md
     return problems
 
 
-def _kept(measured: Any, config: Mapping[str, Any], place: Path, name: str | None, watch: Stopwatch) -> Run:
+def _kept(
+    measured: Any, config: Mapping[str, Any], place: Path, name: str | None, watch: Stopwatch, formats: Sequence[str]
+) -> Run:
     """Write a run with figures and a page, and return it."""
     from probing.commands.fit import fit
     from probing.page.build import build
@@ -117,7 +122,7 @@ def _kept(measured: Any, config: Mapping[str, Any], place: Path, name: str | Non
 
     folder = RunFolder(place, name, f"{config['model']}-{config['task']}")
     try:
-        _write(folder.path, measured, config, watch, draws=True)
+        _write(folder.path, measured, config, watch, formats)
         page = build(source_of(read_run(folder.path)), defaults(fit))
         (folder.path / "report.html").write_bytes(page)
     except BaseException:
@@ -130,7 +135,7 @@ def _passing(measured: Any, config: Mapping[str, Any], watch: Stopwatch) -> Run:
     """Return a run in a temporary folder, which is removed with the run."""
     folder = Path(tempfile.mkdtemp(prefix="probing-"))
     try:
-        _write(folder, measured, config, watch, draws=False)
+        _write(folder, measured, config, watch, ())
         run = load_fit(folder)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -139,7 +144,7 @@ def _passing(measured: Any, config: Mapping[str, Any], watch: Stopwatch) -> Run:
     return run
 
 
-def _write(folder: Path, measured: Any, config: Mapping[str, Any], watch: Stopwatch, draws: bool) -> None:
+def _write(folder: Path, measured: Any, config: Mapping[str, Any], watch: Stopwatch, formats: Sequence[str]) -> None:
     """Write everything that was measured.
 
     Args:
@@ -147,11 +152,11 @@ def _write(folder: Path, measured: Any, config: Mapping[str, Any], watch: Stopwa
         measured: The `probing.runs.results.Measured` of the run.
         config: The resolved configuration.
         watch: Notes how long writing takes.
-        draws: Whether to draw figures.
+        formats: Formats of the figures; without any, none are drawn.
     """
     from probing.runs.results import write, write_summary
 
-    written = write(folder, config, measured, config["model"], draws)
+    written = write(folder, config, measured, config["model"], formats)
     watch.end("rank")
     key = {"activations": config["arrays"]["sha256"]}
     write_summary(folder, measured, written, {side: {"key": key} for side in ("train", "test")}, watch.timings())

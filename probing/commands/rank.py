@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from probing.cli.choices import FIGURE_FORMAT, FigureFormat, figure_formats
 from probing.cli.option_values import Layers, number_problems, resolved
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import command
@@ -38,6 +39,7 @@ def rank(
     evaluate: bool = False, erase: bool = False, curves: bool = False,
     k: int | list[int] | str | None = None, draws: int | None = None, top: int = 10,
     seed: int = 0, cache: str | None = None, quiet: bool = False, wandb: WandbOptions = WandbOptions(),
+    figure_format: FigureFormat = FIGURE_FORMAT,
 ) -> Rankings:  # fmt: skip
     """Rank the neurons of a finished run by other methods, and write the rankings to RUN/rankings.
 
@@ -104,13 +106,13 @@ def rank(
         erasure = erasure_rows(run, sides, layers, top, seed, terminal.show_progress(quiet)) if erase else []
         ranked = {name: Rows(rows) for name, rows in rankings.items()}
         made = Rankings(place, run.config, run.results, ranked, Rows(evaluation), Rows(erasure), Rows(curve_rows))
-        figures = _write(made, run, layers, finished.label)
+        figures = _write(made, run, layers, finished.label, figure_formats(figure_format))
     where = _track(made, wandb, f"{run.folder.name}-rankings", config, figures)
     _report(made, run, where, quiet)
     return made
 
 
-def _write(made: Rankings, run: Run, layers: Sequence[int], label: str) -> list[Path]:
+def _write(made: Rankings, run: Run, layers: Sequence[int], label: str, formats: Sequence[str]) -> list[Path]:
     """Write the tables into the files, keeping rows of earlier calls, and return the paths of the figures."""
     from probing.evidence.usable_information import INFORMATION_COLUMNS, INFORMATION_KEY
     from probing.rankings.evaluation import EVALUATION_COLUMNS, EVALUATION_KEY
@@ -122,7 +124,7 @@ def _write(made: Rankings, run: Run, layers: Sequence[int], label: str) -> list[
     files["curves"] = made.curves, CURVE_COLUMNS, CURVE_KEY
     with writing(made.folder, run):
         write_tables(made.folder, files)
-        return draw_curves(made.folder, layers, label, run) if made.curves else []
+        return draw_curves(made.folder, layers, label, run, formats) if made.curves else []
 
 
 def _report(made: Rankings, run: Run, where: str | None, quiet: bool) -> None:

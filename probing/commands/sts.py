@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from probing.cli.choices import FIGURE_FORMAT, FigureFormat, figure_formats
 from probing.cli.option_values import Dtype, Layers, Model, Tokenizer, number_problems, resolved
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import command
@@ -28,12 +29,12 @@ from probing.tracking import Tracker, resolve_mode
 def sts(
     config: dict[str, Any],
     folders: list[str] | None = None, model: Model = "minilm", layer: Layers = "all", revision: str | None = None,
-    random_weights: bool = False,
-    dtype: Dtype = "float32", pooling: str | list[str] = "mean", transforms: str | list[str] = "clip,whiten",
-    definition: Definition = "mean_profile", components: int | None = None, fit_on: str = "train",
-    static: str | None = None, max_length: int | None = None, batch_tokens: int | None = None,
-    seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
-    trainer: dict[str, Any] | None = None, wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None,
+    random_weights: bool = False, dtype: Dtype = "float32", pooling: str | list[str] = "mean",
+    transforms: str | list[str] = "clip,whiten", definition: Definition = "mean_profile",
+    components: int | None = None, fit_on: str = "train", static: str | None = None, max_length: int | None = None,
+    batch_tokens: int | None = None, seed: int = 0, runs: str = "runs", name: str | None = None,
+    cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
+    wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
 ) -> SentenceSimilarity | None:  # fmt: skip
     """Correlate cosines of sentences with human scores (STS, SICK-R), per layer, plain, clipped and whitened.
 
@@ -199,7 +200,10 @@ def _write(
         cached[vectors.outside[0].name] = origin(vectors.outside[1])
     sets = [described(one, vectors.static) for one in vectors.sets]
     files = write_results(folder, config, tables, {**summary, "cache": cached, "sets": sets})
-    figures = [write_sts_figure(folder / "figures" / f"sts_{how}.png", rows, how, model_name) for how in poolings]
+    place, formats = folder / "figures", figure_formats(config["figure_format"])
+    figures = [
+        path for how in poolings for path in write_sts_figure(place / f"sts_{how}", rows, how, model_name, formats)
+    ]
     if tracker:
         logged = {name: rows for name, (rows, _) in tables.items()}
         tracker.log_results(_curves(rows, poolings[0]), [], figures, files, logged, "sts")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from probing.cli.arguments import read_yaml
+from probing.cli.choices import FIGURE_FORMAT, FigureFormat, figure_formats
 from probing.cli.options import WandbOptions, as_options
 from probing.cli.python_calls import command
 from probing.cli.shared_options import with_shared_help
@@ -44,6 +45,7 @@ def sweep(
     cache: str | None = None,
     quiet: bool = False,
     wandb: WandbOptions = WandbOptions(),
+    figure_format: FigureFormat = FIGURE_FORMAT,
 ) -> FinishedSweep:
     """Run the trials of a W&B sweep file here; train those that differ in layer, seed or penalty together.
 
@@ -72,7 +74,7 @@ def sweep(
     options = TrialOptions(fit_command, definition, file, over)
     runs, cache, quiet, wandb = _own_defaults(options.own, definition, runs, cache, quiet, wandb)
     name = name or Path(file).stem
-    mode = resolve_mode(wandb.mode)
+    mode, formats = resolve_mode(wandb.mode), figure_formats(figure_format)
     cached, place = places(cache, runs, None)
     n_trials = _number_of_trials(definition, trials, file)
     settings = {"sweep": content, "trials": n_trials, "seed": seed, "fit": over}
@@ -83,7 +85,7 @@ def sweep(
         runner = _Runner(definition, options, folder, whole, n_trials, seed, cached, wandb, say, quiet)
         try:
             made = runner.run()
-            lines = _conclude(folder.path, definition, options, made, wandb, name, say, start)
+            lines = _conclude(folder.path, definition, options, made, wandb, name, say, start, formats)
         except BaseException as error:
             left = f"{shlex.join(['python', '-m', 'probing', 'sweep', file])} continues the sweep"
             if interrupt := interrupt_behind(error):
@@ -273,7 +275,7 @@ class _Runner:
 
 def _conclude(
     folder: Path, definition: Sweep, options: TrialOptions, trials: Sequence[Trial], wandb: WandbOptions, name: str,
-    say: Any, start: float,
+    say: Any, start: float, formats: Sequence[str],
 ) -> list[str]:  # fmt: skip
     """Write the results of all trials, and return the sentences to print."""
     import yaml
@@ -286,7 +288,7 @@ def _conclude(
     rows = table.rows(outcomes, options.varied)
     best = table.best(outcomes, definition.metric, definition.goal)
     (folder / "figures").mkdir(exist_ok=True)
-    figure = write_sweep_figure(folder / "figures" / "sweep.png", rows, options.varied)
+    figures = write_sweep_figure(folder / "figures" / "sweep", rows, options.varied, formats)
     write_csv(folder / "sweep.csv", rows, table.columns(options.varied))
     settings = json.loads((folder / "definition.json").read_text())
     (folder / "sweep.yaml").write_text(yaml.safe_dump(settings["sweep"], sort_keys=False))
@@ -298,6 +300,6 @@ def _conclude(
     (folder / "results.json").write_text(json.dumps(summary, indent=2))
     files = [folder / file for file in ("sweep.csv", "sweep.yaml", "results.json")]
     tracker = Tracker(replace(wandb, group=wandb.group or name), folder, name, {**settings, **asdict(wandb)}, say)
-    tracker.log_results([], [], [figure], files, {"sweep": rows}, kind="sweep")
+    tracker.log_results([], [], figures, files, {"sweep": rows}, kind="sweep")
     tracker.finish()
     return table.conclusion(rows, best, options.varied, definition.metric, definition.goal)

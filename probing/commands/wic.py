@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from probing.cli.choices import FIGURE_FORMAT, FigureFormat, figure_formats
 from probing.cli.option_values import Dtype, Layers, Model, Tokenizer, number_problems, resolved
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import command
@@ -33,7 +34,7 @@ def wic(
     components: int | None = None, max_length: int | None = None, batch_tokens: int | None = None,
     seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
     trainer: dict[str, Any] | None = None, wandb: WandbOptions = WandbOptions(),
-    tokenizer: Tokenizer = None,
+    tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
 ) -> WordsInContext | None:  # fmt: skip
     """Tell word senses apart by cosine (WiC), per layer, plain, clipped and whitened.
 
@@ -125,10 +126,11 @@ def _write(
     tables = {"wic": (rows, WIC_COLUMNS), "chosen": (chosen, CHOSEN_COLUMNS)}
     cached = {which: origin(store) for which, store in stores.items()}
     files = write_results(folder, config, tables, {**summary, "cache": cached})
-    figure = write_wic_figure(folder / "figures" / "wic.png", rows, part, model_name)
+    formats = figure_formats(config["figure_format"])
+    figures = write_wic_figure(folder / "figures" / "wic", rows, part, model_name, formats)
     if tracker:
         logged = {name: rows for name, (rows, _) in tables.items()}
-        tracker.log_results(_curves(rows), [], [figure], files, logged, "wic")
+        tracker.log_results(_curves(rows), [], figures, files, logged, "wic")
 
 
 def _curves(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from probing.figures.formats import USUAL, forms_of
 from probing.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, drawing, error_bars, joined, name_layers
 from probing.statistics.sample_size import label
 from probing.tables.space_names import WORDS
@@ -29,16 +30,19 @@ LOOKS: dict[str, dict[str, Any]] = {
 }
 
 
-def write_wic_figure(path: Path, rows: Sequence[Row], part: str, model: str) -> Path:
-    """Draw accuracy and area under the curve by layer, as PNG and as PDF, and return the path of the PNG file.
+def write_wic_figure(
+    path: Path, rows: Sequence[Row], part: str, model: str, formats: Sequence[str] = USUAL
+) -> list[Path]:
+    """Draw accuracy and area under the curve by layer, in some formats, and return the paths of the files.
 
     Args:
-        path: Path of the PNG file.
+        path: Path of the figure, whose suffix is replaced by that of each format.
         rows: Rows of `wic.csv`.
         part: Part of the data that is reported on.
         model: Model name for the title.
+        formats: Formats of the files.
     """
-    with drawing(path) as figure:
+    with drawing(path, formats) as figure:
         figure.set_size_inches(9.2, 3.3)
         panels = {"accuracy": f"accuracy on {part}, threshold chosen on train", "auc": "area under the ROC curve"}
         for axes, (measure, title) in zip(figure.subplots(1, 2), panels.items(), strict=True):
@@ -54,23 +58,26 @@ def write_wic_figure(path: Path, rows: Sequence[Row], part: str, model: str) -> 
         handles, labels = figure.axes[0].get_legend_handles_labels()
         labels = ["always yes (left),\nchance (right)" if label == "always yes" else label for label in labels]
         figure.legend(handles[1:] + handles[:1], labels[1:] + labels[:1], loc="outside right center")
-    return path
+    return forms_of([path], formats)
 
 
-def write_sts_figure(path: Path, rows: Sequence[Row], pooling: str, model: str) -> Path:
-    """Draw Spearman's correlation by layer, a panel for each set, as PNG and PDF, and return the path of the PNG file.
+def write_sts_figure(
+    path: Path, rows: Sequence[Row], pooling: str, model: str, formats: Sequence[str] = USUAL
+) -> list[Path]:
+    """Draw Spearman's correlation by layer, a panel for each set, in some formats, and return the paths of the files.
 
     Args:
-        path: Path of the PNG file.
+        path: Path of the figure, whose suffix is replaced by that of each format.
         rows: Rows of `sts.csv`; only those over all pairs are drawn.
         pooling: Pooling of the sentence vectors.
         model: Model name for the title.
+        formats: Formats of the files.
     """
     rows = [row for row in rows if row["aggregation"] == "all"]
     of_pooling = [row for row in rows if row["pooling"] == pooling]
     sets = list(dict.fromkeys(row["set"] for row in rows))
     n_columns = min(4, len(sets))
-    with drawing(path) as figure:
+    with drawing(path, formats) as figure:
         n_rows = -(-len(sets) // n_columns)
         figure.set_size_inches(max(5.5, 1.6 + 2.6 * n_columns), 0.8 + 2.5 * n_rows)
         grid = np.atleast_1d(figure.subplots(n_rows, n_columns, squeeze=False, sharey=True)).ravel()
@@ -92,7 +99,7 @@ def write_sts_figure(path: Path, rows: Sequence[Row], pooling: str, model: str) 
         n_static = int("static" in labels[0])
         order = [*range(n_static, len(labels)), *range(n_static)]
         figure.legend([handles[i] for i in order], [labels[i] for i in order], loc="outside right center")
-    return path
+    return forms_of([path], formats)
 
 
 def _by_layer(axes: Axes, rows: Sequence[Row], measure: str, times: int, of_figure: Sequence[Row]) -> None:

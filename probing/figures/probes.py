@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from probing.figures.formats import USUAL, forms_of
 from probing.figures.style import (
     BLUE,
     GREEN,
@@ -48,8 +49,9 @@ def write_figures(
     task: str,
     model: str,
     positions: Sequence[Row] = (),
+    formats: Sequence[str] = USUAL,
 ) -> list[Path]:
-    """Draw a run's figures, each as PNG and as PDF, and return the paths of the PNG files.
+    """Draw a run's figures, each in some formats, and return the paths of the files.
 
     Args:
         folder: Folder of the figures.
@@ -58,20 +60,21 @@ def write_figures(
         task: Name of the task that the probe is trained on.
         model: Model name for the titles.
         positions: A row per layer and position; may be empty.
+        formats: Formats of the files.
     """
     by_layer = {row["layer"]: [n for n in neurons if n["layer"] == row["layer"]] for row in accuracy}
-    paths = [folder / f"{name}.png" for name in ("accuracy", "top_neurons", "neuron_map")]
-    with drawing(paths[0]) as figure:
+    paths = [folder / name for name in ("accuracy", "top_neurons", "neuron_map")]
+    with drawing(paths[0], formats) as figure:
         accuracy_by_layer(figure, accuracy, task, model)
-    with drawing(paths[1]) as figure:
+    with drawing(paths[1], formats) as figure:
         top_neurons(figure, by_layer, model)
-    with drawing(paths[2]) as figure:
+    with drawing(paths[2], formats) as figure:
         neuron_map(figure, by_layer, model)
     if positions:
-        paths.append(folder / "positions.png")
-        with drawing(paths[-1]) as figure:
+        paths.append(folder / "positions")
+        with drawing(paths[-1], formats) as figure:
             accuracy_by_position(figure, positions, task, model)
-    return paths
+    return forms_of(paths, formats)
 
 
 def accuracy_by_layer(figure: Figure, accuracy: Sequence[Row], task: str, model: str) -> None:
@@ -177,25 +180,30 @@ def _marks(flag: str) -> str:
 
 
 def write_comparison_figures(
-    folder: Path, agreement: Sequence[Row], accuracy: Mapping[str, Sequence[Row]], task: str
+    folder: Path,
+    agreement: Sequence[Row],
+    accuracy: Mapping[str, Sequence[Row]],
+    task: str,
+    formats: Sequence[str] = USUAL,
 ) -> list[Path]:
-    """Draw a heat map for each pair of runs, and accuracy curves, as PNG and PDF; return the paths of the PNG files.
+    """Draw a heat map for each pair of runs, and accuracy curves, in some formats; return the paths of the files.
 
     Args:
         folder: Folder of the figures.
         agreement: Rows of `agreement.csv`.
         accuracy: A row per layer, by run.
         task: Name of the task that the probes are trained on.
+        formats: Formats of the files.
     """
     pairs = list(dict.fromkeys((row["model_a"], row["model_b"]) for row in agreement))
     names = [f"agreement_{number}" for number in range(1, len(pairs) + 1)] if len(pairs) > 1 else ["agreement"]
-    paths = [folder / f"{name}.png" for name in (*names, "accuracy")]
+    paths = [folder / name for name in (*names, "accuracy")]
     for path, pair in zip(paths, pairs, strict=False):
-        with drawing(path) as figure:
+        with drawing(path, formats) as figure:
             layers_by_layers(figure, [row for row in agreement if (row["model_a"], row["model_b"]) == pair])
-    with drawing(paths[-1]) as figure:
+    with drawing(paths[-1], formats) as figure:
         accuracies(figure, accuracy, task)
-    return paths
+    return forms_of(paths, formats)
 
 
 def layers_by_layers(figure: Figure, rows: Sequence[Row]) -> None:
@@ -247,18 +255,22 @@ def accuracies(figure: Figure, accuracy: Mapping[str, Sequence[Row]], task: str)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
 
 
-def write_curves_figure(path: Path, rows: Sequence[Row], majority: float, task: str, model: str) -> None:
-    """Draw accuracy against the number of neurons in one layer, as PNG and PDF.
+def write_curves_figure(
+    path: Path, rows: Sequence[Row], majority: float, task: str, model: str, formats: Sequence[str] = USUAL
+) -> list[Path]:
+    """Draw accuracy against the number of neurons in one layer, in some formats, and return the paths of the files.
 
     Args:
-        path: Path of the PNG file.
+        path: Path of the figure, whose suffix is replaced by that of each format.
         rows: Rows of `curves.csv` of one layer.
         majority: Accuracy of the most frequent class.
         task: Name of the task that the probes are trained on.
         model: Model name for the title.
+        formats: Formats of the files.
     """
-    with drawing(path) as figure:
+    with drawing(path, formats) as figure:
         how_many_neurons(figure, rows, majority, task, model)
+    return forms_of([path], formats)
 
 
 def how_many_neurons(figure: Figure, rows: Sequence[Row], majority: float, task: str, model: str) -> None:

@@ -1,7 +1,8 @@
-"""The style of every figure, and the one place that writes figures: a PNG for the screen and a PDF for a paper.
+"""The style of every figure, and the one place that writes figures: a PNG for the screen, PDF and SVG for a paper.
 
-PDF is the vector format, not SVG: it embeds its fonts, so that text stays text and looks the same on any machine, and
-LaTeX includes it directly. An SVG with text refers to fonts that the reader may not have.
+PDF is written by default, not SVG: it embeds its fonts, so that text stays text and looks the same on any machine, and
+LaTeX includes it directly. The text of an SVG is text, too, and can be edited, but it needs fonts that a reader may not
+have.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from probing.figures.formats import USUAL, forms_of
 from probing.figures.layer_labels import spaced_layers
-from probing.runtime.replaced_files import replacing, vector_form
+from probing.figures.paper import fit_to_paper
+from probing.runtime.replaced_files import replacing
 from probing.tables.columns import Row, ends
 
 if TYPE_CHECKING:
@@ -33,19 +36,23 @@ STYLE: dict[Any, Any] = {
     "savefig.bbox": "tight",
     "legend.frameon": False,
     "pdf.fonttype": 42,  # TrueType: many journals refuse the default Type 3
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "probing",  # identifiers would be random
 }
 # A date would make two drawings of the same numbers differ, so none is written.
-_METADATA: dict[str, dict[str, Any]] = {"png": {}, "pdf": {"CreationDate": None}}
+_METADATA: dict[str, dict[str, Any]] = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
 
 
 @contextmanager
-def drawing(path: Path) -> Iterator[Figure]:
-    """Yield an empty figure to draw on; afterwards write it as PNG and, beside it, as PDF.
+def drawing(path: Path, formats: Sequence[str] = USUAL) -> Iterator[Figure]:
+    """Yield an empty figure to draw on; afterwards write it in each format.
 
-    The same drawing gives the same bytes. Each file replaces an older one as a whole.
+    A PNG has the size that it is drawn at, vector forms have that of a paper's column or page. The same drawing gives
+    the same bytes. Each file replaces an older one as a whole.
 
     Args:
-        path: Path of the PNG file; the PDF file has the suffix that `vector_form` gives it.
+        path: Path of the figure; each file has the suffix of its format.
+        formats: Formats to write.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -53,10 +60,18 @@ def drawing(path: Path) -> Iterator[Figure]:
     with matplotlib.rc_context(STYLE):
         figure = Figure(layout="constrained")
         yield figure
-        for target in (path, vector_form(path)):
-            kind = target.suffix.removeprefix(".")
-            with replacing(target) as partial:
-                figure.savefig(partial, format=kind, metadata=_METADATA[kind])
+        if "png" in formats:
+            _save(figure, path, "png")
+        if vectors := [form for form in formats if form != "png"]:
+            box = fit_to_paper(figure)
+            for form in vectors:
+                _save(figure, path, form, bbox_inches=box)
+
+
+def _save(figure: Figure, path: Path, form: str, **options: Any) -> None:
+    (target,) = forms_of([path], [form])
+    with replacing(target) as partial:
+        figure.savefig(partial, format=form, metadata=_METADATA[form], **options)
 
 
 def name_layers(axes: Axes, layers: Sequence[int], most: int = 14, what: str = "layer (0 = embeddings)") -> None:

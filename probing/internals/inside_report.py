@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from probing.figures.formats import USUAL, forms_of
 from probing.figures.style import BLUE, GREY, ORANGE, PURPLE, drawing, error_bars, joined, name_layers
 from probing.tables.columns import in_brackets, interval
 
@@ -226,24 +227,29 @@ def inside_conclusions(smoothing: Sequence[Row], interventions: Sequence[Row]) -
 
 
 def write_inside_figures(
-    folder: Path, smoothing: Sequence[Row], interventions: Sequence[Row], model: str
+    folder: Path,
+    smoothing: Sequence[Row],
+    interventions: Sequence[Row],
+    model: str,
+    formats: Sequence[str] = USUAL,
 ) -> list[Path]:
-    """Draw what was measured, each figure as PNG and PDF, and return the paths of the PNG files.
+    """Draw what was measured, each figure in some formats, and return the paths of the files.
 
     Args:
         folder: Folder of the figures.
         smoothing: Rows of `smoothing.csv`.
         interventions: Rows of `interventions.csv`.
         model: Model name for the titles.
+        formats: Formats of the files.
     """
     drawings = {"smoothing_bound": (draw_smoothing, smoothing), "interventions": (draw_interventions, interventions)}
     paths = []
     for name, (draw, rows) in drawings.items():
         if rows:
-            paths.append(folder / f"{name}.png")
-            with drawing(paths[-1]) as figure:
+            paths.append(folder / name)
+            with drawing(paths[-1], formats) as figure:
                 draw(figure, rows, model)
-    return paths
+    return forms_of(paths, formats)
 
 
 def _table(title: str, *headings: str) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from probing.figures.formats import USUAL, forms_of
 from probing.figures.style import (
     BLUE,
     GREEN,
@@ -41,13 +42,16 @@ LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def write_figures(folder: Path, tables: Mapping[str, Sequence[Row]], model: str) -> list[Path]:
-    """Draw a run's figures, each as PNG and as PDF, and return the paths of the PNG files.
+def write_figures(
+    folder: Path, tables: Mapping[str, Sequence[Row]], model: str, formats: Sequence[str] = USUAL
+) -> list[Path]:
+    """Draw a run's figures, each in some formats, and return the paths of the files.
 
     Args:
         folder: Folder of the figures.
         tables: The run's tables by name.
         model: Model name for the titles.
+        formats: Formats of the files.
     """
     drawings = {
         "outliers": lambda figure: mean_profile(figure, tables["dimensions"], tables["outliers"], model),
@@ -57,11 +61,10 @@ def write_figures(folder: Path, tables: Mapping[str, Sequence[Row]], model: str)
     }
     if any(row["kind"] == "outlier" for row in tables["explained"]):
         drawings["explained"] = lambda figure: explained_bars(figure, tables["explained"], tables["outliers"], model)
-    paths = {name: folder / f"{name}.png" for name in drawings}
     for name, draw in drawings.items():
-        with drawing(paths[name]) as figure:
+        with drawing(folder / name, formats) as figure:
             draw(figure)
-    return list(paths.values())
+    return forms_of([folder / name for name in drawings], formats)
 
 
 def mean_profile(figure: Figure, dimensions: Sequence[Row], outliers: Sequence[Row], model: str) -> None:

@@ -53,16 +53,16 @@ def write_tables(folder: Path, tables: Mapping[str, Table]) -> None:
                 write_csv(partial, _merged(path, rows, key), columns)
 
 
-def draw_curves(folder: Path, layers: Sequence[int], model: str, run: Run) -> list[Path]:
+def draw_curves(folder: Path, layers: Sequence[int], model: str, run: Run, formats: Sequence[str]) -> list[Path]:
     """Draw the curves of these layers, including those of earlier commands, and return the figures' paths."""
     from probing.figures.probes import write_curves_figure
 
-    rows, paths = read_csv(folder / "curves.csv"), []
+    rows, paths, task = read_csv(folder / "curves.csv"), [], short_name(run.config["task"])
     majority = {row["layer"]: row["majority_accuracy"] for row in run.accuracy}
     for layer in layers:
         of_layer = [row for row in rows if row["layer"] == layer]
-        paths.append(folder / f"curves_{layer:02d}.png")
-        write_curves_figure(paths[-1], of_layer, majority[layer], short_name(run.config["task"]), model)
+        figure = folder / f"curves_{layer:02d}"
+        paths += write_curves_figure(figure, of_layer, majority[layer], task, model, formats)
     return paths
 
 

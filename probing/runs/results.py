@@ -18,6 +18,7 @@ from probing.data.constant_answer import constant_cross_entropy_by_sentence
 from probing.data.examples import Examples, Sides
 from probing.evidence.by_position import POSITION_COLUMNS
 from probing.evidence.table import Evidence, neuron_table
+from probing.figures.formats import USUAL
 from probing.figures.probes import write_figures
 from probing.probes.online_code import CodeLength
 from probing.probes.ridge import NumberFit
@@ -173,7 +174,7 @@ class Written:
 
 
 def write(
-    folder: Path, config: Mapping[str, Any], measured: AnyMeasured, model_name: str, draws: bool = True
+    folder: Path, config: Mapping[str, Any], measured: AnyMeasured, model_name: str, formats: Sequence[str] = USUAL
 ) -> Written:
     """Write tables, tensors, figures and the configuration; `write_summary` adds the rest.
 
@@ -182,7 +183,7 @@ def write(
         config: The resolved configuration as plain values.
         measured: The results of the run.
         model_name: The model's short name, for titles.
-        draws: Whether to draw figures.
+        formats: Formats of the figures; without any, none are drawn.
     """
     accuracy = measured.accuracy()
     neurons = measured.neurons([row["flag"] for row in accuracy])
@@ -198,9 +199,9 @@ def write(
     (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False))
     _write_tensors(folder, measured, config["task"], config["model"])
     figures = []
-    if draws:
+    if formats:
         figures = write_figures(
-            folder / "figures", accuracy, neurons, short_name(config["task"]), model_name, measured.positions
+            folder / "figures", accuracy, neurons, short_name(config["task"]), model_name, measured.positions, formats
         )
     names = [
         "config.yaml",

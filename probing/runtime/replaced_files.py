@@ -17,8 +17,3 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def vector_form(path: Path) -> Path:
-    """Return the path of a figure's vector form."""
-    return path.with_suffix(".pdf")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from probing.figures.formats import USUAL, forms_of
 from probing.figures.layer_labels import spaced_layers
 from probing.figures.style import BLUE, GREY, drawing, name_layers
 
@@ -24,13 +25,16 @@ LAYERS_NAMED, LIGHTEST = 12, 0.65
 PENALTIES = ("probe.l2", "probe.l1")
 
 
-def write_sweep_figure(path: Path, rows: Sequence[Row], varied: Sequence[str]) -> Path:
-    """Draw a sweep, as PNG and as PDF, and return the path of the PNG file.
+def write_sweep_figure(
+    path: Path, rows: Sequence[Row], varied: Sequence[str], formats: Sequence[str] = USUAL
+) -> list[Path]:
+    """Draw a sweep, in some formats, and return the paths of the files.
 
     Args:
-        path: Path of the PNG file.
+        path: Path of the figure, whose suffix is replaced by that of each format.
         rows: A row for each trial and layer.
         varied: Names of the options that differ between trials.
+        formats: Formats of the files.
     """
     axis_names = ["layer", *(name for name in varied if name != "layer")]
     accuracy = [name for name in axis_names if len({str(row[name]) for row in rows}) > 1] or ["layer"]
@@ -41,7 +45,7 @@ def write_sweep_figure(path: Path, rows: Sequence[Row], varied: Sequence[str]) -
     ]
     n = len(accuracy) + len(stability)
     height = -(-n // COLUMNS)
-    with drawing(path) as figure:
+    with drawing(path, formats) as figure:
         figure.set_size_inches(3.1 * min(n, COLUMNS) + 2.0, max(2.7 * height, 3.6))
         panels = [figure.add_subplot(height, min(n, COLUMNS), i + 1) for i in range(n)]
         for axes, name in zip(panels, accuracy, strict=False):
@@ -51,7 +55,7 @@ def write_sweep_figure(path: Path, rows: Sequence[Row], varied: Sequence[str]) -
         # One legend beside the panels serves them all: they draw the same trials and layers.
         shown = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
         figure.legend(shown.values(), shown.keys(), loc="outside right center")
-    return path
+    return forms_of([path], formats)
 
 
 def _accuracy(axes: Axes, rows: Sequence[Row], name: str) -> None:

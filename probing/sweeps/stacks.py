@@ -244,7 +244,7 @@ def _write(
     config = plain({**trial.options, "wandb": context.wandb})
     folder = RunFolder(context.trials, trial.name, "", figures=False)
     with tracking(folder, context.wandb, config, light=True) as tracker:
-        written = write(folder.path, config, measured, model_name, draws=False)
+        written = write(folder.path, config, measured, model_name, formats=())
         write_summary(folder.path, measured, written, cached, timings)
         if tracker:
             tracker.log_results(written.accuracy, [], [], [])

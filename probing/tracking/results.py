@@ -8,8 +8,6 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probing.runtime.replaced_files import vector_form
-
 if TYPE_CHECKING:
     from wandb import Artifact, Run, Table
 
@@ -39,7 +37,7 @@ def log_results(
     for key, rows in tables.items():
         if rows:
             run.log({key: _table(rows[:_MAX_TABLE_ROWS])})
-    for figure in figures:
+    for figure in (path for path in figures if path.suffix == ".png"):
         run.log({f"figures/{figure.stem}": wandb.Image(str(figure))})
     if report:
         run.log({"report": wandb.Html(str(report), inject=False)})  # the page's policy allows no injected style
@@ -90,7 +88,8 @@ def _artifact(name: str, files: Sequence[Path], figures: Sequence[Path], report:
     import wandb
 
     artifact = wandb.Artifact(re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)[:128], type=kind)
-    names = {file: file.name for file in files} | {file: f"figures/{file.name}" for file in map(vector_form, figures)}
+    vectors = [figure for figure in figures if figure.suffix != ".png"]
+    names = {file: file.name for file in files} | {file: f"figures/{file.name}" for file in vectors}
     for file, kept_as in names.items():
         # With this policy the file is read in place; otherwise W&B would copy every tensor.
         artifact.add_file(str(file.absolute()), kept_as, policy="immutable", skip_cache=True)

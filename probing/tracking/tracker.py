@@ -121,7 +121,7 @@ class Tracker:
                 `accuracy` or `r2`, also as the table `accuracy`.
             neurons: Rows with `layer` and `rank`, logged as one table per layer, such as `neurons/layer_06`, with the
                 first 10,000 ranks.
-            figures: Images, logged as `figures/STEM`. The vector form beside each image is stored in the artifact only.
+            figures: Figures; images (PNG) are logged as `figures/STEM`, vector forms are stored in the artifact only.
             files: Files of the run's folder, stored in one artifact. They must not change afterwards, because they are
                 uploaded in place.
             tables: Further tables by name, each with the first 10,000 rows.

@@ -17,6 +17,8 @@ from matplotlib.text import Text
 
 from probing.downstream.figures import write_sts_figure, write_wic_figure
 from probing.figures import probes as figures
+from probing.figures import style
+from probing.figures.paper import COLUMN, LETTERS, PAGE, fit_to_paper
 from probing.layer_geometry import figures as geometry_figures
 from probing.sweeps.figures import write_sweep_figure
 
@@ -245,12 +247,23 @@ DRAWERS = (of_fit, of_compare, of_curves, of_geometry, of_wic, of_sts, of_sweep,
 
 @pytest.mark.parametrize("draw", DRAWERS)
 def test_legends_stand_beside_the_data_and_no_text_covers_another(
-    draw: Callable[[Path], None], drawn: Drawn, tmp_path: Path
+    draw: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    draw(tmp_path)
-    assert drawn
-    for figure in drawn:
+    monkeypatch.setattr(style, "fit_to_paper", fit_to_paper)
+    found: list[str] = []
+
+    def check(figure: Figure, path: Path, *, format: str, **_: Any) -> None:
+        Path(path).touch()
+        found.append(format)
         figure.draw_without_rendering()
+        if format == "pdf":
+            assert figure.get_figwidth() in (COLUMN, PAGE)
+            left, bottom, right, top = figure.get_tightbbox().extents
+            assert min(left, bottom) >= 0  # nothing sticks out
+            assert right <= figure.get_figwidth()
+            assert top <= figure.get_figheight()
+            in_cells = {text for axes in figure.axes if axes.images for text in axes.texts}
+            assert min(float(text.get_fontsize()) for text in texts(figure) if text not in in_cells) >= LETTERS
         panels = [axes.get_window_extent() for axes in figure.axes if axes.get_visible()]
         for legend in figure.findobj(Legend):
             assert not any(legend.get_window_extent().overlaps(panel) for panel in panels)
@@ -259,6 +272,10 @@ def test_legends_stand_beside_the_data_and_no_text_covers_another(
         boxes = [(text.get_text(), text.get_window_extent()) for text in upright]
         covered = [(a, b) for (a, first), (b, second) in combinations(boxes, 2) if first.overlaps(second)]
         assert covered == []
+
+    monkeypatch.setattr(Figure, "savefig", check)
+    draw(tmp_path)
+    assert set(found) == {"png", "pdf"}
 
 
 def test_a_sweep_joins_values_that_have_an_order_and_no_others(drawn: Drawn, tmp_path: Path) -> None:

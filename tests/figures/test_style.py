@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
 
+from probing.cli.choices import FIGURE_FORMAT, FORMATS, figure_formats
+from probing.errors import UserError
+from probing.figures.formats import USUAL
 from probing.figures.layer_labels import spaced_layers
 from probing.figures.style import drawing, name_layers
-from probing.runtime.replaced_files import vector_form
 from rendering import rendered
 
 
@@ -21,8 +24,8 @@ def images() -> Iterator[None]:
         yield
 
 
-def draw(path: Path) -> None:
-    with drawing(path) as figure:
+def draw(path: Path, formats: Sequence[str] = USUAL) -> None:
+    with drawing(path, formats) as figure:
         axes = figure.add_subplot()
         axes.plot([0, 3, 6], [1.0, 0.5, 0.25], marker="o", label=r"$\sigma_1$ and é")
         axes.legend()
@@ -33,7 +36,7 @@ def test_a_figure_is_an_image_and_a_vector_form_with_its_fonts(tmp_path: Path) -
     draw(path := tmp_path / "drawn.png")
     assert {file.name for file in tmp_path.iterdir()} == {"drawn.png", "drawn.pdf"}
     assert path.read_bytes().startswith(b"\x89PNG")
-    vector = vector_form(path).read_bytes()
+    vector = path.with_suffix(".pdf").read_bytes()
     assert vector.startswith(b"%PDF")
     # Text is text, in outlines that are part of the file and that publishers take.
     assert b"/FontFile2" in vector
@@ -43,11 +46,43 @@ def test_a_figure_is_an_image_and_a_vector_form_with_its_fonts(tmp_path: Path) -
 
 def test_the_same_drawing_gives_the_same_bytes(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        draw(tmp_path / f"{name}.png")
-    for suffix in (".png", ".pdf"):
+        draw(tmp_path / f"{name}.png", FORMATS)
+    for suffix in (".png", ".pdf", ".svg"):
         first, second = (tmp_path.joinpath(name).with_suffix(suffix).read_bytes() for name in ("a", "b"))
         assert first == second
         assert b"Date" not in first
+        assert b":date>" not in first
+
+
+@pytest.mark.parametrize("formats", [["svg"], ["pdf"], ["png"], ["pdf", "svg"]])
+def test_only_the_formats_that_are_asked_for_are_written(formats: list[str], tmp_path: Path) -> None:
+    draw(tmp_path / "drawn", formats)
+    assert {file.name for file in tmp_path.iterdir()} == {f"drawn.{form}" for form in formats}
+
+
+def test_vector_forms_have_the_width_of_a_column_or_of_a_page(tmp_path: Path) -> None:
+    draw(tmp_path / "one", FORMATS)
+    with drawing(tmp_path / "two", FORMATS) as figure:
+        figure.set_size_inches(9, 3)
+        for axes in figure.subplots(1, 2):
+            axes.set_title("a title that is much too long for a panel of this width, so that it takes two lines")
+    for name, inches in (("one", 3.3), ("two", 6.8)):
+        (width,) = re.findall(r"/MediaBox \[ 0 0 ([\d.]+) ", (tmp_path / f"{name}.pdf").read_text("latin-1"))
+        assert float(width) == pytest.approx(72 * inches, abs=0.1)
+        svg = (tmp_path / f"{name}.svg").read_text()
+        (width,) = re.findall(r'<svg [^>]*width="([\d.]+)pt"', svg)
+        assert float(width) == pytest.approx(72 * inches, abs=0.1)
+    # The text of an SVG can be found and edited.
+    assert "layer (0 = embeddings)</text>" in (tmp_path / "one.svg").read_text()
+
+
+def test_formats_are_named_as_other_options_are() -> None:
+    assert tuple(figure_formats(FIGURE_FORMAT)) == USUAL
+    assert figure_formats("svg,png") == ["png", "svg"]
+    assert figure_formats(["pdf"]) == ["pdf"]
+    assert figure_formats("all") == list(FORMATS)
+    with pytest.raises(UserError, match="`--figure_format jpg` is not one of png, pdf, svg, all; give one or more"):
+        figure_formats("jpg")
 
 
 def test_a_figure_that_cannot_be_drawn_leaves_the_old_one(tmp_path: Path) -> None:

@@ -79,7 +79,9 @@ def track(folder: Path, warn: Callable[[str], None] | None = None, **options: An
 
 def log_all(tracker: Tracker, folder: Path) -> None:
     report = folder / "report.html"
-    tracker.log_results(ACCURACY, NEURONS, [folder / "curve.png"], [folder / "accuracy.csv"], report=report)
+    tracker.log_results(
+        ACCURACY, NEURONS, [folder / "curve.png", folder / "curve.pdf"], [folder / "accuracy.csv"], report=report
+    )
 
 
 def offline_run(folder: Path, **options: Any) -> OfflineRun:
