@@ -49,11 +49,13 @@ def attended(attention: Attention, batch: Batch, types: Tensor) -> dict[str, Ten
             projection cannot be told.
         column_max: The largest mean over queries among the sentence's tokens of the type, not summed; 0 if there is
             none.
+        n_tokens: Number of tokens of the type, shape (batch, 1, types).
     """
     members = types.to(torch.float64)
     columns = attention.probabilities.sum(2, dtype=torch.float64)
     means = columns / batch.lengths[:, None, None]
     found = {
+        "n_tokens": members.sum(1)[:, None],
         "mass": columns @ members,
         "column_max": torch.stack([(means * members[:, None, :, i]).amax(2) for i in range(types.shape[2])], dim=2),
     }
@@ -80,9 +82,8 @@ def types_of(tokens: Tokens, corpus: Corpus, special_tokens: Mapping[int, str]) 
         special_tokens: The tokenizer's special tokens, id to text.
     """
     special = tokens.special
-    texts = tokens.word_texts(corpus).tolist()
     found = {text: special & (tokens.input_ids == token) for token, text in special_tokens.items()}
-    found[PUNCTUATION] = np.array([_is_punctuation(text) for text in texts], dtype=bool) & ~special
+    found[PUNCTUATION] = _punctuation(tokens, corpus) & ~special
     found[NEGATION] = _within(_NEGATION, tokens, corpus) & ~special
     if "upos" in corpus.columns:
         upos = _by_token(corpus.columns["upos"], tokens)
@@ -94,8 +95,23 @@ def types_of(tokens: Tokens, corpus: Corpus, special_tokens: Mapping[int, str]) 
     return {name: members for name, members in found.items() if members.any()}
 
 
-def _is_punctuation(word: str) -> bool:
-    return bool(word) and all(unicodedata.category(character)[0] == "P" for character in word)
+def _punctuation(tokens: Tokens, corpus: Corpus) -> NDArray[np.bool_]:
+    """Return which tokens are punctuation marks alone, shape (n_tokens,).
+
+    A mark between two letters or digits, as in "don't", is a part of a word. Tokenizers divide words from marks in
+    different ways, so that the words of a tokenizer do not say it.
+    """
+    found = np.zeros(tokens.n_tokens, dtype=bool)
+    if tokens.spans is None:
+        return found
+    for row, (sentence, (start, stop)) in enumerate(zip(tokens.sentences.tolist(), tokens.spans.tolist(), strict=True)):
+        text = corpus.sentences[sentence]
+        piece = text[start:stop]
+        if piece.strip() and all(unicodedata.category(character)[0] == "P" for character in piece.strip()):
+            start += len(piece) - len(piece.lstrip())
+            inside = text[start - 1 : start].isalnum() and text[stop : stop + 1].isalnum()
+            found[row] = not inside
+    return found
 
 
 def _within(words: re.Pattern[str], tokens: Tokens, corpus: Corpus) -> NDArray[np.bool_]:

@@ -22,12 +22,15 @@ def profile(attention: Attention, batch: Batch) -> Mapping[str, Tensor]:
             al. 2019, section 3.3, who do not divide); a query that sees one key has none.
         distance: Number of tokens between query and key.
         self, previous, next: Attention to the token itself, to the previous one, and to the next one.
+        n_entropy: Number of queries that have an entropy, shape (batch, 1).
     """
     probabilities, n = attention.probabilities, attention.probabilities.shape[-1]
     steps = torch.arange(n, dtype=torch.float64, device=probabilities.device)
     nearness = (steps[:, None] - steps).abs()
+    per_nat = _per_nat(batch)
     return {
-        "entropy": torch.special.entr(probabilities).sum(3, dtype=torch.float64).mul(_per_nat(batch)[:, None]).sum(2),
+        "n_entropy": (per_nat > 0).sum(1, dtype=torch.float64)[:, None],
+        "entropy": torch.special.entr(probabilities).sum(3, dtype=torch.float64).mul(per_nat[:, None]).sum(2),
         "distance": (probabilities * nearness.to(probabilities.dtype)).sum((2, 3), dtype=torch.float64),
         "self": _diagonal(probabilities, 0),
         "previous": _diagonal(probabilities, -1),
@@ -35,15 +38,15 @@ def profile(attention: Attention, batch: Batch) -> Mapping[str, Tensor]:
     }
 
 
-def n_queries(lengths: Tensor, is_causal: bool) -> dict[str, Tensor]:
+def n_queries(sums: Mapping[str, Tensor], lengths: Tensor) -> dict[str, Tensor]:
     """Return over how many queries each sum of `profile` goes, each of shape (n_sentences,).
 
     Args:
+        sums: What `profile` returned, by sentence, layer and head.
         lengths: Number of tokens of each sentence, shape (n_sentences,).
-        is_causal: Whether no token attends to a later one.
     """
     but_one = (lengths - 1).clamp_min(0)
-    entropies = but_one if is_causal else torch.where(lengths > 1, lengths, 0)
+    entropies = sums["n_entropy"].flatten(1)[:, 0]
     return {"entropy": entropies, "distance": lengths, "self": lengths, "previous": but_one, "next": but_one}
 
 

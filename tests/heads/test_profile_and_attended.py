@@ -51,7 +51,8 @@ def made_up(is_causal: bool) -> tuple[Attention, Batch, Tensor]:
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_the_profile_is_that_of_a_loop(is_causal: bool) -> None:
     attention, batch, _ = made_up(is_causal)
-    found = profile(attention, batch)
+    found = dict(profile(attention, batch))
+    assert found.pop("n_entropy").flatten().tolist() == [6 if is_causal else 7, 3 if is_causal else 4, 0]
     for s, n in enumerate(LENGTHS):
         for h in range(3):
             rows = attention.probabilities[s, h, :n, :n].numpy().astype(np.float64)
@@ -71,8 +72,9 @@ def test_means_over_queries_of_uniform_and_of_pure_attention() -> None:
     _, batch, _ = made_up(False)
     lengths = torch.tensor(LENGTHS)
     uniform = Attention(1, batch.uniform[:, None].float(), torch.zeros(3, 1, 7, 2), None)
-    counts = n_queries(lengths, is_causal=False)
-    mean = {name: float(values.sum() / counts[name].sum()) for name, values in profile(uniform, batch).items()}
+    sums = profile(uniform, batch)
+    counts = n_queries({name: values[:, None] for name, values in sums.items()}, lengths)
+    mean = {name: float(sums[name].sum() / counts[name].sum()) for name in counts}
     assert mean["entropy"] == pytest.approx(1)
     pairs = sum(1 / n for n in LENGTHS for _ in range(n))
     assert mean["self"] == pytest.approx(pairs / sum(LENGTHS))
@@ -86,6 +88,7 @@ def test_means_over_queries_of_uniform_and_of_pure_attention() -> None:
 def test_what_types_get_is_that_of_a_loop(is_causal: bool) -> None:
     attention, batch, types = made_up(is_causal)
     found = attended(attention, batch, types)
+    assert torch.equal(found["n_tokens"][:, 0], types.sum(1).double())
     assert attention.projection
     for s, n in enumerate(LENGTHS):
         for h in range(3):
