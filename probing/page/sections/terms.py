@@ -73,7 +73,7 @@ NUMBERS: Terms = {
     "probe": "Linear ridge regression without an intercept on the hidden states of one layer; the mean of the training "
     "numbers is added to what it predicts.",
     "R²": "Share of the constant answer's squared error on the test tokens that the probe saves; the constant answer "
-    "is the mean of the training numbers, whose R² is 0. Below 0 the probe is worse.",
+    "is the mean of the training numbers, whose R² is 0. Below 0 the probe is worse; the chart shows that as 0.",
     "95% range": "Interval of R² over bootstrap samples of the test sentences.",
     **{words: _CONTROLS[name].replace("Accuracy", "R²") for name, words in (CONTROLS | TRANSFORM_CONTROLS).items()},
     "in training": "R² of the training tokens. Where it is far above that of the test tokens, the probe overfits.",
