@@ -22,9 +22,17 @@ from transformers import AutoModel
 from conftest import BARE, make_sentences
 from fake_mps import DEVICE, fake_mps
 from probing import ActivationDataModule, UserError, WandbOptions, extract, fit
+from probing.cache import Request
 from probing.cache.plan import Plan, divide
 from probing.commands.geometry import geometry
+from probing.corpus import from_sentences
+from probing.heads.accumulation import accumulate
+from probing.heads.attended import Attended
+from probing.heads.measures import BlockMeasure, Measure
+from probing.heads.profile import profile
+from probing.heads.similarity import Similarity
 from probing.internals.smoothing_bound import constants, measure
+from probing.models import resolve_model
 from probing.models.anatomy import examine
 from probing.models.post_norm import find_blocks
 from probing.probes.class_curvature import ClassCurvature
@@ -153,6 +161,22 @@ def test_the_bound_on_smoothing_is_that_of_the_processor(checkpoints: dict[str, 
             of_blocks = [constants(block) for block in blocks]
             found[name] = next(measure(encoder, blocks, of_blocks, tokens, plan, 0, True)).values
     np.testing.assert_allclose(found["mps"], found["cpu"], rtol=TOLERANCE)
+
+
+def test_what_heads_attend_to_is_that_of_the_processor(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    corpus = from_sentences("made up", make_sentences(30))
+    request = Request(resolve_model(str(checkpoints["bert"])), corpus, (), batch_tokens=150)
+    measures: list[Measure] = [BlockMeasure("profile", profile), Attended({}, "none"), Similarity()]
+    expected = accumulate(request, measures, tmp_path / "cpu", {"accelerator": "cpu"})
+    with fake_mps() as device:
+        found = accumulate(request, measures, tmp_path / "mps", {"accelerator": "mps"})
+    assert device.n_calls > 100
+    for measured in measures:
+        own, other = found[measured.name], expected[measured.name]
+        assert own.names() == other.names()
+        for name in own.names():
+            kind, name = name.split("/")
+            torch.testing.assert_close(getattr(own, kind)(name), getattr(other, kind)(name), rtol=1e-5, atol=1e-6)
 
 
 def test_training_in_float64_is_refused_before_any_work(options: dict[str, Any], tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from probing.models import load_config, load_tokenizer
 from probing.models.anatomy import Anatomy, examine
 from probing.models.attention_heads import Heads, OutputProjection, find_heads, read_heads
 from probing.runtime.distributed import end_together, is_main_process
+from probing.runtime.float64 import float64_device, on_float64_device
 
 _Begin = Callable[[Batch], Accumulator]
 
@@ -74,18 +75,20 @@ class AttentionReader:
 
         Args:
             encoder: The encoder.
-            batch: The sentences.
+            batch: The sentences, where float64 is computed for the encoder's device.
             begins: For each measure, what makes its accumulator.
         """
         accumulators = [begin(batch) for begin in begins]
 
         def give(layer: int, probabilities: Tensor, values: Tensor) -> None:
             projection = self.projections[layer - 1] if self.projections else None
-            attention = attention_of(layer, probabilities, values, projection, batch)
+            maps, values = on_float64_device(probabilities), on_float64_device(values)
+            attention = attention_of(layer, maps, values, projection, batch)
             for accumulator in accumulators:
                 accumulator.add(attention)
 
-        inputs = {"input_ids": batch.input_ids, "attention_mask": batch.mask.long()}
+        device = next(encoder.parameters()).device
+        inputs = {"input_ids": batch.input_ids.to(device), "attention_mask": batch.mask.long().to(device)}
         read_heads(encoder, self.heads, give, inputs)
         return [accumulator.kept() for accumulator in accumulators]
 
@@ -250,7 +253,8 @@ class AttentionPass(ShardPass):
             found[index] = batch, reader.read(encoder, batch, begins)
 
         reader = self.readers[0][1]
-        share_out(read, self.readers, enumerate(shard_batches(store, shard, reader, self.device)))
+        some = shard_batches(store, shard, reader, float64_device(self.device))
+        share_out(read, self.readers, enumerate(some))
         made: dict[str, dict[str, Tensor]] = {}
         for i, name in enumerate(missing):
             in_order = ((batch, kept[i]) for batch, kept in (found[index] for index in sorted(found)))

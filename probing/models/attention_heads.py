@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from probing.errors import UserError
 from probing.models.anatomy import Enough, examination_inputs, until_enough
+from probing.runtime.float64 import to_float64
 
 if TYPE_CHECKING:
     from probing.models.anatomy import Anatomy
@@ -52,7 +53,7 @@ class OutputProjection:
     @cached_property
     def gram(self) -> Tensor:
         """The inner products of the matrix's rows, shape (heads, d_head, d_head), float64: |v matrix|^2 = v gram v."""
-        matrix = self.matrix.double()
+        matrix = to_float64(self.matrix)
         return matrix @ matrix.transpose(1, 2)
 
 
