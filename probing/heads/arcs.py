@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,7 +50,16 @@ class Arcs:
     @property
     def is_punctuation(self) -> NDArray[np.bool_]:
         """Whether the relation is that of punctuation."""
-        return np.array([relation.split(":")[0] == PUNCTUATION for relation in self.relations.tolist()], dtype=bool)
+        return _are_punctuation(self.relations.tolist())
+
+
+def punctuation_of(corpus: Corpus) -> list[NDArray[np.bool_]]:
+    """Return for each sentence of a treebank which of its words are attached as punctuation."""
+    return [_are_punctuation(of_words) for of_words in corpus.columns[RELATION]]
+
+
+def _are_punctuation(relations: Sequence[str]) -> NDArray[np.bool_]:
+    return np.array([relation.split(":")[0] == PUNCTUATION for relation in relations], dtype=bool)
 
 
 def has_arcs(corpus: Corpus) -> bool:

@@ -109,7 +109,6 @@ def _row(train: Scored, test: Scored, untrained: Sequence[Scored] | None) -> Row
     best = int(by_offset.sum(0).argmax())
     right, at_offset = test.right[:, layer, head, query], test.arcs.offsets == OFFSETS[best]
     n, correct, of_offset = by_sentence(test.arcs, np.ones_like(right), right, at_offset)
-    low, high = difference_interval(correct - of_offset, n)
     row: Row = {
         "n_train": len(train.arcs),
         "n_test": len(test.arcs),
@@ -121,10 +120,7 @@ def _row(train: Scored, test: Scored, untrained: Sequence[Scored] | None) -> Row
         "offset": OFFSETS[best],
         "offset_train": float(by_offset[:, best].mean()),
         **with_interval("offset_test", of_offset, n),
-        "difference": float(right.mean() - at_offset.mean()),
-        "difference_low": low,
-        "difference_high": high,
-        "p_value": difference_p_value(correct - of_offset, n),
+        **compared(correct, of_offset, n),
     }
     if untrained is not None:
         own, reported = untrained
@@ -162,3 +158,20 @@ def with_interval(name: str, correct: NDArray[np.int64], n: NDArray[np.int64]) -
     low, high = accuracy_interval(correct, n)
     total = int(n.sum())
     return {name: float(correct.sum() / total) if total else float("nan"), f"{name}_low": low, f"{name}_high": high}
+
+
+def compared(correct: NDArray[np.int64], baseline: NDArray[np.int64], n: NDArray[np.int64]) -> Row:
+    """Return the difference of two accuracies on the same arcs, paired by sentence, as cells of a row.
+
+    Args:
+        correct: Number of arcs of each sentence that the first gets right, shape (n_sentences,).
+        baseline: Number of arcs of each sentence that the second gets right, shape (n_sentences,).
+        n: Number of arcs of each sentence, shape (n_sentences,).
+    """
+    low, high = difference_interval(correct - baseline, n)
+    return {
+        "difference": float((correct - baseline).sum() / n.sum()),
+        "difference_low": low,
+        "difference_high": high,
+        "p_value": difference_p_value(correct - baseline, n),
+    }

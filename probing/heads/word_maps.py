@@ -34,9 +34,14 @@ class WordBatch:
     words: Tensor
 
     @classmethod
-    def of(cls, batch: Batch) -> WordBatch:
-        """Return the words of a batch; the first token of a causal model is special and belongs to no word."""
-        return cls(torch.where(batch.ordinary, batch.words, NONE))
+    def of(cls, batch: Batch, kept: Tensor | None = None) -> WordBatch:
+        """Return the words of a batch; the first token of a causal model is special and belongs to no word.
+
+        Args:
+            batch: The sentences.
+            kept: Whether a token is of a word that is kept, shape (batch, sequence); all are kept if None.
+        """
+        return cls(torch.where(batch.ordinary if kept is None else batch.ordinary & kept, batch.words, NONE))
 
     @cached_property
     def pieces(self) -> Tensor:

@@ -41,13 +41,13 @@ _NUMBERS = (
     "alone", "partial", "effect", "percentile", "spearman", "gain", "threshold", "published_threshold", "auc",
     "train_auc", "vectors_per_dimension", "sigma_1", "sigma_2", "lambda_max", "attention_factor", "distance_before",
     "distance_after", "bound_published", "bound", "bound_per_matrix", "accuracy", "overlap", "weight", "probability",
-    "train", "test", "offset_train", "offset_test", "difference", "untrained",
+    "train", "test", "offset_train", "offset_test", "difference", "untrained", "baseline",
 )  # fmt: skip
 _TEXTS = (
     "flag", "removed", "ranking", "probe", "from", "above_chance", "kind", "condition", "model_a", "model_b",
     "matching", "statistic", "null", "no_signal", "transform", "measure", "definition", "special_tokens", "parameter",
     "module", "source", "where", "neurons", "set", "pooling", "aggregation", "clipped", "fitted_on", "protocol",
-    "chosen_on", "reported_on", "trial", "token", "word", "relation", "query",
+    "chosen_on", "reported_on", "trial", "token", "word", "relation", "query", "chosen",
 )  # fmt: skip
 
 TYPES: dict[str, Type] = {
