@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from probing.cli.options import ProbeOptions as ProbeOptions
     from probing.cli.options import WandbOptions as WandbOptions
+    from probing.commands.attention import attention as attention
     from probing.commands.compare import compare as compare
     from probing.commands.extract import extract as extract
     from probing.commands.fit import fit as fit
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from probing.data.module import ActivationDataModule as ActivationDataModule
     from probing.errors import UserError as UserError
     from probing.probes.linear import LinearProbe as LinearProbe
+    from probing.runs.kinds import Attention as Attention
     from probing.runs.kinds import Comparison as Comparison
     from probing.runs.kinds import FinishedSweep as FinishedSweep
     from probing.runs.kinds import Geometry as Geometry
@@ -35,6 +37,8 @@ __version__ = "0.1.0"
 
 # The public names and their modules, which are imported on first use.
 _HOMES = {
+    "Attention": "probing.runs.kinds",
+    "attention": "probing.commands.attention",
     "Comparison": "probing.runs.kinds",
     "compare": "probing.commands.compare",
     "extract": "probing.commands.extract",
@@ -63,6 +67,7 @@ _HOMES = {
 }
 __all__ = [
     "ActivationDataModule",
+    "Attention",
     "Comparison",
     "FinishedSweep",
     "Geometry",
@@ -77,6 +82,7 @@ __all__ = [
     "WandbOptions",
     "WordsInContext",
     "__version__",
+    "attention",
     "compare",
     "extract",
     "fit",

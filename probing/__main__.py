@@ -12,6 +12,7 @@ COMMANDS = {
     "compare": "probing.commands.compare:compare",
     "sweep": "probing.commands.sweep:sweep",
     "geometry": "probing.commands.geometry:geometry",
+    "attention": "probing.commands.attention:attention",
     "wic": "probing.commands.wic:wic",
     "sts": "probing.commands.sts:sts",
     "report": "probing.commands.report:report",

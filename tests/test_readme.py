@@ -37,6 +37,7 @@ QUICK = (
     "fit --task half.py",
     "fit --corpus reviews",
     "extract",
+    "attention",
     "cache",
     "sts",
     "wic",
@@ -133,7 +134,7 @@ def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path, fi
         args += BARE_ARGS
     if "--revision" in args:  # of the hub; a folder has none
         del args[(at := args.index("--revision")) : at + 2]
-    if args[0] in ("fit", "extract", "geometry"):
+    if args[0] in ("fit", "extract", "geometry", "attention"):
         args += ["--model", str(toy)] + ([] if "--corpus" in args else ["--corpus", "sentences.txt"])
     if args[0] == "sweep":
         args += [f"--fit.{name}={value}" for name, value in (("model", toy), ("corpus", "sentences.txt"), ("layer", 0))]

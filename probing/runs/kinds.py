@@ -16,7 +16,7 @@ from probing.tables.rows import Table
 from probing.tables.schema import is_known
 
 # The commands whose folders `load_run` reads, as a message names them.
-WRITERS = "`fit`, `probe`, `rank`, `compare`, `geometry`, `wic`, `sts` or `sweep`"
+WRITERS = "`fit`, `probe`, `rank`, `compare`, `geometry`, `attention`, `wic`, `sts` or `sweep`"
 
 _T = TypeVar("_T", bound="ResultFolder")
 
@@ -100,6 +100,30 @@ class Geometry(ResultFolder):
         from probing.tables.geometry import tables
 
         return [*tables(self), *inside_tables(self.smoothing, self.interventions)]
+
+
+@dataclass(frozen=True, repr=False)
+class Attention(ResultFolder):
+    """A finished survey of heads; tables that were not measured are empty.
+
+    Args:
+        folder: Folder of the survey.
+        config: The resolved configuration, without the name.
+        results: The content of `results.json`.
+        heads: A dict per layer, head, measure and type of tokens, as in `heads.csv`.
+        attention_layers: The same of each layer, as in `attention_layers.csv`.
+        attention_classes: A dict per layer, head and factor of the thresholds, as in `attention_classes.csv`.
+    """
+
+    heads: Table = field(default_factory=Table)
+    attention_layers: Table = field(default_factory=Table)
+    attention_classes: Table = field(default_factory=Table)
+
+    def tables(self) -> list[Any]:
+        """Return the survey as rich tables."""
+        from probing.tables.heads import tables
+
+        return tables(vars(self))
 
 
 @dataclass(frozen=True, repr=False)
@@ -224,6 +248,7 @@ class Rankings(ResultFolder):
 _KINDS: dict[str, type[ResultFolder]] = {
     "comparison": Comparison,
     "geometry": Geometry,
+    "survey of attention heads": Attention,
     "word-in-context evaluation": WordsInContext,
     "similarity evaluation": SentenceSimilarity,
     "sweep": FinishedSweep,
@@ -239,8 +264,8 @@ def load_run(folder: str | Path) -> Any:
 
     Returns:
         What the command returns as a function: a `Run` for `fit` and `probe`, otherwise a `Rankings`, `Comparison`,
-        `Geometry`, `WordsInContext`, `SentenceSimilarity` or `FinishedSweep`. All have `folder`, `config` and
-        `results`, and every CSV file of the folder as a table of that name.
+        `Geometry`, `Attention`, `WordsInContext`, `SentenceSimilarity` or `FinishedSweep`. All have `folder`, `config`
+        and `results`, and every CSV file of the folder as a table of that name.
 
     Raises:
         UserError: If there are no finished results in the folder, or they are damaged.

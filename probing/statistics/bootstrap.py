@@ -21,10 +21,21 @@ def resampled_means(
         seed: Seed of the generator; equal seeds and numbers of sentences give the same draws.
         n_draws: Number of bootstrap draws.
     """
-    generator = np.random.default_rng(seed)
-    n = len(n_tokens)
-    times = np.stack([np.bincount(generator.integers(n, size=n), minlength=n) for _ in range(n_draws)])
+    times = sentence_counts(len(n_tokens), seed, n_draws)
     return (times @ sums) / (times @ n_tokens)[:, None]
+
+
+def sentence_counts(n_sentences: int, seed: int, n_draws: int = DRAWS) -> NDArray[np.int64]:
+    """Return how often each sentence is in each bootstrap draw, shape (n_draws, n_sentences).
+
+    Args:
+        n_sentences: Number of sentences.
+        seed: Seed of the generator; equal seeds and numbers of sentences give the same draws.
+        n_draws: Number of bootstrap draws.
+    """
+    generator = np.random.default_rng(seed)
+    draws = (generator.integers(n_sentences, size=n_sentences) for _ in range(n_draws))
+    return np.stack([np.bincount(draw, minlength=n_sentences) for draw in draws])
 
 
 def percentiles(draws: NDArray[np.float64]) -> tuple[float, float]:

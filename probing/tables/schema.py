@@ -26,7 +26,7 @@ _WHOLE_NUMBERS = (
     "layer_a", "layer_b", "sentence", "n_classes", "n_train_tokens", "n_test_tokens", "n_tokens", "n_sentences",
     "n_neurons", "n_removed", "n_random", "n_no_signal", "n_pairs", "n_train_pairs", "n_chosen_on", "n_clipped",
     "n_gained", "n_lost", "word_index", "n_fitted_sentences", "n_fitted_vectors", "n_fitted_dimensions", "n_train",
-    "n_test", "offset",
+    "n_test", "offset", "n",
 )  # fmt: skip
 _NUMBERS = (
     "contribution", "ratio", "share", "contribution_centred", "contribution_companion", "correlation", "eta_squared",
@@ -42,12 +42,14 @@ _NUMBERS = (
     "train_auc", "vectors_per_dimension", "sigma_1", "sigma_2", "lambda_max", "attention_factor", "distance_before",
     "distance_after", "bound_published", "bound", "bound_per_matrix", "accuracy", "overlap", "weight", "probability",
     "train", "test", "offset_train", "offset_test", "difference", "untrained", "baseline",
+    "factor", "v", "d", "class_entropy",
+    "share_lower_thresholds", "share_higher_thresholds",
 )  # fmt: skip
 _TEXTS = (
     "flag", "removed", "ranking", "probe", "from", "above_chance", "kind", "condition", "model_a", "model_b",
     "matching", "statistic", "null", "no_signal", "transform", "measure", "definition", "special_tokens", "parameter",
     "module", "source", "where", "neurons", "set", "pooling", "aggregation", "clipped", "fitted_on", "protocol",
-    "chosen_on", "reported_on", "trial", "token", "word", "relation", "query", "chosen",
+    "chosen_on", "reported_on", "trial", "token", "word", "relation", "query", "chosen", "to",
 )  # fmt: skip
 
 TYPES: dict[str, Type] = {

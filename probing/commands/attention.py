@@ -1,0 +1,165 @@
+"""`attention`: what the heads of a model do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from probing.cli.option_values import Dtype, Layers, Model, Source, Tokenizer, number_problems, resolved
+from probing.cli.options import WandbOptions
+from probing.cli.python_calls import command
+from probing.cli.shared_options import with_shared_help
+from probing.commands.folders import keep_inputs, places, say_where
+from probing.errors import UserError, refuse
+from probing.models import layer_numbers
+from probing.runs.folder import RunFolder
+from probing.runs.kinds import Attention, read_folder
+from probing.runs.tracked import tracking
+from probing.runtime.distributed import is_main_process
+from probing.runtime.stopwatch import Stopwatch
+from probing.tracking import resolve_mode
+
+
+@command
+@with_shared_help
+@resolved
+def attention(
+    config: dict[str, Any],
+    model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
+    dtype: Dtype = "float32", corpus: Source = "builtin", parts: str | list[str] = "all",
+    max_length: int | None = None, batch_tokens: int | None = None, seed: int = 0, runs: str = "runs",
+    name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
+    wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None,
+) -> Attention | None:  # fmt: skip
+    """Find what the heads of a model do: which pattern each follows, how far it reaches, which tokens it attends to.
+
+    Args:
+        layer: Layers whose heads are reported: one (6), several (0,3,6), the last (-1) or all; layer k is block k,
+            counted from 1.
+        dtype: Precision of the forward pass.
+        parts: Parts of the survey: all, or some of classes, profile, tokens, words. Parts that need columns which the
+            corpus does not have are left out, unless they are named.
+        seed: Seed of the bootstrap of the sentences, and of random weights.
+        name: Name of this run; MODEL-attention-YYYYMMDD-HHMMSS by default.
+        cache: Folder of cached sums; $PROBING_CACHE or RUNS/cache by default.
+
+    Returns:
+        The survey; None on ranks other than the first.
+    """
+    from probing.runtime import terminal
+
+    say = terminal.silence if quiet else terminal.say
+    refuse(number_problems(seed, max_length, batch_tokens))
+    resolve_mode(wandb.mode)
+    typed = layer_numbers(layer)
+    cached, place = places(cache, runs, name)
+    with terminal.quiet_libraries():
+        from probing.cache.source import ActivationSource, say_what_was_left_out
+        from probing.cli.choices import chosen
+        from probing.heads.parts import NAMES, Subject, measurable, measure
+
+        watch = Stopwatch()
+        names = chosen("--parts", parts, NAMES)
+        source = ActivationSource.of(
+            model, revision, layer, trainer, cache=cached, dtype=dtype, max_length=max_length,
+            batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
+            shows_progress=terminal.show_progress(quiet), tokenizer=tokenizer,
+        )  # fmt: skip
+        layers = _blocks(typed, source)
+        subject = Subject.of(_request(source, corpus), layers, seed)
+        there, left_out = measurable(subject, names, by_name=parts not in ("all", ["all"]))
+        bars = [terminal.extraction_progress()] if source.shows_progress else []
+        tables, store = measure(subject, there, cached, source.trainer, say, bars)
+        watch.end("measure")
+        if not is_main_process():
+            return None
+        say_what_was_left_out([subject.request.corpus], [store], say)
+        for part, lack in left_out.items():
+            say(f"the part {part} is left out: it needs {lack}")
+        folder = RunFolder(place, name, f"{source.model.short_name}-attention")
+        keep_inputs(config, source.model.name, folder)
+        with tracking(folder, wandb, config) as tracker:
+            files = _write(folder.path, config, tables, (subject, store), there, left_out, watch)
+            if tracker:
+                tracker.log_results(_curves(tables), [], [], files, tables, kind="attention")
+        made = read_folder(Attention, folder.finish())
+    _report(made, tracker.where(made.folder) if tracker else None, quiet)
+    return made
+
+
+def _blocks(typed: Sequence[int] | None, source: Any) -> list[int]:
+    """Return the layers to report: blocks, so that there is no layer 0.
+
+    Raises:
+        UserError: If the embeddings are asked for.
+    """
+    layers = [layer for layer in source.layers if layer > 0]
+    if typed is not None and len(layers) < len(source.layers):
+        raise UserError(
+            f"`--layer {','.join(map(str, typed))}`: heads are in blocks, and {source.model.name} has blocks 1 to "
+            f"{source.config.num_hidden_layers}; the embeddings, layer 0, have none."
+        )
+    return layers
+
+
+def _request(source: Any, corpus: Source) -> Any:
+    """Read the corpus, and return the `probing.cache.Request` for it."""
+    from probing.cache import Request
+    from probing.corpus import load_corpus
+
+    return Request(
+        source.model, load_corpus(corpus), source.layers, source.dtype, source.max_length, source.random_weights_seed,
+        batch_tokens=source.batch_tokens,
+    )  # fmt: skip
+
+
+def _write(
+    folder: Path,
+    config: Mapping[str, Any],
+    tables: Mapping[str, list[dict[str, Any]]],
+    measured: tuple[Any, Any],
+    parts: Sequence[Any],
+    left_out: Mapping[str, str],
+    watch: Stopwatch,
+) -> list[Path]:
+    """Write tables and summary into the run's folder, and return their paths.
+
+    Args:
+        folder: The run's folder.
+        config: The resolved configuration.
+        tables: Rows by the name of their table.
+        measured: The `probing.heads.parts.Subject`, and the sums of one measure.
+        parts: The parts that were measured.
+        left_out: For each part that was not, what it lacks.
+        watch: The times so far.
+    """
+    from probing.heads.results import write, write_summary
+
+    files = write(folder, config, tables)
+    watch.end("write")
+    names = [part.name for part in parts]
+    return [*files, write_summary(folder, tables, *measured, names, left_out, watch.timings())]
+
+
+def _curves(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Return a row per layer with a column for each measure and its interval, for W&B's curves."""
+    by_layer: dict[int, dict[str, Any]] = {}
+    for row in tables.get("attention_layers", ()):
+        name = f"{row['measure']} {row.get('to', '')}".strip().replace(" ", "_")
+        point = by_layer.setdefault(row["layer"], {"layer": row["layer"]})
+        if row["measure"] != "column_max" and row.get("to", "") in ("", "special tokens"):
+            point |= {name: row["value"], f"{name}_low": row["low"], f"{name}_high": row["high"]}
+    return list(by_layer.values())
+
+
+def _report(made: Attention, where: str | None, quiet: bool) -> None:
+    """Print the tables, a sentence for each question, and where the results are."""
+    from probing.runtime import terminal
+    from probing.tables.heads import conclusions
+
+    if not quiet:
+        terminal.show(*made.tables())
+    for line in conclusions(vars(made)):
+        print(line)
+    say_where(made.folder, where)

@@ -1,0 +1,80 @@
+"""Write what a survey of heads found into a run's folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from probing.heads.parts import Subject
+from probing.heads.rows import Rows
+from probing.heads.sums import SumsStore
+from probing.runtime.versions import versions
+from probing.tables.columns import without_nan
+from probing.tables.csv_files import write_csv
+from probing.tables.heads import COLUMNS, of_all_maps
+
+KIND = "survey of attention heads"
+
+
+def write(folder: Path, config: Mapping[str, Any], tables: Mapping[str, Rows]) -> list[Path]:
+    """Write tables and the configuration, and return their paths.
+
+    Args:
+        folder: The run's folder.
+        config: The resolved configuration as plain values.
+        tables: Rows by the name of their table.
+    """
+    paths = [folder / "config.yaml"]
+    paths[0].write_text(yaml.safe_dump(dict(config), sort_keys=False))
+    for name, rows in tables.items():
+        paths.append(folder / f"{name}.csv")
+        write_csv(paths[-1], rows, COLUMNS[name])
+    return paths
+
+
+def write_summary(
+    folder: Path,
+    tables: Mapping[str, Rows],
+    subject: Subject,
+    store: SumsStore,
+    parts: Sequence[str],
+    left_out: Mapping[str, str],
+    timings: Mapping[str, float],
+) -> Path:
+    """Write `results.json`, the results for programs, and return its path.
+
+    Args:
+        folder: The run's folder.
+        tables: Rows by the name of their table.
+        subject: Model and corpus.
+        store: Sums of one measure, which tell their origin.
+        parts: Names of the parts that were measured.
+        left_out: For each part that was not, what it lacks.
+        timings: Times in seconds.
+    """
+    heads, tokens = subject.heads, subject.tokens
+    header = {name: store.header[name] for name in ("model", "revision", "corpus", "versions")}
+    types = {"special tokens": subject.special, **subject.types}
+    summary = {
+        "kind": KIND,
+        "versions": versions(),
+        "cache": {**header, "key": subject.request.key(), "n_truncated": tokens.n_truncated},
+        "parts": list(parts),
+        "left_out": dict(left_out),
+        "model": {"n_layers": heads.n_layers, "n_heads": heads.n_heads, "is_causal": heads.is_causal},
+        "n_sentences": int((tokens.lengths > 0).sum()),
+        "n_tokens": tokens.n_tokens,
+        "token_types": {
+            name: {"n_tokens": int(of.sum()), "share": float(of.mean())} for name, of in types.items() if of.any()
+        },
+        "classes": {name: without_nan(row) for name, row in of_all_maps(tables).items()},
+        "timings": dict(timings),
+        "attention_layers": [without_nan(row) for row in tables.get("attention_layers", ())],
+    }
+    path = folder / "results.json"
+    path.write_text(json.dumps(summary, indent=2))
+    return path

@@ -1,0 +1,145 @@
+"""Rows of the tables of a survey, from the sums of its measures. Heads are counted from 1, as layers are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from probing.cache.tokens import Tokens
+from probing.heads.means import Means, Sentences
+from probing.heads.patterns import CLASSES, SWEEP, classify
+from probing.heads.profile import n_queries
+from probing.tables.schema import ALL_LAYERS
+
+Rows = list[dict[str, Any]]
+# Factors of the thresholds at which maps are classified; the first is that of the thresholds themselves.
+FACTORS = (1.0, *SWEEP)
+
+
+def class_rows(v: Tensor, d: Tensor, lengths: NDArray[Any], layers: Sequence[int], sentences: Sentences) -> Rows:
+    """Return the rows of `attention_classes.csv`.
+
+    For every factor of the thresholds there is a row for each head, with the class that most of its maps have, and a
+    row for each class over all maps, without a head and with `all` for the layer.
+
+    Args:
+        v: How vertical each map is, shape (n_sentences, all layers, heads).
+        d: How diagonal it is, of the same shape.
+        lengths: Number of tokens of each sentence, shape (n_sentences,); sentences without tokens do not count.
+        layers: The layers to report.
+        sentences: Draws of the sentences.
+    """
+    there = (lengths > 0).astype(np.int64)
+    v, d = (values[:, [layer - 1 for layer in layers]] for values in (v, d))
+    mean_v, mean_d = (sentences.means(values.numpy() * there[:, None, None], there) for values in (v, d))
+    rows: Rows = []
+    for factor in FACTORS:
+        found = torch.nn.functional.one_hot(classify(v, d, factor=factor), len(CLASSES)).double().numpy()
+        found *= there[:, None, None, None]
+        shares, overall = sentences.means(found, there), sentences.means(found.mean((1, 2)), there)
+        for i, layer in enumerate(layers):
+            for head in range(v.shape[2]):
+                of_head = shares.values[i, head]
+                majority = int(of_head.argmax())
+                rows.append({
+                    "layer": layer, "head": head + 1, "factor": factor, "v": float(mean_v.values[i, head]),
+                    "d": float(mean_d.values[i, head]), "class": CLASSES[majority],
+                    **_share(shares, i, head, majority), "class_entropy": _entropy(of_head),
+                })  # fmt: skip
+        rows += [
+            {"layer": ALL_LAYERS, "factor": factor, "class": name, **_share(overall, i)}
+            for i, name in enumerate(CLASSES) if name != "block"
+        ]  # fmt: skip
+    return rows
+
+
+def profile_sums(sums: Mapping[str, Tensor], lengths: NDArray[Any]) -> dict[str, tuple[Any, Any]]:
+    """Return for each measure of a head's profile its sums and what they are divided by; see `n_queries`."""
+    counts = n_queries(sums, torch.from_numpy(lengths.astype(np.int64)))
+    return {name: (sums[name].numpy(), counted.numpy()) for name, counted in counts.items()}
+
+
+def measure_rows(
+    sums: NDArray[np.float64],
+    counts: NDArray[Any],
+    layers: Sequence[int],
+    sentences: Sentences,
+    **named: str,
+) -> tuple[Rows, Rows]:
+    """Return the rows of one measure in `heads.csv`, and in `attention_layers.csv`, the mean over a layer's heads.
+
+    Args:
+        sums: Sum of each sentence, shape (n_sentences, all layers, heads).
+        counts: What the sums are divided by, of each sentence, shape (n_sentences,).
+        layers: The layers to report.
+        sentences: Draws of the sentences.
+        named: The columns that name the measure.
+    """
+    here = sums[:, [layer - 1 for layer in layers]]
+    of_heads, of_layers = sentences.means(here, counts), sentences.means(here.mean(2), counts)
+    return (
+        [
+            {"layer": layer, "head": head + 1, **named, **of_heads.row(i, head)}
+            for i, layer in enumerate(layers)
+            for head in range(here.shape[2])
+        ],
+        [{"layer": layer, **named, **of_layers.row(i)} for i, layer in enumerate(layers)],
+    )
+
+
+def type_rows(
+    sums: Mapping[str, Tensor],
+    counts: Mapping[str, NDArray[Any]],
+    lengths: NDArray[Any],
+    layers: Sequence[int],
+    sentences: Sentences,
+    leave_out: Sequence[str] = (),
+) -> tuple[Rows, Rows]:
+    """Return the rows of what each type of token gets, by head and by layer.
+
+    Args:
+        sums: What the measure `attended` has summed, by name, each of shape (n_sentences, all layers, heads, types).
+        counts: For each type in order, the number of its tokens in each sentence, shape (n_sentences,).
+        lengths: Number of tokens of each sentence, shape (n_sentences,).
+        layers: The layers to report.
+        sentences: Draws of the sentences.
+        leave_out: Types that are not reported.
+    """
+    by_head: Rows = []
+    by_layer: Rows = []
+    for t, (name, of_type) in enumerate(counts.items()):
+        if name in leave_out:
+            continue
+        has = (of_type > 0).astype(np.int64)
+        measures = {"mass": ("mass", lengths), "lift": ("mass", of_type), "norm_mass": ("norm_mass", lengths),
+                    "column_max": ("column_max", has)}  # fmt: skip
+        for measure, (source, divided_by) in measures.items():
+            if source in sums:
+                summed = sums[source][..., t].numpy()
+                of_heads, of_layers = measure_rows(summed, divided_by, layers, sentences, measure=measure, to=name)
+                by_head += of_heads
+                by_layer += of_layers
+    return by_head, by_layer
+
+
+def counts_of(types: Mapping[str, NDArray[np.bool_]], tokens: Tokens) -> dict[str, NDArray[Any]]:
+    """Return the number of tokens of each type in each sentence, each of shape (n_sentences,)."""
+    return {
+        name: np.bincount(tokens.sentences[members], minlength=tokens.n_sentences) for name, members in types.items()
+    }
+
+
+def _share(found: Means, *index: int) -> dict[str, Any]:
+    row = found.row(*index)
+    return {"share": row.pop("value"), **row}
+
+
+def _entropy(shares: NDArray[np.float64]) -> float:
+    """Return the entropy of a distribution in nats."""
+    positive = shares[shares > 0]
+    return float(-(positive * np.log(positive)).sum()) + 0.0

@@ -1,0 +1,209 @@
+"""Columns, tables and sentences of `attention`, for files and the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from probing.statistics.intervals import few_sentences
+from probing.tables.columns import ends, in_brackets, interval
+from probing.tables.schema import ALL_LAYERS
+
+Row = Mapping[str, Any]
+Tables = Mapping[str, Sequence[Row]]
+
+COLUMNS = {
+    "heads": ("layer", "head", "measure", "to", "value", "low", "high", "n"),
+    "attention_layers": ("layer", "measure", "to", "value", "low", "high", "n"),
+    "attention_classes": (
+        "layer", "head", "factor", "v", "d", "class", "share", "low", "high", "n", "class_entropy",
+    ),
+}  # fmt: skip
+
+# Short headings of the classes.
+CLASSES = {
+    "vertical": "vertical",
+    "diagonal": "diagonal",
+    "vertical and diagonal": "both",
+    "block": "block",
+    "heterogeneous": "heterogeneous",
+}
+SPECIAL = "special tokens"
+_PROFILE = {"entropy": "entropy", "distance": "distance", "self": "self", "previous": "previous", "next": "next"}
+
+
+def tables(made: Tables) -> list[Any]:
+    """Return the tables of the terminal as rich ones; those without rows are left out."""
+    found = (_classes_table(made), _layers_table(made), _types_table(made))
+    return [table for table in found if table is not None]
+
+
+def conclusions(made: Tables) -> list[str]:
+    """Return the conclusions from the tables, a sentence for each question."""
+    return [*_which_classes(made), *_neighbours(made), *_special_tokens(made), *_why_no_intervals(made)]
+
+
+def of_heads(made: Tables, factor: float = 1.0) -> list[Row]:
+    """Return the row of each head in `attention_classes.csv`."""
+    return [row for row in made.get("attention_classes", ()) if "head" in row and row["factor"] == factor]
+
+
+def of_all_maps(made: Tables, factor: float = 1.0) -> dict[str, Row]:
+    """Return the row of each class over all maps."""
+    rows = made.get("attention_classes", ())
+    return {row["class"]: row for row in rows if row["layer"] == ALL_LAYERS and row["factor"] == factor}
+
+
+def of_measure(rows: Sequence[Row], measure: str, to: str = "") -> list[Row]:
+    """Return the rows of one measure and, where it has one, one type of tokens."""
+    return [row for row in rows if row["measure"] == measure and row.get("to", "") == to]
+
+
+def name_of(row: Row) -> str:
+    """Return the name of a head, such as 3-9: the ninth head of layer 3."""
+    return f"{row['layer']}-{row['head']}"
+
+
+def largest_move(made: Tables) -> tuple[str, float] | None:
+    """Return the class whose share of all maps changes most when all thresholds move by a quarter, and by how much."""
+    usual = of_all_maps(made)
+    factors = {row["factor"] for row in made.get("attention_classes", ())} - {1.0}
+    moves = {
+        name: max(abs(of_all_maps(made, factor)[name]["share"] - row["share"]) for factor in factors)
+        for name, row in usual.items()
+    }
+    return max(moves.items(), key=lambda item: item[1]) if moves else None
+
+
+def _table(title: str, *headings: str) -> Any:
+    from probing.runtime.terminal import plain_table
+
+    table = plain_table(title)
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def _classes_table(made: Tables) -> Any:
+    """Return the heads of each layer by the class that most of their maps have."""
+    rows = of_heads(made)
+    if not rows:
+        return None
+    n = rows[0]["n"]
+    there = [name for name in CLASSES if any(row["class"] == name for row in rows)]
+    table = _table(f"Heads by the class that most of their maps have, over {n:,} sentences", "layer")
+    for name in there:
+        table.add_column(CLASSES[name])
+    for layer in dict.fromkeys(row["layer"] for row in rows):
+        here = [row for row in rows if row["layer"] == layer]
+        cells = (", ".join(str(row["head"]) for row in here if row["class"] == name) for name in there)
+        table.add_row(str(layer), *cells)
+    return table
+
+
+def _layers_table(made: Tables) -> Any:
+    """Return what heads attend to, as the mean over the heads of each layer."""
+    rows = made.get("attention_layers", ())
+    there = {name: heading for name, heading in _PROFILE.items() if of_measure(rows, name)}
+    types = [SPECIAL] if of_measure(rows, "mass", SPECIAL) else []
+    by_norm = bool(of_measure(rows, "norm_mass", SPECIAL))
+    if not there and not types:
+        return None
+    headings = ["layer", *there.values(), *(["special tokens", "lift"] if types else []), *(["by norm"] * by_norm)]
+    table = _table("Attention of each layer, mean over its heads and all queries", *headings)
+    wanted = [(name, "") for name in there] + [(m, t) for t in types for m in ("mass", "lift")]
+    wanted += [("norm_mass", SPECIAL)] * by_norm
+    found = {(row["layer"], row["measure"], row.get("to", "")): row for row in rows}
+    for layer in dict.fromkeys(row["layer"] for row in rows):
+        table.add_row(str(layer), *(_number(found.get((layer, *one))) for one in wanted))
+    return table
+
+
+def _types_table(made: Tables) -> Any:
+    """Return for each type of token the head that attends to it most, relative to its share of the tokens."""
+    rows = made.get("heads", ())
+    types = list(dict.fromkeys(row["to"] for row in rows if row["measure"] == "lift"))
+    if not types:
+        return None
+    by_norm = any(row["measure"] == "norm_mass" for row in rows)
+    table = _table("For each type of token, the head with the most attention to it")
+    table.add_column("type of token")
+    for heading in ("share of tokens", "head", "mass", "95% interval", "lift", *(["by norm"] * by_norm)):
+        table.add_column(heading, justify="right")
+    found = {(row["measure"], row.get("to", ""), row["layer"], row["head"]): row for row in rows}
+    for name in types:
+        best = max(of_measure(rows, "mass", name), key=lambda row: row["value"])
+        lift, norm = (found.get((m, name, best["layer"], best["head"])) for m in ("lift", "norm_mass"))
+        share = f"{best['value'] / lift['value']:.1%}" if lift and lift["value"] else ""
+        cells = [share, name_of(best), f"{best['value']:.3f}", interval(best), _number(lift)]
+        table.add_row(name, *cells, *([_number(norm, ".3f")] if norm else []))
+    return table
+
+
+def _number(row: Row | None, form: str = ".2f") -> str:
+    return "" if row is None else format(row["value"], form)
+
+
+def _which_classes(made: Tables) -> list[str]:
+    heads, overall = of_heads(made), of_all_maps(made)
+    if not heads:
+        return []
+    parts = []
+    for name, row in sorted(overall.items(), key=lambda item: -item[1]["share"]):
+        if not row["share"]:
+            continue
+        n = sum(one["class"] == name for one in heads)
+        between = interval(row, between=" to ", form=".1f", times=100)
+        parts.append(f"{name} {row['share']:.1%}{in_brackets(between, f'most maps of {n} of {len(heads)} heads')}")
+    lines = [f"Classes of all attention maps: {', '.join(parts)}."]
+    moved = largest_move(made)
+    if moved and moved[1] >= 0.0005:
+        lower, higher = (of_all_maps(made, factor)[moved[0]]["share"] for factor in (0.75, 1.25))
+        lines.append(
+            f"When all thresholds are 25% lower or higher, the share that changes most is that of {moved[0]} maps, to "
+            f"{lower:.1%} or {higher:.1%}: by {100 * moved[1]:.1f} points."
+        )
+    return lines
+
+
+def _neighbours(made: Tables) -> list[str]:
+    rows = made.get("heads", ())
+    parts = []
+    for measure, words in (("previous", "previous token"), ("next", "next token"), ("self", "token itself")):
+        if here := of_measure(rows, measure):
+            best = max(here, key=lambda row: row["value"])
+            n = sum(row["value"] > 0.5 for row in here)
+            many = f"above .5 in {n} of {len(here)} heads"
+            parts.append(
+                f"the {words} gets {best['value']:.3f} of head {name_of(best)}"
+                f"{in_brackets(interval(best, between=' to '), many)}"
+            )
+    return [f"Most attention to neighbours: {'; '.join(parts)}."] if parts else []
+
+
+def _special_tokens(made: Tables) -> list[str]:
+    rows = of_measure(made.get("attention_layers", ()), "mass", SPECIAL)
+    if not rows or not any(row["value"] for row in rows):
+        return []
+    most, least = (choose(rows, key=lambda row: row["value"]) for choose in (max, min))
+    lifts = {row["layer"]: row for row in of_measure(made["attention_layers"], "lift", SPECIAL)}
+    norms = {row["layer"]: row for row in of_measure(made["attention_layers"], "norm_mass", SPECIAL)}
+
+    def told(row: Row) -> str:
+        return f"{row['value']:.3f}{in_brackets(interval(row, between=' to '))} in layer {row['layer']}"
+
+    line = (
+        f"Special tokens get {told(most)}, the most, and {told(least)}, the least, as means over heads; in layer "
+        f"{most['layer']} this is {lifts[most['layer']]['value']:.1f} times their share of the tokens"
+    )
+    if norm := norms.get(most["layer"]):
+        between = in_brackets(interval(norm, between=" to "))
+        line += f", and when weights are multiplied by the norms of what is read it is {norm['value']:.3f}{between}"
+    return [line + "."]
+
+
+def _why_no_intervals(made: Tables) -> list[str]:
+    rows = [*made.get("attention_layers", ()), *made.get("attention_classes", ())]
+    most = max(rows, key=lambda row: row["n"], default=None)
+    few = few_sentences(most["n"], "sentence") if most and not ends(most) else None
+    return [few] if few else []

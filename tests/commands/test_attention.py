@@ -1,0 +1,247 @@
+"""`attention` from end to end on tiny models."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import yaml
+
+from conftest import N_LAYERS
+from probing import Attention, WandbOptions, attention, load_run
+from probing.__main__ import COMMANDS
+from probing.cli.commandline import run
+from probing.heads import accumulation
+from probing.models import load_tokenizer, resolve_model
+from probing.tables.heads import COLUMNS, conclusions
+from wandb_reader import read_offline_runs
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
+
+CPU = {"accelerator": "cpu"}
+
+
+def treebank(sentences: list[str]) -> str:
+    """Write sentences as CoNLL-U: the first word is the subject, the second the root, the last one the object."""
+    lines = []
+    for sentence in sentences:
+        words = sentence.split()
+        for i, word in enumerate(words, 1):
+            relation = {1: "nsubj", 2: "root", len(words): "obj"}.get(i, "dep")
+            upos = "VERB" if i == 2 else "NOUN" if i in (1, len(words)) else "X"
+            lines.append("\t".join([str(i), word, "_", upos, "_", "_", str(0 if i == 2 else 2), relation, "_", "_"]))
+        lines.append("")
+    return "\n".join(lines) + "\n"
+
+
+def known(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows without the cells of intervals that there are not, which are NaN and thus unequal to themselves."""
+    return [{name: value for name, value in row.items() if value == value} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -> Path:
+    folder = tmp_path_factory.mktemp("attention")
+    (folder / "bank.conllu").write_text(treebank(sentences[:40]))
+    (folder / "plain.txt").write_text("\n".join(sentences[:30]) + "\n")
+    return folder
+
+
+def survey(place: Path, model: Path, **options: Any) -> Attention:
+    usual = {"corpus": str(place / "bank.conllu"), "runs": str(place / "runs"), "quiet": True, "trainer": CPU}
+    made = attention(model=str(model), **{**usual, "wandb": WandbOptions("disabled"), **options})
+    assert made is not None
+    return made
+
+
+@pytest.fixture(scope="module")
+def made(place: Path, checkpoints: dict[str, Path]) -> Attention:
+    return survey(place, checkpoints["bert"], name="bert", wandb=WandbOptions("offline"))
+
+
+def test_a_survey_has_every_head_every_measure_and_every_type(made: Attention) -> None:
+    heads = {(row["layer"], row["head"]) for row in made.heads}
+    assert heads == {(layer, head) for layer in range(1, N_LAYERS["bert"] + 1) for head in (1, 2)}
+    types = {row["to"] for row in made.heads if row["measure"] == "mass"}
+    assert {"special tokens", "[CLS]", "[SEP]", "NOUN", "VERB", "X", "subject", "object"} <= types
+    for measure, to in {("entropy", ""), ("distance", ""), ("self", ""), ("previous", ""), ("next", "")} | {
+        (measure, to) for measure in ("mass", "lift", "norm_mass", "column_max") for to in types
+    }:
+        here = [row for row in made.heads if (row["measure"], row.get("to", "")) == (measure, to)]
+        assert {(row["layer"], row["head"]) for row in here} == heads
+        assert len(here) == len(heads)
+        for row in here:
+            assert 0 < row["n"] <= 40
+            if row["n"] >= 20:
+                assert 0 <= row["low"] <= row["value"] <= row["high"]
+            else:
+                assert math.isnan(row["low"])
+        layers = [row for row in made.attention_layers if (row["measure"], row.get("to", "")) == (measure, to)]
+        assert [row["layer"] for row in layers] == sorted({layer for layer, _ in heads})
+        for row in layers:
+            own = [one["value"] for one in here if one["layer"] == row["layer"]]
+            assert row["value"] == pytest.approx(sum(own) / len(own))
+
+
+def test_the_parts_of_a_row_of_attention_are_what_they_must_be(made: Attention) -> None:
+    found = {(row["measure"], row.get("to", ""), row["layer"], row["head"]): row["value"] for row in made.heads}
+    results = json.loads((made.folder / "results.json").read_text())
+    for layer, head in {(row["layer"], row["head"]) for row in made.heads}:
+        ends = found["mass", "[CLS]", layer, head] + found["mass", "[SEP]", layer, head]
+        assert ends == pytest.approx(found["mass", "special tokens", layer, head])
+        words = sum(found["mass", upos, layer, head] for upos in ("NOUN", "VERB", "X"))
+        assert words + ends == pytest.approx(1, abs=1e-6)
+        share = results["token_types"]["NOUN"]["share"]
+        assert found["mass", "NOUN", layer, head] / share == pytest.approx(found["lift", "NOUN", layer, head])
+
+
+def test_every_head_has_a_class_and_the_classes_of_all_maps_add_up(made: Attention) -> None:
+    for factor in (1.0, 0.75, 1.25):
+        here = [row for row in made.attention_classes if row["factor"] == factor]
+        assert sum(row["share"] for row in here if row["layer"] == "all") == pytest.approx(1)
+        heads = [row for row in here if row["layer"] != "all"]
+        assert len(heads) == 2 * N_LAYERS["bert"]
+        assert all(row["low"] <= row["share"] <= row["high"] and row["n"] == 40 for row in heads)
+
+
+def test_the_folder_holds_what_was_returned_and_repeats_it(made: Attention, place: Path) -> None:
+    for name in COLUMNS:
+        rows = getattr(made, name)
+        assert known(rows) != []
+        assert known(getattr(load_run(made.folder), name)) == known(rows)
+    results = json.loads((made.folder / "results.json").read_text())
+    assert results["kind"] == "survey of attention heads"
+    assert results["parts"] == ["classes", "profile", "tokens", "words"]
+    assert results["n_sentences"] == 40
+    config = yaml.safe_load((made.folder / "config.yaml").read_text())
+    again = attention(**{**config, "wandb": WandbOptions("disabled"), "name": "again"})
+    assert again is not None
+    assert [known(getattr(again, name)) for name in COLUMNS] == [known(getattr(made, name)) for name in COLUMNS]
+
+
+def test_wandb_has_the_tables_and_curves_over_layers(made: Attention) -> None:
+    (logged,) = read_offline_runs(made.folder)
+    assert all(logged.rows(name) for name in COLUMNS)
+    curve = [(row["layer"], row["by_layer/mass_special_tokens"]) for row in logged.rows("by_layer/mass_special_tokens")]
+    plain = [
+        (row["layer"], row["value"])
+        for row in made.attention_layers
+        if (row["measure"], row.get("to", "")) == ("mass", "special tokens")
+    ]
+    assert curve == plain
+
+
+def test_text_has_no_classes_of_words_and_a_decoder_has_a_special_first_token(
+    place: Path, checkpoints: dict[str, Path], capsys: Any
+) -> None:
+    found = survey(place, checkpoints["gpt2"], corpus=str(place / "plain.txt"), name="gpt2", quiet=False, layer=2)
+    out, err = capsys.readouterr()
+    assert "the part words is left out: it needs a corpus with the columns upos or deprel" in err
+    assert "has neither" in err
+    assert "Attention of each layer, mean over its heads and all queries" in out
+    assert f"Results: {found.folder}" in out
+    assert {row["layer"] for row in found.heads} == {2}
+    values = {(row["measure"], row.get("to", "")): row["value"] for row in found.attention_layers}
+    assert values["next", ""] == 0
+    assert values["mass", "special tokens"] > 1 / 40  # the first token, which all queries see
+    results = json.loads((found.folder / "results.json").read_text())
+    assert results["model"]["is_causal"]
+    assert results["token_types"]["special tokens"]["n_tokens"] == 30
+    assert list(results["left_out"]) == ["words"]
+
+
+class Stop(pl.Callback):
+    """Interrupts a pass after some shards, and counts them."""
+
+    def __init__(self, last: int | None = None) -> None:
+        self.n, self.last = 0, last
+
+    def on_predict_batch_end(self, *args: Any, **keywords: Any) -> None:
+        self.n += 1
+        if self.n == self.last:
+            raise KeyboardInterrupt
+
+
+def test_a_survey_that_was_killed_goes_on_and_ends_with_the_same_tables(
+    place: Path, checkpoints: dict[str, Path], made: Attention, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accumulation, "SHARD_TOKENS", 200)
+    counts: list[Stop] = []
+    forward = accumulation.forward_trainer
+
+    def with_stop(options: Any, callbacks: Any) -> Any:
+        counts.append(Stop(2 if not counts else None))
+        return forward(options, [*callbacks, counts[-1]])
+
+    monkeypatch.setattr(accumulation, "forward_trainer", with_stop)
+    where = {"runs": str(tmp_path / "runs"), "name": "killed"}
+    with pytest.raises(KeyboardInterrupt):
+        survey(place, checkpoints["bert"], **where)
+    assert not list((tmp_path / "runs").glob("killed*"))  # nothing of the run, and the sums are in the cache
+    found = survey(place, checkpoints["bert"], **where)
+    monkeypatch.setattr(accumulation, "SHARD_TOKENS", 10_000)
+    whole = survey(place, checkpoints["bert"], runs=str(tmp_path / "other"), name="whole")
+    first, second, third = (count.n for count in counts)
+    assert (first, third) == (2, 1)
+    assert second >= 1
+    for name in COLUMNS:
+        for one, other in zip(known(getattr(found, name)), known(getattr(whole, name)), strict=True):
+            assert one.keys() == other.keys()
+            for column, value in one.items():
+                same = other[column] if isinstance(value, str) else pytest.approx(other[column], rel=1e-6, abs=1e-9)
+                assert value == same
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--parts", "clases"], "`--parts clases` is not one of classes, profile, tokens, words, all (did you mean"),
+        (["--parts", "words"], "`--parts words` needs a corpus with the columns upos or deprel, such as a .conllu"),
+        (["--layer", "0,1"], "`--layer 0,1`: heads are in blocks, and"),
+        (["--layer", "9"], "`--layer 9`"),
+        (["--seed", "-1"], "`--seed -1` is out of range"),
+        (["--corpus", "nowhere.txt"], "nowhere.txt"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_a_sentence(
+    args: list[str], message: str, place: Path, checkpoints: dict[str, Path], tmp_path: Path, capsys: Any
+) -> None:
+    usual = ["attention", "--model", str(checkpoints["bert"]), "--corpus", str(place / "plain.txt")]
+    where = ["--runs", str(tmp_path / "runs"), "--cache", str(tmp_path / "cache"), "--wandb.mode", "disabled"]
+    assert run(COMMANDS, [*usual, *where, *args]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_encoder_without_attention_is_refused(
+    place: Path, tiny_model: Callable[..., Path], tmp_path: Path, capsys: Any
+) -> None:
+    from transformers import AutoModel, FNetConfig
+
+    folder = tiny_model("bert")
+    config = FNetConfig(
+        vocab_size=len(load_tokenizer(resolve_model(str(folder)))), hidden_size=16, num_hidden_layers=2,
+        intermediate_size=32, max_position_embeddings=128,
+    )  # fmt: skip
+    AutoModel.from_config(config).save_pretrained(folder)
+    args = ["--model", str(folder), "--corpus", str(place / "plain.txt"), "--runs", str(tmp_path / "runs"), "--quiet"]
+    assert run(COMMANDS, ["attention", *args, "--wandb.mode", "disabled"]) == 2
+    err = capsys.readouterr().err
+    assert "choose a model with attention weights" in err
+    assert "Traceback" not in err
+    assert not list((tmp_path / "runs").glob("*attention*"))
+
+
+def test_few_sentences_are_told_to_be_too_few() -> None:
+    nan = float("nan")
+    row = {"layer": 1, "measure": "entropy", "value": 0.5, "low": nan, "high": nan, "n": 5}
+    assert conclusions({"attention_layers": [row]}) == [
+        "There are no 95% intervals: 5 sentences are too few; at least 20 are needed."
+    ]
