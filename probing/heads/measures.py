@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -23,11 +23,13 @@ class Kept:
         by_token: Shape (batch, sequence, ...); what stands at padding is not kept.
         total: Any shape; the values of all batches are added up, without sentences, so that no interval by sentence
             can be computed from them.
+        listed: For each sentence of the batch any number of rows, shape (n, ...), such as one for each pair of words.
     """
 
     by_sentence: Mapping[str, Tensor] = field(default_factory=dict)
     by_token: Mapping[str, Tensor] = field(default_factory=dict)
     total: Mapping[str, Tensor] = field(default_factory=dict)
+    listed: Mapping[str, Sequence[Tensor]] = field(default_factory=dict)
 
 
 class Accumulator(Protocol):

@@ -31,6 +31,33 @@ class SumsStore(ActivationStore):
         """Return what a measure added up over the corpus."""
         return torch.stack(self._shards(f"total/{name}")).sum(0)
 
+    def listed(self, name: str, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rows that a measure kept of some sentences, and the number of rows of each sentence.
+
+        Args:
+            name: Name of the rows.
+            chosen: Whether a sentence is chosen, shape (n_sentences,).
+
+        Returns:
+            Rows, shape (n, ...), in the order of the corpus, and numbers, shape (n_sentences,), 0 for other sentences.
+        """
+        counts = torch.cat(self._shards(f"n_listed/{name}"))
+        numbers = torch.where(chosen, counts, 0)
+        rows: Tensor | None = None
+        filled = 0
+        # Filled shard by shard, because the rows of a corpus in pieces and together would need twice the memory.
+        for shard in self.plan.shards:
+            tensors = load_file(self.path(0, shard.index))
+            if not tensors:
+                continue
+            here = slice(shard.first_sentence, shard.first_sentence + shard.n_sentences)
+            own = tensors[f"listed/{name}"][chosen[here].repeat_interleave(counts[here])]
+            if rows is None:
+                rows = torch.empty(int(numbers.sum()), *own.shape[1:], dtype=own.dtype)
+            rows[filled : filled + len(own)] = own
+            filled += len(own)
+        return (torch.empty(0) if rows is None else rows), numbers
+
     def names(self) -> list[str]:
         """Return the names of what is kept, each with its kind, such as `by_sentence/entropy`."""
         return sorted(load_file(self.path(0, 0)))
@@ -53,6 +80,7 @@ def of_shard(
         n_tokens: Number of its tokens.
     """
     made: dict[str, Tensor] = {}
+    listed: dict[str, dict[int, Tensor]] = {}
 
     def put(name: str, index: Tensor, values: Tensor, length: int) -> None:
         if name not in made:
@@ -67,6 +95,14 @@ def of_shard(
         for name, values in kept.total.items():
             before = made.get(f"total/{name}")
             made[f"total/{name}"] = values.cpu().clone() if before is None else before + values.cpu()
+        for name, rows in kept.listed.items():
+            own = zip((batch.sentences.cpu() - first_sentence).tolist(), rows, strict=True)
+            listed.setdefault(name, {}).update((sentence, values.cpu()) for sentence, values in own)
+    for name, by_sentence in listed.items():
+        numbers = torch.zeros(n_sentences, dtype=torch.int64)
+        numbers[list(by_sentence)] = torch.tensor([len(values) for values in by_sentence.values()])
+        made[f"n_listed/{name}"] = numbers
+        made[f"listed/{name}"] = torch.cat([by_sentence[sentence] for sentence in sorted(by_sentence)])
     return made
 
 
