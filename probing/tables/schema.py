@@ -49,7 +49,7 @@ _TEXTS = (
     "flag", "removed", "ranking", "probe", "from", "above_chance", "kind", "condition", "model_a", "model_b",
     "matching", "statistic", "null", "no_signal", "transform", "measure", "definition", "special_tokens", "parameter",
     "module", "source", "where", "neurons", "set", "pooling", "aggregation", "clipped", "fitted_on", "protocol",
-    "chosen_on", "reported_on", "trial", "token", "word", "relation", "query", "chosen", "to",
+    "chosen_on", "reported_on", "trial", "token", "word", "relation", "query", "of", "chosen", "to",
 )  # fmt: skip
 
 TYPES: dict[str, Type] = {
