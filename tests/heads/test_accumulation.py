@@ -105,8 +105,8 @@ def test_sums_are_those_of_a_loop_over_single_sentences(
         found = store.by_sentence(name)
         assert found.dtype == torch.float64
         assert found.shape[:2] == (16, N_LAYERS[family])
-        # The fused implementation rounds otherwise than the one that returns its weights.
-        assert_close(found.numpy(), values, rtol=2e-5 if family in ("t5", "llama") else 1e-6, atol=1e-6)
+        # The forward pass is in float32, and a batch and a single sentence are rounded otherwise.
+        assert_close(found.numpy(), values, rtol=2e-5, atol=2e-6)
 
 
 def test_batches_and_shards_change_nothing(
@@ -119,7 +119,7 @@ def test_batches_and_shards_change_nothing(
     assert len(alone.plan.shards) == 1
     assert together.names() == [f"by_sentence/{name}" for name in ("end", "norms", "squares", "to_special")]
     for name in ("to_special", "end", "squares", "norms"):
-        assert_close(together.by_sentence(name), alone.by_sentence(name), rtol=1e-6, atol=1e-6)
+        assert_close(together.by_sentence(name), alone.by_sentence(name), rtol=2e-5, atol=2e-6)
 
 
 class Everything:
@@ -171,7 +171,7 @@ def test_a_measure_may_see_all_blocks_and_labels_and_keep_values_by_token_and_to
     assert store.by_sentence("labels").tolist() == expected
     assert len(set(expected)) > 5
     alone = accumulate(request_for(batch_tokens=1), [Everything()], tmp_path / "alone", CPU)["everything"]
-    assert_close(alone.by_token("to_first"), by_token, rtol=1e-6, atol=1e-8)
+    assert_close(alone.by_token("to_first"), by_token, rtol=2e-5, atol=1e-7)
 
 
 # --- what is stored is not computed again, and what is damaged is ---
