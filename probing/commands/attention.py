@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from probing.cli.choices import FIGURE_FORMAT, FigureFormat, chosen, figure_formats
 from probing.cli.option_values import Dtype, Layers, Model, Source, Tokenizer, number_problems, resolved
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import command
@@ -18,7 +19,7 @@ from probing.runs.kinds import Attention, read_folder
 from probing.runs.tracked import tracking
 from probing.runtime.distributed import is_main_process
 from probing.runtime.stopwatch import Stopwatch
-from probing.tracking import resolve_mode
+from probing.tracking import Tracker, resolve_mode
 
 
 @command
@@ -30,7 +31,7 @@ def attention(
     dtype: Dtype = "float32", corpus: Source = "builtin", parts: str | list[str] = "all",
     max_length: int | None = None, batch_tokens: int | None = None, seed: int = 0, runs: str = "runs",
     name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
-    wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None,
+    wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
 ) -> Attention | None:  # fmt: skip
     """Find what the heads of a model do: which pattern each follows, how far it reaches, which tokens it attends to.
 
@@ -56,7 +57,6 @@ def attention(
     cached, place = places(cache, runs, name)
     with terminal.quiet_libraries():
         from probing.cache.source import ActivationSource, say_what_was_left_out
-        from probing.cli.choices import chosen
         from probing.heads.parts import NAMES, Subject, measurable, measure
 
         watch = Stopwatch()
@@ -80,9 +80,7 @@ def attention(
         folder = RunFolder(place, name, f"{source.model.short_name}-attention")
         keep_inputs(config, source.model.name, folder)
         with tracking(folder, wandb, config) as tracker:
-            files = _write(folder.path, config, tables, (subject, store), there, left_out, watch)
-            if tracker:
-                tracker.log_results(_curves(tables), [], [], files, tables, kind="attention")
+            _write(folder.path, config, tables, (subject, store), there, left_out, watch, tracker)
         made = read_folder(Attention, folder.finish())
     _report(made, tracker.where(made.folder) if tracker else None, quiet)
     return made
@@ -122,8 +120,9 @@ def _write(
     parts: Sequence[Any],
     left_out: Mapping[str, str],
     watch: Stopwatch,
-) -> list[Path]:
-    """Write tables and summary into the run's folder, and return their paths.
+    tracker: Tracker | None,
+) -> None:
+    """Write tables, figures and summary into the run's folder, and log them.
 
     Args:
         folder: The run's folder.
@@ -133,13 +132,18 @@ def _write(
         parts: The parts that were measured.
         left_out: For each part that was not, what it lacks.
         watch: The times so far.
+        tracker: The run on W&B, if there is one.
     """
+    from probing.heads.figures import write_figures
     from probing.heads.results import write, write_summary
 
     files = write(folder, config, tables)
+    formats = figure_formats(config["figure_format"])
+    figures = write_figures(folder / "figures", tables, measured[0].request.source.short_name, formats)
     watch.end("write")
-    names = [part.name for part in parts]
-    return [*files, write_summary(folder, tables, *measured, names, left_out, watch.timings())]
+    files.append(write_summary(folder, tables, *measured, [part.name for part in parts], left_out, watch.timings()))
+    if tracker:
+        tracker.log_results(_curves(tables), [], figures, files, tables, kind="attention")
 
 
 def _curves(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:

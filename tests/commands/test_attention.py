@@ -19,6 +19,7 @@ from probing.cli.commandline import run
 from probing.heads import accumulation
 from probing.models import load_tokenizer, resolve_model
 from probing.tables.heads import COLUMNS, conclusions
+from rendering import rendered
 from wandb_reader import read_offline_runs
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
@@ -124,9 +125,20 @@ def test_the_folder_holds_what_was_returned_and_repeats_it(made: Attention, plac
     assert [known(getattr(again, name)) for name in COLUMNS] == [known(getattr(made, name)) for name in COLUMNS]
 
 
+def test_figures_are_drawn_for_what_was_measured(made: Attention, place: Path, checkpoints: dict[str, Path]) -> None:
+    names = ("classes", "entropy", "special_tokens")
+    assert {path.name for path in (made.folder / "figures").iterdir()} == {
+        f"{name}.{form}" for name in names for form in ("png", "pdf")
+    }
+    with rendered():
+        some = survey(place, checkpoints["bert"], name="some", parts="profile", layer=2, figure_format="svg")
+    assert [path.name for path in (some.folder / "figures").iterdir()] == ["entropy.svg"]
+    assert not some.attention_classes
+
+
 def test_wandb_has_the_tables_and_curves_over_layers(made: Attention) -> None:
     (logged,) = read_offline_runs(made.folder)
-    assert all(logged.rows(name) for name in COLUMNS)
+    assert all(logged.rows(name) for name in (*COLUMNS, "figures/classes"))
     curve = [(row["layer"], row["by_layer/mass_special_tokens"]) for row in logged.rows("by_layer/mass_special_tokens")]
     plain = [
         (row["layer"], row["value"])

@@ -16,6 +16,8 @@ from probing.tables.rows import Table
 
 NO_WANDB: Any = {"mode": "disabled"}
 
+WRITERS = "`fit`, `probe`, `rank`, `compare`, `geometry`, `attention`, `wic`, `sts` or `sweep`"
+
 
 @pytest.fixture(scope="module")
 def run(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:

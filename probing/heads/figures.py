@@ -1,0 +1,114 @@
+"""Figures of `attention`: readable in greyscale, whole layer numbers, units on every axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from probing.figures.formats import USUAL, forms_of
+from probing.figures.style import BLUE, GREY, ORANGE, drawing, error_bars, joined, name_layers, side_by_side
+from probing.tables.heads import CLASSES, SPECIAL, of_heads, of_measure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Row = Mapping[str, Any]
+# Letter of each class, and its shade: 0 is white, 1 the darkest.
+_LETTERS = {
+    "vertical": ("V", 0.9), "diagonal": ("D", 0.65), "vertical and diagonal": ("B", 0.45), "block": ("P", 0.25),
+    "heterogeneous": ("h", 0.05),
+}  # fmt: skip
+
+
+def write_figures(
+    folder: Path, tables: Mapping[str, Sequence[Row]], model: str, formats: Sequence[str] = USUAL
+) -> list[Path]:
+    """Draw a run's figures, each in some formats, and return the paths of the files.
+
+    Args:
+        folder: Folder of the figures.
+        tables: The run's tables by name.
+        model: Model name for the titles.
+        formats: Formats of the files.
+    """
+    heads, layers = tables.get("heads", ()), tables.get("attention_layers", ())
+    drawings: dict[str, Callable[[Figure], None]] = {}
+    if classes := of_heads(tables):
+        drawings["classes"] = lambda figure: class_map(figure, classes, model)
+    if entropies := of_measure(heads, "entropy"):
+        drawings["entropy"] = lambda figure: entropy_map(figure, entropies, model)
+    if of_measure(layers, "mass", SPECIAL):
+        drawings["special_tokens"] = lambda figure: special_tokens_by_layer(figure, layers, model)
+    paths = [folder / name for name in drawings]
+    for path, draw in zip(paths, drawings.values(), strict=True):
+        with drawing(path.with_suffix(".png"), formats) as figure:
+            draw(figure)
+    return forms_of(paths, formats)
+
+
+def class_map(figure: Figure, rows: Sequence[Row], model: str) -> None:
+    """Draw the class that most maps of each head have, as a letter and a shade, and the share that has it."""
+    axes = _map(figure, rows, lambda row: _LETTERS[row["class"]][1], _letter)
+    there = [name for name in CLASSES if any(row["class"] == name for row in rows)]
+    legend = ", ".join(f"{_LETTERS[name][0]} {name}" for name in there)
+    axes.set_title(f"{model}: class of most maps of each head, % of its maps\n{legend}", fontsize=9)
+
+
+def entropy_map(figure: Figure, rows: Sequence[Row], model: str) -> None:
+    """Draw the mean entropy of each head."""
+    axes = _map(figure, rows, lambda row: row["value"], lambda row: f"{row['value']:.2f}"[int(row["value"] < 0.995) :])
+    axes.set_title(f"{model}: entropy of attention (0: one token, 1: uniform)", fontsize=9)
+
+
+def special_tokens_by_layer(figure: Figure, rows: Sequence[Row], model: str) -> None:
+    """Draw the attention to special tokens by layer, by weight and by norm, beside their share of the tokens."""
+    figure.set_size_inches(6.8, 3.1)
+    axes = figure.add_subplot()
+    mass = {row["layer"]: row for row in of_measure(rows, "mass", SPECIAL)}
+    lift = {row["layer"]: row for row in of_measure(rows, "lift", SPECIAL)}
+    lines = {
+        "by weight": (list(mass.values()), {"color": BLUE, "ls": "-", "marker": "o"}),
+        "by weight x norm": (of_measure(rows, "norm_mass", SPECIAL), {"color": ORANGE, "ls": "--", "marker": "s"}),
+    }
+    layers = list(mass)
+    there = {name: line for name, line in lines.items() if line[0]}
+    for (name, (here, look)), shift in zip(there.items(), side_by_side(len(there), layers), strict=True):
+        values = np.array([row["value"] for row in here])
+        reach = error_bars(here, values)
+        axes.errorbar(np.add(layers, shift), values, yerr=reach, ms=4, capsize=2, label=name, **joined(look, layers))
+    first = layers[0]
+    if lift[first]["value"]:
+        share = mass[first]["value"] / lift[first]["value"]
+        axes.axhline(share, color=GREY, ls=":", lw=1.2, label="share of the tokens")
+    name_layers(axes, layers, what="layer")
+    axes.set_ylim(0, None)
+    axes.set_ylabel("share of attention (mean of heads)")
+    axes.set_title(f"{model}: attention to special tokens, 95% intervals")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
+
+
+def _letter(row: Row) -> str:
+    return f"{_LETTERS[row['class']][0]} {100 * row['share']:.0f}"
+
+
+def _map(figure: Figure, rows: Sequence[Row], shade: Callable[[Row], float], text: Callable[[Row], str]) -> Axes:
+    """Draw a cell for each layer, upwards, and head, from the left, shaded from 0 to 1, with a text."""
+    layers, heads = (sorted({row[name] for row in rows}) for name in ("layer", "head"))
+    figure.set_size_inches(max(5.0, 1.2 + 0.44 * len(heads)), 1.1 + 0.3 * len(layers))
+    axes = figure.add_subplot()
+    values = np.zeros((len(layers), len(heads)))
+    for row in rows:
+        i, j = layers.index(row["layer"]), heads.index(row["head"])
+        values[i, j] = shade(row)
+        strong = values[i, j] > 0.55
+        axes.text(j, i, text(row), ha="center", va="center", fontsize=7, color="white" if strong else "black")
+    axes.imshow(values, cmap="Greys", vmin=0, vmax=1.1, origin="lower", aspect="auto")
+    axes.set_xticks(range(len(heads)), [str(head) for head in heads])
+    axes.set_yticks(range(len(layers)), [str(layer) for layer in layers])
+    axes.set_xlabel("head")
+    axes.set_ylabel("layer")
+    return axes
