@@ -233,3 +233,26 @@ def test_a_model_s_heads_are_scored_as_in_a_loop_over_its_own_attention(
     assert 0 < found.right.mean() < 0.5
     half = np.arange(8) < 4
     assert set(found.of_sentences(half).arcs.sentences.tolist()) <= {0, 1, 2, 3}
+
+
+def test_the_work_is_linear_in_the_tokens(
+    checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accumulation, "SHARD_TOKENS", 150)
+    sizes: list[int] = []
+    maps = WordBatch.maps
+
+    def counted(words: WordBatch, probabilities: Tensor) -> Tensor:
+        sizes.append(probabilities.numel())
+        return maps(words, probabilities)
+
+    monkeypatch.setattr(WordBatch, "maps", counted)
+    totals = []
+    for n in (20, 60):
+        request = Request(resolve_model(str(checkpoints["bert"])), treebank(n, longest=6), (), batch_tokens=200)
+        sizes.clear()
+        store = accumulate(request, [MostAttended()], tmp_path, {"accelerator": "cpu"})["most_attended"]
+        totals.append((sum(sizes) / store.plan.n_tokens, store.by_token("most_attended").numel() / store.plan.n_tokens))
+    (work, kept), (more_work, as_much_kept) = totals
+    assert 0.8 < more_work / work < 1.2  # elements of attention maps by token
+    assert kept == as_much_kept
