@@ -76,11 +76,7 @@ def test_a_sweep_is_opened_with_the_options_of_its_trials(
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (
-            None,
-            "expected a folder that `fit`, `probe`, `rank`, `compare`, `geometry`, `attention`, `wic`, `sts` or "
-            "`sweep` wrote",
-        ),
+        (None, f"expected a folder that {WRITERS} wrote"),
         ('{"kind": "dream"}', "holds a dream, which this version cannot read"),
         ('{"kind": "comparison"}', r"is damaged \(config.yaml: No such file"),
         ("[]", "is damaged"),
