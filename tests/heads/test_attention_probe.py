@@ -169,4 +169,5 @@ def test_pairs_of_a_model_agree_with_what_it_attends_to_most(
     answers = answers_of((stores["pairs"], corpus, np.arange(10) < 6), (stores["pairs"], corpus, np.arange(10) >= 6))
     assert set(answers.train[0].sentences) <= {0, 1, 2, 3, 5}
     assert set(answers.test[0].sentences) <= {6, 7, 8, 9}
-    assert answers.solution.converged
+    # Sixteen arcs hardly determine the weights: the last digits of the gap depend on the processor.
+    assert answers.solution.optimality_gap < 1e-3
