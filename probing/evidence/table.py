@@ -190,7 +190,7 @@ def neuron_table(
         flag = [own if own == "dead" else UNINFORMATIVE for own in flag]
     width = len(contribution) // (n_heads or 1)
     columns: dict[str, Any] = {
-        **({"head": [i // width for i in range(len(contribution))]} if n_heads else {}),
+        **({"head": [1 + i // width for i in range(len(contribution))]} if n_heads else {}),
         "contribution": contribution.tolist(),
         "ratio": (contribution / mean if mean else contribution).tolist(),
         "share": (contribution / total if total else contribution).tolist(),

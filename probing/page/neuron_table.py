@@ -68,7 +68,7 @@ COLUMNS = (
            "the training sentences. It shows how stable the rank is and is not a confidence interval."),
     Column("neuron", "neuron", "What a neuron is stands above the table; press its number to see its contribution to "
            "each class."),
-    Column("head", "head", "Attention head that the neuron belongs to, counted from 0."),
+    Column("head", "head", "Attention head that the neuron belongs to, counted from 1."),
     Column("contribution", "contribution", "Mean over the test tokens of |weight × activation| for the true class, in "
            "logit units, weights centred over classes; of a probe of numbers, for its prediction, in their unit. A "
            "high contribution does not show that the model uses the neuron.", 4),

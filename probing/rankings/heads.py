@@ -31,7 +31,7 @@ def heads_of(n_neurons: int, n_heads: int) -> list[range]:
 
 
 def head_contributions(layer: int, contribution: Tensor, n_heads: int) -> Rows:
-    """Return a row per head with its part of the layer's contributions, as in `heads.csv`.
+    """Return a row per head with its part of the layer's contributions, as in `heads.csv`; heads are counted from 1.
 
     Args:
         layer: Layer number.
@@ -40,7 +40,7 @@ def head_contributions(layer: int, contribution: Tensor, n_heads: int) -> Rows:
     """
     total = float(contribution.sum())
     rows = []
-    for head, neurons in enumerate(heads_of(len(contribution), n_heads)):
+    for head, neurons in enumerate(heads_of(len(contribution), n_heads), start=1):
         own = float(contribution[neurons.start : neurons.stop].sum())
         rows.append({
             "layer": layer, "head": head, "first_neuron": neurons.start, "n_neurons": len(neurons),

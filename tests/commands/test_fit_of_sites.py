@@ -123,7 +123,7 @@ def test_the_built_in_model_has_both_sites(corpus_file: Path, tmp_path: Path, si
     run = fit(corpus=str(corpus_file), runs=str(tmp_path), site=site, layer=3, quiet=True, wandb=NO_WANDB, **BARE)
     assert run is not None
     assert len(run.neurons) == {"mlp": 1536, "attention": 384}[site]
-    assert {row.get("head") for row in run.neurons} == ({None} if site == "mlp" else set(range(12)))
+    assert {row.get("head") for row in run.neurons} == ({None} if site == "mlp" else set(range(1, 13)))
     check_against_the_model(run, resolve_model("minilm").folder, corpus_file, 3, site)
 
 
@@ -182,9 +182,9 @@ def test_a_run_says_its_site_and_what_a_neuron_is(
 
 def test_neurons_and_heads_of_the_attention_site_belong_together(made: Callable[[str], Run]) -> None:
     run = made("attention")
-    assert all(row["head"] == row["neuron"] // 8 for row in run.neurons)
+    assert all(row["head"] == 1 + row["neuron"] // 8 for row in run.neurons)
     assert run.heads == read_csv(run.folder / "heads.csv")
-    assert [(row["layer"], row["head"]) for row in run.heads] == [(2, 0), (2, 1), (3, 0), (3, 1)]
+    assert [(row["layer"], row["head"]) for row in run.heads] == [(2, 1), (2, 2), (3, 1), (3, 2)]
     for row in run.heads:
         own = [n for n in run.neurons if (n["layer"], n["head"]) == (row["layer"], row["head"])]
         assert row["contribution"] == pytest.approx(sum(neuron["contribution"] for neuron in own))

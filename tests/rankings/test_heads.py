@@ -74,7 +74,7 @@ def test_contributions_of_heads_are_the_sums_of_their_neurons() -> None:
     assert [row["contribution"] for row in rows] == [6, 22, 38]
     assert sum(row["share"] for row in rows) == pytest.approx(1)
     assert [(row["layer"], row["head"], row["first_neuron"], row["n_neurons"]) for row in rows] == [
-        (4, 0, 0, 4), (4, 1, 4, 4), (4, 2, 8, 4)
+        (4, 1, 0, 4), (4, 2, 4, 4), (4, 3, 8, 4)
     ]  # fmt: skip
     assert [list(neurons) for neurons in heads_of(6, 3)] == [[0, 1], [2, 3], [4, 5]]
 

@@ -100,7 +100,7 @@ NEURONS: Terms = {
 }
 
 HEADS: Terms = {
-    "head": "An attention head, counted from 0; its neurons are a slice of the layer.",
+    "head": "An attention head, counted from 1; its neurons are a slice of the layer.",
     "neurons": "First and last neuron of the head.",
     "share": "Contributions of the head's neurons as a share of the sum over the layer's neurons.",
     "accuracy": "Accuracy of a probe that is trained on the head's neurons alone. ° marks heads that are no better "
