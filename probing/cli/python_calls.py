@@ -34,7 +34,7 @@ def command(function: Callable[_P, _T]) -> Callable[_P, _T]:
     @wraps(function)
     def called(*args: _P.args, **keywords: _P.kwargs) -> _T:
         bound = signature(function).bind(*args, **keywords)
-        bound.arguments.update(_checked(function, bound.arguments))
+        bound.arguments.update(converted(function, bound.arguments))
         return function(*bound.args, **bound.kwargs)
 
     vars(called)[_UNCHECKED] = function
@@ -47,13 +47,22 @@ def unchecked(function: Callable[..., _T]) -> Callable[..., _T]:
     return made
 
 
-def _checked(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that are plain values, converted; objects are left to the command."""
-    values = {name: as_plain(value) for name, value in arguments.items() if name not in python_only(function)}
-    objects = {name for name, value in values.items() if _is_object(value, name)}
-    given = {name: value for name, value in values.items() if name not in objects}
-    found = checked(function, given, function.__name__, PYTHON)
-    return {name: found[name] for name in given} | {name: values[name] for name in objects}
+def converted(function: Callable[..., Any], arguments: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
+    """Return the arguments that are plain values, converted to what a command takes; objects are left to the command.
+
+    Args:
+        function: The command.
+        arguments: Its arguments.
+        name: What it is called in messages, if not by its own name.
+
+    Raises:
+        UserError: If a value is not one that the option takes.
+    """
+    values = {option: as_plain(value) for option, value in arguments.items() if option not in python_only(function)}
+    objects = {option for option, value in values.items() if _is_object(value, option)}
+    given = {option: value for option, value in values.items() if option not in objects}
+    found = checked(function, given, name or function.__name__, PYTHON)
+    return {option: found[option] for option in given} | {option: values[option] for option in objects}
 
 
 def _is_object(value: Any, name: str) -> bool:

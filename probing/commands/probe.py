@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 from probing.cli.choices import FIGURE_FORMAT, FigureFormat, chosen, figure_formats
 from probing.cli.option_values import defaults, option_problems
 from probing.cli.options import ProbeOptions, as_options
+from probing.cli.python_calls import converted
 from probing.commands.folders import runs_folder
 from probing.errors import refuse
 from probing.runs.folder import RunFolder, check_name
@@ -69,8 +70,9 @@ def probe(
     Raises:
         UserError: If the arrays do not fit together, a value is infinite or not a number, or an option is out of range.
     """
-    options = as_options(ProbeOptions, probe, "probe")
-    refuse(option_problems(options, seed, None, None, replicates))
+    options, seed, replicates, evidence, mdl = _converted(
+        probe=probe, seed=seed, replicates=replicates, evidence=evidence, mdl=mdl
+    )
     wanted = chosen("controls", controls, list(CONTROLS), "none")
     formats = figure_formats(figure_format)
     place = None if runs is None and name is None else runs_folder(str(runs or "runs"))
@@ -95,14 +97,24 @@ def probe(
         config = {
             "arrays": arrays, "model": model, "layer": layers, "corpus": "arrays", "test_corpus": None, "task": task,
             "task_args": {}, "ordinal": ordinal, "numbers": sides.numbers,
-            "replicates": replicates, "controls": wanted, "evidence": evidence,
-            "mdl": mdl, "transform": "none", "seed": seed, "trainer": dict(trainer or {}), "probe": asdict(options),
+            "replicates": replicates, "controls": wanted, "evidence": evidence, "mdl": mdl,
+            "transform": "none", "seed": seed, "trainer": dict(trainer or {}), "probe": asdict(options),
         }  # fmt: skip
         measured = measure(
             sides, others, layers, options, asked, trainer or {}, terminal.training_bars(progress), watch,
             terminal.say if progress else terminal.silence, logger, None,
         )  # fmt: skip
         return _kept(measured, config, place, name, watch, formats) if place else _passing(measured, config, watch)
+
+
+def _converted(**given: Any) -> tuple[Any, ...]:
+    """Return options that `fit` has too, converted and checked as there."""
+    from probing.commands.fit import fit
+
+    found = converted(fit, given, "probe")
+    options = as_options(ProbeOptions, found.pop("probe"), "probe")
+    refuse(option_problems(options, found["seed"], None, None, found["replicates"]))
+    return options, *(found[name] for name in given if name != "probe")
 
 
 def _problems_with_numbers(options: ProbeOptions, trainer: Mapping[str, Any], mdl: bool, logger: Any) -> list[str]:

@@ -134,7 +134,8 @@ def sides_of_arrays(
     if is_numbers:
         check_varies(classes, "`y`", "rows")
     elif len(classes) < 2:
-        raise UserError(f"`y`: the training rows have {len(classes)} different labels, and a probe needs two.")
+        found_there = "the same label" if len(classes) else "no label"
+        raise UserError(f"`y`: all training rows have {found_there}, and a probe tells at least two apart.")
     unit = "row" if groups is None else "group"
     sides = {side: _examples(store, found, side_of_row == side, classes, unit) for side in _SIDES}
     for side in ("train", "test"):

@@ -102,9 +102,14 @@ class Run:
         from probing.corpus.sides import read_corpora
 
         of_text(self)
-        corpora, splits = read_corpora(
-            self.config["corpus"], self.config["test_corpus"], self.config["seed"], lambda message: None
-        )
+        try:
+            corpora, splits = read_corpora(
+                self.config["corpus"], self.config["test_corpus"], self.config["seed"], lambda message: None
+            )
+        except UserError as error:
+            raise UserError(
+                f"`{self.folder}`: its corpus cannot be read again, as seen from the folder {Path.cwd()}: {error}"
+            ) from None
         if corpora[-1].fingerprint != self.results["cache"]["test"]["key"]["corpus"]:
             raise UserError(f"`{self.folder}`: its corpus has changed since; repeat the run.")
         pairs = zip(corpora[-1].sentences, splits[-1], strict=True)

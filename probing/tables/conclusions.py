@@ -43,7 +43,10 @@ def conclusion(rows: Sequence[Mapping[str, Any]], task: str) -> str:
         f"(z = {top['eta_squared_z']:.0f})"
     )
     # Runs of earlier versions have no p-values.
-    chance = f"chance (p = {top['eta_squared_p']:.2g})" if "eta_squared_p" in top else "chance"
+    chance = "chance"
+    if "eta_squared_p" in top:
+        rate = f", q = {top['eta_squared_q']:.2g}" if "eta_squared_q" in top else ""
+        chance += f" (p = {top['eta_squared_p']:.2g}{rate})"
     if top["flag"] == "offset no-signal":
         said = (
             f"It is large and nearly constant, and by itself it {apart} no better than {chance}: "

@@ -16,7 +16,7 @@ class Table(list[dict[str, Any]]):
     """Rows of a table, in order; each is a dict by column."""
 
     def to_pandas(self) -> Any:
-        """Return the table as a pandas DataFrame.
+        """Return the table as a pandas DataFrame, each column by its type; missing numbers are NaN.
 
         Raises:
             UserError: If pandas is not installed.
@@ -25,7 +25,14 @@ class Table(list[dict[str, Any]]):
             import pandas
         except ImportError:
             raise UserError("`to_pandas` needs pandas, which is not installed; `pip install pandas`.") from None
-        return pandas.DataFrame(self)
+
+        def series(column: str) -> Any:
+            cells, kind = self._cells(column)
+            if kind is str:
+                return pandas.Series(cells)
+            return pandas.Series(cells, dtype=float if kind is float or None in cells else int)
+
+        return pandas.DataFrame({column: series(column) for column in self._columns()})
 
     def to_parquet(self, path: str | Path) -> None:
         """Write the table as a Parquet file, each column by its type; an existing file is replaced.
@@ -58,14 +65,20 @@ class Table(list[dict[str, Any]]):
 
     def _array(self, column: str, pyarrow: Any) -> Any:
         """Return a column as an Arrow array."""
-        kind, cells = type_of(column), [row.get(column) for row in self]
+        cells, kind = self._cells(column)
         if kind is str:
             return pyarrow.array([None if cell is None else str(cell) for cell in cells], pyarrow.string())
+        return pyarrow.array(cells, pyarrow.float64() if kind is float else pyarrow.int64())
+
+    def _cells(self, column: str) -> tuple[list[Any], type]:
+        """Return the cells of a column, None where one is missing, and their type: text if any of them is text."""
+        kind, cells = type_of(column), [row.get(column) for row in self]
+        if kind is str:
+            return cells, str
         known = [None if _is_missing(column, cell) else cell for cell in cells]
         if any(isinstance(cell, str) for cell in known):
-            return pyarrow.array([None if cell is None else str(cell) for cell in known], pyarrow.string())
-        has_fractions = kind is float or any(isinstance(cell, float) for cell in known)
-        return pyarrow.array(known, pyarrow.float64() if has_fractions else pyarrow.int64())
+            return known, str
+        return known, float if kind is float else int
 
 
 def _is_missing(column: str, cell: Any) -> bool:

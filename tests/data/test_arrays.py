@@ -148,7 +148,10 @@ def nan(X: NDArray[np.float32]) -> NDArray[np.float32]:
             lambda X, y: {"y": np.array([*"aaaaaaa", None, *"a" * (N - 8)])},
             r"`y\[7\]` is None: expected one number",
         ),
-        (lambda X, y: {"y": np.zeros(N, dtype=int)}, r"the training rows have 1 different labels"),
+        (
+            lambda X, y: {"y": np.zeros(N, dtype=int)},
+            "all training rows have the same label, and a probe tells at least two apart",
+        ),
         (lambda X, y: {"y": np.array(list("ab") * 300), "ordinal": True}, r"`ordinal=True`: the labels are strings"),
         (lambda X, y: {"groups": y[:4]}, r"`groups` has shape \(4,\), and `X` has 600 rows"),
         (lambda X, y: {"split": np.resize(["train", "dev"], N)}, r"`split\[1\]` is 'dev': expected train, validation"),
