@@ -70,9 +70,7 @@ def probe(
     Raises:
         UserError: If the arrays do not fit together, a value is infinite or not a number, or an option is out of range.
     """
-    options, seed, replicates, evidence, mdl = _converted(
-        probe=probe, seed=seed, replicates=replicates, evidence=evidence, mdl=mdl
-    )
+    options, seed, replicates, evidence, mdl = _converted(probe, seed, replicates, evidence, mdl)
     wanted = chosen("controls", controls, list(CONTROLS), "none")
     formats = figure_formats(figure_format)
     place = None if runs is None and name is None else runs_folder(str(runs or "runs"))
@@ -107,14 +105,15 @@ def probe(
         return _kept(measured, config, place, name, watch, formats) if place else _passing(measured, config, watch)
 
 
-def _converted(**given: Any) -> tuple[Any, ...]:
+def _converted(probe: Any, seed: Any, replicates: Any, evidence: Any, mdl: Any) -> tuple[Any, ...]:
     """Return options that `fit` has too, converted and checked as there."""
     from probing.commands.fit import fit
 
+    given = {"probe": probe, "seed": seed, "replicates": replicates, "evidence": evidence, "mdl": mdl}
     found = converted(fit, given, "probe")
-    options = as_options(ProbeOptions, found.pop("probe"), "probe")
+    options = as_options(ProbeOptions, found["probe"], "probe")
     refuse(option_problems(options, found["seed"], None, None, found["replicates"]))
-    return options, *(found[name] for name in given if name != "probe")
+    return options, found["seed"], found["replicates"], found["evidence"], found["mdl"]
 
 
 def _problems_with_numbers(options: ProbeOptions, trainer: Mapping[str, Any], mdl: bool, logger: Any) -> list[str]:
