@@ -39,8 +39,8 @@ def attention(
         layer: Layers whose heads are reported: one (6), several (0,3,6), the last (-1) or all; layer k is block k,
             counted from 1.
         dtype: Precision of the forward pass.
-        parts: Parts of the survey: all, or some of classes, profile, tokens, words. Parts that need columns which the
-            corpus does not have are left out, unless they are named.
+        parts: Parts of the survey: all, or some of classes, profile, tokens, words, similarity. Parts that need columns
+            which the corpus does not have are left out, unless they are named.
         seed: Seed of the bootstrap of the sentences, and of random weights.
         name: Name of this run; MODEL-attention-YYYYMMDD-HHMMSS by default.
         cache: Folder of cached sums; $PROBING_CACHE or RUNS/cache by default.
@@ -57,7 +57,8 @@ def attention(
     cached, place = places(cache, runs, name)
     with terminal.quiet_libraries():
         from probing.cache.source import ActivationSource, say_what_was_left_out
-        from probing.heads.parts import NAMES, Subject, measurable, measure
+        from probing.heads.parts import NAMES, measurable, measure
+        from probing.heads.subject import Subject
 
         watch = Stopwatch()
         names = chosen("--parts", parts, NAMES)

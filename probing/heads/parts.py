@@ -7,93 +7,23 @@ part is one more entry of `PARTS`; the command, the files of a run and the cache
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.cache import Request, load, tokens_of
 from probing.cache.plan import fingerprint
-from probing.cache.tokens import Tokens
 from probing.errors import UserError
-from probing.heads.accumulation import AttentionReader, accumulate
-from probing.heads.attended import NEGATION, PUNCTUATION, SPECIAL, Attended, types_of
-from probing.heads.means import Sentences
-from probing.heads.measures import Measure
+from probing.heads.accumulation import accumulate
+from probing.heads.attended import NEGATION, PUNCTUATION, SPECIAL, Attended
+from probing.heads.patterns import PATTERNS
+from probing.heads.profile import PROFILE
 from probing.heads.rows import Rows, class_rows, counts_of, measure_rows, profile_sums, type_rows
+from probing.heads.similarity import Similarity, similarity_rows
+from probing.heads.subject import Part, Subject, nothing
 from probing.heads.sums import SumsStore
-from probing.heads.survey import PATTERNS, PROFILE, sums_of
-from probing.models import load_tokenizer
-from probing.models.attention_heads import Heads
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A model and the corpus that it reads.
-
-    Args:
-        request: Model and corpus.
-        heads: The heads of the model.
-        tokens: The corpus's table of tokens.
-        special_tokens: The tokenizer's special tokens, id to text.
-        layers: The layers to report.
-        seed: Seed of the bootstrap.
-    """
-
-    request: Request
-    heads: Heads
-    tokens: Tokens
-    special_tokens: Mapping[int, str]
-    layers: Sequence[int]
-    seed: int
-
-    @classmethod
-    def of(cls, request: Request, layers: Sequence[int], seed: int) -> Subject:
-        """Load the model, find its heads, and tokenise the corpus.
-
-        Raises:
-            UserError: If the model cannot be loaded or has no attention weights.
-        """
-        tokenizer = load_tokenizer(request.source)
-        encoder, pad_token_id = load(request)
-        heads = AttentionReader.of(encoder, pad_token_id, request.source.name).heads
-        special = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
-        return cls(request, heads, tokens_of(request, tokenizer), special, layers, seed)
-
-    @cached_property
-    def types(self) -> dict[str, NDArray[np.bool_]]:
-        """Which tokens are of each type that occurs, each of shape (n_tokens,)."""
-        return types_of(self.tokens, self.request.corpus, self.special_tokens)
-
-    @cached_property
-    def special(self) -> NDArray[np.bool_]:
-        """Which tokens count as special, shape (n_tokens,): in causal models, the first one too."""
-        return self.tokens.special | (self.tokens.positions == 0) if self.heads.is_causal else self.tokens.special
-
-    @cached_property
-    def sentences(self) -> Sentences:
-        """The draws of the sentences for all intervals."""
-        return Sentences(self.tokens.n_sentences, self.seed)
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of a survey.
-
-    Args:
-        name: Its name, as `--parts` takes it.
-        needs: Returns what the part needs and the corpus lacks, as the end of a sentence; None if nothing is lacking.
-        measures: Returns the measures to be summed.
-        rows: Returns rows by the name of their table.
-    """
-
-    name: str
-    needs: Callable[[Subject], str | None]
-    measures: Callable[[Subject], Sequence[Measure]]
-    rows: Callable[[Subject, Mapping[str, SumsStore]], Mapping[str, Rows]]
 
 
 def measurable(subject: Subject, names: Sequence[str], by_name: bool) -> tuple[list[Part], dict[str, str]]:
@@ -145,10 +75,6 @@ def measure(
 # --- the parts ---
 
 
-def _nothing(subject: Subject) -> None:
-    return None
-
-
 def _class_tables(subject: Subject, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
     v, d = (stores["patterns"].by_sentence(name) for name in ("v", "d"))
     return {"attention_classes": class_rows(v, d, subject.tokens.lengths, subject.layers, subject.sentences)}
@@ -157,7 +83,7 @@ def _class_tables(subject: Subject, stores: Mapping[str, SumsStore]) -> dict[str
 def _profile_tables(subject: Subject, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
     store = stores["profile"]
     tables: dict[str, Rows] = {"heads": [], "attention_layers": []}
-    found = profile_sums(sums_of(store), subject.tokens.lengths)
+    found = profile_sums(store.all_by_sentence(), subject.tokens.lengths)
     for name, (summed, counts) in found.items():
         rows = measure_rows(summed, counts, subject.layers, subject.sentences, measure=name)
         for table, added in zip(tables.values(), rows, strict=True):
@@ -187,7 +113,7 @@ def _attended(subject: Subject, types: dict[str, NDArray[np.bool_]], name: str) 
 def _type_tables(subject: Subject, stores: Mapping[str, SumsStore], measure: Attended) -> dict[str, Rows]:
     store = stores[measure.name]
     counts = counts_of({SPECIAL: subject.special, **measure.types}, subject.tokens)
-    sums = sums_of(store)
+    sums = store.all_by_sentence()
     leave_out = [SPECIAL] if measure.name != "attended" else []
     by_head, by_layer = type_rows(sums, counts, subject.tokens.lengths, subject.layers, subject.sentences, leave_out)
     return {"heads": by_head, "attention_layers": by_layer}
@@ -202,16 +128,23 @@ def _lacks_columns(subject: Subject) -> str | None:
     )
 
 
+def _similarity_tables(subject: Subject, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
+    rows = similarity_rows(stores["similarity"], subject.heads.n_layers, subject.heads.n_heads)
+    here = set(subject.layers)
+    return {"similarity": [row for row in rows if {row["layer"], row["other_layer"]} <= here]}
+
+
 PARTS = (
-    Part("classes", _nothing, lambda subject: [PATTERNS], _class_tables),
-    Part("profile", _nothing, lambda subject: [PROFILE], _profile_tables),
+    Part("classes", nothing, lambda subject: [PATTERNS], _class_tables),
+    Part("profile", nothing, lambda subject: [PROFILE], _profile_tables),
     Part(
-        "tokens", _nothing, lambda subject: [_token_types(subject)],
+        "tokens", nothing, lambda subject: [_token_types(subject)],
         lambda subject, stores: _type_tables(subject, stores, _token_types(subject)),
     ),
     Part(
         "words", _lacks_columns, lambda subject: [_word_types(subject)],
         lambda subject, stores: _type_tables(subject, stores, _word_types(subject)),
     ),
+    Part("similarity", nothing, lambda subject: [Similarity()], _similarity_tables),
 )  # fmt: skip
 NAMES = [part.name for part in PARTS]

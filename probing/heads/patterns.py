@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from probing.heads.measures import BlockMeasure
 from probing.heads.reading import Attention, Batch
 
 CLASSES = ("vertical", "diagonal", "vertical and diagonal", "block", "heterogeneous")
@@ -106,3 +107,6 @@ def _above_uniform(mass: Tensor, uniform: Tensor) -> Tensor:
     """Return (mass - uniform) / (1 - uniform), at least 0; 0 where uniform attention has all of the mass."""
     room = 1 - uniform
     return torch.where(room > 1e-9, (mass - uniform) / room.clamp_min(1e-9), 0.0).clamp_min(0)
+
+
+PATTERNS = BlockMeasure("patterns", patterns, {"version": 1})

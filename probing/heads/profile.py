@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from probing.heads.measures import BlockMeasure
 from probing.heads.reading import Attention, Batch
 
 
@@ -58,3 +59,6 @@ def _per_nat(batch: Batch) -> Tensor:
 
 def _diagonal(probabilities: Tensor, offset: int) -> Tensor:
     return probabilities.diagonal(offset, 2, 3).sum(2, dtype=torch.float64)
+
+
+PROFILE = BlockMeasure("profile", profile, {"version": 1})

@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from probing.heads.parts import Subject
 from probing.heads.rows import Rows
+from probing.heads.subject import Subject
 from probing.heads.sums import SumsStore
 from probing.runtime.versions import versions
 from probing.tables.columns import without_nan

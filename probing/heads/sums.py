@@ -23,6 +23,11 @@ class SumsStore(ActivationStore):
         """Return what a measure kept by sentence, shape (n_sentences, ...)."""
         return torch.cat(self._shards(f"by_sentence/{name}"))
 
+    def all_by_sentence(self) -> dict[str, Tensor]:
+        """Return everything that a measure kept by sentence, by its name."""
+        names = [name.removeprefix("by_sentence/") for name in self.names() if name.startswith("by_sentence/")]
+        return {name: self.by_sentence(name) for name in names}
+
     def by_token(self, name: str) -> Tensor:
         """Return what a measure kept by token, shape (n_tokens, ...), in the order of the table of tokens."""
         return torch.cat(self._shards(f"by_token/{name}"))

@@ -113,11 +113,13 @@ class Attention(ResultFolder):
         heads: A dict per layer, head, measure and type of tokens, as in `heads.csv`.
         attention_layers: The same of each layer, as in `attention_layers.csv`.
         attention_classes: A dict per layer, head and factor of the thresholds, as in `attention_classes.csv`.
+        similarity: A dict per measure and pair of heads or of layers, as in `similarity.csv`.
     """
 
     heads: Table = field(default_factory=Table)
     attention_layers: Table = field(default_factory=Table)
     attention_classes: Table = field(default_factory=Table)
+    similarity: Table = field(default_factory=Table)
 
     def tables(self) -> list[Any]:
         """Return the survey as rich tables."""

@@ -18,6 +18,7 @@ COLUMNS = {
     "attention_classes": (
         "layer", "head", "factor", "v", "d", "class", "share", "low", "high", "n", "class_entropy",
     ),
+    "similarity": ("measure", "layer", "head", "other_layer", "other_head", "value", "low", "high", "n"),
 }  # fmt: skip
 
 # Short headings of the classes.
@@ -40,7 +41,13 @@ def tables(made: Tables) -> list[Any]:
 
 def conclusions(made: Tables) -> list[str]:
     """Return the conclusions from the tables, a sentence for each question."""
-    return [*_which_classes(made), *_neighbours(made), *_special_tokens(made), *_why_no_intervals(made)]
+    return [
+        *_which_classes(made),
+        *_neighbours(made),
+        *_special_tokens(made),
+        *_similarity(made),
+        *_why_no_intervals(made),
+    ]
 
 
 def of_heads(made: Tables, factor: float = 1.0) -> list[Row]:
@@ -200,6 +207,35 @@ def _special_tokens(made: Tables) -> list[str]:
         between = in_brackets(interval(norm, between=" to "))
         line += f", and when weights are multiplied by the norms of what is read it is {norm['value']:.3f}{between}"
     return [line + "."]
+
+
+def _similarity(made: Tables) -> list[str]:
+    rows = made.get("similarity", ())
+    lines = []
+    if pairs := [row for row in rows if row["measure"] == "jensen_shannon"]:
+        least, most = (choose(pairs, key=lambda row: row["value"]) for choose in (min, max))
+        told = [
+            f"heads {name_of(row)} and {row['other_layer']}-{row['other_head']} ({row['value']:.3f} nats{_within(row)})"
+            for row in (least, most)
+        ]
+        lines.append(f"Most alike of {len(pairs):,} pairs of heads are {told[0]}, least alike {told[1]}.")
+    if published := [row for row in rows if row["measure"] == "cosine"]:
+        best = max(published, key=lambda row: row["value"])
+        fair = next(
+            row for row in rows
+            if (row["measure"], row["layer"]) == ("cosine_matched_without_special", best["layer"])
+        )  # fmt: skip
+        lines.append(
+            f"Of consecutive layers, {best['layer']} and {best['other_layer']} are most alike by the published cosine: "
+            f"{best['value']:.3f}{in_brackets(interval(best, between=' to '))}; with best-matched heads and without "
+            f"special tokens it is {fair['value']:.3f}{in_brackets(interval(fair, between=' to '))}."
+        )
+    return lines
+
+
+def _within(row: Row) -> str:
+    between = interval(row, between=" to ")
+    return f", {between}" if between else ""
 
 
 def _why_no_intervals(made: Tables) -> list[str]:

@@ -110,6 +110,23 @@ def test_every_head_has_a_class_and_the_classes_of_all_maps_add_up(made: Attenti
         assert all(row["low"] <= row["share"] <= row["high"] and row["n"] == 40 for row in heads)
 
 
+def test_pairs_of_heads_and_consecutive_layers_are_compared(made: Attention, place: Path) -> None:
+    found = [row for row in made.similarity if row["measure"] == "jensen_shannon"]
+    n_heads = 2 * N_LAYERS["bert"]
+    assert len(found) == n_heads * (n_heads - 1) // 2
+    assert all(0 <= row["low"] <= row["value"] <= row["high"] <= math.log(2) for row in found)
+    layers = [row for row in made.similarity if row["measure"].startswith("cosine")]
+    assert {row["measure"] for row in layers} == {
+        name + end for name in ("cosine", "cosine_of_means", "cosine_matched") for end in ("", "_without_special")
+    }
+    assert {(row["layer"], row["other_layer"]) for row in layers} == {
+        (layer, layer + 1) for layer in range(1, N_LAYERS["bert"])
+    }
+    assert all("head" not in row and 0 < row["value"] <= 1 + 1e-9 for row in layers)
+    lines = conclusions(vars(made))
+    assert sum("pairs of heads" in line or "by the published cosine" in line for line in lines) == 2
+
+
 def test_the_folder_holds_what_was_returned_and_repeats_it(made: Attention, place: Path) -> None:
     for name in COLUMNS:
         rows = getattr(made, name)
@@ -117,7 +134,7 @@ def test_the_folder_holds_what_was_returned_and_repeats_it(made: Attention, plac
         assert known(getattr(load_run(made.folder), name)) == known(rows)
     results = json.loads((made.folder / "results.json").read_text())
     assert results["kind"] == "survey of attention heads"
-    assert results["parts"] == ["classes", "profile", "tokens", "words"]
+    assert results["parts"] == ["classes", "profile", "tokens", "words", "similarity"]
     assert results["n_sentences"] == 40
     config = yaml.safe_load((made.folder / "config.yaml").read_text())
     again = attention(**{**config, "wandb": WandbOptions("disabled"), "name": "again"})
@@ -212,7 +229,10 @@ def test_a_survey_that_was_killed_goes_on_and_ends_with_the_same_tables(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--parts", "clases"], "`--parts clases` is not one of classes, profile, tokens, words, all (did you mean"),
+        (
+            ["--parts", "clases"],
+            "`--parts clases` is not one of classes, profile, tokens, words, similarity, all (did you mean",
+        ),
         (["--parts", "words"], "`--parts words` needs a corpus with the columns upos or deprel, such as a .conllu"),
         (["--layer", "0,1"], "`--layer 0,1`: heads are in blocks, and"),
         (["--layer", "9"], "`--layer 9`"),
