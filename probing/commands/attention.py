@@ -28,7 +28,8 @@ from probing.tracking import Tracker, resolve_mode
 def attention(
     config: dict[str, Any],
     model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
-    dtype: Dtype = "float32", corpus: Source = "builtin", parts: str | list[str] = "all",
+    dtype: Dtype = "float32", corpus: Source = "builtin",
+    test_corpus: Source | None = None, roles: str | None = None, parts: str | list[str] = "all",
     max_length: int | None = None, batch_tokens: int | None = None, seed: int = 0, runs: str = "runs",
     name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
     wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
@@ -39,9 +40,14 @@ def attention(
         layer: Layers whose heads are reported: one (6), several (0,3,6), the last (-1) or all; layer k is block k,
             counted from 1.
         dtype: Precision of the forward pass.
-        parts: Parts of the survey: all, or some of classes, profile, tokens, words, similarity. Parts that need columns
-            which the corpus does not have are left out, unless they are named.
-        seed: Seed of the bootstrap of the sentences, and of random weights.
+        test_corpus: Treebank on which relations and trees are tested, given like --corpus; without it, they are tested
+            on the test part of --corpus.
+        roles: Role links to follow: a file with lines text TAB predicate TAB role TAB filler, whose words are counted
+            from 0, such as 3 or 3-4, or framenet:FOLDER; without it, the subjects and objects of a treebank.
+        parts: Parts of the survey: all, or some of classes, profile, tokens, words, similarity, relations, trees, roles
+            and attention_probe, which takes long and is not one of all. Parts that need columns which the corpus does
+            not have are left out, unless they are named.
+        seed: Seed of the bootstrap of the sentences, of random weights, and of the split of the corpus.
         name: Name of this run; MODEL-attention-YYYYMMDD-HHMMSS by default.
         cache: Folder of cached sums; $PROBING_CACHE or RUNS/cache by default.
 
@@ -57,21 +63,29 @@ def attention(
     cached, place = places(cache, runs, name)
     with terminal.quiet_libraries():
         from probing.cache.source import ActivationSource, say_what_was_left_out
-        from probing.heads.parts import NAMES, measurable, measure
-        from probing.heads.subject import Subject
+        from probing.corpus.sides import read_corpora
+        from probing.heads.parts import NAMES, USUAL, measurable, measure
+        from probing.heads.role_files import read_role_links
+        from probing.heads.subject import Asked, Subject
 
         watch = Stopwatch()
-        names = chosen("--parts", parts, NAMES)
+        by_name = parts not in ("all", ["all"])
+        names = chosen("--parts", parts, NAMES) if by_name else USUAL
         source = ActivationSource.of(
             model, revision, layer, trainer, cache=cached, dtype=dtype, max_length=max_length,
             batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
             shows_progress=terminal.show_progress(quiet), tokenizer=tokenizer,
         )  # fmt: skip
         layers = _blocks(typed, source)
-        subject = Subject.of(_request(source, corpus), layers, seed)
-        there, left_out = measurable(subject, names, by_name=parts not in ("all", ["all"]))
-        bars = [terminal.extraction_progress()] if source.shows_progress else []
-        tables, store = measure(subject, there, cached, source.trainer, say, bars)
+        corpora, splits = read_corpora(corpus, test_corpus, seed, say)
+        request, *test = (_request(source, text) for text in corpora)
+        asked = Asked(test[0] if test else None, splits, read_role_links(roles) if roles else None)
+        subject = Subject.of(request, layers, seed, asked)
+        there, left_out = measurable(subject, names, by_name)
+        tables, store = measure(
+            subject, there, cached, source.trainer, say,
+            lambda: [terminal.extraction_progress()] if source.shows_progress else [],
+        )  # fmt: skip
         watch.end("measure")
         if not is_main_process():
             return None
@@ -102,13 +116,12 @@ def _blocks(typed: Sequence[int] | None, source: Any) -> list[int]:
     return layers
 
 
-def _request(source: Any, corpus: Source) -> Any:
-    """Read the corpus, and return the `probing.cache.Request` for it."""
+def _request(source: Any, corpus: Any) -> Any:
+    """Return the `probing.cache.Request` for a corpus."""
     from probing.cache import Request
-    from probing.corpus import load_corpus
 
     return Request(
-        source.model, load_corpus(corpus), source.layers, source.dtype, source.max_length, source.random_weights_seed,
+        source.model, corpus, source.layers, source.dtype, source.max_length, source.random_weights_seed,
         batch_tokens=source.batch_tokens,
     )  # fmt: skip
 

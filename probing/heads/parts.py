@@ -20,10 +20,12 @@ from probing.heads.accumulation import accumulate
 from probing.heads.attended import NEGATION, PUNCTUATION, SPECIAL, Attended
 from probing.heads.patterns import PATTERNS
 from probing.heads.profile import PROFILE
+from probing.heads.role_parts import ROLES
 from probing.heads.rows import Rows, class_rows, counts_of, measure_rows, profile_sums, type_rows
 from probing.heads.similarity import Similarity, similarity_rows
-from probing.heads.subject import Part, Subject, nothing
+from probing.heads.subject import Part, Reading, Subject, nothing
 from probing.heads.sums import SumsStore
+from probing.heads.treebank_parts import TREEBANK_PARTS
 
 
 def measurable(subject: Subject, names: Sequence[str], by_name: bool) -> tuple[list[Part], dict[str, str]]:
@@ -51,9 +53,9 @@ def measure(
     cache: Path,
     trainer_options: Mapping[str, Any],
     say: Callable[[str], None],
-    callbacks: Sequence[Any] = (),
+    callbacks: Callable[[], Sequence[Any]] = tuple,
 ) -> tuple[dict[str, Rows], SumsStore]:
-    """Read the attention of the corpus once for all parts; return the tables, and the sums of one measure.
+    """Read the attention of each corpus once for all parts; return the tables, and the sums of one measure.
 
     Args:
         subject: Model and corpus.
@@ -61,10 +63,18 @@ def measure(
         cache: The cache folder.
         trainer_options: Lightning's `Trainer` arguments.
         say: Called with one-line messages.
-        callbacks: Lightning callbacks, such as a progress bar.
+        callbacks: Returns Lightning callbacks for one pass over a corpus, such as a progress bar.
     """
-    measures = {one.name: one for part in parts for one in part.measures(subject)}
-    stores = accumulate(subject.request, list(measures.values()), cache, trainer_options, say, callbacks)
+    wanted = [Reading("", subject.request, [one for part in parts for one in part.measures(subject)])]
+    wanted += [reading for part in parts for reading in part.beside(subject)]
+    stores: dict[str, SumsStore] = {}
+    for name in dict.fromkeys(one.name for one in wanted):
+        readings = [one for one in wanted if one.name == name]
+        distinct = {measure.name: measure for one in readings for measure in one.measures}
+        if distinct:
+            request = readings[0].request
+            found = accumulate(request, list(distinct.values()), cache, trainer_options, say, callbacks())
+            stores |= {f"{name}/{measure}" if name else measure: store for measure, store in found.items()}
     tables: dict[str, Rows] = {}
     for part in parts:
         for name, rows in part.rows(subject, stores).items():
@@ -146,5 +156,9 @@ PARTS = (
         lambda subject, stores: _type_tables(subject, stores, _word_types(subject)),
     ),
     Part("similarity", nothing, lambda subject: [Similarity()], _similarity_tables),
+    *TREEBANK_PARTS,
+    ROLES,
 )  # fmt: skip
 NAMES = [part.name for part in PARTS]
+# Parts that are measured without being named.
+USUAL = [part.name for part in PARTS if not part.by_name_only]

@@ -53,6 +53,10 @@ class Scored:
         """Return the arcs of some sentences, given whether each sentence of the corpus is chosen."""
         return self.where(chosen[self.arcs.sentences])
 
+    def of_layers(self, layers: Sequence[int]) -> Scored:
+        """Return the same arcs with the heads of some layers, given by their numbers."""
+        return Scored(self.arcs, self.right[:, [layer - 1 for layer in layers]])
+
 
 def scored(store: SumsStore, corpus: Corpus, option: str = "--corpus") -> Scored:
     """Return which arcs of a treebank each head gets right; without arcs of punctuation.

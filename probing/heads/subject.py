@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -11,14 +11,35 @@ from numpy.typing import NDArray
 
 from probing.cache import Request, load, tokens_of
 from probing.cache.tokens import Tokens
+from probing.corpus import Split
 from probing.heads.accumulation import AttentionReader
 from probing.heads.attended import types_of
 from probing.heads.means import Sentences
 from probing.heads.measures import Measure
+from probing.heads.role_files import RoleLinks, treebank_links
+from probing.heads.roles import Pairs, pairs_of
 from probing.heads.rows import Rows
 from probing.heads.sums import SumsStore
 from probing.models import load_tokenizer
 from probing.models.attention_heads import Heads
+
+# Names of what is read beside the corpus by the model.
+TEST, UNTRAINED = "test", "untrained "
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked beside the survey of a corpus.
+
+    Args:
+        test: The corpus that is tested on, with the model; None to test on a part of the corpus itself.
+        splits: The side of each sentence of the corpus, then of the test corpus, if there is one.
+        roles: Role links in sentences of their own; None to take those of the corpus.
+    """
+
+    test: Request | None = None
+    splits: Sequence[Sequence[Split]] = ()
+    roles: RoleLinks | None = None
 
 
 @dataclass(frozen=True)
@@ -31,7 +52,8 @@ class Subject:
         tokens: The corpus's table of tokens.
         special_tokens: The tokenizer's special tokens, id to text.
         layers: The layers to report.
-        seed: Seed of the bootstrap.
+        seed: Seed of the bootstrap, and of the randomly initialised model.
+        asked: What is asked beside the survey of the corpus.
     """
 
     request: Request
@@ -40,9 +62,10 @@ class Subject:
     special_tokens: Mapping[int, str]
     layers: Sequence[int]
     seed: int
+    asked: Asked = Asked()
 
     @classmethod
-    def of(cls, request: Request, layers: Sequence[int], seed: int) -> Subject:
+    def of(cls, request: Request, layers: Sequence[int], seed: int, asked: Asked = Asked()) -> Subject:
         """Load the model, find its heads, and tokenise the corpus.
 
         Raises:
@@ -52,7 +75,7 @@ class Subject:
         encoder, pad_token_id = load(request)
         heads = AttentionReader.of(encoder, pad_token_id, request.source.name).heads
         special = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
-        return cls(request, heads, tokens_of(request, tokenizer), special, layers, seed)
+        return cls(request, heads, tokens_of(request, tokenizer), special, layers, seed, asked)
 
     @cached_property
     def types(self) -> dict[str, NDArray[np.bool_]]:
@@ -69,6 +92,60 @@ class Subject:
         """The draws of the sentences for all intervals."""
         return Sentences(self.tokens.n_sentences, self.seed)
 
+    @cached_property
+    def roles(self) -> tuple[Request, Pairs]:
+        """Model and sentences with role links, of the file or else of the treebank; and the pairs that are compared.
+
+        Raises:
+            UserError: If the corpus has no link that can be measured.
+        """
+        links = self.asked.roles or treebank_links(self.request.corpus)
+        request = replace(self.request, corpus=links.corpus)
+        return request, pairs_of(links, tokens_of(request, load_tokenizer(request.source)), self.seed)
+
+    @property
+    def is_train(self) -> NDArray[np.bool_]:
+        """Which sentences of the corpus heads are chosen on: all but those of the test part, shape (n_sentences,)."""
+        return ~_is_test(self.asked.splits[0])
+
+    @property
+    def tested(self) -> tuple[Request, NDArray[np.bool_], str]:
+        """Model and corpus that heads are reported on, which of its sentences are, and the option that names it."""
+        if self.asked.test is None:
+            return self.request, _is_test(self.asked.splits[0]), "--corpus"
+        return self.asked.test, _is_test(self.asked.splits[1]), "--test_corpus"
+
+    @property
+    def readings(self) -> dict[str, Request]:
+        """What parts that compare read beside the corpus: the test corpus, and both by a randomly initialised model.
+
+        A model that is randomly initialised itself is not compared with another one.
+        """
+        found = {} if self.asked.test is None else {TEST: self.asked.test}
+        if self.request.random_weights_seed is None:
+            trained = {"": self.request, **found}
+            found |= {UNTRAINED + name: replace(one, random_weights_seed=self.seed) for name, one in trained.items()}
+        return found
+
+
+def _is_test(splits: Sequence[Split]) -> NDArray[np.bool_]:
+    return np.array([side == "test" for side in splits], dtype=bool)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a part reads beside the corpus.
+
+    Args:
+        name: The name by which its sums are found.
+        request: Model and corpus.
+        measures: The measures to be summed.
+    """
+
+    name: str
+    request: Request
+    measures: Sequence[Measure]
+
 
 @dataclass(frozen=True)
 class Part:
@@ -77,14 +154,19 @@ class Part:
     Args:
         name: Its name, as `--parts` takes it.
         needs: Returns what the part needs and the corpus lacks, as the end of a sentence; None if nothing is lacking.
-        measures: Returns the measures to be summed.
-        rows: Returns rows by the name of their table.
+        measures: Returns the measures to be summed over the corpus.
+        rows: Returns rows by the name of their table, from the sums of each measure by its name; those of
+            another reading are found by its name and the measure's, with a slash between them.
+        beside: Returns what is read beside the corpus.
+        by_name_only: Whether the part takes so much longer than the others that it has to be asked for by name.
     """
 
     name: str
     needs: Callable[[Subject], str | None]
     measures: Callable[[Subject], Sequence[Measure]]
     rows: Callable[[Subject, Mapping[str, SumsStore]], Mapping[str, Rows]]
+    beside: Callable[[Subject], Sequence[Reading]] = lambda subject: ()
+    by_name_only: bool = False
 
 
 def nothing(subject: Subject) -> None:

@@ -9,7 +9,7 @@ each word is joined to the next one.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,6 +130,10 @@ class TreeScores:
         """Return the edges of some sentences, given whether each sentence of the corpus is chosen."""
         here = chosen[self.arcs.sentences]
         return TreeScores(self.arcs.where(here), self.right[here], self.chain[here])
+
+    def of_layers(self, layers: Sequence[int]) -> TreeScores:
+        """Return the same edges with the heads of some layers, given by their numbers."""
+        return TreeScores(self.arcs, self.right[:, [layer - 1 for layer in layers]], self.chain)
 
 
 def scored_trees(store: SumsStore, corpus: Corpus, option: str = "--corpus") -> TreeScores:

@@ -114,12 +114,18 @@ class Attention(ResultFolder):
         attention_layers: The same of each layer, as in `attention_layers.csv`.
         attention_classes: A dict per layer, head and factor of the thresholds, as in `attention_classes.csv`.
         similarity: A dict per measure and pair of heads or of layers, as in `similarity.csv`.
+        relations: A dict per dependency relation, as in `relations.csv`.
+        trees: A dict per head, as in `trees.csv`.
+        roles: A dict per role, side that attends and head, as in `roles.csv`.
     """
 
     heads: Table = field(default_factory=Table)
     attention_layers: Table = field(default_factory=Table)
     attention_classes: Table = field(default_factory=Table)
     similarity: Table = field(default_factory=Table)
+    relations: Table = field(default_factory=Table)
+    trees: Table = field(default_factory=Table)
+    roles: Table = field(default_factory=Table)
 
     def tables(self) -> list[Any]:
         """Return the survey as rich tables."""

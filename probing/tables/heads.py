@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,17 @@ COLUMNS = {
         "layer", "head", "factor", "v", "d", "class", "share", "low", "high", "n", "class_entropy",
     ),
     "similarity": ("measure", "layer", "head", "other_layer", "other_head", "value", "low", "high", "n"),
+    "relations": (
+        "relation", "n_train", "n_test", "query", "layer", "head", "train", "test", "test_low", "test_high", "offset",
+        "offset_train", "offset_test", "offset_test_low", "offset_test_high", "difference", "difference_low",
+        "difference_high", "p_value", "untrained", "untrained_low", "untrained_high",
+    ),
+    "trees": (
+        "measure", "layer", "head", "chosen", "n_train", "n_test", "train", "test", "test_low", "test_high", "baseline",
+        "baseline_low", "baseline_high", "difference", "difference_low", "difference_high", "p_value", "untrained",
+        "untrained_low", "untrained_high", "offset", "optimality_gap",
+    ),
+    "roles": ("role", "query", "layer", "head", "score", "low", "high", "unlinked", "z", "p_value", "n"),
 }  # fmt: skip
 
 # Short headings of the classes.
@@ -46,6 +58,9 @@ def conclusions(made: Tables) -> list[str]:
         *_neighbours(made),
         *_special_tokens(made),
         *_similarity(made),
+        *_relations(made),
+        *_trees(made),
+        *_roles(made),
         *_why_no_intervals(made),
     ]
 
@@ -233,8 +248,65 @@ def _similarity(made: Tables) -> list[str]:
     return lines
 
 
-def _within(row: Row) -> str:
-    between = interval(row, between=" to ")
+def _relations(made: Tables) -> list[str]:
+    rows = made.get("relations", ())
+    if not rows:
+        return []
+    better = [row for row in rows if row["difference"] > 0 and row["p_value"] < 0.05]
+    better.sort(key=lambda row: -row["difference"])
+    told = better or sorted(rows, key=lambda row: -row["test"])
+    several = [
+        f"{row['relation']} {name_of(row)} ({row['test']:.3f}{_within(row, 'test')}; offset {row['offset']:+d}: "
+        f"{row['offset_test']:.3f}{_beside(row)})"
+        for row in told[:5]
+    ]
+    than = "more often than the best fixed offset (corrected p below .05)"
+    if better:
+        which = "above all " * (len(better) > len(several)) + ", ".join(several)
+        return [f"A head finds {len(better)} of {len(rows)} relations {than}: {which}."]
+    return [f"No head finds any of {len(rows)} relations {than}; the best are {', '.join(several)}."]
+
+
+def _trees(made: Tables) -> list[str]:
+    lines = []
+    for row in made.get("trees", ()):
+        if row["measure"] == "uuas" and row["chosen"] == "yes":
+            lines.append(
+                f"Trees of head {name_of(row)}, which is chosen on other sentences, have {row['test']:.1%} of the "
+                f"treebank's edges{in_brackets(interval(row, 'test', ' to '))}, and the chain of neighbours "
+                f"{row['baseline']:.1%}{in_brackets(_beside(row)[2:])}."
+            )
+        elif row["measure"] == "uas":
+            lines.append(
+                f"A probe of the attention of all heads finds the head of {row['test']:.1%} of the words"
+                f"{in_brackets(interval(row, 'test', ' to '))}, and the offset {row['offset']:+d} that of "
+                f"{row['baseline']:.1%}{in_brackets(_beside(row)[2:])}."
+            )
+    return lines
+
+
+def _roles(made: Tables) -> list[str]:
+    rows = [row for row in made.get("roles", ()) if row["role"] == "all"]
+    if not rows:
+        return []
+    best = max(rows, key=lambda row: row["z"])
+    heads = {name_of(row) for row in rows if row["p_value"] < 0.05}
+    several = f"{len(heads)} of {len({name_of(row) for row in rows})} heads"
+    return [
+        f"Role links: {several} attend along {best['n']:,} links more than to pairs that look alike (p below .05, "
+        f"corrected for the choice of a head), above all {name_of(best)} from the {best['query']}: {best['score']:.3f}"
+        f"{in_brackets(interval(best, between=' to '))}, unlinked pairs "
+        f"{best['unlinked']:.3f}, p {best['p_value']:.3f}."
+    ]
+
+
+def _beside(row: Row) -> str:
+    untrained = row.get("untrained", math.nan)
+    return "" if math.isnan(untrained) else f"; randomly initialised model: {untrained:.3f}"
+
+
+def _within(row: Row, of: str = "") -> str:
+    between = interval(row, of, between=" to ")
     return f", {between}" if between else ""
 
 

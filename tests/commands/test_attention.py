@@ -49,6 +49,8 @@ def known(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def place(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -> Path:
     folder = tmp_path_factory.mktemp("attention")
     (folder / "bank.conllu").write_text(treebank(sentences[:40]))
+    (folder / "test.conllu").write_text(treebank(sentences[40:80]))
+    (folder / "roles.tsv").write_text("".join(f"{s}\t1\tthing\t4\n" for s in sentences if 5 <= len(s.split()) <= 12))
     (folder / "plain.txt").write_text("\n".join(sentences[:30]) + "\n")
     return folder
 
@@ -62,7 +64,8 @@ def survey(place: Path, model: Path, **options: Any) -> Attention:
 
 @pytest.fixture(scope="module")
 def made(place: Path, checkpoints: dict[str, Path]) -> Attention:
-    return survey(place, checkpoints["bert"], name="bert", wandb=WandbOptions("offline"))
+    files = {"test_corpus": str(place / "test.conllu"), "roles": str(place / "roles.tsv")}
+    return survey(place, checkpoints["bert"], name="bert", wandb=WandbOptions("offline"), **files)
 
 
 def test_a_survey_has_every_head_every_measure_and_every_type(made: Attention) -> None:
@@ -134,7 +137,7 @@ def test_the_folder_holds_what_was_returned_and_repeats_it(made: Attention, plac
         assert known(getattr(load_run(made.folder), name)) == known(rows)
     results = json.loads((made.folder / "results.json").read_text())
     assert results["kind"] == "survey of attention heads"
-    assert results["parts"] == ["classes", "profile", "tokens", "words", "similarity"]
+    assert results["parts"] == ["classes", "profile", "tokens", "words", "similarity", "relations", "trees", "roles"]
     assert results["n_sentences"] == 40
     config = yaml.safe_load((made.folder / "config.yaml").read_text())
     again = attention(**{**config, "wandb": WandbOptions("disabled"), "name": "again"})
@@ -181,7 +184,7 @@ def test_text_has_no_classes_of_words_and_a_decoder_has_a_special_first_token(
     results = json.loads((found.folder / "results.json").read_text())
     assert results["model"]["is_causal"]
     assert results["token_types"]["special tokens"]["n_tokens"] == 30
-    assert list(results["left_out"]) == ["words"]
+    assert list(results["left_out"]) == ["words", "relations", "trees", "roles"]
 
 
 class Stop(pl.Callback):
@@ -208,13 +211,15 @@ def test_a_survey_that_was_killed_goes_on_and_ends_with_the_same_tables(
         return forward(options, [*callbacks, counts[-1]])
 
     monkeypatch.setattr(accumulation, "forward_trainer", with_stop)
-    where = {"runs": str(tmp_path / "runs"), "name": "killed"}
+    # One pass in each run: other parts read further corpora and the randomly initialised model in passes of their own.
+    parts = "classes,profile,tokens,words,similarity"
+    where = {"runs": str(tmp_path / "runs"), "name": "killed", "parts": parts}
     with pytest.raises(KeyboardInterrupt):
         survey(place, checkpoints["bert"], **where)
     assert not list((tmp_path / "runs").glob("killed*"))  # nothing of the run, and the sums are in the cache
     found = survey(place, checkpoints["bert"], **where)
     monkeypatch.setattr(accumulation, "SHARD_TOKENS", 10_000)
-    whole = survey(place, checkpoints["bert"], runs=str(tmp_path / "other"), name="whole")
+    whole = survey(place, checkpoints["bert"], runs=str(tmp_path / "other"), name="whole", parts=parts)
     first, second, third = (count.n for count in counts)
     assert (first, third) == (2, 1)
     assert second >= 1
@@ -231,9 +236,13 @@ def test_a_survey_that_was_killed_goes_on_and_ends_with_the_same_tables(
     [
         (
             ["--parts", "clases"],
-            "`--parts clases` is not one of classes, profile, tokens, words, similarity, all (did you mean",
+            "`--parts clases` is not one of classes, profile, tokens, words, similarity, relations, trees, "
+            "attention_probe, roles, all (did you mean",
         ),
         (["--parts", "words"], "`--parts words` needs a corpus with the columns upos or deprel, such as a .conllu"),
+        (["--parts", "relations"], "`--parts relations` needs dependency relations, the columns head and deprel of a"),
+        (["--parts", "attention_probe"], "and `--corpus "),
+        (["--corpus", "-", "--test_corpus", "-"], "`--test_corpus -`: standard input can be read only once"),
         (["--layer", "0,1"], "`--layer 0,1`: heads are in blocks, and"),
         (["--layer", "9"], "`--layer 9`"),
         (["--seed", "-1"], "`--seed -1` is out of range"),
