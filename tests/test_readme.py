@@ -53,6 +53,8 @@ def toy(tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str], monk
         rows = ["".join(map(_word, range(1, 999), text.split())) for text in part]
         (tmp_path / f"{name}.conllu").write_text("\n".join(rows) + "\n")
     labelled = ("".join(f"{form}\t{_length(form)}\n" for form in text.split()) for text in sentences)
+    short = [text for text in sentences if 5 <= len(text.split()) <= 12]
+    (tmp_path / "roles.tsv").write_text("".join(f"{text}\t1\tthing\t4\n" for text in short))
     (tmp_path / "words.tsv").write_text("\n".join(labelled))
     for part_of_wic, n in (("train", 30), ("dev", 20)):
         write_wic(tmp_path / "wic", part_of_wic, word_pairs(n, n))
@@ -90,7 +92,8 @@ def _length(form: str) -> str:
 
 
 def _word(index: int, form: str) -> str:
-    return "\t".join([str(index), form, form, _length(form), *"_" * 6]) + "\n"
+    tree = [str(index - 1), "dep" if index > 1 else "root"]
+    return "\t".join([str(index), form, form, _length(form), "_", "_", *tree, "_", "_"]) + "\n"
 
 
 def test_the_readme_shows_commands() -> None:
