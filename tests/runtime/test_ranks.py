@@ -287,26 +287,23 @@ def test_a_rank_killed_in_extraction_ends_the_job_and_the_next_goes_on(
     assert sum(path.stat().st_ino == inode for path, inode in kept.items()) >= recorded  # and were not made again
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("how", "rank", "told"),
-    [
-        ("ddp", "1", "another process of this job ended before its work was done"),
-        pytest.param("slurm", "1", "another process of this job ended before its work was done", marks=SEVERAL),
-    ],
-)
-def test_a_rank_killed_in_training_ends_the_job(job: Callable[..., Job], how: str, rank: str, told: str) -> None:
+@pytest.mark.parametrize("how", ["ddp", pytest.param("slurm", marks=SEVERAL)])
+def test_a_rank_killed_in_training_ends_the_job(job: Callable[..., Job], how: str) -> None:
     one = job("fit", *LESS, "--probe.tolerance", "1e-30")  # it would train for a thousand passes
     one.wandb = "disabled"
     start_in_two(one, how)
     training = one.folder / "read.txt"
     wait_for(lambda: training.exists() and training.read_text().count("\n") > 100)
-    kill(one, rank)
+    kill(one, "1")
     codes, said, errors = one.end(BOUND_S)
     wait_for(is_gone(one))
     assert codes[0] != 0
     assert said == ""
-    assert errors.count(told) == 1
+    # Either the sum that waits for the killed process fails first, or the launcher sees first that it is gone.
+    assert "another process of this job ended before its work was done" in errors or (
+        how == "ddp" and "process 1 of this job was killed by signal 9" in errors
+    )
+    assert "run the same command again" in errors
     assert "Traceback" not in errors
     (partial,) = one.folder.glob("runs/*")
     assert partial.name.endswith(".partial")
