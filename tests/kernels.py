@@ -1,7 +1,7 @@
 """Run the numeric tests under other arithmetic than this processor's own; `make test-kernels` does.
 
 Processors differ in how many numbers their kernels add at a time and in whether they round a product before it is
-added, and threads in where sums are cut. What fails under one of these settings fails on some other machine.
+added, and threads in where sums are cut. What fails under this setting fails on some other machine.
 """
 
 from __future__ import annotations
@@ -10,23 +10,19 @@ import ast
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "probing"
 
-# What sets the kernels of torch, of MKL, of numpy's BLAS and the number of threads. Threads that wait are to sleep:
-# on a busy machine they would otherwise keep each other from working.
-SETTINGS: tuple[Mapping[str, str], ...] = (
-    {
-        "ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "OPENBLAS_CORETYPE": "Prescott",
-        "OMP_NUM_THREADS": "1",
-    },
-    {"ATEN_CPU_CAPABILITY": "avx2", "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"},
-)  # fmt: skip
+# What sets the kernels of torch, of MKL, of numpy's BLAS and the number of threads: all at the other end from what
+# tests have otherwise, the processor's own on one thread. Threads that wait are to sleep: on a busy machine they would
+# keep each other from working.
+SETTING: Mapping[str, str] = {
+    "ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "OPENBLAS_CORETYPE": "Prescott",
+    "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE",
+}  # fmt: skip
 
 # What computes imports one of these, and none of those: training loops, models and drawings are slow to test, and
 # compute nothing that these have not.
@@ -61,29 +57,16 @@ def _imported(file: Path) -> set[str]:
     return {name.split(".")[0] for name in plain + names}
 
 
-def run_under(setting: Mapping[str, str], arguments: Sequence[str]) -> int:
-    """Run the numeric tests with additional environment variables, print what pytest says, and return its status."""
-    # Other files need not be read.
-    files = [str(file) for file in [TESTS / "test_kernels.py", *sorted(numeric_tests())]]
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-m", _CHOICE, *files, *arguments]
-    start, environment = time.perf_counter(), {**os.environ, **setting}
-    done = subprocess.run(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
-    words = " ".join(f"{name}={value}" for name, value in setting.items())
-    print(f"{done.stdout}{words}: {time.perf_counter() - start:.0f} s", flush=True)
-    return done.returncode
-
-
 def main(arguments: Sequence[str]) -> int:
-    """Run them under all settings at the same time; return 1 if a test failed, 0 otherwise.
+    """Run the numeric tests under that arithmetic, and return pytest's status.
 
     Args:
         arguments: Further arguments of pytest.
     """
-    with ThreadPoolExecutor() as pool:
-        statuses = list(pool.map(lambda setting: run_under(setting, arguments), SETTINGS))
-    return int(any(statuses))
+    # Other files need not be read.
+    files = [str(file) for file in [TESTS / "test_kernels.py", *sorted(numeric_tests())]]
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-m", _CHOICE, *files, *arguments]
+    return subprocess.run(command, env={**os.environ, **SETTING}, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -207,7 +207,10 @@ def in_a_process(args: list[str], when: Callable[[], bool], number: int) -> tupl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
+@pytest.mark.parametrize(
+    ("number", "word"),
+    [(signal.SIGINT, "interrupted"), pytest.param(signal.SIGTERM, "terminated", marks=pytest.mark.several)],
+)
 def test_an_interrupt_during_training_leaves_a_visible_partial_run(
     options: list[str], whole: Run, number: int, word: str
 ) -> None:

@@ -243,7 +243,7 @@ def test_activations_of_other_tokens_are_refused(planted: Data, tmp_path: Path) 
 def made(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     run = fit(
         model=str(checkpoints["bert"]), corpus=str(corpus_file), runs=str(tmp_path_factory.mktemp("runs")), name="all",
-        layer="0,2", wandb=NO_WANDB, task_args={"min_count": 5}, probe=ProbeOptions(l2=1e-4),
+        layer="0,2", wandb=NO_WANDB, task_args={"min_count": 5}, probe=ProbeOptions(l2=1e-3),
     )  # fmt: skip
     assert run is not None
     return run

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import yaml
-from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
 
 from conftest import ROOT
 from fault_loop import MANIFEST
@@ -47,6 +46,10 @@ def trials(sweep: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def as_an_agent_types(trial: dict[str, Any]) -> list[str]:
+    from wandb.sdk.launch.sweeps.utils import (
+        create_sweep_command_args,
+    )  # takes two seconds, which other files need not wait
+
     args: list[str] = create_sweep_command_args({"args": {name: {"value": value} for name, value in trial.items()}})[
         "args"
     ]
@@ -100,7 +103,7 @@ def test_the_metric_of_a_sweep_file_is_one_that_its_trials_log(
     # The tiny model has no layer 6, and no more epochs than it takes are needed.
     first = next(trials(sweep)) | {"model": str(checkpoints["bert"]), "corpus": str(corpus_file), "runs": str(tmp_path)}
     first |= {"layer": 2, "name": "trial", "wandb.mode": "offline", "quiet": True, "controls": "none"}
-    first |= {"evidence": "none", "replicates": 0}
+    first = {"probe.l2": 1e-2} | first | {"evidence": "none", "replicates": 0}
     if "trainer.max_epochs" in first:
         first["trainer.max_epochs"] = 7
     made = fit(**parse("fit", fit, as_an_agent_types(first)))
