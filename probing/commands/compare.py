@@ -137,7 +137,7 @@ def _check_trainer(trainer: Mapping[str, Any]) -> None:
     if wrong := set(trainer) - {"accelerator"}:
         raise UserError(
             f"`--trainer.{min(wrong)}`: a comparison runs in one process and takes only `--trainer.accelerator`; "
-            "`extract` and `fit` run in several processes."
+            "`extract`, `fit` and `attention` run in several processes."
         )
 
 

@@ -26,6 +26,7 @@ from probing.heads.similarity import Similarity, similarity_rows
 from probing.heads.subject import Part, Reading, Subject, nothing
 from probing.heads.sums import SumsStore
 from probing.heads.treebank_parts import TREEBANK_PARTS
+from probing.runtime.distributed import is_main_process
 
 
 def measurable(subject: Subject, names: Sequence[str], by_name: bool) -> tuple[list[Part], dict[str, str]]:
@@ -57,6 +58,8 @@ def measure(
 ) -> tuple[dict[str, Rows], SumsStore]:
     """Read the attention of each corpus once for all parts; return the tables, and the sums of one measure.
 
+    On ranks other than the first there are no tables.
+
     Args:
         subject: Model and corpus.
         parts: The parts, at least one.
@@ -75,6 +78,8 @@ def measure(
             request = readings[0].request
             found = accumulate(request, list(distinct.values()), cache, trainer_options, say, callbacks())
             stores |= {f"{name}/{measure}" if name else measure: store for measure, store in found.items()}
+    if not is_main_process():  # it has read its share of the corpus
+        return {}, next(iter(stores.values()))
     tables: dict[str, Rows] = {}
     for part in parts:
         for name, rows in part.rows(subject, stores).items():

@@ -67,7 +67,7 @@ def refuse_several(command: str) -> None:
     if launched():
         raise UserError(
             f"`{command}` runs in one process, and torchrun or srun started several; start it by itself "
-            "(`extract` and `fit` run in several)."
+            "(`extract`, `fit` and `attention` run in several)."
         )
 
 

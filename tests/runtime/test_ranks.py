@@ -36,7 +36,8 @@ SEVERAL = pytest.mark.several
 # Within which a job whose rank was killed has ended: the launcher looks every 5 seconds.
 BOUND_S = 90
 
-# `python -m probing` with small shards, which notes what each process reads and, in `extract`, takes its time to write.
+# `python -m probing` with small shards. It notes what each process reads and writes, and takes its time to write in
+# `extract`.
 PROGRAM = f"""
 import os, sys, time
 sys.path.append({str(ROOT / "tests")!r})
@@ -44,8 +45,10 @@ from rendering import without_rendering
 without_rendering()
 from probing.__main__ import main
 from probing.cache import plan, store
-plan.SHARD_BYTES, plan.MIN_SHARD_TOKENS = 0, 600
+from probing.heads import sums
+plan.SHARD_BYTES, plan.MIN_SHARD_TOKENS, sums.SHARD_TOKENS = 0, 600, 600
 write, read = store.ActivationStore.write, store.ActivationStore.read
+write_tensors = store.ActivationStore.write_tensors
 rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", os.environ.get("SLURM_PROCID", "0")))
 def write_slowly(self, *args):
     time.sleep(0.2 if sys.argv[1] == "extract" else 0)
@@ -54,7 +57,12 @@ def read_and_note(self, layer, shard):
     with open("read.txt", "a") as file:
         file.write(self.folder.name + " " + str(shard) + " " + rank + "\\n")
     return read(self, layer, shard)
+def write_and_note(self, layer, shard, tensors):
+    with open("written.txt", "a") as file:
+        file.write(self.folder.name + " " + str(layer) + " " + str(shard) + " " + rank + "\\n")
+    write_tensors(self, layer, shard, tensors)
 store.ActivationStore.write, store.ActivationStore.read = write_slowly, read_and_note
+store.ActivationStore.write_tensors = write_and_note
 if __name__ == "__main__":
     sys.exit(main())
 """
@@ -140,6 +148,20 @@ def alone(
         return one.folder, said
 
     return run_once
+
+
+@pytest.fixture(scope="module")
+def bank(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -> Path:
+    """A treebank in which the first word is the subject of the third, and the others depend on the previous one."""
+    lines = []
+    for sentence in sentences:
+        for i, word in enumerate(sentence.split(), 1):
+            head, relation = {1: (3, "nsubj"), 2: (3, "dep"), 3: (0, "root")}.get(i, (i - 1, "dep"))
+            lines.append(f"{i}\t{word}\t_\tX\t_\t_\t{head}\t{relation}\t_\t_")
+        lines.append("")
+    path = tmp_path_factory.mktemp("bank") / "bank.conllu"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
 
 
 def make_job(folder: Path, model: Path, corpus: Path, command: str, *args: str) -> Job:
@@ -234,6 +256,42 @@ def test_more_processes_than_shards_are_no_more_than_idle(
     assert codes == [0], errors
     assert len(shards(two.folder)) == 1
     assert_same_tables(one, two.folder)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
+def test_two_processes_survey_heads_as_one_does_each_half_of_the_corpus(
+    job: Callable[..., Job], checkpoints: dict[str, Path], bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    # The corpus and its role links are read in a pass each.
+    parts = ["--corpus", str(bank), "--parts", "classes,profile,words,similarity,roles"]
+    (alone := tmp_path / "alone").mkdir()
+    monkeypatch.chdir(alone)
+    monkeypatch.setattr("probing.heads.accumulation.SHARD_TOKENS", 600)
+    args = ["--model", str(checkpoints["bert"]), "--cache", "cache", "--wandb.mode", "disabled", *parts]
+    assert run(COMMANDS, ["attention", "--trainer.accelerator", "cpu", *args]) == 0
+    said = capsys.readouterr().out
+    two = job("attention", *parts)
+    two.wandb = "disabled"
+    start_in_two(two, "ddp")
+    codes, said_by_two, errors = two.end()
+    assert codes == [0], errors
+    assert two.processes() == {}
+    assert len(shards(alone)) > 10
+    assert shards(two.folder) == shards(alone)
+    (one_run,), (other_run,) = alone.glob("runs/*"), two.folder.glob("runs/*")
+    tables = {path.name: path.read_bytes() for path in one_run.glob("*.csv")}
+    assert set(tables) == {
+        f"{name}.csv" for name in ("attention_classes", "attention_layers", "heads", "roles", "similarity")
+    }
+    assert {path.name: path.read_bytes() for path in other_run.glob("*.csv")} == tables
+    # The first rank alone speaks; names of runs differ.
+    assert said_by_two.splitlines()[:-1] == said.splitlines()[:-1]
+    lines = [line for line in errors.splitlines() if "OMP_NUM_THREADS" not in line]
+    assert len(lines) == len(set(lines))
+    written = (two.folder / "written.txt").read_text().splitlines()
+    assert len(written) == len({line.rsplit(" ", 1)[0] for line in written}) == len(shards(alone))  # each was read once
+    assert {line.rsplit(" ", 1)[1] for line in written} == {"0", "1"}
 
 
 # --- how they end ---
