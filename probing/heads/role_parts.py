@@ -30,8 +30,9 @@ def _lacks(subject: Subject) -> str | None:
     is_link = pairs.roles != ""
     if not np.intersect1d(pairs.stratum[is_link], pairs.stratum[~is_link]).size:
         return (
-            "pairs of words that look like a role link and are none (the same distance, parts of speech and numbers of "
-            f"words and pieces), and `{request.corpus.name}` has none; give more sentences"
+            "pairs of words that look like a role link and are none (the same distance, place in the sentence, "
+            f"parts of speech and numbers of words and pieces), and `{request.corpus.name}` has none; give more "
+            "sentences"
         )
     return None
 

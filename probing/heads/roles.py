@@ -5,11 +5,23 @@ The text and figure 3 of the paper disagree about the direction, so both are mea
 
 A high score alone says little, since many heads attend to words at some distance whatever their role. Each link is
 therefore compared with unlinked pairs of words that look alike: pairs of the same signed distance, the same parts of
-speech (where the corpus has them), and the same numbers of words and of pieces, because a maximum grows with these. In
-each draw of the null, the links are resampled among all such pairs. If links were made at random, the true ones would
-be one more draw, so that p-values are uniform. A p-value compares with the largest statistic over all heads and both
-directions of each draw, and so corrects for the choice of a head. (The paper takes what is above the 99th percentile of
-its 144 heads, which is 1.4 heads whatever they do.)
+speech (where the corpus has them), the same numbers of words and of pieces, because a maximum grows with these, and the
+same place. In each draw of the null, the links are resampled among all such pairs. If links were made at random, the
+true ones would be one more draw, so that p-values are uniform. A p-value compares with the largest statistic over all
+heads and both directions of each draw, and so corrects for the choice of a head. (The paper takes what is above the
+99th percentile of its 144 heads, which is 1.4 heads whatever they do.)
+
+The place matters because links are not made at random places: subjects come early. A head attends from token i to token
+j of n by exp(s_ij) / sum_k exp(s_ik), with scores s_ij that depend on the embeddings of the positions i and j even in a
+randomly initialised model, and with n terms in the sum. So all three must be the same for links and unlinked pairs.
+Both positions are matched exactly: before training, the embedding of a position tells nothing of that of the next one,
+so that bins would not do. An exact match of n would leave few links. Its effect is smooth, and is removed in another
+way: within the kinds of pairs, a line through 1 / n, the attention if all scores are equal, is fitted for each head and
+direction, and what it explains is subtracted before links are compared. It is fitted to links and unlinked pairs alike.
+It therefore does not know which are linked, and p-values stay uniform for links at random. In a randomly initialised
+model, made-up links from word 2 to word 0, more of them in short sentences, are significant if either is left out, and
+not with both (tests/heads/test_roles.py). A link of a kind and at a place that no unlinked pair has cannot be told from
+its place: it is left out and counted.
 """
 
 from __future__ import annotations
@@ -39,7 +51,7 @@ QUERIES = ("predicate", "filler")
 DRAWS = 1000
 # Most unlinked pairs for each link. The scores of 2,000 links and their pairs by 72 heads then take 12 MB.
 UNLINKED = 10
-# A role with fewer links is not tested by itself.
+# A role with fewer links that are compared is not tested by itself.
 MIN_LINKS = 20
 ALL = "all"
 
@@ -54,12 +66,14 @@ class Pairs:
             (n_pairs, 2, 2); the predicate is the first side.
         stratum: Number of each pair's kind, shape (n_pairs,); pairs of a kind look alike.
         roles: The role of each link, empty for unlinked pairs, shape (n_pairs,), objects.
+        lengths: Number of tokens of each pair's sentence, shape (n_pairs,).
     """
 
     sentences: NDArray[np.int64]
     tokens: NDArray[np.int64]
     stratum: NDArray[np.int64]
     roles: NDArray[Any]
+    lengths: NDArray[np.int64]
 
     @cached_property
     def slots(self) -> NDArray[np.int64]:
@@ -90,10 +104,13 @@ def pairs_of(links: RoleLinks, tokens: Tokens, seed: int) -> Pairs:
         ends = [pieces[sentence].get(word) for side in (predicate, filler) for word in range(side[0], side[1] + 1)]
         if not all(ends):
             return None
-        n_pieces = [pieces[sentence][last][1] - pieces[sentence][first][0] for first, last in (predicate, filler)]
+        begins = [pieces[sentence][first][0] for first, _ in (predicate, filler)]
+        n_pieces = [
+            pieces[sentence][last][1] - begin for (_, last), begin in zip((predicate, filler), begins, strict=True)
+        ]
         upos = [columns[sentence][first : last + 1] for first, last in (predicate, filler)] if columns else []
         sizes = [last - first for first, last in (predicate, filler)]
-        return distance(predicate, filler), *sizes, *n_pieces, *upos
+        return distance(predicate, filler), *sizes, *begins, *n_pieces, *upos
 
     linked: dict[tuple[int, Span, Span], str] = {}
     for link in links.links:
@@ -117,11 +134,13 @@ def pairs_of(links: RoleLinks, tokens: Tokens, seed: int) -> Pairs:
         [[pieces[sentence][first][0], pieces[sentence][last][1]] for first, last in sides]
         for (sentence, *sides), _, _ in chosen
     ]
+    sentences = np.array([place[0] for place, _, _ in chosen], dtype=np.int64)
     return Pairs(
-        np.array([place[0] for place, _, _ in chosen], dtype=np.int64),
+        sentences,
         np.array(ends, dtype=np.int64).reshape(-1, 2, 2),
         np.array([number[found] for _, found, _ in chosen], dtype=np.int64),
         np.array([role for _, _, role in chosen], dtype=object),
+        tokens.lengths[sentences].astype(np.int64),
     )
 
 
@@ -215,9 +234,9 @@ def rows_of_scores(values: NDArray[np.float32], pairs: Pairs, seed: int, n_draws
     """Return the rows of `roles.csv`: for all roles together and for each frequent one, each head in both directions.
 
     Columns: `query` is the side that attends; `score` with its interval over sentences; `unlinked`, the mean over
-    unlinked pairs that look alike; `z`, the score's deviation from resampled links in their standard deviations;
-    `p_value`, over heads and directions; `n`, the number of links. Links without an unlinked pair that looks alike are
-    left out.
+    unlinked pairs that look alike, at the lengths of the links' sentences; `z`, the score's deviation from resampled
+    links in their standard deviations; `p_value`, over heads and directions; `n`, the number of links; `n_unmatched`,
+    that of links without an unlinked pair that looks alike, which are left out.
 
     Args:
         values: The largest attention between the pieces of each pair, shape (n_pairs, 2, layers, heads).
@@ -225,15 +244,17 @@ def rows_of_scores(values: NDArray[np.float32], pairs: Pairs, seed: int, n_draws
         seed: Seed of the draws.
         n_draws: Number of draws.
     """
-    counts = Counter(role for role in pairs.roles.tolist() if role)
+    names = sorted({role for role in pairs.roles.tolist() if role})
     rows = []
-    frequent = sorted(role for role, n in counts.items() if n >= MIN_LINKS and len(counts) > 1)
-    for role in (ALL, *frequent):
+    for role in (ALL, *(names if len(names) > 1 else ())):
         linked = pairs.roles == role if role != ALL else pairs.roles != ""
         used = _comparable(pairs.stratum, linked, linked | (pairs.roles == ""))
-        if (linked & used).any():
-            tested = _Test.of(values[used].astype(np.float64), linked[used], pairs.stratum[used], seed, n_draws)
-            rows += _rows(role, values, pairs.sentences, linked & used, tested)
+        n = int((linked & used).sum())
+        if n >= (1 if role == ALL else MIN_LINKS):
+            adjusted = at_one_length(values[used], linked[used], pairs.stratum[used], pairs.lengths[used])
+            tested = _Test.of(adjusted, linked[used], pairs.stratum[used], seed, n_draws)
+            of_role = _rows(role, values, pairs.sentences, linked & used, tested)
+            rows += [{**row, "n_unmatched": int(linked.sum()) - n} for row in of_role]
     return rows
 
 
@@ -242,6 +263,29 @@ def _comparable(stratum: NDArray[np.int64], linked: NDArray[np.bool_], tested: N
     n = int(stratum.max()) + 1
     both = (np.bincount(stratum[linked], minlength=n) > 0) & (np.bincount(stratum[tested & ~linked], minlength=n) > 0)
     return tested & both[stratum]
+
+
+def at_one_length(
+    values: NDArray[np.float32], linked: NDArray[np.bool_], stratum: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return the attention of pairs without what the lengths of their sentences explain, float64.
+
+    A line through 1 / n is fitted within the kinds of pairs, for each head and direction. The mean over links stays.
+
+    Args:
+        values: Shape (n_pairs, ...).
+        linked: Whether a pair is a link, shape (n_pairs,).
+        stratum: Number of each pair's kind, shape (n_pairs,).
+        lengths: Number of tokens of each pair's sentence, shape (n_pairs,).
+    """
+    uniform = 1 / lengths
+    _, kind = np.unique(stratum, return_inverse=True)
+    within = uniform - (np.bincount(kind, uniform) / np.bincount(kind))[kind]
+    spread = within @ within
+    if spread < 1e-12 * len(within):  # all sentences of a kind have the same length
+        return values.astype(np.float64)
+    slope = np.tensordot(within, values, 1) / spread
+    return values - np.multiply.outer(uniform - uniform[linked].mean(), slope)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ COLUMNS = {
         "baseline_low", "baseline_high", "difference", "difference_low", "difference_high", "p_value", "untrained",
         "untrained_low", "untrained_high", "offset", "optimality_gap",
     ),
-    "roles": ("role", "query", "layer", "head", "score", "low", "high", "unlinked", "z", "p_value", "n"),
+    "roles": ("role", "query", "layer", "head", "score", "low", "high", "unlinked", "z", "p_value", "n", "n_unmatched"),
 }  # fmt: skip
 
 # Short headings of the classes.
@@ -296,8 +296,15 @@ def _roles(made: Tables) -> list[str]:
         f"Role links: {several} attend along {best['n']:,} links more than to pairs that look alike (p below .05, "
         f"corrected for the choice of a head), above all {name_of(best)} from the {best['query']}: {best['score']:.3f}"
         f"{in_brackets(interval(best, between=' to '))}, unlinked pairs "
-        f"{best['unlinked']:.3f}, p {best['p_value']:.3f}."
+        f"{best['unlinked']:.3f}, p {best['p_value']:.3f}.{_unmatched(best)}"
     ]
+
+
+def _unmatched(row: Row) -> str:
+    """Return how many links were not compared; empty if none, or if an earlier version did not count them."""
+    n = int(row.get("n_unmatched", 0))
+    several = "A further link has" if n == 1 else f"A further {n:,} links have"
+    return f" {several} no unlinked pair that looks alike, and cannot be compared." if n else ""
 
 
 def _beside(row: Row) -> str:

@@ -26,7 +26,7 @@ _WHOLE_NUMBERS = (
     "layer_a", "layer_b", "sentence", "n_classes", "n_train_tokens", "n_test_tokens", "n_tokens", "n_sentences",
     "n_neurons", "n_removed", "n_random", "n_no_signal", "n_pairs", "n_train_pairs", "n_chosen_on", "n_clipped",
     "n_gained", "n_lost", "word_index", "n_fitted_sentences", "n_fitted_vectors", "n_fitted_dimensions", "n_train",
-    "n_test", "offset", "other_layer", "other_head", "n",
+    "n_test", "offset", "other_layer", "other_head", "n", "n_unmatched",
 )  # fmt: skip
 _NUMBERS = (
     "contribution", "ratio", "share", "contribution_centred", "contribution_companion", "correlation", "eta_squared",
