@@ -44,9 +44,9 @@ def attention(
             on the test part of --corpus.
         roles: Role links to follow: a file with lines text TAB predicate TAB role TAB filler, whose words are counted
             from 0, such as 3 or 3-4, or framenet:FOLDER; without it, the subjects and objects of a treebank.
-        parts: Parts of the survey: all, or some of classes, profile, tokens, words, similarity, relations, trees, roles
-            and attention_probe, which takes long and is not one of all. Parts that need columns which the corpus does
-            not have are left out, unless they are named.
+        parts: Parts of the survey: all, or some of classes, profile, tokens, words, rollout, similarity, relations,
+            trees, roles and attention_probe, which takes long and is not one of all. Parts that need columns which the
+            corpus does not have are left out, unless they are named.
         seed: Seed of the bootstrap of the sentences, of random weights, and of the split of the corpus.
         name: Name of this run; MODEL-attention-YYYYMMDD-HHMMSS by default.
         cache: Folder of cached sums; $PROBING_CACHE or RUNS/cache by default.

@@ -21,6 +21,7 @@ from probing.heads.attended import NEGATION, PUNCTUATION, SPECIAL, Attended
 from probing.heads.patterns import PATTERNS
 from probing.heads.profile import PROFILE
 from probing.heads.role_parts import ROLES
+from probing.heads.rollout import Rollout, rollout_rows
 from probing.heads.rows import Rows, class_rows, counts_of, measure_rows, profile_sums, type_rows
 from probing.heads.similarity import Similarity, similarity_rows
 from probing.heads.subject import Part, Reading, Subject, nothing
@@ -149,6 +150,11 @@ def _similarity_tables(subject: Subject, stores: Mapping[str, SumsStore]) -> dic
     return {"similarity": [row for row in rows if {row["layer"], row["other_layer"]} <= here]}
 
 
+def _rollout_tables(subject: Subject, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
+    sums, counts = (stores[Rollout.name].by_sentence(name) for name in ("sums", "counts"))
+    return {"rollout": rollout_rows(sums, counts, subject.layers, subject.sentences)}
+
+
 PARTS = (
     Part("classes", nothing, lambda subject: [PATTERNS], _class_tables),
     Part("profile", nothing, lambda subject: [PROFILE], _profile_tables),
@@ -160,6 +166,7 @@ PARTS = (
         "words", _lacks_columns, lambda subject: [_word_types(subject)],
         lambda subject, stores: _type_tables(subject, stores, _word_types(subject)),
     ),
+    Part("rollout", nothing, lambda subject: [Rollout()], _rollout_tables),
     Part("similarity", nothing, lambda subject: [Similarity()], _similarity_tables),
     *TREEBANK_PARTS,
     ROLES,

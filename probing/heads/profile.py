@@ -28,7 +28,7 @@ def profile(attention: Attention, batch: Batch) -> Mapping[str, Tensor]:
     probabilities, n = attention.probabilities, attention.probabilities.shape[-1]
     steps = torch.arange(n, dtype=torch.float64, device=probabilities.device)
     nearness = (steps[:, None] - steps).abs()
-    per_nat = _per_nat(batch)
+    per_nat = entropy_scale(batch)
     return {
         "n_entropy": (per_nat > 0).sum(1, dtype=torch.float64)[:, None],
         "entropy": torch.special.entr(probabilities).sum(3, dtype=torch.float64).mul(per_nat[:, None]).sum(2),
@@ -51,7 +51,7 @@ def n_queries(sums: Mapping[str, Tensor], lengths: Tensor) -> dict[str, Tensor]:
     return {"entropy": entropies, "distance": lengths, "self": lengths, "previous": but_one, "next": but_one}
 
 
-def _per_nat(batch: Batch) -> Tensor:
+def entropy_scale(batch: Batch) -> Tensor:
     """Return 1 / ln n for each query, shape (batch, sequence), float64; 0 where it sees one key or is padding."""
     n_seen = (batch.uniform > 0).sum(2)
     return torch.where(n_seen > 1, 1 / n_seen.clamp_min(2).double().log(), 0.0)

@@ -113,6 +113,7 @@ class Attention(ResultFolder):
         heads: A dict per layer, head, measure and type of tokens, as in `heads.csv`.
         attention_layers: The same of each layer, as in `attention_layers.csv`.
         attention_classes: A dict per layer, head and factor of the thresholds, as in `attention_classes.csv`.
+        rollout: A dict per layer, kind of token and measure, as in `rollout.csv`.
         similarity: A dict per measure and pair of heads or of layers, as in `similarity.csv`.
         relations: A dict per dependency relation, as in `relations.csv`.
         trees: A dict per head, as in `trees.csv`.
@@ -122,6 +123,7 @@ class Attention(ResultFolder):
     heads: Table = field(default_factory=Table)
     attention_layers: Table = field(default_factory=Table)
     attention_classes: Table = field(default_factory=Table)
+    rollout: Table = field(default_factory=Table)
     similarity: Table = field(default_factory=Table)
     relations: Table = field(default_factory=Table)
     trees: Table = field(default_factory=Table)

@@ -8,6 +8,7 @@ from typing import Any
 
 from probing.statistics.intervals import few_sentences
 from probing.tables.columns import ends, in_brackets, interval
+from probing.tables.rollout import rollout_lines, rollout_table
 from probing.tables.schema import ALL_LAYERS
 
 Row = Mapping[str, Any]
@@ -19,6 +20,7 @@ COLUMNS = {
     "attention_classes": (
         "layer", "head", "factor", "v", "d", "class", "share", "low", "high", "n", "class_entropy",
     ),
+    "rollout": ("layer", "query", "measure", "value", "low", "high", "n", "uniform"),
     "similarity": ("measure", "layer", "head", "other_layer", "other_head", "value", "low", "high", "n"),
     "relations": (
         "relation", "n_train", "n_test", "query", "layer", "head", "train", "test", "test_low", "test_high", "offset",
@@ -47,7 +49,7 @@ _PROFILE = {"entropy": "entropy", "distance": "distance", "self": "self", "previ
 
 def tables(made: Tables) -> list[Any]:
     """Return the tables of the terminal as rich ones; those without rows are left out."""
-    found = (_classes_table(made), _layers_table(made), _types_table(made))
+    found = (_classes_table(made), _layers_table(made), _types_table(made), rollout_table(made.get("rollout", ())))
     return [table for table in found if table is not None]
 
 
@@ -57,6 +59,7 @@ def conclusions(made: Tables) -> list[str]:
         *_which_classes(made),
         *_neighbours(made),
         *_special_tokens(made),
+        *rollout_lines(made.get("rollout", ())),
         *_similarity(made),
         *_relations(made),
         *_trees(made),

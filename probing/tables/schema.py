@@ -43,7 +43,7 @@ _NUMBERS = (
     "distance_after", "bound_published", "bound", "bound_per_matrix", "accuracy", "overlap", "weight", "probability",
     "train", "test", "offset_train", "offset_test", "difference", "untrained", "baseline",
     "factor", "v", "d", "class_entropy",
-    "share_lower_thresholds", "share_higher_thresholds", "unlinked", "z",
+    "uniform", "share_lower_thresholds", "share_higher_thresholds", "unlinked", "z",
 )  # fmt: skip
 _TEXTS = (
     "flag", "removed", "ranking", "probe", "from", "above_chance", "kind", "condition", "model_a", "model_b",

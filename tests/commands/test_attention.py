@@ -113,6 +113,18 @@ def test_every_head_has_a_class_and_the_classes_of_all_maps_add_up(made: Attenti
         assert all(row["low"] <= row["share"] <= row["high"] and row["n"] == 40 for row in heads)
 
 
+def test_rollout_is_of_every_layer_and_its_shares_add_up(made: Attention) -> None:
+    layers = range(1, N_LAYERS["bert"] + 1)
+    shares = ("self", "special_tokens", "previous", "next", "others")
+    names = {(row["layer"], row["query"], row["measure"]) for row in made.rollout}
+    for layer in layers:
+        for query in ("words", "special tokens"):
+            of = [row for row in made.rollout if (row["layer"], row["query"]) == (layer, query)]
+            assert sum(row["value"] for row in of if row["measure"] in shares) == pytest.approx(1, abs=1e-6)
+    assert len(names) == len(made.rollout) == len(layers) * 2 * (len(shares) + 2)
+    assert any(line.startswith("Rollout, which") and " block 3: " in line for line in conclusions(vars(made)))
+
+
 def test_pairs_of_heads_and_consecutive_layers_are_compared(made: Attention, place: Path) -> None:
     found = [row for row in made.similarity if row["measure"] == "jensen_shannon"]
     n_heads = 2 * N_LAYERS["bert"]
@@ -137,7 +149,9 @@ def test_the_folder_holds_what_was_returned_and_repeats_it(made: Attention, plac
         assert known(getattr(load_run(made.folder), name)) == known(rows)
     results = json.loads((made.folder / "results.json").read_text())
     assert results["kind"] == "survey of attention heads"
-    assert results["parts"] == ["classes", "profile", "tokens", "words", "similarity", "relations", "trees", "roles"]
+    assert results["parts"] == [
+        "classes", "profile", "tokens", "words", "rollout", "similarity", "relations", "trees", "roles"
+    ]  # fmt: skip
     assert results["n_sentences"] == 40
     config = yaml.safe_load((made.folder / "config.yaml").read_text())
     again = attention(**{**config, "wandb": WandbOptions("disabled"), "name": "again"})
@@ -212,7 +226,7 @@ def test_a_survey_that_was_killed_goes_on_and_ends_with_the_same_tables(
 
     monkeypatch.setattr(accumulation, "forward_trainer", with_stop)
     # One pass in each run: other parts read further corpora and the randomly initialised model in passes of their own.
-    parts = "classes,profile,tokens,words,similarity"
+    parts = "classes,profile,tokens,words,rollout,similarity"
     where = {"runs": str(tmp_path / "runs"), "name": "killed", "parts": parts}
     with pytest.raises(KeyboardInterrupt):
         survey(place, checkpoints["bert"], **where)
@@ -236,7 +250,7 @@ def test_a_survey_that_was_killed_goes_on_and_ends_with_the_same_tables(
     [
         (
             ["--parts", "clases"],
-            "`--parts clases` is not one of classes, profile, tokens, words, similarity, relations, trees, "
+            "`--parts clases` is not one of classes, profile, tokens, words, rollout, similarity, relations, trees, "
             "attention_probe, roles, all (did you mean",
         ),
         (["--parts", "words"], "`--parts words` needs a corpus with the columns upos or deprel, such as a .conllu"),
