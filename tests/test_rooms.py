@@ -52,7 +52,7 @@ FLOORS = (
     {"figures", "rankings"},
     {"comparison", "evidence", "internals"},
     {"heads", "layer_geometry", "runs"},
-    {"downstream", "page", "sweeps"},
+    {"disabling", "downstream", "page", "sweeps"},
     {"commands"},
 )
 

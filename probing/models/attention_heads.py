@@ -144,6 +144,16 @@ def read_heads(
         encoder(**inputs)
 
 
+def watch(see: See, inputs: Mapping[str, Tensor]) -> TorchFunctionMode:
+    """Return a context in which each attention that torch computes is handed over, before it is used.
+
+    Args:
+        see: Called with the attention and the values of one block after another.
+        inputs: The batch whose attention it is.
+    """
+    return _Watch(see, inputs["input_ids"].shape)
+
+
 class _Watch(TorchFunctionMode):
     """Sees each attention that torch computes in this thread, before it is used.
 

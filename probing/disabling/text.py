@@ -1,0 +1,109 @@
+"""The sentences that are read, in batches, and the hidden states that the cache has of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from probing.cache.extraction import padded_index
+from probing.cache.plan import batches
+from probing.cache.tokens import Tokens
+from probing.data.examples import Activations
+
+
+@dataclass(frozen=True)
+class Padded:
+    """Sentences that are read together, the shorter ones padded at the end.
+
+    Args:
+        sentences: Index of each sentence in the text, shape (batch,).
+        rows: Index of each token in the text, shape (batch, sequence); 0 for padding.
+        mask: Whether there is a token, shape (batch, sequence).
+        input_ids: Token ids, shape (batch, sequence).
+    """
+
+    sentences: Tensor
+    rows: Tensor
+    mask: Tensor
+    input_ids: Tensor
+
+    @property
+    def inputs(self) -> dict[str, Tensor]:
+        """What the encoder takes."""
+        return {"input_ids": self.input_ids, "attention_mask": self.mask.long()}
+
+
+@dataclass(frozen=True)
+class Text:
+    """Some sentences of a corpus.
+
+    Args:
+        store: The activations of the corpus.
+        kept: Index of each sentence in the corpus, ascending.
+    """
+
+    store: Activations
+    kept: NDArray[np.int64]
+
+    @cached_property
+    def of_corpus(self) -> NDArray[np.int64]:
+        """Row of each token of the text in the corpus's table of tokens, shape (n_tokens,)."""
+        return np.flatnonzero(np.isin(self.store.tokens.sentences, self.kept))
+
+    @cached_property
+    def tokens(self) -> Tokens:
+        """The text's own table of tokens."""
+        whole, rows = self.store.tokens, self.of_corpus
+        return Tokens(whole.lengths[self.kept], whole.input_ids[rows], whole.words[rows])
+
+    def batches(self, batch_tokens: int, pad_token_id: int, with_padding: bool, device: Any = "cpu") -> list[Padded]:
+        """Return the sentences in batches of similar length.
+
+        Args:
+            batch_tokens: Most tokens in a batch, padding included.
+            pad_token_id: Id of the padding token.
+            with_padding: Whether sentences of different lengths may share a batch.
+            device: Where the batches are put.
+        """
+        tokens = self.tokens
+        ids = torch.from_numpy(tokens.input_ids.astype(np.int64))
+        made = []
+        for sentences in batches(tokens.lengths, batch_tokens, with_padding):
+            rows, mask = padded_index(tokens.lengths, sentences)
+            parts = (torch.from_numpy(sentences), rows, mask, torch.where(mask, ids[rows], pad_token_id))
+            made.append(Padded(*(part.to(device) for part in parts)))
+        return made
+
+    def states(self, layer: int) -> Tensor:
+        """Return the cached hidden states of a layer, shape (n_tokens, d_model), float32."""
+        rows = self.of_corpus
+        states = torch.empty(len(rows), self.store.plan.d_model)
+        for shard in self.store.plan.shards:
+            here = self.store.shard_tokens(shard)
+            inside = np.flatnonzero((rows >= here.start) & (rows < here.stop))
+            if len(inside):
+                picked = torch.from_numpy(rows[inside] - here.start)
+                states[torch.from_numpy(inside)] = self.store.read(layer, shard.index).index_select(0, picked).float()
+        return states
+
+
+def draw_text(store: Activations, candidates: NDArray[np.bool_], at_most: int, seed: int) -> Text:
+    """Draw sentences, whole ones, until the next would exceed a number of tokens.
+
+    Args:
+        store: The activations of the corpus.
+        candidates: Which of its sentences may be drawn, shape (n_sentences,); one is drawn even if it is longer.
+        at_most: Most tokens that are drawn.
+        seed: Seed of the draw.
+    """
+    lengths = store.tokens.lengths
+    there = np.flatnonzero(candidates & (lengths > 0))
+    order = np.random.default_rng(seed).permutation(there)
+    n = max(1, int((np.cumsum(lengths[order], dtype=np.int64) <= at_most).sum()))
+    return Text(store, np.sort(order[:n]))
