@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from probing.cli.options import WandbOptions as WandbOptions
     from probing.commands.attention import attention as attention
     from probing.commands.compare import compare as compare
+    from probing.commands.disable import disable as disable
     from probing.commands.extract import extract as extract
     from probing.commands.fit import fit as fit
     from probing.commands.geometry import geometry as geometry
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from probing.probes.linear import LinearProbe as LinearProbe
     from probing.runs.kinds import Attention as Attention
     from probing.runs.kinds import Comparison as Comparison
+    from probing.runs.kinds import Disabled as Disabled
     from probing.runs.kinds import FinishedSweep as FinishedSweep
     from probing.runs.kinds import Geometry as Geometry
     from probing.runs.kinds import Rankings as Rankings
@@ -41,6 +43,8 @@ _HOMES = {
     "attention": "probing.commands.attention",
     "Comparison": "probing.runs.kinds",
     "compare": "probing.commands.compare",
+    "Disabled": "probing.runs.kinds",
+    "disable": "probing.commands.disable",
     "extract": "probing.commands.extract",
     "fit": "probing.commands.fit",
     "Geometry": "probing.runs.kinds",
@@ -69,6 +73,7 @@ __all__ = [
     "ActivationDataModule",
     "Attention",
     "Comparison",
+    "Disabled",
     "FinishedSweep",
     "Geometry",
     "LinearProbe",
@@ -84,6 +89,7 @@ __all__ = [
     "__version__",
     "attention",
     "compare",
+    "disable",
     "extract",
     "fit",
     "geometry",

@@ -13,6 +13,7 @@ COMMANDS = {
     "sweep": "probing.commands.sweep:sweep",
     "geometry": "probing.commands.geometry:geometry",
     "attention": "probing.commands.attention:attention",
+    "disable": "probing.commands.disable:disable",
     "wic": "probing.commands.wic:wic",
     "sts": "probing.commands.sts:sts",
     "report": "probing.commands.report:report",

@@ -141,9 +141,9 @@ class LaterBlocks:
         def see(probabilities: Tensor, found: Tensor) -> None:
             values.append(found)
 
-        with until_enough([]), self._running_from(block, states, beside, lambda number, given: None, note):
-            with watch(see, inputs):
-                self.encoder(**inputs)
+        changed = self._running_from(block, states, beside, lambda number, given: None, note)
+        with until_enough([]), changed, watch(see, inputs):
+            self.encoder(**inputs)
         return outputs[0], values[0]
 
     @property
@@ -207,11 +207,11 @@ def _with_first(args: tuple[Any, ...], kwargs: dict[str, Any], value: Tensor, na
 def _forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Replace a module's `forward`; on exit the module has the attributes that it had."""
     before = vars(module).get("forward")
-    module.forward = forward  # type: ignore[method-assign]
+    module.forward = forward
     try:
         yield
     finally:
         if before is None:
             del module.forward
         else:
-            module.forward = before  # type: ignore[method-assign]
+            module.forward = before

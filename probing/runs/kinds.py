@@ -16,7 +16,7 @@ from probing.tables.rows import Table
 from probing.tables.schema import is_known
 
 # The commands whose folders `load_run` reads, as a message names them.
-WRITERS = "`fit`, `probe`, `rank`, `compare`, `geometry`, `attention`, `wic`, `sts` or `sweep`"
+WRITERS = "`fit`, `probe`, `rank`, `compare`, `geometry`, `attention`, `disable`, `wic`, `sts` or `sweep`"
 
 _T = TypeVar("_T", bound="ResultFolder")
 
@@ -132,6 +132,29 @@ class Attention(ResultFolder):
     def tables(self) -> list[Any]:
         """Return the survey as rich tables."""
         from probing.tables.heads import tables
+
+        return tables(vars(self))
+
+
+@dataclass(frozen=True, repr=False)
+class Disabled(ResultFolder):
+    """What `disable` found.
+
+    Args:
+        folder: Folder of the results.
+        config: The resolved configuration, without the name.
+        results: The content of `results.json`.
+        disabled: A dict per head or layer, kind of replacement and layer that is read, as in `disabled.csv`.
+        better_without: A dict per kind of replacement and layer that is read, for heads and for layers, as in
+            `better_without.csv`.
+    """
+
+    disabled: Table
+    better_without: Table
+
+    def tables(self) -> list[Any]:
+        """Return the effects as rich tables."""
+        from probing.tables.disabling import tables
 
         return tables(vars(self))
 
@@ -259,6 +282,7 @@ _KINDS: dict[str, type[ResultFolder]] = {
     "comparison": Comparison,
     "geometry": Geometry,
     "survey of attention heads": Attention,
+    "disabling of heads and layers": Disabled,
     "word-in-context evaluation": WordsInContext,
     "similarity evaluation": SentenceSimilarity,
     "sweep": FinishedSweep,
@@ -274,8 +298,8 @@ def load_run(folder: str | Path) -> Any:
 
     Returns:
         What the command returns as a function: a `Run` for `fit` and `probe`, otherwise a `Rankings`, `Comparison`,
-        `Geometry`, `Attention`, `WordsInContext`, `SentenceSimilarity` or `FinishedSweep`. All have `folder`, `config`
-        and `results`, and every CSV file of the folder as a table of that name.
+        `Geometry`, `Attention`, `Disabled`, `WordsInContext`, `SentenceSimilarity` or `FinishedSweep`. All have
+        `folder`, `config` and `results`, and every CSV file of the folder as a table of that name.
 
     Raises:
         UserError: If there are no finished results in the folder, or they are damaged.

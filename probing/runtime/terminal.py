@@ -126,6 +126,23 @@ def training_progress(what: str = "probes") -> Any:
     return TrainingProgress()
 
 
+@contextmanager
+def counted(what: str, total: int, shown: bool) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar, and yield a function that is called with the number of steps that were finished.
+
+    Args:
+        what: What is counted.
+        total: Number of steps.
+        shown: Whether there is a bar; see `show_progress`.
+    """
+    if not shown:
+        yield lambda n: None
+        return
+    with _bar() as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda n: progress.advance(task, n)
+
+
 def _bar() -> Any:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

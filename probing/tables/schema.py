@@ -43,13 +43,14 @@ _NUMBERS = (
     "distance_after", "bound_published", "bound", "bound_per_matrix", "accuracy", "overlap", "weight", "probability",
     "train", "test", "offset_train", "offset_test", "difference", "untrained", "baseline",
     "factor", "v", "d", "class_entropy",
-    "uniform", "share_lower_thresholds", "share_higher_thresholds", "unlinked", "z",
+    "uniform", "share_lower_thresholds", "share_higher_thresholds", "unlinked", "z", "intact", "effect_chosen_on",
 )  # fmt: skip
 _TEXTS = (
     "flag", "removed", "ranking", "probe", "from", "above_chance", "kind", "condition", "model_a", "model_b",
     "matching", "statistic", "null", "no_signal", "transform", "measure", "definition", "special_tokens", "parameter",
     "module", "source", "where", "neurons", "set", "pooling", "aggregation", "clipped", "fitted_on", "protocol",
     "chosen_on", "reported_on", "trial", "token", "word", "relation", "role", "query", "of", "chosen", "to",
+    "unit", "units", "readout",
 )  # fmt: skip
 
 TYPES: dict[str, Type] = {

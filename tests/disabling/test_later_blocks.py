@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from families import FAMILIES
@@ -92,7 +91,9 @@ class Replaced:
             seen = seen & (attn_mask if attn_mask.dtype == torch.bool else attn_mask > -1)
         weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
         if self.calls == self.block:
-            weights[:, self.head - 1] = (seen / seen.sum(-1, keepdim=True))[:, self.head - 1 if seen.shape[1] > 1 else 0]
+            weights[:, self.head - 1] = (seen / seen.sum(-1, keepdim=True))[
+                :, self.head - 1 if seen.shape[1] > 1 else 0
+            ]
         return weights @ value
 
 
@@ -106,14 +107,12 @@ def test_uniform_is_the_attention_map_replaced(
     mask = inputs["attention_mask"].bool()
     for block in range(1, model.anatomy.n_layers + 1):
         later = list(range(block, model.anatomy.n_layers + 1))
-        outputs, values = model.outputs_of_heads(inputs, block, states[block - 1], beside)
+        _, values = model.outputs_of_heads(inputs, block, states[block - 1], beside)
         uniform = uniform_outputs(values, mask, model.heads.is_causal)
         assert uniform.shape[1] == (mask.shape[1] if model.heads.is_causal else 1)
         for head in (1, 2):
             here = model.columns(head)
-            found = model.run(
-                inputs, block, states[block - 1], beside, later, replacing(here, uniform[..., here])
-            )
+            found = model.run(inputs, block, states[block - 1], beside, later, replacing(here, uniform[..., here]))
             with monkeypatch.context() as patch:
                 patch.setattr(functional, "scaled_dot_product_attention", replaced := Replaced(block, head))
                 expected = all_layers(model, inputs)

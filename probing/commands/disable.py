@@ -1,0 +1,213 @@
+"""`disable`: what a model loses without a head or a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from probing.cli.choices import FIGURE_FORMAT, FigureFormat, chosen, figure_formats
+from probing.cli.option_values import Layers, Model, Source, Tokenizer, defaults, number_problems, resolved
+from probing.cli.options import WandbOptions
+from probing.cli.python_calls import command
+from probing.cli.shared_options import with_shared_help
+from probing.commands.folders import keep_inputs, places, say_where
+from probing.corpus.sides import read_corpora
+from probing.errors import UserError, out_of_range, refuse
+from probing.models import layer_numbers, site_of
+from probing.runs.folder import RunFolder
+from probing.runs.kinds import Disabled, read_folder
+from probing.runs.run import Run, load_fit_of_classes
+from probing.runs.tracked import tracking
+from probing.runtime.distributed import is_main_process
+from probing.runtime.stopwatch import Stopwatch
+from probing.tracking import Tracker, resolve_mode
+
+# Options whose values are those of `--run`, where it is given.
+OF_RUN = ("model", "revision", "random_weights", "corpus", "test_corpus", "max_length")
+
+
+@command
+@with_shared_help
+@resolved
+def disable(
+    config: dict[str, Any],
+    model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
+    corpus: Source = "builtin", test_corpus: Source | None = None, run: str | None = None,
+    units: str | list[str] = "all", kinds: str | list[str] = "all", tokens: int = 20_000,
+    max_length: int | None = None, batch_tokens: int | None = None, seed: int = 0, runs: str = "runs",
+    name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
+    wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
+) -> Disabled | None:  # fmt: skip
+    """Disable one head or layer after the other, and measure how well probes of the later layers still read positions.
+
+    Args:
+        layer: Layers whose heads are disabled: one (6), several (0,3,6), the last (-1) or all; layer k is block k,
+            counted from 1.
+        corpus: Text to read; probes are trained on its training part, and heads are disabled on its test part. Given as
+            builtin, a file (.txt with one sentence per line, .conllu, .tsv, .jsonl; also as .gz),
+            hf:NAME?config=C&split=S&column=T, or - for standard input.
+        test_corpus: Corpus on which heads are disabled, given like --corpus; the test part of --corpus then joins the
+            training part.
+        run: Finished run of `fit` for the task position, whose probes read the later layers; its model, its corpus and
+            its split are then read. By default, probes are trained as `fit` trains them.
+        units: What is disabled: heads, layers (all heads of a layer) or all.
+        kinds: What stands in the place of a head's output: all, or some of uniform (its output under uniform
+            attention), zero, mean (over training tokens), resample (its output at a random token of another sentence);
+            skip takes a layer out as a whole.
+        tokens: Most tokens of the test sentences that are read, and of the training sentences that stand in their
+            place; sentences are drawn.
+        seed: Seed of every random draw: the split, the sentences that are read, tokens that replace others, random
+            weights.
+        name: Name of this run; MODEL-disable-YYYYMMDD-HHMMSS by default.
+        cache: Folder of cached activations and finished passes; $PROBING_CACHE or RUNS/cache by default.
+
+    Returns:
+        What was found; None on ranks other than the first.
+    """
+    from probing.runtime import terminal
+
+    say = terminal.silence if quiet else terminal.say
+    refuse(number_problems(seed, max_length, batch_tokens) + out_of_range("tokens", tokens, 1))
+    resolve_mode(wandb.mode)
+    typed = layer_numbers(layer)
+    cached, place = places(cache, runs, name)
+    made = _run_of(run, config)
+    read = {option: config[option] for option in OF_RUN}
+    with terminal.quiet_libraries():
+        from probing.cache.source import ActivationSource
+        from probing.disabling.survey import Asked, Subject, check, survey
+        from probing.disabling.units import KINDS, UNITS
+
+        watch = Stopwatch()
+        what, how = chosen("--units", units, UNITS), chosen("--kinds", kinds, KINDS)
+        check(what, how)
+        split_seed = seed if made is None else made.config["seed"]
+        weights_seed = split_seed if read["random_weights"] else None
+        source = ActivationSource.of(
+            read["model"], read["revision"], layer, trainer, cache=cached, max_length=read["max_length"],
+            batch_tokens=batch_tokens, random_weights_seed=weights_seed, say=say,
+            shows_progress=terminal.show_progress(quiet), tokenizer=tokenizer,
+        )  # fmt: skip
+        blocks = _blocks(typed, source)
+        source = replace(source, layers=list(range(source.config.num_hidden_layers + 1)))
+        corpora, splits = read_corpora(read["corpus"], read["test_corpus"], split_seed, say)
+        subject = Subject(source, corpora, splits, split_seed, _frozen(made, source))
+        stores = subject.read()
+        watch.end("extract")
+        if not is_main_process():
+            return None
+        folder = RunFolder(place, name, f"{source.model.short_name}-disable")
+        keep_inputs(config, source.model.name, folder)
+        with tracking(folder, wandb, config) as tracker:
+            asked = Asked(what, how, blocks, tokens, seed)
+            found = survey(subject, stores, asked, terminal.training_bars(source.shows_progress))
+            watch.end("measure")
+            _write(folder.path, config, found, stores, source.model.short_name, watch, tracker)
+        result = read_folder(Disabled, folder.finish())
+    _report(result, tracker.where(result.folder) if tracker else None, quiet)
+    return result
+
+
+def _run_of(folder: str | None, config: dict[str, Any]) -> Run | None:
+    """Return the run whose probes are read, and note in the configuration what is read because of it.
+
+    Raises:
+        UserError: If there is no such run, if its probes do not read positions from hidden states, or if an option
+            contradicts it.
+    """
+    if folder is None:
+        return None
+    run, usual = load_fit_of_classes(folder), defaults(disable)
+    made = run.config
+    wrong = {
+        "the task position": made["task"] == "position" and not made["task_args"],
+        "`--site residual`": site_of(made) == "residual",
+        "`--dtype float32`": made["dtype"] == "float32",
+        "no `--transform`": run.transform == "none",
+        "a corpus that is still there": "-" not in (made["corpus"], made["test_corpus"]),
+    }
+    if lacking := [what for what, holds in wrong.items() if not holds]:
+        raise UserError(f"`--run {folder}`: expected a run of `fit` with {lacking[0]}; give another run, or none.")
+    for option in OF_RUN:
+        if config[option] not in (usual[option], made[option]):
+            raise UserError(
+                f"`--{option} {config[option]}`: with `--run {folder}`, the run's own is read, which is "
+                f"{made[option]}; leave one of the two out."
+            )
+        config[option] = made[option]
+    return run
+
+
+def _frozen(run: Run | None, source: Any) -> Any:
+    """Return the `probing.disabling.survey.Frozen` probes of a run, if there is one.
+
+    Raises:
+        UserError: If the model has changed since.
+    """
+    if run is None:
+        return None
+    from probing.disabling.survey import frozen_of
+
+    before = run.results["cache"]["test"]["key"]["model"]
+    if source.model.fingerprint(weights=source.random_weights_seed is None) != before:
+        raise UserError(f"`--run {run.folder}`: its model {run.config['model']} has changed since; repeat the run.")
+    weight = {row["layer"]: run.weight[i] for i, row in enumerate(run.accuracy) if row["layer"] > 0}
+    return frozen_of(weight, run.results["classes"], f"--run {run.folder}")
+
+
+def _blocks(typed: Sequence[int] | None, source: Any) -> list[int]:
+    """Return the blocks whose units are disabled.
+
+    Raises:
+        UserError: If the embeddings are asked for.
+    """
+    blocks = [layer for layer in source.layers if layer > 0]
+    if typed is not None and len(blocks) < len(source.layers):
+        raise UserError(
+            f"`--layer {','.join(map(str, typed))}`: heads are in blocks, and {source.model.name} has blocks 1 to "
+            f"{source.config.num_hidden_layers}; the embeddings, layer 0, have none."
+        )
+    return blocks
+
+
+def _write(
+    folder: Path, config: Mapping[str, Any], found: Any, stores: Any, model_name: str, watch: Stopwatch,
+    tracker: Tracker | None,
+) -> None:  # fmt: skip
+    """Write tables, figures and summary into the run's folder, and log them."""
+    from probing.disabling.figures import write_figures
+    from probing.disabling.results import write, write_summary
+
+    files = write(folder, config, found)
+    figures = write_figures(folder / "figures", found.tables, model_name, figure_formats(config["figure_format"]))
+    watch.end("write")
+    files.append(write_summary(folder, found, stores, watch.timings()))
+    if tracker:
+        tracker.log_results(_curves(found.disabled), [], figures, files, found.tables, kind="disable")
+
+
+def _curves(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row per layer with the effect on the last layer of disabling it, a column for each kind, for W&B."""
+    from probing.tables.disabling import at_last_layer, is_head
+
+    by_layer: dict[int, dict[str, Any]] = {}
+    for row in at_last_layer({"disabled": rows}):
+        if not is_head(row):
+            point = by_layer.setdefault(int(row["unit"]), {"layer": int(row["unit"])})
+            kind = row["kind"]
+            point |= {f"{kind}_effect": row["effect"], f"{kind}_low": row["low"], f"{kind}_high": row["high"]}
+    return list(by_layer.values())
+
+
+def _report(made: Disabled, where: str | None, quiet: bool) -> None:
+    """Print the tables, a sentence for each question, and where the results are."""
+    from probing.runtime import terminal
+    from probing.tables.disabling import conclusions
+
+    if not quiet:
+        terminal.show(*made.tables())
+    for line in conclusions(vars(made)):
+        print(line)
+    say_where(made.folder, where)

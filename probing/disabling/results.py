@@ -1,0 +1,65 @@
+"""Write what `disable` found into a run's folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from probing.cache import ActivationStore
+from probing.data.preparation import origin
+from probing.disabling.survey import Found
+from probing.runtime.versions import versions
+from probing.tables.columns import without_nan
+from probing.tables.csv_files import write_csv
+from probing.tables.disabling import COLUMNS
+
+KIND = "disabling of heads and layers"
+
+
+def write(folder: Path, config: Mapping[str, Any], found: Found) -> list[Path]:
+    """Write tables and the configuration, and return their paths.
+
+    Args:
+        folder: The run's folder.
+        config: The resolved configuration as plain values.
+        found: What was found.
+    """
+    paths = [folder / "config.yaml"]
+    paths[0].write_text(yaml.safe_dump(dict(config), sort_keys=False))
+    for name, rows in found.tables.items():
+        paths.append(folder / f"{name}.csv")
+        write_csv(paths[-1], rows, COLUMNS[name])
+    return paths
+
+
+def write_summary(
+    folder: Path, found: Found, stores: Sequence[ActivationStore], timings: Mapping[str, float]
+) -> Path:  # fmt: skip
+    """Write `results.json`, the results for programs, and return its path.
+
+    Args:
+        folder: The run's folder.
+        found: What was found.
+        stores: The activations of each corpus.
+        timings: Times in seconds.
+    """
+    tokens = found.text.tokens
+    summary = {
+        "kind": KIND,
+        "versions": versions(),
+        "cache": {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))},
+        "model": {"n_layers": stores[-1].plan.n_layers, "n_heads": found.n_heads},
+        "n_sentences": tokens.n_sentences,
+        "n_tokens": tokens.n_tokens,
+        "n_examples": found.n_examples,
+        "intact_accuracy": {str(layer): accuracy for layer, accuracy in found.accuracy.items()},
+        "timings": dict(timings),
+        "better_without": [without_nan(row) for row in found.better_without],
+    }
+    path = folder / "results.json"
+    path.write_text(json.dumps(summary, indent=2))
+    return path

@@ -1,0 +1,145 @@
+"""Rows of the tables of `disable`: effects paired by sentence, and the unit that it is better to be without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probing.comparison.agreement import holm
+from probing.disabling.units import Job
+from probing.statistics.intervals import difference_interval, difference_p_value
+
+Rows = list[dict[str, Any]]
+Counts = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one pass gave in one layer.
+
+    Args:
+        job: What was disabled.
+        readout: What was read.
+        layer: The layer that was read.
+        right: Number of examples of each sentence that are right, shape (n_sentences,).
+        intact: The same while nothing is disabled.
+        n: Number of examples of each sentence, shape (n_sentences,).
+    """
+
+    job: Job
+    readout: str
+    layer: int
+    right: Counts
+    intact: Counts
+    n: NDArray[np.int64]
+
+    @property
+    def group(self) -> tuple[str, bool, str]:
+        """What is tested together: heads or layers, by the kind of replacement and the readout."""
+        return self.readout, self.job.head is None, str(self.job.kind)
+
+    def effect(self, sentences: NDArray[np.bool_] | slice = slice(None)) -> float:
+        """Return the share of examples that are right minus that of the intact model, over some sentences."""
+        return float((self.right - self.intact)[sentences].sum() / self.n[sentences].sum())
+
+    def tested(self, sentences: NDArray[np.bool_] | slice = slice(None)) -> dict[str, Any]:
+        """Return the effect with its 95% interval and its p-value, paired by sentence, over some of them."""
+        difference, n = (self.right - self.intact)[sentences], self.n[sentences]
+        low, high = difference_interval(difference, n)
+        return {
+            "effect": self.effect(sentences), "low": low, "high": high, "p_value": difference_p_value(difference, n),
+            "n": int((n > 0).sum()),
+        }  # fmt: skip
+
+
+def effect_rows(measured: Sequence[Measured]) -> Rows:
+    """Return the rows of `disabled.csv`.
+
+    `effect` is the share of examples that are predicted rightly minus that of the intact model, paired by sentence.
+    `percentile` is the percentage of the other heads that cost less in the same layer by the same kind. p-values are
+    two-sided and corrected (Holm) for the number of heads, or layers, and of layers that are read, for each kind and
+    readout.
+    """
+    rows: Rows = []
+    for one in measured:
+        total = one.n.sum()
+        rows.append({
+            "unit": one.job.unit, "kind": one.job.kind, "readout": one.readout, "layer": one.layer,
+            "intact": float(one.intact.sum() / total), "value": float(one.right.sum() / total), **one.tested(),
+        })  # fmt: skip
+    for members in _grouped(measured):
+        corrected = holm([rows[i]["p_value"] for i in members])
+        for i, p_value in zip(members, corrected, strict=True):
+            rows[i]["p_value"] = float(p_value)
+            rows[i]["percentile"] = _percentile(measured, rows, i, members)
+    return rows
+
+
+def _grouped(measured: Sequence[Measured]) -> Iterator[list[int]]:
+    groups: dict[Any, list[int]] = {}
+    for i, one in enumerate(measured):
+        groups.setdefault(one.group, []).append(i)
+    yield from groups.values()
+
+
+def _percentile(measured: Sequence[Measured], rows: Rows, i: int, members: Sequence[int]) -> float:
+    """Return the percentage of the other heads that cost less; NaN for layers and where there is no other head."""
+    others = [rows[j]["effect"] for j in members if j != i and measured[j].layer == measured[i].layer]
+    if measured[i].job.head is None or not others:
+        return float("nan")
+    return 100 * sum(effect > rows[i]["effect"] for effect in others) / len(others)
+
+
+def better_without_rows(measured: Sequence[Measured], seed: int) -> Rows:
+    """Return the rows of `better_without.csv`: the best unit to be without, chosen on one half, reported on the other.
+
+    There is a row for heads and for layers, for each kind, readout and layer that is read. p-values are two-sided and
+    corrected for the number of rows (Holm).
+
+    Args:
+        measured: What the passes gave.
+        seed: Seed of the division of the sentences.
+    """
+    if not measured:
+        return []
+    order = np.random.default_rng(seed).permutation(len(measured[0].n))
+    chosen_on = order < len(order) // 2
+    groups: dict[Any, list[Measured]] = {}
+    for one in measured:
+        groups.setdefault((*one.group, one.layer), []).append(one)
+    rows: Rows = []
+    for (readout, is_layer, kind, layer), members in groups.items():
+        if not all(members[0].n[half].sum() for half in (chosen_on, ~chosen_on)):
+            continue
+        best = max(members, key=lambda one: one.effect(chosen_on))
+        rows.append({
+            "units": "layers" if is_layer else "heads", "kind": kind, "readout": readout, "layer": layer,
+            "unit": best.job.unit, "effect_chosen_on": best.effect(chosen_on), **best.tested(~chosen_on),
+        })  # fmt: skip
+    for row, p_value in zip(rows, holm([row["p_value"] for row in rows]), strict=True):
+        row["p_value"] = float(p_value)
+    return rows
+
+
+def measured_of(
+    results: Mapping[Job, NDArray[Any]], layers: Mapping[int, Sequence[int]], n: NDArray[np.int64], readout: str
+) -> list[Measured]:
+    """Return what the passes gave, a member for each layer that is read.
+
+    Args:
+        results: Number of right examples by job, shape (n_layers, n_sentences); also of each block while it is intact.
+        layers: The layers that are read when a block is changed, by block.
+        n: Number of examples of each sentence, shape (n_sentences,).
+        readout: What was read.
+    """
+    intact = {job.block: found for job, found in results.items() if job.kind is None}
+    return [
+        Measured(job, readout, layer, found[i].astype(np.float64), intact[job.block][i].astype(np.float64), n)
+        for job, found in results.items()
+        if job.kind is not None
+        for i, layer in enumerate(layers[job.block])
+    ]

@@ -1,0 +1,153 @@
+"""Columns, tables and sentences of `disable`, for files and the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from probing.statistics.intervals import few_sentences
+from probing.tables.columns import ends, in_brackets, interval
+
+Row = Mapping[str, Any]
+Tables = Mapping[str, Sequence[Row]]
+
+COLUMNS = {
+    "disabled": (
+        "unit", "kind", "readout", "layer", "intact", "value", "effect", "low", "high", "percentile", "p_value", "n",
+    ),
+    "better_without": (
+        "units", "kind", "readout", "layer", "unit", "effect_chosen_on", "effect", "low", "high", "p_value", "n",
+    ),
+}  # fmt: skip
+
+# What stands in the place of a unit, as the end of "with ...".
+PLACES = {
+    "uniform": "uniform attention",
+    "zero": "zeros",
+    "mean": "the mean of its outputs",
+    "resample": "its outputs at random tokens of other sentences",
+    "skip": "the block skipped",
+}
+# Most heads in the table of the terminal.
+_SHOWN = 10
+
+
+def is_head(row: Row) -> bool:
+    """Return whether the unit of a row is a head, and not a layer."""
+    return "-" in row["unit"]
+
+
+def at_last_layer(made: Tables) -> list[Row]:
+    """Return the rows of `disabled.csv` that were read from the highest layer."""
+    rows = made.get("disabled", ())
+    last = max((row["layer"] for row in rows), default=0)
+    return [row for row in rows if row["layer"] == last]
+
+
+def kinds_of(rows: Sequence[Row]) -> list[str]:
+    """Return the kinds of replacement that there are, in the order of the rows."""
+    return list(dict.fromkeys(row["kind"] for row in rows))
+
+
+def tables(made: Tables) -> list[Any]:
+    """Return the tables of the terminal as rich ones; those without rows are left out."""
+    rows = at_last_layer(made)
+    layers, heads = ([row for row in rows if is_head(row) is wanted] for wanted in (False, True))
+    found = (_table(layers, "layer", ""), _table(_first(heads), "head", f", of {len(_units(heads))} heads"))
+    return [table for table in found if table is not None]
+
+
+def _units(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(row["unit"] for row in rows))
+
+
+def _first(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of the heads that cost most by the first kind of replacement, in that order."""
+    kinds = kinds_of(rows)
+    order = sorted((row for row in rows if row["kind"] == kinds[0]), key=lambda row: row["effect"])
+    first = [row["unit"] for row in order[:_SHOWN]]
+    return sorted((row for row in rows if row["unit"] in first), key=lambda row: first.index(row["unit"]))
+
+
+def _table(rows: Sequence[Row], what: str, of: str) -> Any:
+    """Return the effect of each unit, a column for each kind of replacement, in points."""
+    from probing.runtime.terminal import plain_table
+
+    if not rows:
+        return None
+    kinds = kinds_of(rows)
+    title = f"Position accuracy of layer {rows[0]['layer']} without a {what}, in points{of}"
+    table = plain_table(title)
+    for heading in (what, *kinds):
+        table.add_column(heading, justify="right")
+    found = {(row["unit"], row["kind"]): row for row in rows}
+    for unit in _units(rows):
+        table.add_row(unit, *(_points(found.get((unit, kind))) for kind in kinds))
+    return table
+
+
+def _points(row: Row | None) -> str:
+    """Return an effect in points with its interval, and a star if its corrected p-value is below .05."""
+    if row is None:
+        return ""
+    between = in_brackets(interval(row, between=" to ", form="+.1f", times=100))
+    return f"{100 * row['effect']:+.1f}{between}{'*' if row['p_value'] < 0.05 else ''}"
+
+
+def conclusions(made: Tables) -> list[str]:
+    """Return the conclusions from the tables, a sentence for each question."""
+    rows = at_last_layer(made)
+    lines = []
+    for wanted, what in ((False, "layer"), (True, "head")):
+        for kind in kinds_of(rows):
+            if here := [row for row in rows if row["kind"] == kind and is_head(row) is wanted]:
+                lines.append(_most(here, what, kind))
+    return [*lines, *_better_without(made), *_why_no_intervals(rows)]
+
+
+def _most(rows: Sequence[Row], what: str, kind: str) -> str:
+    most = min(rows, key=lambda row: row["effect"])
+    lower, higher = (
+        sum(sign * row["effect"] > 0 and row["p_value"] < 0.05 for row in rows) for sign in (-1, 1)
+    )  # fmt: skip
+    between = interval(most, between=" to ", form="+.1f", times=100)
+    n, layer = len(rows), most["layer"]
+    without = f"Without a {what}, with {PLACES[kind]}" if kind != "skip" else "With a block skipped"
+    return (
+        f"{without}: the probe of layer {layer} loses most by {what} {most['unit']}, from {most['intact']:.3f} to "
+        f"{most['value']:.3f} ({100 * most['effect']:+.1f} points{'; ' + between if between else ''}); {lower} of {n} "
+        f"{what}s lower it and {higher} raise it (corrected p below .05)."
+    )
+
+
+def _better_without(made: Tables) -> list[str]:
+    rows = made.get("better_without", ())
+    last = max((row["layer"] for row in rows), default=0)
+    lines = []
+    for units in ("layers", "heads"):
+        here = [row for row in rows if row["units"] == units and row["layer"] == last]
+        better = [row for row in here if row["effect"] > 0 and row["p_value"] < 0.05]
+        if not here:
+            continue
+        told = [
+            f"{row['unit']} ({row['kind']}: {100 * row['effect']:+.1f} points"
+            f"{_within(row)})"
+            for row in better
+        ]  # fmt: skip
+        what = units.removesuffix("s")
+        lines.append(
+            f"Better without a {what}, chosen on one half of the sentences and measured on the other: "
+            + (f"{', '.join(told)}." if told else "none, by any kind of replacement (corrected p below .05).")
+        )
+    return lines
+
+
+def _within(row: Row) -> str:
+    between = interval(row, between=" to ", form="+.1f", times=100)
+    return f", {between}" if between else ""
+
+
+def _why_no_intervals(rows: Sequence[Row]) -> list[str]:
+    most = max(rows, key=lambda row: row["n"], default=None)
+    few = few_sentences(most["n"]) if most and not ends(most) else None
+    return [few] if few else []
