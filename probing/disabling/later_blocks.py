@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from probing.errors import UserError
 from probing.models.anatomy import Anatomy, Enough, examine, until_enough
-from probing.models.attention_heads import Heads, find_heads, watch
+from probing.models.attention_heads import AttentionWatch, Heads, find_heads
 
 Change = Callable[[Tensor], Tensor]
 
@@ -142,7 +142,7 @@ class LaterBlocks:
             values.append(found)
 
         changed = self._running_from(block, states, beside, lambda number, given: None, note)
-        with until_enough([]), changed, watch(see, inputs):
+        with until_enough([]), changed, AttentionWatch(see, inputs["input_ids"].shape):
             self.encoder(**inputs)
         return outputs[0], values[0]
 

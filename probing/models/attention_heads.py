@@ -140,21 +140,11 @@ def read_heads(
         if n_seen == heads.n_layers:
             raise Enough
 
-    with until_enough([]), _Watch(see, inputs["input_ids"].shape):
+    with until_enough([]), AttentionWatch(see, inputs["input_ids"].shape):
         encoder(**inputs)
 
 
-def watch(see: See, inputs: Mapping[str, Tensor]) -> TorchFunctionMode:
-    """Return a context in which each attention that torch computes is handed over, before it is used.
-
-    Args:
-        see: Called with the attention and the values of one block after another.
-        inputs: The batch whose attention it is.
-    """
-    return _Watch(see, inputs["input_ids"].shape)
-
-
-class _Watch(TorchFunctionMode):
+class AttentionWatch(TorchFunctionMode):
     """Sees each attention that torch computes in this thread, before it is used.
 
     Args:
@@ -292,7 +282,7 @@ def _run(encoder: nn.Module, anatomy: Anatomy, inputs: Mapping[str, Tensor]) -> 
     handles = [one.register_forward_pre_hook(enter) for one in dict.fromkeys(anatomy.blocks or ())]
     matrices = [module for module in encoder.modules() if getattr(getattr(module, "weight", None), "ndim", 0) == 2]
     handles += [module.register_forward_pre_hook(note) for module in matrices]
-    with until_enough(handles), _Watch(see, inputs["input_ids"].shape):
+    with until_enough(handles), AttentionWatch(see, inputs["input_ids"].shape):
         encoder(**inputs)
     return seen
 

@@ -1,0 +1,209 @@
+"""By which neurons a head tells the word at an offset from the other words: its contrast, split exactly into shares.
+
+The score of query i and key j is s(i, j) = x_i' M x_j + c' x_j + (what does not depend on j), with x the input of the
+block's attention, M = W_Q' W_K / sqrt(d_head) and c = W_K' b_Q / sqrt(d_head). The contrast of a head at an offset is
+the mean over queries i of s(i, i + offset) - mean over j of s(i, j): by how much the key at the offset stands out, in
+logits of the attention. Softmax ignores what does not depend on j, and so does the contrast. With x = mean + p + rest,
+p the mean of the words at a position less that of all, it is quadratic in x and splits without a remainder: one part is
+position by position, a sum over neurons of the query, or of the key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Words:
+    """The tokens that are not special, in the order of the corpus.
+
+    Args:
+        sentences: Index of each word's sentence, ascending, shape (n,).
+        positions: Its position in the tokenised sentence, shape (n,).
+        is_causal: Whether a word sees no later one.
+    """
+
+    sentences: Tensor
+    positions: Tensor
+    is_causal: bool = False
+
+    def with_key_at(self, offset: int) -> Tensor:
+        """Return the indices of the words that have a key at the offset and see it."""
+        if self.is_causal and offset > 0:
+            return torch.empty(0, dtype=torch.int64)
+        index = torch.arange(len(self.positions))
+        other = (index + offset).clamp(0, max(len(index) - 1, 0))
+        is_there = (self.sentences[other] == self.sentences) & (self.positions[other] - self.positions == offset)
+        return index[is_there]
+
+    def key_differences(self, states: Tensor, offset: int) -> Tensor:
+        """Return for each query the state at its offset less the mean of the states that it sees.
+
+        Args:
+            states: Shape (n, d_model).
+            offset: In tokens, from query to key.
+
+        Returns:
+            Shape (number of queries, d_model), in the order of `with_key_at`.
+        """
+        queries = self.with_key_at(offset)
+        return states[queries + offset] - self._means_seen(states)[queries]
+
+    def _means_seen(self, states: Tensor) -> Tensor:
+        _, sentence, sizes = self.sentences.unique_consecutive(return_inverse=True, return_counts=True)
+        ends = sizes.cumsum(0)
+        if not self.is_causal:
+            sums = states.new_zeros(len(sizes), states.shape[1]).index_add_(0, sentence, states)
+            return (sums / sizes[:, None].to(states.dtype))[sentence]
+        firsts = (ends - sizes)[sentence]
+        sums = torch.cat([states.new_zeros(1, states.shape[1]), states.cumsum(0)])
+        seen = torch.arange(len(states)) + 1
+        return (sums[seen] - sums[firsts]) / (seen - firsts)[:, None].to(states.dtype)
+
+
+@dataclass(frozen=True)
+class PositionMeans:
+    """Means of the words of training sentences.
+
+    Args:
+        mean: Of all of them, shape (d_model,).
+        parts: Mean at each position less that of all, shape (n_positions, d_model); 0 where there are fewer than
+            `LEAST` words.
+        counts: Number of words at each position, shape (n_positions,); 0 where there are fewer than `LEAST`.
+        sd: Standard deviation of each neuron over all words, shape (d_model,).
+    """
+
+    mean: Tensor
+    parts: Tensor
+    counts: Tensor
+    sd: Tensor
+
+    @classmethod
+    def of(cls, states: Tensor, positions: Tensor) -> PositionMeans:
+        """Compute the means.
+
+        Args:
+            states: States of training words, shape (n, d_model), float64.
+            positions: Their positions, shape (n,).
+        """
+        counts = positions.bincount()
+        sums = states.new_zeros(len(counts), states.shape[1]).index_add_(0, positions, states)
+        mean = states.mean(0)
+        counts = torch.where(counts >= LEAST, counts, 0)
+        parts = torch.where(counts[:, None] > 0, sums / counts.clamp_min(1)[:, None] - mean, 0.0)
+        return cls(mean, parts, counts, states.std(0, correction=0))
+
+    def of_words(self, positions: Tensor) -> Tensor:
+        """Return the part of the position in each word, shape (n, d_model); 0 beyond the last training position."""
+        last = len(self.parts) - 1
+        return torch.where((positions <= last)[:, None], self.parts[positions.clamp_max(last)], 0.0)
+
+    @property
+    def spread(self) -> tuple[Tensor, Tensor]:
+        """Standard deviations of p(t) and of p(t + 1) - p(t) over words, each of shape (d_model,)."""
+        both = (self.counts[1:] > 0) & (self.counts[:-1] > 0)
+        steps = (self.parts[1:] - self.parts[:-1])[both]
+        return _sd(self.parts, self.counts), _sd(steps, torch.minimum(self.counts[1:], self.counts[:-1])[both])
+
+
+# Words that a position needs in training sentences: the mean of fewer is mostly noise.
+LEAST = 20
+
+
+def _sd(values: Tensor, counts: Tensor) -> Tensor:
+    if not len(values):
+        return values.new_zeros(values.shape[1])
+    weight = counts.to(values.dtype)[:, None] / counts.sum().clamp_min(1)
+    return (weight * (values - (weight * values).sum(0)).square()).sum(0).sqrt()
+
+
+@dataclass(frozen=True)
+class LagMoments:
+    """What the contrasts of all heads of a block need of the words, at one offset.
+
+    Args:
+        products: Mean over queries of the outer product of the query's state, less `mean`, and the key's difference,
+            shape (d_model, d_model): rows are neurons of the query.
+        differences: Mean over queries of the key's difference, shape (d_model,).
+        mean: What queries are measured from, shape (d_model,).
+    """
+
+    products: Tensor
+    differences: Tensor
+    mean: Tensor
+
+    @classmethod
+    def of(cls, words: Words, states: Tensor, mean: Tensor, offset: int) -> LagMoments:
+        """Compute the moments.
+
+        Args:
+            words: The words.
+            states: Their states, shape (n, d_model), float64.
+            mean: Shape (d_model,).
+            offset: In tokens, from query to key.
+        """
+        queries = words.with_key_at(offset)
+        differences = words.key_differences(states, offset)
+        n = max(len(queries), 1)
+        return cls((states[queries] - mean).T @ differences / n, differences.sum(0) / n, mean)
+
+    def split(self, matrix: Tensor, towards: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the contrast of a head as what pairs of neurons and what single neurons of the key add to it.
+
+        Args:
+            matrix: M of the head, shape (d_model, d_model), rows neurons of the query.
+            towards: c of the head, shape (d_model,).
+
+        Returns:
+            Shapes (d_model, d_model) and (d_model,); all entries of both add up to the contrast.
+        """
+        return matrix * self.products, (self.mean @ matrix + towards) * self.differences
+
+
+def contrast_without(pairs: Tensor, singles: Tensor, is_held: Tensor) -> Tensor:
+    """Return the contrast of a head when neurons are held at their mean in its queries and keys, for many sets of them.
+
+    A neuron that is held adds nothing: its deviation from the mean is 0 in queries, and so is its difference in keys.
+
+    Args:
+        pairs: What pairs of neurons add, as `LagMoments.split` returns it.
+        singles: What single neurons of the key add.
+        is_held: Whether each neuron is held, shape (n_sets, d_model).
+
+    Returns:
+        Shape (n_sets,).
+    """
+    kept = (~is_held).to(pairs.dtype)
+    return (kept @ pairs * kept).sum(1) + kept @ singles
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The part of a head's contrast that is position by position, neuron by neuron.
+
+    Args:
+        by_query: Share of each neuron of the query, shape (..., d_model); they add up to the part.
+        by_key: Share of each neuron of the key, likewise.
+    """
+
+    by_query: Tensor
+    by_key: Tensor
+
+    @classmethod
+    def of(cls, matrix: Tensor, products: Tensor) -> Shares:
+        """Split the part.
+
+        Args:
+            matrix: M of one head or of several, shape (..., d_model, d_model).
+            products: `LagMoments.products` of the position's part of each word, with mean 0.
+        """
+        both = matrix * products
+        return cls(both.sum(-1), both.sum(-2))
+
+    @property
+    def use(self) -> Tensor:
+        """How much each neuron is used, on either side, shape (..., d_model)."""
+        return self.by_query.abs() + self.by_key.abs()

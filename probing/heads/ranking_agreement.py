@@ -1,0 +1,87 @@
+"""Does the ranking of a probe tell which neurons a head reads? Rank correlations of both, beside what chance gives.
+
+Neurons whose mean differs much between positions serve a probe and a head alike, whatever the head does. So the partial
+correlation keeps the spread of p(t) and of p(t + 1) - p(t) constant, and both correlations stand beside those of the
+block's other heads and beside those in random bases, where neurons are random directions of the same space.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+from torch import Tensor
+
+from probing.heads.contrast import Shares
+from probing.probes.objective import centre_over_classes
+from probing.statistics.rank_similarity import spearman
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Rank correlations of what heads use with a ranking.
+
+    Args:
+        spearman: Plain ones, shape (n_heads,); NaN where all neurons are tied.
+        partial: Partial ones, likewise.
+    """
+
+    spearman: Array
+    partial: Array
+
+    @classmethod
+    def of(cls, use: Array, ranking: Array, spreads: Sequence[Array]) -> Agreement:
+        """Correlate.
+
+        Args:
+            use: How much each head uses each neuron, shape (n_heads, d_model).
+            ranking: The score of each neuron, shape (d_model,).
+            spreads: What the partial correlation keeps constant, each of shape (d_model,).
+        """
+        used, ranked = rankdata(use, axis=1), rankdata(ranking)
+        design = np.stack([np.ones(len(ranked)), *(rankdata(one) for one in spreads)], axis=1)
+        left = [values - values @ np.linalg.pinv(design).T @ design.T for values in (ranked, used)]
+        # What is left of ranks that are told by the spreads is rounding.
+        left = [np.where(np.abs(values) < 1e-6 * len(ranked), 0.0, values) for values in left]
+        return cls(spearman(ranked, used), spearman(left[0], left[1]))
+
+
+def rank_p(value: float, others: Sequence[float] | Array) -> float:
+    """Return the share of values, this one among them, that are at least as large: a one-sided p-value by rank."""
+    return (1 + int((np.asarray(others) >= value).sum())) / (1 + len(others))
+
+
+def contributions_in_bases(weight: Tensor, states: Tensor, classes: Tensor, bases: Tensor) -> Tensor:
+    """Return the mean contribution of each direction of some bases to the logit of the true class.
+
+    Args:
+        weight: Weights of a probe, shape (n_classes, d_model).
+        states: States of tokens, shape (n, d_model).
+        classes: Index of the true class of each, shape (n,).
+        bases: Each column a direction, shape (n_bases, d_model, d_model).
+
+    Returns:
+        Shape (n_bases, d_model).
+    """
+    centred = centre_over_classes(weight.to(states.dtype))
+    return torch.stack([((centred @ basis)[classes] * (states @ basis)).abs().mean(0) for basis in bases])
+
+
+def use_in_basis(queries: Tensor, keys: Tensor, products: Tensor, basis: Tensor) -> Tensor:
+    """Return how much each head uses each direction of a basis, shape (n_heads, d_model).
+
+    Args:
+        queries: W_Q of each head, shape (n_heads, d_model, d_head).
+        keys: W_K of each head, likewise.
+        products: `LagMoments.products` of the position's part.
+        basis: Each column a direction, shape (d_model, d_model).
+    """
+    turned = basis.T @ products @ basis
+    pairs = zip(queries, keys, strict=True)
+    return torch.stack([Shares.of((basis.T @ query) @ (basis.T @ key).T, turned).use for query, key in pairs])

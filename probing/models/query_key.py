@@ -1,0 +1,187 @@
+"""Finds W_Q and W_K of every head by running the encoder.
+
+Names of modules and model families play no role. Two outputs of linear maps are the queries and the keys of a block if
+the softmax of their products is its attention. So a model whose scores have another term, of relative positions, or
+whose queries and keys are rotated before they meet, has no such maps and is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass, field
+from itertools import permutations
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from probing.errors import UserError
+from probing.models.anatomy import Anatomy, examination_inputs, until_enough
+from probing.models.attention_heads import AttentionWatch, Heads
+
+# Largest difference of two computations of the same attention.
+_ROUNDING = {torch.float32: 1e-4, torch.float64: 1e-6, torch.bfloat16: 0.05, torch.float16: 0.01}
+
+
+@dataclass(frozen=True)
+class QueryKey:
+    """How the heads of a block make scores of queries and keys: (x W_Q + b_Q) . (x W_K + b_K), x its input.
+
+    Args:
+        query: W_Q of each head times the scale of the scores, shape (heads, d_model, d_head), float64.
+        query_bias: b_Q times the scale, shape (heads, d_head).
+        key: W_K of each head, shape (heads, d_model, d_head).
+        norm: The norm between the block's input and x; None if x is that input itself.
+    """
+
+    query: Tensor
+    query_bias: Tensor
+    key: Tensor
+    norm: nn.Module | None
+
+    @torch.inference_mode()
+    def inputs(self, states: Tensor) -> Tensor:
+        """Return the input of the block's attention.
+
+        Args:
+            states: What enters the block, shape (n, d_model), float64.
+        """
+        return states if self.norm is None else self.norm(states)
+
+
+@torch.inference_mode()
+def find_query_keys(encoder: nn.Module, anatomy: Anatomy, heads: Heads, pad_token_id: int = 0) -> list[QueryKey]:
+    """Run an encoder on a few tokens and find the queries and the keys of each block.
+
+    Args:
+        encoder: A model in evaluation mode.
+        anatomy: Its structure.
+        heads: Its heads.
+        pad_token_id: Id of the padding token.
+
+    Raises:
+        UserError: If there are none whose products alone give the attention.
+    """
+    blocks = _observe(encoder, anatomy, pad_token_id)
+    found = [_query_key(block, heads) for block in blocks]
+    if not found or len(found) != heads.n_layers:
+        raise UserError("its blocks do not pass hidden states from one to the next, so that their inputs are not known")
+    if None in found:
+        raise UserError(
+            f"the attention of its block {found.index(None) + 1} is not that of products of queries and keys that are "
+            "linear in the block's input: its scores have a term of relative positions, or its queries and keys are "
+            "rotated or normalised"
+        )
+    return [one for one in found if one is not None]
+
+
+@dataclass(frozen=True)
+class _Call:
+    module: nn.Module
+    given: Tensor
+    made: Tensor
+
+
+@dataclass
+class _Block:
+    """What enters a block, the calls of modules without parts before its attention, and the attention."""
+
+    given: Tensor
+    calls: list[_Call] = field(default_factory=list)
+    probabilities: Tensor | None = None
+
+
+def _observe(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int) -> list[_Block]:
+    blocks: list[_Block] = []
+
+    def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+        blocks.append(_Block((args[0] if args else kwargs["hidden_states"]).clone()))
+
+    def see(probabilities: Tensor, values: Tensor) -> None:
+        if blocks:
+            blocks[-1].probabilities = probabilities.clone()
+
+    def note(module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
+        given = args[0] if args else next(iter(kwargs.values()), None)
+        is_open = bool(blocks) and blocks[-1].probabilities is None
+        if is_open and isinstance(given, Tensor) and isinstance(made, Tensor) and given.is_floating_point():
+            blocks[-1].calls.append(_Call(module, given.clone(), made.clone()))
+
+    handles = [one.register_forward_pre_hook(enter, with_kwargs=True) for one in dict.fromkeys(anatomy.blocks or ())]
+    leaves = [module for module in encoder.modules() if not any(True for _ in module.children())]
+    handles += [module.register_forward_hook(note, with_kwargs=True) for module in leaves]
+    inputs = examination_inputs(encoder, pad_token_id)
+    with until_enough(handles), AttentionWatch(see, inputs["input_ids"].shape):
+        encoder(**inputs)
+    return blocks
+
+
+def _query_key(block: _Block, heads: Heads) -> QueryKey | None:
+    if block.probabilities is None:
+        return None
+    for (a, columns_a), (b, columns_b) in permutations(_candidates(block, heads), 2):
+        d_head = (columns_a.stop - columns_a.start) // heads.n_heads
+        for scale in (d_head**-0.5, 1.0):
+            if columns_a.stop - columns_a.start != columns_b.stop - columns_b.start:
+                continue
+            if a.given.shape != b.given.shape or not torch.equal(a.given, b.given):
+                continue
+            if _is_attention(block.probabilities, a.made[..., columns_a], b.made[..., columns_b], scale, heads):
+                reached, norm = _norm_before(block, a)
+                if not reached:
+                    return None
+                (query, query_bias), (key, _) = (
+                    _of_heads(one, columns, heads.n_heads) for one, columns in ((a, columns_a), (b, columns_b))
+                )
+                return QueryKey(query * scale, query_bias * scale, key, norm)
+    return None
+
+
+def _candidates(block: _Block, heads: Heads) -> Iterator[tuple[_Call, slice]]:
+    """Yield columns of outputs of linear maps that may be all queries or all keys of a block."""
+    rows = block.given.shape[:2]
+    for call in block.calls:
+        if getattr(getattr(call.module, "weight", None), "ndim", 0) != 2 or call.made.shape[:-1] != rows:
+            continue
+        width, of_heads = call.made.shape[-1], heads.n_heads * heads.d_head
+        if width % of_heads == 0:
+            yield from ((call, slice(first, first + of_heads)) for first in range(0, width, of_heads))
+        elif width % heads.n_heads == 0:
+            yield call, slice(0, width)
+
+
+def _is_attention(probabilities: Tensor, queries: Tensor, keys: Tensor, scale: float, heads: Heads) -> bool:
+    # The first sequence has no padding.
+    query, key = (one[0].float().unflatten(-1, (heads.n_heads, -1)).transpose(0, 1) for one in (queries, keys))
+    scores = scale * (query @ key.transpose(1, 2))
+    if heads.is_causal:
+        scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
+    error = (scores.softmax(-1) - probabilities[0].float()).abs().max()
+    return bool(error <= _ROUNDING[queries.dtype])
+
+
+def _norm_before(block: _Block, call: _Call) -> tuple[bool, nn.Module | None]:
+    """Return whether it is known how a map's input comes from the block's, and the norm between them, if any."""
+    if torch.equal(call.given, block.given):
+        return True, None
+    for other in block.calls:
+        same = other.given.shape == block.given.shape == other.made.shape
+        if same and torch.equal(other.given, block.given) and torch.equal(other.made, call.given):
+            return True, _in_float64(other.module)
+    return False, None
+
+
+def _of_heads(call: _Call, columns: slice, n_heads: int) -> tuple[Tensor, Tensor]:
+    """Return the matrix of each head, shape (heads, d_model, d_head), and its bias, shape (heads, d_head), float64."""
+    module, width = _in_float64(call.module), call.given.shape[-1]
+    bias = module(torch.zeros(1, width, dtype=torch.float64))[0]
+    matrix = module(torch.eye(width, dtype=torch.float64)) - bias
+    return (
+        matrix[:, columns].unflatten(1, (n_heads, -1)).transpose(0, 1).contiguous(),
+        bias[columns].unflatten(0, (n_heads, -1)),
+    )
+
+
+def _in_float64(module: nn.Module) -> nn.Module:
+    return deepcopy(module).cpu().double()
