@@ -228,9 +228,7 @@ def _trained(subject: Subject, stores: Sequence[ActivationStore], progress: Prog
     sides = label_sides(stores, subject.corpora, subject.splits, load_task(POSITION, {}))
     layers = [layer for layer in source.layers if layer > 0]
     moments = layer_moments(sides.train, layers)
-    path, training = penalised(
-        PROBE, subject.split_seed, sides, layers, moments, dict(source.trainer), progress
-    )
+    path, training = penalised(PROBE, subject.split_seed, sides, layers, moments, dict(source.trainer), progress)
     starts = path.weights if path else None
     fits = train_probes(sides, layers, training, moments=moments, starts=starts)
     return {"weight": torch.stack([fit.weight for fit in fits]), "classes": torch.from_numpy(sides.classes)}
