@@ -21,7 +21,7 @@ from probing.figures.style import (
     name_layers,
     side_by_side,
 )
-from probing.tables.columns import R2, controls_of, score_of, score_of_neurons
+from probing.tables.columns import R2, controls_of, score_of, score_of_neurons, with_intercept
 from probing.tables.decimals import two_decimals
 
 if TYPE_CHECKING:
@@ -128,7 +128,10 @@ def accuracy_by_position(figure: Figure, positions: Sequence[Row], task: str, mo
 
 
 def top_neurons(figure: Figure, by_layer: Mapping[int, Sequence[Row]], model: str) -> None:
-    """Draw the first neurons of each layer's ranking: the contribution as a bar, its centred part over it."""
+    """Draw the first neurons of each layer's ranking: the contribution as a bar, its centred part over it.
+
+    Where that is unreliable, a mark stands at the centred contribution to a probe that has an intercept.
+    """
     score = score_of_neurons(next(iter(by_layer.values()))[0])
     columns = min(4, len(by_layer))
     rows = -(-len(by_layer) // columns)
@@ -141,6 +144,9 @@ def top_neurons(figure: Figure, by_layer: Mapping[int, Sequence[Row]], model: st
         axes.barh(
             y, [n["contribution_centred"] for n in top], height=0.35, color=BLUE, label="without the neuron's mean"
         )
+        found = [(value, i) for i, n in enumerate(top) if (value := with_intercept(n)) is not None]
+        if found:
+            axes.plot(*zip(*found, strict=True), "D", ms=3.5, mfc="white", mec="black", label="with an intercept")
         axes.set_yticks(y, [f"{n['neuron']}{_marks(n['flag'])}" for n in top], fontsize=7)
         axes.invert_yaxis()
         axes.set_title(f"layer {layer}")
@@ -149,8 +155,10 @@ def top_neurons(figure: Figure, by_layer: Mapping[int, Sequence[Row]], model: st
         axes.set_visible(False)
     grid[0].set_ylabel("neuron (* offset, ° no-signal)")
     figure.suptitle(f"{model}: neurons that contribute most to {score.contribution}", x=0.01, ha="left", fontsize=10)
-    handles, labels = grid[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    # The mark may be in some layers only.
+    named = {label: handle for axes in grid for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    labels = sorted(named, key="with an intercept".__eq__)  # the mark stands last
+    figure.legend([named[label] for label in labels], labels, loc="outside lower center", ncols=2)
 
 
 def neuron_map(figure: Figure, by_layer: Mapping[int, Sequence[Row]], model: str) -> None:

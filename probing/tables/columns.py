@@ -168,6 +168,12 @@ def in_brackets(*parts: str) -> str:
     return f" ({said})" if said else ""
 
 
+def with_intercept(row: Row) -> float | None:
+    """Return a neuron's centred contribution to a probe that has an intercept; None if none was trained for it."""
+    value = row.get("contribution_companion")
+    return value if isinstance(value, float) else None
+
+
 # Standard deviations between a neuron's mean and 0 beyond which its centred contribution is unreliable.
 FAR = 3.0
 

@@ -14,6 +14,7 @@ from probing.tables.columns import (
     in_brackets,
     interval,
     score_of_neurons,
+    with_intercept,
 )
 
 # A centred contribution within this share of the contribution itself counts as nearly unchanged.
@@ -81,9 +82,9 @@ def _centred(top: Mapping[str, Any], only: str = "") -> str:
         top: The neuron's row.
         only: Stands before the share that is left.
     """
-    with_intercept = top.get("contribution_companion")
-    if isinstance(with_intercept, float):
-        left = with_intercept / top["contribution"]
+    value = with_intercept(top)
+    if value is not None:
+        left = value / top["contribution"]
         return f"in a probe with an intercept {only}{left:.0%} of its contribution is left"
     left = top["contribution_centred"] / top["contribution"]
     if abs(left - 1) <= UNCHANGED:

@@ -18,6 +18,7 @@ from probing.tables.columns import (
     interval,
     score_of,
     score_of_neurons,
+    with_intercept,
 )
 
 # What the headings of the table of accuracies mean.
@@ -195,8 +196,8 @@ def neurons_table(rows: Sequence[Row], site: str = "residual") -> Any:
     if far := [row for row in rows if _is_far(row)]:
         from probing.tables.columns import FAR
 
-        with_intercept = all(_has_intercept_value(row) for row in far)
-        instead = "value from a probe with an intercept" if with_intercept else "unreliable"
+        is_known = all(with_intercept(row) is not None for row in far)
+        instead = "value from a probe with an intercept" if is_known else "unreliable"
         captions.append(f"* mean more than {FAR:.0f} sd from 0: {instead}")
     table.caption = "\n".join(captions)
     table.caption_justify = "left"
@@ -237,14 +238,10 @@ def _is_far(row: Row) -> bool:
     return bool(abs(row["mean"]) > FAR * row["sd"] and row["flag"] != "dead")
 
 
-def _has_intercept_value(row: Row) -> bool:
-    return isinstance(row.get("contribution_companion"), float)
-
-
 def _centred(row: Row) -> str:
     """Return the centred contribution, from a probe with an intercept if there is one; a star marks unreliable ones."""
-    value = row["contribution_companion"] if _has_intercept_value(row) else row["contribution_centred"]
-    return f"{value:.4f}" + "*" * _is_far(row)
+    value = with_intercept(row)
+    return f"{row['contribution_centred'] if value is None else value:.4f}" + "*" * _is_far(row)
 
 
 def _without(row: Row) -> str:

@@ -301,3 +301,17 @@ def test_what_is_drawn_differs_without_colour(drawn: Drawn, tmp_path: Path) -> N
                 if not str(line.get_label()).startswith("_")
             ]
             assert all(a != b for a, b in pairwise(sorted(looks, key=str)))
+
+
+def test_where_a_probe_with_an_intercept_was_trained_its_contribution_is_marked() -> None:
+    table = neurons([2], 20)
+    table[1]["contribution_companion"], table[3]["contribution_companion"] = 0.25, None
+    figure = Figure(layout="constrained")
+    figures.top_neurons(figure, {2: table}, "tiny")
+    (mark,) = figure.axes[0].lines
+    assert (places_of(mark), list(np.asarray(mark.get_ydata()))) == ([0.25], [1])
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()][-1] == "with an intercept"
+    plain = Figure(layout="constrained")
+    figures.top_neurons(plain, {2: neurons([2], 20)}, "tiny")
+    assert not plain.axes[0].lines
