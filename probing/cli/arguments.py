@@ -197,13 +197,15 @@ class Given:
 
     def take_mapping(self, options: Mapping[Any, Any], source: OptionSource) -> None:
         """Take options with parsed values; the options of a group are in a mapping or have dotted names."""
-        for name, value in self._flat(options, source):
-            if not self._is_known(name, source):
-                continue
-            nested: Any = value
-            for part in reversed(name.split(".")):
-                nested = {part: nested}
-            self._take(name, value, source, partial(self._parser.parse_object, nested))
+        known = {name: value for name, value in self._flat(options, source) if self._is_known(name, source)}
+        try:  # all of them in one pass over the parser's arguments
+            if not any(self._is_missing(name, value, source) for name, value in known.items()):
+                self._namespace = self._parser.parse_object(_nested(known), self._namespace)
+                return
+        except _WRONG:
+            pass
+        for name, value in known.items():  # to name those that are wrong
+            self._take(name, value, source, partial(self._parser.parse_object, _nested({name: value})))
 
     def _flat(self, options: Mapping[Any, Any], source: OptionSource) -> Iterator[tuple[str, Any]]:
         """Yield each option of the parser; store the content of options that are mappings."""
@@ -239,17 +241,38 @@ class Given:
     def _take(
         self, name: str, value: Any, source: OptionSource, parse: Callable[[Namespace | None], Namespace]
     ) -> None:
-        hint = self._types[name.removesuffix("+")]
         if value == "":
             self._problems.append(f"{source.value(name, value)} is empty: give it a value or leave it out")
             return
         try:
-            # The parser would treat None as not given. A NUL cannot be part of a file name.
-            if (value is None and source is not COMMAND_LINE and not admits_none(hint)) or "\0" in str(value):
+            if self._is_missing(name, value, source):
                 raise ValueError(value)
             self._namespace = parse(self._namespace)
-        except (UserError, ValueError, TypeError, LookupError):
+        except _WRONG:
+            hint = self._types[name.removesuffix("+")]
             self._problems.append(f"{source.value(name, value)}: expected {expected(hint)}")
+
+    def _is_missing(self, name: str, value: Any, source: OptionSource) -> bool:
+        """Whether the parser would take a value for one that is not given, or a file name cannot have it."""
+        if value is None:
+            return source is not COMMAND_LINE and not admits_none(self._types[name.removesuffix("+")])
+        return value == "" or "\0" in str(value)
+
+
+# What the parser raises for a value of the wrong type.
+_WRONG = (UserError, ValueError, TypeError, LookupError)
+
+
+def _nested(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with dotted names as mappings in mappings."""
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        *groups, last = name.split(".")
+        inner = found
+        for group in groups:
+            inner = inner.setdefault(group, {})
+        inner[last] = value
+    return found
 
 
 def with_underscores(arg: str) -> str:
