@@ -37,8 +37,9 @@ from probing.runtime.terminal import counted
 from probing.tasks import Labels, load_task
 
 POSITION = "position"
-# As `fit` trains probes, but only until their accuracy no longer changes: no neurons are ranked by them.
-PROBE = ProbeOptions(tolerance=CONTROL_TOLERANCE)
+# As `fit` trains probes, but only until their accuracy no longer changes, since no neurons are ranked by them, and at a
+# penalty near those that `fit` chooses: to choose it takes longer than all passes. `--run` reads the probes of `fit`.
+PROBE = ProbeOptions(l2=1e-4, tolerance=CONTROL_TOLERANCE)
 
 
 @dataclass(frozen=True)
@@ -228,9 +229,8 @@ def _trained(subject: Subject, stores: Sequence[ActivationStore], progress: Prog
     sides = label_sides(stores, subject.corpora, subject.splits, load_task(POSITION, {}))
     layers = [layer for layer in source.layers if layer > 0]
     moments = layer_moments(sides.train, layers)
-    path, training = penalised(PROBE, subject.split_seed, sides, layers, moments, dict(source.trainer), progress)
-    starts = path.weights if path else None
-    fits = train_probes(sides, layers, training, moments=moments, starts=starts)
+    _, training = penalised(PROBE, subject.split_seed, sides, layers, moments, dict(source.trainer), progress)
+    fits = train_probes(sides, layers, training, moments=moments)
     return {"weight": torch.stack([fit.weight for fit in fits]), "classes": torch.from_numpy(sides.classes)}
 
 
