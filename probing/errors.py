@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 # Most edits between a word and what is suggested for it.
@@ -22,6 +23,17 @@ def refuse(problems: Sequence[str]) -> None:
     """Raise one UserError that names all problems, if there are any."""
     if problems:
         raise UserError(f"{'; '.join(dict.fromkeys(problems))}.")
+
+
+@contextmanager
+def about_option(option: str) -> Iterator[None]:
+    """Let errors about `--model` name another option, which takes a model as well and always reads its weights."""
+    try:
+        yield
+    except UserError as error:
+        message = str(error).replace(", or use a randomly initialised model with `--random_weights`", "")
+        message = message.replace("`model` ", f"`{option.strip('-')}` ")
+        raise UserError(message.replace("`--model ", f"`{option} ")) from None
 
 
 def out_of_range(option: str, value: float | None, low: float, high: float = float("inf")) -> list[str]:

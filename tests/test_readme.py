@@ -55,6 +55,7 @@ def toy(tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str], monk
     labelled = ("".join(f"{form}\t{_length(form)}\n" for form in text.split()) for text in sentences)
     short = [text for text in sentences if 5 <= len(text.split()) <= 12]
     (tmp_path / "roles.tsv").write_text("".join(f"{text}\t1\tthing\t4\n" for text in short))
+    (tmp_path / "tuned").symlink_to(checkpoints["bert"])
     (tmp_path / "words.tsv").write_text("\n".join(labelled))
     for part_of_wic, n in (("train", 30), ("dev", 20)):
         write_wic(tmp_path / "wic", part_of_wic, word_pairs(n, n))

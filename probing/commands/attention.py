@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,16 @@ from probing.cli.options import WandbOptions
 from probing.cli.python_calls import command
 from probing.cli.shared_options import with_shared_help
 from probing.commands.folders import keep_inputs, places, say_where
-from probing.errors import UserError, refuse
-from probing.models import layer_numbers
+from probing.errors import UserError, about_option, refuse
+from probing.models import find_model, layer_numbers
 from probing.runs.folder import RunFolder
 from probing.runs.kinds import Attention, read_folder
 from probing.runs.tracked import tracking
 from probing.runtime.distributed import is_main_process
 from probing.runtime.stopwatch import Stopwatch
 from probing.tracking import Tracker, resolve_mode
+
+_ALONE = ["`--as_published` needs another checkpoint, given as --against MODEL"]
 
 
 @command
@@ -29,7 +32,8 @@ def attention(
     config: dict[str, Any],
     model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
     dtype: Dtype = "float32", corpus: Source = "builtin",
-    test_corpus: Source | None = None, roles: str | None = None, parts: str | list[str] = "all",
+    test_corpus: Source | None = None, roles: str | None = None,
+    against: Model | None = None, as_published: bool = False, parts: str | list[str] = "all",
     max_length: int | None = None, batch_tokens: int | None = None, seed: int = 0, runs: str = "runs",
     name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
     wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
@@ -44,9 +48,13 @@ def attention(
             on the test part of --corpus.
         roles: Role links to follow: a file with lines text TAB predicate TAB role TAB filler, whose words are counted
             from 0, such as 3 or 3-4, or framenet:FOLDER; without it, the subjects and objects of a treebank.
+        against: Another checkpoint of the model, an alias, a hub id or a local folder with the same tokenizer, to
+            compare its heads, hidden states and parameters with those of --model: the part change.
+        as_published: Compare maps of 200 x 200 tokens, rows of padding included, with those of --against too, over the
+            first 1,000 sentences, as the code of Kovaleva et al. (2019) does.
         parts: Parts of the survey: all, or some of classes, profile, tokens, words, rollout, similarity, relations,
-            trees, roles and attention_probe, which takes long and is not one of all. Parts that need columns which the
-            corpus does not have are left out, unless they are named.
+            trees, roles, change and attention_probe, which takes long and is not one of all. Parts that need columns
+            which the corpus does not have are left out, unless they are named.
         seed: Seed of the bootstrap of the sentences, of random weights, and of the split of the corpus.
         name: Name of this run; MODEL-attention-YYYYMMDD-HHMMSS by default.
         cache: Folder of cached sums; $PROBING_CACHE or RUNS/cache by default.
@@ -57,20 +65,19 @@ def attention(
     from probing.runtime import terminal
 
     say = terminal.silence if quiet else terminal.say
-    refuse(number_problems(seed, max_length, batch_tokens))
+    refuse(number_problems(seed, max_length, batch_tokens) + _ALONE * (as_published and against is None))
     resolve_mode(wandb.mode)
     typed = layer_numbers(layer)
     cached, place = places(cache, runs, name)
     with terminal.quiet_libraries():
         from probing.cache.source import ActivationSource, say_what_was_left_out
         from probing.corpus.sides import read_corpora
-        from probing.heads.parts import NAMES, USUAL, measurable, measure
+        from probing.heads.parts import measurable, measure
         from probing.heads.role_files import read_role_links
         from probing.heads.subject import Asked, Subject
 
         watch = Stopwatch()
-        by_name = parts not in ("all", ["all"])
-        names = chosen("--parts", parts, NAMES) if by_name else USUAL
+        names, by_name = _wanted(parts, against is not None)
         source = ActivationSource.of(
             model, revision, layer, trainer, cache=cached, dtype=dtype, max_length=max_length,
             batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
@@ -79,7 +86,9 @@ def attention(
         layers = _blocks(typed, source)
         corpora, splits = read_corpora(corpus, test_corpus, seed, say)
         request, *test = (_request(source, text) for text in corpora)
-        asked = Asked(test[0] if test else None, splits, read_role_links(roles) if roles else None)
+        links = read_role_links(roles) if roles else None
+        other = None if against is None else _against(against, source, corpora[0], config)
+        asked = Asked(test[0] if test else None, splits, links, other, as_published)
         subject = Subject.of(request, layers, seed, asked)
         there, left_out = measurable(subject, names, by_name)
         tables, store = measure(
@@ -114,6 +123,38 @@ def _blocks(typed: Sequence[int] | None, source: Any) -> list[int]:
             f"{source.config.num_hidden_layers}; the embeddings, layer 0, have none."
         )
     return layers
+
+
+def _wanted(parts: str | list[str], is_compared: bool) -> tuple[list[str], bool]:
+    """Return the names of the parts that are wanted, and whether the user named them.
+
+    Args:
+        parts: As typed.
+        is_compared: Whether there is another checkpoint to compare with.
+    """
+    from probing.heads.change_parts import NAME
+    from probing.heads.parts import NAMES, USUAL
+
+    by_name = parts not in ("all", ["all"])
+    return [*(chosen("--parts", parts, NAMES) if by_name else USUAL), *[NAME] * is_compared], by_name
+
+
+def _against(model: Any, source: Any, corpus: Any, config: dict[str, Any]) -> Any:
+    """Return the `probing.heads.checkpoints.Checkpoint` that the model is compared with.
+
+    Args:
+        model: Name or folder of the other checkpoint, or the model itself, which then has the same tokenizer.
+        source: The model, with the settings of its forward pass; only the model itself is initialised randomly.
+        corpus: The corpus.
+        config: The run's configuration, in which an object is named.
+    """
+    from probing.heads.checkpoints import Checkpoint
+    from probing.models import load_tokenizer
+
+    with about_option("--against"):
+        found = find_model(model, None, None if isinstance(model, str) else load_tokenizer(source.model))
+    config["against"] = found.name
+    return Checkpoint(_request(replace(source, model=found, random_weights_seed=None), corpus))
 
 
 def _request(source: Any, corpus: Any) -> Any:
@@ -153,7 +194,9 @@ def _write(
 
     files = write(folder, config, tables)
     formats = figure_formats(config["figure_format"])
-    figures = write_figures(folder / "figures", tables, measured[0].request.source.short_name, formats)
+    against = measured[0].asked.against
+    names = [one.source.short_name for one in (measured[0].request, *([against.request] if against else []))]
+    figures = write_figures(folder / "figures", tables, names, formats)
     watch.end("write")
     files.append(write_summary(folder, tables, *measured, [part.name for part in parts], left_out, watch.timings()))
     if tracker:
@@ -168,7 +211,11 @@ def _curves(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str,
         point = by_layer.setdefault(row["layer"], {"layer": row["layer"]})
         if row["measure"] != "column_max" and row.get("to", "") in ("", "special tokens"):
             point |= {name: row["value"], f"{name}_low": row["low"], f"{name}_high": row["high"]}
-    return list(by_layer.values())
+    for row in tables.get("change", ()):
+        if row["of"] == "same" and row["layer"] is not None and row["head"] is None:
+            name, point = f"change_{row['measure']}", by_layer.setdefault(row["layer"], {"layer": row["layer"]})
+            point |= {name: row["value"], f"{name}_low": row["low"], f"{name}_high": row["high"]}
+    return [by_layer[layer] for layer in sorted(by_layer)]
 
 
 def _report(made: Attention, where: str | None, quiet: bool) -> None:

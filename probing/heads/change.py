@@ -1,9 +1,7 @@
-"""What differs between two checkpoints of a model on the same sentences (after Kovaleva et al. 2019, section 4.3).
+"""How attention differs between two checkpoints of a model, on the same sentences (Kovaleva et al. 2019, section 4.3).
 
 The published measure is the cosine of a head's flattened maps before and after fine-tuning. It is high for any two maps
 whose rows sum to 1, so it stands beside that of other heads of the layer and that of other sentences of equal length.
-The code published with the paper compares maps of 200 x 200 tokens and does not crop them to the sentence. Most rows
-are then those of padding, and its figure 5 may show padding; `published_cosines` repeats it.
 """
 
 from __future__ import annotations
@@ -15,28 +13,21 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from probing.cache import ActivationStore, Request, load, tokens_of
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
-from probing.errors import UserError
-from probing.heads.accumulation import AttentionReader
+from probing.heads.checkpoints import Checkpoint
 from probing.heads.measures import Accumulator, Kept
 from probing.heads.reading import Attention, Batch
+from probing.heads.rows import Rows
 from probing.heads.sums import SumsStore
-from probing.models import load_config, load_tokenizer
-from probing.models.attention_heads import Heads, read_heads
-from probing.runtime.float64 import on_float64_device
 from probing.statistics.intervals import mean_interval
 
-# Tokens to which the code of Kovaleva et al. pads each sentence, and the most sentences that they compare.
-PUBLISHED_LENGTH, PUBLISHED_SENTENCES = 200, 1000
 # Most bytes of the other checkpoint's maps that are held; beyond it, its forward pass is repeated for further blocks.
 HELD_BYTES = 2**28
-SAME, OTHER_HEADS, OTHER_SENTENCES, OTHER_TOKENS = "same", "other heads", "other sentences", "other tokens"
+SAME, OTHER_HEADS, OTHER_SENTENCES = "same", "other heads", "other sentences"
 _OF_MAPS = (SAME, OTHER_HEADS, OTHER_SENTENCES)
-CHANGE_COLUMNS = ("measure", "of", "layer", "head", "value", "low", "high", "n")
 
 
 def map_cosines(a: Tensor, b: Tensor) -> Tensor:
@@ -48,7 +39,22 @@ def map_cosines(a: Tensor, b: Tensor) -> Tensor:
     """
     first, second = a.double(), b.double()
     product, *squares = ((x * y).sum((2, 3)) for x, y in ((first, second), (first, first), (second, second)))
-    return product / (squares[0] * squares[1]).sqrt().clamp_min(torch.finfo(torch.float64).tiny)
+    return (product / (squares[0] * squares[1]).sqrt().clamp_min(torch.finfo(torch.float64).tiny)).clamp_max(1)
+
+
+def other_head_cosines(a: Tensor, b: Tensor) -> Tensor:
+    """Return the mean cosine of each head's map with the maps of all other heads, shape (batch, heads), float64.
+
+    It is 0 where there is one head alone.
+
+    Args:
+        a: Shape (batch, heads, from, to).
+        b: Of the same shape; the other heads are taken from here.
+    """
+    first, second = (maps.double().flatten(2) for maps in (a, b))
+    norms = [maps.norm(dim=2).clamp_min(torch.finfo(torch.float64).tiny) for maps in (first, second)]
+    cosines = first @ second.transpose(1, 2) / (norms[0][:, :, None] * norms[1][:, None, :])
+    return (cosines.sum(2) - cosines.diagonal(dim1=1, dim2=2)) / max(a.shape[1] - 1, 1)
 
 
 def row_divergences(a: Tensor, b: Tensor) -> Tensor:
@@ -58,7 +64,24 @@ def row_divergences(a: Tensor, b: Tensor) -> Tensor:
         a: Maps, shape (batch, heads, from, to); rows of padding are 0.
         b: Maps of the same shape.
     """
-    return (_entropies((a + b) / 2) - (_entropies(a) + _entropies(b)) / 2).clamp_min(0)
+    return _divergences((a, _entropies(a)), (b, _entropies(b)))
+
+
+# Maps with the entropies of their rows, summed over the rows.
+_Known = tuple[Tensor, Tensor]
+
+
+def _divergences(a: _Known, b: _Known) -> Tensor:
+    return (_entropies((a[0] + b[0]) / 2) - (a[1] + b[1]) / 2).clamp_min(0)
+
+
+def _other_head_divergences(a: _Known, b: _Known) -> Tensor:
+    """Return the mean divergence of each head's map from those of all other heads, shape (batch, heads)."""
+    n_heads = a[0].shape[1]
+    found = torch.zeros_like(a[1])
+    for k in range(1, n_heads):
+        found += _divergences(a, (b[0].roll(k, 1), b[1].roll(k, 1)))
+    return found / max(n_heads - 1, 1)
 
 
 def _entropies(maps: Tensor) -> Tensor:
@@ -86,92 +109,53 @@ class Change:
         against: The other checkpoint, on the same sentences.
     """
 
-    against: Request
+    against: Checkpoint
     name: str = "change"
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """What changes the sums beside model and corpus."""
-        return {"version": 1, "against": self.against.key()}
+        return {"version": 1, "against": self.against.request.key()}
 
     def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Accumulator]:
         """Load the other checkpoint, and return what makes an accumulator for each batch."""
-        encoder, pad_token_id = load(self.against)
-        heads = AttentionReader.of(encoder, pad_token_id, self.against.source.name).heads
-        return lambda batch: _Compared(encoder, heads, batch)
+        against = self.against.prepared()
+        return lambda batch: _Compared(against, batch)
 
 
 class _Compared:
-    def __init__(self, encoder: nn.Module, heads: Heads, batch: Batch) -> None:
-        self.encoder, self.heads, self.batch = encoder, heads, batch
+    def __init__(self, against: Checkpoint, batch: Batch) -> None:
+        self.against, self.batch = against, batch
         self.others = others_of_equal_length(batch.lengths)
         self.held: dict[int, Tensor] = {}
-        self.found: dict[str, list[Tensor]] = {}
+        self.found: dict[str, list[Tensor]] = {"cosine": [], "jensen_shannon": []}
 
     def add(self, attention: Attention) -> None:
         if attention.layer not in self.held:
             self.held = self._read(attention.layer)
         ours, theirs = attention.probabilities, self.held.pop(attention.layer)
-        n_heads = ours.shape[1]
-        for name, compare in (("cosine", map_cosines), ("jensen_shannon", row_divergences)):
-            of_heads = [compare(ours, theirs.roll(k, 1)) for k in range(1, n_heads)]
-            found = (
-                compare(ours, theirs),
-                torch.stack(of_heads).mean(0) if of_heads else torch.zeros_like(ours[:, :, 0, 0], dtype=torch.float64),
-                compare(ours, theirs[self.others]),
-            )
-            self.found.setdefault(name, []).append(torch.stack(found, dim=1))
+        cosines = map_cosines(ours, theirs), other_head_cosines(ours, theirs), map_cosines(ours, theirs[self.others])
+        a, b = (ours, _entropies(ours)), (theirs, _entropies(theirs))
+        of_sentences = theirs[self.others], b[1][self.others]
+        divergences = _divergences(a, b), _other_head_divergences(a, b), _divergences(a, of_sentences)
+        for name, found in (("cosine", cosines), ("jensen_shannon", divergences)):
+            self.found[name].append(torch.stack(found, dim=1))
 
     def _read(self, first: int) -> dict[int, Tensor]:
         """Return the other checkpoint's maps from a block on, as many as may be held."""
-        batch = self.batch
-        size = batch.mask.numel() * batch.mask.shape[1] * self.heads.n_heads * 4
-        last = first + max(HELD_BYTES // size, 1) - 1
-        pairs = (batch.mask[:, :, None] & batch.mask[:, None, :])[:, None]
-        held: dict[int, Tensor] = {}
-
-        def give(layer: int, probabilities: Tensor, values: Tensor) -> None:
-            if first <= layer <= last:
-                held[layer] = torch.where(pairs, on_float64_device(probabilities), 0.0)
-
-        read_heads(self.encoder.to(batch.mask.device), self.heads, give, _inputs(batch.input_ids, batch.mask))
-        return held
+        mask = self.batch.mask
+        size = mask.numel() * mask.shape[1] * self.against.heads.n_heads * 4
+        maps = self.against.maps(self.batch.input_ids, mask, first, first + max(HELD_BYTES // size, 1) - 1)
+        pairs = (mask[:, :, None] & mask[:, None, :])[:, None]
+        return {layer: torch.where(pairs, one, 0.0) for layer, one in maps.items()}
 
     def kept(self) -> Kept:
         others = torch.arange(len(self.others), device=self.others.device) != self.others
         return Kept({"has_other": others, **{name: torch.stack(one, dim=2) for name, one in self.found.items()}})
 
 
-def _inputs(input_ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    return {"input_ids": input_ids, "attention_mask": mask.long()}
-
-
-def check_comparable(request: Request, against: Request, option: str = "--against") -> None:
-    """Raise a UserError unless two checkpoints have the same tokens, blocks and heads.
-
-    Args:
-        request: A checkpoint and the corpus.
-        against: The other checkpoint, with the same corpus.
-        option: The option that names the other one, for messages.
-    """
-    typed = f"`{option} {against.source.name}`"
-    configs = [load_config(one.source) for one in (request, against)]
-    for name, said in (("num_hidden_layers", "blocks"), ("num_attention_heads", "heads"), ("hidden_size", "neurons")):
-        mine, other = (getattr(config, name, None) for config in configs)
-        if mine != other:
-            raise UserError(
-                f"{typed} has {other} {said}, and {request.source.name} has {mine}; give two checkpoints of one model."
-            )
-    ours, theirs = (tokens_of(one, load_tokenizer(one.source)) for one in (request, against))
-    if not np.array_equal(ours.input_ids, theirs.input_ids):
-        raise UserError(
-            f"{typed} divides the corpus into other tokens than {request.source.name}; give two checkpoints with one "
-            "tokenizer."
-        )
-
-
-def map_rows(store: SumsStore) -> list[dict[str, Any]]:
-    """Return the rows of `change.csv` that concern maps.
+def map_rows(store: SumsStore, layers: Sequence[int]) -> Rows:
+    """Return the rows of `change.csv` that concern maps: of each head, and of each layer as the mean over its heads.
 
     Cosines are means over sentences, and divergences (nats) over queries, each with its interval over sentences. `of`
     says what is compared: the same head and sentence, other heads of the layer, or another sentence of equal length
@@ -179,6 +163,7 @@ def map_rows(store: SumsStore) -> list[dict[str, Any]]:
 
     Args:
         store: The sums of `Change`.
+        layers: The layers to report.
     """
     has_other = store.by_sentence("has_other").numpy()
     lengths = store.tokens.lengths.astype(np.int64)
@@ -189,108 +174,40 @@ def map_rows(store: SumsStore) -> list[dict[str, Any]]:
             if of == OTHER_HEADS and sums.shape[3] == 1:
                 continue
             used = has_other if of == OTHER_SENTENCES else np.ones(len(counts), dtype=bool)
-            for layer, head in np.ndindex(*sums.shape[2:]):
-                rows.append(_row(name, of, layer + 1, head + 1, sums[used, i, layer, head], counts[used]))
+            rows += head_rows(name, of, layers, sums[used, i], counts[used])
     return rows
 
 
-@torch.inference_mode()
-def published_rows(request: Request, against: Request, length: int = PUBLISHED_LENGTH) -> list[dict[str, Any]]:
-    """Return the cosine of each head's maps as published: padded to `length` tokens, and not cropped.
+def head_rows(measure: str, of: str, layers: Sequence[int], sums: NDArray[np.float64], n: NDArray[np.int64]) -> Rows:
+    """Return a row for each head and, without a head, for each layer.
 
     Args:
-        request: A checkpoint and the corpus, of which the first `PUBLISHED_SENTENCES` sentences are read.
-        against: The other checkpoint.
-        length: Number of tokens to which sentences are padded, or cut.
+        measure: The measure.
+        of: What is compared.
+        layers: The layers to report.
+        sums: Sum of each sentence, shape (n_sentences, all layers, heads).
+        n: What the sums are divided by, of each sentence, shape (n_sentences,).
     """
-    tokens = tokens_of(request, load_tokenizer(request.source))
-    models = [load(one) for one in (request, against)]
-    readers = [AttentionReader.of(*model, "the model") for model in models]
-    found = []
-    for sentence in range(min(tokens.n_sentences, PUBLISHED_SENTENCES)):
-        ids = torch.from_numpy(tokens.input_ids[tokens.of_sentences(sentence, 1)].astype(np.int64))[:length]
-        padded = torch.full((1, length), models[0][1])
-        padded[0, : len(ids)] = ids
-        mask = (torch.arange(length) < len(ids))[None]
-        ours, theirs = (
-            _maps(encoder, reader.heads, padded, mask) for (encoder, _), reader in zip(models, readers, strict=True)
-        )
-        found.append(torch.cat([map_cosines(a, b) for a, b in zip(ours, theirs, strict=True)]))
-    cosines = torch.stack(found).numpy()
-    ones = np.ones(len(cosines), dtype=np.int64)
     return [
-        _row("cosine_as_published", SAME, layer + 1, head + 1, cosines[:, layer, head], ones)
-        for layer, head in np.ndindex(*cosines.shape[1:])
-    ]
+        *(change_row(measure, of, layer, head + 1, sums[:, layer - 1, head], n)
+          for layer in layers for head in range(sums.shape[2])),
+        *(change_row(measure, of, layer, None, sums[:, layer - 1].mean(1), n) for layer in layers),
+    ]  # fmt: skip
 
 
-def _maps(encoder: nn.Module, heads: Heads, input_ids: Tensor, mask: Tensor) -> list[Tensor]:
-    """Return the attention of each block, rows of padding included."""
-    found: list[Tensor] = []
-
-    def give(layer: int, probabilities: Tensor, values: Tensor) -> None:
-        found.append(probabilities.clone())
-
-    read_heads(encoder, heads, give, _inputs(input_ids, mask))
-    return found
-
-
-def state_rows(stores: Sequence[ActivationStore], layers: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the mean cosine of each token's hidden states in both checkpoints, and of a token and the next one.
-
-    Args:
-        stores: The activations of both checkpoints on the same sentences.
-        layers: Layer numbers.
-    """
-    tokens = stores[0].tokens
-    starts = torch.from_numpy(tokens.offsets[:-1][tokens.lengths > 0])
-    rows = []
-    for layer in layers:
-        same, next_one = [], []
-        for shard in stores[0].plan.shards:
-            a, b = (store.read(layer, shard.index).float() for store in stores)
-            same.append(_cosines(a, b))
-            next_one.append(_cosines(a, b.roll(-1, 0)))
-        lengths = tokens.lengths[tokens.lengths > 0].astype(np.int64)
-        of_tokens = torch.cat(next_one)
-        of_tokens[starts + torch.from_numpy(lengths) - 1] = 0  # the last token of a sentence has no next one
-        for of, values, n in ((SAME, torch.cat(same), lengths), (OTHER_TOKENS, of_tokens, lengths - 1)):
-            sums = np.add.reduceat(values.numpy(), starts.numpy())
-            rows.append(_row("hidden_states", of, layer, None, sums, n))
-    return rows
-
-
-def parameter_rows(encoder: nn.Module, other: nn.Module) -> list[dict[str, Any]]:
-    """Return the cosine of each matrix of parameters in both checkpoints; `of` is its name.
-
-    Args:
-        encoder: A checkpoint.
-        other: The other one.
-    """
-    theirs = dict(other.named_parameters())
-    rows = []
-    for name, matrix in encoder.named_parameters():
-        if matrix.ndim > 1 and name in theirs and theirs[name].shape == matrix.shape:
-            value = float(_cosines(matrix.detach().reshape(1, -1), theirs[name].detach().reshape(1, -1)))
-            rows.append(_row("parameters", name, None, None, np.array([value]), np.ones(1, dtype=np.int64)))
-    return rows
-
-
-def _cosines(a: Tensor, b: Tensor) -> Tensor:
-    """Return the cosine of each row with that of the other matrix, shape (rows,), float64; exactly 1 if equal."""
-    product, *squares = (_products(x, y) for x, y in ((a, b), (a, a), (b, b)))
-    return product / (squares[0] * squares[1]).sqrt().clamp_min(torch.finfo(torch.float64).tiny)
-
-
-def _products(x: Tensor, y: Tensor) -> Tensor:
-    """Return the inner products of rows in float64, in pieces of columns, because parameters are large."""
-    pieces = zip(x.split(2**20, dim=1), y.split(2**20, dim=1), strict=True)
-    return torch.stack([(p.double() * q.double()).sum(1) for p, q in pieces]).sum(0)
-
-
-def _row(
+def change_row(
     measure: str, of: str, layer: int | None, head: int | None, sums: NDArray[np.float64], n: NDArray[np.int64]
 ) -> dict[str, Any]:
+    """Return a row of `change.csv`.
+
+    Args:
+        measure: The measure.
+        of: What is compared.
+        layer: The layer, if it is of one.
+        head: The head, from 1, if it is of one.
+        sums: Sum of each sentence, shape (n_sentences,).
+        n: What the sums are divided by, of each sentence, shape (n_sentences,).
+    """
     low, high = mean_interval(sums, n)
     return {
         "measure": measure, "of": of, "layer": layer, "head": head,

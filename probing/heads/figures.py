@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from probing.figures.formats import USUAL, forms_of
-from probing.figures.style import BLUE, GREY, ORANGE, drawing, error_bars, joined, name_layers, side_by_side
+from probing.figures.style import BLUE, GREY, ORANGE, PURPLE, drawing, error_bars, joined, name_layers, side_by_side
+from probing.tables import change
 from probing.tables.heads import CLASSES, SPECIAL, of_heads, of_measure
 
 if TYPE_CHECKING:
@@ -25,17 +26,18 @@ _LETTERS = {
 
 
 def write_figures(
-    folder: Path, tables: Mapping[str, Sequence[Row]], model: str, formats: Sequence[str] = USUAL
+    folder: Path, tables: Mapping[str, Sequence[Row]], models: Sequence[str], formats: Sequence[str] = USUAL
 ) -> list[Path]:
     """Draw a run's figures, each in some formats, and return the paths of the files.
 
     Args:
         folder: Folder of the figures.
         tables: The run's tables by name.
-        model: Model name for the titles.
+        models: For the titles, the name of the model, and that of the one it is compared with, if there is one.
         formats: Formats of the files.
     """
-    heads, layers = tables.get("heads", ()), tables.get("attention_layers", ())
+    heads, layers, changes = (tables.get(name, ()) for name in ("heads", "attention_layers", "change"))
+    model = models[0]
     drawings: dict[str, Callable[[Figure], None]] = {}
     if classes := of_heads(tables):
         drawings["classes"] = lambda figure: class_map(figure, classes, model)
@@ -43,6 +45,9 @@ def write_figures(
         drawings["entropy"] = lambda figure: entropy_map(figure, entropies, model)
     if of_measure(layers, "mass", SPECIAL):
         drawings["special_tokens"] = lambda figure: special_tokens_by_layer(figure, layers, model)
+    if changes:
+        drawings["change"] = lambda figure: change_map(figure, changes, models)
+        drawings["change_by_layer"] = lambda figure: change_by_layer(figure, changes, models)
     paths = [folder / name for name in drawings]
     for path, draw in zip(paths, drawings.values(), strict=True):
         with drawing(path.with_suffix(".png"), formats) as figure:
@@ -88,6 +93,49 @@ def special_tokens_by_layer(figure: Figure, rows: Sequence[Row], model: str) -> 
     axes.set_ylim(0, None)
     axes.set_ylabel("share of attention (mean of heads)")
     axes.set_title(f"{model}: attention to special tokens, 95% intervals")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
+
+
+def change_map(figure: Figure, rows: Sequence[Row], models: Sequence[str]) -> None:
+    """Draw how alike each head's maps are in two checkpoints, shaded by what two heads of the layer are."""
+    others = {row["layer"]: 1 - row["value"] for row in change.of_layers(rows, "cosine", "other heads")}
+
+    def shade(row: Row) -> float:
+        return min((1 - row["value"]) / (others.get(row["layer"]) or 1.0), 1.0)
+
+    def text(row: Row) -> str:
+        return "1" if row["value"] == 1 else f"{min(row['value'], 0.994):.2f}"[1:]
+
+    axes = _map(figure, change.of_heads(rows, "cosine"), shade, text)
+    axes.set_title(
+        f"{' and '.join(models)}: cosine of each head's attention maps\n"
+        "(white: no change, black: as unlike as two heads of the layer)", fontsize=9,
+    )  # fmt: skip
+
+
+# What is drawn by layer: measure, what is compared, its name and its look.
+_LINES = (
+    ("cosine", "same", "same head", {"color": BLUE, "ls": "-", "marker": "o"}),
+    ("cosine", "other heads", "two heads of the layer", {"color": ORANGE, "ls": "--", "marker": "s"}),
+    ("cosine", "other sentences", "two sentences of equal length", {"color": GREY, "ls": ":", "marker": "^"}),
+    ("cosine_as_published", "same", "same head, with padding", {"color": PURPLE, "ls": "-.", "marker": "D"}),
+)
+
+
+def change_by_layer(figure: Figure, rows: Sequence[Row], models: Sequence[str]) -> None:
+    """Draw how alike maps are in two checkpoints by layer, as the mean over heads, beside the baselines."""
+    figure.set_size_inches(6.8, 3.1)
+    axes = figure.add_subplot()
+    there = [(here, name, look) for *which, name, look in _LINES if (here := change.of_layers(rows, *which))]
+    layers = [row["layer"] for row in there[0][0]]
+    for (here, name, look), shift in zip(there, side_by_side(len(there), layers), strict=True):
+        values = np.array([row["value"] for row in here])
+        reach = error_bars(here, values)
+        axes.errorbar(np.add(layers, shift), values, yerr=reach, ms=4, capsize=2, label=name, **joined(look, layers))
+    name_layers(axes, layers, what="layer")
+    axes.set_ylim(None, 1.02)
+    axes.set_ylabel("cosine (mean of heads)")
+    axes.set_title(f"{' and '.join(models)}: attention maps, 95% intervals")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
 
 

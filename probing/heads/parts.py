@@ -18,6 +18,7 @@ from probing.cache.plan import fingerprint
 from probing.errors import UserError
 from probing.heads.accumulation import accumulate
 from probing.heads.attended import NEGATION, PUNCTUATION, SPECIAL, Attended
+from probing.heads.change_parts import CHANGE
 from probing.heads.patterns import PATTERNS
 from probing.heads.profile import PROFILE
 from probing.heads.role_parts import ROLES
@@ -170,6 +171,7 @@ PARTS = (
     Part("similarity", nothing, lambda subject: [Similarity()], _similarity_tables),
     *TREEBANK_PARTS,
     ROLES,
+    CHANGE,
 )  # fmt: skip
 NAMES = [part.name for part in PARTS]
 # Parts that are measured without being named.

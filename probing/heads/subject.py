@@ -14,6 +14,7 @@ from probing.cache.tokens import Tokens
 from probing.corpus import Split
 from probing.heads.accumulation import AttentionReader
 from probing.heads.attended import types_of
+from probing.heads.checkpoints import Checkpoint
 from probing.heads.means import Sentences
 from probing.heads.measures import Measure
 from probing.heads.role_files import RoleLinks, treebank_links
@@ -35,11 +36,15 @@ class Asked:
         test: The corpus that is tested on, with the model; None to test on a part of the corpus itself.
         splits: The side of each sentence of the corpus, then of the test corpus, if there is one.
         roles: Role links in sentences of their own; None to take those of the corpus.
+        against: Another checkpoint of the model, on the same corpus, if there is one.
+        as_published: Whether padded maps are compared with it, too.
     """
 
     test: Request | None = None
     splits: Sequence[Sequence[Split]] = ()
     roles: RoleLinks | None = None
+    against: Checkpoint | None = None
+    as_published: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,11 @@ class Subject:
         heads = AttentionReader.of(encoder, pad_token_id, request.source.name).heads
         special = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
         return cls(request, heads, tokens_of(request, tokenizer), special, layers, seed, asked)
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        """The model, to be compared with another checkpoint."""
+        return Checkpoint(self.request)
 
     @cached_property
     def types(self) -> dict[str, NDArray[np.bool_]]:

@@ -118,6 +118,7 @@ class Attention(ResultFolder):
         relations: A dict per dependency relation, as in `relations.csv`.
         trees: A dict per head, as in `trees.csv`.
         roles: A dict per role, side that attends and head, as in `roles.csv`.
+        change: A dict per measure and head, layer or matrix of parameters, as in `change.csv`.
     """
 
     heads: Table = field(default_factory=Table)
@@ -128,6 +129,7 @@ class Attention(ResultFolder):
     relations: Table = field(default_factory=Table)
     trees: Table = field(default_factory=Table)
     roles: Table = field(default_factory=Table)
+    change: Table = field(default_factory=Table)
 
     def tables(self) -> list[Any]:
         """Return the survey as rich tables."""

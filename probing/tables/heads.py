@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probing.statistics.intervals import few_sentences
+from probing.tables.change import change_conclusions, change_table
 from probing.tables.columns import ends, in_brackets, interval
 from probing.tables.rollout import rollout_lines, rollout_table
 from probing.tables.schema import ALL_LAYERS
@@ -33,6 +34,7 @@ COLUMNS = {
         "untrained_low", "untrained_high", "offset", "optimality_gap",
     ),
     "roles": ("role", "query", "layer", "head", "score", "low", "high", "unlinked", "z", "p_value", "n", "n_unmatched"),
+    "change": ("measure", "of", "layer", "head", "value", "low", "high", "n"),
 }  # fmt: skip
 
 # Short headings of the classes.
@@ -49,7 +51,10 @@ _PROFILE = {"entropy": "entropy", "distance": "distance", "self": "self", "previ
 
 def tables(made: Tables) -> list[Any]:
     """Return the tables of the terminal as rich ones; those without rows are left out."""
-    found = (_classes_table(made), _layers_table(made), _types_table(made), rollout_table(made.get("rollout", ())))
+    found = (
+        _classes_table(made), _layers_table(made), _types_table(made), rollout_table(made.get("rollout", ())),
+        change_table(made.get("change", ())),
+    )  # fmt: skip
     return [table for table in found if table is not None]
 
 
@@ -64,6 +69,7 @@ def conclusions(made: Tables) -> list[str]:
         *_relations(made),
         *_trees(made),
         *_roles(made),
+        *change_conclusions(made.get("change", ())),
         *_why_no_intervals(made),
     ]
 

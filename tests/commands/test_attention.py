@@ -143,7 +143,8 @@ def test_pairs_of_heads_and_consecutive_layers_are_compared(made: Attention, pla
 
 
 def test_the_folder_holds_what_was_returned_and_repeats_it(made: Attention, place: Path) -> None:
-    for name in COLUMNS:
+    assert made.change == []  # there is no other checkpoint
+    for name in COLUMNS.keys() - {"change"}:
         rows = getattr(made, name)
         assert known(rows) != []
         assert known(getattr(load_run(made.folder), name)) == known(rows)
@@ -172,7 +173,7 @@ def test_figures_are_drawn_for_what_was_measured(made: Attention, place: Path, c
 
 def test_wandb_has_the_tables_and_curves_over_layers(made: Attention) -> None:
     (logged,) = read_offline_runs(made.folder)
-    assert all(logged.rows(name) for name in (*COLUMNS, "figures/classes"))
+    assert all(logged.rows(name) for name in (*COLUMNS.keys() - {"change"}, "figures/classes"))
     curve = [(row["layer"], row["by_layer/mass_special_tokens"]) for row in logged.rows("by_layer/mass_special_tokens")]
     plain = [
         (row["layer"], row["value"])
@@ -251,9 +252,11 @@ def test_a_survey_that_was_killed_goes_on_and_ends_with_the_same_tables(
         (
             ["--parts", "clases"],
             "`--parts clases` is not one of classes, profile, tokens, words, rollout, similarity, relations, trees, "
-            "attention_probe, roles, all (did you mean",
+            "attention_probe, roles, change, all (did you mean",
         ),
         (["--parts", "words"], "`--parts words` needs a corpus with the columns upos or deprel, such as a .conllu"),
+        (["--parts", "change"], "`--parts change` needs another checkpoint, given as --against MODEL"),
+        (["--against", "nowhere/at-all"], "nowhere/at-all"),
         (["--parts", "relations"], "`--parts relations` needs dependency relations, the columns head and deprel of a"),
         (["--parts", "attention_probe"], "and `--corpus "),
         (["--corpus", "-", "--test_corpus", "-"], "`--test_corpus -`: standard input can be read only once"),

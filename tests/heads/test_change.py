@@ -1,4 +1,4 @@
-"""Two checkpoints: the same model is the same, and what is below a changed block is exactly the same."""
+"""Attention of two checkpoints: the same is the same, and what is below a changed block is exactly the same."""
 
 from __future__ import annotations
 
@@ -11,135 +11,116 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import make_sentences
 from families import untouched
-from probing.cache import Request, activations, load
-from probing.corpus import from_sentences
-from probing.errors import UserError
+from probing.cache import Request
 from probing.heads import change
 from probing.heads.accumulation import accumulate
 from probing.heads.change import (
     OTHER_HEADS,
     OTHER_SENTENCES,
-    OTHER_TOKENS,
     SAME,
     Change,
-    check_comparable,
     map_cosines,
     map_rows,
+    other_head_cosines,
     others_of_equal_length,
-    parameter_rows,
-    published_rows,
     row_divergences,
-    state_rows,
 )
-from probing.models import load_tokenizer, resolve_model
+from probing.heads.checkpoints import Checkpoint
+from probing.models import load_tokenizer
+from tuned import CHANGED, asked, other_queries, tuned
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
 pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
 
-CHANGED = 2  # the block whose queries are changed, of three
 Rows = list[dict[str, Any]]
+BLOCKS = (1, 2, 3)
 
 
-def asked(folder: Path, n: int = 30) -> Request:
-    corpus = from_sentences("made up", make_sentences(n, longest=8))
-    return Request(resolve_model(str(folder)), corpus, (0, 1, 2, 3), batch_tokens=150)
+def rows_of(one: Request, other: Request, cache: Path) -> Rows:
+    return map_rows(accumulate(one, [Change(Checkpoint(other))], cache, {"accelerator": "cpu"})["change"], BLOCKS)
 
 
-@pytest.fixture
-def pair(tiny_model: Callable[..., Path], tmp_path: Path) -> tuple[Request, Request]:
-    """Two checkpoints of which one has other queries in one block."""
-    folder = tiny_model("bert")
-    other = tmp_path / "other"
-    other.mkdir()
-    for file in folder.iterdir():
-        (other / file.name).write_bytes(file.read_bytes())
-    model = untouched(folder)
-    query = model.get_submodule(f"encoder.layer.{CHANGED - 1}.attention.self.query")
-    with torch.no_grad():
-        query.weight.copy_(torch.randn(query.weight.shape, generator=torch.Generator().manual_seed(0)))
-    model.save_pretrained(other)
-    return asked(folder), asked(other)
+def by(rows: Rows, measure: str, of: str = SAME) -> dict[tuple[int, int | None], float]:
+    return {(row["layer"], row["head"]): row["value"] for row in rows if (row["measure"], row["of"]) == (measure, of)}
 
 
-def by(rows: Rows, measure: str, of: str = SAME) -> dict[int, list[float]]:
-    found: dict[int, list[float]] = {}
-    for row in rows:
-        if (row["measure"], row["of"]) == (measure, of):
-            found.setdefault(row["layer"], []).append(row["value"])
-    return found
+def cosine(x: Any, y: Any) -> float:
+    return float((x * y).sum() / np.linalg.norm(x) / np.linalg.norm(y))
+
+
+def divergence(x: Any, y: Any) -> float:
+    m = (x + y) / 2
+    return float((x * np.log(x / m)).sum() + (y * np.log(y / m)).sum()) / 2
 
 
 def test_cosines_and_divergences_are_those_of_a_loop() -> None:
     generator = torch.Generator().manual_seed(0)
     a, b = ((torch.randn(2, 3, 5, 5, generator=generator) * 3).softmax(-1) for _ in range(2))
-    cosines, divergences = map_cosines(a, b), row_divergences(a, b)
+    cosines, others, divergences = map_cosines(a, b), other_head_cosines(a, b), row_divergences(a, b)
     for s, h in np.ndindex(2, 3):
-        x, y = (maps[s, h].double().numpy() for maps in (a, b))
-        expected = (x * y).sum() / np.linalg.norm(x) / np.linalg.norm(y)
-        assert float(cosines[s, h]) == pytest.approx(expected)
-        m = (x + y) / 2
-        assert float(divergences[s, h]) == pytest.approx(
-            float((x * np.log(x / m)).sum() + (y * np.log(y / m)).sum()) / 2, rel=1e-4, abs=1e-6
-        )
+        x, y = (maps[s].double().numpy() for maps in (a, b))
+        assert float(cosines[s, h]) == pytest.approx(cosine(x[h], y[h]))
+        assert float(others[s, h]) == pytest.approx(np.mean([cosine(x[h], y[g]) for g in range(3) if g != h]))
+        assert float(divergences[s, h]) == pytest.approx(divergence(x[h], y[h]), rel=1e-4, abs=1e-6)
     assert torch.equal(map_cosines(a, a), torch.ones(2, 3, dtype=torch.float64))
     assert not row_divergences(a, a).any()
     assert others_of_equal_length(torch.tensor([5, 4, 5, 5, 3])).tolist() == [2, 1, 3, 0, 4]
 
 
+@torch.no_grad()
+def test_a_run_has_the_numbers_of_a_loop_over_sentences(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    folder = tiny_model("bert")
+    requests = asked(folder, 25), asked(tuned(folder, other_queries), 25)
+    rows = rows_of(*requests, tmp_path / "c")
+    tokenizer = load_tokenizer(requests[0].source)
+    models = [untouched(Path(one.source.name), attn_implementation="eager") for one in requests]
+    found: dict[str, list[Any]] = {"cosine": [], "other": [], "jensen_shannon": [], "other divergence": []}
+    n_queries = 0
+    for sentence in requests[0].corpus.sentences:
+        encoded = tokenizer(sentence, return_tensors="pt")
+        ours, theirs = (
+            torch.stack(model(**encoded, output_attentions=True).attentions)[:, 0].double().numpy() for model in models
+        )
+        n_queries += ours.shape[2]
+        pairs = [(ours[k, h], theirs[k, h], theirs[k, 1 - h]) for k in range(3) for h in range(2)]
+        found["cosine"].append([cosine(x, y) for x, y, _ in pairs])
+        found["other"].append([cosine(x, z) for x, _, z in pairs])
+        found["jensen_shannon"].append([divergence(x, y) for x, y, _ in pairs])
+        found["other divergence"].append([divergence(x, z) for x, _, z in pairs])
+    for name, (measure, of, n) in {
+        "cosine": ("cosine", SAME, 25), "other": ("cosine", OTHER_HEADS, 25),
+        "jensen_shannon": ("jensen_shannon", SAME, n_queries),
+        "other divergence": ("jensen_shannon", OTHER_HEADS, n_queries),
+    }.items():  # fmt: skip
+        expected, values = np.sum(found[name], 0) / n, by(rows, measure, of)
+        heads = [values[layer, head] for layer in BLOCKS for head in (1, 2)]
+        # A forward pass in float32, in batches here and one sentence at a time there.
+        assert heads == pytest.approx(expected.tolist(), abs=1e-6)
+        assert [values[layer, None] for layer in BLOCKS] == pytest.approx(expected.reshape(3, 2).mean(1), abs=1e-6)
+
+
 def test_the_same_model_is_the_same_and_other_heads_and_sentences_are_not(
-    pair: tuple[Request, Request], tmp_path: Path
+    tiny_model: Callable[..., Path], tmp_path: Path
 ) -> None:
-    request, _ = pair
-    rows = map_rows(accumulate(request, [Change(request)], tmp_path / "c", {"accelerator": "cpu"})["change"])
-    assert {value for values in by(rows, "cosine").values() for value in values} == {1}
-    assert {value for values in by(rows, "jensen_shannon").values() for value in values} == {0}
+    request = asked(tiny_model("bert"))
+    rows = rows_of(request, request, tmp_path / "c")
+    assert set(by(rows, "cosine").values()) == {1}
+    assert set(by(rows, "jensen_shannon").values()) == {0}
+    assert {(row["low"], row["high"]) for row in rows if (row["measure"], row["of"]) == ("cosine", SAME)} == {(1, 1)}
     for of in (OTHER_HEADS, OTHER_SENTENCES):
-        assert all(0 < value < 1 for values in by(rows, "cosine", of).values() for value in values)
-        assert all(0 < value < math.log(2) for values in by(rows, "jensen_shannon", of).values() for value in values)
+        assert all(0 < value < 1 for value in by(rows, "cosine", of).values())
+        assert all(0 < value < math.log(2) for value in by(rows, "jensen_shannon", of).values())
     assert {row["n"] for row in rows if row["measure"] == "cosine" and row["of"] != OTHER_SENTENCES} == {30}
-    encoder, _ = load(request)
-    assert {row["value"] for row in parameter_rows(encoder, encoder)} == {1}
 
 
-def test_below_a_changed_block_everything_is_exactly_the_same(
-    pair: tuple[Request, Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_below_a_changed_block_maps_are_exactly_the_same(
+    tiny_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(change, "HELD_BYTES", 1)  # the other checkpoint is run again for each block
-    store = accumulate(pair[0], [Change(pair[1])], tmp_path / "c", {"accelerator": "cpu"})["change"]
-    rows = map_rows(store)
-    cosines, divergences = by(rows, "cosine"), by(rows, "jensen_shannon")
-    assert sorted(cosines) == [1, 2, 3]
-    for layer in (1, 2, 3):
-        assert {value == 1 for value in cosines[layer]} == {layer < CHANGED}
-        assert {value == 0 for value in divergences[layer]} == {layer < CHANGED}
-    stores = [activations(request, tmp_path / "c", {"accelerator": "cpu"}) for request in pair]
-    states = by(state_rows(stores, (0, 1, 2, 3)), "hidden_states")
-    assert [states[layer] == [1] for layer in (0, 1, 2, 3)] == [True, True, False, False]
-    others = by(state_rows(stores, (1,)), "hidden_states", OTHER_TOKENS)
-    assert -1 < others[1][0] < 1
-    parameters = parameter_rows(*(load(request)[0] for request in pair))
-    changed = [row["of"] for row in parameters if row["value"] != 1]
-    assert changed == [f"encoder.layer.{CHANGED - 1}.attention.self.query.weight"]
-
-
-@torch.no_grad()
-def test_the_published_cosine_counts_the_rows_of_padding(pair: tuple[Request, Request]) -> None:
-    requests = [asked(Path(one.source.name), 1) for one in pair]
-    found = by(published_rows(requests[0], requests[1], length=50), "cosine_as_published")
-    tokenizer = load_tokenizer(requests[0].source)
-    encoded = tokenizer(requests[0].corpus.sentences[0], padding="max_length", max_length=50, return_tensors="pt")
-    assert int(encoded["attention_mask"].sum()) < 25
-    models = [untouched(Path(one.source.name), attn_implementation="eager") for one in requests]
-    ours, theirs = (model(**encoded, output_attentions=True).attentions for model in models)
-    for layer in (1, 2, 3):
-        x, y = (maps[layer - 1][0].flatten(1).double() for maps in (ours, theirs))
-        assert found[layer] == pytest.approx(torch.cosine_similarity(x, y).tolist(), rel=1e-5)
-    assert set(found[1]) == {1}
-
-
-def test_other_models_are_refused(pair: tuple[Request, Request], checkpoints: dict[str, Path]) -> None:
-    check_comparable(*pair)
-    with pytest.raises(UserError, match=r"`--against .*roberta` has 2 blocks, and .* has 3; give two checkpoints of"):
-        check_comparable(pair[0], asked(checkpoints["roberta"]))
+    folder = tiny_model("bert")
+    rows = rows_of(asked(folder), asked(tuned(folder, other_queries)), tmp_path / "c")
+    for (layer, _), value in by(rows, "cosine").items():
+        assert (value == 1) == (layer < CHANGED)
+    for (layer, _), value in by(rows, "jensen_shannon").items():
+        assert (value == 0) == (layer < CHANGED)
