@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probing.cache import Request, tokens_of
+from probing.cache import tokens_of
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.errors import UserError
@@ -24,7 +24,7 @@ from probing.heads.measures import Accumulator, Kept
 from probing.heads.reading import Attention, Batch
 from probing.heads.rows import Rows
 from probing.heads.sums import SumsStore
-from probing.models import length_limits, load_tokenizer
+from probing.models import length_limits
 
 # Tokens to which each sentence is padded, and the most sentences that are compared.
 PUBLISHED_LENGTH, PUBLISHED_SENTENCES = 200, 1000
@@ -33,13 +33,25 @@ _HELD_BYTES = 2**26
 COSINE, PADDING = "cosine_as_published", "padding_as_published"
 
 
-def check_length(request: Request) -> None:
-    """Raise a UserError if the model does not take sentences of the published length."""
-    limit = length_limits(request.source, load_tokenizer(request.source))[1]
+def check_padding(model: Checkpoint) -> None:
+    """Raise a UserError if the model takes too few tokens, or if its padding attends to nothing.
+
+    Args:
+        model: A checkpoint.
+    """
+    name, limit = model.request.source.name, length_limits(model.request.source, model.tokenizer)[1]
     if limit < PUBLISHED_LENGTH:
         raise UserError(
-            f"`--as_published` pads sentences to {PUBLISHED_LENGTH} tokens, and {request.source.name} takes at most "
-            f"{limit}; leave the option out."
+            f"`--as_published` pads sentences to {PUBLISHED_LENGTH} tokens, and {name} takes at most {limit}; leave "
+            "the option out."
+        )
+    mask = torch.arange(PUBLISHED_LENGTH)[None] < 3
+    with torch.inference_mode():
+        maps = model.maps(torch.where(mask, 1, model.pad_token_id), mask)
+    if not all(bool(torch.isfinite(one).all()) for one in maps.values()):
+        raise UserError(
+            f"`--as_published` compares the rows of padding, and in {name} they attend to no token, because its "
+            "attention is local; leave the option out."
         )
 
 
@@ -69,7 +81,7 @@ class PublishedChange:
         both = self.model.prepared(), self.against.prepared()
         request = self.model.request
         length = min(request.max_length or PUBLISHED_LENGTH, PUBLISHED_LENGTH)
-        cut = tokens_of(replace(request, max_length=length), load_tokenizer(request.source))
+        cut = tokens_of(replace(request, max_length=length), self.model.tokenizer)
         return lambda batch: _Compared(*both, cut, batch)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from probing.heads.change import Change, map_rows
-from probing.heads.change_as_published import PublishedChange, check_length, published_rows
+from probing.heads.change_as_published import PublishedChange, check_padding, published_rows
 from probing.heads.change_of_states import StateChange, parameter_rows, state_rows
 from probing.heads.checkpoints import Checkpoint, check_comparable
 from probing.heads.measures import Measure
@@ -20,13 +20,13 @@ def _lacks(subject: Subject) -> str | None:
     """Return what the part lacks.
 
     Raises:
-        UserError: If the other checkpoint is of another model, or the model takes too few tokens.
+        UserError: If the other checkpoint is of another model, or sentences cannot be padded as published.
     """
     if subject.asked.against is None:
         return "another checkpoint, given as --against MODEL"
     check_comparable(subject.request, subject.heads, subject.asked.against)
     if subject.asked.as_published:
-        check_length(subject.request)
+        check_padding(subject.checkpoint)
     return None
 
 

@@ -58,6 +58,11 @@ class Checkpoint:
         return self._loaded[1]
 
     @cached_property
+    def tokenizer(self) -> Any:
+        """Its tokenizer."""
+        return load_tokenizer(self.request.source)
+
+    @cached_property
     def heads(self) -> Heads:
         """Its heads.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,33 +72,37 @@ def test_cosines_and_divergences_are_those_of_a_loop() -> None:
 @torch.no_grad()
 def test_a_run_has_the_numbers_of_a_loop_over_sentences(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     folder = tiny_model("bert")
-    requests = asked(folder, 25), asked(tuned(folder, other_queries), 25)
-    rows = rows_of(*requests, tmp_path / "c")
+    # In one batch, so that every other sentence of equal length is there.
+    requests = [replace(asked(one, 25), batch_tokens=10_000) for one in (folder, tuned(folder, other_queries))]
+    rows = rows_of(requests[0], requests[1], tmp_path / "c")
     tokenizer = load_tokenizer(requests[0].source)
     models = [untouched(Path(one.source.name), attn_implementation="eager") for one in requests]
-    found: dict[str, list[Any]] = {"cosine": [], "other": [], "jensen_shannon": [], "other divergence": []}
-    n_queries = 0
-    for sentence in requests[0].corpus.sentences:
+    maps = []
+    by_length: dict[int, list[int]] = {}
+    for i, sentence in enumerate(requests[0].corpus.sentences):
         encoded = tokenizer(sentence, return_tensors="pt")
-        ours, theirs = (
+        maps.append([
             torch.stack(model(**encoded, output_attentions=True).attentions)[:, 0].double().numpy() for model in models
-        )
-        n_queries += ours.shape[2]
-        pairs = [(ours[k, h], theirs[k, h], theirs[k, 1 - h]) for k in range(3) for h in range(2)]
-        found["cosine"].append([cosine(x, y) for x, y, _ in pairs])
-        found["other"].append([cosine(x, z) for x, _, z in pairs])
-        found["jensen_shannon"].append([divergence(x, y) for x, y, _ in pairs])
-        found["other divergence"].append([divergence(x, z) for x, _, z in pairs])
-    for name, (measure, of, n) in {
-        "cosine": ("cosine", SAME, 25), "other": ("cosine", OTHER_HEADS, 25),
-        "jensen_shannon": ("jensen_shannon", SAME, n_queries),
-        "other divergence": ("jensen_shannon", OTHER_HEADS, n_queries),
-    }.items():  # fmt: skip
-        expected, values = np.sum(found[name], 0) / n, by(rows, measure, of)
-        heads = [values[layer, head] for layer in BLOCKS for head in (1, 2)]
-        # A forward pass in float32, in batches here and one sentence at a time there.
-        assert heads == pytest.approx(expected.tolist(), abs=1e-6)
-        assert [values[layer, None] for layer in BLOCKS] == pytest.approx(expected.reshape(3, 2).mean(1), abs=1e-6)
+        ])  # fmt: skip
+        by_length.setdefault(maps[i][0].shape[2], []).append(i)
+    others = {i: group[(k + 1) % len(group)] for group in by_length.values() for k, i in enumerate(group)}
+    heads = [(k, h) for k in range(3) for h in range(2)]
+    for of, with_what in {
+        SAME: {i: [theirs[k, h] for k, h in heads] for i, (_, theirs) in enumerate(maps)},
+        OTHER_HEADS: {i: [theirs[k, 1 - h] for k, h in heads] for i, (_, theirs) in enumerate(maps)},
+        OTHER_SENTENCES: {i: [maps[o][1][k, h] for k, h in heads] for i, o in others.items() if o != i},
+    }.items():
+        n_queries = sum(maps[i][0].shape[2] for i in with_what)
+        assert len(with_what) == 25 if of != OTHER_SENTENCES else 10 < len(with_what) < 25
+        for measure, compare, n in (("cosine", cosine, len(with_what)), ("jensen_shannon", divergence, n_queries)):
+            sums = [
+                [compare(maps[i][0][k, h], y) for (k, h), y in zip(heads, theirs, strict=True)]
+                for i, theirs in with_what.items()
+            ]
+            expected, values = np.sum(sums, 0) / n, by(rows, measure, of)
+            # A forward pass in float32, in a batch here and one sentence at a time there.
+            assert [values[k + 1, h + 1] for k, h in heads] == pytest.approx(expected.tolist(), abs=1e-6)
+            assert [values[layer, None] for layer in BLOCKS] == pytest.approx(expected.reshape(3, 2).mean(1), abs=1e-6)
 
 
 def test_the_same_model_is_the_same_and_other_heads_and_sentences_are_not(

@@ -18,7 +18,7 @@ from probing.errors import UserError
 from probing.heads import change_as_published
 from probing.heads.accumulation import accumulate
 from probing.heads.change import OTHER_HEADS, SAME, Change, map_rows
-from probing.heads.change_as_published import PublishedChange, check_length, published_rows
+from probing.heads.change_as_published import PublishedChange, check_padding, published_rows
 from probing.heads.checkpoints import Checkpoint
 from probing.heads.measures import Measure
 from probing.models import load_tokenizer
@@ -97,6 +97,13 @@ def test_without_padding_published_and_cropped_are_equal(
     assert min(published[SAME, 3, head] for head in (1, 2)) < 0.99
 
 
-def test_a_model_that_takes_fewer_tokens_is_refused(tiny_model: Callable[..., Path]) -> None:
+def test_models_that_cannot_be_padded_so_are_refused(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = Checkpoint(asked(tiny_model("bert")))
     with pytest.raises(UserError, match=r"`--as_published` pads sentences to 200 tokens, and .* takes at most 128"):
-        check_length(asked(tiny_model("bert")))
+        check_padding(short)
+    monkeypatch.setattr(change_as_published, "PUBLISHED_LENGTH", 100)
+    check_padding(short)
+    with pytest.raises(UserError, match=r"in .* they attend to no token, because its attention is local; leave"):
+        check_padding(Checkpoint(asked(tiny_model("modernbert"))))
