@@ -99,7 +99,8 @@ class _Compared:
         padding = torch.zeros(len(sentences), dtype=torch.float64)
         compared = sentences.cpu() < PUBLISHED_SENTENCES
         held = heads.n_layers * heads.n_heads * PUBLISHED_LENGTH**2 * 4
-        for some in compared.nonzero()[:, 0].split(max(_HELD_BYTES // held, 1)):
+        chosen = compared.nonzero()[:, 0]
+        for some in chosen.split(max(_HELD_BYTES // held, 1)) if len(chosen) else ():
             input_ids, mask = (one.to(sentences.device) for one in self._padded(sentences[some].tolist()))
             ours, theirs = (one.maps(input_ids, mask) for one in (self.model, self.against))
             for layer, maps in ours.items():
