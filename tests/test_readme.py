@@ -38,6 +38,7 @@ QUICK = (
     "fit --corpus reviews",
     "extract",
     "attention",
+    "disable",
     "cache",
     "sts",
     "wic",
@@ -138,7 +139,7 @@ def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path, fi
         args += BARE_ARGS
     if "--revision" in args:  # of the hub; a folder has none
         del args[(at := args.index("--revision")) : at + 2]
-    if args[0] in ("fit", "extract", "geometry", "attention"):
+    if args[0] in ("fit", "extract", "geometry", "attention", "disable") and "--run" not in args:
         args += ["--model", str(toy)] + ([] if "--corpus" in args else ["--corpus", "sentences.txt"])
     if args[0] == "sweep":
         args += [f"--fit.{name}={value}" for name, value in (("model", toy), ("corpus", "sentences.txt"), ("layer", 0))]

@@ -20,9 +20,9 @@ from probing.corpus import Corpus, Split
 from probing.data.examples import class_of_tokens
 from probing.data.layer_moments import layer_moments
 from probing.data.preparation import example_checks, label_sides
+from probing.disabling.effects import Measured, Rows, better_without_rows, effect_rows, measured_of
 from probing.disabling.passes import Passes
 from probing.disabling.readouts import Probes
-from probing.disabling.rows import Measured, Rows, better_without_rows, effect_rows, measured_of
 from probing.disabling.store import PROBES, PassStore, fingerprint_of
 from probing.disabling.text import Text, draw_text
 from probing.disabling.units import Job, Kind, UnitType, all_jobs, wanted

@@ -27,7 +27,8 @@ N_CLASSES = 9
 
 def weights_of(encoder: nn.Module, part: str, block: int) -> Any:
     """Return one of the linear maps of a block of BERT."""
-    layer: Any = encoder.encoder.layer[block - 1].attention  # type: ignore[union-attr]
+    module: Any = encoder
+    layer = module.encoder.layer[block - 1].attention
     return layer.output.dense if part == "output" else getattr(layer.self, part)
 
 
@@ -51,7 +52,8 @@ class Case:
                 change(self.encoder)
             self.encoder.save_pretrained(folder)  # type: ignore[operator]
             source = resolve_model(str(folder))
-        n_layers = self.encoder.config.num_hidden_layers  # type: ignore[union-attr]
+        config: Any = self.encoder.config
+        n_layers = config.num_hidden_layers
         corpus = Corpus("test", tuple(sentences[:40]))
         self.store: ActivationStore = activations(
             Request(source, corpus, range(n_layers + 1)), cache, {"accelerator": "cpu"}

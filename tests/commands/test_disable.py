@@ -1,0 +1,146 @@
+"""`disable` from end to end on tiny models."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import BARE
+from probing import Disabled, UserError, WandbOptions, disable, fit, load_run
+from probing.__main__ import COMMANDS
+from probing.cli.commandline import run
+from probing.disabling.passes import Passes
+from probing.disabling.units import Job
+from probing.tables.disabling import COLUMNS, conclusions
+from wandb_reader import read_offline_runs
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
+
+USUAL: dict[str, Any] = {"quiet": True, "wandb": WandbOptions("disabled"), "trainer": {"accelerator": "cpu"}}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("disable")
+
+
+def disabled(place: Path, model: Path, corpus: Path, **options: Any) -> Disabled:
+    own = {"runs": str(place / "runs"), **USUAL, **options}
+    made = disable(model=str(model), corpus=str(corpus), **own)
+    assert made is not None
+    return made
+
+
+@pytest.fixture(scope="module")
+def made(place: Path, checkpoints: dict[str, Path], corpus_file: Path) -> Disabled:
+    return disabled(place, checkpoints["bert"], corpus_file, name="all", wandb=WandbOptions("offline"))
+
+
+def test_there_is_a_row_for_every_unit_kind_and_later_layer(made: Disabled) -> None:
+    expected = {
+        (f"{block}-{head}", kind, layer)
+        for block in (1, 2, 3) for head in (1, 2) for kind in ("uniform", "zero", "mean", "resample")
+        for layer in range(block, 4)
+    }  # fmt: skip
+    expected |= {
+        (str(block), kind, layer)
+        for block in (1, 2, 3) for kind in ("uniform", "zero", "mean", "resample", "skip") for layer in range(block, 4)
+    }  # fmt: skip
+    found = [(row["unit"], row["kind"], row["layer"]) for row in made.disabled]
+    assert set(found) == expected
+    assert len(found) == len(expected)
+    for row in made.disabled:
+        assert row["readout"] == "position"
+        assert row["effect"] == pytest.approx(row["value"] - row["intact"])
+        assert row["intact"] == pytest.approx(made.results["intact_accuracy"][str(row["layer"])])
+        assert row["low"] <= row["effect"] <= row["high"]
+        assert 0 <= row["p_value"] <= 1
+        assert row["n"] == made.results["n_sentences"]
+        assert math.isnan(row["percentile"]) == ("-" not in row["unit"])
+    assert {row["units"] for row in made.better_without} == {"heads", "layers"}
+
+
+def test_results_are_read_back_shown_and_logged(made: Disabled) -> None:
+    again = load_run(made.folder)
+    assert isinstance(again, Disabled)
+    assert len(again.disabled) == len(made.disabled)
+    assert list(again.disabled[0]) == list(COLUMNS["disabled"])
+    shown = repr(made)
+    assert "of 6 heads" in shown
+    lines = conclusions(vars(made))
+    assert sum("the probe of layer 3 loses most" in line for line in lines) == 9
+    figures = {path.stem for path in (made.folder / "figures").glob("*.png")}
+    assert figures == {"layers", "heads_uniform", "heads_zero", "heads_mean", "heads_resample"}
+    (logged,) = read_offline_runs(made.folder)
+    assert all(logged.rows(name) for name in (*COLUMNS, "figures/layers", "by_layer/skip_effect"))
+
+
+def test_a_killed_run_goes_on_with_the_next_unit_and_ends_with_the_same_numbers(
+    made: Disabled, checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Job] = []
+    run_one = Passes.run
+
+    def counting(self: Passes, job: Job) -> Any:
+        seen.append(job)
+        if len(seen) == 7:
+            raise KeyboardInterrupt
+        return run_one(self, job)
+
+    monkeypatch.setattr(Passes, "run", counting)
+    with pytest.raises(KeyboardInterrupt):
+        disabled(tmp_path, checkpoints["bert"], corpus_file, name="all")
+    first = list(seen)
+    monkeypatch.setattr("probing.disabling.survey.train_probes", None)  # they are stored, too
+    again = disabled(tmp_path, checkpoints["bert"], corpus_file, name="again")
+    assert seen[7] == first[6]
+    assert len(seen) == 42 + 1
+    assert len(set(seen)) == 42
+    assert [str(row) for row in again.disabled] == [str(row) for row in made.disabled]
+    # What is asked for later is read from the same passes.
+    few = disabled(tmp_path, checkpoints["bert"], corpus_file, units="heads", kinds=["zero"], layer=2)
+    assert len(seen) == 43
+    assert {(row["unit"], row["kind"]) for row in few.disabled} == {("2-1", "zero"), ("2-2", "zero")}
+    assert {path.stem for path in (few.folder / "figures").glob("*.png")} == {"heads_zero"}
+
+
+@pytest.fixture(scope="module")
+def fitted(place: Path, checkpoints: dict[str, Path], corpus_file: Path) -> Path:
+    options = {**BARE, **USUAL, "name": "fitted", "runs": str(place / "runs")}
+    made = fit(model=str(checkpoints["bert"]), corpus=str(corpus_file), layer=[0, 2], **options)
+    assert made is not None
+    return made.folder
+
+
+def test_the_probes_of_a_run_are_read_where_it_is_given(fitted: Path, place: Path) -> None:
+    made = disable(run=str(fitted), runs=str(place / "runs"), kinds="mean", **USUAL)
+    assert made is not None
+    assert {row["layer"] for row in made.disabled} == {2}
+    assert {row["unit"] for row in made.disabled} == {"1-1", "1-2", "1", "2-1", "2-2", "2"}
+    (row,) = [row for row in load_run(fitted).accuracy if row["layer"] == 2]
+    assert made.results["intact_accuracy"]["2"] == pytest.approx(row["accuracy"])
+    with pytest.raises(UserError, match=r"--corpus builtin2\.txt`: with `--run .*fitted`, the run's own is read"):
+        disable(run=str(fitted), corpus="builtin2.txt", **USUAL)
+
+
+def test_what_cannot_be_disabled_is_refused(
+    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usual = [f"--corpus={corpus_file}", f"--runs={tmp_path / 'runs'}", "--wandb.mode=disabled"]
+    refused = {
+        "`--kinds skip` takes whole layers out; give `--units layers`": ["--units=heads", "--kinds=skip"],
+        "`--units neurons` is not one of heads, layers, all": ["--units=neurons"],
+        "`--kinds means` is not one of uniform, zero, mean, resample, skip, all": ["--kinds=means"],
+        "heads are in blocks, and": ["--layer=0"],
+        "`--tokens 0` is out of range": ["--tokens=0"],
+    }
+    for message, options in refused.items():
+        model = f"--model={checkpoints['bert']}"
+        assert run(COMMANDS, ["disable", model, *usual, *options]) == 2
+        assert message in capsys.readouterr().err
+    assert run(COMMANDS, ["disable", f"--model={checkpoints['xlnet']}", *usual]) == 2
+    assert "no head or layer of it can be disabled, because its blocks do not" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "runs").iterdir() if path.name != "cache"] == []
