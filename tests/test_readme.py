@@ -62,6 +62,8 @@ def toy(tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str], monk
         write_wic(tmp_path / "wic", part_of_wic, word_pairs(n, n))
     write_sts(tmp_path / "sts", 10)
     (tmp_path / "glove.txt").write_text("the 1 2\ntoken 3 4\nlayer 2 0\n")
+    pairs = zip(sentences[::2], sentences[1::2], strict=True)
+    (tmp_path / "pairs.tsv").write_text("".join(f"{first}\t{second}\n" for first, second in pairs))
     reviews = ({"text": text, "label": "LONG" if len(text) > 150 else "SHORT"} for text in sentences)
     (tmp_path / "reviews.jsonl").write_text("".join(f"{json.dumps(review)}\n" for review in reviews))
     ratings = ({"text": text, "label": len(text) / 10} for text in sentences)
@@ -140,7 +142,7 @@ def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path, fi
     if "--revision" in args:  # of the hub; a folder has none
         del args[(at := args.index("--revision")) : at + 2]
     if args[0] in ("fit", "extract", "geometry", "attention", "disable") and "--run" not in args:
-        args += ["--model", str(toy)] + ([] if "--corpus" in args else ["--corpus", "sentences.txt"])
+        args += ["--model", str(toy)] + ([] if {"--corpus", "--pairs"} & {*args} else ["--corpus", "sentences.txt"])
     if args[0] == "sweep":
         args += [f"--fit.{name}={value}" for name, value in (("model", toy), ("corpus", "sentences.txt"), ("layer", 0))]
         args += ["--trials", "2"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from probing.cache.plan import FORMAT, Plan, divide, fingerprint, shard_tokens
 from probing.cache.store import ActivationStore, DamagedCache, leftovers, not_written, remove
-from probing.cache.tokens import LONGEST, Tokens, tokenize
+from probing.cache.tokens import LONGEST, Tokens, tokenize, tokenize_pairs
 from probing.corpus import Corpus
 from probing.errors import RunError, UserError
 from probing.models import ModelSource, SiteName, length_limits, load_config, load_encoder, load_tokenizer
@@ -178,13 +178,18 @@ def tokens_of(request: Request, tokenizer: Any) -> Tokens:
     """Tokenise the corpus of a request.
 
     Raises:
-        UserError: If the model does not take sentences of the requested length.
+        UserError: If the model does not take sentences, or pairs, of the requested length.
     """
+    corpus = request.corpus
     least, limit = length_limits(request.source, tokenizer)
     limit = min(limit, LONGEST)
+    if corpus.seconds is not None:
+        least = int(tokenizer.num_special_tokens_to_add(pair=True)) + 2
     if request.max_length is not None and not least <= request.max_length <= limit:
         raise UserError(f"`--max_length {request.max_length}`: {request.source.name} takes {least} to {limit} tokens.")
-    return tokenize(tokenizer, request.corpus.sentences, request.max_length or limit, request.corpus.words)
+    if corpus.seconds is not None:
+        return tokenize_pairs(tokenizer, corpus.sentences, corpus.seconds, request.max_length or limit)
+    return tokenize(tokenizer, corpus.sentences, request.max_length or limit, corpus.words)
 
 
 def batch_tokens_of(request: Request) -> int:

@@ -105,9 +105,9 @@ class ActivationSource:
 def say_what_was_left_out(
     corpora: Sequence[Corpus], stores: Sequence[ActivationStore], say: Callable[[str], None]
 ) -> None:
-    """Report how many sentences were repeated, and how many were cut."""
+    """Report how many sentences or pairs were repeated, and how many were cut."""
     for corpus, store in zip(corpora, stores, strict=True):
         if corpus.n_repeated:
-            say(f"{corpus.name}: {corpus.n_repeated} repeated sentences were left out")
+            say(f"{corpus.name}: {corpus.n_repeated} repeated {corpus.unit} were left out")
         if n_truncated := store.tokens.n_truncated:
-            say(f"{corpus.name}: {n_truncated} sentences were longer than the model accepts and were cut")
+            say(f"{corpus.name}: {n_truncated} {corpus.unit} were longer than the model accepts and were cut")

@@ -19,6 +19,8 @@ from probing.errors import UserError
 CHUNK = 1024
 # Most tokens, and most words, of a sentence: the table stores the index of a word as int16.
 LONGEST = 2**15 - 1
+# Columns of the table that some tables have not.
+_OPTIONAL = ("spans", "segments", "token_types")
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,10 @@ class Tokens:
         n_truncated: Number of sentences that were longer than the maximum length and were cut.
         spans: First character of each token in its sentence, and the first one after it, shape (n_tokens, 2), int32;
             equal for special tokens. None where the table was stored by a version that did not note them.
+        segments: Which sentence of a pair each token is of, 0 or 1, and -1 for special tokens, shape (n_tokens,), int8.
+            None for single sentences.
+        token_types: The token type ids that the tokenizer gives to pairs, shape (n_tokens,), int8; None for single
+            sentences.
     """
 
     lengths: NDArray[np.int32]
@@ -40,6 +46,8 @@ class Tokens:
     words: NDArray[np.int16]
     n_truncated: int = 0
     spans: NDArray[np.int32] | None = None
+    segments: NDArray[np.int8] | None = None
+    token_types: NDArray[np.int8] | None = None
 
     @property
     def n_sentences(self) -> int:
@@ -133,8 +141,7 @@ class Tokens:
         from safetensors.numpy import save_file
 
         arrays: dict[str, NDArray[Any]] = {"lengths": self.lengths, "input_ids": self.input_ids, "words": self.words}
-        if self.spans is not None:
-            arrays["spans"] = self.spans
+        arrays |= {name: values for name in _OPTIONAL if (values := getattr(self, name)) is not None}
         with tensor_file(path):
             save_file(arrays, path, metadata={"n_truncated": str(self.n_truncated)})
 
@@ -145,8 +152,9 @@ class Tokens:
 
         with safe_open(path, framework="numpy") as file:
             lengths, input_ids, words = (file.get_tensor(name) for name in ("lengths", "input_ids", "words"))
-            spans = file.get_tensor("spans") if "spans" in file.keys() else None  # noqa: SIM118
-            return cls(lengths, input_ids, words, int(file.metadata()["n_truncated"]), spans)
+            there = set(file.keys())
+            further = {name: file.get_tensor(name) for name in _OPTIONAL if name in there}
+            return cls(lengths, input_ids, words, int(file.metadata()["n_truncated"]), **further)
 
 
 def first_pieces(words: NDArray[np.integer], sentences: NDArray[np.integer]) -> NDArray[np.bool_]:
@@ -205,6 +213,47 @@ def tokenize(
         np.array(lengths, dtype=np.int32), np.concatenate(input_ids), np.concatenate(word_ids), n_truncated,
         np.concatenate(spans),
     )  # fmt: skip
+
+
+def tokenize_pairs(tokenizer: Any, texts: Sequence[str], seconds: Sequence[int], max_length: int) -> Tokens:
+    """Tokenise pairs of sentences with the model's special tokens, as in [CLS] a [SEP] b [SEP].
+
+    A pair of more than `max_length` tokens loses the last ones of its longer sentence until both are equally long, and
+    then of both. The words of the second sentence are counted on from those of the first.
+
+    Args:
+        tokenizer: A fast tokenizer.
+        texts: Both sentences of each pair, with a space between them.
+        seconds: The index of the first character of each second sentence.
+        max_length: Most tokens of a pair, including special ones; at most `LONGEST`.
+    """
+    columns: dict[str, list[Any]] = {name: [] for name in ("lengths", "input_ids", "words", *_OPTIONAL)}
+    n_truncated = 0
+    for chunk in range(0, len(texts), CHUNK):
+        starts = list(seconds[chunk : chunk + CHUNK])
+        here = list(zip(texts[chunk : chunk + CHUNK], starts, strict=True))
+        encodings = tokenizer(
+            [text[: start - 1] for text, start in here],
+            [text[start:] for text, start in here],
+            truncation="longest_first",
+            max_length=min(max_length, LONGEST),
+        ).encodings
+        for start, encoding in zip(starts, encodings, strict=True):
+            segments = np.array([-1 if one is None else one for one in encoding.sequence_ids], dtype=np.int8)
+            words = np.array([-1 if word is None else word for word in encoding.word_ids], dtype=np.int64)
+            n_first = int(words[segments == 0].max(initial=-1)) + 1
+            columns["lengths"].append(len(encoding.ids))
+            columns["input_ids"].append(np.array(encoding.ids, dtype=np.int32))
+            columns["words"].append(np.where(segments == 1, words + n_first, words).astype(np.int16))
+            spans = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
+            columns["spans"].append(spans + np.where(segments == 1, start, 0).astype(np.int32)[:, None])
+            columns["segments"].append(segments)
+            columns["token_types"].append(np.array(encoding.type_ids, dtype=np.int8))
+            n_truncated += bool(encoding.overflowing)
+    lengths = np.array(columns.pop("lengths"), dtype=np.int32)
+    return Tokens(
+        lengths, **{name: np.concatenate(values) for name, values in columns.items()}, n_truncated=n_truncated
+    )
 
 
 def _word_ends(words: Sequence[str]) -> NDArray[np.int64]:

@@ -32,7 +32,7 @@ def attention(
     config: dict[str, Any],
     model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
     dtype: Dtype = "float32", corpus: Source = "builtin",
-    test_corpus: Source | None = None, roles: str | None = None,
+    test_corpus: Source | None = None, pairs: str | None = None, roles: str | None = None,
     against: Model | None = None, as_published: bool = False, parts: str | list[str] = "all",
     max_length: int | None = None, batch_tokens: int | None = None, seed: int = 0, runs: str = "runs",
     name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
@@ -46,6 +46,7 @@ def attention(
         dtype: Precision of the forward pass.
         test_corpus: Treebank on which relations and trees are tested, given like --corpus; without it, they are tested
             on the test part of --corpus.
+        pairs: Pairs of sentences to read, in place of --corpus, as one input each: a file with lines first TAB second.
         roles: Role links to follow: a file with lines text TAB predicate TAB role TAB filler, whose words are counted
             from 0, such as 3 or 3-4, or framenet:FOLDER; without it, the subjects and objects of a treebank.
         against: Another checkpoint of the model, an alias, a hub id or a local folder with the same tokenizer, to
@@ -71,7 +72,6 @@ def attention(
     cached, place = places(cache, runs, name)
     with terminal.quiet_libraries():
         from probing.cache.source import ActivationSource, say_what_was_left_out
-        from probing.corpus.sides import read_corpora
         from probing.heads.parts import measurable, measure
         from probing.heads.role_files import read_role_links
         from probing.heads.subject import Asked, Subject
@@ -84,7 +84,7 @@ def attention(
             shows_progress=terminal.show_progress(quiet), tokenizer=tokenizer,
         )  # fmt: skip
         layers = _blocks(typed, source)
-        corpora, splits = read_corpora(corpus, test_corpus, seed, say)
+        corpora, splits = _read(corpus, test_corpus, pairs, seed, say)
         request, *test = (_request(source, text) for text in corpora)
         links = read_role_links(roles) if roles else None
         other = None if against is None else _against(against, source, corpora[0], config)
@@ -99,8 +99,7 @@ def attention(
         if not is_main_process():
             return None
         say_what_was_left_out([subject.request.corpus], [store], say)
-        for part, lack in left_out.items():
-            say(f"the part {part} is left out: it needs {lack}")
+        _say_which_parts_were_left_out(left_out, say)
         folder = RunFolder(place, name, f"{source.model.short_name}-attention")
         keep_inputs(config, source.model.name, folder)
         with tracking(folder, wandb, config) as tracker:
@@ -155,6 +154,34 @@ def _against(model: Any, source: Any, corpus: Any, config: dict[str, Any]) -> An
         found = find_model(model, None, None if isinstance(model, str) else load_tokenizer(source.model))
     config["against"] = found.name
     return Checkpoint(_request(replace(source, model=found, random_weights_seed=None), corpus))
+
+
+def _read(corpus: Any, test_corpus: Any, pairs: str | None, seed: int, say: Any) -> tuple[list[Any], list[Any]]:
+    """Read what the model is to read: the pairs, which have no sides, or the corpora with the sides of sentences.
+
+    Raises:
+        UserError: If both are given, or one cannot be read.
+    """
+    from probing.corpus.pairs import read_pairs
+    from probing.corpus.sides import read_corpora
+
+    if pairs is None:
+        return read_corpora(corpus, test_corpus, seed, say)
+    given = {"corpus": None if corpus == "builtin" else corpus, "test_corpus": test_corpus}
+    if option := next((name for name, value in given.items() if value is not None), None):
+        raise UserError(
+            f"`--pairs {pairs}` and `--{option}`: a survey reads pairs or single sentences; give one of the two."
+        )
+    return [read_pairs(pairs)], []
+
+
+def _say_which_parts_were_left_out(left_out: Mapping[str, str], say: Any) -> None:
+    for lack in dict.fromkeys(left_out.values()):
+        parts = [part for part, own in left_out.items() if own == lack]
+        begin = f"the parts {', '.join(parts)} are left out: they need" if len(parts) > 1 else (
+            f"the part {parts[0]} is left out: it needs"
+        )  # fmt: skip
+        say(f"{begin} {lack}")
 
 
 def _request(source: Any, corpus: Any) -> Any:

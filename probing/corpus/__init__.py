@@ -30,6 +30,8 @@ TRAIN_BELOW, VALIDATION_BELOW = 0.8, 0.9
 class Corpus:
     """Distinct sentences in their order of appearance, with their words if the source divides them into words.
 
+    A corpus of pairs has both sentences of a pair in one text, which counts as one sentence.
+
     Args:
         name: The corpus as the user typed it, for messages and run names.
         sentences: The sentences, with single spaces and no surrounding blanks. No two are equal; with `words`, no two
@@ -42,6 +44,8 @@ class Corpus:
         documents: Index of each sentence's document, ascending; None if the source has no documents.
         sentence_columns: Annotations of whole sentences: for each column, one value per sentence, which is text, a
             number, or None.
+        seconds: For pairs of sentences, where the second one begins in the text of both, in characters; a space stands
+            before it. No two pairs are equal. None for single sentences.
     """
 
     name: str
@@ -51,18 +55,27 @@ class Corpus:
     columns: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     documents: tuple[int, ...] | None = None
     sentence_columns: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    seconds: tuple[int, ...] | None = None
+
+    @property
+    def unit(self) -> str:
+        """What the model reads at once, for messages: `sentences` or `pairs`."""
+        return "sentences" if self.seconds is None else "pairs"
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of the sentences, their order and their division into words.
+        """SHA-256 (hex) of the sentences, their order and their division into pairs or words.
 
         The columns are not part of it, because they do not change hidden states.
         """
         digest = hashlib.sha256()
-        if self.words is None:
-            lines: Iterable[str] = self.sentences
+        # `str.split` treats \x1e and \x1f as blanks, so they occur neither in a word nor in running text.
+        if self.seconds is not None:
+            pairs = zip(self.sentences, self.seconds, strict=True)
+            lines: Iterable[str] = (f"{text[: start - 1]}\x1e{text[start:]}" for text, start in pairs)
+        elif self.words is None:
+            lines = self.sentences
         else:
-            # `str.split` treats \x1f as a blank, so it occurs neither in a word nor in running text.
             lines = ("".join(f"{word}\x1f" for word in words) for words in self.words)
         for line in lines:
             digest.update(line.encode("utf-8"))
@@ -82,6 +95,7 @@ class Corpus:
             columns={column: pick(values) for column, values in self.columns.items()},
             documents=None if self.documents is None else pick(self.documents),
             sentence_columns={column: pick(values) for column, values in self.sentence_columns.items()},
+            seconds=None if self.seconds is None else pick(self.seconds),
         )
 
 
@@ -179,6 +193,14 @@ def from_words(
     of_sentences = {column: tuple(rows) for column, rows in (sentence_columns or {}).items()}
     corpus = Corpus(name, text, n_repeated, tuple(words), values, sentence_columns=of_sentences).subset(first)
     return replace(corpus, documents=_numbered([documents[i] for i in first]) if documents else None)
+
+
+def from_pairs(name: str, pairs: Iterable[tuple[str, str]]) -> Corpus:
+    """Build a corpus from pairs of sentences with single spaces, at least one; repeated pairs are dropped."""
+    listed = list(pairs)
+    distinct = list(dict.fromkeys(listed))
+    texts, seconds = tuple(" ".join(pair) for pair in distinct), tuple(len(first) + 1 for first, _ in distinct)
+    return Corpus(name, texts, len(listed) - len(distinct), seconds=seconds)
 
 
 def _numbered(marks: Sequence[int]) -> tuple[int, ...] | None:

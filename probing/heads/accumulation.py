@@ -25,12 +25,13 @@ from probing.cache.extraction import (
 )
 from probing.cache.plan import Plan, batches, divide, fingerprint
 from probing.cache.store import ActivationStore, DamagedCache, leftovers, not_written, remove
+from probing.cache.tokens import Tokens
 from probing.errors import RunError, UserError
 from probing.heads.measures import Accumulator, Kept, Measure
 from probing.heads.reading import Batch, attention_of
 from probing.heads.sums import SHARD_TOKENS, SumsStore, not_finite, of_shard
 from probing.models import load_config, load_tokenizer
-from probing.models.anatomy import Anatomy, examine
+from probing.models.anatomy import Anatomy, examine, n_token_types
 from probing.models.attention_heads import Heads, OutputProjection, find_heads, read_heads
 from probing.runtime.distributed import end_together, is_main_process
 from probing.runtime.float64 import float64_device, on_float64_device
@@ -47,28 +48,32 @@ class AttentionReader:
         heads: Its heads.
         projections: The output projection of each block; None if they cannot be told.
         pad_token_id: Id of the padding token.
+        n_token_types: Number of token types that it tells apart, 0 if none; asked for with pairs of sentences alone.
     """
 
     anatomy: Anatomy
     heads: Heads
     projections: Sequence[OutputProjection] | None
     pad_token_id: int
+    n_token_types: int = 0
 
     @classmethod
-    def of(cls, encoder: nn.Module, pad_token_id: int, name: str) -> AttentionReader:
+    def of(cls, encoder: nn.Module, pad_token_id: int, name: str, of_pairs: bool = False) -> AttentionReader:
         """Examine an encoder.
 
         Args:
             encoder: A model in evaluation mode.
             pad_token_id: Id of the padding token.
             name: The model's name as the user typed it, for messages.
+            of_pairs: Whether it is to read pairs of sentences.
 
         Raises:
             UserError: If it has no attention weights.
         """
         anatomy = examine(encoder, pad_token_id, name)
         heads = find_heads(encoder, anatomy, pad_token_id, name)
-        return cls(anatomy, heads, heads.output_projections(encoder), pad_token_id)
+        n_types = n_token_types(encoder, pad_token_id) if of_pairs else 0
+        return cls(anatomy, heads, heads.output_projections(encoder), pad_token_id, n_types)
 
     def read(self, encoder: nn.Module, batch: Batch, begins: Sequence[_Begin]) -> list[Kept]:
         """Run the encoder over a batch, give each block's attention to the measures, and return what they keep.
@@ -89,6 +94,8 @@ class AttentionReader:
 
         device = next(encoder.parameters()).device
         inputs = {"input_ids": batch.input_ids.to(device), "attention_mask": batch.mask.long().to(device)}
+        if batch.token_types is not None:
+            inputs["token_type_ids"] = batch.token_types.to(device)
         read_heads(encoder, self.heads, give, inputs)
         return [accumulator.kept() for accumulator in accumulators]
 
@@ -232,8 +239,9 @@ class AttentionPass(ShardPass):
         self.encoder, pad_token_id = load(self.request)
         device = self.trainer.strategy.root_device
         self.encoder.to(device)
+        of_pairs = self.request.corpus.seconds is not None
         self.readers = [
-            (encoder, AttentionReader.of(encoder, pad_token_id, self.request.source.name))
+            (encoder, AttentionReader.of(encoder, pad_token_id, self.request.source.name, of_pairs))
             for encoder in copies_for_readers(self.encoder, device)
         ]
         tokens = next(iter(self.stores.values())).tokens
@@ -289,6 +297,7 @@ def shard_batches(
     rows = store.shard_tokens(here)
     lengths = tokens.lengths[here.first_sentence : here.first_sentence + here.n_sentences]
     input_ids, words = (torch.from_numpy(values[rows].astype(np.int64)) for values in (tokens.input_ids, tokens.words))
+    segments, token_types = _of_pairs(tokens, rows, reader.n_token_types)
     input_ids = input_ids[reading_order(store, rows)]
     for sentences in batches(lengths, plan.batch_tokens, with_padding=reader.anatomy.padding_is_neutral):
         index, mask = padded_index(lengths, sentences)
@@ -303,4 +312,16 @@ def shard_batches(
             special=special.to(device),
             words=of_words.to(device),
             is_causal=reader.heads.is_causal,
+            segments=None if segments is None else torch.where(mask, segments[index], -1).to(device),
+            token_types=None if token_types is None else torch.where(mask, token_types[index], 0).to(device),
         )
+
+
+def _of_pairs(tokens: Tokens, rows: slice, n_token_types: int) -> tuple[Tensor | None, Tensor | None]:
+    """Return the segments of a shard's tokens, None for single sentences, and their types if the model tells them."""
+    if tokens.segments is None or tokens.token_types is None:
+        return None, None
+    segments, types = (
+        torch.from_numpy(values[rows].astype(np.int64)) for values in (tokens.segments, tokens.token_types)
+    )
+    return segments, types if tokens.token_types.max(initial=0) < n_token_types else None

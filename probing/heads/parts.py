@@ -43,11 +43,23 @@ def measurable(subject: Subject, names: Sequence[str], by_name: bool) -> tuple[l
         UserError: If the user named one that cannot be measured.
     """
     wanted = [part for part in PARTS if part.name in names]
-    lacking = {part.name: lack for part in wanted if (lack := part.needs(subject))}
+    lacking = {part.name: lack for part in wanted if (lack := _lacks_sentences(subject, part) or part.needs(subject))}
     if by_name and lacking:
         name, lack = next(iter(lacking.items()))
         raise UserError(f"`--parts {name}` needs {lack}.")
     return [part for part in wanted if part.name not in lacking], lacking
+
+
+def _lacks_sentences(subject: Subject, part: Part) -> str | None:
+    """Return what a part needs that reads annotations, if the corpus is one of pairs."""
+    corpus = subject.request.corpus
+    has_its_own = part.name == ROLES.name and subject.asked.roles is not None
+    if corpus.seconds is None or part.name in OF_PAIRS or has_its_own:
+        return None
+    return (
+        "single sentences with the columns of a treebank, given as --corpus FILE.conllu, and "
+        f"`--pairs {corpus.name}` has pairs of sentences without them"
+    )
 
 
 def measure(
@@ -93,8 +105,8 @@ def measure(
 
 
 def _class_tables(subject: Subject, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
-    v, d = (stores["patterns"].by_sentence(name) for name in ("v", "d"))
-    return {"attention_classes": class_rows(v, d, subject.tokens.lengths, subject.layers, subject.sentences)}
+    sums = stores["patterns"].all_by_sentence()
+    return {"attention_classes": class_rows(sums, subject.tokens.lengths, subject.layers, subject.sentences)}
 
 
 def _profile_tables(subject: Subject, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
@@ -173,6 +185,8 @@ PARTS = (
     ROLES,
     CHANGE,
 )  # fmt: skip
+# Parts that need no annotation of words, which pairs of sentences have not.
+OF_PAIRS = ("classes", "profile", "tokens", "rollout", "similarity")
 NAMES = [part.name for part in PARTS]
 # Parts that are measured without being named.
 USUAL = [part.name for part in PARTS if not part.by_name_only]

@@ -4,7 +4,9 @@ The paper labels 400 maps by hand and trains a network on them; neither is publi
 numbers, each of them 0 for uniform attention and 1 for a pure pattern, and classified by thresholds on them. The rules
 are validated on generated maps of each class (tests/heads/test_patterns.py).
 
-Limits: stripes on words, and not on special tokens, count as heterogeneous; single sentences have no block pattern.
+Limits: stripes on words, and not on special tokens, count as heterogeneous; single sentences have no block pattern. A
+head that attends to words nearby keeps within its sentence too, as most nearby words are of it. So blocks are also
+measured with the boundary of each pair at another place, where the two sentences exchange their lengths.
 """
 
 from __future__ import annotations
@@ -27,9 +29,15 @@ SWEEP = (0.75, 1.25)
 
 
 def patterns(attention: Attention, batch: Batch) -> Mapping[str, Tensor]:
-    """Return for each map how vertical (v) and how diagonal (d) it is, each of shape (batch, heads), float64."""
+    """Return for each map how vertical (v) and how diagonal (d) it is, each of shape (batch, heads), float64.
+
+    Of pairs of sentences, also how much it keeps within them (b), and the same with the boundary moved (b_moved).
+    """
     v, d = stripes(attention.probabilities, batch)
-    return {"v": v, "d": d}
+    if batch.segments is None:
+        return {"v": v, "d": d}
+    b, b_moved = (blocks(attention.probabilities, batch, of) for of in (batch.segments, exchanged(batch.segments)))
+    return {"v": v, "d": d, "b": b, "b_moved": b_moved}
 
 
 def stripes(probabilities: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -51,16 +59,18 @@ def stripes(probabilities: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     return v, d
 
 
-def blocks(probabilities: Tensor, ordinary: Tensor, segments: Tensor) -> Tensor:
+def blocks(probabilities: Tensor, batch: Batch, segments: Tensor) -> Tensor:
     """Return how much maps keep within the segments of a pair, above uniform attention; shape (batch, heads), float64.
 
-    Special tokens are removed and the rows of the others renormalised.
+    Special tokens are removed and the rows of the others renormalised. In causal models, uniform attention is over
+    earlier tokens alone: those of the first segment see no others.
 
     Args:
         probabilities: Shape (batch, heads, from, to).
-        ordinary: Whether there is a token that is not special, shape (batch, sequence).
+        batch: The pairs.
         segments: The segment of each token, shape (batch, sequence).
     """
+    ordinary = batch.ordinary
     seen = (ordinary[:, :, None] & ordinary[:, None, :])[:, None]
     same = (segments[:, :, None] == segments[:, None, :])[:, None]
 
@@ -69,7 +79,18 @@ def blocks(probabilities: Tensor, ordinary: Tensor, segments: Tensor) -> Tensor:
         rows = (maps * same).sum(3) / maps.sum(3).clamp_min(torch.finfo(torch.float64).tiny)
         return rows.sum(2) / ordinary.sum(1).clamp_min(1)[:, None]
 
-    return _above_uniform(mass(probabilities), mass(seen.double()))
+    return _above_uniform(mass(probabilities), mass(batch.uniform[:, None]))
+
+
+def exchanged(segments: Tensor) -> Tensor:
+    """Return the segments that pairs would have if their first sentences were as long as their second ones.
+
+    Args:
+        segments: Shape (batch, sequence); -1 for special tokens and padding, which stay.
+    """
+    ordinary = segments >= 0
+    is_second = ordinary.cumsum(1) > (segments == 1).sum(1, keepdim=True)
+    return torch.where(ordinary, is_second.to(segments.dtype), segments)
 
 
 def classify(v: Tensor, d: Tensor, b: Tensor | None = None, factor: float = 1.0) -> Tensor:

@@ -25,6 +25,9 @@ class Batch:
         words: Index of each token's word in its sentence, shape (batch, sequence); -1 for tokens that the tokenizer
             added and for padding.
         is_causal: Whether no token attends to a later one.
+        segments: Which sentence of a pair each token is of, 0 or 1, shape (batch, sequence); -1 for tokens that the
+            tokenizer added and for padding. None for single sentences.
+        token_types: The token type ids that the model is given, shape (batch, sequence); None if it takes none.
     """
 
     sentences: Tensor
@@ -34,6 +37,8 @@ class Batch:
     special: Tensor
     words: Tensor
     is_causal: bool = False
+    segments: Tensor | None = None
+    token_types: Tensor | None = None
 
     @cached_property
     def lengths(self) -> Tensor:

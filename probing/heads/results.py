@@ -66,6 +66,7 @@ def write_summary(
         "parts": list(parts),
         "left_out": dict(left_out),
         "model": {"n_layers": heads.n_layers, "n_heads": heads.n_heads, "is_causal": heads.is_causal},
+        "unit": subject.request.corpus.unit,
         "n_sentences": int((tokens.lengths > 0).sum()),
         "n_tokens": tokens.n_tokens,
         "token_types": {

@@ -19,43 +19,55 @@ from probing.tables.schema import ALL_LAYERS
 Rows = list[dict[str, Any]]
 # Factors of the thresholds at which maps are classified; the first is that of the thresholds themselves.
 FACTORS = (1.0, *SWEEP)
+BLOCKS = "block"
+_ENDS = {"": "value", "_low": "low", "_high": "high"}
 
 
-def class_rows(v: Tensor, d: Tensor, lengths: NDArray[Any], layers: Sequence[int], sentences: Sentences) -> Rows:
+def class_rows(sums: Mapping[str, Tensor], lengths: NDArray[Any], layers: Sequence[int], sentences: Sentences) -> Rows:
     """Return the rows of `attention_classes.csv`.
 
     For every factor of the thresholds there is a row for each head, with the class that most of its maps have, and a
     row for each class over all maps, without a head and with `all` for the layer.
 
     Args:
-        v: How vertical each map is, shape (n_sentences, all layers, heads).
-        d: How diagonal it is, of the same shape.
+        sums: What `patterns` returned by sentence, each of shape (n_sentences, all layers, heads): how vertical (v) and
+            how diagonal (d) each map is, and of pairs of sentences how much it keeps within them (b, b_moved).
         lengths: Number of tokens of each sentence, shape (n_sentences,); sentences without tokens do not count.
         layers: The layers to report.
         sentences: Draws of the sentences.
     """
     there = (lengths > 0).astype(np.int64)
-    v, d = (values[:, [layer - 1 for layer in layers]] for values in (v, d))
-    mean_v, mean_d = (sentences.means(values.numpy() * there[:, None, None], there) for values in (v, d))
+    columns = [name for name in ("v", "d", "b", "b_moved") if name in sums]
+    here = {name: sums[name][:, [layer - 1 for layer in layers]] for name in columns}
+    means = {name: sentences.means(of.numpy() * there[:, None, None], there) for name, of in here.items()}
     rows: Rows = []
     for factor in FACTORS:
-        found = torch.nn.functional.one_hot(classify(v, d, factor=factor), len(CLASSES)).double().numpy()
-        found *= there[:, None, None, None]
+        found = _are_of_class(here["v"], here["d"], here.get("b"), factor) * there[:, None, None, None]
         shares, overall = sentences.means(found, there), sentences.means(found.mean((1, 2)), there)
         for i, layer in enumerate(layers):
-            for head in range(v.shape[2]):
+            for head in range(shares.values.shape[1]):
                 of_head = shares.values[i, head]
                 majority = int(of_head.argmax())
                 rows.append({
-                    "layer": layer, "head": head + 1, "factor": factor, "v": float(mean_v.values[i, head]),
-                    "d": float(mean_d.values[i, head]), "class": CLASSES[majority],
+                    "layer": layer, "head": head + 1, "factor": factor,
+                    **{name: float(mean.values[i, head]) for name, mean in means.items()}, "class": CLASSES[majority],
                     **_share(shares, i, head, majority), "class_entropy": _entropy(of_head),
                 })  # fmt: skip
-        rows += [
-            {"layer": ALL_LAYERS, "factor": factor, "class": name, **_share(overall, i)}
-            for i, name in enumerate(CLASSES) if name != "block"
-        ]  # fmt: skip
+        of_all = {
+            name: {"layer": ALL_LAYERS, "factor": factor, "class": name, **_share(overall, i)}
+            for i, name in enumerate(CLASSES) if name != BLOCKS or "b" in here
+        }  # fmt: skip
+        if "b_moved" in here:
+            moved = _are_of_class(here["v"], here["d"], here["b_moved"], factor).mean((1, 2)) * there[:, None]
+            share = sentences.means(moved, there).row(CLASSES.index(BLOCKS))
+            of_all[BLOCKS] |= {f"share_moved{end}": share[name] for end, name in _ENDS.items()}
+        rows += of_all.values()
     return rows
+
+
+def _are_of_class(v: Tensor, d: Tensor, b: Tensor | None, factor: float) -> NDArray[np.float64]:
+    """Return whether each map is of each class, 1 or 0, of the shape of `v` with the classes as last axis."""
+    return torch.nn.functional.one_hot(classify(v, d, b, factor), len(CLASSES)).double().numpy()
 
 
 def profile_sums(sums: Mapping[str, Tensor], lengths: NDArray[Any]) -> dict[str, tuple[Any, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from probing.errors import UserError
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 _LENGTH, _PADDING = 11, 4
 # Largest relative change of hidden states through padding that still counts as rounding.
 _ROUNDING = {"float32": 1e-5, "bfloat16": 0.03, "float16": 0.005}
+# XLNet asks whether two tokens have the same type, whatever their numbers, so that its configuration has no limit.
+_ANY_TYPE = 2**7
 
 
 @dataclass(frozen=True)
@@ -159,6 +162,30 @@ def examination_inputs(encoder: nn.Module, pad_token_id: int) -> dict[str, Tenso
     attention_mask = torch.ones_like(input_ids)
     input_ids[1, -_PADDING:], attention_mask[1, -_PADDING:] = pad_token_id, 0
     return {"input_ids": input_ids, "attention_mask": attention_mask}
+
+
+def n_token_types(encoder: nn.Module, pad_token_id: int = 0) -> int:
+    """Return how many token type ids an encoder tells apart, for the two sentences of a pair; 0 if it takes none.
+
+    That it has the argument does not say it: RoBERTa has a single type, and GPT-2 takes the number for that of a token,
+    whose embedding it adds. So the encoder is run with zeros, which must be what it has without types.
+
+    Args:
+        encoder: A model in evaluation mode, on any device.
+        pad_token_id: Id of the padding token.
+    """
+    import torch
+
+    config: Any = encoder.config
+    n_types = int(getattr(config, "type_vocab_size", _ANY_TYPE))
+    if "token_type_ids" not in signature(encoder.forward).parameters or n_types < 2:
+        return 0
+    inputs = examination_inputs(encoder, pad_token_id)
+    alone = {name: values[:1] for name, values in inputs.items()}  # the first sequence has no padding
+    with torch.inference_mode():
+        plain = encoder(**alone).last_hidden_state
+        zeros = encoder(**alone, token_type_ids=torch.zeros_like(alone["input_ids"])).last_hidden_state
+    return n_types if _change(zeros, plain) <= _ROUNDING[str(plain.dtype).removeprefix("torch.")] else 0
 
 
 def _record_calls(encoder: nn.Module) -> tuple[list[list[_Call]], list[Any]]:

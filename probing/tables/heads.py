@@ -19,7 +19,8 @@ COLUMNS = {
     "heads": ("layer", "head", "measure", "to", "value", "low", "high", "n"),
     "attention_layers": ("layer", "measure", "to", "value", "low", "high", "n"),
     "attention_classes": (
-        "layer", "head", "factor", "v", "d", "class", "share", "low", "high", "n", "class_entropy",
+        "layer", "head", "factor", "v", "d", "b", "b_moved", "class", "share", "low", "high", "n", "class_entropy",
+        "share_moved", "share_moved_low", "share_moved_high",
     ),
     "rollout": ("layer", "query", "measure", "value", "low", "high", "n", "uniform"),
     "similarity": ("measure", "layer", "head", "other_layer", "other_head", "value", "low", "high", "n"),
@@ -122,7 +123,8 @@ def _classes_table(made: Tables) -> Any:
         return None
     n = rows[0]["n"]
     there = [name for name in CLASSES if any(row["class"] == name for row in rows)]
-    table = _table(f"Heads by the class that most of their maps have, over {n:,} sentences", "layer")
+    over = f"{n:,} {'pairs of sentences' if 'b' in rows[0] else 'sentences'}"
+    table = _table(f"Heads by the class that most of their maps have, over {over}", "layer")
     for name in there:
         table.add_column(CLASSES[name])
     for layer in dict.fromkeys(row["layer"] for row in rows):
@@ -187,6 +189,12 @@ def _which_classes(made: Tables) -> list[str]:
         between = interval(row, between=" to ", form=".1f", times=100)
         parts.append(f"{name} {row['share']:.1%}{in_brackets(between, f'most maps of {n} of {len(heads)} heads')}")
     lines = [f"Classes of all attention maps: {', '.join(parts)}."]
+    if (block := overall.get("block")) and "share_moved" in block:
+        lines.append(
+            "With the boundary of each pair moved, so that its two sentences exchange their lengths, "
+            f"{block['share_moved']:.1%}{in_brackets(interval(block, 'share_moved', ' to ', '.1f', 100))} of the maps "
+            "would be block: attention to words nearby is enough for these."
+        )
     moved = largest_move(made)
     if moved and moved[1] >= 0.0005:
         lower, higher = (of_all_maps(made, factor)[moved[0]]["share"] for factor in (0.75, 1.25))
@@ -329,5 +337,6 @@ def _within(row: Row, of: str = "") -> str:
 def _why_no_intervals(made: Tables) -> list[str]:
     rows = [*made.get("attention_layers", ()), *made.get("attention_classes", ())]
     most = max(rows, key=lambda row: row["n"], default=None)
-    few = few_sentences(most["n"], "sentence") if most and not ends(most) else None
+    of_pairs = any("b" in row for row in rows)
+    few = few_sentences(most["n"], "pair" if of_pairs else "sentence") if most and not ends(most) else None
     return [few] if few else []

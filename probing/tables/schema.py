@@ -42,7 +42,7 @@ _NUMBERS = (
     "train_auc", "vectors_per_dimension", "sigma_1", "sigma_2", "lambda_max", "attention_factor", "distance_before",
     "distance_after", "bound_published", "bound", "bound_per_matrix", "accuracy", "overlap", "weight", "probability",
     "train", "test", "offset_train", "offset_test", "difference", "untrained", "baseline",
-    "factor", "v", "d", "class_entropy",
+    "factor", "v", "d", "b", "b_moved", "share_moved", "class_entropy",
     "uniform", "share_lower_thresholds", "share_higher_thresholds", "unlinked", "z", "intact", "effect_chosen_on",
 )  # fmt: skip
 _TEXTS = (

@@ -12,8 +12,8 @@ import pytest
 from conftest import FAMILIES
 from families import MAX_LENGTH
 from probing.cache import tokens as tokens_module
-from probing.cache.tokens import LONGEST, Tokens, tokenize
-from probing.corpus import from_words
+from probing.cache.tokens import LONGEST, Tokens, tokenize, tokenize_pairs
+from probing.corpus import from_pairs, from_sentences, from_words
 from probing.models import load_tokenizer, resolve_model
 
 
@@ -69,6 +69,49 @@ def test_sentences_that_are_too_long_are_cut_and_counted(
     assert cut.n_truncated == n_longer
     assert cut.lengths.tolist() == np.minimum(whole.lengths, 30).tolist()
     assert (cut.input_ids[cut.offsets[1:] - 1] == tokenizer.sep_token_id).all()
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "gpt2"])
+def test_pairs_are_what_the_tokenizer_makes_of_them(
+    checkpoints: dict[str, Path], sentences: list[str], family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens_module, "CHUNK", 16)
+    tokenizer = tokenizer_of(checkpoints[family])
+    pairs = list(zip(sentences[:40], sentences[40:80], strict=True))
+    corpus = from_pairs("made up", pairs)
+    assert corpus.seconds is not None
+    whole = tokenize_pairs(tokenizer, corpus.sentences, corpus.seconds, LONGEST)
+    whole.save(tmp_path / "tokens.safetensors")
+    table = Tokens.load(tmp_path / "tokens.safetensors")
+    assert table.segments is not None
+    assert table.token_types is not None
+    assert (table.n_sentences, table.n_truncated) == (40, 0)
+    pieces, words = table.piece_texts(corpus), table.word_texts(corpus)
+    for i, (first, second) in enumerate(pairs):
+        alone, rows = tokenizer(first, second), table.of_sentences(i, 1)
+        assert table.input_ids[rows].tolist() == alone["input_ids"]
+        assert table.token_types[rows].tolist() == alone.encodings[0].type_ids
+        assert table.segments[rows].tolist() == [-1 if s is None else s for s in alone.sequence_ids()]
+        assert (table.special[rows] == (table.segments[rows] < 0)).all()
+        for segment, text in enumerate((first, second)):
+            own = np.flatnonzero(table.segments[rows] == segment) + rows.start
+            assert "".join(pieces[own]) == text.replace(" ", "") or family != "bert"
+            # The words of the second sentence are counted on.
+            n_before = 0 if segment == 0 else int(table.words[rows][table.segments[rows] == 0].max()) + 1
+            by_itself = tokenize(tokenizer, [text], LONGEST)
+            assert (table.words[own] - n_before).tolist() == by_itself.words[~by_itself.special].tolist()
+            assert words[own].tolist() == by_itself.word_texts(from_sentences("x", [text]))[~by_itself.special].tolist()
+    if family == "bert":
+        assert set(table.token_types) == {0, 1}
+    if family == "roberta":  # </s></s> between them, and a single type
+        assert set(table.token_types) == {0}
+        assert (table.segments[table.of_sentences(0, 1)] < 0).sum() == 4
+    cut = tokenize_pairs(tokenizer, corpus.sentences, corpus.seconds, 30)
+    assert cut.lengths.tolist() == np.minimum(whole.lengths, 30).tolist()
+    assert 0 < cut.n_truncated == (whole.lengths > 30).sum() < 40
+    assert cut.segments is not None
+    longest = int(whole.lengths.argmax())  # both sentences are left
+    assert {0, 1} <= set(cut.segments[cut.of_sentences(longest, 1)].tolist())
 
 
 def test_a_special_token_spelled_in_the_text_is_told_from_those_added(checkpoints: dict[str, Path]) -> None:

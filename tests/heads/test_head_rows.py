@@ -46,7 +46,7 @@ def test_the_class_of_a_head_is_that_of_most_of_its_maps() -> None:
     d[:10, 1, 1], v[:10, 1, 1] = 0.45, 0.45
     v[0] = 9.0  # of a sentence without tokens, which is no map
     lengths = np.where(np.arange(40) > 0, LENGTHS, 0)
-    rows = class_rows(v, d, lengths, [2], Sentences(40, 0))
+    rows = class_rows({"v": v, "d": d}, lengths, [2], Sentences(40, 0))
     first, second = (row for row in rows if row["factor"] == 1 and row["layer"] == 2)
     assert (first["head"], first["class"], first["share"], first["n"], first["class_entropy"]) == (
         1, "vertical", 1.0, 39, 0.0

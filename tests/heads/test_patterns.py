@@ -53,7 +53,7 @@ def generated(kind: str, noise: float, generator: np.random.Generator) -> tuple[
 def class_of(weights: np.ndarray, batch: Batch, segments: Tensor | None) -> str:
     maps = torch.from_numpy(weights)[None, None]
     v, d = stripes(maps, batch)
-    b = None if segments is None else blocks(maps, batch.ordinary, segments)
+    b = None if segments is None else blocks(maps, batch, segments)
     return CLASSES[int(classify(v, d, b))]
 
 
@@ -77,7 +77,8 @@ def test_generated_maps_get_their_class(noise: float, least: float) -> None:
 def test_uniform_attention_is_heterogeneous_whatever_the_length(n: int, is_causal: bool) -> None:
     batch, _ = pair(n, is_causal=is_causal)
     v, d = stripes(batch.uniform[:, None], batch)
-    assert max(float(v), float(d)) < 1e-9
+    b = blocks(batch.uniform[:, None], batch, (torch.arange(n) > n // 2).long()[None])
+    assert max(float(v), float(d), float(b)) < 1e-9
     assert CLASSES[int(classify(v, d))] == "heterogeneous"
 
 
@@ -105,8 +106,8 @@ def test_values_are_0_for_uniform_and_1_for_pure_patterns() -> None:
     assert d == pytest.approx((17 / 20 - e) / (1 - e))
     assert v == pytest.approx((3 / 20 - 3 / 20) / (1 - 3 / 20), abs=1e-12)
     same = (segments[:, :, None] == segments[:, None, :]).double()[:, None]
-    assert float(blocks(same / same.sum(-1, keepdim=True), batch.ordinary, segments)) == pytest.approx(1)
-    assert float(blocks(batch.uniform[:, None], batch.ordinary, segments)) == pytest.approx(0)
+    assert float(blocks(same / same.sum(-1, keepdim=True), batch, segments)) == pytest.approx(1)
+    assert float(blocks(batch.uniform[:, None], batch, segments)) == pytest.approx(0)
 
 
 def test_padding_changes_nothing() -> None:
@@ -128,8 +129,8 @@ def test_padding_changes_nothing() -> None:
     ):
         torch.testing.assert_close(found, expected)
     torch.testing.assert_close(
-        blocks(padded, batch.ordinary, longer(segments, 0)),
-        blocks(torch.from_numpy(weights)[None, None], alone.ordinary, segments),
+        blocks(padded, batch, longer(segments, 0)),
+        blocks(torch.from_numpy(weights)[None, None], alone, segments),
     )
 
 

@@ -28,7 +28,7 @@ from probing.models import (
     parse_layers,
     resolve_model,
 )
-from probing.models.anatomy import examine, hidden_states
+from probing.models.anatomy import examine, hidden_states, n_token_types
 
 # The same products in float32 in other shapes: a few units in the last place of values around 1 to 10.
 ROUNDING: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
@@ -103,6 +103,15 @@ def test_layer_k_runs_k_blocks(checkpoints: dict[str, Path], sentences: list[str
         calls.clear()
         hidden_states(encoder, anatomy, [layer], **batch)
         assert len(calls) == layer
+
+
+@pytest.mark.parametrize(
+    ("family", "n_types"), [("bert", 2), ("albert", 2), ("xlnet", 128), ("distilbert", 0), ("gpt2", 0), ("deberta", 0)]
+)
+def test_a_model_has_token_types_if_zeros_are_what_it_has_without(
+    checkpoints: dict[str, Path], family: str, n_types: int
+) -> None:
+    assert n_token_types(load(checkpoints[family])) == n_types
 
 
 def test_albert_calls_one_block_again_and_again(checkpoints: dict[str, Path]) -> None:

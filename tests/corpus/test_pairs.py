@@ -1,0 +1,56 @@
+"""Pairs of sentences: what is read, what is refused, and what makes two corpora differ."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from probing.corpus import from_pairs, from_sentences, from_words
+from probing.corpus.pairs import read_pairs
+from probing.errors import UserError
+
+
+def test_a_file_has_a_pair_in_each_line(tmp_path: Path) -> None:
+    text = "She  left. \t He stayed.\n\nOne.\tTwo.\nShe left.\tHe stayed.\nOne. Two.\tThree.\n"
+    (path := tmp_path / "pairs.tsv").write_text(text, encoding="utf-8")
+    corpus = read_pairs(str(path))
+    assert corpus.sentences == ("She left. He stayed.", "One. Two.", "One. Two. Three.")
+    assert corpus.seconds == (10, 5, 10)
+    assert [text[start:] for text, start in zip(corpus.sentences, corpus.seconds, strict=True)] == [
+        "He stayed.", "Two.", "Three.",
+    ]  # fmt: skip
+    assert (corpus.n_repeated, corpus.unit) == (1, "pairs")
+    (packed := tmp_path / "pairs.tsv.gz").write_bytes(gzip.compress(text.encode()))
+    assert read_pairs(str(packed)).fingerprint == corpus.fingerprint
+    assert corpus.subset([2]).seconds == (10,)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "a\tb\nno tab here\n",
+            "line 2: expected two sentences with a tab between them, found no tab; write for example",
+        ),
+        ("a\tb\n\n1\ta\tb\n", "line 3: expected two sentences with a tab between them, found 3 columns"),
+        ("a\t \n", "line 1: the second sentence is empty; write one on both sides of the tab"),
+        ("\tb\n", "line 1: the first sentence is empty"),
+        ("\n \n", "holds no pair: it is empty or blank; give lines"),
+    ],
+)
+def test_what_is_no_pair_is_refused_with_its_line(text: str, message: str, tmp_path: Path) -> None:
+    (path := tmp_path / "pairs.tsv").write_text(text, encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        read_pairs(str(path))
+    assert message in str(caught.value)
+    assert f"--pairs {path}" in str(caught.value)
+
+
+def test_pairs_are_told_from_text_and_from_other_divisions_of_it() -> None:
+    pairs = [[("a b", "c")], [("a", "b c")], [("a b", "c"), ("d", "e")], [("d", "e"), ("a b", "c")]]
+    others = [from_sentences("x", ["a b c"]), from_words("x", [["a b", "c"]]), from_words("x", [["a", "b", "c"]])]
+    found = [from_pairs("x", some).fingerprint for some in pairs] + [one.fingerprint for one in others]
+    assert len(set(found)) == len(found)
+    assert from_pairs("y", pairs[0]).fingerprint == found[0]
