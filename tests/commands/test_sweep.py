@@ -28,7 +28,7 @@ from wandb_reader import read_offline_runs
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 NO_WANDB: Any = {"mode": "disabled"}
-POINTS = {"layer": [0, "1,2"], "probe.l2": [1.0e-4, 1.0e-2], "seed": [0, 1, 2]}
+POINTS = {"layer": [0, "1,2"], "probe.l2": [1.0e-3, 1.0e-1], "seed": [0, 1, 2]}
 
 
 @pytest.fixture(autouse=True)
@@ -75,14 +75,14 @@ def test_trials_trained_together_are_those_of_separate_fits(tmp_path: Path, data
 @pytest.mark.slow
 def test_a_trial_is_light_and_its_configuration_repeats_it(tmp_path: Path, data: dict[str, Any]) -> None:
     made = sweep(str(write(tmp_path / "s.yaml")), fit=data, runs=str(tmp_path / "runs"), trials=2, quiet=True)
-    folder = made.folder / "trials" / "1-layer=0-l2=0.0001-seed=0"
+    folder = made.folder / "trials" / "1-layer=0-l2=0.001-seed=0"
     assert {path.name for path in folder.iterdir()} == {
         "accuracy.csv", "classes.csv", "config.yaml", "contributions.safetensors", "neurons.csv", "probe.safetensors",
         "results.json",
     }  # fmt: skip
     again = [f"--{key}={value}" for key, value in (("name", "again"), ("runs", tmp_path / "runs"), ("quiet", True))]
     assert run(COMMANDS, ["fit", "--config", str(folder / "config.yaml"), *again]) == 0
-    assert load_run(tmp_path / "runs" / "again").config["probe"]["l2"] == 1e-4
+    assert load_run(tmp_path / "runs" / "again").config["probe"]["l2"] == 1e-3
 
 
 @pytest.mark.slow
@@ -178,7 +178,7 @@ def test_a_stack_that_is_killed_goes_on_from_the_points_it_had_reached(
 
 @pytest.mark.several
 def test_a_killed_process_leaves_a_sweep_that_goes_on(tmp_path: Path, data: dict[str, Any]) -> None:
-    file = write(tmp_path / "s.yaml", points={"seed": list(range(12)), "probe.l2": [1e-4, 1e-3]})
+    file = write(tmp_path / "s.yaml", points={"seed": list(range(12)), "probe.l2": [1e-3, 1e-2]})
     options = [f"--fit.{key}={value}" for key, value in data.items()] + ["--fit.layer=0"]
     command = [sys.executable, "-m", "probing", "sweep", str(file), "--runs", str(tmp_path / "runs"), *options]
     job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -328,7 +328,7 @@ def test_without_a_file_or_with_one_that_is_none(tmp_path: Path, capsys: pytest.
 
 
 def test_options_for_all_trials_go_before_those_of_the_file(tmp_path: Path, data: dict[str, Any]) -> None:
-    file = str(write(tmp_path / "s.yaml", points={"layer": [1, 2], "probe.l2": [1e-4, 1e-2], "seed": [0, 1]}))
+    file = str(write(tmp_path / "s.yaml", points={"layer": [1, 2], "probe.l2": [1e-3, 1e-1], "seed": [0, 1]}))
     over = {**data, "layer": 0, "probe": {"l2": 1.0}}
     made = sweep(file, fit=over, runs=str(tmp_path / "runs"), quiet=True)
     assert [(row["layer"], row["seed"]) for row in made.rows] == [(0, 0), (0, 1)]
