@@ -35,7 +35,7 @@ def disable(
     config: dict[str, Any],
     model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
     corpus: Source = "builtin", test_corpus: Source | None = None, run: str | None = None,
-    units: str | list[str] = "all", kinds: str | list[str] = "all", tokens: int = 20_000,
+    units: str | list[str] = "all", kinds: str | list[str] = "all", tokens: int = 20_000, retrain: int = 5,
     max_length: int | None = None, batch_tokens: int | None = None, seed: int = 0, runs: str = "runs",
     name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
     wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
@@ -58,6 +58,8 @@ def disable(
             skip takes a layer out as a whole.
         tokens: Most tokens of the test sentences that are read, and of the training sentences that stand in their
             place; sentences are drawn.
+        retrain: Number of the heads and of the layers that cost most, and of as many random ones, without which probes
+            are also trained again, by the first of the kinds; 0 for none.
         seed: Seed of every random draw: the split, the sentences that are read, tokens that replace others, random
             weights.
         name: Name of this run; MODEL-disable-YYYYMMDD-HHMMSS by default.
@@ -69,7 +71,7 @@ def disable(
     from probing.runtime import terminal
 
     say = terminal.silence if quiet else terminal.say
-    refuse(number_problems(seed, max_length, batch_tokens) + out_of_range("tokens", tokens, 1))
+    refuse(number_problems(seed, max_length, batch_tokens) + _problems(tokens, retrain))
     resolve_mode(wandb.mode)
     typed = layer_numbers(layer)
     cached, place = places(cache, runs, name)
@@ -101,13 +103,18 @@ def disable(
         folder = RunFolder(place, name, f"{source.model.short_name}-disable")
         keep_inputs(config, source.model.name, folder)
         with tracking(folder, wandb, config) as tracker:
-            asked = Asked(what, how, blocks, tokens, seed)
+            asked = Asked(what, how, blocks, tokens, retrain, seed)
             found = survey(subject, stores, asked, terminal.training_bars(source.shows_progress))
             watch.end("measure")
             _write(folder.path, config, found, stores, source.model.short_name, watch, tracker)
         result = read_folder(Disabled, folder.finish())
     _report(result, tracker.where(result.folder) if tracker else None, quiet)
     return result
+
+
+def _problems(tokens: int, retrain: int) -> list[str]:
+    """Return the problems with these numbers that are known without the model."""
+    return out_of_range("tokens", tokens, 1) + out_of_range("retrain", retrain, 0)
 
 
 def _run_of(folder: str | None, config: dict[str, Any]) -> Run | None:

@@ -76,7 +76,7 @@ class Passes:
         ]
         self.model = self.readers[0][1]
         self.text, self.train = (self._side(one, pad_token_id, batch_tokens) for one in (text, train))
-        self.n_sentences = len(text.kept)
+        self.tokens, self.d_model, self.n_sentences = text.tokens, text.store.plan.d_model, len(text.kept)
         weight = {layer: one.to(self.device) for layer, one in probes.weight.items()}
         self.probes = Probes(weight, probes.labels.to(self.device))
         self.seed = seed
@@ -89,20 +89,43 @@ class Passes:
             job: What is disabled. The layers are those of `probes.layers(job.block)`.
         """
         layers = self.probes.layers(job.block)
+        right = torch.zeros(len(layers), self.n_sentences, device=self.device)
+
+        def read(states: dict[int, Tensor], batch: Padded) -> None:
+            right[:, batch.sentences] = self.probes.read(states, layers, batch)
+
+        self._run(job, layers, read)
+        return right.cpu()
+
+    def _run(self, job: Job, layers: Sequence[int], take: Callable[[dict[int, Tensor], Padded], None]) -> None:
+        """Hand over the hidden states of each batch while something is disabled."""
         columns = self.model.columns(job.head)
         replacements = self.replacements(job.block) if job.kind not in (None, "skip") else None
-        right = torch.zeros(len(layers), self.n_sentences, device=self.device)
 
         def read(model: LaterBlocks, batch: Padded, beside: Any, states: Tensor) -> None:
             change = None
             if replacements is not None and job.kind is not None:
                 change = replacing(columns, replacements.of(job.kind, columns, batch.sentences, batch.rows))
             first = job.block + (job.kind == "skip")
-            found = model.run(batch.inputs, first, states, beside, layers, change)
-            right[:, batch.sentences] = self.probes.read(found, layers, batch)
+            take(model.run(batch.inputs, first, states, beside, layers, change), batch)
 
         self._over(self.text, job.block - 1, read)
-        return right.cpu()
+
+    def states(self, job: Job, layers: Sequence[int]) -> dict[int, Tensor]:
+        """Return the hidden states of some layers while something is disabled, shape (n_tokens, d_model), float32.
+
+        Args:
+            job: What is disabled.
+            layers: The layers, at least that of the block that is changed.
+        """
+        found = {layer: torch.empty(self.tokens.n_tokens, self.d_model) for layer in layers}
+
+        def keep(states: dict[int, Tensor], batch: Padded) -> None:
+            for layer, here in states.items():
+                found[layer][batch.rows[batch.mask].cpu()] = here[batch.mask].float().cpu()
+
+        self._run(job, layers, keep)
+        return found
 
     def replacements(self, block: int) -> Replacements:
         """Return what may stand in the place of the outputs of a block's heads; that of one block is kept."""
@@ -137,7 +160,12 @@ class Passes:
     def _drawn(self) -> Tensor:
         """For each token of the text, the training token whose outputs replace its own, the same in all blocks."""
         n, n_train = (len(side.text.of_corpus) for side in (self.text, self.train))
-        drawn = np.random.default_rng(self.seed).integers(n_train, size=n)
+        generator = np.random.default_rng(self.seed)
+        drawn = generator.integers(n_train, size=n)
+        if self.text.text is self.train.text and self.n_sentences > 1:  # a token's own sentence is not another one
+            own, of_bank = self.tokens.sentences, self.train.text.tokens.sentences
+            while (same := own == of_bank[drawn]).any():
+                drawn[same] = generator.integers(n_train, size=int(same.sum()))
         return torch.from_numpy(drawn).to(self.device)
 
     @torch.inference_mode()

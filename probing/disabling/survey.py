@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.cache import ActivationStore, job_lock
@@ -21,22 +23,23 @@ from probing.data.examples import class_of_tokens
 from probing.data.layer_moments import layer_moments
 from probing.data.preparation import example_checks, label_sides
 from probing.disabling.effects import Measured, Rows, better_without_rows, effect_rows, measured_of
+from probing.disabling.later_blocks import LaterBlocks
 from probing.disabling.passes import Passes
 from probing.disabling.readouts import Probes
+from probing.disabling.retraining import Labelled, chosen_units, retrained
 from probing.disabling.store import PROBES, PassStore, fingerprint_of
 from probing.disabling.text import Text, draw_text
 from probing.disabling.units import Job, Kind, UnitType, all_jobs, wanted
 from probing.errors import UserError
 from probing.models import load_encoder, load_tokenizer
-from probing.models.anatomy import examine
-from probing.models.attention_heads import find_heads
-from probing.probes.options import penalised
-from probing.probes.recipe import CONTROL_TOLERANCE, Progress
+from probing.probes.options import training_of
+from probing.probes.recipe import CONTROL_TOLERANCE, Progress, Training
 from probing.probes.training import train_probes
 from probing.runtime.terminal import counted
 from probing.tasks import Labels, load_task
 
-POSITION = "position"
+# Read by probes that stay as they were, and by probes that are trained again.
+POSITION, RETRAINED = "position", "position_retrained"
 # As `fit` trains probes, but only until their accuracy no longer changes, since no neurons are ranked by them, and at a
 # penalty near those that `fit` chooses: to choose it takes longer than all passes. `--run` reads the probes of `fit`.
 PROBE = ProbeOptions(l2=1e-4, tolerance=CONTROL_TOLERANCE)
@@ -51,6 +54,7 @@ class Asked:
         kinds: What stands in their place.
         blocks: The blocks that are changed.
         n_tokens: Most tokens of the text that is read.
+        n_retrained: Number of the strongest heads and layers, and of random ones, whose probes are trained again.
         seed: Seed of every random draw.
     """
 
@@ -58,6 +62,7 @@ class Asked:
     kinds: Sequence[Kind]
     blocks: Sequence[int]
     n_tokens: int
+    n_retrained: int
     seed: int
 
 
@@ -108,12 +113,28 @@ class Subject:
     split_seed: int
     frozen: Frozen | None = None
 
+    @cached_property
+    def pad_token_id(self) -> int:
+        """Id of the padding token."""
+        return load_tokenizer(self.source.model).pad_token_id or 0
+
+    @cached_property
+    def model(self) -> LaterBlocks:
+        """The model.
+
+        Raises:
+            UserError: If its blocks or heads cannot be told.
+        """
+        encoder = load_encoder(self.source.model, self.source.random_weights_seed)
+        return LaterBlocks.of(encoder, self.pad_token_id, self.source.model.name)
+
     def read(self) -> list[ActivationStore]:
         """Return the activations of each corpus, extracting what is not cached.
 
         Raises:
-            UserError: If no sentence of a side has a token of any class.
+            UserError: If the model's blocks or heads cannot be told, or no sentence of a side has a token of any class.
         """
+        _ = self.model  # what cannot be disabled is refused before any work
         checks = example_checks(load_task(POSITION, {}), self.corpora, self.splits, PROBE, self.source.say)
         return self.source.read(self.corpora, checks)
 
@@ -154,14 +175,12 @@ def survey(subject: Subject, stores: Sequence[ActivationStore], asked: Asked, pr
         progress: Returns Lightning callbacks that show the training of probes.
 
     Raises:
-        UserError: If the model's blocks or heads cannot be told, or the cache cannot be written.
+        UserError: If the cache cannot be written.
     """
     source = subject.source
     text = draw_text(stores[-1], _is(subject.splits[-1], "test"), asked.n_tokens, asked.seed)
     train = draw_text(stores[0], _is(subject.splits[0], "train"), asked.n_tokens, asked.seed)
-    encoder = load_encoder(source.model, source.random_weights_seed)
-    pad_token_id = load_tokenizer(source.model).pad_token_id or 0
-    heads = find_heads(encoder, examine(encoder, pad_token_id, source.model.name), pad_token_id, source.model.name)
+    encoder, heads = subject.model.encoder, subject.model.heads
     jobs = all_jobs(heads.n_layers, heads.n_heads)
     key = _key(subject, stores, asked)
     folder = source.cache / f"{source.model.short_name}-{fingerprint(key)[:16]}"
@@ -170,47 +189,70 @@ def survey(subject: Subject, stores: Sequence[ActivationStore], asked: Asked, pr
             remove(path)
         described = {name: stores[-1].header[name] for name in ("model", "revision", "corpus", "versions")}
         plan = stores[-1].plan
-        store = PassStore.opened(folder, key, text.tokens, len(jobs), plan.batch_tokens, described)
-        probes = _probes(subject, stores, text, store, progress)
+        store = PassStore.opened(folder, key, text.tokens, 2 * len(jobs), plan.batch_tokens, described)
+        probes, classes = _probes(subject, stores, text, store, progress)
 
-        def make() -> Passes:
+        def passes(of: Text) -> Passes:
             encoder.to(forward_trainer({"devices": 1, **_device(source.trainer)}, ()).strategy.root_device)
-            return Passes(
-                encoder, pad_token_id, source.model.name, text, train, probes, plan.batch_tokens, asked.seed
-            )  # fmt: skip
+            own = (encoder, subject.pad_token_id, source.model.name)
+            return Passes(*own, of, train, probes, plan.batch_tokens, asked.seed)
 
-        chosen = {i: job for i, job in enumerate(jobs) if wanted(job, asked.units, asked.kinds, asked.blocks)}
-        results = _results(chosen, store, make, source.shows_progress)
+        passes_of = cache(passes)
+        chosen = {i + 1: job for i, job in enumerate(jobs) if wanted(job, asked.units, asked.kinds, asked.blocks)}
+        results = _results(
+            chosen, store, lambda job: passes_of(text).run(job), "heads and layers", source.shows_progress
+        )  # fmt: skip
+        n = probes.n_by_sentence(text.tokens)
+        layers = {block: probes.layers(block) for block in asked.blocks}
+        measured = measured_of(results, layers, n, POSITION)
+        if asked.n_retrained:
+
+            def again(job: Job) -> Tensor:
+                of_train = _labels(subject, stores, 0, classes, "train")[train.of_corpus]
+                of_text = probes.labels.numpy().astype(np.int32)
+                parts = Labelled(passes_of(train), of_train), Labelled(passes_of(text), of_text)
+                return retrained(*parts, classes, job, _training(subject, progress))
+
+            last = {one.job: one.effect() for one in measured if one.layer == max(probes.weight)}
+            strongest = chosen_units(list(results), last, asked.n_retrained, asked.seed)
+            blocks = {job.block for job in strongest}
+            jobs_again = [job for job in results if job in strongest or (job.kind is None and job.block in blocks)]
+            files = {len(jobs) + 1 + jobs.index(job): job for job in jobs_again}
+            repeated = _results(files, store, again, "retrained", source.shows_progress)
+            measured += measured_of(repeated, layers, n, RETRAINED)
         store.touch()
-    n = probes.n_by_sentence(text.tokens)
-    layers = {block: probes.layers(block) for block in asked.blocks}
-    measured = measured_of(results, layers, n, POSITION)
+    frozen = [one for one in measured if one.readout == POSITION]
     return Found(
-        effect_rows(measured), better_without_rows(measured, asked.seed), heads.n_heads, text, _intact(measured),
+        effect_rows(measured), better_without_rows(frozen, asked.seed), heads.n_heads, text, _intact(frozen),
         int(n.sum()),
     )  # fmt: skip
 
 
 def _results(
-    jobs: Mapping[int, Job], store: PassStore, make: Callable[[], Passes], shows_progress: bool
+    files: Mapping[int, Job], store: PassStore, run: Callable[[Job], Tensor], what: str, shows_progress: bool
 ) -> dict[Job, Any]:
-    """Run the passes that are not stored yet, and return what each gave, shape (n_layers, n_sentences)."""
-    files = {i + 1: job for i, job in jobs.items()}
+    """Run the passes that are not stored yet, and return what each gave, shape (n_layers, n_sentences).
+
+    Args:
+        files: The passes, by the index of their file.
+        store: Where they are stored.
+        run: Runs one of them.
+        what: What they are, for the progress bar.
+        shows_progress: Whether there is a progress bar.
+    """
     if left := store.unfinished(list(files)):
-        passes = make()
-        with counted("heads and layers", len(files), shows_progress) as advance:
+        with counted(what, len(files), shows_progress) as advance:
             advance(len(files) - len(left))
             for index in left:
-                store.put(index, {"right": passes.run(files[index])})
+                store.put(index, {"right": run(files[index])})
                 advance(1)
     return {job: store.get(index)["right"].numpy() for index, job in files.items()}
 
 
 def _probes(
     subject: Subject, stores: Sequence[ActivationStore], text: Text, store: PassStore, progress: Progress
-) -> Probes:
-    """Return the probes of the later layers, trained unless they are stored or come from another run."""
-    task = load_task(POSITION, {})
+) -> tuple[Probes, Labels]:
+    """Return the probes of the later layers, trained unless they are stored or come from another run; and classes."""
     if subject.frozen is not None:
         weight, classes = dict(subject.frozen.weight), subject.frozen.classes
     else:
@@ -219,8 +261,16 @@ def _probes(
         found = store.get(PROBES)
         weight = dict(zip(range(1, len(found["weight"]) + 1), found["weight"], strict=True))
         classes = found["classes"].numpy()
-    labels, _ = class_of_tokens(stores[-1].tokens, subject.corpora[-1], task, subject.splits[-1], classes, "test")
-    return Probes(weight, torch.from_numpy(labels[text.of_corpus]))
+    labels = _labels(subject, stores, -1, classes, "test")
+    return Probes(weight, torch.from_numpy(labels[text.of_corpus].astype(np.int64))), classes
+
+
+def _labels(
+    subject: Subject, stores: Sequence[ActivationStore], part: int, classes: Labels, side: Split
+) -> NDArray[np.int32]:
+    """Return the class of each token of a corpus, -1 on other sides."""
+    task, corpus, splits = load_task(POSITION, {}), subject.corpora[part], subject.splits[part]
+    return class_of_tokens(stores[part].tokens, corpus, task, splits, classes, side)[0].astype(np.int32)
 
 
 def _trained(subject: Subject, stores: Sequence[ActivationStore], progress: Progress) -> dict[str, Tensor]:
@@ -228,10 +278,13 @@ def _trained(subject: Subject, stores: Sequence[ActivationStore], progress: Prog
     source = subject.source
     sides = label_sides(stores, subject.corpora, subject.splits, load_task(POSITION, {}))
     layers = [layer for layer in source.layers if layer > 0]
-    moments = layer_moments(sides.train, layers)
-    _, training = penalised(PROBE, subject.split_seed, sides, layers, moments, dict(source.trainer), progress)
-    fits = train_probes(sides, layers, training, moments=moments)
+    fits = train_probes(sides, layers, _training(subject, progress), moments=layer_moments(sides.train, layers))
     return {"weight": torch.stack([fit.weight for fit in fits]), "classes": torch.from_numpy(sides.classes)}
+
+
+def _training(subject: Subject, progress: Progress) -> Training:
+    assert PROBE.l2 != "auto"
+    return training_of(PROBE, PROBE.l2, subject.split_seed, dict(subject.source.trainer), progress)
 
 
 def _key(subject: Subject, stores: Sequence[ActivationStore], asked: Asked) -> dict[str, Any]:
@@ -243,7 +296,8 @@ def _key(subject: Subject, stores: Sequence[ActivationStore], asked: Asked) -> d
         probes = {"split_seed": subject.split_seed, "options": asdict(PROBE),
                   "trainer": {name: str(value) for name, value in subject.source.trainer.items()}}  # fmt: skip
     train = dict(stores[0].plan.key)
-    own = {"readout": POSITION, "train": train, "probes": probes, "n_tokens": asked.n_tokens, "seed": asked.seed}
+    own = {"readout": POSITION, "train": train, "probes": probes, "n_tokens": asked.n_tokens, "seed": asked.seed,
+           "retrained": asdict(PROBE)}  # fmt: skip
     return {**stores[-1].plan.key, "disabling": own}
 
 

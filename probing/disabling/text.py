@@ -39,7 +39,7 @@ class Padded:
         return {"input_ids": self.input_ids, "attention_mask": self.mask.long()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Text:
     """Some sentences of a corpus.
 

@@ -28,6 +28,7 @@ PLACES = {
     "resample": "its outputs at random tokens of other sentences",
     "skip": "the block skipped",
 }
+RETRAINED = "position_retrained"
 # Most heads in the table of the terminal.
 _SHOWN = 10
 
@@ -37,9 +38,14 @@ def is_head(row: Row) -> bool:
     return "-" in row["unit"]
 
 
-def at_last_layer(made: Tables) -> list[Row]:
-    """Return the rows of `disabled.csv` that were read from the highest layer."""
-    rows = made.get("disabled", ())
+def at_last_layer(made: Tables, readout: str = "position") -> list[Row]:
+    """Return the rows of `disabled.csv` that were read from the highest layer.
+
+    Args:
+        made: The tables.
+        readout: What was read: `position` by frozen probes, `position_retrained` by probes that were trained again.
+    """
+    rows = [row for row in made.get("disabled", ()) if row["readout"] == readout]
     last = max((row["layer"] for row in rows), default=0)
     return [row for row in rows if row["layer"] == last]
 
@@ -53,7 +59,11 @@ def tables(made: Tables) -> list[Any]:
     """Return the tables of the terminal as rich ones; those without rows are left out."""
     rows = at_last_layer(made)
     layers, heads = ([row for row in rows if is_head(row) is wanted] for wanted in (False, True))
-    found = (_table(layers, "layer", ""), _table(_first(heads), "head", f", of {len(_units(heads))} heads"))
+    found = (
+        _table(layers, "layer", ""),
+        _table(_first(heads), "head", f", of {len(_units(heads))} heads"),
+        _retrained_table(made),
+    )
     return [table for table in found if table is not None]
 
 
@@ -86,6 +96,22 @@ def _table(rows: Sequence[Row], what: str, of: str) -> Any:
     return table
 
 
+def _retrained_table(made: Tables) -> Any:
+    """Return the effect of each unit on probes as they were, and on probes that were trained again, in points."""
+    from probing.runtime.terminal import plain_table
+
+    rows = at_last_layer(made, RETRAINED)
+    if not rows:
+        return None
+    table = plain_table(f"Position accuracy of layer {rows[0]['layer']} by probes trained again, in points")
+    for heading in ("without", "kind", "probe as it was", "trained again"):
+        table.add_column(heading, justify="right")
+    frozen = {(row["unit"], row["kind"]): row for row in at_last_layer(made)}
+    for row in rows:
+        table.add_row(row["unit"], row["kind"], _points(frozen.get((row["unit"], row["kind"]))), _points(row))
+    return table
+
+
 def _points(row: Row | None) -> str:
     """Return an effect in points with its interval, and a star if its corrected p-value is below .05."""
     if row is None:
@@ -102,7 +128,7 @@ def conclusions(made: Tables) -> list[str]:
         for kind in kinds_of(rows):
             if here := [row for row in rows if row["kind"] == kind and is_head(row) is wanted]:
                 lines.append(_most(here, what, kind))
-    return [*lines, *_better_without(made), *_why_no_intervals(rows)]
+    return [*lines, *_trained_again(made), *_better_without(made), *_why_no_intervals(rows)]
 
 
 def _most(rows: Sequence[Row], what: str, kind: str) -> str:
@@ -118,6 +144,22 @@ def _most(rows: Sequence[Row], what: str, kind: str) -> str:
         f"{most['value']:.3f} ({100 * most['effect']:+.1f} points{'; ' + between if between else ''}); {lower} of {n} "
         f"{what}s lower it and {higher} raise it (corrected p below .05)."
     )
+
+
+def _trained_again(made: Tables) -> list[str]:
+    """Return for heads and for layers of how many a probe that is trained again does without."""
+    lines = []
+    for wanted, what in ((False, "layer"), (True, "head")):
+        rows = [row for row in at_last_layer(made, RETRAINED) if is_head(row) is wanted]
+        if rows:
+            lower = sum(row["effect"] < 0 and row["p_value"] < 0.05 for row in rows)
+            most = min(rows, key=lambda row: row["effect"])
+            lines.append(
+                f"Trained again without one of {len(rows)} {what}s ({most['kind']}), the probe of layer "
+                f"{most['layer']} reads less in {lower} cases (corrected p below .05); it loses most without {what} "
+                f"{most['unit']}: {100 * most['effect']:+.1f} points{_within(most)}."
+            )
+    return lines
 
 
 def _better_without(made: Tables) -> list[str]:

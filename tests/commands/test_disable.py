@@ -28,7 +28,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def disabled(place: Path, model: Path, corpus: Path, **options: Any) -> Disabled:
-    own = {"runs": str(place / "runs"), **USUAL, **options}
+    own = {"retrain": 0, "runs": str(place / "runs"), **USUAL, **options}
     made = disable(model=str(model), corpus=str(corpus), **own)
     assert made is not None
     return made
@@ -107,6 +107,30 @@ def test_a_killed_run_goes_on_with_the_next_unit_and_ends_with_the_same_numbers(
     assert {path.stem for path in (few.folder / "figures").glob("*.png")} == {"heads_zero"}
 
 
+def test_probes_are_trained_again_without_the_units_that_cost_most_and_random_ones(
+    made: Disabled, place: Path, checkpoints: dict[str, Path], corpus_file: Path
+) -> None:
+    again = disabled(place, checkpoints["bert"], corpus_file, retrain=1)
+    frozen = {(row["unit"], row["layer"]): row for row in again.disabled if row["readout"] == "position"}
+    rows = [row for row in again.disabled if row["readout"] == "position_retrained"]
+    assert len(again.disabled) - len(rows) == len(made.disabled)
+    assert {row["kind"] for row in rows} == {"uniform"}
+    for wanted in (True, False):
+        units = {row["unit"] for row in rows if ("-" in row["unit"]) is wanted}
+        of_type = [row for row in made.disabled if ("-" in row["unit"]) is wanted and row["kind"] == "uniform"]
+        strongest = min((row for row in of_type if row["layer"] == 3), key=lambda row: row["effect"])
+        assert len(units) == 2
+        assert strongest["unit"] in units
+        for unit in units:
+            layers = [row["layer"] for row in rows if row["unit"] == unit]
+            assert layers == list(range(int(unit[0]), 4))
+    for row in rows:
+        # Trained on the sentences that were drawn, which are all here: intact, they are the probes as they were.
+        assert row["intact"] == pytest.approx(frozen[row["unit"], row["layer"]]["intact"], abs=0.01)
+    assert "trained again" in repr(again)
+    assert sum("Trained again without one of 2" in line for line in conclusions(vars(again))) == 2
+
+
 @pytest.fixture(scope="module")
 def fitted(place: Path, checkpoints: dict[str, Path], corpus_file: Path) -> Path:
     options = {**BARE, **USUAL, "name": "fitted", "runs": str(place / "runs")}
@@ -116,7 +140,7 @@ def fitted(place: Path, checkpoints: dict[str, Path], corpus_file: Path) -> Path
 
 
 def test_the_probes_of_a_run_are_read_where_it_is_given(fitted: Path, place: Path) -> None:
-    made = disable(run=str(fitted), runs=str(place / "runs"), kinds="mean", **USUAL)
+    made = disable(run=str(fitted), runs=str(place / "runs"), kinds="mean", retrain=0, **USUAL)
     assert made is not None
     assert {row["layer"] for row in made.disabled} == {2}
     assert {row["unit"] for row in made.disabled} == {"1-1", "1-2", "1", "2-1", "2-2", "2"}
@@ -136,6 +160,7 @@ def test_what_cannot_be_disabled_is_refused(
         "`--kinds means` is not one of uniform, zero, mean, resample, skip, all": ["--kinds=means"],
         "heads are in blocks, and": ["--layer=0"],
         "`--tokens 0` is out of range": ["--tokens=0"],
+        "`--retrain -1` is out of range": ["--retrain=-1"],
     }
     for message, options in refused.items():
         model = f"--model={checkpoints['bert']}"
@@ -143,4 +168,4 @@ def test_what_cannot_be_disabled_is_refused(
         assert message in capsys.readouterr().err
     assert run(COMMANDS, ["disable", f"--model={checkpoints['xlnet']}", *usual]) == 2
     assert "no head or layer of it can be disabled, because its blocks do not" in capsys.readouterr().err
-    assert [path.name for path in (tmp_path / "runs").iterdir() if path.name != "cache"] == []
+    assert not (tmp_path / "runs").exists()

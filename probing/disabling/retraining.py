@@ -1,0 +1,121 @@
+"""Probes that are trained again on a model in which something is disabled: is position still there to be read?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from probing.cache.plan import Plan, divide
+from probing.cache.tokens import Tokens
+from probing.data.examples import Examples, Sides
+from probing.disabling.passes import Passes
+from probing.disabling.units import Job, Kind
+from probing.probes.recipe import Training
+from probing.probes.training import train_probes
+from probing.tasks import Labels
+
+# Bytes of hidden states in memory at a time; where all layers need more, passes are repeated for some layers each.
+MEMORY = 512 * 2**20
+_SHARD_TOKENS = 8192
+
+
+@dataclass(frozen=True)
+class Held:
+    """A store of some layers' activations in memory.
+
+    Args:
+        tokens: The table of tokens.
+        states: Hidden states of each layer, shape (n_tokens, d_model).
+    """
+
+    tokens: Tokens
+    states: Mapping[int, Tensor]
+
+    @property
+    def plan(self) -> Plan:
+        """The division into shards, and the width."""
+        d_model = next(iter(self.states.values())).shape[1]
+        return Plan({}, max(self.states), d_model, "float32", 1, divide(self.tokens.lengths, _SHARD_TOKENS))
+
+    def shard_tokens(self, shard: Any) -> slice:
+        """Return the shard's rows of the table of tokens."""
+        return self.tokens.of_sentences(shard.first_sentence, shard.n_sentences)
+
+    def read(self, layer: int, shard: int, /) -> Tensor:
+        """Return the hidden states of a shard, shape (n, d_model)."""
+        return self.states[layer][self.shard_tokens(self.plan.shards[shard])]
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Passes over a text, and the class of each of its tokens.
+
+    Args:
+        passes: The passes.
+        labels: Class of each token, shape (n_tokens,); -1 for tokens that are not examples.
+    """
+
+    passes: Passes
+    labels: NDArray[np.int32]
+
+    def examples(self, job: Job, layers: Sequence[int]) -> Examples:
+        """Return the examples with the hidden states that they have while something is disabled."""
+        return Examples(Held(self.passes.tokens, self.passes.states(job, layers)), self.labels)
+
+
+def retrained(train: Labelled, test: Labelled, classes: Labels, job: Job, training: Training) -> Tensor:
+    """Train a probe of each layer while something is disabled, and test it.
+
+    Args:
+        train: Training sentences.
+        test: Test sentences.
+        classes: The position of each class.
+        job: What is disabled.
+        training: Settings of the training.
+
+    Returns:
+        How many test tokens of each sentence are predicted rightly, shape (n_layers, n_sentences), float32, for the
+        layers that `train.passes` reads when this block is changed.
+    """
+    right = []
+    for layers in _in_memory(train, test, test.passes.probes.layers(job.block)):
+        sides = [part.examples(job, layers) for part in (train, test)]
+        nothing = Examples(sides[0].store, np.full_like(sides[0].labels, -1))
+        fits = train_probes(Sides(sides[0], nothing, sides[1], classes, ordinal=True), layers, training, "retrained")
+        right += [fit.correct_by_sentence for fit in fits]
+    return torch.from_numpy(np.array(right, dtype=np.float32))
+
+
+def _in_memory(train: Labelled, test: Labelled, layers: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yield the layers in groups whose hidden states are held in memory together."""
+    n_tokens = sum(part.passes.tokens.n_tokens for part in (train, test))
+    n = max(1, MEMORY // (4 * n_tokens * test.passes.d_model))
+    yield from (layers[first : first + n] for first in range(0, len(layers), n))
+
+
+def chosen_units(jobs: Sequence[Job], effects: Mapping[Job, float], n: int, seed: int) -> list[Job]:
+    """Return the heads that cost most and as many random others, and the same of layers, by one kind of replacement.
+
+    Args:
+        jobs: The passes that were computed.
+        effects: Effect of each on the last layer's probe.
+        n: Number of the strongest heads, of the strongest layers, and of random ones of each.
+        seed: Seed of the draw.
+    """
+    generator = np.random.default_rng(seed)
+    found: list[Job] = []
+    for is_layer in (False, True):
+        here = [job for job in jobs if job.kind is not None and (job.head is None) is is_layer]
+        kinds: list[Kind | None] = list(dict.fromkeys(job.kind for job in here))
+        here = [job for job in here if job.kind == kinds[0]]
+        strongest = sorted(here, key=lambda job: effects[job])[:n]
+        others = [job for job in here if job not in strongest]
+        drawn = generator.permutation(len(others))[:n]
+        found += strongest + [others[i] for i in sorted(drawn.tolist())]
+    return found
