@@ -54,8 +54,8 @@ def attention(
         as_published: Compare maps of 200 x 200 tokens, rows of padding included, with those of --against too, over the
             first 1,000 sentences, as the code of Kovaleva et al. (2019) does.
         parts: Parts of the survey: all, or some of classes, profile, tokens, words, rollout, similarity, relations,
-            trees, roles, change and attention_probe, which takes long and is not one of all. Parts that need columns
-            which the corpus does not have are left out, unless they are named.
+            trees, roles, change, attention_probe and fusion. The last two take long and are not among all. Parts that
+            need columns which the corpus does not have are left out, unless they are named.
         seed: Seed of the bootstrap of the sentences, of random weights, and of the split of the corpus.
         name: Name of this run; MODEL-attention-YYYYMMDD-HHMMSS by default.
         cache: Folder of cached sums; $PROBING_CACHE or RUNS/cache by default.
@@ -88,7 +88,7 @@ def attention(
         request, *test = (_request(source, text) for text in corpora)
         links = read_role_links(roles) if roles else None
         other = None if against is None else _against(against, source, corpora[0], config)
-        asked = Asked(test[0] if test else None, splits, links, other, as_published)
+        asked = Asked(test[0] if test else None, splits, links, other, as_published, source)
         subject = Subject.of(request, layers, seed, asked)
         there, left_out = measurable(subject, names, by_name)
         tables, store = measure(
@@ -210,7 +210,7 @@ def _write(
         folder: The run's folder.
         config: The resolved configuration.
         tables: Rows by the name of their table.
-        measured: The `probing.heads.parts.Subject`, and the sums of one measure.
+        measured: The `probing.heads.parts.Subject`, and an entry of the cache.
         parts: The parts that were measured.
         left_out: For each part that was not, what it lacks.
         watch: The times so far.

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from probing.cache import ActivationStore
 from probing.cache.plan import fingerprint
 from probing.errors import UserError
 from probing.heads.accumulation import accumulate
 from probing.heads.attended import NEGATION, PUNCTUATION, SPECIAL, Attended
 from probing.heads.change_parts import CHANGE
+from probing.heads.fusion_part import FUSION
 from probing.heads.patterns import PATTERNS
 from probing.heads.profile import PROFILE
 from probing.heads.role_parts import ROLES
@@ -69,8 +71,8 @@ def measure(
     trainer_options: Mapping[str, Any],
     say: Callable[[str], None],
     callbacks: Callable[[], Sequence[Any]] = tuple,
-) -> tuple[dict[str, Rows], SumsStore]:
-    """Read the attention of each corpus once for all parts; return the tables, and the sums of one measure.
+) -> tuple[dict[str, Rows], ActivationStore]:
+    """Read the attention of each corpus once for all parts; return the tables, and one entry of the cache.
 
     On ranks other than the first there are no tables.
 
@@ -93,12 +95,15 @@ def measure(
             found = accumulate(request, list(distinct.values()), cache, trainer_options, say, callbacks())
             stores |= {f"{name}/{measure}" if name else measure: store for measure, store in found.items()}
     if not is_main_process():  # it has read its share of the corpus
-        return {}, next(iter(stores.values()))
+        for part in parts:
+            if part.trains:
+                part.rows(subject, stores)
+        return {}, next(iter(stores.values()), None) or subject.hidden_states[0]
     tables: dict[str, Rows] = {}
     for part in parts:
         for name, rows in part.rows(subject, stores).items():
             tables.setdefault(name, []).extend(rows)
-    return tables, next(iter(stores.values()))
+    return tables, next(iter(stores.values()), None) or subject.hidden_states[0]
 
 
 # --- the parts ---
@@ -184,6 +189,7 @@ PARTS = (
     *TREEBANK_PARTS,
     ROLES,
     CHANGE,
+    FUSION,
 )  # fmt: skip
 # Parts that need no annotation of words, which pairs of sentences have not.
 OF_PAIRS = ("classes", "profile", "tokens", "rollout", "similarity")

@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
+from probing.cache import ActivationStore
 from probing.heads.rows import Rows
 from probing.heads.subject import Subject
-from probing.heads.sums import SumsStore
 from probing.runtime.versions import versions
 from probing.tables.columns import without_nan
 from probing.tables.csv_files import write_csv
@@ -40,7 +40,7 @@ def write_summary(
     folder: Path,
     tables: Mapping[str, Rows],
     subject: Subject,
-    store: SumsStore,
+    store: ActivationStore,
     parts: Sequence[str],
     left_out: Mapping[str, str],
     timings: Mapping[str, float],
@@ -51,7 +51,7 @@ def write_summary(
         folder: The run's folder.
         tables: Rows by the name of their table.
         subject: Model and corpus.
-        store: Sums of one measure, which tell their origin.
+        store: An entry of the cache, which tells its origin.
         parts: Names of the parts that were measured.
         left_out: For each part that was not, what it lacks.
         timings: Times in seconds.

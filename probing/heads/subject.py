@@ -9,7 +9,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.cache import Request, load, tokens_of
+from probing.cache import ActivationStore, Request, load, tokens_of
+from probing.cache.source import ActivationSource
 from probing.cache.tokens import Tokens
 from probing.corpus import Split
 from probing.heads.accumulation import AttentionReader
@@ -38,6 +39,7 @@ class Asked:
         roles: Role links in sentences of their own; None to take those of the corpus.
         against: Another checkpoint of the model, on the same corpus, if there is one.
         as_published: Whether padded maps are compared with it, too.
+        source: The model and the cache of its hidden states, for parts that read them.
     """
 
     test: Request | None = None
@@ -45,6 +47,7 @@ class Asked:
     roles: RoleLinks | None = None
     against: Checkpoint | None = None
     as_published: bool = False
+    source: ActivationSource | None = None
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,22 @@ class Subject:
         return request, pairs_of(links, tokens_of(request, load_tokenizer(request.source)), self.seed)
 
     @property
+    def source(self) -> ActivationSource:
+        """The model and the cache of its hidden states, of the layers that are reported."""
+        assert self.asked.source is not None
+        return replace(self.asked.source, layers=list(self.layers))
+
+    @property
+    def requests(self) -> list[Request]:
+        """Model and corpus, and model and test corpus, if there is one."""
+        return [self.request] if self.asked.test is None else [self.request, self.asked.test]
+
+    @cached_property
+    def hidden_states(self) -> list[ActivationStore]:
+        """The hidden states of each corpus, extracted where they are not cached."""
+        return self.source.read([request.corpus for request in self.requests])
+
+    @property
     def is_train(self) -> NDArray[np.bool_]:
         """Which sentences of the corpus heads are chosen on: all but those of the test part, shape (n_sentences,)."""
         return ~_is_test(self.asked.splits[0])
@@ -169,6 +188,7 @@ class Part:
             another reading are found by its name and the measure's, with a slash between them.
         beside: Returns what is read beside the corpus.
         by_name_only: Whether the part takes so much longer than the others that it has to be asked for by name.
+        trains: Whether rows come from probes that all ranks train together.
     """
 
     name: str
@@ -177,6 +197,7 @@ class Part:
     rows: Callable[[Subject, Mapping[str, SumsStore]], Mapping[str, Rows]]
     beside: Callable[[Subject], Sequence[Reading]] = lambda subject: ()
     by_name_only: bool = False
+    trains: bool = False
 
 
 def nothing(subject: Subject) -> None:

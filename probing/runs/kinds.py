@@ -119,6 +119,7 @@ class Attention(ResultFolder):
         trees: A dict per head, as in `trees.csv`.
         roles: A dict per role, side that attends and head, as in `roles.csv`.
         change: A dict per measure and head, layer or matrix of parameters, as in `change.csv`.
+        fusion: A dict per task, fusion of layers and measure, as in `fusion.csv`.
     """
 
     heads: Table = field(default_factory=Table)
@@ -130,6 +131,7 @@ class Attention(ResultFolder):
     trees: Table = field(default_factory=Table)
     roles: Table = field(default_factory=Table)
     change: Table = field(default_factory=Table)
+    fusion: Table = field(default_factory=Table)
 
     def tables(self) -> list[Any]:
         """Return the survey as rich tables."""

@@ -45,7 +45,7 @@ class Moments:
     @property
     def dead(self) -> Tensor:
         """Whether each neuron hardly varies, shape (d_model,), bool."""
-        return _hardly_vary(self.sd, self.rms)
+        return hardly_vary(self.sd, self.rms)
 
 
 class MomentsAccumulator:
@@ -111,7 +111,7 @@ class Covariance:
     @property
     def dead(self) -> Tensor:
         """Whether each neuron hardly varies, shape (d_model,), bool."""
-        return _hardly_vary(self.sd, self.mean.abs())
+        return hardly_vary(self.sd, self.mean.abs())
 
     @property
     def varies(self) -> bool:
@@ -157,6 +157,6 @@ class CovarianceAccumulator:
         return Covariance(n, self.mean.mean, self.products / n)
 
 
-def _hardly_vary(sd: Tensor, size: Tensor) -> Tensor:
+def hardly_vary(sd: Tensor, size: Tensor) -> Tensor:
     """Return whether each neuron varies no more than rounding errors, or hardly beside the others; shape (d_model,)."""
     return sd <= torch.maximum(DEAD * sd.median(), ROUNDING * size)

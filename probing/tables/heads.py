@@ -9,6 +9,7 @@ from typing import Any
 from probing.statistics.intervals import few_sentences
 from probing.tables.change import change_conclusions, change_table
 from probing.tables.columns import ends, in_brackets, interval
+from probing.tables.fusion import fusion_lines, fusion_tables
 from probing.tables.rollout import rollout_lines, rollout_table
 from probing.tables.schema import ALL_LAYERS
 
@@ -24,6 +25,10 @@ COLUMNS = {
     ),
     "rollout": ("layer", "query", "measure", "value", "low", "high", "n", "uniform"),
     "similarity": ("measure", "layer", "head", "other_layer", "other_head", "value", "low", "high", "n"),
+    "fusion": (
+        "task", "fusion", "measure", "layer", "chosen", "against", "value", "low", "high", "p_value", "n_train", "n",
+        "optimality_gap", "converged",
+    ),
     "relations": (
         "relation", "n_train", "n_test", "query", "layer", "head", "train", "test", "test_low", "test_high", "offset",
         "offset_train", "offset_test", "offset_test_low", "offset_test_high", "difference", "difference_low",
@@ -54,7 +59,7 @@ def tables(made: Tables) -> list[Any]:
     """Return the tables of the terminal as rich ones; those without rows are left out."""
     found = (
         _classes_table(made), _layers_table(made), _types_table(made), rollout_table(made.get("rollout", ())),
-        change_table(made.get("change", ())),
+        change_table(made.get("change", ())), *fusion_tables(made.get("fusion", ())),
     )  # fmt: skip
     return [table for table in found if table is not None]
 
@@ -71,6 +76,7 @@ def conclusions(made: Tables) -> list[str]:
         *_trees(made),
         *_roles(made),
         *change_conclusions(made.get("change", ())),
+        *fusion_lines(made.get("fusion", ())),
         *_why_no_intervals(made),
     ]
 

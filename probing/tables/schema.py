@@ -50,7 +50,7 @@ _TEXTS = (
     "matching", "statistic", "null", "no_signal", "transform", "measure", "definition", "special_tokens", "parameter",
     "module", "source", "where", "neurons", "set", "pooling", "aggregation", "clipped", "fitted_on", "protocol",
     "chosen_on", "reported_on", "trial", "token", "word", "relation", "role", "query", "of", "chosen", "to",
-    "unit", "units", "readout",
+    "unit", "units", "readout", "task", "fusion", "against", "converged",
 )  # fmt: skip
 
 TYPES: dict[str, Type] = {
