@@ -82,8 +82,9 @@ class Checkpoint:
         try:
             one = self._free.pop()
         except IndexError:
-            encoder = with_the_same_weights(self.encoder.to(device))
+            encoder = with_the_same_weights(self.encoder)
             one = encoder, examine(encoder, self.pad_token_id, self.request.source.name)
+        one[0].to(device)  # parameters move for all copies, buffers for this one
         yield one
         self._free.append(one)
 

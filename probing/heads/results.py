@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from probing.cache import ActivationStore
+from probing.cache import ActivationStore, Request
 from probing.heads.rows import Rows
 from probing.heads.subject import Subject
 from probing.runtime.versions import versions
@@ -67,6 +67,7 @@ def write_summary(
         "left_out": dict(left_out),
         "model": {"n_layers": heads.n_layers, "n_heads": heads.n_heads, "is_causal": heads.is_causal},
         "unit": subject.request.corpus.unit,
+        **({"against": _origin(subject.asked.against.request)} if subject.asked.against else {}),
         "n_sentences": int((tokens.lengths > 0).sum()),
         "n_tokens": tokens.n_tokens,
         "token_types": {
@@ -79,3 +80,7 @@ def write_summary(
     path = folder / "results.json"
     path.write_text(json.dumps(summary, indent=2))
     return path
+
+
+def _origin(request: Request) -> dict[str, Any]:
+    return {"model": request.source.name, "key": request.key()}

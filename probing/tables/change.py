@@ -133,4 +133,4 @@ def _told(row: Row, beside: Sequence[str] = ()) -> str:
 
 def _number(value: float) -> str:
     """Return a number with three decimals; what is not 1 does not read as if it were."""
-    return "above 0.9995" if 0.9995 <= value < 1 else f"{value:.3f}"
+    return "above 0.9995" if 0.9995 <= value < 1 else f"{round(value, 3) + 0.0:.3f}"

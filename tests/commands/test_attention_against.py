@@ -70,7 +70,7 @@ def test_below_a_changed_block_nothing_changes(
     changed = [row for row in made.change if row["measure"] == "parameters" and row["value"] != 1]
     assert [(row["of"], row["layer"]) for row in changed] == [("encoder.layer.1.attention.self.query.weight", CHANGED)]
     assert known(load_run(made.folder).change) == known(made.change)
-    assert made.config["against"] == str(pair[1])
+    assert made.config["against"] == made.results["against"]["model"] == str(pair[1])
     figures = made.folder / "figures"
     assert {path.name for path in figures.iterdir()} == {"classes.png", "change.png", "change_by_layer.png"}
     (logged,) = read_offline_runs(made.folder)
