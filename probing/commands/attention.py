@@ -72,6 +72,7 @@ def attention(
     cached, place = places(cache, runs, name)
     with terminal.quiet_libraries():
         from probing.cache.source import ActivationSource, say_what_was_left_out
+        from probing.heads.example_sentences import examples_of
         from probing.heads.parts import measurable, measure
         from probing.heads.role_files import read_role_links
         from probing.heads.subject import Asked, Subject
@@ -91,19 +92,22 @@ def attention(
         asked = Asked(test[0] if test else None, splits, links, other, as_published, source)
         subject = Subject.of(request, layers, seed, asked)
         there, left_out = measurable(subject, names, by_name)
-        tables, store = measure(
+        tables, stores = measure(
             subject, there, cached, source.trainer, say,
             lambda: [terminal.extraction_progress()] if source.shows_progress else [],
         )  # fmt: skip
         watch.end("measure")
         if not is_main_process():
             return None
-        say_what_was_left_out([subject.request.corpus], [store], say)
+        examples = examples_of(subject, stores)
+        watch.end("examples")
+        entry = next(iter(stores.values()), None) or subject.hidden_states[0]
+        say_what_was_left_out([subject.request.corpus], [entry], say)
         _say_which_parts_were_left_out(left_out, say)
         folder = RunFolder(place, name, f"{source.model.short_name}-attention")
         keep_inputs(config, source.model.name, folder)
         with tracking(folder, wandb, config) as tracker:
-            _write(folder.path, config, tables, (subject, store), there, left_out, watch, tracker)
+            _write(folder.path, config, tables, (subject, entry, examples), there, left_out, watch, tracker)
         made = read_folder(Attention, folder.finish())
     _report(made, tracker.where(made.folder) if tracker else None, quiet)
     return made
@@ -198,7 +202,7 @@ def _write(
     folder: Path,
     config: Mapping[str, Any],
     tables: Mapping[str, list[dict[str, Any]]],
-    measured: tuple[Any, Any],
+    measured: tuple[Any, Any, Any],
     parts: Sequence[Any],
     left_out: Mapping[str, str],
     watch: Stopwatch,
@@ -210,22 +214,26 @@ def _write(
         folder: The run's folder.
         config: The resolved configuration.
         tables: Rows by the name of their table.
-        measured: The `probing.heads.parts.Subject`, and an entry of the cache.
+        measured: The `probing.heads.subject.Subject`, an entry of the cache, and the examples, if there are any.
         parts: The parts that were measured.
         left_out: For each part that was not, what it lacks.
         watch: The times so far.
         tracker: The run on W&B, if there is one.
     """
+    from probing.heads.example_maps import write_examples
     from probing.heads.figures import write_figures
     from probing.heads.results import write, write_summary
 
+    subject, entry, examples = measured
     files = write(folder, config, tables)
+    files += [write_examples(folder, examples)] if examples else []
     formats = figure_formats(config["figure_format"])
-    against = measured[0].asked.against
-    names = [one.source.short_name for one in (measured[0].request, *([against.request] if against else []))]
-    figures = write_figures(folder / "figures", tables, names, formats)
+    against = subject.asked.against
+    models = [one.source.short_name for one in (subject.request, *([against.request] if against else []))]
+    figures = write_figures(folder / "figures", tables, models, formats, examples)
     watch.end("write")
-    files.append(write_summary(folder, tables, *measured, [part.name for part in parts], left_out, watch.timings()))
+    names = [part.name for part in parts]
+    files.append(write_summary(folder, tables, subject, entry, names, left_out, watch.timings()))
     if tracker:
         tracker.log_results(_curves(tables), [], figures, files, tables, kind="attention")
 

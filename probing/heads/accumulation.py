@@ -297,7 +297,7 @@ def shard_batches(
     rows = store.shard_tokens(here)
     lengths = tokens.lengths[here.first_sentence : here.first_sentence + here.n_sentences]
     input_ids, words = (torch.from_numpy(values[rows].astype(np.int64)) for values in (tokens.input_ids, tokens.words))
-    segments, token_types = _of_pairs(tokens, rows, reader.n_token_types)
+    segments, token_types = of_pairs(tokens, rows, reader.n_token_types)
     input_ids = input_ids[reading_order(store, rows)]
     for sentences in batches(lengths, plan.batch_tokens, with_padding=reader.anatomy.padding_is_neutral):
         index, mask = padded_index(lengths, sentences)
@@ -317,7 +317,7 @@ def shard_batches(
         )
 
 
-def _of_pairs(tokens: Tokens, rows: slice, n_token_types: int) -> tuple[Tensor | None, Tensor | None]:
+def of_pairs(tokens: Tokens, rows: slice, n_token_types: int) -> tuple[Tensor | None, Tensor | None]:
     """Return the segments of a shard's tokens, None for single sentences, and their types if the model tells them."""
     if tokens.segments is None or tokens.token_types is None:
         return None, None

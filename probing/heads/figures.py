@@ -11,11 +11,14 @@ import numpy as np
 from probing.figures.formats import USUAL, forms_of
 from probing.figures.style import BLUE, GREY, ORANGE, PURPLE, drawing, error_bars, joined, name_layers, side_by_side
 from probing.tables import change
-from probing.tables.heads import CLASSES, SPECIAL, of_heads, of_measure
+from probing.tables.decimals import two_decimals
+from probing.tables.heads import CLASSES, SPECIAL, beats_offset, name_of, of_heads, of_measure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from probing.heads.example_maps import Examples
 
 Row = Mapping[str, Any]
 # Letter of each class, and its shade: 0 is white, 1 the darkest.
@@ -26,7 +29,11 @@ _LETTERS = {
 
 
 def write_figures(
-    folder: Path, tables: Mapping[str, Sequence[Row]], models: Sequence[str], formats: Sequence[str] = USUAL
+    folder: Path,
+    tables: Mapping[str, Sequence[Row]],
+    models: Sequence[str],
+    formats: Sequence[str] = USUAL,
+    examples: Examples | None = None,
 ) -> list[Path]:
     """Draw a run's figures, each in some formats, and return the paths of the files.
 
@@ -35,6 +42,7 @@ def write_figures(
         tables: The run's tables by name.
         models: For the titles, the name of the model, and that of the one it is compared with, if there is one.
         formats: Formats of the files.
+        examples: A few sentences with the maps of all heads, if there are any.
     """
     heads, layers, changes = (tables.get(name, ()) for name in ("heads", "attention_layers", "change"))
     model = models[0]
@@ -48,6 +56,10 @@ def write_figures(
     if changes:
         drawings["change"] = lambda figure: change_map(figure, changes, models)
         drawings["change_by_layer"] = lambda figure: change_by_layer(figure, changes, models)
+    if examples and examples.classes:
+        drawings["examples"] = lambda figure: class_examples(figure, examples, model)
+    if relations := tables.get("head_relations"):
+        drawings["relations"] = lambda figure: relation_map(figure, relations, model)
     paths = [folder / name for name in drawings]
     for path, draw in zip(paths, drawings.values(), strict=True):
         with drawing(path.with_suffix(".png"), formats) as figure:
@@ -139,20 +151,78 @@ def change_by_layer(figure: Figure, rows: Sequence[Row], models: Sequence[str]) 
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
 
 
+def class_examples(figure: Figure, examples: Examples, model: str) -> None:
+    """Draw a map of each class, of the head whose maps are most often of it, with the tokens along both sides."""
+    names = [name for name in CLASSES if name in examples.classes]
+    columns = min(2, len(names))
+    rows = -(-len(names) // columns)
+    figure.set_size_inches(0.7 + 3.4 * columns, 0.5 + 3.3 * rows)
+    panels = figure.subplots(rows, columns, squeeze=False).flat
+    for name, axes in zip(names, panels, strict=False):  # what is left of the panels stays empty
+        of, weights = examples.map_of(name)
+        one = examples.classes[name]
+        image = axes.imshow(weights, cmap="Greys", vmin=0, vmax=1, aspect="equal")
+        marks = range(len(of.tokens))
+        # A token may have a dollar sign, which is no formula.
+        axes.set_xticks(marks, of.tokens, rotation=90, fontsize=8, parse_math=False)
+        axes.set_yticks(marks, of.tokens, fontsize=8, parse_math=False)
+        axes.set_title(f"{name}\nhead {one.layer}-{one.head}, {one.share:.0%} of its maps", fontsize=9)
+    for axes in panels:
+        axes.set_visible(False)
+    figure.supylabel("from", fontsize=9)
+    figure.supxlabel("to", fontsize=9)
+    figure.colorbar(image, ax=figure.axes, shrink=0.5, label="attention")
+    figure.suptitle(f"{model}: an attention map of each class", x=0.01, ha="left", fontsize=10)
+
+
+def relation_map(figure: Figure, rows: Sequence[Row], model: str) -> None:
+    """Draw the dependency relation that each head is best at, with its accuracy, shaded if it beats the offset."""
+    texts = [f"{row['relation']}\n{two_decimals(row['test']).replace('0.', '.', 1)}" for row in rows]
+    by_head = {name_of(row): text for row, text in zip(rows, texts, strict=True)}
+    wide = 0.2 + 0.062 * max(len(line) for text in texts for line in text.split("\n"))
+    axes = _map(
+        figure, rows, lambda row: row["test"] if beats_offset(row) else 0.0, lambda row: by_head[name_of(row)],
+        (wide, 0.42),
+    )  # fmt: skip
+    for row, text in zip(rows, axes.texts, strict=True):
+        if not beats_offset(row):
+            text.set_color(GREY)
+    n = sum(map(beats_offset, rows))
+    axes.set_title(
+        f"{model}: best dependency relation of each head, accuracy on test sentences\n"
+        f"shaded: more often right than the best fixed offset ({n} of {len(rows)} heads)",
+        fontsize=9,
+    )
+
+
 def _letter(row: Row) -> str:
     return f"{_LETTERS[row['class']][0]} {100 * row['share']:.0f}"
 
 
-def _map(figure: Figure, rows: Sequence[Row], shade: Callable[[Row], float], text: Callable[[Row], str]) -> Axes:
-    """Draw a cell for each layer, upwards, and head, from the left, shaded from 0 to 1, with a text."""
+def _map(
+    figure: Figure,
+    rows: Sequence[Row],
+    shade: Callable[[Row], float],
+    text: Callable[[Row], str],
+    cell: tuple[float, float] = (0.44, 0.3),
+) -> Axes:
+    """Draw a cell for each layer, upwards, and head, from the left, shaded from 0 to 1, with a text.
+
+    Args:
+        figure: The figure.
+        rows: A row for each head.
+        shade: Returns the shade of a head.
+        text: Returns its text.
+        cell: Width and height of a cell in inches.
+    """
     layers, heads = (sorted({row[name] for row in rows}) for name in ("layer", "head"))
-    figure.set_size_inches(max(5.0, 1.2 + 0.44 * len(heads)), 1.1 + 0.3 * len(layers))
+    figure.set_size_inches(max(5.0, 1.2 + cell[0] * len(heads)), 1.1 + cell[1] * len(layers))
     axes = figure.add_subplot()
     values = np.zeros((len(layers), len(heads)))
     for row in rows:
         i, j = layers.index(row["layer"]), heads.index(row["head"])
         values[i, j] = shade(row)
-        strong = values[i, j] > 0.55
+        strong = values[i, j] > 0.62
         axes.text(j, i, text(row), ha="center", va="center", fontsize=7, color="white" if strong else "black")
     axes.imshow(values, cmap="Greys", vmin=0, vmax=1.1, origin="lower", aspect="auto")
     axes.set_xticks(range(len(heads)), [str(head) for head in heads])

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.cache import ActivationStore
 from probing.cache.plan import fingerprint
 from probing.errors import UserError
 from probing.heads.accumulation import accumulate
@@ -71,8 +70,8 @@ def measure(
     trainer_options: Mapping[str, Any],
     say: Callable[[str], None],
     callbacks: Callable[[], Sequence[Any]] = tuple,
-) -> tuple[dict[str, Rows], ActivationStore]:
-    """Read the attention of each corpus once for all parts; return the tables, and one entry of the cache.
+) -> tuple[dict[str, Rows], dict[str, SumsStore]]:
+    """Read the attention of each corpus once for all parts; return the tables, and the sums of each measure.
 
     On ranks other than the first there are no tables.
 
@@ -98,12 +97,12 @@ def measure(
         for part in parts:
             if part.trains:
                 part.rows(subject, stores)
-        return {}, next(iter(stores.values()), None) or subject.hidden_states[0]
+        return {}, stores
     tables: dict[str, Rows] = {}
     for part in parts:
         for name, rows in part.rows(subject, stores).items():
             tables.setdefault(name, []).extend(rows)
-    return tables, next(iter(stores.values()), None) or subject.hidden_states[0]
+    return tables, stores
 
 
 # --- the parts ---

@@ -8,6 +8,7 @@ the test sentences. Clark et al. 2019 choose on the sentences that they report, 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -96,24 +97,73 @@ def relation_rows(
         untrained: The same two for a randomly initialised model, for which a head is chosen in the same way.
         least: Fewest arcs of a relation in each part.
     """
-    names, counts = np.unique(train.arcs.relations.astype(str), return_counts=True)
     rows = []
-    for name in names[np.argsort(-counts, kind="stable")].tolist():
-        parts = [part.where(part.arcs.relations == name) for part in (train, test)]
-        if min(len(part.arcs) for part in parts) >= least:
-            others = untrained and [part.where(part.arcs.relations == name) for part in untrained]
-            rows.append({"relation": name, **_row(parts[0], parts[1], others)})
+    for name in _frequent(train, test, least):
+        parts = _of_relation(name, train, test)
+        others = _of_relation(name, *untrained) if untrained else None
+        row = {"relation": name, **_row(parts[0], parts[1], best_head(parts[0].right))}
+        rows.append(row | (_untrained(*others) if others else {}))
+    return _corrected(rows)
+
+
+def head_relation_rows(train: Scored, test: Scored, least: int = LEAST_ARCS) -> list[Row]:
+    """Return a row for each head, in the order of layers and heads: the relation that it is best at.
+
+    That is the relation in which the head is furthest above the best offset on the training sentences, of equally good
+    ones the most frequent one; by accuracy alone it would be, for most heads, a relation between neighbours that any
+    head finds that attends nearby. Accuracies are those on the test sentences, and p-values are corrected for the
+    number of heads (Holm).
+
+    Args:
+        train: The arcs by which relations, queries and offsets are chosen.
+        test: The arcs that accuracies are reported on.
+        least: Fewest arcs of a relation in each part.
+    """
+    names = _frequent(train, test, least)
+    if not names:
+        return []
+    parts = [_of_relation(name, train, test) for name in names]
+    above = np.stack([own.right.mean(0) - best_offset(own.arcs)[1] for own, _ in parts])
+    rows = []
+    for layer, head in np.ndindex(*train.right.shape[1:3]):
+        # By relation, then query.
+        chosen, query = divmod(int(above[:, layer, head].argmax()), len(QUERIES))
+        row = _row(*parts[chosen], (layer, head, query))
+        rows.append({"layer": row.pop("layer"), "head": row.pop("head"), "relation": names[chosen], **row})
+    return _corrected(rows)
+
+
+def _frequent(train: Scored, test: Scored, least: int) -> list[str]:
+    """Return the relations that have enough arcs in both parts, the most frequent in training first."""
+    names, counts = np.unique(train.arcs.relations.astype(str), return_counts=True)
+    tested = Counter(test.arcs.relations.tolist())
+    order = np.argsort(-counts, kind="stable")
+    return [str(names[i]) for i in order if min(int(counts[i]), tested[str(names[i])]) >= least]
+
+
+def _of_relation(name: str, train: Scored, test: Scored) -> tuple[Scored, Scored]:
+    return train.where(train.arcs.relations == name), test.where(test.arcs.relations == name)
+
+
+def _corrected(rows: list[Row]) -> list[Row]:
+    """Return rows whose p-values are corrected for their number (Holm)."""
     corrected = holm([row["p_value"] for row in rows])
     return [{**row, "p_value": float(p)} for row, p in zip(rows, corrected, strict=True)]
 
 
-def _row(train: Scored, test: Scored, untrained: Sequence[Scored] | None) -> Row:
-    layer, head, query = best_head(train.right)
-    by_offset = train.arcs.offsets[:, None] == np.array(OFFSETS)
-    best = int(by_offset.sum(0).argmax())
-    right, at_offset = test.right[:, layer, head, query], test.arcs.offsets == OFFSETS[best]
+def _row(train: Scored, test: Scored, chosen: tuple[int, int, int]) -> Row:
+    """Return how often a head finds the arcs of one relation, beside the best offset.
+
+    Args:
+        train: The arcs by which the offset is chosen.
+        test: The arcs that accuracies are reported on.
+        chosen: Indices of the layer, the head and the query.
+    """
+    layer, head, query = chosen
+    offset, offset_train = best_offset(train.arcs)
+    right, at_offset = test.right[:, layer, head, query], test.arcs.offsets == offset
     n, correct, of_offset = by_sentence(test.arcs, np.ones_like(right), right, at_offset)
-    row: Row = {
+    return {
         "n_train": len(train.arcs),
         "n_test": len(test.arcs),
         "query": QUERIES[query],
@@ -121,17 +171,17 @@ def _row(train: Scored, test: Scored, untrained: Sequence[Scored] | None) -> Row
         "head": head + 1,
         "train": float(train.right[:, layer, head, query].mean()),
         **with_interval("test", correct, n),
-        "offset": OFFSETS[best],
-        "offset_train": float(by_offset[:, best].mean()),
+        "offset": offset,
+        "offset_train": offset_train,
         **with_interval("offset_test", of_offset, n),
         **compared(correct, of_offset, n),
     }
-    if untrained is not None:
-        own, reported = untrained
-        layer, head, query = best_head(own.right)
-        right = reported.right[:, layer, head, query]
-        row |= with_interval("untrained", *by_sentence(reported.arcs, right, np.ones_like(right)))
-    return row
+
+
+def _untrained(train: Scored, test: Scored) -> Row:
+    layer, head, query = best_head(train.right)
+    right = test.right[:, layer, head, query]
+    return with_interval("untrained", *by_sentence(test.arcs, right, np.ones_like(right)))
 
 
 def best_head(right: NDArray[np.bool_]) -> tuple[int, int, int]:
@@ -143,6 +193,13 @@ def best_head(right: NDArray[np.bool_]) -> tuple[int, int, int]:
     totals = right.sum(0)
     layer, head, query = np.unravel_index(int(totals.argmax()), totals.shape)
     return int(layer), int(head), int(query)
+
+
+def best_offset(arcs: Arcs) -> tuple[int, float]:
+    """Return the offset from dependent to head that most arcs have, and the share of them that has it."""
+    shares = (arcs.offsets[:, None] == np.array(OFFSETS)).mean(0)
+    best = int(shares.argmax())
+    return OFFSETS[best], float(shares[best])
 
 
 def by_sentence(arcs: Arcs, *values: NDArray[Any]) -> list[NDArray[np.int64]]:

@@ -17,7 +17,7 @@ from probing.heads.arcs import Arcs, arcs_of, has_arcs
 from probing.heads.attention_probe import Answers, answers_of, probe_row
 from probing.heads.measures import Measure
 from probing.heads.pairs import HeadPairs, sample_sentences
-from probing.heads.relations import LEAST_ARCS, relation_rows, scored
+from probing.heads.relations import LEAST_ARCS, head_relation_rows, relation_rows, scored
 from probing.heads.rows import Rows
 from probing.heads.subject import TEST, UNTRAINED, Part, Reading, Subject
 from probing.heads.sums import SumsStore
@@ -118,7 +118,8 @@ def _numbered(rows: Rows, layers: Sequence[int]) -> Rows:
 
 def _relation_tables(subject: Subject, stores: Stores) -> dict[str, Rows]:
     own, untrained = _scores(subject, stores, MostAttended.name, scored)
-    return {"relations": _numbered(relation_rows(*own, untrained), subject.layers)}
+    tables = {"relations": relation_rows(*own, untrained), "head_relations": head_relation_rows(*own)}
+    return {name: _numbered(rows, subject.layers) for name, rows in tables.items()}
 
 
 def _tree_tables(subject: Subject, stores: Stores) -> dict[str, Rows]:

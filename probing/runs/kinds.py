@@ -116,6 +116,7 @@ class Attention(ResultFolder):
         rollout: A dict per layer, kind of token and measure, as in `rollout.csv`.
         similarity: A dict per measure and pair of heads or of layers, as in `similarity.csv`.
         relations: A dict per dependency relation, as in `relations.csv`.
+        head_relations: A dict per head, with the relation that it finds most often, as in `head_relations.csv`.
         trees: A dict per head, as in `trees.csv`.
         roles: A dict per role, side that attends and head, as in `roles.csv`.
         change: A dict per measure and head, layer or matrix of parameters, as in `change.csv`.
@@ -128,6 +129,7 @@ class Attention(ResultFolder):
     rollout: Table = field(default_factory=Table)
     similarity: Table = field(default_factory=Table)
     relations: Table = field(default_factory=Table)
+    head_relations: Table = field(default_factory=Table)
     trees: Table = field(default_factory=Table)
     roles: Table = field(default_factory=Table)
     change: Table = field(default_factory=Table)

@@ -34,6 +34,11 @@ COLUMNS = {
         "offset_train", "offset_test", "offset_test_low", "offset_test_high", "difference", "difference_low",
         "difference_high", "p_value", "untrained", "untrained_low", "untrained_high",
     ),
+    "head_relations": (
+        "layer", "head", "relation", "query", "n_train", "n_test", "train", "test", "test_low", "test_high", "offset",
+        "offset_train", "offset_test", "offset_test_low", "offset_test_high", "difference", "difference_low",
+        "difference_high", "p_value",
+    ),
     "trees": (
         "measure", "layer", "head", "chosen", "n_train", "n_test", "train", "test", "test_low", "test_high", "baseline",
         "baseline_low", "baseline_high", "difference", "difference_low", "difference_high", "p_value", "untrained",
@@ -100,6 +105,11 @@ def of_measure(rows: Sequence[Row], measure: str, to: str = "") -> list[Row]:
 def name_of(row: Row) -> str:
     """Return the name of a head, such as 3-9: the ninth head of layer 3."""
     return f"{row['layer']}-{row['head']}"
+
+
+def beats_offset(row: Row) -> bool:
+    """Whether a head finds a relation more often than the best fixed offset (corrected p below .05)."""
+    return bool(row["difference"] > 0 and row["p_value"] < 0.05)
 
 
 def largest_move(made: Tables) -> tuple[str, float] | None:
@@ -275,7 +285,7 @@ def _relations(made: Tables) -> list[str]:
     rows = made.get("relations", ())
     if not rows:
         return []
-    better = [row for row in rows if row["difference"] > 0 and row["p_value"] < 0.05]
+    better = [row for row in rows if beats_offset(row)]
     better.sort(key=lambda row: -row["difference"])
     told = better or sorted(rows, key=lambda row: -row["test"])
     several = [

@@ -163,7 +163,7 @@ def test_the_folder_holds_what_was_returned_and_repeats_it(made: Attention, plac
 
 
 def test_figures_are_drawn_for_what_was_measured(made: Attention, place: Path, checkpoints: dict[str, Path]) -> None:
-    names = ("classes", "entropy", "special_tokens")
+    names = ("classes", "entropy", "special_tokens", "examples", "relations")
     assert {path.name for path in (made.folder / "figures").iterdir()} == {
         f"{name}.{form}" for name in names for form in ("png", "pdf")
     }

@@ -23,7 +23,7 @@ def test_a_survey_of_a_model(checkpoints: dict[str, Path], sentences: list[str],
     subject = Subject.of(request, [1, 2], 0)
     parts, left_out = measurable(subject, ["classes", "profile", "tokens"], by_name=True)
     assert left_out == {}
-    tables, store = measure(subject, parts, tmp_path, {"accelerator": "cpu"}, lambda message: None)
+    tables, stores = measure(subject, parts, tmp_path, {"accelerator": "cpu"}, lambda message: None)
     heads = tables["heads"]
     types = {row.get("to", "") for row in heads}
     assert {"special tokens", "punctuation", "negation"} < types
@@ -44,4 +44,4 @@ def test_a_survey_of_a_model(checkpoints: dict[str, Path], sentences: list[str],
     assert len(of_heads) == len(places)
     again, same = measure(subject, parts, tmp_path, {"accelerator": "cpu"}, lambda message: None)
     assert repr(again) == repr(tables)
-    assert same.folder == store.folder
+    assert [store.folder for store in same.values()] == [store.folder for store in stores.values()]

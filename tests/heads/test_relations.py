@@ -18,9 +18,11 @@ from probing.heads import accumulation
 from probing.heads.accumulation import accumulate
 from probing.heads.arcs import Arcs, arcs_of, has_arcs
 from probing.heads.reading import attention_of
-from probing.heads.relations import OFFSETS, Scored, relation_rows, scored
+from probing.heads.relations import OFFSETS, Scored, by_sentence, head_relation_rows, relation_rows, scored
 from probing.heads.word_maps import MostAttended, WordBatch, most_attended
 from probing.models import resolve_model
+from probing.statistics.intervals import difference_p_value
+from probing.tables.heads import beats_offset
 from treebanks import MapsOf, batch_of, kept_of, random_maps, tokens_of_words, treebank
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
@@ -153,6 +155,46 @@ def test_the_best_offset_is_chosen_on_train_and_out_of_range_is_wrong() -> None:
     assert row["untrained_low"] < row["untrained"] == pytest.approx(0.3, abs=0.05)
     assert (row["n_train"], row["n_test"]) == (len(parts[0].arcs), len(reported))
     assert relation_rows(parts[0], parts[1], least=len(reported) + 1) == []
+
+
+def test_the_relation_of_a_head_is_that_in_which_it_is_furthest_above_the_offset() -> None:
+    """Against a loop by definition; one head carries a relation between words far apart."""
+    generator = np.random.default_rng(5)
+    parts = []
+    for n in (120, 90):
+        arcs = made_up_arcs(generator, n, 3)
+        near = arcs.relations == "r0"  # a relation between neighbours, which every head finds often
+        heads = np.where(near, np.where(arcs.dependents > 0, arcs.dependents - 1, 1), arcs.heads)
+        arcs = Arcs(arcs.sentences, arcs.dependents, heads, arcs.relations)
+        right = generator.random((len(arcs), 2, 3, 2)) < np.where(near, 0.7, 0.1)[:, None, None, None]
+        right[arcs.relations == "r2", 1, 0, 1] = True
+        parts.append(Scored(arcs, right))
+    rows = head_relation_rows(parts[0], parts[1], least=50)
+    assert [(row["layer"], row["head"]) for row in rows] == [(layer, head) for layer in (1, 2) for head in (1, 2, 3)]
+    p_values = []
+    for row in rows:
+        layer, head, best = row["layer"] - 1, row["head"] - 1, []
+        for name in ("r0", "r1", "r2"):
+            train, test = (part.where(part.arcs.relations == name) for part in parts)
+            shares = {offset: np.mean(train.arcs.offsets == offset) for offset in OFFSETS}
+            offset = max(OFFSETS, key=lambda one: shares[one])
+            for q, query in enumerate(("dependent", "head")):
+                there = train.right[:, layer, head, q].mean()
+                here, by_offset = test.right[:, layer, head, q].mean(), np.mean(test.arcs.offsets == offset)
+                best.append((there - shares[offset], name, query, there, here, offset, by_offset, len(test.arcs)))
+        _, name, query, there, here, offset, by_offset, n_test = max(best, key=lambda one: one[0])
+        assert (row["relation"], row["query"], row["offset"], row["n_test"]) == (name, query, offset, n_test)
+        assert (row["train"], row["test"], row["offset_test"]) == pytest.approx((there, here, by_offset))
+        assert row["difference"] == pytest.approx(here - by_offset)
+        p_values.append(row["p_value"])
+    planted = rows[3]
+    assert (planted["relation"], planted["query"], planted["test"]) == ("r2", "head", 1.0)
+    assert [beats_offset(row) for row in rows] == [False] * 3 + [True] + [False] * 2
+    # Corrected for the number of heads: six times what one comparison alone gives.
+    arcs = parts[1].arcs.where(parts[1].arcs.relations == "r2")
+    one, at_offset = by_sentence(arcs, np.ones(len(arcs)), arcs.offsets == planted["offset"])
+    assert 0 < p_values[3] == pytest.approx(6 * difference_p_value(one - at_offset, one), abs=0)
+    assert head_relation_rows(parts[0], parts[1], least=10_000) == []
 
 
 def test_equally_good_offsets_and_heads_go_to_the_nearest_and_the_first() -> None:
