@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from probing import fit
+from probing import WandbOptions, attention, fit
 from probing.tables.columns import BELOW_RESOLUTION, NEURON_COLUMNS
 from probing.tables.csv_files import read_csv, write_csv
 
@@ -33,4 +33,28 @@ def make_run(model: Path, corpus: Path, place: Path, name: str) -> Path:
         row |= {"mean": 4 * row["sd"]} if row["rank"] == 3 else {}
         row |= {f"cross_entropy_without_{end}": rise and rise + by for end, by in (("low", -0.005), ("high", 0.005))}
     write_csv(made.folder / "neurons.csv", rows, NEURON_COLUMNS)
+    return made.folder
+
+
+def treebank(sentences: list[str]) -> str:
+    """Write sentences as CoNLL-U in which each word but the first depends on the previous one."""
+    lines = []
+    for sentence in sentences:
+        for i, word in enumerate(sentence.split(), 1):
+            relation = "root" if i == 1 else ("dep", "nmod")[i % 2]
+            lines.append(f"{i}\t{word}\t_\tX\t_\t_\t{i - 1}\t{relation}\t_\t_")
+        lines.append("")
+    return "\n".join(lines) + "\n"
+
+
+def make_survey(model: Path, sentences: list[str], place: Path, name: str) -> Path:
+    """Survey the heads of a model on a treebank."""
+    (place / "train.conllu").write_text(treebank(sentences[:40]), encoding="utf-8")
+    (place / "test.conllu").write_text(treebank(sentences[40:70]), encoding="utf-8")
+    made = attention(
+        model=str(model), corpus=str(place / "train.conllu"), test_corpus=str(place / "test.conllu"), runs=str(place),
+        name=name, parts="classes,profile,tokens,relations,trees", quiet=True, trainer={"accelerator": "cpu"},
+        wandb=WandbOptions("disabled"),
+    )  # fmt: skip
+    assert made is not None
     return made.folder

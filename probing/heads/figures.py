@@ -12,7 +12,7 @@ from probing.figures.formats import USUAL, forms_of
 from probing.figures.style import BLUE, GREY, ORANGE, PURPLE, drawing, error_bars, joined, name_layers, side_by_side
 from probing.tables import change
 from probing.tables.decimals import two_decimals
-from probing.tables.heads import CLASSES, SPECIAL, beats_offset, name_of, of_heads, of_measure
+from probing.tables.heads import CLASSES, LETTERS, SPECIAL, beats_offset, name_of, of_heads, of_measure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,11 +21,6 @@ if TYPE_CHECKING:
     from probing.heads.example_maps import Examples
 
 Row = Mapping[str, Any]
-# Letter of each class, and its shade: 0 is white, 1 the darkest.
-_LETTERS = {
-    "vertical": ("V", 0.9), "diagonal": ("D", 0.65), "vertical and diagonal": ("B", 0.45), "block": ("P", 0.25),
-    "heterogeneous": ("h", 0.05),
-}  # fmt: skip
 
 
 def write_figures(
@@ -69,9 +64,9 @@ def write_figures(
 
 def class_map(figure: Figure, rows: Sequence[Row], model: str) -> None:
     """Draw the class that most maps of each head have, as a letter and a shade, and the share that has it."""
-    axes = _map(figure, rows, lambda row: _LETTERS[row["class"]][1], _letter)
+    axes = _map(figure, rows, lambda row: LETTERS[row["class"]][1], _letter)
     there = [name for name in CLASSES if any(row["class"] == name for row in rows)]
-    legend = ", ".join(f"{_LETTERS[name][0]} {name}" for name in there)
+    legend = ", ".join(f"{LETTERS[name][0]} {name}" for name in there)
     axes.set_title(f"{model}: class of most maps of each head, % of its maps\n{legend}", fontsize=9)
 
 
@@ -196,7 +191,7 @@ def relation_map(figure: Figure, rows: Sequence[Row], model: str) -> None:
 
 
 def _letter(row: Row) -> str:
-    return f"{_LETTERS[row['class']][0]} {100 * row['share']:.0f}"
+    return f"{LETTERS[row['class']][0]} {100 * row['share']:.0f}"
 
 
 def _map(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from probing.models.layers import aligned
 from probing.models.site_names import NEURON, is_inside_blocks, site_of
-from probing.page.sources import Agreement, Subject
+from probing.page.sources import Agreement, Subject, Survey, model_name
 from probing.statistics.intervals import scope
 from probing.tables.columns import R2, Row, controls_of, ends, in_brackets, interval, score_of
 from probing.tables.conclusions import conclusion
@@ -14,8 +14,10 @@ from probing.tables.decimals import two_decimals
 from probing.tables.geometry import transform_sizes
 
 
-def title(subjects: Sequence[Subject]) -> str:
-    """Return the title of a page."""
+def title(subjects: Sequence[Subject], surveys: Sequence[Survey] = ()) -> str:
+    """Return the title of a page; surveys of heads name it if there are no runs with probes."""
+    if not subjects:
+        return f"attention heads of {listed(list(dict.fromkeys(model_name(one.made.config) for one in surveys)))}"
     tasks = list(dict.fromkeys(subject.task for subject in subjects))
     return f"{listed(tasks)} in {listed([subject.label for subject in subjects])}"
 

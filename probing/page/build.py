@@ -11,20 +11,24 @@ from typing import Any, TypeVar
 
 from probing.page import answers
 from probing.page.markup import MARK, Html, element, joined
+from probing.page.sections.attention import survey_section
 from probing.page.sections.comparison import accuracies_figure, agreement_section
 from probing.page.sections.evaluation import evaluation_section
 from probing.page.sections.geometry import geometry_section
 from probing.page.sections.reproduce import folder_block, run_block
 from probing.page.sections.run import accuracy_figure, heads_section, neurons_section
 from probing.page.sections.terms import terms_section
-from probing.page.sources import Evaluation, Geometry, Sources, Subject
+from probing.page.sources import Evaluation, Geometry, Sources, Subject, Survey
 from probing.runs.reading import reading
 from probing.runtime.versions import own_version
 
 # Number of characters that a page may have as long as its tables fit, and the number that a table takes per neuron.
 ROOM, PER_NEURON = 4_600_000, 90
 
-_Measured = TypeVar("_Measured", bound=Geometry | Evaluation)
+# Number of characters that a page may have for the example sentences of heads.
+ROOM_OF_EXAMPLES = 1_100_000
+
+_Measured = TypeVar("_Measured", bound=Geometry | Evaluation | Survey)
 
 
 def build(sources: Sources, defaults: Mapping[str, Any]) -> bytes:
@@ -36,7 +40,7 @@ def build(sources: Sources, defaults: Mapping[str, Any]) -> bytes:
     """
     script, style = _file("script.js"), _file("style.css")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    title = answers.title(sources.subjects)
+    title = answers.title(sources.subjects, sources.surveys)
     page = Template(_file("page.html")).substitute(
         mark=MARK,
         title=element("title", title[:1].upper() + title[1:]),
@@ -52,10 +56,11 @@ def build(sources: Sources, defaults: Mapping[str, Any]) -> bytes:
 
 
 def _links(sources: Sources) -> Html:
-    links = [("#answer", "Answer"), ("#accuracy", "Accuracy")]
+    links = [("#answer", "Answer"), ("#accuracy", "Accuracy")] if sources.subjects else []
     links += [("#agreement", "Agreement")] if sources.agreement else []
     links += [(f"#neurons-{i}", f"Neurons of {subject.label}") for i, subject in enumerate(sources.subjects)]
     links += [(f"#heads-{i}", f"Heads of {one.label}") for i, one in enumerate(sources.subjects) if one.run.heads]
+    links += [(f"#attention-{i}", one.title) for i, one in enumerate(sources.surveys)]
     links += [("#geometry", "Geometry")] if sources.geometry else []
     links += [("#evaluations", "Words and sentences")] if sources.evaluations else []
     links += [("#terms", "Terms"), ("#reproduce", "To reproduce")]
@@ -63,7 +68,28 @@ def _links(sources: Sources) -> Html:
 
 
 def _content(sources: Sources, defaults: Mapping[str, Any]) -> Html:
+    parts = _of_probes(sources)
+    for i, survey in enumerate(sources.surveys):
+        with reading(survey.folder):
+            parts.append(survey_section(survey, i, ROOM_OF_EXAMPLES // len(sources.surveys)))
+    if sources.geometry:
+        parts.append(element("div", *_each(geometry_section, sources.geometry), id="geometry"))
+    if sources.evaluations:
+        parts.append(element("div", *_each(evaluation_section, sources.evaluations), id="evaluations"))
+    parts.append(terms_section(sources))
+    blocks = [run_block(subject, defaults) for subject in sources.subjects]
+    blocks += [folder_block("The comparison", sources.agreement.folder)] if sources.agreement else []
+    others: list[Geometry | Evaluation | Survey] = [*sources.surveys, *sources.geometry, *sources.evaluations]
+    blocks += _each(lambda one: folder_block(one.title, one.folder), others)
+    parts.append(element("section", element("h2", "To reproduce"), *blocks, id="reproduce"))
+    return joined(*parts)
+
+
+def _of_probes(sources: Sources) -> list[Html | None]:
+    """Return what a page says of runs with probes: nothing if there are none."""
     subjects = sources.subjects
+    if not subjects:
+        return []
     tables = sum(PER_NEURON * len(subject.run.neurons) for subject in subjects)
     room = max(0, ROOM - tables) // len(subjects)  # characters for contributions by class
     several = len(subjects) > 1
@@ -74,17 +100,7 @@ def _content(sources: Sources, defaults: Mapping[str, Any]) -> Html:
         parts.append(agreement_section(sources.agreement))
     for i, subject in enumerate(subjects):
         parts += [neurons_section(subject, i, room), heads_section(subject, i)]
-    if sources.geometry:
-        parts.append(element("div", *_each(geometry_section, sources.geometry), id="geometry"))
-    if sources.evaluations:
-        parts.append(element("div", *_each(evaluation_section, sources.evaluations), id="evaluations"))
-    parts.append(terms_section(sources))
-    blocks = [run_block(subject, defaults) for subject in subjects]
-    blocks += [folder_block("The comparison", sources.agreement.folder)] if sources.agreement else []
-    others: list[Geometry | Evaluation] = [*sources.geometry, *sources.evaluations]
-    blocks += _each(lambda one: folder_block(one.title, one.folder), others)
-    parts.append(element("section", element("h2", "To reproduce"), *blocks, id="reproduce"))
-    return joined(*parts)
+    return parts
 
 
 def _scores(subjects: Sequence[Subject]) -> str:

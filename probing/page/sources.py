@@ -1,4 +1,4 @@
-"""Sources of a page: finished runs, a comparison of them, and results of `geometry`, `wic` and `sts`."""
+"""Sources of a page: finished runs, a comparison of them, and results of `geometry`, `attention`, `wic` and `sts`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.errors import UserError
+from probing.heads.example_maps import Examples, read_examples
 from probing.models.site_names import is_inside_blocks, site_of
+from probing.runs.kinds import Attention, read_folder
 from probing.runs.reading import kind_of, reading
 from probing.runs.run import Row, Run, load_fit
 from probing.tables.columns import Score, score_of
@@ -29,6 +31,8 @@ NEEDED = {
 NEEDED_ACCURACY = {"layer", "accuracy", "accuracy_low", "accuracy_high", "cross_entropy", "optimality_gap"}
 NEEDED_R2 = {"layer", "r2", "r2_low", "r2_high", "relative_gradient"}
 NEEDED_RESULTS = {"versions", "cache", "classes", "n_sentences", "timings", "layers"}
+# The kind of the results of `attention`.
+SURVEY = "survey of attention heads"
 # Stands for the class where numbers are predicted.
 ALL = "all"
 # The command that writes results of each kind, for those without probes.
@@ -148,6 +152,29 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class Survey:
+    """What the heads of a model do.
+
+    Args:
+        made: The results of `attention`.
+        examples: A few sentences with the maps of all heads; None if the run has none.
+    """
+
+    made: Attention
+    examples: Examples | None
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the survey."""
+        return self.made.folder
+
+    @property
+    def title(self) -> str:
+        """The heading of the section on the page."""
+        return f"Attention heads: {self.folder.name}"
+
+
+@dataclass(frozen=True)
 class Sources:
     """Everything that a page is made from.
 
@@ -156,12 +183,14 @@ class Sources:
         agreement: The comparison of the runs, None if none was given.
         geometry: Results of `geometry`.
         evaluations: Results of `wic` and `sts`.
+        surveys: Results of `attention`.
     """
 
     subjects: Sequence[Subject]
     agreement: Agreement | None = None
     geometry: Sequence[Geometry] = ()
     evaluations: Sequence[Evaluation] = ()
+    surveys: Sequence[Survey] = ()
 
 
 def read_sources(folders: Sequence[str | Path]) -> Sources:
@@ -174,6 +203,7 @@ def read_sources(folders: Sequence[str | Path]) -> Sources:
     agreements: list[tuple[Agreement, Mapping[str, str]]] = []
     geometry: list[Geometry] = []
     evaluations: list[Evaluation] = []
+    surveys: list[Survey] = []
     paths = [Path(folder) for folder in folders]
     for path in paths:
         if sum(path.resolve() == other.resolve() for other in paths) > 1:
@@ -184,6 +214,8 @@ def read_sources(folders: Sequence[str | Path]) -> Sources:
                 agreements.append(_read_agreement(path))
             elif kind == "geometry":
                 geometry.append(_read_geometry(path))
+            elif kind == SURVEY:
+                surveys.append(Survey(read_folder(Attention, path), read_examples(path)))
             elif kind in _COMMANDS:
                 evaluations.append(_read_evaluation(path, _COMMANDS[kind]))
             else:
@@ -194,13 +226,13 @@ def read_sources(folders: Sequence[str | Path]) -> Sources:
     for agreement, compared in agreements:
         names = {label: _find(agreement.folder, folder, runs) for label, folder in compared.items()}
     others = [run for run in runs if not any(run is found for found in names.values())]
-    if not names and not others:
+    if not names and not others and not surveys:
         raise UserError(
             f"`{paths[0]}` was written by `{_COMMANDS[_kind(paths[0])]}`; give a run that `fit` wrote as well."
         )
     labelled = names | dict(zip(labels(others, taken=list(names)), others, strict=True))
     subjects = [_subject(label, run) for label, run in labelled.items()]
-    return Sources(subjects, agreements[0][0] if agreements else None, geometry, evaluations)
+    return Sources(subjects, agreements[0][0] if agreements else None, geometry, evaluations, surveys)
 
 
 def source_of(run: Run) -> Sources:
@@ -215,7 +247,7 @@ def source_of(run: Run) -> Sources:
 
 def labels(runs: Sequence[Run], taken: Sequence[str] = ()) -> list[str]:
     """Name each run by its model, with its task if names are equal, or else by its folder or its whole path."""
-    models = [_model(run) for run in runs]
+    models = [model_name(run.config) for run in runs]
     with_tasks = [f"{name} {short_name(run.config['task'])}" for name, run in zip(models, runs, strict=True)]
     for names in (models, with_tasks, [run.folder.name for run in runs]):
         if len({*names, *taken}) == len(names) + len(taken):
@@ -223,12 +255,13 @@ def labels(runs: Sequence[Run], taken: Sequence[str] = ()) -> list[str]:
     return [str(run.folder) for run in runs]
 
 
-def _model(run: Run) -> str:
-    model = str(run.config["model"])
+def model_name(config: Mapping[str, Any]) -> str:
+    """Return the name of the model of a run, with the site of its neurons if they are inside blocks."""
+    model = str(config["model"])
     name = Path(model).name or model
-    if is_inside_blocks(site := site_of(run.config)):
+    if is_inside_blocks(site := site_of(config)):
         name += f" {site}"
-    return f"{name} (randomly initialised)" if run.config.get("random_weights") else name
+    return f"{name} (randomly initialised)" if config.get("random_weights") else name
 
 
 def _kind(folder: Path) -> str:

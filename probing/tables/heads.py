@@ -56,6 +56,11 @@ CLASSES = {
     "block": "block",
     "heterogeneous": "heterogeneous",
 }
+# Letter of each class in maps of heads, and its shade: 0 is white, 1 the darkest.
+LETTERS = {
+    "vertical": ("V", 0.9), "diagonal": ("D", 0.65), "vertical and diagonal": ("B", 0.45), "block": ("P", 0.25),
+    "heterogeneous": ("h", 0.05),
+}  # fmt: skip
 SPECIAL = "special tokens"
 _PROFILE = {"entropy": "entropy", "distance": "distance", "self": "self", "previous": "previous", "next": "next"}
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from probing import load_run, report
-from report_runs import make_run
+from report_runs import make_run, make_survey
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -56,6 +56,22 @@ def opened(browser: Any, page: str) -> Iterator[Any]:
     """The page freshly opened; whatever a test does, the console stays empty."""
     browser.get_log("browser")
     browser.get(page)
+    yield browser
+    assert browser.get_log("browser") == []
+
+
+@pytest.fixture(scope="module")
+def survey(checkpoints: dict[str, Path], sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished survey of heads."""
+    return make_survey(checkpoints["bert"], sentences, tmp_path_factory.mktemp("surveys"), "survey")
+
+
+@pytest.fixture
+def heads(browser: Any, survey: Path) -> Iterator[Any]:
+    """Its page freshly opened; whatever a test does, the console stays empty."""
+    browser.get_log("browser")
+    browser.get("about:blank")
+    browser.get(report([str(survey)]).resolve().as_uri())
     yield browser
     assert browser.get_log("browser") == []
 
@@ -294,3 +310,83 @@ def test_what_users_name_runs_no_script(browser: Any, folder: Path, tmp_path: Pa
     assert evil[:20] in browser.find_element("css selector", "h1").text
     assert browser.find_elements("css selector", "img") == []
     assert browser.get_log("browser") == []
+
+
+# --- heads ---
+
+
+def shown_heads(browser: Any) -> list[str]:
+    """Return the heads whose example sentences are shown."""
+    found = browser.find_elements("css selector", ".head-detail")
+    return [one.get_attribute("id") for one in found if one.is_displayed()]
+
+
+@pytest.mark.slow
+def test_the_map_of_heads_shows_any_measure_and_tells_the_numbers_of_a_head(heads: Any, survey: Path) -> None:
+    from selenium.webdriver import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    made = load_run(survey)
+    entropy = {(row["layer"], row["head"]): row for row in made.heads if row["measure"] == "entropy"}
+    cells = heads.find_elements("css selector", ".heads-map td > a")
+    choose(heads, ".by-measure", "1")
+    assert "Entropy of a query" in heads.find_element("css selector", ".measure-help").text
+    assert [float(f"0{cell.text}" if cell.text[0] == "." else cell.text) for cell in cells] == [
+        pytest.approx(entropy[place]["value"], abs=0.005) for place in sorted(entropy)
+    ]
+    shades = [
+        heads.execute_script("return getComputedStyle(arguments[0].parentElement).getPropertyValue('--shade')", cell)
+        for cell in cells
+    ]
+    assert [float(shade) for shade in shades] == [
+        pytest.approx(entropy[place]["value"], abs=0.001) for place in sorted(entropy)
+    ]
+    tip, readout = (heads.find_element("css selector", name) for name in (".tip", ".heads-of .readout"))
+    heads.execute_script("arguments[0].scrollIntoView({block: 'center'})", cells[0])
+    ActionChains(heads).move_to_element(cells[1]).perform()
+    until(heads, tip.is_displayed)
+    assert "head 1-2\nclass " in tip.text
+    assert f"entropy {entropy[1, 2]['value']:.3f}" in tip.text
+    ActionChains(heads).move_to_element(heads.find_element("css selector", "h1")).perform()
+    until(heads, lambda: not tip.is_displayed())
+    cells[0].send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
+    heads.switch_to.active_element.send_keys(Keys.ARROW_DOWN)
+    assert heads.switch_to.active_element == cells[3]
+    assert readout.text.startswith("head 2-2; class ")
+    assert [cell.get_attribute("tabindex") for cell in cells].count("0") == 1
+    for i, name in ((3, "head-0-2-2"), (1, "head-0-1-2")):
+        cells[i].send_keys(Keys.ENTER)
+        until(heads, lambda name=name: shown_heads(heads) == [name])  # type: ignore[misc]
+        assert [j for j, cell in enumerate(cells) if cell.get_attribute("aria-current")] == [i]
+
+
+@pytest.mark.slow
+def test_example_sentences_of_a_head_are_shown_without_the_script(browser: Any, survey: Path) -> None:
+    address = report([str(survey)]).resolve().as_uri()
+    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        browser.get(address)
+        (first,) = shown_heads(browser)
+        rows = load_run(survey).head_relations
+        best = max(rows, key=lambda row: row["difference"])
+        assert first == f"head-0-{best['layer']}-{best['head']}"
+        assert len(browser.find_elements("css selector", ".heads-map td > a")) == len(rows)
+        assert not browser.find_element("css selector", ".filters").is_displayed()
+        other = next(row for row in rows if row is not best)
+        browser.find_element("css selector", f"[href='#head-0-{other['layer']}-{other['head']}']").click()
+        until(browser, lambda: shown_heads(browser) == [f"head-0-{other['layer']}-{other['head']}"])
+        arcs = browser.find_elements("css selector", ".head-detail:target svg.arcs")
+        assert arcs
+        assert all(one.is_displayed() and one.size["width"] > 50 for one in arcs)
+    finally:
+        browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+
+
+@pytest.mark.slow
+def test_a_small_screen_scrolls_the_map_of_heads_and_not_the_page(heads: Any) -> None:
+    metrics = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    heads.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    try:
+        assert heads.execute_script("return document.documentElement.scrollWidth") == 390
+    finally:
+        heads.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

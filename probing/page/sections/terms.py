@@ -222,6 +222,22 @@ EVALUATIONS: Terms = {
     "wmean": "The same mean, each subset weighted by its number of pairs.",
 }
 
+ATTENTION = {
+    "head": "One of the parallel attentions of a block; 3-9 is the ninth head of layer 3, both counted from 1.",
+    "class": "Pattern that most maps of the head follow: vertical (attention to special tokens), diagonal (to the "
+    "token itself and its neighbours), both, or heterogeneous (all others), by rules on the mean attention.",
+    "entropy": "Of a query's attention, in units of the entropy of uniform attention: 0 for attention to one token.",
+    "special tokens": "Mean attention to all special tokens together. By itself it says little: lift is this mass over "
+    "their share of the tokens, and by norm weights each token by the norm of what the head reads there.",
+    "best at": "The dependency relation in which the head is furthest above the best offset on the sentences to choose "
+    "by; its accuracy is that on other sentences.",
+    "best offset": "The fixed distance from a word to its head that most arcs of the relation have: what a head that "
+    "knows positions alone would reach.",
+    "from": "The side of the relation that attends: dependent or head.",
+    "p": "Of the difference between a head and the offset on the same arcs, corrected for the number of relations or "
+    "of heads (Holm).",
+}
+
 PRECISION = (
     "Numbers on this page are rounded, and contributions by class have three digits; the tables and tensors in the "
     "run's folder are exact."
@@ -231,11 +247,12 @@ PRECISION = (
 def terms_section(sources: Sources) -> Html:
     """Return the terms of a page with their meanings, for the parts that it has."""
     scores = [subject.score for subject in sources.subjects]
-    parts = {} if scores and set(scores) == {R2} else {"Accuracy": ACCURACY}
+    parts = {} if set(scores) <= {R2} else {"Accuracy": ACCURACY}
     parts |= {"R²": NUMBERS} if R2 in scores else {}
-    parts |= {"Neurons": NEURONS}
+    parts |= {"Neurons": NEURONS} if scores else {}
     parts |= {"Heads": HEADS} if any(subject.run.heads for subject in sources.subjects) else {}
     parts |= {"Agreement": AGREEMENT} if sources.agreement else {}
+    parts |= {"Attention heads": ATTENTION} if sources.surveys else {}
     parts |= {"Geometry": GEOMETRY} if sources.geometry else {}
     parts |= {"Words and sentences": EVALUATIONS} if sources.evaluations else {}
     lists = [element("section", element("h3", name), pairs([*terms.items()])) for name, terms in parts.items()]
