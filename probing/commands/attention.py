@@ -17,6 +17,7 @@ from probing.errors import UserError, about_option, refuse
 from probing.models import find_model, layer_numbers
 from probing.runs.folder import RunFolder
 from probing.runs.kinds import Attention, read_folder
+from probing.runs.run import load_fit, of_text
 from probing.runs.tracked import tracking
 from probing.runtime.distributed import is_main_process
 from probing.runtime.stopwatch import Stopwatch
@@ -33,7 +34,7 @@ def attention(
     model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
     dtype: Dtype = "float32", corpus: Source = "builtin",
     test_corpus: Source | None = None, pairs: str | None = None, roles: str | None = None,
-    against: Model | None = None, as_published: bool = False, parts: str | list[str] = "all",
+    against: Model | None = None, as_published: bool = False, run: str | None = None, parts: str | list[str] = "all",
     max_length: int | None = None, batch_tokens: int | None = None, seed: int = 0, runs: str = "runs",
     name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
     wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
@@ -53,9 +54,12 @@ def attention(
             compare its heads, hidden states and parameters with those of --model: the part change.
         as_published: Compare maps of 200 x 200 tokens, rows of padding included, with those of --against too, over the
             first 1,000 sentences, as the code of Kovaleva et al. (2019) does.
+        run: Folder of a run of fit on position, of the same model: find the heads that attend to a fixed offset, and
+            whether they read the neurons that the run ranks first.
         parts: Parts of the survey: all, or some of classes, profile, tokens, words, rollout, similarity, relations,
-            trees, roles, change, attention_probe and fusion. The last two take long and are not among all. Parts that
-            need columns which the corpus does not have are left out, unless they are named.
+            trees, roles, change (with --against), position_heads and position_neurons (with --run), attention_probe and
+            fusion. The last two take long and are not among all. Parts that need columns which the corpus does not have
+            are left out, unless they are named.
         seed: Seed of the bootstrap of the sentences, of random weights, and of the split of the corpus.
         name: Name of this run; MODEL-attention-YYYYMMDD-HHMMSS by default.
         cache: Folder of cached sums; $PROBING_CACHE or RUNS/cache by default.
@@ -78,7 +82,7 @@ def attention(
         from probing.heads.subject import Asked, Subject
 
         watch = Stopwatch()
-        names, by_name = _wanted(parts, against is not None)
+        names, by_name = _wanted(parts, against is not None, run is not None)
         source = ActivationSource.of(
             model, revision, layer, trainer, cache=cached, dtype=dtype, max_length=max_length,
             batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
@@ -89,7 +93,8 @@ def attention(
         request, *test = (_request(source, text) for text in corpora)
         links = read_role_links(roles) if roles else None
         other = None if against is None else _against(against, source, corpora[0], config)
-        asked = Asked(test[0] if test else None, splits, links, other, as_published, source)
+        ranked = None if run is None else _ranked(run, request)
+        asked = Asked(test[0] if test else None, splits, links, other, as_published, ranked, source)
         subject = Subject.of(request, layers, seed, asked)
         there, left_out = measurable(subject, names, by_name)
         tables, stores = measure(
@@ -128,18 +133,19 @@ def _blocks(typed: Sequence[int] | None, source: Any) -> list[int]:
     return layers
 
 
-def _wanted(parts: str | list[str], is_compared: bool) -> tuple[list[str], bool]:
+def _wanted(parts: str | list[str], is_compared: bool, has_run: bool) -> tuple[list[str], bool]:
     """Return the names of the parts that are wanted, and whether the user named them.
 
     Args:
         parts: As typed.
         is_compared: Whether there is another checkpoint to compare with.
+        has_run: Whether there is a run whose ranking is compared.
     """
-    from probing.heads.change_parts import NAME
-    from probing.heads.parts import NAMES, USUAL
+    from probing.heads.parts import NAMES, OF_AGAINST, OF_RUNS, USUAL
 
-    by_name = parts not in ("all", ["all"])
-    return [*(chosen("--parts", parts, NAMES) if by_name else USUAL), *[NAME] * is_compared], by_name
+    if parts not in ("all", ["all"]):
+        return list(dict.fromkeys([*chosen("--parts", parts, NAMES), *OF_AGAINST * is_compared])), True
+    return [*USUAL, *OF_AGAINST * is_compared, *OF_RUNS * has_run], False
 
 
 def _against(model: Any, source: Any, corpus: Any, config: dict[str, Any]) -> Any:
@@ -186,6 +192,13 @@ def _say_which_parts_were_left_out(left_out: Mapping[str, str], say: Any) -> Non
             f"the part {parts[0]} is left out: it needs"
         )  # fmt: skip
         say(f"{begin} {lack}")
+
+
+def _ranked(run: str, request: Any) -> Any:
+    """Return the `probing.heads.position_run.PositionRun` of a folder."""
+    from probing.heads.position_run import PositionRun
+
+    return PositionRun.of(of_text(load_fit(run)), request.key(), request.source.name)
 
 
 def _request(source: Any, corpus: Any) -> Any:
@@ -256,10 +269,10 @@ def _curves(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str,
 def _report(made: Attention, where: str | None, quiet: bool) -> None:
     """Print the tables, a sentence for each question, and where the results are."""
     from probing.runtime import terminal
-    from probing.tables.heads import conclusions
+    from probing.tables import heads, position_heads
 
     if not quiet:
         terminal.show(*made.tables())
-    for line in conclusions(vars(made)):
+    for line in heads.conclusions(vars(made)) + position_heads.conclusions(vars(made)):
         print(line)
     say_where(made.folder, where)

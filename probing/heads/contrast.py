@@ -10,7 +10,7 @@ position by position, a sum over neurons of the query, or of the key.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -39,26 +39,13 @@ class Words:
         is_there = (self.sentences[other] == self.sentences) & (self.positions[other] - self.positions == offset)
         return index[is_there]
 
-    def key_differences(self, states: Tensor, offset: int) -> Tensor:
-        """Return for each query the state at its offset less the mean of the states that it sees.
-
-        Args:
-            states: Shape (n, d_model).
-            offset: In tokens, from query to key.
-
-        Returns:
-            Shape (number of queries, d_model), in the order of `with_key_at`.
-        """
-        queries = self.with_key_at(offset)
-        return states[queries + offset] - self._means_seen(states)[queries]
-
-    def _means_seen(self, states: Tensor) -> Tensor:
+    def means_seen(self, states: Tensor) -> Tensor:
+        """Return for each word the mean of the states that it sees, its own among them, shape (n, d_model)."""
         _, sentence, sizes = self.sentences.unique_consecutive(return_inverse=True, return_counts=True)
-        ends = sizes.cumsum(0)
         if not self.is_causal:
             sums = states.new_zeros(len(sizes), states.shape[1]).index_add_(0, sentence, states)
             return (sums / sizes[:, None].to(states.dtype))[sentence]
-        firsts = (ends - sizes)[sentence]
+        firsts = (sizes.cumsum(0) - sizes)[sentence]
         sums = torch.cat([states.new_zeros(1, states.shape[1]), states.cumsum(0)])
         seen = torch.arange(len(states)) + 1
         return (sums[seen] - sums[firsts]) / (seen - firsts)[:, None].to(states.dtype)
@@ -101,6 +88,10 @@ class PositionMeans:
         last = len(self.parts) - 1
         return torch.where((positions <= last)[:, None], self.parts[positions.clamp_max(last)], 0.0)
 
+    def turned(self, parts: Tensor) -> PositionMeans:
+        """Return the same with the parts of positions in another basis."""
+        return replace(self, parts=parts)
+
     @property
     def spread(self) -> tuple[Tensor, Tensor]:
         """Standard deviations of p(t) and of p(t + 1) - p(t) over words, each of shape (d_model,)."""
@@ -136,19 +127,16 @@ class LagMoments:
     mean: Tensor
 
     @classmethod
-    def of(cls, words: Words, states: Tensor, mean: Tensor, offset: int) -> LagMoments:
+    def of(cls, asking: Tensor, differences: Tensor, mean: Tensor) -> LagMoments:
         """Compute the moments.
 
         Args:
-            words: The words.
-            states: Their states, shape (n, d_model), float64.
+            asking: State of each query, shape (n, d_model), float64.
+            differences: State of the key at the offset less the mean of the keys that the query sees, likewise.
             mean: Shape (d_model,).
-            offset: In tokens, from query to key.
         """
-        queries = words.with_key_at(offset)
-        differences = words.key_differences(states, offset)
-        n = max(len(queries), 1)
-        return cls((states[queries] - mean).T @ differences / n, differences.sum(0) / n, mean)
+        n = max(len(asking), 1)
+        return cls((asking - mean).T @ differences / n, differences.sum(0) / n, mean)
 
     def split(self, matrix: Tensor, towards: Tensor) -> tuple[Tensor, Tensor]:
         """Return the contrast of a head as what pairs of neurons and what single neurons of the key add to it.
@@ -193,15 +181,23 @@ class Shares:
     by_key: Tensor
 
     @classmethod
-    def of(cls, matrix: Tensor, products: Tensor) -> Shares:
-        """Split the part.
+    def of(cls, query: Tensor, key: Tensor, products: Tensor, basis: Tensor | None = None) -> Shares:
+        """Split the part: the share of neuron n of the query is the sum over n' of M[n, n'] products[n, n'].
+
+        With M = W_Q W_K' this is the n-th row of W_Q times that of products W_K, and M is not needed.
 
         Args:
-            matrix: M of one head or of several, shape (..., d_model, d_model).
+            query: W_Q of heads, scaled, shape (..., d_model, d_head).
+            key: W_K of heads, likewise.
             products: `LagMoments.products` of the position's part of each word, with mean 0.
+            basis: Directions, each a column, that take the place of the neurons.
         """
-        both = matrix * products
-        return cls(both.sum(-1), both.sum(-2))
+        sides = query, products @ key, key, products.T @ query
+        if basis is not None:
+            query, for_query, key, for_key = (basis.T @ side for side in sides)
+        else:
+            query, for_query, key, for_key = sides
+        return cls((query * for_query).sum(-1), (key * for_key).sum(-1))
 
     @property
     def use(self) -> Tensor:

@@ -13,6 +13,7 @@ from probing.figures.style import BLUE, GREY, ORANGE, PURPLE, drawing, error_bar
 from probing.tables import change
 from probing.tables.decimals import two_decimals
 from probing.tables.heads import CLASSES, LETTERS, SPECIAL, beats_offset, name_of, of_heads, of_measure
+from probing.tables.position_heads import examined_heads
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from probing.heads.example_maps import Examples
 
 Row = Mapping[str, Any]
+# Heads whose neurons are drawn, and neurons of each.
+CLEAREST, NEURONS = 3, 12
 
 
 def write_figures(
@@ -55,6 +58,9 @@ def write_figures(
         drawings["examples"] = lambda figure: class_examples(figure, examples, model)
     if relations := tables.get("head_relations"):
         drawings["relations"] = lambda figure: relation_map(figure, relations, model)
+    if clearest := examined_heads(tables)[:CLEAREST]:
+        neurons = tables["position_neurons"]
+        drawings["position_neurons"] = lambda figure: neuron_shares(figure, clearest, neurons, model)
     paths = [folder / name for name in drawings]
     for path, draw in zip(paths, drawings.values(), strict=True):
         with drawing(path.with_suffix(".png"), formats) as figure:
@@ -188,6 +194,27 @@ def relation_map(figure: Figure, rows: Sequence[Row], model: str) -> None:
         f"shaded: more often right than the best fixed offset ({n} of {len(rows)} heads)",
         fontsize=9,
     )
+
+
+def neuron_shares(figure: Figure, heads: Sequence[Row], neurons: Sequence[Row], model: str) -> None:
+    """Draw the neurons that heads use most, with their shares of the contrast between positions."""
+    figure.set_size_inches(6.8, 2.9)
+    panels = figure.subplots(1, len(heads), squeeze=False)[0]
+    for axes, head in zip(panels, heads, strict=True):
+        own = [row for row in neurons if name_of(row) == name_of(head)][:NEURONS]
+        places = np.arange(len(own))
+        for name, colour, shift, label in (("by_query", BLUE, -0.2, "query"), ("by_key", ORANGE, 0.2, "key")):
+            shares = [100 * row[name] / row["position_part"] if row["position_part"] else 0.0 for row in own]
+            hatch = "" if name == "by_query" else "///"
+            axes.barh(places + shift, shares, 0.4, color=colour, edgecolor="white", lw=0, hatch=hatch, label=label)
+        axes.set_yticks(places, [str(row["neuron"]) for row in own], fontsize=7)
+        axes.invert_yaxis()
+        axes.axvline(0, color=GREY, lw=0.8)
+        axes.set_title(f"head {name_of(head)}, offset {head['offset']:+d}", fontsize=9)
+    panels[0].set_ylabel("neuron, by use")
+    figure.supxlabel("% of the contrast between positions", fontsize=9)
+    figure.suptitle(f"{model}: shares of neurons in the contrast of heads", fontsize=10)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
 
 
 def _letter(row: Row) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from probing.cache import activations
 from probing.cache.plan import fingerprint
 from probing.errors import UserError
 from probing.heads.accumulation import accumulate
@@ -21,12 +22,13 @@ from probing.heads.attended import NEGATION, PUNCTUATION, SPECIAL, Attended
 from probing.heads.change_parts import CHANGE
 from probing.heads.fusion_part import FUSION
 from probing.heads.patterns import PATTERNS
+from probing.heads.position_parts import POSITION_HEADS, POSITION_PARTS, joined
 from probing.heads.profile import PROFILE
 from probing.heads.role_parts import ROLES
 from probing.heads.rollout import Rollout, rollout_rows
 from probing.heads.rows import Rows, class_rows, counts_of, measure_rows, profile_sums, type_rows
 from probing.heads.similarity import Similarity, similarity_rows
-from probing.heads.subject import Part, Reading, Subject, nothing
+from probing.heads.subject import STATES, Part, Reading, Subject, nothing
 from probing.heads.sums import SumsStore
 from probing.heads.treebank_parts import TREEBANK_PARTS
 from probing.runtime.distributed import is_main_process
@@ -89,10 +91,14 @@ def measure(
     for name in dict.fromkeys(one.name for one in wanted):
         readings = [one for one in wanted if one.name == name]
         distinct = {measure.name: measure for one in readings for measure in one.measures}
+        request = readings[0].request
         if distinct:
-            request = readings[0].request
             found = accumulate(request, list(distinct.values()), cache, trainer_options, say, callbacks())
             stores |= {f"{name}/{measure}" if name else measure: store for measure, store in found.items()}
+        if any(one.states for one in readings):
+            read = replace(request, layers=range(subject.heads.n_layers))
+            # An entry of hidden states is read as one of sums is.
+            stores[f"{name}/{STATES}"] = SumsStore(activations(read, cache, trainer_options, say, callbacks()).folder)
     if not is_main_process():  # it has read its share of the corpus
         for part in parts:
             if part.trains:
@@ -101,7 +107,11 @@ def measure(
     tables: dict[str, Rows] = {}
     for part in parts:
         for name, rows in part.rows(subject, stores).items():
-            tables.setdefault(name, []).extend(rows)
+            before = tables.setdefault(name, [])
+            if name == POSITION_HEADS and before:  # further columns of the same heads
+                tables[name] = joined(before, rows)
+            else:
+                before.extend(rows)
     return tables, stores
 
 
@@ -189,9 +199,12 @@ PARTS = (
     ROLES,
     CHANGE,
     FUSION,
+    *POSITION_PARTS,
 )  # fmt: skip
 # Parts that need no annotation of words, which pairs of sentences have not.
 OF_PAIRS = ("classes", "profile", "tokens", "rollout", "similarity")
 NAMES = [part.name for part in PARTS]
-# Parts that are measured without being named.
+# Parts that are measured without being named; those that are if there is another checkpoint, and if there is a run.
 USUAL = [part.name for part in PARTS if not part.by_name_only]
+OF_AGAINST = [CHANGE.name]
+OF_RUNS = [part.name for part in POSITION_PARTS]

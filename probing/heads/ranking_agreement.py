@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 from torch import Tensor
 
-from probing.heads.contrast import Shares
 from probing.probes.objective import centre_over_classes
 from probing.statistics.rank_similarity import spearman
 
@@ -70,18 +69,8 @@ def contributions_in_bases(weight: Tensor, states: Tensor, classes: Tensor, base
         Shape (n_bases, d_model).
     """
     centred = centre_over_classes(weight.to(states.dtype))
-    return torch.stack([((centred @ basis)[classes] * (states @ basis)).abs().mean(0) for basis in bases])
-
-
-def use_in_basis(queries: Tensor, keys: Tensor, products: Tensor, basis: Tensor) -> Tensor:
-    """Return how much each head uses each direction of a basis, shape (n_heads, d_model).
-
-    Args:
-        queries: W_Q of each head, shape (n_heads, d_model, d_head).
-        keys: W_K of each head, likewise.
-        products: `LagMoments.products` of the position's part.
-        basis: Each column a direction, shape (d_model, d_model).
-    """
-    turned = basis.T @ products @ basis
-    pairs = zip(queries, keys, strict=True)
-    return torch.stack([Shares.of((basis.T @ query) @ (basis.T @ key).T, turned).use for query, key in pairs])
+    found = []
+    for basis in bases:
+        sums = torch.zeros_like(centred).index_add_(0, classes, (states @ basis).abs_())
+        found.append(((centred @ basis).abs_() * sums).sum(0) / len(states))
+    return torch.stack(found)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -94,8 +95,8 @@ class HeadScores:
     offset: int
     is_causal: bool = False
 
-    def word_mass(self, sets: NDArray[np.int64]) -> Tensor:
-        """Return the mean attention to the word at the offset among words, for sets of neurons that are held.
+    def masses(self, sets: NDArray[np.int64]) -> Tensor:
+        """Return the sum over queries of the attention to the word at the offset among words, for sets that are held.
 
         Args:
             sets: Each of k neurons, shape (n_sets, k); k may be 0.
@@ -103,34 +104,60 @@ class HeadScores:
         Returns:
             Shape (n_sets,), float64.
         """
-        n_sentences, length, _ = self.states.shape
-        chunk = max(1, _MOST_NUMBERS // max(1, n_sentences * length * length))
-        parts = [self._of_some(torch.from_numpy(sets[i : i + chunk])) for i in range(0, len(sets), chunk)]
-        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
-
-    def _of_some(self, sets: Tensor) -> Tensor:
-        n_sets, (n, length, _) = len(sets), self.states.shape
+        n, length, _ = self.states.shape
+        chunk = max(1, _MOST_NUMBERS // max(1, n * length * max(length, sets.shape[1])))
         flat = self.states.flatten(0, 1)
-        held = flat.T[sets]  # sets, k, words
-        queries, keys = (
-            (flat @ matrix)[None] - torch.einsum("skw,skd->swd", held, matrix[sets])
-            for matrix in (self.query, self.key)
+        queries, keys = flat @ self.query + self.query_of_mean, flat @ self.key
+        return torch.cat(
+            [
+                self._of_some(flat, queries, keys, torch.from_numpy(sets[i : i + chunk]))
+                for i in range(0, len(sets), chunk)
+            ]
         )
-        queries = (queries + self.query_of_mean).view(n_sets * n, length, -1)
-        scores = (queries @ keys.view(n_sets * n, length, -1).transpose(1, 2)).view(n_sets, n, length, length)
+
+    @cached_property
+    def n_queries(self) -> int:
+        """Number of queries that have a key at the offset."""
+        return int(self._seen.diagonal(self.offset, 1, 2).sum())
+
+    @cached_property
+    def _seen(self) -> Tensor:
         seen = self.is_word[:, None, :] & self.is_word[:, :, None]
-        if self.is_causal:
-            seen = seen.tril()
-        scores.masked_fill_(~seen, -torch.inf)
-        there = seen.diagonal(self.offset, 1, 2)
-        # Rows without a word have no finite score; their value is not read.
-        log_mass = scores.diagonal(self.offset, 2, 3) - _of_queries(scores.logsumexp(3), self.offset)
-        mass = torch.where(there, log_mass.exp(), 0.0)
-        return mass.sum((1, 2), dtype=torch.float64) / there.sum()
+        return seen.tril() if self.is_causal else seen
+
+    def _of_some(self, flat: Tensor, queries: Tensor, keys: Tensor, sets: Tensor) -> Tensor:
+        n_sets, (n, length, _) = len(sets), self.states.shape
+        held = flat.T[sets].transpose(1, 2)  # sets, words, k
+        queries, keys = (
+            (whole - held @ matrix[sets]).view(n_sets * n, length, -1)
+            for whole, matrix in ((queries, self.query), (keys, self.key))
+        )
+        scores = (queries @ keys.transpose(1, 2)).view(n_sets, n, length, length)
+        at_offset = scores.diagonal(self.offset, 2, 3)
+        scores = _of_queries(scores, self.offset) - at_offset[..., None]
+        seen = _of_queries(self._seen[None], self.offset)
+        # The mass is 1 / (sum over keys of exp(score - score at the offset)): where that overflows, it is 0.
+        mass = 1 / scores.masked_fill_(~seen, -torch.inf).exp_().sum(3)
+        there = self._seen.diagonal(self.offset, 1, 2)
+        return torch.where(there, mass, 0.0).sum((1, 2), dtype=torch.float64)
+
+
+def word_mass(groups: Sequence[HeadScores], sets: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the mean attention to the word at the offset among words, for sets of neurons that are held.
+
+    Args:
+        groups: One head on groups of sentences, each of sentences of similar length.
+        sets: Each of k neurons, shape (n_sets, k); k may be 0.
+
+    Returns:
+        Shape (n_sets,); NaN where no query has a key at the offset.
+    """
+    n = sum(group.n_queries for group in groups)
+    total = sum((group.masses(sets) for group in groups), torch.zeros(len(sets), dtype=torch.float64))
+    return (total / n if n else total * torch.nan).numpy()
 
 
 def _of_queries(values: Tensor, offset: int) -> Tensor:
-    """Return the values of those queries that have a key at the offset, as `diagonal` orders them."""
-    length = values.shape[2]
-    first = max(0, -offset)
+    """Return the rows, axis 2, of those queries that may have a key at the offset, as `diagonal` orders them."""
+    length, first = values.shape[2], max(0, -offset)
     return values[:, :, first : first + max(0, length - abs(offset))]

@@ -13,9 +13,10 @@ from probing.cache import ActivationStore, Request
 from probing.heads.rows import Rows
 from probing.heads.subject import Subject
 from probing.runtime.versions import versions
+from probing.tables import heads, position_heads
 from probing.tables.columns import without_nan
 from probing.tables.csv_files import write_csv
-from probing.tables.heads import COLUMNS, of_all_maps
+from probing.tables.heads import of_all_maps
 
 KIND = "survey of attention heads"
 
@@ -32,7 +33,7 @@ def write(folder: Path, config: Mapping[str, Any], tables: Mapping[str, Rows]) -
     paths[0].write_text(yaml.safe_dump(dict(config), sort_keys=False))
     for name, rows in tables.items():
         paths.append(folder / f"{name}.csv")
-        write_csv(paths[-1], rows, COLUMNS[name])
+        write_csv(paths[-1], rows, {**heads.COLUMNS, **position_heads.COLUMNS}[name])
     return paths
 
 
@@ -56,7 +57,7 @@ def write_summary(
         left_out: For each part that was not, what it lacks.
         timings: Times in seconds.
     """
-    heads, tokens = subject.heads, subject.tokens
+    own, tokens = subject.heads, subject.tokens
     header = {name: store.header[name] for name in ("model", "revision", "corpus", "versions")}
     types = {"special tokens": subject.special, **subject.types}
     summary = {
@@ -65,7 +66,7 @@ def write_summary(
         "cache": {**header, "key": subject.request.key(), "n_truncated": tokens.n_truncated},
         "parts": list(parts),
         "left_out": dict(left_out),
-        "model": {"n_layers": heads.n_layers, "n_heads": heads.n_heads, "is_causal": heads.is_causal},
+        "model": {"n_layers": own.n_layers, "n_heads": own.n_heads, "is_causal": own.is_causal},
         "unit": subject.request.corpus.unit,
         **({"against": _origin(subject.asked.against.request)} if subject.asked.against else {}),
         "n_sentences": int((tokens.lengths > 0).sum()),

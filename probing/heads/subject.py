@@ -13,20 +13,26 @@ from probing.cache import ActivationStore, Request, load, tokens_of
 from probing.cache.source import ActivationSource
 from probing.cache.tokens import Tokens
 from probing.corpus import Split
+from probing.errors import UserError
 from probing.heads.accumulation import AttentionReader
 from probing.heads.attended import types_of
 from probing.heads.checkpoints import Checkpoint
 from probing.heads.means import Sentences
 from probing.heads.measures import Measure
+from probing.heads.position_run import PositionRun
 from probing.heads.role_files import RoleLinks, treebank_links
 from probing.heads.roles import Pairs, pairs_of
 from probing.heads.rows import Rows
 from probing.heads.sums import SumsStore
 from probing.models import load_tokenizer
+from probing.models.anatomy import examine
 from probing.models.attention_heads import Heads
+from probing.models.query_key import QueryKey, find_query_keys
 
 # Names of what is read beside the corpus by the model.
 TEST, UNTRAINED = "test", "untrained "
+# The name of the hidden states of a reading among its sums.
+STATES = "states"
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,7 @@ class Asked:
         roles: Role links in sentences of their own; None to take those of the corpus.
         against: Another checkpoint of the model, on the same corpus, if there is one.
         as_published: Whether padded maps are compared with it, too.
+        run: A run of `fit` on position, of the same model.
         source: The model and the cache of its hidden states, for parts that read them.
     """
 
@@ -47,6 +54,7 @@ class Asked:
     roles: RoleLinks | None = None
     against: Checkpoint | None = None
     as_published: bool = False
+    run: PositionRun | None = None
     source: ActivationSource | None = None
 
 
@@ -116,6 +124,22 @@ class Subject:
         request = replace(self.request, corpus=links.corpus)
         return request, pairs_of(links, tokens_of(request, load_tokenizer(request.source)), self.seed)
 
+    @cached_property
+    def query_keys(self) -> list[QueryKey]:
+        """The queries and keys of the heads of each block.
+
+        Raises:
+            UserError: If the model has no table of positions, or its attention is not that of queries and keys alone.
+        """
+        encoder, pad_token_id = load(self.request)
+        anatomy = examine(encoder, pad_token_id, self.request.source.name)
+        if anatomy.position_table is None:
+            raise UserError(
+                f"`--model {self.request.source.name}` has relative or rotary positions, or none, which are not in the "
+                "input of its attention"
+            )
+        return find_query_keys(encoder, anatomy, self.heads, pad_token_id)
+
     @property
     def source(self) -> ActivationSource:
         """The model and the cache of its hidden states, of the layers that are reported."""
@@ -169,11 +193,13 @@ class Reading:
         name: The name by which its sums are found.
         request: Model and corpus.
         measures: The measures to be summed.
+        states: Whether the hidden states that enter the blocks are read too.
     """
 
     name: str
     request: Request
     measures: Sequence[Measure]
+    states: bool = False
 
 
 @dataclass(frozen=True)

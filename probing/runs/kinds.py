@@ -121,6 +121,9 @@ class Attention(ResultFolder):
         roles: A dict per role, side that attends and head, as in `roles.csv`.
         change: A dict per measure and head, layer or matrix of parameters, as in `change.csv`.
         fusion: A dict per task, fusion of layers and measure, as in `fusion.csv`.
+        position_heads: A dict per head, as in `position_heads.csv`.
+        position_neurons: A dict per position head and neuron, as in `position_neurons.csv`.
+        position_removal: A dict per position head, ranking and number of neurons, as in `position_removal.csv`.
     """
 
     heads: Table = field(default_factory=Table)
@@ -134,12 +137,15 @@ class Attention(ResultFolder):
     roles: Table = field(default_factory=Table)
     change: Table = field(default_factory=Table)
     fusion: Table = field(default_factory=Table)
+    position_heads: Table = field(default_factory=Table)
+    position_neurons: Table = field(default_factory=Table)
+    position_removal: Table = field(default_factory=Table)
 
     def tables(self) -> list[Any]:
         """Return the survey as rich tables."""
-        from probing.tables.heads import tables
+        from probing.tables import heads, position_heads
 
-        return tables(vars(self))
+        return heads.tables(vars(self)) + position_heads.tables(vars(self))
 
 
 @dataclass(frozen=True, repr=False)

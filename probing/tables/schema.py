@@ -44,13 +44,18 @@ _NUMBERS = (
     "train", "test", "offset_train", "offset_test", "difference", "untrained", "baseline",
     "factor", "v", "d", "b", "b_moved", "share_moved", "class_entropy",
     "uniform", "share_lower_thresholds", "share_higher_thresholds", "unlinked", "z", "intact", "effect_chosen_on",
+    "mass", "word_mass", "hit", "told", "told_true", "contrast", "position_part", "use", "by_query", "by_key",
+    "sd_of_positions", "sd_of_steps",
+    *(f"{of}_{beside}{p}" for of in ("spearman", "partial") for beside in ("heads", "bases") for p in ("", "_p")),
+    *(f"{of}_{beside}{p}" for of in ("contrast", "word_mass") for beside in ("random", "matched") for p in ("", "_p")),
+    "contrast_held", "word_mass_held",
 )  # fmt: skip
 _TEXTS = (
     "flag", "removed", "ranking", "probe", "from", "above_chance", "kind", "condition", "model_a", "model_b",
     "matching", "statistic", "null", "no_signal", "transform", "measure", "definition", "special_tokens", "parameter",
     "module", "source", "where", "neurons", "set", "pooling", "aggregation", "clipped", "fitted_on", "protocol",
     "chosen_on", "reported_on", "trial", "token", "word", "relation", "role", "query", "of", "chosen", "to",
-    "unit", "units", "readout", "task", "fusion", "against", "converged",
+    "unit", "units", "readout", "task", "fusion", "against", "converged", "position_head",
 )  # fmt: skip
 
 TYPES: dict[str, Type] = {

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from probing.heads.contrast import LEAST, LagMoments, PositionMeans, Shares, Words, contrast_without
-from probing.heads.ranking_agreement import Agreement, contributions_in_bases, rank_p, use_in_basis
-from probing.heads.removal import HeadScores, as_masks, matched_sets, random_sets, top_neurons
+from probing.heads.ranking_agreement import Agreement, contributions_in_bases, rank_p
+from probing.heads.removal import HeadScores, as_masks, matched_sets, random_sets, top_neurons, word_mass
 
 D, D_HEAD = 40, 12
 PLANTED = tuple(range(3, 33, 3))
@@ -92,9 +92,21 @@ def contrast_by_loops(head: Head, states: Tensor, offset: int) -> float:
     return mean(found)
 
 
+def lag(head: Head, states: Tensor, offset: int, mean_of: Tensor | None = None) -> LagMoments:
+    return LagMoments.of(
+        *pairs_of(head, states, offset), torch.zeros(D, dtype=torch.float64) if mean_of is None else mean_of
+    )
+
+
+def pairs_of(head: Head, states: Tensor, offset: int) -> tuple[Tensor, Tensor]:
+    """Return the states of queries, and those of their keys less the mean of the keys that they see."""
+    queries = head.words.with_key_at(offset)
+    return states[queries], states[queries + offset] - head.words.means_seen(states)[queries]
+
+
 def split(head: Head, offset: int, mean_of: Tensor | None = None) -> tuple[Tensor, Tensor]:
     mean_state = head.states.mean(0) if mean_of is None else mean_of
-    return LagMoments.of(head.words, head.states, mean_state, offset).split(head.matrix, head.towards)
+    return lag(head, head.states, offset, mean_state).split(head.matrix, head.towards)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -127,26 +139,20 @@ def test_the_parts_of_a_contrast_add_up_and_the_shares_to_the_part_of_positions(
     means = PositionMeans.of(head.states, head.words.positions)
     of_position = means.of_words(head.words.positions)
     rest = head.states - means.mean - of_position
-    zero = torch.zeros(D, dtype=torch.float64)
-    products = LagMoments.of(head.words, of_position, zero, offset).products
-    shares = Shares.of(head.matrix, products)
+    shares = Shares.of(head.query, head.key, lag(head, of_position, offset).products)
     # The part by definition: each query's position against the key's, word by word.
-    queries = head.words.with_key_at(offset)
-    differences = head.words.key_differences(of_position, offset)
-    part = float(
-        torch.stack([p @ head.matrix @ d for p, d in zip(of_position[queries], differences, strict=True)]).mean()
-    )
+    pairs = zip(*pairs_of(head, of_position, offset), strict=True)
+    part = float(torch.stack([p @ head.matrix @ difference for p, difference in pairs]).mean())
     assert float(shares.by_query.sum()) == pytest.approx(part, abs=1e-6)
     assert float(shares.by_key.sum()) == pytest.approx(part, abs=1e-6)
     assert abs(part) > 0.01
     # Together with the other parts it is the contrast.
     sides = (means.mean.expand_as(rest), of_position, rest)
-    total = sum(
-        float(((side[queries] @ head.query) * (head.words.key_differences(other, offset) @ head.key)).sum(1).mean())
-        for side in sides
-        for other in sides
-    )
-    total += float((head.words.key_differences(head.states, offset) @ head.towards).mean())
+    total = float((pairs_of(head, head.states, offset)[1] @ head.towards).mean())
+    for side in sides:
+        for other in sides:
+            asking, differences = pairs_of(head, side, offset)[0], pairs_of(head, other, offset)[1]
+            total += float(((asking @ head.query) * (differences @ head.key)).sum(1).mean())
     assert total == pytest.approx(contrast_by_loops(head, head.states, offset), abs=1e-9)
 
 
@@ -169,26 +175,24 @@ def test_means_of_positions_are_those_of_training_words_and_0_where_there_are_fe
 
 def test_without_query_weights_there_is_no_contrast() -> None:
     head = made_up()
-    zero = torch.zeros_like(head.matrix)
-    moments = LagMoments.of(head.words, head.states, head.states.mean(0), -1)
-    pairs, singles = moments.split(zero, torch.zeros(D, dtype=torch.float64))
+    moments = lag(head, head.states, -1, head.states.mean(0))
+    pairs, singles = moments.split(torch.zeros(D, D, dtype=torch.float64), torch.zeros(D, dtype=torch.float64))
     assert float(pairs.abs().sum() + singles.abs().sum()) == 0
-    assert not Shares.of(zero, moments.products).use.any()
+    assert not Shares.of(0 * head.query, head.key, moments.products).use.any()
 
 
 def test_a_head_planted_on_ten_neurons_is_found_by_use_and_by_removal() -> None:
     head = planted()
     means = PositionMeans.of(head.states, head.words.positions)
     of_position = means.of_words(head.words.positions)
-    zero = torch.zeros(D, dtype=torch.float64)
-    use = Shares.of(head.matrix, LagMoments.of(head.words, of_position, zero, -1).products).use.numpy()
+    use = Shares.of(head.query, head.key, lag(head, of_position, -1).products).use.numpy()
     top = top_neurons(use, 10)
     assert tuple(top) == PLANTED
     generator = np.random.default_rng(0)
     pairs, singles = split(head, -1)
     scores = head_scores(head)
     (before,) = contrast_without(pairs, singles, as_masks(top[None, :0], D))
-    mass_before, mass = (float(scores.word_mass(sets)) for sets in (top[None, :0], top[None]))
+    mass_before, mass = (float(word_mass(scores, sets)[0]) for sets in (top[None, :0], top[None]))
     assert mass_before > 0.9
     assert mass < 0.2
     sd = means.sd.numpy()
@@ -196,24 +200,27 @@ def test_a_head_planted_on_ten_neurons_is_found_by_use_and_by_removal() -> None:
         held = contrast_without(pairs, singles, as_masks(np.concatenate([top[None], sets]), D))
         assert float(held[0]) < 0.05 * float(before)
         assert rank_p(-float(held[0]), -held[1:].numpy()) == pytest.approx(1 / 101)
-        assert rank_p(-mass, -scores.word_mass(sets).numpy()) == pytest.approx(1 / 101)
+        assert rank_p(-mass, -word_mass(scores, sets)) == pytest.approx(1 / 101)
 
 
-def head_scores(head: Head, offset: int = -1) -> HeadScores:
-    """Return the head's words as padded sentences."""
+def head_scores(head: Head, offset: int = -1) -> list[HeadScores]:
+    """Return the head's words as padded sentences, in two groups."""
     mean_state = head.states.mean(0)
-    parts = [head.states[head.words.sentences == i] - mean_state for i in head.words.sentences.unique()]
-    padded = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
-    is_word = torch.nn.utils.rnn.pad_sequence([torch.ones(len(part)) for part in parts], batch_first=True).bool()
     query_of_mean = mean_state @ head.query + head.bias
-    return HeadScores(padded, is_word, head.query, head.key, query_of_mean, offset, head.words.is_causal)
+    groups = []
+    for numbers in head.words.sentences.unique().chunk(2):
+        parts = [head.states[head.words.sentences == i] - mean_state for i in numbers]
+        padded = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
+        is_word = torch.nn.utils.rnn.pad_sequence([torch.ones(len(part)) for part in parts], batch_first=True).bool()
+        groups.append(HeadScores(padded, is_word, head.query, head.key, query_of_mean, offset, head.words.is_causal))
+    return groups
 
 
 @pytest.mark.parametrize(("is_causal", "offset"), [(False, 2), (False, -1), (True, -2)])
 def test_attention_with_held_neurons_is_that_of_a_loop(is_causal: bool, offset: int) -> None:
     head = made_up(is_causal, n_sentences=15)
     sets = random_sets(D, 6, np.random.default_rng(0), 4)
-    found = head_scores(head, offset).word_mass(sets)
+    found = word_mass(head_scores(head, offset), sets)
     for held, value in zip(sets, found.tolist(), strict=True):
         states = head.states.clone()
         states[:, held] = head.states.mean(0)[held]
@@ -236,8 +243,8 @@ def test_random_sets_that_are_declared_the_top_are_rarely_significant() -> None:
         for kind, sets in (("random", random_sets(D, 5, generator)), ("matched", matched_sets(sd, top, generator))):
             held = contrast_without(pairs, singles, as_masks(np.concatenate([top[None], sets]), D))
             alarms[kind] += rank_p(-float(held[0]), -held[1:].numpy()) < 0.05
-        masses = scores.word_mass(np.concatenate([top[None], random_sets(D, 5, generator, 19)]))
-        alarms["mass"] += rank_p(-float(masses[0]), -masses[1:].numpy()) <= 0.05
+        masses = word_mass(scores, np.concatenate([top[None], random_sets(D, 5, generator, 19)]))
+        alarms["mass"] += rank_p(-masses[0], -masses[1:]) <= 0.05
     assert all(number <= 9 for number in alarms.values()), alarms
 
 
@@ -289,11 +296,12 @@ def test_in_another_basis_directions_have_the_use_and_the_contributions_that_are
     generator = torch.Generator().manual_seed(0)
     head = made_up()
     basis = torch.linalg.qr(torch.randn(D, D, generator=generator, dtype=torch.float64)).Q
-    zero = torch.zeros(D, dtype=torch.float64)
-    products = LagMoments.of(head.words, head.states, zero, -1).products
-    found = use_in_basis(head.query[None], head.key[None], products, basis)[0]
-    turned = LagMoments.of(head.words, head.states @ basis, zero, -1).products
-    assert_close(found, Shares.of((basis.T @ head.query) @ (basis.T @ head.key).T, turned).use)
+    products = lag(head, head.states, -1).products
+    found = Shares.of(head.query[None], head.key[None], products, basis)
+    turned = lag(head, head.states @ basis, -1).products
+    matrix = basis.T @ head.matrix @ basis  # by definition, with M
+    assert_close(found.by_query[0], (matrix * turned).sum(1))
+    assert_close(found.by_key[0], (matrix * turned).sum(0))
     weight, classes = torch.randn(5, D, generator=generator, dtype=torch.float64), torch.arange(len(head.states)) % 5
     (contributions,) = contributions_in_bases(weight, head.states, classes, basis[None])
     centred = weight - weight.mean(0)
