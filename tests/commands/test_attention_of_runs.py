@@ -155,7 +155,7 @@ def test_its_files_figure_sentences_and_wandb_say_the_same(made: Attention) -> N
     assert json.loads((made.folder / "results.json").read_text())["parts"] == PARTS.split(",")
     lines = conclusions(vars(made))
     assert len(lines) == 6
-    assert "1-2 at -1" in lines[0]
+    assert "1-2 at offset -1 with" in lines[0]
     (logged,) = read_offline_runs(made.folder)
     assert all(logged.rows(name) for name in (*COLUMNS, "figures/position_neurons"))
     assert "1-2 *" in repr(made)
