@@ -78,8 +78,6 @@ def attention(
         from probing.cache.source import ActivationSource, say_what_was_left_out
         from probing.heads.example_sentences import examples_of
         from probing.heads.parts import measurable, measure
-        from probing.heads.role_files import read_role_links
-        from probing.heads.subject import Asked, Subject
 
         watch = Stopwatch()
         names, by_name = _wanted(parts, against is not None, run is not None)
@@ -88,14 +86,8 @@ def attention(
             batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
             shows_progress=terminal.show_progress(quiet), tokenizer=tokenizer,
         )  # fmt: skip
-        layers = _blocks(typed, source)
-        corpora, splits = _read(corpus, test_corpus, pairs, seed, say)
-        request, *test = (_request(source, text) for text in corpora)
-        links = read_role_links(roles) if roles else None
-        other = None if against is None else _against(against, source, corpora[0], config)
-        ranked = None if run is None else _ranked(run, request)
-        asked = Asked(test[0] if test else None, splits, links, other, as_published, ranked, source)
-        subject = Subject.of(request, layers, seed, asked)
+        layers, read = _blocks(typed, source), _read(corpus, test_corpus, pairs, seed, say)
+        subject = _subject(source, layers, read, config, seed, roles, against, as_published, run)
         there, left_out = measurable(subject, names, by_name)
         tables, stores = measure(
             subject, there, cached, source.trainer, say,
@@ -131,6 +123,40 @@ def _blocks(typed: Sequence[int] | None, source: Any) -> list[int]:
             f"{source.config.num_hidden_layers}; the embeddings, layer 0, have none."
         )
     return layers
+
+
+def _subject(
+    source: Any, layers: Sequence[int], read: tuple[list[Any], list[Any]], config: dict[str, Any], seed: int,
+    roles: str | None, against: Any, as_published: bool, run: str | None,
+) -> Any:  # fmt: skip
+    """Return the `probing.heads.subject.Subject`: a model and its text, and what they are compared with.
+
+    Args:
+        source: The model.
+        layers: The layers to report.
+        read: The corpora, and the sides of their sentences.
+        config: The run's configuration, in which another checkpoint is named.
+        seed: Seed of the bootstrap.
+        roles: File or folder of role links, if there is one.
+        against: Another checkpoint, if there is one.
+        as_published: Whether padded maps are compared with it, too.
+        run: Folder of a run on position, if there is one.
+    """
+    from probing.heads.role_files import read_role_links
+    from probing.heads.subject import Asked, Subject
+
+    corpora, splits = read
+    request, *test = (_request(source, text) for text in corpora)
+    asked = Asked(
+        test=test[0] if test else None,
+        splits=splits,
+        roles=read_role_links(roles) if roles else None,
+        against=None if against is None else _against(against, source, corpora[0], config),
+        as_published=as_published,
+        run=None if run is None else _ranked(run, request),
+        source=source,
+    )
+    return Subject.of(request, layers, seed, asked)
 
 
 def _wanted(parts: str | list[str], is_compared: bool, has_run: bool) -> tuple[list[str], bool]:

@@ -72,7 +72,9 @@ def test_below_a_changed_block_nothing_changes(
     assert known(load_run(made.folder).change) == known(made.change)
     assert made.config["against"] == made.results["against"]["model"] == str(pair[1])
     figures = made.folder / "figures"
-    assert {path.name for path in figures.iterdir()} == {"classes.png", "change.png", "change_by_layer.png"}
+    assert {path.name for path in figures.iterdir()} == {
+        f"{name}.png" for name in ("classes", "examples", "change", "change_by_layer")
+    }
     (logged,) = read_offline_runs(made.folder)
     assert len(logged.table("change")) == len(made.change)
     assert [row["by_layer/change_hidden_states"] for row in logged.rows("by_layer/change_hidden_states")] == list(
