@@ -23,6 +23,7 @@ from probing.data.examples import class_of_tokens
 from probing.data.layer_moments import layer_moments
 from probing.data.preparation import example_checks, label_sides
 from probing.disabling.effects import Measured, Rows, better_without_rows, effect_rows, measured_of
+from probing.disabling.importance import importance, importance_rows
 from probing.disabling.later_blocks import LaterBlocks
 from probing.disabling.passes import Passes
 from probing.disabling.readouts import Probes
@@ -38,6 +39,8 @@ from probing.probes.training import train_probes
 from probing.runtime.terminal import counted
 from probing.tasks import Labels, load_task
 
+# Increased whenever the meaning of what is stored changes.
+FORMAT = 1
 # Read by probes that stay as they were, and by probes that are trained again.
 POSITION, RETRAINED = "position", "position_retrained"
 # As `fit` trains probes, but only until their accuracy no longer changes, since no neurons are ranked by them, and at a
@@ -146,6 +149,7 @@ class Found:
     Args:
         disabled: Rows of `disabled.csv`.
         better_without: Rows of `better_without.csv`.
+        importance: Rows of `importance.csv`; empty if no heads are disabled.
         n_heads: Number of heads of a block.
         text: The sentences that were read.
         accuracy: Share of the positions that each layer's probe predicts rightly while nothing is disabled, by layer.
@@ -154,6 +158,7 @@ class Found:
 
     disabled: Rows
     better_without: Rows
+    importance: Rows
     n_heads: int
     text: Text
     accuracy: Mapping[int, float]
@@ -162,7 +167,8 @@ class Found:
     @property
     def tables(self) -> dict[str, Rows]:
         """The rows by the name of their table."""
-        return {"disabled": self.disabled, "better_without": self.better_without}
+        named = {"disabled": self.disabled, "better_without": self.better_without, "importance": self.importance}
+        return {name: rows for name, rows in named.items() if rows or name != "importance"}
 
 
 def survey(subject: Subject, stores: Sequence[ActivationStore], asked: Asked, progress: Progress) -> Found:
@@ -189,7 +195,7 @@ def survey(subject: Subject, stores: Sequence[ActivationStore], asked: Asked, pr
             remove(path)
         described = {name: stores[-1].header[name] for name in ("model", "revision", "corpus", "versions")}
         plan = stores[-1].plan
-        store = PassStore.opened(folder, key, text.tokens, 2 * len(jobs), plan.batch_tokens, described)
+        store = PassStore.opened(folder, key, text.tokens, 2 * len(jobs) + 1, plan.batch_tokens, described)
         probes, classes = _probes(subject, stores, text, store, progress)
 
         def passes(of: Text) -> Passes:
@@ -220,12 +226,24 @@ def survey(subject: Subject, stores: Sequence[ActivationStore], asked: Asked, pr
             files = {len(jobs) + 1 + jobs.index(job): job for job in jobs_again}
             repeated = _results(files, store, again, "retrained", source.shows_progress)
             measured += measured_of(repeated, layers, n, RETRAINED)
+        rows = _importance(subject, text, probes, store, asked) if "heads" in asked.units else []
         store.touch()
     frozen = [one for one in measured if one.readout == POSITION]
     return Found(
-        effect_rows(measured), better_without_rows(frozen, asked.seed), heads.n_heads, text, _intact(frozen),
+        effect_rows(measured), better_without_rows(frozen, asked.seed), rows, heads.n_heads, text, _intact(frozen),
         int(n.sum()),
     )  # fmt: skip
+
+
+def _importance(subject: Subject, text: Text, probes: Probes, store: PassStore, asked: Asked) -> Rows:
+    """Return the rows of `importance.csv`, whose gradients are stored as the last file."""
+    last, model = store.plan.n_layers, subject.model
+    if store.unfinished([last]):
+        found = importance(model, subject.pad_token_id, text, probes, store.plan.batch_tokens)
+        store.put(last, {"importance": found})
+    by_sentence = store.get(last)["importance"].numpy()
+    n = probes.n_by_sentence(text.tokens)
+    return importance_rows(by_sentence, n, asked.blocks, max(probes.weight), POSITION)
 
 
 def _results(
@@ -290,14 +308,18 @@ def _training(subject: Subject, progress: Progress) -> Training:
 def _key(subject: Subject, stores: Sequence[ActivationStore], asked: Asked) -> dict[str, Any]:
     """Return everything that changes the results of a pass; units and kinds are not part of the key."""
     frozen = subject.frozen
-    if frozen is not None:
-        probes: Any = fingerprint_of(*frozen.weight, *frozen.weight.values(), frozen.classes)
-    else:
-        probes = {"split_seed": subject.split_seed, "options": asdict(PROBE),
-                  "trainer": {name: str(value) for name, value in subject.source.trainer.items()}}  # fmt: skip
-    train = dict(stores[0].plan.key)
-    own = {"readout": POSITION, "train": train, "probes": probes, "n_tokens": asked.n_tokens, "seed": asked.seed,
-           "retrained": asdict(PROBE)}  # fmt: skip
+    of_run = None if frozen is None else fingerprint_of(*frozen.weight, *frozen.weight.values(), frozen.classes)
+    own = {
+        "format": FORMAT,
+        "readout": POSITION,
+        "train": dict(stores[0].plan.key),
+        "split_seed": subject.split_seed,
+        "probes": of_run or asdict(PROBE),
+        "retrained": asdict(PROBE),
+        "trainer": {name: str(value) for name, value in subject.source.trainer.items()},
+        "n_tokens": asked.n_tokens,
+        "seed": asked.seed,
+    }
     return {**stores[-1].plan.key, "disabling": own}
 
 

@@ -159,10 +159,12 @@ class Disabled(ResultFolder):
         disabled: A dict per head or layer, kind of replacement and layer that is read, as in `disabled.csv`.
         better_without: A dict per kind of replacement and layer that is read, for heads and for layers, as in
             `better_without.csv`.
+        importance: A dict per head, as in `importance.csv`; empty if no heads were disabled.
     """
 
     disabled: Table
     better_without: Table
+    importance: Table = field(default_factory=Table)
 
     def tables(self) -> list[Any]:
         """Return the effects as rich tables."""

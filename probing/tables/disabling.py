@@ -18,6 +18,7 @@ COLUMNS = {
     "better_without": (
         "units", "kind", "readout", "layer", "unit", "effect_chosen_on", "effect", "low", "high", "p_value", "n",
     ),
+    "importance": ("unit", "readout", "layer", "importance", "low", "high", "normalised", "n"),
 }  # fmt: skip
 
 # What stands in the place of a unit, as the end of "with ...".
@@ -128,7 +129,7 @@ def conclusions(made: Tables) -> list[str]:
         for kind in kinds_of(rows):
             if here := [row for row in rows if row["kind"] == kind and is_head(row) is wanted]:
                 lines.append(_most(here, what, kind))
-    return [*lines, *_trained_again(made), *_better_without(made), *_why_no_intervals(rows)]
+    return [*lines, *_trained_again(made), *_better_without(made), *_importance(made), *_why_no_intervals(rows)]
 
 
 def _most(rows: Sequence[Row], what: str, kind: str) -> str:
@@ -182,6 +183,21 @@ def _better_without(made: Tables) -> list[str]:
             + (f"{', '.join(told)}." if told else "none, by any kind of replacement (corrected p below .05).")
         )
     return lines
+
+
+def _importance(made: Tables) -> list[str]:
+    """Return which heads the loss depends on most by its gradient."""
+    rows = sorted(made.get("importance", ()), key=lambda row: -row["importance"])
+    if not rows:
+        return []
+    told = []
+    for row in rows[:3]:
+        between = interval(row, between=" to ", form=".3g")
+        told.append(f"{row['unit']} ({row['importance']:.3g}{', ' + between if between else ''})")
+    return [
+        f"By gradients (Michel et al. 2019), in nats, the loss of layer {rows[0]['layer']}'s probe depends most on "
+        f"heads {', '.join(told)}."
+    ]
 
 
 def _within(row: Row) -> str:

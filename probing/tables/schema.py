@@ -44,6 +44,7 @@ _NUMBERS = (
     "train", "test", "offset_train", "offset_test", "difference", "untrained", "baseline",
     "factor", "v", "d", "b", "b_moved", "share_moved", "class_entropy",
     "uniform", "share_lower_thresholds", "share_higher_thresholds", "unlinked", "z", "intact", "effect_chosen_on",
+    "importance", "normalised",
     "mass", "word_mass", "hit", "told", "told_true", "contrast", "position_part", "use", "by_query", "by_key",
     "sd_of_positions", "sd_of_steps",
     *(f"{of}_{beside}{p}" for of in ("spearman", "partial") for beside in ("heads", "bases") for p in ("", "_p")),

@@ -61,6 +61,10 @@ def test_there_is_a_row_for_every_unit_kind_and_later_layer(made: Disabled) -> N
         assert row["n"] == made.results["n_sentences"]
         assert math.isnan(row["percentile"]) == ("-" not in row["unit"])
     assert {row["units"] for row in made.better_without} == {"heads", "layers"}
+    assert [row["unit"] for row in made.importance] == ["1-1", "1-2", "2-1", "2-2", "3-1", "3-2"]
+    for row in made.importance:
+        assert row["layer"] == 3
+        assert 0 < row["low"] < row["importance"] < row["high"]
 
 
 def test_results_are_read_back_shown_and_logged(made: Disabled) -> None:
@@ -72,6 +76,7 @@ def test_results_are_read_back_shown_and_logged(made: Disabled) -> None:
     assert "of 6 heads" in shown
     lines = conclusions(vars(made))
     assert sum("the probe of layer 3 loses most" in line for line in lines) == 9
+    assert sum("the loss of layer 3's probe depends most on heads" in line for line in lines) == 1
     figures = {path.stem for path in (made.folder / "figures").glob("*.png")}
     assert figures == {"layers", "heads_uniform", "heads_zero", "heads_mean", "heads_resample"}
     (logged,) = read_offline_runs(made.folder)

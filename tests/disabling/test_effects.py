@@ -43,6 +43,8 @@ def test_an_effect_is_the_difference_of_accuracies_paired_by_sentence() -> None:
     assert [row["p_value"] for row in rows] == pytest.approx(holm(raw).tolist())
     # The head that costs most is at 100, the one that costs least at 0.
     assert [row["percentile"] for row in rows] == [100, 50, 0]
+    # Heads that cost the same do not cost less.
+    assert [row["percentile"] for row in effect_rows([made[1], made[0], made[1]])] == [0, 100, 0]
 
 
 def test_heads_and_layers_and_kinds_are_corrected_and_ranked_by_themselves() -> None:

@@ -144,6 +144,14 @@ def _outputs_of_heads(case: Case, text: Text, block: int) -> Tensor:
     return torch.cat(found)
 
 
+def test_no_token_is_replaced_by_one_of_its_own_sentence(case: Case) -> None:
+    passes = Passes(case.encoder, case.pad, "tiny", case.train, case.train, case.probes, 256, seed=0)
+    drawn = passes.replacements(1).drawn.numpy()
+    sentences = case.train.tokens.sentences
+    assert not (sentences[drawn] == sentences).any()
+    assert len(set(sentences[drawn])) == 20
+
+
 def test_a_sentence_gives_the_same_alone_as_in_a_padded_batch(case: Case) -> None:
     together, alone = case.passes(), case.passes(batch_tokens=1)
     for job in (Job(1, 2, "uniform"), Job(2, 1, "resample"), Job(2, None, "mean"), Job(1, None, "skip")):

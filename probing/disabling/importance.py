@@ -1,0 +1,140 @@
+"""Importance of heads by gradients (Michel et al. 2019, section 4.1), for the loss of a frozen probe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from probing.disabling.later_blocks import LaterBlocks
+from probing.disabling.readouts import Probes
+from probing.disabling.text import Padded, Text
+from probing.statistics.intervals import mean_interval
+
+# Takes the last hidden states, shape (batch, sequence, d_model), and returns the loss of each sentence, shape (batch,).
+Loss = Callable[[Tensor], Tensor]
+
+
+def head_gradients(model: LaterBlocks, inputs: Mapping[str, Tensor], loss: Loss) -> Tensor:
+    """Return the gradient of each sentence's loss with respect to a factor of each head's output, which is 1.
+
+    The factors have a sentence and a head each, so that the gradients of different sentences are not added up.
+
+    Args:
+        model: The model.
+        inputs: `input_ids` and `attention_mask`, shape (batch, sequence).
+        loss: The loss of each sentence.
+
+    Returns:
+        Shape (n_layers, batch, heads).
+    """
+    heads, device = model.heads, inputs["input_ids"].device
+    assert heads.projections is not None  # checked by `LaterBlocks.of`
+    assert model.anatomy.blocks is not None  # likewise
+    dtype = next(model.encoder.parameters()).dtype
+    factors = [
+        torch.ones(len(inputs["input_ids"]), heads.n_heads, dtype=dtype, device=device, requires_grad=True)
+        for _ in range(heads.n_layers)
+    ]
+    number = 0  # of the block that is running
+    done: set[int] = set()
+
+    def begin(module: nn.Module, args: Any) -> None:
+        nonlocal number
+        number += 1
+
+    def project(module: nn.Module, args: Any) -> Any:
+        if number in done or module is not projections[number - 1]:
+            return None
+        done.add(number)
+        of_heads = args[0][..., : model.width].unflatten(-1, (heads.n_heads, heads.d_head))
+        scaled = of_heads * factors[number - 1][:, None, :, None]
+        return (torch.cat([scaled.flatten(-2), args[0][..., model.width :]], dim=-1), *args[1:])
+
+    projections = [model.encoder.get_submodule(name) for name in heads.projections]
+    with ExitStack() as hooks, torch.inference_mode(False), torch.enable_grad():
+        for block in dict.fromkeys(model.anatomy.blocks):
+            hooks.callback(block.register_forward_pre_hook(begin).remove)
+        for projection in dict.fromkeys(projections):
+            hooks.callback(projection.register_forward_pre_hook(project).remove)
+        states = model.encoder(**inputs).last_hidden_state
+        return torch.stack(torch.autograd.grad(loss(states).sum(), factors))
+
+
+def probe_loss(weight: Tensor, labels: Tensor) -> Loss:
+    """Return the mean cross-entropy of a frozen probe over the examples of each sentence, 0 where there are none.
+
+    Args:
+        weight: The probe's weight, shape (n_classes, d_model).
+        labels: Class of each token, shape (batch, sequence); -1 where it is not an example.
+    """
+    n = (labels >= 0).sum(1)
+
+    def loss(states: Tensor) -> Tensor:
+        logits = states @ weight.T.to(states.dtype)
+        nats = cross_entropy(logits.transpose(1, 2), labels, ignore_index=-1, reduction="none")
+        return nats.sum(1) / n.clamp_min(1)
+
+    return loss
+
+
+def importance(model: LaterBlocks, pad_token_id: int, text: Text, probes: Probes, batch_tokens: int) -> Tensor:
+    """Return how much each sentence's loss, by the last layer's probe, changes with each head: |dL/dfactor|.
+
+    Args:
+        model: The model.
+        pad_token_id: Id of the padding token.
+        text: The sentences that are read.
+        probes: The frozen probes.
+        batch_tokens: Most tokens in a batch, padding included.
+
+    Returns:
+        Shape (n_sentences, n_layers, heads), float32.
+    """
+    device = next(model.encoder.parameters()).device
+    found = torch.zeros(len(text.kept), model.heads.n_layers, model.heads.n_heads)
+    weight = probes.weight[max(probes.weight)].to(device)
+    for batch in text.batches(batch_tokens, pad_token_id, model.anatomy.padding_is_neutral, device):
+        gradients = head_gradients(model, batch.inputs, probe_loss(weight, _labels(probes, batch)))
+        found[batch.sentences.cpu()] = gradients.abs().float().cpu().transpose(0, 1)
+    return found
+
+
+def _labels(probes: Probes, batch: Padded) -> Tensor:
+    return torch.where(batch.mask, probes.labels.to(batch.mask.device)[batch.rows], -1)
+
+
+def importance_rows(
+    found: NDArray[np.float32], n_examples: NDArray[np.int64], blocks: Sequence[int], layer: int, readout: str
+) -> list[dict[str, Any]]:
+    """Return the rows of `importance.csv`: the mean over sentences with its 95% interval, and its share of the layer.
+
+    `normalised` is the mean over the Euclidean norm of the means of the layer's heads, as Michel et al. report it.
+
+    Args:
+        found: Of each sentence, shape (n_sentences, n_layers, heads).
+        n_examples: Number of examples of each sentence, shape (n_sentences,); those without any do not count.
+        blocks: The blocks to report.
+        layer: The layer whose probe's loss it is.
+        readout: What was read.
+    """
+    counts = (n_examples > 0).astype(np.int64)
+    means = found.astype(np.float64)[counts > 0].mean(0)
+    norms = np.linalg.norm(means, axis=1)
+    rows = []
+    for block in blocks:
+        for head in range(found.shape[2]):
+            sums = found[:, block - 1, head].astype(np.float64) * counts
+            low, high = mean_interval(sums, counts)
+            mean, norm = float(means[block - 1, head]), float(norms[block - 1])
+            rows.append({
+                "unit": f"{block}-{head + 1}", "readout": readout, "layer": layer, "importance": mean, "low": low,
+                "high": high, "normalised": mean / norm if norm else 0.0, "n": int(counts.sum()),
+            })  # fmt: skip
+    return rows
