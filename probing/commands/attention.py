@@ -76,7 +76,6 @@ def attention(
     cached, place = places(cache, runs, name)
     with terminal.quiet_libraries():
         from probing.cache.source import ActivationSource, say_what_was_left_out
-        from probing.heads.example_sentences import examples_of
         from probing.heads.parts import measurable, measure
 
         watch = Stopwatch()
@@ -96,15 +95,12 @@ def attention(
         watch.end("measure")
         if not is_main_process():
             return None
-        examples = examples_of(subject, stores)
-        watch.end("examples")
-        entry = next(iter(stores.values()), None) or subject.hidden_states[0]
-        say_what_was_left_out([subject.request.corpus], [entry], say)
+        say_what_was_left_out([subject.request.corpus], [subject.entry(stores)], say)
         _say_which_parts_were_left_out(left_out, say)
         folder = RunFolder(place, name, f"{source.model.short_name}-attention")
         keep_inputs(config, source.model.name, folder)
         with tracking(folder, wandb, config) as tracker:
-            _write(folder.path, config, tables, (subject, entry, examples), there, left_out, watch, tracker)
+            _write(folder.path, config, tables, (subject, stores), there, left_out, watch, tracker)
         made = read_folder(Attention, folder.finish())
     _report(made, tracker.where(made.folder) if tracker else None, quiet)
     return made
@@ -241,7 +237,7 @@ def _write(
     folder: Path,
     config: Mapping[str, Any],
     tables: Mapping[str, list[dict[str, Any]]],
-    measured: tuple[Any, Any, Any],
+    measured: tuple[Any, Mapping[str, Any]],
     parts: Sequence[Any],
     left_out: Mapping[str, str],
     watch: Stopwatch,
@@ -253,17 +249,20 @@ def _write(
         folder: The run's folder.
         config: The resolved configuration.
         tables: Rows by the name of their table.
-        measured: The `probing.heads.subject.Subject`, an entry of the cache, and the examples, if there are any.
+        measured: The `probing.heads.subject.Subject`, and the sums of each measure.
         parts: The parts that were measured.
         left_out: For each part that was not, what it lacks.
         watch: The times so far.
         tracker: The run on W&B, if there is one.
     """
     from probing.heads.example_maps import write_examples
+    from probing.heads.example_sentences import examples_of
     from probing.heads.figures import write_figures
     from probing.heads.results import write, write_summary
 
-    subject, entry, examples = measured
+    subject, stores = measured
+    examples = examples_of(subject, stores)
+    watch.end("examples")
     files = write(folder, config, tables)
     files += [write_examples(folder, examples)] if examples else []
     formats = figure_formats(config["figure_format"])
@@ -272,7 +271,7 @@ def _write(
     figures = write_figures(folder / "figures", tables, models, formats, examples)
     watch.end("write")
     names = [part.name for part in parts]
-    files.append(write_summary(folder, tables, subject, entry, names, left_out, watch.timings()))
+    files.append(write_summary(folder, tables, subject, subject.entry(stores), names, left_out, watch.timings()))
     if tracker:
         tracker.log_results(_curves(tables), [], figures, files, tables, kind="attention")
 

@@ -156,6 +156,14 @@ class Subject:
         """The hidden states of each corpus, extracted where they are not cached."""
         return self.source.read([request.corpus for request in self.requests])
 
+    def entry(self, stores: Mapping[str, SumsStore]) -> ActivationStore:
+        """Return an entry of the cache that was read, which tells what it was made of.
+
+        Args:
+            stores: The sums of each measure; there are none if hidden states alone were read.
+        """
+        return next(iter(stores.values()), None) or self.hidden_states[0]
+
     @property
     def is_train(self) -> NDArray[np.bool_]:
         """Which sentences of the corpus heads are chosen on: all but those of the test part, shape (n_sentences,)."""

@@ -56,7 +56,7 @@ def test_a_head_is_shaded_where_it_beats_the_offset() -> None:
 
 @rendered()
 def test_examples_come_in_the_formats_that_are_asked_for(tmp_path: Path) -> None:
-    paths = write_figures(tmp_path, {}, "bert", ["pdf", "svg"], examples(3))
+    paths = write_figures(tmp_path, {}, ["bert"], ["pdf", "svg"], examples(3))
     assert [path.name for path in paths] == ["examples.pdf", "examples.svg"]
     text = paths[1].read_text(encoding="utf-8")
     assert text.count(">$<") == 2 * 2 * 3  # a dollar sign stays one
