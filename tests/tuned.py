@@ -47,6 +47,14 @@ def other_padding(model: Any) -> None:
     row.copy_(torch.randn(row.shape, generator=torch.Generator().manual_seed(0)))
 
 
+def other_second_sentences(model: Any) -> None:
+    """Draw the embedding of BERT's second token type anew, which changes pairs of sentences alone."""
+    import torch
+
+    row = model.embeddings.token_type_embeddings.weight[1]
+    row.copy_(torch.randn(row.shape, generator=torch.Generator().manual_seed(0)))
+
+
 def asked(folder: Path, n: int = 30, longest: int = 8) -> Request:
     """Return what is asked of a checkpoint: all its layers over a few sentences."""
     corpus = from_sentences("made up", make_sentences(n, longest=longest))

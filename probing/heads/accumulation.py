@@ -93,10 +93,7 @@ class AttentionReader:
                 accumulator.add(attention)
 
         device = next(encoder.parameters()).device
-        inputs = {"input_ids": batch.input_ids.to(device), "attention_mask": batch.mask.long().to(device)}
-        if batch.token_types is not None:
-            inputs["token_type_ids"] = batch.token_types.to(device)
-        read_heads(encoder, self.heads, give, inputs)
+        read_heads(encoder, self.heads, give, {name: values.to(device) for name, values in batch.inputs.items()})
         return [accumulator.kept() for accumulator in accumulators]
 
 

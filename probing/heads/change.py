@@ -145,7 +145,7 @@ class _Compared:
         """Return the other checkpoint's maps from a block on, as many as may be held."""
         mask = self.batch.mask
         size = mask.numel() * mask.shape[1] * self.against.heads.n_heads * 4
-        maps = self.against.maps(self.batch.input_ids, mask, first, first + max(HELD_BYTES // size, 1) - 1)
+        maps = self.against.maps(self.batch.inputs, first, first + max(HELD_BYTES // size, 1) - 1)
         pairs = (mask[:, :, None] & mask[:, None, :])[:, None]
         return {layer: torch.where(pairs, one, 0.0) for layer, one in maps.items()}
 

@@ -47,7 +47,7 @@ def check_padding(model: Checkpoint) -> None:
         )
     mask = torch.arange(PUBLISHED_LENGTH)[None] < 3
     with torch.inference_mode():
-        maps = model.maps(torch.where(mask, 1, model.pad_token_id), mask)
+        maps = model.maps({"input_ids": torch.where(mask, 1, model.pad_token_id), "attention_mask": mask.long()})
     if not all(bool(torch.isfinite(one).all()) for one in maps.values()):
         raise UserError(
             f"`--as_published` compares the rows of padding, and in {name} they attend to no token, because its "
@@ -101,22 +101,27 @@ class _Compared:
         held = heads.n_layers * heads.n_heads * PUBLISHED_LENGTH**2 * 4
         chosen = compared.nonzero()[:, 0]
         for some in chosen.split(max(_HELD_BYTES // held, 1)) if len(chosen) else ():
-            input_ids, mask = (one.to(sentences.device) for one in self._padded(sentences[some].tolist()))
-            ours, theirs = (one.maps(input_ids, mask) for one in (self.model, self.against))
+            inputs = {name: one.to(sentences.device) for name, one in self._padded(sentences[some].tolist()).items()}
+            ours, theirs = (one.maps(inputs) for one in (self.model, self.against))
             for layer, maps in ours.items():
                 found = (compare(maps, theirs[layer]) for compare in (map_cosines, other_head_cosines))
                 cosines[some, :, layer - 1] = torch.stack(tuple(found), 1).cpu()
-            padding[some] = 1 - mask.double().mean(1).cpu()
+            padding[some] = 1 - inputs["attention_mask"].double().mean(1).cpu()
         return Kept({"cosine": cosines, "padding": padding, "compared": compared})
 
-    def _padded(self, sentences: list[int]) -> tuple[Tensor, Tensor]:
-        """Return ids and mask of sentences, both of shape (n, `PUBLISHED_LENGTH`)."""
-        input_ids = torch.full((len(sentences), PUBLISHED_LENGTH), self.model.pad_token_id)
-        mask = torch.zeros(input_ids.shape, dtype=torch.bool)
+    def _padded(self, sentences: list[int]) -> dict[str, Tensor]:
+        """Return what the models are given for sentences, each of shape (n, `PUBLISHED_LENGTH`)."""
+        cut, shape = self.cut, (len(sentences), PUBLISHED_LENGTH)
+        ids = torch.full(shape, self.model.pad_token_id)
+        mask, types = (torch.zeros(shape, dtype=torch.long) for _ in range(2))
         for i, sentence in enumerate(sentences):
-            ids = self.cut.input_ids[self.cut.of_sentences(sentence, 1)].astype(np.int64)
-            input_ids[i, : len(ids)], mask[i, : len(ids)] = torch.from_numpy(ids), True
-        return input_ids, mask
+            rows = cut.of_sentences(sentence, 1)
+            n = rows.stop - rows.start
+            ids[i, :n], mask[i, :n] = torch.from_numpy(cut.input_ids[rows].astype(np.int64)), 1
+            if cut.token_types is not None:
+                types[i, :n] = torch.from_numpy(cut.token_types[rows].astype(np.int64))
+        found = {"input_ids": ids, "attention_mask": mask}
+        return found if self.batch.token_types is None else {**found, "token_type_ids": types}
 
 
 def published_rows(store: SumsStore, layers: list[int]) -> Rows:

@@ -56,7 +56,7 @@ class _Compared:
     @torch.inference_mode()
     def kept(self) -> Kept:
         mask = self.batch.mask
-        ours, theirs = (one.states(self.batch.input_ids, mask) for one in self.both)
+        ours, theirs = (one.states(self.batch.inputs) for one in self.both)
         same, next_one = [], []
         for layer, a in ours.items():
             b = theirs[layer]

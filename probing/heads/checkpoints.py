@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -88,12 +88,11 @@ class Checkpoint:
         yield one
         self._free.append(one)
 
-    def maps(self, input_ids: Tensor, mask: Tensor, first: int = 1, last: int | None = None) -> dict[int, Tensor]:
+    def maps(self, inputs: Mapping[str, Tensor], first: int = 1, last: int | None = None) -> dict[int, Tensor]:
         """Return the attention of some blocks, each of shape (batch, heads, from, to), rows of padding included.
 
         Args:
-            input_ids: Token ids, shape (batch, sequence).
-            mask: Whether there is a token, shape (batch, sequence).
+            inputs: What the model is given, such as `Batch.inputs`.
             first: The first block.
             last: The last one; None for that of the model.
         """
@@ -103,20 +102,18 @@ class Checkpoint:
             if first <= layer <= (last or layer):
                 held[layer] = on_float64_device(probabilities).clone()
 
-        with self._own(mask.device) as (encoder, _):
-            read_heads(encoder, self.heads, give, {"input_ids": input_ids, "attention_mask": mask.long()})
+        with self._own(inputs["input_ids"].device) as (encoder, _):
+            read_heads(encoder, self.heads, give, inputs)
         return held
 
-    def states(self, input_ids: Tensor, mask: Tensor) -> dict[int, Tensor]:
+    def states(self, inputs: Mapping[str, Tensor]) -> dict[int, Tensor]:
         """Return the hidden states of all layers, each of shape (batch, sequence, d_model); padding is undefined.
 
         Args:
-            input_ids: Token ids, shape (batch, sequence).
-            mask: Whether there is a token, shape (batch, sequence).
+            inputs: What the model is given, such as `Batch.inputs`.
         """
-        with self._own(mask.device) as (encoder, anatomy):
-            layers = range(anatomy.n_layers + 1)
-            found = hidden_states(encoder, anatomy, layers, input_ids=input_ids, attention_mask=mask.long())
+        with self._own(inputs["input_ids"].device) as (encoder, anatomy):
+            found = hidden_states(encoder, anatomy, range(anatomy.n_layers + 1), **inputs)
         return {layer: on_float64_device(values) for layer, values in found.items()}
 
     def matrices(self) -> dict[str, tuple[int | None, Tensor]]:

@@ -202,7 +202,7 @@ PARTS = (
     *POSITION_PARTS,
 )  # fmt: skip
 # Parts that need no annotation of words, which pairs of sentences have not.
-OF_PAIRS = ("classes", "profile", "tokens", "rollout", "similarity")
+OF_PAIRS = ("classes", "profile", "tokens", "rollout", "similarity", "change")
 NAMES = [part.name for part in PARTS]
 # Parts that are measured without being named; those that are if there is another checkpoint, and if there is a run.
 USUAL = [part.name for part in PARTS if not part.by_name_only]

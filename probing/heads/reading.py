@@ -41,6 +41,12 @@ class Batch:
     token_types: Tensor | None = None
 
     @cached_property
+    def inputs(self) -> dict[str, Tensor]:
+        """What the model is given, each of shape (batch, sequence)."""
+        found = {"input_ids": self.input_ids, "attention_mask": self.mask.long()}
+        return found if self.token_types is None else {**found, "token_type_ids": self.token_types}
+
+    @cached_property
     def lengths(self) -> Tensor:
         """Number of tokens of each sentence, shape (batch,)."""
         return self.mask.sum(1)

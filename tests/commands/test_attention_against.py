@@ -15,7 +15,7 @@ from probing.cli.commandline import run
 from probing.heads import accumulation, change_as_published
 from probing.models import load_tokenizer, resolve_model
 from probing.tables.change import change_conclusions, change_table
-from tuned import CHANGED, other_queries, tuned
+from tuned import CHANGED, other_queries, other_second_sentences, tuned
 from wandb_reader import read_offline_runs
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
@@ -130,6 +130,26 @@ def test_objects_are_compared_and_the_sums_are_kept_for_a_second_run(
 
     monkeypatch.setattr(accumulation.AttentionPass, "process", nothing_is_read)
     assert known(compared(pair, tmp_path).change) == known(by_name.change)
+
+
+def test_pairs_of_sentences_are_read_as_pairs_by_both_checkpoints(
+    tiny_model: Callable[..., Path], tmp_path: Path, sentences: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(change_as_published, "PUBLISHED_LENGTH", 100)
+    (tmp_path / "pairs.tsv").write_text(
+        "".join(f"{one}\t{two}\n" for one, two in zip(sentences[:12], sentences[12:24], strict=True))
+    )
+    (tmp_path / "plain.txt").write_text("\n".join(sentences[:12]) + "\n")
+    before = tiny_model("bert")
+    after = tuned(before, other_second_sentences)
+    of_pairs = {"corpus": "builtin", "pairs": str(tmp_path / "pairs.tsv"), "as_published": True, "max_length": 60}
+    for against, is_same in ((before, True), (after, False)):
+        made = compared((before, against), tmp_path, **of_pairs)
+        for measure in ("cosine", "hidden_states", "cosine_as_published"):
+            assert {value == 1 for value in values(made, measure).values()} == {is_same}, measure
+    alone = compared((before, after), tmp_path, as_published=True)
+    for measure in ("cosine", "hidden_states", "cosine_as_published"):
+        assert set(values(alone, measure).values()) == {1}
 
 
 @pytest.mark.parametrize(

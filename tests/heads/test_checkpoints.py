@@ -79,7 +79,7 @@ def test_threads_read_the_same_as_the_model_alone(checkpoints: dict[str, Path]) 
 
     def read(ids: torch.Tensor) -> dict[int, torch.Tensor]:
         with torch.no_grad():
-            return made.states(ids, torch.ones_like(ids, dtype=torch.bool))
+            return made.states({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
 
     with ThreadPoolExecutor(4) as pool:
         for ids, found in zip(batches, pool.map(read, batches), strict=True):
