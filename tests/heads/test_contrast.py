@@ -302,6 +302,8 @@ def test_in_another_basis_directions_have_the_use_and_the_contributions_that_are
     matrix = basis.T @ head.matrix @ basis  # by definition, with M
     assert_close(found.by_query[0], (matrix * turned).sum(1))
     assert_close(found.by_key[0], (matrix * turned).sum(0))
+    assert bool((found.by_query < 0).any() and (found.by_key < 0).any())
+    assert_close(found.use[0], (matrix * turned).sum(1).abs() + (matrix * turned).sum(0).abs())
     weight, classes = torch.randn(5, D, generator=generator, dtype=torch.float64), torch.arange(len(head.states)) % 5
     (contributions,) = contributions_in_bases(weight, head.states, classes, basis[None])
     centred = weight - weight.mean(0)
