@@ -181,25 +181,32 @@ class Shares:
     by_key: Tensor
 
     @classmethod
-    def of(cls, query: Tensor, key: Tensor, products: Tensor, basis: Tensor | None = None) -> Shares:
+    def of(cls, query: Tensor, key: Tensor, products: Tensor, bases: Tensor | None = None) -> Shares:
         """Split the part: the share of neuron n of the query is the sum over n' of M[n, n'] products[n, n'].
 
         With M = W_Q W_K' this is the n-th row of W_Q times that of products W_K, and M is not needed.
 
         Args:
-            query: W_Q of heads, scaled, shape (..., d_model, d_head).
+            query: W_Q of heads, scaled, shape (heads, d_model, d_head).
             key: W_K of heads, likewise.
             products: `LagMoments.products` of the position's part of each word, with mean 0.
-            basis: Directions, each a column, that take the place of the neurons.
+            bases: Shape (n_bases, d_model, d_model): directions, each a column, that take the place of the neurons. The
+                shares then have shape (n_bases, heads, d_model).
         """
-        sides = query, products @ key, key, products.T @ query
-        if basis is not None:
-            query, for_query, key, for_key = (basis.T @ side for side in sides)
-        else:
-            query, for_query, key, for_key = sides
-        return cls((query * for_query).sum(-1), (key * for_key).sum(-1))
+        sides = torch.stack([query, products @ key, key, products.T @ query])
+        if bases is None:
+            return cls(*_shares(sides))
+        # One product for each basis: of all heads and sides together.
+        flat = sides.movedim(2, 0).flatten(1)
+        turned = [_shares((basis.T @ flat).view(-1, *sides.shape[:2], sides.shape[3]).movedim(0, 2)) for basis in bases]
+        return cls(*(torch.stack(shares) for shares in zip(*turned, strict=True)))
 
     @property
     def use(self) -> Tensor:
         """How much each neuron is used, on either side, shape (..., d_model)."""
         return self.by_query.abs() + self.by_key.abs()
+
+
+def _shares(sides: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the shares by query and by key from W_Q, products W_K, W_K and products' W_Q, stacked."""
+    return (sides[0] * sides[1]).sum(-1), (sides[2] * sides[3]).sum(-1)

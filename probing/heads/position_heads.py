@@ -90,15 +90,15 @@ class Block:
         return [one.numpy() for one in self.means.spread]
 
     @cached_property
-    def in_bases(self) -> list[tuple[Tensor, NDArray[np.float64], list[NDArray[np.float64]]]]:
-        """Random bases, each with the contributions and the spreads of its directions."""
+    def in_bases(self) -> list[tuple[NDArray[np.float64], list[NDArray[np.float64]]]]:
+        """For each random basis, the contributions and the spreads of its directions."""
         classes = self.run.classes_of(self.words.positions)
         labelled = classes >= 0
         weight, states = self.run.weight_of(self.layer - 1), self.states[labelled].float()
         found = contributions_in_bases(weight, states, classes[labelled], self.bases)
         parts = self.means.parts.float()
         return [
-            (basis, own.double().numpy(), [one.numpy() for one in self.means.turned(parts @ basis).spread])
+            (own.double().numpy(), [one.numpy() for one in self.means.turned(parts @ basis).spread])
             for basis, own in zip(self.bases, found, strict=True)
         ]
 
@@ -178,10 +178,10 @@ class AtOffset:
             return [{} for _ in heads]
         query, key = (one[list(heads)].float() for one in (block.heads.query, block.heads.key))
         own = Agreement.of(self.use, block.scores["contribution"], block.spreads)
-        products = self.products.float()
+        used = Shares.of(query, key, self.products.float(), block.bases).use.numpy()
         turned = [
-            Agreement.of(Shares.of(query, key, products, basis).use.numpy(), contributions, spreads)
-            for basis, contributions, spreads in block.in_bases
+            Agreement.of(use, contributions, spreads)
+            for use, (contributions, spreads) in zip(used, block.in_bases, strict=True)
         ]
         rows = []
         for i, head in enumerate(heads):

@@ -69,8 +69,9 @@ def contributions_in_bases(weight: Tensor, states: Tensor, classes: Tensor, base
         Shape (n_bases, d_model).
     """
     centred = centre_over_classes(weight.to(states.dtype))
+    # A product adds up the tokens of each class much faster than by their index.
+    of_class = torch.nn.functional.one_hot(classes, len(centred)).to(states.dtype).T.contiguous() / max(len(states), 1)
     found = []
     for basis in bases:
-        sums = torch.zeros_like(centred).index_add_(0, classes, (states @ basis).abs_())
-        found.append(((centred @ basis).abs_() * sums).sum(0) / len(states))
+        found.append(((centred @ basis).abs_() * (of_class @ (states @ basis).abs_())).sum(0))
     return torch.stack(found)

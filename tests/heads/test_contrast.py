@@ -139,7 +139,7 @@ def test_the_parts_of_a_contrast_add_up_and_the_shares_to_the_part_of_positions(
     means = PositionMeans.of(head.states, head.words.positions)
     of_position = means.of_words(head.words.positions)
     rest = head.states - means.mean - of_position
-    shares = Shares.of(head.query, head.key, lag(head, of_position, offset).products)
+    shares = Shares.of(head.query[None], head.key[None], lag(head, of_position, offset).products)
     # The part by definition: each query's position against the key's, word by word.
     pairs = zip(*pairs_of(head, of_position, offset), strict=True)
     part = float(torch.stack([p @ head.matrix @ difference for p, difference in pairs]).mean())
@@ -178,14 +178,14 @@ def test_without_query_weights_there_is_no_contrast() -> None:
     moments = lag(head, head.states, -1, head.states.mean(0))
     pairs, singles = moments.split(torch.zeros(D, D, dtype=torch.float64), torch.zeros(D, dtype=torch.float64))
     assert float(pairs.abs().sum() + singles.abs().sum()) == 0
-    assert not Shares.of(0 * head.query, head.key, moments.products).use.any()
+    assert not Shares.of(0 * head.query[None], head.key[None], moments.products).use.any()
 
 
 def test_a_head_planted_on_ten_neurons_is_found_by_use_and_by_removal() -> None:
     head = planted()
     means = PositionMeans.of(head.states, head.words.positions)
     of_position = means.of_words(head.words.positions)
-    use = Shares.of(head.query, head.key, lag(head, of_position, -1).products).use.numpy()
+    use = Shares.of(head.query[None], head.key[None], lag(head, of_position, -1).products).use[0].numpy()
     top = top_neurons(use, 10)
     assert tuple(top) == PLANTED
     generator = np.random.default_rng(0)
@@ -297,7 +297,12 @@ def test_in_another_basis_directions_have_the_use_and_the_contributions_that_are
     head = made_up()
     basis = torch.linalg.qr(torch.randn(D, D, generator=generator, dtype=torch.float64)).Q
     products = lag(head, head.states, -1).products
-    found = Shares.of(head.query[None], head.key[None], products, basis)
+    eye = torch.eye(D, dtype=torch.float64)
+    two = torch.stack([head.query, 2 * head.query.flip(0)]), torch.stack([head.key, head.key.flip(1)])
+    both = Shares.of(*two, products, torch.stack([basis, eye]))
+    assert_close(both.by_query[1], Shares.of(*two, products).by_query)
+    assert_close(both.by_key[1], Shares.of(*two, products).by_key)
+    found = Shares(both.by_query[0], both.by_key[0])
     turned = lag(head, head.states @ basis, -1).products
     matrix = basis.T @ head.matrix @ basis  # by definition, with M
     assert_close(found.by_query[0], (matrix * turned).sum(1))
