@@ -48,7 +48,7 @@ class RoleLinks:
     """Sentences with their links.
 
     Args:
-        corpus: The sentences, each with at least one link.
+        corpus: The sentences that are short enough. Those without a link have unlinked pairs of words to compare with.
         links: The links, in the order of the sentences.
         left_out: Why links were left out, with their number.
     """
@@ -112,7 +112,7 @@ def distance(predicate: Span, filler: Span) -> int:
 
 
 def _selected(corpus: Corpus, links: Iterable[Link], typed: str) -> RoleLinks:
-    """Keep the links that are short enough, and the sentences that have one of them."""
+    """Keep the links and the sentences that are short enough."""
     words = corpus.words or ()
     reasons: dict[str, Callable[[Link], bool]] = {
         f"sentence of more than {LONGEST_SENTENCE} words": lambda link: len(words[link.sentence]) > LONGEST_SENTENCE,
@@ -131,7 +131,7 @@ def _selected(corpus: Corpus, links: Iterable[Link], typed: str) -> RoleLinks:
     if not kept:
         said = "; ".join(f"{reason}: {n}" for reason, n in left_out.items()) or "there is none"
         raise UserError(f"`{typed}` has no role link that can be measured ({said}); give other sentences.")
-    sentences = sorted({link.sentence for link in kept})
+    sentences = [i for i, of in enumerate(words) if len(of) <= LONGEST_SENTENCE]
     index = {sentence: i for i, sentence in enumerate(sentences)}
     moved = [Link(index[link.sentence], link.predicate, link.role, link.filler) for link in kept]
     return RoleLinks(

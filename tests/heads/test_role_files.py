@@ -25,7 +25,8 @@ def test_links_of_a_sentence_in_several_lines_are_together(tmp_path: Path) -> No
         "Soon  she gave the boy a book\t2\trecipient\t4\n"
     )
     found = read_role_links(written(tmp_path, text))
-    assert found.corpus.sentences == ("Soon she gave the boy a book",)
+    # A sentence whose links are left out has unlinked pairs.
+    assert found.corpus.sentences == ("Soon she gave the boy a book", "He saw nothing")
     assert found.links == (Link(0, (2, 2), "theme", (5, 6)), Link(0, (2, 2), "recipient", (4, 4)))
     assert found.left_out == (("predicate and filler less than 2 words apart", 1),)
 
@@ -126,16 +127,20 @@ def test_a_folder_or_file_that_is_not_framenet_is_refused(tmp_path: Path) -> Non
 
 
 def test_core_arguments_of_a_treebank_are_subjects_and_objects() -> None:
-    words = [("Today", "she", "quickly", "gave", "him", "the", "book"), ("He", "fell")]
+    words = [("Today", "she", "quickly", "gave", "him", "the", "book"), tuple("abcdefghijklm"), ("He", "fell")]
     columns = {
-        "head": [("4", "4", "4", "0", "4", "7", "4"), ("2", "0")],
+        "head": [("4", "4", "4", "0", "4", "7", "4"), ("3", *["0"] * 12), ("2", "0")],
         "deprel": [
             ("advmod", "nsubj:pass", "advmod", "root", "iobj", "det", "obj"),
+            ("nsubj", *["root"] * 12),
             ("nsubj", "root"),
         ],
     }  # fmt: skip
     found = treebank_links(from_words("made up", words, columns))
     assert found.links == (Link(0, (3, 3), "nsubj", (1, 1)), Link(0, (3, 3), "obj", (6, 6)))
-    assert found.corpus.columns["deprel"] == (columns["deprel"][0],)
+    # Short sentences without a link have unlinked pairs to compare with.
+    assert found.corpus.columns["deprel"] == (columns["deprel"][0], columns["deprel"][2])
+    left_out = {"sentence of more than 12 words": 1, "predicate and filler less than 2 words apart": 2}
+    assert dict(found.left_out) == left_out
     with pytest.raises(UserError, match="no columns `head` and `deprel`"):
         treebank_links(Corpus("text", ("He fell.",)))

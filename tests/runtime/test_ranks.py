@@ -152,11 +152,12 @@ def alone(
 
 @pytest.fixture(scope="module")
 def bank(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -> Path:
-    """A treebank in which the first word is the subject of the third, and the others depend on the previous one."""
+    """A treebank in which the first word depends on the third one, as its subject in every other sentence."""
     lines = []
-    for sentence in sentences:
+    for number, sentence in enumerate(sentences):
         for i, word in enumerate(sentence.split(), 1):
-            head, relation = {1: (3, "nsubj"), 2: (3, "dep"), 3: (0, "root")}.get(i, (i - 1, "dep"))
+            first = "dep" if number % 2 else "nsubj"
+            head, relation = {1: (3, first), 2: (3, "dep"), 3: (0, "root")}.get(i, (i - 1, "dep"))
             lines.append(f"{i}\t{word}\t_\tX\t_\t_\t{head}\t{relation}\t_\t_")
         lines.append("")
     path = tmp_path_factory.mktemp("bank") / "bank.conllu"
