@@ -19,7 +19,12 @@ from wandb_reader import read_offline_runs
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 
-USUAL: dict[str, Any] = {"quiet": True, "wandb": WandbOptions("disabled"), "trainer": {"accelerator": "cpu"}}
+# A few passes of training: how good probes are does not matter here.
+USUAL: dict[str, Any] = {
+    "quiet": True,
+    "wandb": WandbOptions("disabled"),
+    "trainer": {"accelerator": "cpu", "max_epochs": 15},
+}
 
 
 @pytest.fixture(scope="module")
