@@ -141,7 +141,8 @@ def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path, fi
         args += BARE_ARGS
     if "--revision" in args:  # of the hub; a folder has none
         del args[(at := args.index("--revision")) : at + 2]
-    if args[0] in ("fit", "extract", "geometry", "attention", "disable") and "--run" not in args:
+    reads = ("fit", "extract", "geometry", "attention", *(() if "--run" in args else ("disable",)))  # a run has its own
+    if args[0] in reads:
         args += ["--model", str(toy)] + ([] if {"--corpus", "--pairs"} & {*args} else ["--corpus", "sentences.txt"])
     if args[0] == "sweep":
         args += [f"--fit.{name}={value}" for name, value in (("model", toy), ("corpus", "sentences.txt"), ("layer", 0))]
