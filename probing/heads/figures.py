@@ -10,6 +10,7 @@ import numpy as np
 
 from probing.figures.formats import USUAL, forms_of
 from probing.figures.style import BLUE, GREY, ORANGE, PURPLE, drawing, error_bars, joined, name_layers, side_by_side
+from probing.heads.fusion_figure import accuracy_of_fusions
 from probing.tables import change
 from probing.tables.decimals import two_decimals
 from probing.tables.heads import CLASSES, LETTERS, SPECIAL, beats_offset, name_of, of_heads, of_measure
@@ -61,6 +62,8 @@ def write_figures(
     if clearest := examined_heads(tables)[:CLEAREST]:
         neurons = tables["position_neurons"]
         drawings["position_neurons"] = lambda figure: neuron_shares(figure, clearest, neurons, model)
+    if fused := tables.get("fusion", ()):
+        drawings["fusion"] = lambda figure: accuracy_of_fusions(figure, fused, model)
     paths = [folder / name for name in drawings]
     for path, draw in zip(paths, drawings.values(), strict=True):
         with drawing(path.with_suffix(".png"), formats) as figure:

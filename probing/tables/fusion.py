@@ -11,7 +11,7 @@ from probing.tables.columns import in_brackets, interval
 Row = Mapping[str, Any]
 
 # The fusions in the order of the tables, with their headings; the mean of the layers has nothing to learn.
-_FUSIONS = {"equal": "mean", "concat": "concat", "max": "max", "gate": "gate"}
+FUSIONS = {"equal": "mean", "concat": "concat", "max": "max", "gate": "gate"}
 _BASELINES = {"last layer": "last layer", "best layer": "best layer", "equal": "mean"}
 
 
@@ -23,7 +23,7 @@ def fusion_tables(rows: Sequence[Row]) -> list[Any]:
         return []
     accuracies = plain_table("Fusion of layers: accuracy of linear probes on test sentences")
     accuracies.add_column("task")
-    for heading in ("last layer", "best layer", *_FUSIONS.values()):
+    for heading in ("last layer", "best layer", *FUSIONS.values()):
         accuracies.add_column(heading, justify="right")
     differences = plain_table("Differences of accuracies in points, with 95% intervals")
     differences.add_column("task")
@@ -34,7 +34,7 @@ def fusion_tables(rows: Sequence[Row]) -> list[Any]:
         found = _accuracies(rows, task)
         last, best = _last(found), _best(found)
         cells = [f"{last['value']:.3f}", f"{best['value']:.3f} (layer {best['layer']})"]
-        accuracies.add_row(task, *cells, *(f"{found[name, None]['value']:.3f}" for name in _FUSIONS))
+        accuracies.add_row(task, *cells, *(f"{found[name, None]['value']:.3f}" for name in FUSIONS))
         for name in ("concat", "max", "gate"):
             of = _differences(rows, task, name)
             differences.add_row(task, name, *(_points(of[against]) for against in _BASELINES))

@@ -15,6 +15,7 @@ from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.tables.fusion import fusion_lines
 from probing.tables.heads import COLUMNS
+from rendering import rendered
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 
@@ -42,10 +43,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def made(place: Path, checkpoints: dict[str, Path]) -> Attention:
-    found = attention(
-        model=str(checkpoints["bert"]), corpus=str(place / "bank.conllu"), parts="fusion", layer="1,3",
-        runs=str(place / "runs"), name="fusion", **HOW,
-    )  # fmt: skip
+    with rendered():
+        found = attention(
+            model=str(checkpoints["bert"]), corpus=str(place / "bank.conllu"), parts="fusion", layer="1,3",
+            runs=str(place / "runs"), name="fusion", **HOW,
+        )  # fmt: skip
     assert found is not None
     return found
 
@@ -78,6 +80,7 @@ def test_the_folder_holds_what_was_returned_and_what_it_says(made: Attention) ->
     assert header.split(",") == list(COLUMNS["fusion"])
     results = json.loads((made.folder / "results.json").read_text())
     assert results["parts"] == ["fusion"]
+    assert sorted(path.name for path in (made.folder / "figures").iterdir()) == ["fusion.pdf", "fusion.png"]
     lines = fusion_lines(made.fusion)
     assert [line.split(":")[0] for line in lines[:2]] == ["Fusion for upos", "Fusion for position"]
     assert lines[2].startswith("The mean cosine of two tokens of a sentence is 0.")
