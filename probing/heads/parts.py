@@ -54,11 +54,13 @@ def measurable(subject: Subject, names: Sequence[str], by_name: bool) -> tuple[l
 
 
 def _lacks_sentences(subject: Subject, part: Part) -> str | None:
-    """Return what a part needs that reads annotations, if the corpus is one of pairs."""
+    """Return what a part needs that does not read pairs, if the corpus is one of pairs."""
     corpus = subject.request.corpus
     has_its_own = part.name == ROLES.name and subject.asked.roles is not None
     if corpus.seconds is None or part.name in OF_PAIRS or has_its_own:
         return None
+    if part in (CHANGE, FUSION, *POSITION_PARTS):
+        return f"single sentences, given as --corpus, and `--pairs {corpus.name}` has pairs of sentences"
     return (
         "single sentences with the columns of a treebank, given as --corpus FILE.conllu, and "
         f"`--pairs {corpus.name}` has pairs of sentences without them"
@@ -201,7 +203,7 @@ PARTS = (
     FUSION,
     *POSITION_PARTS,
 )  # fmt: skip
-# Parts that need no annotation of words, which pairs of sentences have not.
+# Parts that read pairs of sentences, which have no annotation of words.
 OF_PAIRS = ("classes", "profile", "tokens", "rollout", "similarity", "change")
 NAMES = [part.name for part in PARTS]
 # Parts that are measured without being named; those that are if there is another checkpoint, and if there is a run.

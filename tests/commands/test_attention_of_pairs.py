@@ -107,6 +107,7 @@ def test_role_links_have_sentences_of_their_own(place: Path, checkpoints: dict[s
         (["--pairs", "pairs.tsv", "--corpus", "plain.txt"], "`--pairs pairs.tsv` and `--corpus`: a survey reads pairs"),
         (["--pairs", "pairs.tsv", "--test_corpus", "plain.txt"], "`--pairs pairs.tsv` and `--test_corpus`"),
         (["--pairs", "pairs.tsv", "--parts", "trees"], "`--parts trees` needs single sentences with the columns of a"),
+        (["--pairs", "pairs.tsv", "--parts", "fusion"], "`--parts fusion` needs single sentences, given as --corpus"),
         (["--pairs", "pairs.tsv", "--parts", "roles"], "and `--pairs pairs.tsv` has pairs of sentences without them"),
         (["--pairs", "pairs.tsv", "--max_length", "4"], "`--max_length 4`: "),
     ],
