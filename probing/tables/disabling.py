@@ -139,9 +139,10 @@ def _most(rows: Sequence[Row], what: str, kind: str) -> str:
     )  # fmt: skip
     between = interval(most, between=" to ", form="+.1f", times=100)
     n, layer = len(rows), most["layer"]
+    verb = "loses most by" if most["effect"] < 0 else "loses nothing, and gains least by"
     without = f"Without a {what}, with {PLACES[kind]}" if kind != "skip" else "With a block skipped"
     return (
-        f"{without}: the probe of layer {layer} loses most by {what} {most['unit']}, from {most['intact']:.3f} to "
+        f"{without}: the probe of layer {layer} {verb} {what} {most['unit']}, from {most['intact']:.3f} to "
         f"{most['value']:.3f} ({100 * most['effect']:+.1f} points{'; ' + between if between else ''}); {lower} of {n} "
         f"{what}s lower it and {higher} raise it (corrected p below .05)."
     )

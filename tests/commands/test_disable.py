@@ -80,7 +80,7 @@ def test_results_are_read_back_shown_and_logged(made: Disabled) -> None:
     shown = repr(made)
     assert "of 6 heads" in shown
     lines = conclusions(vars(made))
-    assert sum("the probe of layer 3 loses most" in line for line in lines) == 9
+    assert sum("the probe of layer 3 loses" in line for line in lines) == 9
     assert sum("the loss of layer 3's probe depends most on heads" in line for line in lines) == 1
     figures = {path.stem for path in (made.folder / "figures").glob("*.png")}
     assert figures == {"layers", "heads_uniform", "heads_zero", "heads_mean", "heads_resample"}
