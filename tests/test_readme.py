@@ -153,6 +153,8 @@ def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path, fi
         shutil.copytree(finished, "runs")
         if args[0] == "compare":  # 19 draws take half a minute
             args += ["--null_draws", "2"]
+    elif "runs/heads" in args:
+        probing.attention(model=str(toy), corpus="sentences.txt", parts="classes", name="heads", quiet=True)
     elif args[0] == "compare":
         args += ["--models", f"[{toy}, {toy}]", "--fit.corpus", "sentences.txt", "--fit.layer", "2"]
         args += [arg.replace("--", "--fit.") for arg in BARE_ARGS]

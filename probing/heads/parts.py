@@ -59,7 +59,7 @@ def _lacks_sentences(subject: Subject, part: Part) -> str | None:
     has_its_own = part.name == ROLES.name and subject.asked.roles is not None
     if corpus.seconds is None or part.name in OF_PAIRS or has_its_own:
         return None
-    if part in (CHANGE, FUSION, *POSITION_PARTS):
+    if part in (FUSION, *POSITION_PARTS):
         return f"single sentences, given as --corpus, and `--pairs {corpus.name}` has pairs of sentences"
     return (
         "single sentences with the columns of a treebank, given as --corpus FILE.conllu, and "
