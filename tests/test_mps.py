@@ -27,10 +27,10 @@ from probing.cache.plan import Plan, divide
 from probing.commands.geometry import geometry
 from probing.corpus import from_sentences
 from probing.heads.accumulation import accumulate
-from probing.heads.attended import Attended
 from probing.heads.measures import BlockMeasure, Measure
-from probing.heads.profile import profile
-from probing.heads.similarity import Similarity
+from probing.heads.survey.attended import Attended
+from probing.heads.survey.profile import profile
+from probing.heads.survey.similarity import Similarity
 from probing.internals.smoothing_bound import constants, measure
 from probing.models import resolve_model
 from probing.models.anatomy import examine

@@ -10,7 +10,7 @@ import numpy as np
 
 from probing.figures.formats import USUAL, forms_of
 from probing.figures.style import BLUE, GREY, ORANGE, PURPLE, drawing, error_bars, joined, name_layers, side_by_side
-from probing.heads.fusion_figure import accuracy_of_fusions
+from probing.heads.fusion.fusion_figure import accuracy_of_fusions
 from probing.tables import change
 from probing.tables.decimals import two_decimals
 from probing.tables.heads import CLASSES, LETTERS, SPECIAL, beats_offset, name_of, of_heads, of_measure
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from probing.heads.example_maps import Examples
+    from probing.heads.examples.example_maps import Examples
 
 Row = Mapping[str, Any]
 # Heads whose neurons are drawn, and neurons of each.

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from probing.cache.tokens import Tokens
 from probing.heads.means import Means, Sentences
-from probing.heads.patterns import CLASSES, SWEEP, classify
-from probing.heads.profile import n_queries
+from probing.heads.survey.patterns import CLASSES, SWEEP, classify
+from probing.heads.survey.profile import n_queries
 from probing.tables.schema import ALL_LAYERS
 
 Rows = list[dict[str, Any]]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.errors import UserError
-from probing.heads.example_maps import Examples, read_examples
+from probing.heads.examples.example_maps import Examples, read_examples
 from probing.models.site_names import is_inside_blocks, site_of
 from probing.runs.kinds import Attention, read_folder
 from probing.runs.reading import kind_of, reading

@@ -16,8 +16,8 @@ from conftest import BARE
 from probing import Attention, Run, UserError, WandbOptions, attention, fit, load_run
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run as run_command
-from probing.heads.offsets import OFFSETS
-from probing.heads.position_run import PositionRun
+from probing.heads.position.offsets import OFFSETS
+from probing.heads.position.position_run import PositionRun
 from probing.tables.position_heads import COLUMNS, conclusions
 from rendering import rendered
 from wandb_reader import read_offline_runs

@@ -11,7 +11,7 @@ import pytest
 from probing import Attention, WandbOptions, attention
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
-from probing.heads import relations
+from probing.heads.syntax import relations
 from probing.tables.heads import conclusions
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")

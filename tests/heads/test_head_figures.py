@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from probing.figures.style import GREY
-from probing.heads.example_maps import ClassExample, Example, Examples, ExampleSentence
+from probing.heads.examples.example_maps import ClassExample, Example, Examples, ExampleSentence
 from probing.heads.figures import class_examples, relation_map, write_figures
 from rendering import rendered
 

@@ -15,7 +15,7 @@ import pytest
 
 from probing import Attention, fit, load_run, report
 from probing.errors import UserError
-from probing.heads.example_maps import Example, Examples, read_examples, write_examples
+from probing.heads.examples.example_maps import Example, Examples, read_examples, write_examples
 from probing.page.charts.arcs import ABOVE, BELOW, FULL, LEAST, TIP_WIDTH, Row, sentence_arcs
 from probing.tables.csv_files import read_csv, write_csv
 from probing.tables.heads import COLUMNS, conclusions, of_heads

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.heads.example_maps import Example
+from probing.heads.examples.example_maps import Example
 from probing.page.answers import count
 from probing.page.charts.arcs import Row, sentence_arcs, words_row
 from probing.page.charts.head_map import cell_of, head_id, head_map

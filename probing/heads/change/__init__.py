@@ -1,0 +1,1 @@
+"""What differs between the heads, hidden states and parameters of two checkpoints."""

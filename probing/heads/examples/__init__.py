@@ -1,0 +1,1 @@
+"""A few sentences with the attention of every head."""

@@ -1,0 +1,1 @@
+"""Whether several layers, fused, tell more than the best one."""

@@ -1,0 +1,1 @@
+"""Heads that attend to a fixed offset, and the neurons that they read."""

@@ -1,0 +1,255 @@
+"""The contrast of the heads of one block at an offset, which neurons make it, and what is left without them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from probing.heads.means import Sentences
+from probing.heads.position.contrast import LagMoments, PositionMeans, Shares, Words, contrast_without
+from probing.heads.position.position_run import PositionRun
+from probing.heads.position.position_sample import SampledWords
+from probing.heads.position.ranking_agreement import Agreement, contributions_in_bases, rank_p
+from probing.heads.position.removal import HeadScores, as_masks, matched_sets, random_sets, top_neurons, word_mass
+from probing.models.query_key import QueryKey
+
+Rows = list[dict[str, Any]]
+# Numbers of neurons that are held together, where they are at most half of all.
+SIZES = (5, 10, 20, 50)
+
+
+@dataclass(frozen=True)
+class Block:
+    """The words of both samples as the attention of a block receives them, and its heads.
+
+    Args:
+        layer: Number of the block, from 1.
+        heads: Its queries and keys.
+        means: Means of the training words.
+        states: What enters the block at the words that are reported on, shape (n, d_model).
+        inputs: The input of the block's attention there; the same where no norm is between.
+        words: These words.
+        groups: Words whose attention is computed again, as indices by sentence.
+        run: The rankings of the neurons.
+        bases: Random bases, shape (n_bases, d_model, d_model).
+        seed: Seed of the sets of neurons.
+    """
+
+    layer: int
+    heads: QueryKey
+    means: PositionMeans
+    states: Tensor
+    inputs: Tensor
+    words: Words
+    groups: Sequence[Tensor]
+    run: PositionRun
+    bases: Tensor
+    seed: int
+
+    @classmethod
+    def of(
+        cls, layer: int, heads: QueryKey, samples: tuple[SampledWords, SampledWords], run: PositionRun, bases: Tensor,
+        seed: int,
+    ) -> Block:  # fmt: skip
+        """Read the hidden states that enter a block at the words to estimate by, and at those to report on."""
+        train, test = samples
+        means = PositionMeans.of(heads.inputs(train.states(layer - 1)), train.words.positions)
+        states = test.states(layer - 1)
+        groups = test.to_hold(seed)
+        return cls(layer, heads, means, states, heads.inputs(states), test.words, groups, run, bases, seed)
+
+    def at(self, offset: int) -> AtOffset:
+        """Compute what all heads share at an offset."""
+        return AtOffset(self, offset)
+
+    @cached_property
+    def of_position(self) -> Tensor:
+        """The position's part of each word, shape (n, d_model)."""
+        return self.means.of_words(self.words.positions)
+
+    @cached_property
+    def means_seen(self) -> tuple[Tensor, Tensor]:
+        """What keys are measured from: the means of the inputs, and of the position's parts, that each word sees."""
+        return self.words.means_seen(self.inputs), self.words.means_seen(self.of_position)
+
+    @cached_property
+    def scores(self) -> dict[str, NDArray[np.float64]]:
+        """The run's rankings of the neurons that enter the block."""
+        return self.run.of_layer(self.layer - 1)
+
+    @cached_property
+    def spreads(self) -> list[NDArray[np.float64]]:
+        """What the partial correlation keeps constant."""
+        return [one.numpy() for one in self.means.spread]
+
+    @cached_property
+    def in_bases(self) -> list[tuple[NDArray[np.float64], list[NDArray[np.float64]]]]:
+        """For each random basis, the contributions and the spreads of its directions."""
+        classes = self.run.classes_of(self.words.positions)
+        labelled = classes >= 0
+        weight, states = self.run.weight_of(self.layer - 1), self.states[labelled].float()
+        found = contributions_in_bases(weight, states, classes[labelled], self.bases)
+        parts = self.means.parts.float()
+        return [
+            (own.double().numpy(), [one.numpy() for one in self.means.turned(parts @ basis).spread])
+            for basis, own in zip(self.bases, found, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class AtOffset:
+    """The heads of a block at one offset.
+
+    Args:
+        block: The block.
+        offset: In tokens, from query to key.
+    """
+
+    block: Block
+    offset: int
+
+    @cached_property
+    def queries(self) -> Tensor:
+        """Indices of the words that have a key at the offset, shape (n,)."""
+        return self.block.words.with_key_at(self.offset)
+
+    @cached_property
+    def inputs(self) -> tuple[Tensor, Tensor]:
+        """State of each query, and of its key less the mean of the keys that it sees, each of shape (n, d_model)."""
+        states, queries = self.block.inputs, self.queries
+        return states[queries], states[queries + self.offset] - self.block.means_seen[0][queries]
+
+    @cached_property
+    def of_position(self) -> tuple[Tensor, Tensor]:
+        """The same of the position's part."""
+        parts, queries = self.block.of_position, self.queries
+        return parts[queries], parts[queries + self.offset] - self.block.means_seen[1][queries]
+
+    @cached_property
+    def moments(self) -> LagMoments:
+        """Those of the inputs."""
+        return LagMoments.of(*self.inputs, self.block.means.mean)
+
+    @cached_property
+    def products(self) -> Tensor:
+        """Those of the position's part."""
+        return LagMoments.of(*self.of_position, torch.zeros_like(self.block.means.mean)).products
+
+    @cached_property
+    def shares(self) -> Shares:
+        """The shares of neurons in the contrasts of all heads between positions, each of shape (heads, d_model)."""
+        return Shares.of(self.block.heads.query, self.block.heads.key, self.products)
+
+    @cached_property
+    def use(self) -> NDArray[np.float64]:
+        """How much each head of the block uses each neuron, shape (heads, d_model)."""
+        return self.shares.use.numpy()
+
+    def contrasts(self, heads: Sequence[int], sentences: Sentences) -> list[dict[str, float]]:
+        """Return the contrast of some heads and its part between positions, with intervals by sentence."""
+        block, words = self.block, self.block.words
+        counts = words.sentences[self.queries].bincount(minlength=sentences.times.shape[1])
+        query, key, bias = (one[list(heads)] for one in (block.heads.query, block.heads.key, block.heads.query_bias))
+        found: list[dict[str, float]] = [{} for _ in heads]
+        for name, (asking, differences), added in (
+            ("contrast", self.inputs, bias), ("position_part", self.of_position, 0 * bias),
+        ):  # fmt: skip
+            asked = torch.einsum("nd,hde->nhe", asking, query) + added
+            values = (asked * torch.einsum("nd,hde->nhe", differences, key)).sum(2)
+            sums = torch.zeros(len(counts), len(heads), dtype=torch.float64)
+            sums.index_add_(0, words.sentences[self.queries], values)
+            means = sentences.means(sums.numpy(), counts.numpy())
+            for i, row in enumerate(found):
+                one = means.row(i)
+                row |= {name: one["value"], f"{name}_low": one["low"], f"{name}_high": one["high"]}
+        return found
+
+    def agreements(self, heads: Sequence[int]) -> list[dict[str, float]]:
+        """Return the rank correlations of the use of some heads with the run's contributions, and both nulls."""
+        block = self.block
+        if "contribution" not in block.scores:
+            return [{} for _ in heads]
+        query, key = (one[list(heads)].float() for one in (block.heads.query, block.heads.key))
+        own = Agreement.of(self.use, block.scores["contribution"], block.spreads)
+        used = Shares.of(query, key, self.products.float(), block.bases).use.numpy()
+        turned = [
+            Agreement.of(use, contributions, spreads)
+            for use, (contributions, spreads) in zip(used, block.in_bases, strict=True)
+        ]
+        rows = []
+        for i, head in enumerate(heads):
+            row: dict[str, float] = {}
+            for name in ("spearman", "partial"):
+                of_heads = getattr(own, name)
+                row |= _beside(name, of_heads[head], "heads", np.delete(of_heads, head))
+                row |= _beside(name, of_heads[head], "bases", np.array([getattr(one, name)[i] for one in turned]))
+            rows.append(row)
+        return rows
+
+    def neurons(self, head: int) -> Rows:
+        """Return a row for each neuron, in the order of its use."""
+        by_query, by_key, use = self.shares.by_query[head], self.shares.by_key[head], self.use[head]
+        part, scores = float(by_query.sum()), self.block.scores
+        return [
+            {
+                "rank": rank, "neuron": n, "use": float(use[n]), "by_query": float(by_query[n]),
+                "by_key": float(by_key[n]), "position_part": part,
+                "sd_of_positions": float(self.block.spreads[0][n]), "sd_of_steps": float(self.block.spreads[1][n]),
+                **{name: float(values[n]) for name, values in scores.items()},
+            }
+            for rank, n in enumerate(np.argsort(-use, kind="stable").tolist(), start=1)
+        ]  # fmt: skip
+
+    def removals(self, head: int) -> Rows:
+        """Return what is left of a head when the first neurons of each ranking are held, beside random sets."""
+        query, key, bias = (
+            one[head] for one in (self.block.heads.query, self.block.heads.key, self.block.heads.query_bias)
+        )
+        pairs, singles = self.moments.split(query @ key.T, key @ bias)
+        groups = [self._scores(head, group) for group in self.block.groups]
+        sd, generator = self.block.means.sd.numpy(), np.random.default_rng([self.block.seed, self.block.layer, head])
+
+        def without(sets: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
+            held = as_masks(sets, len(sd))
+            return {"contrast": contrast_without(pairs, singles, held).numpy(), "word_mass": word_mass(groups, sets)}
+
+        intact = without(np.empty((1, 0), dtype=np.int64))
+        rows: Rows = []
+        for k in (k for k in SIZES if 2 * k <= len(sd)):
+            random = without(random_sets(len(sd), k, generator))
+            for ranking, values in {**self.block.scores, "use": self.use[head]}.items():
+                top = top_neurons(values, k)
+                matched = without(matched_sets(sd, top, generator))
+                row = {"ranking": ranking, "k": k, "neurons": " ".join(map(str, top))}
+                for name, held in without(top[None]).items():
+                    row |= {name: float(intact[name][0]), f"{name}_held": float(held[0])}
+                    for kind, others in (("random", random), ("matched", matched)):
+                        row[f"{name}_{kind}"] = float(others[name].mean())
+                        row[f"{name}_{kind}_p"] = rank_p(-held[0], -others[name])
+                rows.append(row)
+        return rows
+
+    def _scores(self, head: int, group: Tensor) -> HeadScores:
+        block = self.block
+        query, key, bias = (one[head] for one in (block.heads.query, block.heads.key, block.heads.query_bias))
+        is_word = group >= 0
+        states = torch.where(is_word[..., None], block.inputs[group] - block.means.mean, 0.0)
+        of_mean = block.means.mean @ query + bias
+        return HeadScores(
+            states.float(), is_word, query.float(), key.float(), of_mean.float(), self.offset, block.words.is_causal
+        )
+
+
+def _beside(name: str, value: float, kind: str, others: NDArray[np.float64]) -> Mapping[str, float]:
+    """Return a correlation, the mean of others of a kind, and its p-value by rank among them."""
+    there = others[np.isfinite(others)]
+    if not len(there) or np.isnan(value):
+        return {name: float(value)}
+    return {name: float(value), f"{name}_{kind}": float(there.mean()), f"{name}_{kind}_p": rank_p(value, there)}

@@ -1,0 +1,1 @@
+"""Which heads follow semantic roles."""

@@ -1,0 +1,1 @@
+"""What each head attends to, measured in every corpus."""

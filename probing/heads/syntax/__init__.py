@@ -1,0 +1,1 @@
+"""Which dependency relations and trees heads carry."""

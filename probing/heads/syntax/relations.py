@@ -1,0 +1,238 @@
+"""Which head carries which dependency relation, beside the best fixed offset and a randomly initialised model.
+
+For a dependent d with the head g in the treebank, an attention head is right as `query=dependent` if d attends to g
+most, and as `query=head` if the word that attends to d most is g (both among the other words). For each relation the
+best head and query, and the best offset from dependent to head, are chosen on the training sentences and reported on
+the test sentences. Clark et al. 2019 choose on the sentences that they report, and clamp offsets to the sentence.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probing.comparison.agreement import holm
+from probing.corpus import Corpus
+from probing.heads.sums import SumsStore
+from probing.heads.syntax.arcs import Arcs, WordRows, arcs_of
+from probing.heads.syntax.word_maps import NONE, MostAttended
+from probing.statistics.intervals import accuracy_interval, difference_interval, difference_p_value
+
+# Fewest arcs of a relation in the training and in the test part.
+LEAST_ARCS = 100
+# Offsets from a dependent to its head; of equally good ones the nearest is chosen, the preceding word first.
+OFFSETS = tuple(sign * distance for distance in range(1, 11) for sign in (-1, 1))
+Query = Literal["dependent", "head"]
+# In the order in which they are kept; of equally good ones the first is chosen.
+QUERIES: tuple[Query, ...] = ("dependent", "head")
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The arcs of a treebank, and which of them each head gets right.
+
+    Args:
+        arcs: The arcs whose words the model has read.
+        right: Whether a head is right about an arc, shape (n_arcs, n_layers, heads, 2), the last axis as `QUERIES`.
+    """
+
+    arcs: Arcs
+    right: NDArray[np.bool_]
+
+    def where(self, chosen: NDArray[np.bool_]) -> Scored:
+        """Return some of the arcs, given whether each is chosen."""
+        return Scored(self.arcs.where(chosen), self.right[chosen])
+
+    def of_sentences(self, chosen: NDArray[np.bool_]) -> Scored:
+        """Return the arcs of some sentences, given whether each sentence of the corpus is chosen."""
+        return self.where(chosen[self.arcs.sentences])
+
+    def of_layers(self, layers: Sequence[int]) -> Scored:
+        """Return the same arcs with the heads of some layers, given by their numbers."""
+        return Scored(self.arcs, self.right[:, [layer - 1 for layer in layers]])
+
+
+def scored(store: SumsStore, corpus: Corpus, option: str = "--corpus") -> Scored:
+    """Return which arcs of a treebank each head gets right; without arcs of punctuation.
+
+    Words that the model has not read, because the sentence was cut before them, have no arcs.
+
+    Args:
+        store: What `MostAttended` kept of the corpus.
+        corpus: The corpus, with the columns of a treebank.
+        option: The option that names it, for messages.
+
+    Raises:
+        UserError: If the corpus has no dependency relations, or they are malformed.
+    """
+    arcs, rows_of = arcs_of(corpus, option), WordRows(store.tokens)
+    arcs = arcs.where(~arcs.is_punctuation)
+    dependents, heads = rows_of.of(arcs.sentences, arcs.dependents), rows_of.of(arcs.sentences, arcs.heads)
+    attended = store.by_token(MostAttended.name).numpy()
+    read = (dependents >= 0) & (heads >= 0)
+    # The first word of a causal model may have no other piece than the first token, and is then not there.
+    read &= (attended[dependents, 0, 0, 0] != NONE) & (attended[heads, 0, 0, 0] != NONE)
+    kept = arcs.where(read)
+    return Scored(kept, attended[dependents[read]] == kept.heads[:, None, None, None])
+
+
+def relation_rows(
+    train: Scored, test: Scored, untrained: tuple[Scored, Scored] | None = None, least: int = LEAST_ARCS
+) -> list[Row]:
+    """Return a row for each relation that has enough arcs in both parts, the most frequent in training first.
+
+    `difference` is the accuracy of the chosen head minus that of the chosen offset, on the same test arcs. Its p-value
+    is two-sided and corrected for the number of relations (Holm). Intervals are by sentence.
+
+    Args:
+        train: The arcs by which heads and offsets are chosen.
+        test: The arcs that accuracies are reported on.
+        untrained: The same two for a randomly initialised model, for which a head is chosen in the same way.
+        least: Fewest arcs of a relation in each part.
+    """
+    rows = []
+    for name in _frequent(train, test, least):
+        parts = _of_relation(name, train, test)
+        others = _of_relation(name, *untrained) if untrained else None
+        row = {"relation": name, **_row(parts[0], parts[1], best_head(parts[0].right))}
+        rows.append(row | (_untrained(*others) if others else {}))
+    return _corrected(rows)
+
+
+def head_relation_rows(train: Scored, test: Scored, least: int = LEAST_ARCS) -> list[Row]:
+    """Return a row for each head, in the order of layers and heads: the relation that it is best at.
+
+    That is the relation in which the head is furthest above the best offset on the training sentences, of equally good
+    ones the most frequent one; by accuracy alone it would be, for most heads, a relation between neighbours that any
+    head finds that attends nearby. Accuracies are those on the test sentences, and p-values are corrected for the
+    number of heads (Holm).
+
+    Args:
+        train: The arcs by which relations, queries and offsets are chosen.
+        test: The arcs that accuracies are reported on.
+        least: Fewest arcs of a relation in each part.
+    """
+    names = _frequent(train, test, least)
+    if not names:
+        return []
+    parts = [_of_relation(name, train, test) for name in names]
+    above = np.stack([own.right.mean(0) - best_offset(own.arcs)[1] for own, _ in parts])
+    rows = []
+    for layer, head in np.ndindex(*train.right.shape[1:3]):
+        # By relation, then query.
+        chosen, query = divmod(int(above[:, layer, head].argmax()), len(QUERIES))
+        row = _row(*parts[chosen], (layer, head, query))
+        rows.append({"layer": row.pop("layer"), "head": row.pop("head"), "relation": names[chosen], **row})
+    return _corrected(rows)
+
+
+def _frequent(train: Scored, test: Scored, least: int) -> list[str]:
+    """Return the relations that have enough arcs in both parts, the most frequent in training first."""
+    names, counts = np.unique(train.arcs.relations.astype(str), return_counts=True)
+    tested = Counter(test.arcs.relations.tolist())
+    order = np.argsort(-counts, kind="stable")
+    return [str(names[i]) for i in order if min(int(counts[i]), tested[str(names[i])]) >= least]
+
+
+def _of_relation(name: str, train: Scored, test: Scored) -> tuple[Scored, Scored]:
+    return train.where(train.arcs.relations == name), test.where(test.arcs.relations == name)
+
+
+def _corrected(rows: list[Row]) -> list[Row]:
+    """Return rows whose p-values are corrected for their number (Holm)."""
+    corrected = holm([row["p_value"] for row in rows])
+    return [{**row, "p_value": float(p)} for row, p in zip(rows, corrected, strict=True)]
+
+
+def _row(train: Scored, test: Scored, chosen: tuple[int, int, int]) -> Row:
+    """Return how often a head finds the arcs of one relation, beside the best offset.
+
+    Args:
+        train: The arcs by which the offset is chosen.
+        test: The arcs that accuracies are reported on.
+        chosen: Indices of the layer, the head and the query.
+    """
+    layer, head, query = chosen
+    offset, offset_train = best_offset(train.arcs)
+    right, at_offset = test.right[:, layer, head, query], test.arcs.offsets == offset
+    n, correct, of_offset = by_sentence(test.arcs, np.ones_like(right), right, at_offset)
+    return {
+        "n_train": len(train.arcs),
+        "n_test": len(test.arcs),
+        "query": QUERIES[query],
+        "layer": layer + 1,
+        "head": head + 1,
+        "train": float(train.right[:, layer, head, query].mean()),
+        **with_interval("test", correct, n),
+        "offset": offset,
+        "offset_train": offset_train,
+        **with_interval("offset_test", of_offset, n),
+        **compared(correct, of_offset, n),
+    }
+
+
+def _untrained(train: Scored, test: Scored) -> Row:
+    layer, head, query = best_head(train.right)
+    right = test.right[:, layer, head, query]
+    return with_interval("untrained", *by_sentence(test.arcs, right, np.ones_like(right)))
+
+
+def best_head(right: NDArray[np.bool_]) -> tuple[int, int, int]:
+    """Return the indices of the layer, head and query that are right most often, the first of equally good ones.
+
+    Args:
+        right: Whether each is right about an arc, shape (n_arcs, n_layers, heads, 2).
+    """
+    totals = right.sum(0)
+    layer, head, query = np.unravel_index(int(totals.argmax()), totals.shape)
+    return int(layer), int(head), int(query)
+
+
+def best_offset(arcs: Arcs) -> tuple[int, float]:
+    """Return the offset from dependent to head that most arcs have, and the share of them that has it."""
+    shares = (arcs.offsets[:, None] == np.array(OFFSETS)).mean(0)
+    best = int(shares.argmax())
+    return OFFSETS[best], float(shares[best])
+
+
+def by_sentence(arcs: Arcs, *values: NDArray[Any]) -> list[NDArray[np.int64]]:
+    """Return the sums over the arcs of each sentence of some counts by arc, for sentences that have any."""
+    sentences = np.unique(arcs.sentences, return_inverse=True)[1]
+    return [np.bincount(sentences, weights=one).astype(np.int64) for one in values]
+
+
+def with_interval(name: str, correct: NDArray[np.int64], n: NDArray[np.int64]) -> Row:
+    """Return an accuracy and its interval by sentence as cells of a row.
+
+    Args:
+        name: Name of the column.
+        correct: Number of arcs of each sentence that are predicted rightly, shape (n_sentences,).
+        n: Number of arcs of each sentence, shape (n_sentences,).
+    """
+    low, high = accuracy_interval(correct, n)
+    total = int(n.sum())
+    return {name: float(correct.sum() / total) if total else float("nan"), f"{name}_low": low, f"{name}_high": high}
+
+
+def compared(correct: NDArray[np.int64], baseline: NDArray[np.int64], n: NDArray[np.int64]) -> Row:
+    """Return the difference of two accuracies on the same arcs, paired by sentence, as cells of a row.
+
+    Args:
+        correct: Number of arcs of each sentence that the first gets right, shape (n_sentences,).
+        baseline: Number of arcs of each sentence that the second gets right, shape (n_sentences,).
+        n: Number of arcs of each sentence, shape (n_sentences,).
+    """
+    low, high = difference_interval(correct - baseline, n)
+    return {
+        "difference": float((correct - baseline).sum() / n.sum()),
+        "difference_low": low,
+        "difference_high": high,
+        "p_value": difference_p_value(correct - baseline, n),
+    }
