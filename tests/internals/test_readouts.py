@@ -63,7 +63,8 @@ def test_the_loss_of_masked_words_is_that_of_each_sentence_by_itself(
     reader = MaskedWords(model, model.bert, tokens, masked, 4, 0)
     monkeypatch.setattr(readouts, "VARIANTS", 2)
     intact, clipped, last = reader([(), (7,), (3,)])
-    np.testing.assert_array_equal(last.sums["mlm_loss"], reader([(3,)])[0].sums["mlm_loss"])
+    # Not to the bit: how many variants are read at a time decides how threads cut the sums.
+    np.testing.assert_allclose(last.sums["mlm_loss"], reader([(3,)])[0].sums["mlm_loss"], rtol=1e-6)
     np.testing.assert_allclose(intact.sums["mlm_loss"], naive(model, tokens, masked, 4), rtol=1e-4)
     np.testing.assert_allclose(clipped.sums["mlm_loss"], naive(model, tokens, masked, 4, neuron=7), rtol=1e-4)
     assert intact.n_tokens["mlm_loss"].sum() == masked.sum()
@@ -74,7 +75,7 @@ def test_the_loss_of_masked_words_is_that_of_each_sentence_by_itself(
         (zero,) = reader([()])
     np.testing.assert_allclose(zero.sums["mlm_loss"], clipped.sums["mlm_loss"], rtol=1e-5)
     (again,) = reader([()])
-    np.testing.assert_array_equal(again.sums["mlm_loss"], intact.sums["mlm_loss"])
+    np.testing.assert_allclose(again.sums["mlm_loss"], intact.sums["mlm_loss"], rtol=1e-6)
 
 
 @pytest.mark.parametrize("family", ["roberta", "distilbert", "mpnet", "modernbert"])
