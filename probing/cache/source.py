@@ -11,6 +11,7 @@ from typing import Any
 from probing.cache import ActivationStore, Request, activations
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
+from probing.errors import UserError
 from probing.models import ModelSource, SiteName, find_model, load_config, parse_layers
 from probing.runtime.terminal import extraction_progress, silence
 from probing.runtime.trainer import check_trainer_options
@@ -84,6 +85,30 @@ class ActivationSource:
         """The model's configuration, with `hidden_size` and `num_hidden_layers`."""
         return load_config(self.model)
 
+    def blocks(self, typed: Sequence[int] | None) -> list[int]:
+        """Return the layers that are blocks, which have heads.
+
+        Args:
+            typed: The layers that the user asked for; None for all.
+
+        Raises:
+            UserError: If the user asked for the embeddings.
+        """
+        blocks = [layer for layer in self.layers if layer > 0]
+        if typed is not None and len(blocks) < len(self.layers):
+            raise UserError(
+                f"`--layer {','.join(map(str, typed))}`: heads are in blocks, and {self.model.name} has blocks 1 to "
+                f"{self.config.num_hidden_layers}; the embeddings, layer 0, have none."
+            )
+        return blocks
+
+    def request(self, corpus: Corpus) -> Request:
+        """Return what is asked of the model on a corpus."""
+        return Request(
+            self.model, corpus, self.layers, self.dtype, self.max_length, self.random_weights_seed,
+            self.permuted_tokens_seed, self.batch_tokens, self.site,
+        )  # fmt: skip
+
     def read(self, corpora: Sequence[Corpus], checks: Sequence[Callable[[Tokens], None]] = ()) -> list[ActivationStore]:
         """Return the activations of each corpus, extracting what is not cached.
 
@@ -93,12 +118,8 @@ class ActivationSource:
         """
         stores = []
         for corpus, check in zip(corpora, checks or [lambda tokens: None] * len(corpora), strict=True):
-            request = Request(
-                self.model, corpus, self.layers, self.dtype, self.max_length, self.random_weights_seed,
-                self.permuted_tokens_seed, self.batch_tokens, self.site,
-            )  # fmt: skip
             bars = [extraction_progress()] if self.shows_progress else []
-            stores.append(activations(request, self.cache, self.trainer, self.say, bars, check))
+            stores.append(activations(self.request(corpus), self.cache, self.trainer, self.say, bars, check))
         return stores
 
 

@@ -85,7 +85,7 @@ def attention(
             batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
             shows_progress=terminal.show_progress(quiet), tokenizer=tokenizer,
         )  # fmt: skip
-        layers, read = _blocks(typed, source), _read(corpus, test_corpus, pairs, seed, say)
+        layers, read = source.blocks(typed), _read(corpus, test_corpus, pairs, seed, say)
         subject = _subject(source, layers, read, config, seed, roles, against, as_published, run)
         there, left_out = measurable(subject, names, by_name)
         tables, stores = measure(
@@ -104,21 +104,6 @@ def attention(
         made = read_folder(Attention, folder.finish())
     _report(made, tracker.where(made.folder) if tracker else None, quiet)
     return made
-
-
-def _blocks(typed: Sequence[int] | None, source: Any) -> list[int]:
-    """Return the layers to report: blocks, so that there is no layer 0.
-
-    Raises:
-        UserError: If the embeddings are asked for.
-    """
-    layers = [layer for layer in source.layers if layer > 0]
-    if typed is not None and len(layers) < len(source.layers):
-        raise UserError(
-            f"`--layer {','.join(map(str, typed))}`: heads are in blocks, and {source.model.name} has blocks 1 to "
-            f"{source.config.num_hidden_layers}; the embeddings, layer 0, have none."
-        )
-    return layers
 
 
 def _subject(
@@ -142,7 +127,7 @@ def _subject(
     from probing.heads.subject import Asked, Subject
 
     corpora, splits = read
-    request, *test = (_request(source, text) for text in corpora)
+    request, *test = (source.request(text) for text in corpora)
     asked = Asked(
         test=test[0] if test else None,
         splits=splits,
@@ -185,7 +170,7 @@ def _against(model: Any, source: Any, corpus: Any, config: dict[str, Any]) -> An
     with about_option("--against"):
         found = find_model(model, None, None if isinstance(model, str) else load_tokenizer(source.model))
     config["against"] = found.name
-    return Checkpoint(_request(replace(source, model=found, random_weights_seed=None), corpus))
+    return Checkpoint(replace(source, model=found, random_weights_seed=None).request(corpus))
 
 
 def _read(corpus: Any, test_corpus: Any, pairs: str | None, seed: int, say: Any) -> tuple[list[Any], list[Any]]:
@@ -221,16 +206,6 @@ def _ranked(run: str, request: Any) -> Any:
     from probing.heads.position.position_run import PositionRun
 
     return PositionRun.of(of_text(load_fit(run)), request.key(), request.source.name)
-
-
-def _request(source: Any, corpus: Any) -> Any:
-    """Return the `probing.cache.Request` for a corpus."""
-    from probing.cache import Request
-
-    return Request(
-        source.model, corpus, source.layers, source.dtype, source.max_length, source.random_weights_seed,
-        batch_tokens=source.batch_tokens,
-    )  # fmt: skip
 
 
 def _write(

@@ -92,7 +92,7 @@ def disable(
             batch_tokens=batch_tokens, random_weights_seed=weights_seed, say=say,
             shows_progress=terminal.show_progress(quiet), tokenizer=tokenizer,
         )  # fmt: skip
-        blocks = _blocks(typed, source)
+        blocks = source.blocks(typed)
         source = replace(source, layers=list(range(source.config.num_hidden_layers + 1)))
         corpora, splits = read_corpora(read["corpus"], read["test_corpus"], split_seed, say)
         subject = Subject(source, corpora, splits, split_seed, _frozen(made, source))
@@ -162,21 +162,6 @@ def _frozen(run: Run | None, source: Any) -> Any:
         raise UserError(f"`--run {run.folder}`: its model {run.config['model']} has changed since; repeat the run.")
     weight = {row["layer"]: run.weight[i] for i, row in enumerate(run.accuracy) if row["layer"] > 0}
     return frozen_of(weight, run.results["classes"], f"--run {run.folder}")
-
-
-def _blocks(typed: Sequence[int] | None, source: Any) -> list[int]:
-    """Return the blocks whose units are disabled.
-
-    Raises:
-        UserError: If the embeddings are asked for.
-    """
-    blocks = [layer for layer in source.layers if layer > 0]
-    if typed is not None and len(blocks) < len(source.layers):
-        raise UserError(
-            f"`--layer {','.join(map(str, typed))}`: heads are in blocks, and {source.model.name} has blocks 1 to "
-            f"{source.config.num_hidden_layers}; the embeddings, layer 0, have none."
-        )
-    return blocks
 
 
 def _write(
