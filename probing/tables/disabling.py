@@ -139,13 +139,18 @@ def _most(rows: Sequence[Row], what: str, kind: str) -> str:
     )  # fmt: skip
     between = interval(most, between=" to ", form="+.1f", times=100)
     n, layer = len(rows), most["layer"]
-    verb = "loses most by" if most["effect"] < 0 else "loses nothing, and gains least by"
+    verb = f"{_loses(most)} by"
     without = f"Without a {what}, with {PLACES[kind]}" if kind != "skip" else "With a block skipped"
     return (
         f"{without}: the probe of layer {layer} {verb} {what} {most['unit']}, from {most['intact']:.3f} to "
         f"{most['value']:.3f} ({100 * most['effect']:+.1f} points{'; ' + between if between else ''}); {lower} of {n} "
         f"{what}s lower it and {higher} raise it (corrected p below .05)."
     )
+
+
+def _loses(most: Row) -> str:
+    """Return what a probe does without the unit that it loses most by, which may still be a gain."""
+    return "loses most" if most["effect"] < 0 else "loses nothing, and gains least"
 
 
 def _trained_again(made: Tables) -> list[str]:
@@ -158,8 +163,8 @@ def _trained_again(made: Tables) -> list[str]:
             most = min(rows, key=lambda row: row["effect"])
             lines.append(
                 f"Trained again without one of {len(rows)} {what}s ({most['kind']}), the probe of layer "
-                f"{most['layer']} reads less in {lower} cases (corrected p below .05); it loses most without {what} "
-                f"{most['unit']}: {100 * most['effect']:+.1f} points{_within(most)}."
+                f"{most['layer']} reads less in {lower} cases (corrected p below .05); it {_loses(most)} without "
+                f"{what} {most['unit']}: {100 * most['effect']:+.1f} points{_within(most)}."
             )
     return lines
 
