@@ -19,7 +19,10 @@ from probing.tables.change import change_conclusions, change_table
 from tuned import CHANGED, other_queries, other_second_sentences, tuned
 from wandb_reader import read_offline_runs
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning"),
+]
 
 CPU = {"accelerator": "cpu"}
 

@@ -17,7 +17,10 @@ from probing.tables.fusion import fusion_lines
 from probing.tables.heads import COLUMNS
 from rendering import rendered
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning"),
+]
 
 HOW: dict[str, Any] = {"quiet": True, "trainer": {"accelerator": "cpu"}, "wandb": WandbOptions("disabled")}
 

@@ -22,7 +22,10 @@ from probing.tables.position_heads import COLUMNS, conclusions
 from rendering import rendered
 from wandb_reader import read_offline_runs
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning"),
+]
 
 CPU = {"accelerator": "cpu"}
 PARTS = "position_heads,position_neurons"
