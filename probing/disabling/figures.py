@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from probing.figures.formats import USUAL, forms_of
+from probing.figures.formats import USUAL
 from probing.figures.style import (
     BLUE,
     GREEN,
     GREY,
     ORANGE,
     PURPLE,
-    drawing,
     error_bars,
     joined,
     name_layers,
     side_by_side,
+    write_drawings,
 )
 from probing.tables.disabling import at_last_layer, is_head, kinds_of
 
@@ -57,11 +57,7 @@ def write_figures(
         )
     if layers:
         drawings["layers"] = lambda figure: effects_of_layers(figure, layers, model)
-    paths = [folder / name for name in drawings]
-    for path, draw in zip(paths, drawings.values(), strict=True):
-        with drawing(path.with_suffix(".png"), formats) as figure:
-            draw(figure)
-    return forms_of(paths, formats)
+    return write_drawings(folder, drawings, formats)
 
 
 def head_map(figure: Figure, rows: Sequence[Row], what: str) -> None:

@@ -7,7 +7,7 @@ have.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,6 +66,23 @@ def drawing(path: Path, formats: Sequence[str] = USUAL) -> Iterator[Figure]:
             box = fit_to_paper(figure)
             for form in vectors:
                 _save(figure, path, form, bbox_inches=box)
+
+
+def write_drawings(
+    folder: Path, drawings: Mapping[str, Callable[[Figure], None]], formats: Sequence[str] = USUAL
+) -> list[Path]:
+    """Draw figures, each in some formats, and return the paths of the files.
+
+    Args:
+        folder: Folder of the figures.
+        drawings: What draws each figure, by its name.
+        formats: Formats of the files.
+    """
+    paths = [folder / name for name in drawings]
+    for path, draw in zip(paths, drawings.values(), strict=True):
+        with drawing(path.with_suffix(".png"), formats) as figure:
+            draw(figure)
+    return forms_of(paths, formats)
 
 
 def _save(figure: Figure, path: Path, form: str, **options: Any) -> None:

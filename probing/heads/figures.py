@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from probing.figures.formats import USUAL, forms_of
-from probing.figures.style import BLUE, GREY, ORANGE, PURPLE, drawing, error_bars, joined, name_layers, side_by_side
+from probing.figures.formats import USUAL
+from probing.figures.style import (
+    BLUE,
+    GREY,
+    ORANGE,
+    PURPLE,
+    error_bars,
+    joined,
+    name_layers,
+    side_by_side,
+    write_drawings,
+)
 from probing.heads.fusion.fusion_figure import accuracy_of_fusions
 from probing.tables import change
 from probing.tables.decimals import two_decimals
@@ -64,11 +74,7 @@ def write_figures(
         drawings["position_neurons"] = lambda figure: neuron_shares(figure, clearest, neurons, model)
     if fused := tables.get("fusion", ()):
         drawings["fusion"] = lambda figure: accuracy_of_fusions(figure, fused, model)
-    paths = [folder / name for name in drawings]
-    for path, draw in zip(paths, drawings.values(), strict=True):
-        with drawing(path.with_suffix(".png"), formats) as figure:
-            draw(figure)
-    return forms_of(paths, formats)
+    return write_drawings(folder, drawings, formats)
 
 
 def class_map(figure: Figure, rows: Sequence[Row], model: str) -> None:
