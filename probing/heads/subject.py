@@ -138,7 +138,10 @@ class Subject:
                 f"`--model {self.request.source.name}` has relative or rotary positions, or none, which are not in the "
                 "input of its attention"
             )
-        return find_query_keys(encoder, anatomy, self.heads, pad_token_id)
+        request = self.tested[0]
+        tested = tokens_of(request, load_tokenizer(request.source))
+        longest = max(int(tokens.lengths.max(initial=1)) for tokens in (self.tokens, tested))
+        return find_query_keys(encoder, anatomy, self.heads, pad_token_id, longest)
 
     @property
     def source(self) -> ActivationSource:

@@ -25,7 +25,7 @@ _HEAD = ("layer", "head", "offset")
 COLUMNS = {
     "position_heads": (
         *_HEAD, "position_head", *_with_ends("mass", "word_mass", "hit", "told", "told_true"), "n",
-        *_with_ends("contrast", "position_part"),
+        *_with_ends("contrast", "position_part", "bias_part"),
         "spearman", *_with_nulls("spearman", ("heads", "bases")),
         "partial", *_with_nulls("partial", ("heads", "bases")),
     ),

@@ -125,8 +125,24 @@ def test_neurons_of_the_planted_head_are_those_that_carry_its_sines(made: Attent
     assert by_use["contrast_random_p"] < 0.1  # of sixteen neurons, sets of five have most of the eight now and then
 
 
-@torch.inference_mode()
 def test_contrasts_are_those_of_the_attention_that_the_model_itself_gives(made: Attention, run: Run) -> None:
+    hold_contrasts(made, run)
+    assert all(row["bias_part"] == 0 for row in made.position_heads)
+
+
+def test_a_bias_of_relative_positions_is_a_part_of_the_contrast(
+    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
+) -> None:
+    biased = fitted(checkpoints["mpnet"], corpus_file, tmp_path, layer="0")
+    found = survey(biased)
+    hold_contrasts(found, biased)
+    assert max(abs(row["bias_part"]) for row in found.position_heads) > 0.01
+    assert all(row["bias_part_low"] <= row["bias_part"] <= row["bias_part_high"] for row in found.position_heads)
+
+
+@torch.inference_mode()
+def hold_contrasts(made: Attention, run: Run) -> None:
+    """Hold the contrasts of a survey to the attention that the model itself gives in float64."""
     from transformers import AutoModel, AutoTokenizer
 
     folder = run.config["model"]

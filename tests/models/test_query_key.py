@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from families import FAMILIES, batch_of
 from probing.errors import UserError
@@ -15,9 +17,10 @@ from probing.models.anatomy import examine, hidden_states
 from probing.models.attention_heads import find_heads, read_heads
 from probing.models.query_key import find_query_keys
 
-# Relative or rotary positions, or a convolution among the keys.
-WITHOUT = {"deberta", "deberta-v2", "mpnet", "modernbert", "convbert", "xlnet", "t5", "gpt_neox", "llama"}
-WITH_NORM = {"gpt2"}
+# Relative positions by content, rotary ones, or a convolution among the keys.
+WITHOUT = {"deberta", "deberta-v2", "modernbert", "convbert", "xlnet", "gpt_neox", "llama"}
+WITH_NORM = {"gpt2", "t5"}
+WITH_BIASES = {"mpnet", "t5"}
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in WITHOUT])
@@ -28,9 +31,11 @@ def test_products_of_queries_and_keys_are_the_attention(
     encoder = load_encoder(resolve_model(str(checkpoints[family])))
     anatomy = examine(encoder)
     heads = find_heads(encoder, anatomy)
-    blocks = find_query_keys(encoder, anatomy, heads)
-    assert all((block.norm is not None) == (family in WITH_NORM) for block in blocks)
     sentence = batch_of(checkpoints[family], sentences[:1])
+    index = torch.arange(sentence["input_ids"].shape[1])
+    blocks = find_query_keys(encoder, anatomy, heads, longest=len(index))
+    assert all((block.norm is not None) == (family in WITH_NORM) for block in blocks)
+    assert all((block.biases is not None) == (family in WITH_BIASES) for block in blocks)
     seen: list[Tensor] = []
     read_heads(encoder, heads, lambda layer, probabilities, values: seen.append(probabilities.clone()), sentence)
     states = hidden_states(encoder, anatomy, range(heads.n_layers), **sentence)
@@ -39,9 +44,22 @@ def test_products_of_queries_and_keys_are_the_attention(
         x = block.inputs(states[layer][0].double())
         # A key's bias moves all scores of a query alike.
         scores = (x @ block.query + block.query_bias[:, None]) @ (x @ block.key).transpose(1, 2)
+        scores = scores + block.biases_at(index - index[:, None])
         if heads.is_causal:
             scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
         assert float((scores.softmax(-1) - probabilities[0]).abs().max()) < 1e-5
+
+
+def test_biases_are_the_model_s_own_at_offsets_longer_than_those_it_is_found_on(checkpoints: dict[str, Path]) -> None:
+    encoder: Any = load_encoder(resolve_model(str(checkpoints["mpnet"])))
+    anatomy = examine(encoder)
+    longest = 30
+    own = encoder.encoder.compute_position_bias(torch.zeros(1, longest, 1))[0].double()
+    assert len(own[0].unique()) > 11
+    index = torch.arange(longest)
+    for block in find_query_keys(encoder, anatomy, find_heads(encoder, anatomy), longest=longest):
+        found = block.biases_at(index - index[:, None])
+        assert_close(found, own - own[:, :1, :1], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("family", sorted(WITHOUT - {"convbert"}))

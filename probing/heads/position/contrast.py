@@ -1,19 +1,24 @@
 """By which neurons a head tells the word at an offset from the other words: its contrast, split exactly into shares.
 
-The score of query i and key j is s(i, j) = x_i' M x_j + c' x_j + (what does not depend on j), with x the input of the
-block's attention, M = W_Q' W_K / sqrt(d_head) and c = W_K' b_Q / sqrt(d_head). The contrast of a head at an offset is
-the mean over queries i of s(i, i + offset) - mean over j of s(i, j): by how much the key at the offset stands out, in
-logits of the attention. Softmax ignores what does not depend on j, and so does the contrast. With x = mean + p + rest,
-p the mean of the words at a position less that of all, it is quadratic in x and splits without a remainder: one part is
-position by position, a sum over neurons of the query, or of the key.
+The score of query i and key j is s(i, j) = x_i' M x_j + c' x_j + b(j - i) + (what does not depend on j), with x the
+input of the block's attention, M = W_Q' W_K / sqrt(d_head), c = W_K' b_Q / sqrt(d_head), and b the bias of relative
+positions, where the model has one. The contrast of a head at an offset is the mean over queries i of
+s(i, i + offset) - mean over j of s(i, j): by how much the key at the offset stands out, in logits of the attention.
+Softmax ignores what does not depend on j, and so does the contrast. One part is that of b. With x = mean + p + rest, p
+the mean of the words at a position less that of all, what is left is quadratic in x and splits without a remainder: one
+part is position by position, a sum over neurons of the query, or of the key.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+# Returns the biases of heads for keys at offsets: shape (heads, *offsets.shape).
+Biases = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,18 @@ class Words:
         other = (index + offset).clamp(0, max(len(index) - 1, 0))
         is_there = (self.sentences[other] == self.sentences) & (self.positions[other] - self.positions == offset)
         return index[is_there]
+
+    def mean_biases_seen(self, biases: Biases) -> Tensor:
+        """Return for each head and word the mean bias of the words that it sees, shape (heads, n)."""
+        sizes = self.sentences.unique_consecutive(return_counts=True)[1].tolist()
+        return torch.cat([self._mean_biases(places, biases) for places in self.positions.split(sizes)], dim=1)
+
+    def _mean_biases(self, places: Tensor, biases: Biases) -> Tensor:
+        """Return those of one sentence from the positions of its words."""
+        found = biases(places - places[:, None])
+        if self.is_causal:
+            found = found.masked_fill(torch.ones_like(found).triu(1).bool(), torch.nan)
+        return found.nanmean(2)
 
     def means_seen(self, states: Tensor) -> Tensor:
         """Return for each word the mean of the states that it sees, its own among them, shape (n, d_model)."""

@@ -80,6 +80,13 @@ class Block:
         return self.words.means_seen(self.inputs), self.words.means_seen(self.of_position)
 
     @cached_property
+    def mean_biases(self) -> Tensor:
+        """Mean bias of the words that each word sees, shape (heads, n)."""
+        if self.heads.biases is None:
+            return self.inputs.new_zeros(len(self.heads.query), len(self.inputs))
+        return self.words.mean_biases_seen(self.heads.biases_at)
+
+    @cached_property
     def scores(self) -> dict[str, NDArray[np.float64]]:
         """The run's rankings of the neurons that enter the block."""
         return self.run.of_layer(self.layer - 1)
@@ -133,6 +140,12 @@ class AtOffset:
         return parts[queries], parts[queries + self.offset] - self.block.means_seen[1][queries]
 
     @cached_property
+    def biases(self) -> Tensor:
+        """Bias of each query's key less the mean of those of the keys that it sees, shape (heads, n)."""
+        block = self.block
+        return block.heads.biases_at(torch.tensor([self.offset])) - block.mean_biases[:, self.queries]
+
+    @cached_property
     def moments(self) -> LagMoments:
         """Those of the inputs."""
         return LagMoments.of(*self.inputs, self.block.means.mean)
@@ -153,16 +166,21 @@ class AtOffset:
         return self.shares.use.numpy()
 
     def contrasts(self, heads: Sequence[int], sentences: Sentences) -> list[dict[str, float]]:
-        """Return the contrast of some heads and its part between positions, with intervals by sentence."""
+        """Return the contrast of some heads, its parts between positions and of biases, with intervals by sentence."""
         block, words = self.block, self.block.words
         counts = words.sentences[self.queries].bincount(minlength=sentences.times.shape[1])
         query, key, bias = (one[list(heads)] for one in (block.heads.query, block.heads.key, block.heads.query_bias))
+        biases = self.biases[list(heads)].T
+        # The scores of keys less their mean, of each query and head, shape (n, heads).
+        by_state, of_position = (
+            ((torch.einsum("nd,hde->nhe", asking, query) + added) * torch.einsum("nd,hde->nhe", differences, key)).sum(
+                2
+            )
+            for (asking, differences), added in ((self.inputs, bias), (self.of_position, 0 * bias))
+        )
+        parts = {"contrast": by_state + biases, "position_part": of_position, "bias_part": biases}
         found: list[dict[str, float]] = [{} for _ in heads]
-        for name, (asking, differences), added in (
-            ("contrast", self.inputs, bias), ("position_part", self.of_position, 0 * bias),
-        ):  # fmt: skip
-            asked = torch.einsum("nd,hde->nhe", asking, query) + added
-            values = (asked * torch.einsum("nd,hde->nhe", differences, key)).sum(2)
+        for name, values in parts.items():
             sums = torch.zeros(len(counts), len(heads), dtype=torch.float64)
             sums.index_add_(0, words.sentences[self.queries], values)
             means = sentences.means(sums.numpy(), counts.numpy())
@@ -214,11 +232,13 @@ class AtOffset:
         )
         pairs, singles = self.moments.split(query @ key.T, key @ bias)
         groups = [self._scores(head, group) for group in self.block.groups]
+        of_biases = float(self.biases[head].mean()) if len(self.queries) else 0.0
         sd, generator = self.block.means.sd.numpy(), np.random.default_rng([self.block.seed, self.block.layer, head])
 
         def without(sets: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
             held = as_masks(sets, len(sd))
-            return {"contrast": contrast_without(pairs, singles, held).numpy(), "word_mass": word_mass(groups, sets)}
+            contrasts = contrast_without(pairs, singles, held).numpy() + of_biases
+            return {"contrast": contrasts, "word_mass": word_mass(groups, sets)}
 
         intact = without(np.empty((1, 0), dtype=np.int64))
         rows: Rows = []
@@ -242,9 +262,13 @@ class AtOffset:
         is_word = group >= 0
         states = torch.where(is_word[..., None], block.inputs[group] - block.means.mean, 0.0)
         of_mean = block.means.mean @ query + bias
+        places = block.words.positions[group]
+        offsets = torch.where(is_word[:, None] & is_word[..., None], places[:, None] - places[..., None], 0)
+        biases = block.heads.biases_at(offsets)[head].nan_to_num()  # NaN at keys that are not seen
         return HeadScores(
-            states.float(), is_word, query.float(), key.float(), of_mean.float(), self.offset, block.words.is_causal
-        )
+            states.float(), is_word, query.float(), key.float(), of_mean.float(), biases.float(), self.offset,
+            block.words.is_causal,
+        )  # fmt: skip
 
 
 def _beside(name: str, value: float, kind: str, others: NDArray[np.float64]) -> Mapping[str, float]:

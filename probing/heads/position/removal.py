@@ -83,6 +83,7 @@ class HeadScores:
         key: W_K of the head, not scaled.
         query_of_mean: Query of the mean, scaled, with its bias, shape (d_head,). (The key of the mean moves all scores
             of a query alike, and is left out.)
+        biases: What is added to the score of each query and key, shape (n_sentences, length, length).
         offset: In tokens, from query to key.
         is_causal: Whether a word sees no later one.
     """
@@ -92,6 +93,7 @@ class HeadScores:
     query: Tensor
     key: Tensor
     query_of_mean: Tensor
+    biases: Tensor
     offset: int
     is_causal: bool = False
 
@@ -132,7 +134,7 @@ class HeadScores:
             (whole - held @ matrix[sets]).view(n_sets * n, length, -1)
             for whole, matrix in ((queries, self.query), (keys, self.key))
         )
-        scores = (queries @ keys.transpose(1, 2)).view(n_sets, n, length, length)
+        scores = (queries @ keys.transpose(1, 2)).view(n_sets, n, length, length) + self.biases
         at_offset = scores.diagonal(self.offset, 2, 3)
         scores = _of_queries(scores, self.offset) - at_offset[..., None]
         seen = _of_queries(self._seen[None], self.offset)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from statistics import mean
 
 import numpy as np
@@ -21,13 +21,17 @@ PLANTED = tuple(range(3, 33, 3))
 
 @dataclass(frozen=True)
 class Head:
-    """Sentences of words, and the queries and keys of a head."""
+    """Sentences of words, the queries and keys of a head, and its bias for each offset from -19 to 19."""
 
     words: Words
     states: Tensor
     query: Tensor
     key: Tensor
     bias: Tensor
+    biases: Tensor = field(default_factory=lambda: torch.zeros(39, dtype=torch.float64))
+
+    def biases_at(self, offsets: Tensor) -> Tensor:
+        return self.biases[offsets + 19][None]
 
     @property
     def matrix(self) -> Tensor:
@@ -41,6 +45,9 @@ class Head:
         """Return the scores of a sentence, with a bias of keys, which no softmax sees."""
         x = states[self.words.sentences == sentence]
         scores = (x @ self.query + self.bias) @ (x @ self.key + 0.7).T
+        for i in range(len(scores)):
+            for j in range(len(scores)):
+                scores[i, j] += self.biases[19 + j - i]
         if self.words.is_causal:
             scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), torch.nan)
         return scores
@@ -59,6 +66,11 @@ def made_up(is_causal: bool = False, n_sentences: int = 120, seed: int = 0) -> H
         return torch.randn(*shape, generator=generator, dtype=torch.float64) / D**0.5
 
     return Head(Words(sentences, positions, is_causal), states, weights(D, D_HEAD), weights(D, D_HEAD), weights(D_HEAD))
+
+
+def with_biases(head: Head) -> Head:
+    """Return the head with a random bias for each offset."""
+    return replace(head, biases=torch.randn(39, generator=torch.Generator().manual_seed(3), dtype=torch.float64))
 
 
 def planted(n_sentences: int = 60, noise: float = 0.3) -> Head:
@@ -122,6 +134,17 @@ def test_the_contrast_is_that_of_a_loop_over_all_pairs_whatever_the_mean(is_caus
         assert float(pairs.sum() + singles.sum()) == pytest.approx(expected, abs=1e-9)
     (none,) = contrast_without(pairs, singles, torch.zeros(1, D, dtype=torch.bool))
     assert float(none) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(("is_causal", "offset"), [(False, 2), (False, -1), (True, -2)])
+def test_the_contrast_with_biases_has_a_part_of_theirs_alone(is_causal: bool, offset: int) -> None:
+    head = with_biases(made_up(is_causal))
+    pairs, singles = split(head, offset)
+    queries = head.words.with_key_at(offset)
+    biases = head.biases_at(torch.tensor(offset)) - head.words.mean_biases_seen(head.biases_at)[0, queries]
+    assert float(biases.mean().abs()) > 0.01
+    expected = contrast_by_loops(head, head.states, offset)
+    assert float(pairs.sum() + singles.sum() + biases.mean()) == pytest.approx(expected, abs=1e-9)
 
 
 def test_held_neurons_are_at_their_mean_in_queries_and_keys() -> None:
@@ -212,13 +235,17 @@ def head_scores(head: Head, offset: int = -1) -> list[HeadScores]:
         parts = [head.states[head.words.sentences == i] - mean_state for i in numbers]
         padded = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
         is_word = torch.nn.utils.rnn.pad_sequence([torch.ones(len(part)) for part in parts], batch_first=True).bool()
-        groups.append(HeadScores(padded, is_word, head.query, head.key, query_of_mean, offset, head.words.is_causal))
+        places = torch.arange(padded.shape[1])
+        biases = head.biases_at(places - places[:, None]).expand(len(padded), -1, -1)
+        groups.append(
+            HeadScores(padded, is_word, head.query, head.key, query_of_mean, biases, offset, head.words.is_causal)
+        )
     return groups
 
 
 @pytest.mark.parametrize(("is_causal", "offset"), [(False, 2), (False, -1), (True, -2)])
 def test_attention_with_held_neurons_is_that_of_a_loop(is_causal: bool, offset: int) -> None:
-    head = made_up(is_causal, n_sentences=15)
+    head = with_biases(made_up(is_causal, n_sentences=15))
     sets = random_sets(D, 6, np.random.default_rng(0), 4)
     found = word_mass(head_scores(head, offset), sets)
     for held, value in zip(sets, found.tolist(), strict=True):
