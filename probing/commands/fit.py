@@ -199,7 +199,7 @@ def _report(run: Run, where: str | None, quiet: bool) -> None:
     from probing.evidence.by_position import position_line
     from probing.statistics.intervals import scope
     from probing.tables import probes
-    from probing.tables.conclusions import conclusion
+    from probing.tables.conclusions import conclusion, not_above
     from probing.tables.geometry import transform_lines
 
     layers = [row["layer"] for row in run.accuracy]
@@ -217,6 +217,8 @@ def _report(run: Run, where: str | None, quiet: bool) -> None:
         for line in probes.penalty_lines(run.results.get("penalty", {})):
             print(line)
         if line := position_line([row for row in run.positions if row["layer"] == layers[-1]]):
+            print(line)
+        for line in not_above(run.accuracy):
             print(line)
         if len(layers) > 1:
             print(f"The other layers' rankings are in {run.folder / 'neurons.csv'}.")

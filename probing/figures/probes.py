@@ -22,7 +22,7 @@ from probing.figures.style import (
     side_by_side,
 )
 from probing.tables.columns import R2, controls_of, score_of, score_of_neurons, with_intercept
-from probing.tables.decimals import two_decimals
+from probing.tables.wording import two_decimals
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -22,9 +22,9 @@ from probing.figures.style import (
 )
 from probing.heads.fusion.fusion_figure import accuracy_of_fusions
 from probing.tables import change
-from probing.tables.decimals import two_decimals
 from probing.tables.heads import CLASSES, LETTERS, SPECIAL, beats_offset, name_of, of_heads, of_measure
 from probing.tables.position_heads import examined_heads
+from probing.tables.wording import two_decimals
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

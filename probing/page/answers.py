@@ -8,10 +8,10 @@ from probing.models.layers import aligned
 from probing.models.site_names import NEURON, is_inside_blocks, site_of
 from probing.page.sources import Agreement, Subject, Survey, model_name
 from probing.statistics.intervals import scope
-from probing.tables.columns import R2, Row, controls_of, ends, in_brackets, interval, score_of
-from probing.tables.conclusions import conclusion
-from probing.tables.decimals import two_decimals
+from probing.tables.columns import R2, Row, in_brackets, interval, score_of
+from probing.tables.conclusions import conclusion, held_against
 from probing.tables.geometry import transform_sizes
+from probing.tables.wording import count, layers_named, listed, two_decimals
 
 
 def title(subjects: Sequence[Subject], surveys: Sequence[Survey] = ()) -> str:
@@ -38,7 +38,7 @@ def question(subject: Subject) -> str:
     n_tokens = {side: f"{count(first[f'n_{side}_tokens'], 'token')} of " for side in ("train", "test")}
     of = dict.fromkeys(n_tokens, "") if "pooling" in results else n_tokens
     return (
-        f"Can {subject.task} be read off {_layers(subject.layers)} of {model}, and which neurons carry it? "
+        f"Can {subject.task} be read off {layers_named(subject.layers)} of {model}, and which neurons carry it? "
         "In each layer, a linear probe without an intercept was trained to predict "
         f"{_predicted(first)} from {of['train']}"
         f"{count(sentences['train'], 'sentence')} of the corpus {config['corpus']}, and tested on "
@@ -54,8 +54,8 @@ def _question_of_arrays(subject: Subject) -> str:
     of_groups = f" of {count(train, unit)}" if unit != "row" else ""
     others = f" of {count(test, f'other {unit}')}" if unit != "row" else " that it had not seen"
     return (
-        f"Can {subject.task} be read off {_layers(subject.layers)} of {subject.run.config['model']}, and which neurons "
-        "carry it? In each layer, a linear probe without an intercept was trained to predict "
+        f"Can {subject.task} be read off {layers_named(subject.layers)} of {subject.run.config['model']}, and which "
+        "neurons carry it? In each layer, a linear probe without an intercept was trained to predict "
         f"{_predicted(first)} from {count(first['n_train_tokens'], 'row')}{of_groups} of "
         f"arrays, and tested on {count(first['n_test_tokens'], 'row')}{others}."
     )
@@ -69,7 +69,7 @@ def _predicted(row: Row) -> str:
 def answer(subject: Subject) -> str:
     """Return the answer of a run, in a paragraph."""
     over = scope(subject.run.results, subject.run.config.get("test_corpus"))
-    sentences = [_accuracies(subject), _held_against(subject), over]
+    sentences = [_accuracies(subject), held_against(subject.run.accuracy[-1]), over]
     sentences.append(conclusion(subject.ranked[subject.layers[-1]], subject.task))
     short = [row["layer"] for row in subject.run.results["layers"] if not row.get("converged", True)]
     if short:
@@ -101,24 +101,6 @@ def depths(rows: Sequence[Row]) -> list[tuple[int, int]]:
     return [(layers_a[i], layers_b[j]) for i, j in aligned(layers_a, layers_b)]
 
 
-def listed(items: Sequence[object]) -> str:
-    """Return items as a list in a sentence."""
-    *first, last = map(str, items)
-    return f"{', '.join(first)} and {last}" if first else last
-
-
-def _layers(layers: Sequence[int]) -> str:
-    if len(layers) == 1:
-        return f"layer {layers[0]}"
-    in_a_row = len(layers) > 2 and layers[-1] - layers[0] == len(layers) - 1
-    return f"layers {layers[0]} to {layers[-1]}" if in_a_row else f"layers {listed(layers)}"
-
-
-def count(n: int, one: str, many: str = "") -> str:
-    """Return a number with its noun."""
-    return f"{n:,} {one if n == 1 else many or one + 's'}"
-
-
 def _accuracies(subject: Subject) -> str:
     rows = subject.run.accuracy
     first, last = rows[0], rows[-1]
@@ -144,40 +126,6 @@ def _highest(best: Row, first: Row, last: Row) -> str:
 def _share(row: Row) -> str:
     name = score_of(row).name
     return f"{row[name]:.3f}{in_brackets(interval(row, name, ' to '))}"
-
-
-def _held_against(subject: Subject) -> str:
-    """Compare the last layer's accuracy with each control, by the interval of the difference.
-
-    Where there are no intervals, only the controls and their accuracies are listed.
-    """
-    row, score = subject.run.accuracy[-1], subject.score.name
-    if not controls_of([row]):
-        return ""
-    if ends(row, score) is None:
-        beside = [
-            f"{_called(name, words)} ({row[f'{name}_{score}']:.3f})" for name, words in controls_of([row]).items()
-        ]
-        return f"In layer {row['layer']}, compare it with {listed(beside)}."
-    sides: dict[str, list[str]] = {"above": [], "below": [], "not told apart from": []}
-    for name, words in controls_of([row]).items():
-        low, high = ends(row, f"above_{name}") or (  # the majority class has no interval of its own
-            row[f"accuracy_{end}"] - row[f"{name}_accuracy"] for end in ("low", "high")
-        )
-        side = "above" if low > 0 else "below" if high < 0 else "not told apart from"
-        sides[side].append(f"{_called(name, words)} ({row[f'{name}_{score}']:.3f})")
-    parts = [f"{side} {listed(named)}" for side, named in sides.items() if named]
-    return f"In layer {row['layer']} it is {'; '.join(parts)}."
-
-
-def _called(name: str, words: str) -> str:
-    """Return the name of a control in a sentence."""
-    noun = {
-        "majority": "the majority class", "shuffled": words, "permuted_positions": words,
-        "untrained": "the randomly initialised model", "untransformed": "the states as they are",
-        "others_clipped": "other neurons clipped",
-    }  # fmt: skip
-    return noun.get(name, f"the {words}")
 
 
 def _agreement(pair: tuple[str, str], rows: dict[tuple[int, int], Row]) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 from probing.page.sources import Survey
 from probing.tables.columns import in_brackets, interval
-from probing.tables.decimals import two_decimals
 from probing.tables.heads import CLASSES, LETTERS, SPECIAL, beats_offset, of_heads, of_measure
+from probing.tables.wording import two_decimals
 
 Row = Mapping[str, Any]
 Place = tuple[int, int]  # layer and head

@@ -8,7 +8,7 @@ from typing import Any
 from probing.models.site_names import what_is_a_neuron
 from probing.runtime.terminal import plain_table
 from probing.tables.columns import Row, ends
-from probing.tables.decimals import two_decimals
+from probing.tables.wording import two_decimals
 
 # Largest share of rankings under shuffled labels that may have a neuron at the top for its rank to be evidence.
 ALPHA = 0.05

@@ -1,4 +1,4 @@
-"""What the numbers of a layer's first neuron support, in a few sentences."""
+"""What the numbers of a layer support, of its first neuron and beside its controls, in a few sentences."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from probing.tables.columns import (
     NEGLIGIBLE_NATS,
     R2,
     UNINFORMATIVE,
+    controls_of,
+    ends,
     in_brackets,
     interval,
+    score_of,
     score_of_neurons,
     with_intercept,
 )
+from probing.tables.wording import layers_named, listed
 
 # A centred contribution within this share of the contribution itself counts as nearly unchanged.
 UNCHANGED = 0.05
@@ -109,3 +113,65 @@ def _without_it(rows: Sequence[Mapping[str, Any]]) -> str:
     beside = sorted(row[score.without] for row in rows if str(row["removed"]).startswith("matched"))
     usual = f", and {beside[len(beside) // 2]:.4f} without a matched random neuron (median)" if beside else ""
     return f"{loss}{usual}."
+
+
+def held_against(row: Mapping[str, Any]) -> str:
+    """Compare a layer's accuracy with each control, by the interval of the difference.
+
+    Where there are no intervals, only the controls and their accuracies are listed.
+
+    Args:
+        row: The layer's row of `accuracy.csv`.
+    """
+    score = score_of(row).name
+    if not controls_of([row]):
+        return ""
+    if ends(row, score) is None:
+        beside = [
+            f"{_called(name, words)} ({row[f'{name}_{score}']:.3f})" for name, words in controls_of([row]).items()
+        ]
+        return f"In layer {row['layer']}, compare it with {listed(beside)}."
+    sides: dict[str, list[str]] = {}
+    for name, words in controls_of([row]).items():
+        sides.setdefault(_side(row, name), []).append(f"{_called(name, words)} ({row[f'{name}_{score}']:.3f})")
+    parts = [f"{side} {listed(sides[side])}" for side in (ABOVE, BELOW, ALIKE) if side in sides]
+    return f"In layer {row['layer']} it is {'; '.join(parts)}."
+
+
+def not_above(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence for each control that is not beaten in some layer, by the interval of the difference.
+
+    Args:
+        rows: Rows of `accuracy.csv`, ascending by layer.
+    """
+    what = "R²" if score_of(rows[0]) is R2 else "accuracy"
+    found = []
+    for name, words in controls_of(rows).items():
+        for side in (BELOW, ALIKE):
+            if layers := [row["layer"] for row in rows if _side(row, name) == side]:
+                found.append(f'In {layers_named(layers)} the {what} is {side} the control "{words}".')
+    return found
+
+
+# How a score lies to that of a control.
+ABOVE, BELOW, ALIKE = "above", "below", "not told apart from"
+
+
+def _side(row: Mapping[str, Any], name: str) -> str:
+    """Return how a layer's score lies to a control's; empty where there are no intervals."""
+    if (apart := ends(row, f"above_{name}")) is None:
+        if (own := ends(row, score := score_of(row).name)) is None:
+            return ""
+        # The majority class has no interval of its own.
+        apart = own[0] - row[f"{name}_{score}"], own[1] - row[f"{name}_{score}"]
+    return ABOVE if apart[0] > 0 else BELOW if apart[1] < 0 else ALIKE
+
+
+def _called(name: str, words: str) -> str:
+    """Return the name of a control in a sentence."""
+    noun = {
+        "majority": "the majority class", "shuffled": words, "permuted_positions": words,
+        "untrained": "the randomly initialised model", "untransformed": "the states as they are",
+        "others_clipped": "other neurons clipped",
+    }  # fmt: skip
+    return noun.get(name, f"the {words}")

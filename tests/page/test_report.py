@@ -48,6 +48,7 @@ from probing.page.packing import pack_floats, pack_halves, pack_integers, shades
 from probing.page.sections.reproduce import command_line
 from probing.page.sections.run import script_data
 from probing.page.sources import Agreement, Subject, read_sources
+from probing.tables.conclusions import not_above
 from probing.tables.csv_files import read_csv, write_csv
 from probing.tables.downstream import sts_lines, sts_tables, wic_lines, wic_tables
 from report_runs import QUICKLY, make_run
@@ -514,6 +515,11 @@ def test_an_accuracy_is_above_below_or_not_told_apart_from_each_control(runs: Pa
         "not told apart from labels shuffled (0.490)." in said
     )
     assert "0.500 (0.450 to 0.550) in layer 2" in said
+    first = {**row, "layer": 1, "above_shuffled_low": 0.1}
+    assert not_above([first, row]) == [
+        'In layer 2 the accuracy is not told apart from the control "labels shuffled".',
+        'In layers 1 and 2 the accuracy is below the control "random weights".',
+    ]
     found.run.results["layers"][1]["converged"] = False
     assert "In layer 2 the probe stopped short of its optimum" in answers.answer(found)
 

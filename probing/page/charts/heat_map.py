@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from probing.page.markup import Html, element
-from probing.tables.decimals import two_decimals
+from probing.tables.wording import two_decimals
 
 CELL_WIDTH, CELL_HEIGHT = 34, 24
 LEFT, BOTTOM = 46, 38

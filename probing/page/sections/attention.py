@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probing.heads.examples.example_maps import Example
-from probing.page.answers import count
 from probing.page.charts.arcs import Row, sentence_arcs, words_row
 from probing.page.charts.head_map import cell_of, head_id, head_map
 from probing.page.head_numbers import HeadMeasure, Place, head_measures, places, told
@@ -16,6 +15,7 @@ from probing.page.sources import Survey, model_name
 from probing.page.tables import as_in_terminal, table
 from probing.tables.columns import interval
 from probing.tables.heads import beats_offset, conclusions, name_of
+from probing.tables.wording import count
 
 ABOUT_ARCS = (
     "An arc goes from each word to the other word that it attends to most, and is as thick as this attention is large. "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from probing.page.answers import depths, listed
+from probing.page.answers import depths
 from probing.page.charts.heat_map import heat_map
 from probing.page.charts.line_chart import Line, line_chart
 from probing.page.markup import Html, element
@@ -12,7 +12,7 @@ from probing.page.sources import Agreement, Subject
 from probing.page.tables import table
 from probing.runs.run import Row
 from probing.tables.columns import ends, interval
-from probing.tables.decimals import two_decimals
+from probing.tables.wording import listed, two_decimals
 
 # Statistics that are drawn, and their names.
 MAPS = {"spearman": "Spearman of the rankings", "overlap": "overlap of the top", "cka": "linear CKA"}
