@@ -12,7 +12,7 @@ from probing.cli.option_values import Dtype, Layers, Model, Source, Tokenizer, n
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import command
 from probing.cli.shared_options import with_shared_help
-from probing.commands.folders import keep_inputs, places, say_where
+from probing.commands.folders import keep_inputs, places, say_results
 from probing.errors import UserError, about_option, refuse
 from probing.models import find_model, layer_numbers
 from probing.runs.folder import RunFolder
@@ -102,7 +102,7 @@ def attention(
         with tracking(folder, wandb, config) as tracker:
             _write(folder.path, config, tables, (subject, stores), there, left_out, watch, tracker)
         made = read_folder(Attention, folder.finish())
-    _report(made, tracker.where(made.folder) if tracker else None, quiet)
+    say_results(made, tracker.where(made.folder) if tracker else None, quiet)
     return made
 
 
@@ -264,15 +264,3 @@ def _curves(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str,
             name, point = f"change_{row['measure']}", by_layer.setdefault(row["layer"], {"layer": row["layer"]})
             point |= {name: row["value"], f"{name}_low": row["low"], f"{name}_high": row["high"]}
     return [by_layer[layer] for layer in sorted(by_layer)]
-
-
-def _report(made: Attention, where: str | None, quiet: bool) -> None:
-    """Print the tables, a sentence for each question, and where the results are."""
-    from probing.runtime import terminal
-    from probing.tables import heads, position_heads
-
-    if not quiet:
-        terminal.show(*made.tables())
-    for line in heads.conclusions(vars(made)) + position_heads.conclusions(vars(made)):
-        print(line)
-    say_where(made.folder, where)

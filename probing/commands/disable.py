@@ -12,7 +12,7 @@ from probing.cli.option_values import Layers, Model, Source, Tokenizer, defaults
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import command
 from probing.cli.shared_options import with_shared_help
-from probing.commands.folders import keep_inputs, places, say_where
+from probing.commands.folders import keep_inputs, places, say_results
 from probing.corpus.sides import read_corpora
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import layer_numbers, site_of
@@ -108,7 +108,7 @@ def disable(
             watch.end("measure")
             _write(folder.path, config, found, stores, source.model.short_name, watch, tracker)
         result = read_folder(Disabled, folder.finish())
-    _report(result, tracker.where(result.folder) if tracker else None, quiet)
+    say_results(result, tracker.where(result.folder) if tracker else None, quiet)
     return result
 
 
@@ -191,15 +191,3 @@ def _curves(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             kind = row["kind"]
             point |= {f"{kind}_effect": row["effect"], f"{kind}_low": row["low"], f"{kind}_high": row["high"]}
     return list(by_layer.values())
-
-
-def _report(made: Disabled, where: str | None, quiet: bool) -> None:
-    """Print the tables, a sentence for each question, and where the results are."""
-    from probing.runtime import terminal
-    from probing.tables.disabling import conclusions
-
-    if not quiet:
-        terminal.show(*made.tables())
-    for line in conclusions(vars(made)):
-        print(line)
-    say_where(made.folder, where)

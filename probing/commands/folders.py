@@ -9,6 +9,7 @@ from typing import Any
 from probing.cache.location import cache_folder, folder
 from probing.errors import UserError, as_clause
 from probing.runs.folder import RunFolder, check_name
+from probing.runs.kinds import ResultFolder
 
 
 def runs_folder(runs: str) -> Path:
@@ -69,6 +70,23 @@ def say_where(folder: Path, where: str | None) -> None:
         where: Address on Weights & Biases, if they were logged there.
     """
     print(f"Results: {folder}" + (f"; on Weights & Biases: {where}" if where else ""))
+
+
+def say_results(made: ResultFolder, where: str | None, quiet: bool) -> None:
+    """Print the tables, a sentence for each question, and where the results are.
+
+    Args:
+        made: The results.
+        where: Address on Weights & Biases, if they were logged there.
+        quiet: Whether the tables are left out.
+    """
+    from probing.runtime import terminal
+
+    if not quiet:
+        terminal.show(*made.tables())
+    for line in made.conclusions():
+        print(line)
+    say_where(made.folder, where)
 
 
 def writable_folder(path: str | Path, typed: str, way_out: str) -> Path:

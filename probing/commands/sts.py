@@ -12,7 +12,7 @@ from probing.cli.option_values import Dtype, Layers, Model, Tokenizer, number_pr
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import command
 from probing.cli.shared_options import with_shared_help
-from probing.commands.folders import places, say_where
+from probing.commands.folders import places, say_results
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import layer_numbers
 from probing.runs.folder import RunFolder
@@ -104,7 +104,7 @@ def sts(
             found = rows, chosen, texts
             _write(run_folder.path, found, config, watch.timings(), vectors, poolings, files.short_name, tracker)
         made = read_folder(SentenceSimilarity, run_folder.finish())
-    _report(made, tracker.where(made.folder) if tracker else None, quiet)
+    say_results(made, tracker.where(made.folder) if tracker else None, quiet)
     return made
 
 
@@ -217,15 +217,3 @@ def _curves(rows: Sequence[dict[str, Any]], pooling: str) -> list[dict[str, Any]
             point = by_layer.setdefault(row["layer"], {"layer": row["layer"]})
             point[f"{row['set']}_{row['transform']}_spearman".replace(" ", "_")] = row["spearman"]
     return list(by_layer.values())
-
-
-def _report(found: SentenceSimilarity, where: str | None, quiet: bool) -> None:
-    """Print the tables and where the results are."""
-    from probing.runtime import terminal
-    from probing.tables.downstream import sts_lines
-
-    if not quiet:
-        terminal.show(*found.tables())
-    for line in sts_lines(found.chosen):
-        print(line)
-    say_where(found.folder, where)

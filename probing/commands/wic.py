@@ -11,7 +11,7 @@ from probing.cli.option_values import Dtype, Layers, Model, Tokenizer, number_pr
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import command
 from probing.cli.shared_options import with_shared_help
-from probing.commands.folders import places, say_where
+from probing.commands.folders import places, say_results
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import layer_numbers
 from probing.runs.folder import RunFolder
@@ -102,7 +102,7 @@ def wic(
             read = dict(zip(data, stores, strict=True))
             _write(run_folder.path, rows, chosen, config, summary, read, part, source.model.short_name, tracker)
         found = read_folder(WordsInContext, run_folder.finish())
-    _report(found, tracker.where(found.folder) if tracker else None, quiet)
+    say_results(found, tracker.where(found.folder) if tracker else None, quiet)
     return found
 
 
@@ -140,15 +140,3 @@ def _curves(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         point = by_layer.setdefault(row["layer"], {"layer": row["layer"]})
         point |= {f"{row['transform']}_{measure}": row[measure] for measure in ("accuracy", "auc")}
     return list(by_layer.values())
-
-
-def _report(found: WordsInContext, where: str | None, quiet: bool) -> None:
-    """Print the tables and where the results are."""
-    from probing.runtime import terminal
-    from probing.tables.downstream import wic_lines
-
-    if not quiet:
-        terminal.show(*found.tables())
-    for line in wic_lines(found.chosen):
-        print(line)
-    say_where(found.folder, where)

@@ -39,6 +39,10 @@ class ResultFolder:
         """Return the results as rich tables."""
         raise NotImplementedError
 
+    def conclusions(self) -> list[str]:
+        """Return what the results say, a sentence for each question."""
+        return []
+
     def __repr__(self) -> str:
         from probing.runtime.terminal import render
 
@@ -147,6 +151,12 @@ class Attention(ResultFolder):
 
         return heads.tables(vars(self)) + position_heads.tables(vars(self))
 
+    def conclusions(self) -> list[str]:
+        """Return what the survey says, a sentence for each question."""
+        from probing.tables import heads, position_heads
+
+        return heads.conclusions(vars(self)) + position_heads.conclusions(vars(self))
+
 
 @dataclass(frozen=True, repr=False)
 class Disabled(ResultFolder):
@@ -171,6 +181,12 @@ class Disabled(ResultFolder):
         from probing.tables.disabling import tables
 
         return tables(vars(self))
+
+    def conclusions(self) -> list[str]:
+        """Return what the effects say, a sentence for each question."""
+        from probing.tables.disabling import conclusions
+
+        return conclusions(vars(self))
 
 
 @dataclass(frozen=True, repr=False)
@@ -199,6 +215,12 @@ class WordsInContext(ResultFolder):
 
         return wic_tables(self.wic, self.chosen)
 
+    def conclusions(self) -> list[str]:
+        """Return what the results say, a sentence for each question."""
+        from probing.tables.downstream import wic_lines
+
+        return wic_lines(self.chosen)
+
 
 @dataclass(frozen=True, repr=False)
 class SentenceSimilarity(ResultFolder):
@@ -225,6 +247,12 @@ class SentenceSimilarity(ResultFolder):
         from probing.tables.downstream import sts_tables
 
         return sts_tables(self.sts, self.chosen)
+
+    def conclusions(self) -> list[str]:
+        """Return what the results say, a sentence for each question."""
+        from probing.tables.downstream import sts_lines
+
+        return sts_lines(self.chosen)
 
 
 @dataclass(frozen=True, repr=False)

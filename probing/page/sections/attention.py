@@ -14,7 +14,7 @@ from probing.page.sections.run import script_data
 from probing.page.sources import Survey, model_name
 from probing.page.tables import as_in_terminal, table
 from probing.tables.columns import interval
-from probing.tables.heads import beats_offset, conclusions, name_of
+from probing.tables.heads import beats_offset, name_of
 from probing.tables.wording import count
 
 ABOUT_ARCS = (
@@ -39,7 +39,7 @@ def survey_section(survey: Survey, number: int, room: int) -> Html:
         "section",
         element("h2", survey.title),
         element("p", _question(survey), class_="question"),
-        *(element("p", sentence, class_="answer") for sentence in conclusions(vars(survey.made))),
+        *(element("p", sentence, class_="answer") for sentence in survey.made.conclusions()),
         *(element("p", f"The part {part} was left out: it needs {lack}.")
           for part, lack in survey.made.results["left_out"].items()),
         *([_map(survey, measures, heads, number), _numbers(measures, heads)] if heads else []),
