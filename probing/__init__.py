@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from probing.runs.kinds import Rankings as Rankings
     from probing.runs.kinds import SentenceSimilarity as SentenceSimilarity
     from probing.runs.kinds import WordsInContext as WordsInContext
-    from probing.runs.kinds import load_run as load_run
+    from probing.runs.loading import load_run as load_run
     from probing.runs.run import Run as Run
     from probing.tasks import SentenceTask as SentenceTask
     from probing.tasks import Task as Task
@@ -65,7 +65,7 @@ _HOMES = {
     "ProbeOptions": "probing.cli.options",
     "WandbOptions": "probing.cli.options",
     "Run": "probing.runs.run",
-    "load_run": "probing.runs.kinds",
+    "load_run": "probing.runs.loading",
     "SentenceTask": "probing.tasks",
     "Task": "probing.tasks",
 }

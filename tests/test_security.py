@@ -28,7 +28,7 @@ from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.errors import UserError
 from probing.models import load_config, load_encoder, load_tokenizer, resolve_model
-from probing.runs.kinds import load_run
+from probing.runs.loading import load_run
 from probing.tracking import resolve_mode
 from wandb_server import WandbServer
 

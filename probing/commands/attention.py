@@ -16,7 +16,8 @@ from probing.commands.folders import keep_inputs, places, say_results
 from probing.errors import UserError, about_option, refuse
 from probing.models import find_model, layer_numbers
 from probing.runs.folder import RunFolder
-from probing.runs.kinds import Attention, read_folder
+from probing.runs.kinds import Attention
+from probing.runs.loading import read_folder
 from probing.runs.run import load_fit, of_text
 from probing.runs.tracked import tracking
 from probing.runtime.distributed import is_main_process

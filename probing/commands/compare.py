@@ -17,7 +17,8 @@ from probing.commands.folders import places, say_where
 from probing.errors import RunError, UserError, out_of_range, refuse
 from probing.models import site_of
 from probing.runs.folder import RunFolder
-from probing.runs.kinds import Comparison, read_folder
+from probing.runs.kinds import Comparison
+from probing.runs.loading import read_folder
 from probing.runs.run import Run, load_fit_of_classes
 from probing.runs.tracked import tracking
 from probing.runtime.distributed import refuse_several

@@ -17,7 +17,8 @@ from probing.corpus.sides import read_corpora
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import layer_numbers, site_of
 from probing.runs.folder import RunFolder
-from probing.runs.kinds import Disabled, read_folder
+from probing.runs.kinds import Disabled
+from probing.runs.loading import read_folder
 from probing.runs.run import Run, load_fit_of_classes
 from probing.runs.tracked import tracking
 from probing.runtime.distributed import is_main_process

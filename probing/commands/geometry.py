@@ -16,7 +16,8 @@ from probing.commands.folders import keep_inputs, places, say_where
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import layer_numbers
 from probing.runs.folder import RunFolder
-from probing.runs.kinds import Geometry, read_folder
+from probing.runs.kinds import Geometry
+from probing.runs.loading import read_folder
 from probing.runs.tracked import tracking
 from probing.runtime.distributed import is_main_process
 from probing.runtime.stopwatch import Stopwatch

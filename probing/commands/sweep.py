@@ -21,7 +21,8 @@ from probing.cli.shared_options import with_shared_help
 from probing.commands.fit import fit as fit_command
 from probing.commands.folders import places, say_where
 from probing.errors import UserError, as_clause, out_of_range, refuse
-from probing.runs.kinds import FinishedSweep, read_folder
+from probing.runs.kinds import FinishedSweep
+from probing.runs.loading import read_folder
 from probing.runs.run import load_fit
 from probing.runtime.distributed import refuse_several
 from probing.runtime.interrupts import interrupt_behind

@@ -15,7 +15,8 @@ from probing.commands.folders import places, say_results
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import layer_numbers
 from probing.runs.folder import RunFolder
-from probing.runs.kinds import WordsInContext, read_folder
+from probing.runs.kinds import WordsInContext
+from probing.runs.loading import read_folder
 from probing.runs.tracked import tracking
 from probing.runtime.stopwatch import Stopwatch
 from probing.tables.space_names import Definition

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from probing.errors import UserError
 from probing.heads.examples.example_maps import Examples, read_examples
 from probing.models.site_names import is_inside_blocks, site_of
-from probing.runs.kinds import Attention, read_folder
+from probing.runs.kinds import Attention
+from probing.runs.loading import read_folder
 from probing.runs.reading import kind_of, reading
 from probing.runs.run import Row, Run, load_fit
 from probing.tables.columns import Score, score_of

@@ -1,24 +1,12 @@
-"""The results of every command as Python has them, and `load_run`, which reads them from any of their folders."""
+"""The results of every command as Python has them."""
 
 from __future__ import annotations
 
-import ast
-import json
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from probing.errors import UserError
-from probing.runs.reading import kind_of, reading
-from probing.runs.run import Run, read_run
-from probing.tables.csv_files import read_csv, read_measured
 from probing.tables.rows import Table
-from probing.tables.schema import is_known
-
-# The commands whose folders `load_run` reads, as a message names them.
-WRITERS = "`fit`, `probe`, `rank`, `compare`, `geometry`, `attention`, `disable`, `wic`, `sts` or `sweep`"
-
-_T = TypeVar("_T", bound="ResultFolder")
 
 
 @dataclass(frozen=True, repr=False)
@@ -320,7 +308,7 @@ class Rankings(ResultFolder):
 
 
 # The kinds that `results.json` names. Tables that have a default are not written by every command of the kind.
-_KINDS: dict[str, type[ResultFolder]] = {
+KINDS: dict[str, type[ResultFolder]] = {
     "comparison": Comparison,
     "geometry": Geometry,
     "survey of attention heads": Attention,
@@ -329,78 +317,3 @@ _KINDS: dict[str, type[ResultFolder]] = {
     "similarity evaluation": SentenceSimilarity,
     "sweep": FinishedSweep,
 }
-
-
-def load_run(folder: str | Path) -> Any:
-    """Read the finished results of any command from their folder.
-
-    Args:
-        folder: The folder of a run, a comparison, a sweep, or another command's results; for those of `rank`, the
-            folder `rankings` of the run.
-
-    Returns:
-        What the command returns as a function: a `Run` for `fit` and `probe`, otherwise a `Rankings`, `Comparison`,
-        `Geometry`, `Attention`, `Disabled`, `WordsInContext`, `SentenceSimilarity` or `FinishedSweep`. All have
-        `folder`, `config` and `results`, and every CSV file of the folder as a table of that name.
-
-    Raises:
-        UserError: If there are no finished results in the folder, or they are damaged.
-    """
-    folder = Path(folder)
-    if folder.name == "rankings" and folder.is_dir() and (folder.parent / "results.json").is_file():
-        with reading(folder):
-            return read_rankings(folder, read_run(folder.parent))
-    kind = kind_of(folder, WRITERS)
-    with reading(folder):
-        if kind is None:
-            return read_run(folder)
-        if kind in _KINDS:
-            return read_folder(_KINDS[kind], folder)
-    raise UserError(f"`{folder}` holds a {kind}, which this version cannot read; update it.")
-
-
-def read_folder(kind: type[_T], folder: Path) -> _T:
-    """Read results of a kind whose tables are all written."""
-    import yaml
-
-    if kind is FinishedSweep:
-        config, tables = json.loads((folder / "definition.json").read_text()), {"sweep": _trials(folder / "sweep.csv")}
-    else:
-        config, tables = yaml.safe_load((folder / "config.yaml").read_text()), _tables(kind, folder)
-    return kind(folder, config, json.loads((folder / "results.json").read_text()), **tables)
-
-
-def read_rankings(folder: Path, run: Run) -> Rankings:
-    """Read everything that `rank` has added to a run."""
-    others = {name: Table() for name in ("evaluation", "erasure", "curves")}
-    found = {path.stem: read_measured(path) for path in sorted(folder.glob("*.csv"))}
-    rankings = {name: table for name, table in found.items() if name not in others}
-    return Rankings(
-        folder, run.config, run.results, rankings, **(others | {n: t for n, t in found.items() if n in others})
-    )
-
-
-def _tables(kind: type[ResultFolder], folder: Path) -> dict[str, Table]:
-    own = fields(kind)[len(fields(ResultFolder)) :]
-    paths = {one.name: folder / f"{one.name}.csv" for one in own}
-    optional = {one.name for one in own if one.default_factory is Table}
-    there = {name: path for name, path in paths.items() if name not in optional or path.is_file()}
-    empty = ["layer"] if kind is SentenceSimilarity else []  # static vectors have no layer
-    return {name: read_measured(path, empty) for name, path in there.items()}
-
-
-def _trials(path: Path) -> Table:
-    """Return the rows of `sweep.csv`, in which columns that no other table has are options of the trials."""
-    return Table(
-        {column: value if is_known(column) else _option(value) for column, value in row.items()}
-        for row in read_csv(path)
-    )
-
-
-def _option(text: str) -> Any:
-    """Return the value of an option that is written as text: a number, true or false, or none; otherwise the text."""
-    try:
-        value = ast.literal_eval(text)
-    except (SyntaxError, ValueError):
-        return text or None
-    return value if isinstance(value, bool | int | float) else text

@@ -26,7 +26,7 @@ from probing.cli.commandline import run
 from probing.cli.hints import option_types
 from probing.commands.fit import fit
 from probing.errors import UserError
-from probing.runs.kinds import load_run
+from probing.runs.loading import load_run
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 

@@ -23,7 +23,7 @@ from probing.layer_geometry import results
 from probing.layer_geometry.explained import Regressors
 from probing.layer_geometry.survey import _explained
 from probing.page.sections.terms import GEOMETRY, MEASURES
-from probing.runs.kinds import load_run
+from probing.runs.loading import load_run
 from probing.runs.run import load_fit
 from probing.statistics import outliers
 from probing.tables.csv_files import read_csv

@@ -8,7 +8,7 @@ import pytest
 
 from probing.errors import UserError
 from probing.runs.folder import RunFolder, check_name
-from probing.runs.kinds import load_run
+from probing.runs.loading import load_run
 from probing.tables.columns import ACCURACY_COLUMNS
 from probing.tables.csv_files import read_csv, write_csv
 
