@@ -139,8 +139,11 @@ def until_enough(handles: Iterable[RemovableHandle]) -> Iterator[None]:
     Args:
         handles: The hooks of the pass.
     """
+    from probing.runtime.products import fast_linear_maps
+
     try:
-        yield
+        with fast_linear_maps():
+            yield
     except Enough:
         pass
     finally:

@@ -122,7 +122,9 @@ class FullPasses:
         for layer_index, group in self.probe.by_layer(self.solvers).items():
             own = None if counts is None else counts[group]
             labels = self._labels(batch, group)
-            sums = cross_entropy_sums(weight[group], batch.hidden_states[layer_index], labels, own)
+            # A preconditioner that is the same at every point needs no curvature there.
+            is_needed = any(self.probe.problems[i].curvature is None for i in group)
+            sums = cross_entropy_sums(weight[group], batch.hidden_states[layer_index], labels, own, is_needed)
             self.cross_entropy[group] += sums.cross_entropy
             self.gradient[group] += on_float64_device(sums.gradient)
             self.class_covariance[group] += on_float64_device(sums.class_covariance)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from probing.runtime.float64 import on_float64_device
+from probing.runtime.products import product
 
 # Number of logits processed at a time, and the limits of the number of examples: small enough for intermediate results
 # to stay in the processor's cache, large enough for efficient products. Chosen by timing 1, 4 and 20 stacked problems
@@ -42,7 +43,13 @@ class Sums(NamedTuple):
     class_covariance: Tensor
 
 
-def cross_entropy_sums(weight: Tensor, hidden_states: Tensor, labels: Tensor, counts: Tensor | None = None) -> Sums:
+def cross_entropy_sums(
+    weight: Tensor,
+    hidden_states: Tensor,
+    labels: Tensor,
+    counts: Tensor | None = None,
+    with_curvature: bool = True,
+) -> Sums:
     """Return value and derivatives of the summed cross-entropy of probes that read the same layer.
 
     Args:
@@ -51,6 +58,7 @@ def cross_entropy_sums(weight: Tensor, hidden_states: Tensor, labels: Tensor, co
         labels: Class of each token, -1 for tokens to ignore, shape (n_tokens,); or classes for each problem, shape
             (n_problems, n_tokens), where -1 must be at the same tokens in all problems.
         counts: How often each token counts in each problem, shape (n_problems, n_tokens); once if None.
+        with_curvature: Whether the class covariance is computed; it is 0 otherwise.
     """
     n_problems, n_classes, _ = weight.shape
     rows = ((labels if labels.dim() == 1 else labels[0]) >= 0).nonzero().squeeze(1)
@@ -59,24 +67,28 @@ def cross_entropy_sums(weight: Tensor, hidden_states: Tensor, labels: Tensor, co
         # Copying block by block costs a tenth of copying everything at once, because it needs no new pages of memory.
         states = hidden_states.index_select(0, block).to(weight.dtype)
         own = None if counts is None else counts[:, block]
-        more = _block_sums(weight, states, labels[..., block], own)
+        more = _block_sums(weight, states, labels[..., block], own, with_curvature)
         sums = more if sums is None else Sums(*(total.add_(part) for total, part in zip(sums, more, strict=True)))
     assert sums is not None  # without rows there is one empty block
     return sums
 
 
-def _block_sums(weight: Tensor, hidden_states: Tensor, labels: Tensor, counts: Tensor | None) -> Sums:
+def _block_sums(
+    weight: Tensor, hidden_states: Tensor, labels: Tensor, counts: Tensor | None, with_curvature: bool
+) -> Sums:
     n_problems, n_classes, d_model = weight.shape
     n_tokens = len(hidden_states)
     target = labels.expand(n_problems, n_tokens)[:, None]
     times = torch.ones((), device=weight.device, dtype=weight.dtype) if counts is None else counts[:, None]
     # With classes before tokens, both products read contiguous rows.
-    logits = (weight.view(-1, d_model) @ hidden_states.T).view(n_problems, n_classes, n_tokens)
+    logits = product(weight.view(-1, d_model), hidden_states.T).view(n_problems, n_classes, n_tokens)
     log_p = logits.log_softmax(1)
     cross_entropy = -on_float64_device(log_p.gather(1, target) * times).sum((1, 2), dtype=torch.float64)
     p = log_p.exp_()
     counted = p if counts is None else p * times
-    class_covariance = torch.diag_embed(counted.sum(2)) - counted @ p.transpose(1, 2)
+    class_covariance = weight.new_zeros(n_problems, n_classes, n_classes)
+    if with_curvature:
+        class_covariance = torch.diag_embed(counted.sum(2)) - product(counted, p.transpose(1, 2))
     residual = counted.scatter_add_(1, target, -times.expand_as(target).to(p.dtype))
-    gradient = residual.flatten(0, 1) @ hidden_states
+    gradient = product(residual.flatten(0, 1), hidden_states)
     return Sums(cross_entropy, gradient.view_as(weight), class_covariance)

@@ -1,0 +1,118 @@
+"""Large products by oneDNN: as exact as torch's own, and only where they are large and the processor gains by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from probing.runtime import products
+from probing.runtime.products import LEAST, fast_linear_maps, is_onednn_faster, product
+
+
+@pytest.fixture
+def numbers() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Count the products that are given to oneDNN, on any processor, without changing how they are computed."""
+    found: list[int] = []
+
+    @contextmanager
+    def counted() -> Iterator[None]:
+        found.append(1)
+        yield
+
+    monkeypatch.setattr(products, "_by_onednn", counted)
+    monkeypatch.setattr(products, "is_onednn_faster", lambda: True)
+    return found
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_large_products_are_those_of_float64(numbers: torch.Generator, batch: tuple[int, ...]) -> None:
+    a, b = (torch.randn(*batch, *size, generator=numbers) for size in ((300, 256), (256, 300)))
+    assert a.numel() * b.shape[-1] >= LEAST
+    assert error(product(a, b), a.double() @ b.double()) < 1e-5
+    turned = b.transpose(-1, -2).contiguous().transpose(-1, -2)
+    assert error(product(a, turned), a.double() @ b.double()) < 1e-5
+
+
+def test_linear_maps_of_a_forward_pass_are_those_of_float64(numbers: torch.Generator) -> None:
+    x, weight, bias = (torch.randn(size, generator=numbers) for size in ((2, 200, 256), (256, 256), (256,)))
+    expected = x.double() @ weight.double().T + bias
+    with fast_linear_maps():
+        assert error(functional.linear(x, weight, bias), expected) < 1e-5
+        assert error(torch.addmm(bias, x.flatten(0, 1), weight.T), expected.flatten(0, 1)) < 1e-5
+
+
+def test_only_large_products_of_float32_are_given_to_onednn(calls: list[int]) -> None:
+    large, small = torch.ones(LEAST // 2**16, 2**8), torch.ones(10, 10)
+    product(large, large.T[:, : 2**8])
+    assert len(calls) == 1
+    product(small, small)
+    product(large.double(), large.double().T[:, : 2**8])
+    assert len(calls) == 1
+    with fast_linear_maps():
+        functional.linear(large, large[: 2**8])
+        torch.addmm(torch.ones(2**8), large, large.T[:, : 2**8])
+        assert len(calls) == 3
+        functional.linear(small, small)
+        torch.matmul(large, large.T)  # as attention does
+        assert len(calls) == 3
+    functional.linear(large, large[: 2**8])
+    assert len(calls) == 3
+
+
+def test_the_setting_is_as_before_afterwards_also_after_an_error() -> None:
+    settings: Any = getattr(torch.backends.mkldnn, "matmul", None)
+    if settings is None:
+        pytest.skip("this version of torch has no such setting")
+    before = settings.fp32_precision
+    with products._by_onednn():
+        assert settings.fp32_precision == "bf16"
+    assert settings.fp32_precision == before
+    with pytest.raises(RuntimeError), products._by_onednn():
+        torch.ones(2, 3) @ torch.ones(2, 3)
+    assert settings.fp32_precision == before
+
+
+@pytest.mark.parametrize("reason", ["another maker", "no wide vectors", "less exact"])
+def test_it_is_not_used_where_it_does_not_help_or_is_less_exact(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    capability, maker, rounded = "AVX512", "AuthenticAMD", False
+    if reason == "another maker":
+        maker = "GenuineIntel"
+    elif reason == "no wide vectors":
+        capability = "AVX2"
+    else:
+        rounded = True
+
+    @contextmanager
+    def by_onednn() -> Iterator[None]:
+        nonlocal rounded
+        with pytest.MonkeyPatch.context() as patch:
+            if rounded:
+                exact = torch.Tensor.__matmul__
+                patch.setattr(torch.Tensor, "__matmul__", lambda a, b: exact(a.bfloat16(), b.bfloat16()).float())
+            yield
+
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(products, "_processor", lambda: maker)
+    monkeypatch.setattr(products, "_by_onednn", by_onednn)
+    is_onednn_faster.cache_clear()
+    try:
+        assert not is_onednn_faster()
+        capability, maker, rounded = "AVX512", "AuthenticAMD", False
+        is_onednn_faster.cache_clear()
+        assert is_onednn_faster() == hasattr(torch.backends.mkldnn, "matmul")
+    finally:
+        is_onednn_faster.cache_clear()
