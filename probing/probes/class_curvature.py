@@ -36,6 +36,9 @@ class ClassCurvature:
         removed: Neurons that the probe does not use, left out of every block; shape (n_removed,).
     """
 
+    # Whether it is the same at every point.
+    is_constant = True
+
     def __init__(self, inverse: Tensor, removed: Tensor | None = None) -> None:
         self.inverse, self.removed = inverse, torch.tensor([], dtype=torch.int64) if removed is None else removed
         self.columns = inverse[:, :, self.removed]

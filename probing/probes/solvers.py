@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Generator
 from copy import copy
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -140,9 +141,15 @@ class _Shift:
     def __init__(self, readout: Readout) -> None:
         self.readout, self.sensitivity = readout, 0.0
 
-    def at(self, gradient: Tensor, precondition: Callable[[Tensor], Tensor]) -> float:
-        """Return the estimate at the next point, given the objective's gradient; the decrement is its second order."""
-        t, step = self.readout.gradient, precondition(gradient)
+    def at(self, gradient: Tensor, step: Tensor, precondition: Callable[[Tensor], Tensor]) -> float:
+        """Return the estimate at the next point, given the objective's gradient; the decrement is its second order.
+
+        Args:
+            gradient: The gradient, shape (n_classes, d_model).
+            step: What `precondition` makes of it.
+            precondition: Applies the inverse Hessian.
+        """
+        t = self.readout.gradient
         length = math.sqrt(max(_dot(gradient, step), 0.0))
         if not self.sensitivity:
             self.sensitivity = 3 * math.sqrt(max(_dot(t, precondition(t)), 0.0) / t.numel())
@@ -163,6 +170,8 @@ class Preconditioner:
         device: Device of the gradients; that of the second moment if None.
     """
 
+    # Whether it is the same at every point.
+    is_constant = False
     neurons: Tensor | None = None
 
     def __init__(self, second_moment: Tensor, device: torch.device | None = None) -> None:
@@ -217,6 +226,7 @@ def lbfgs(
         readout: If given, stop instead when the readout is near enough to its value at the optimum.
     """
     point, history, n_passes = start, _History(), 1
+    is_linear = preconditioner.is_constant and not penalty.l1
     judge = None if readout is None else _Shift(readout)
     if (here := (yield point)) is None:
         return Solution(point, math.inf, math.inf, 0, converged=False)
@@ -225,7 +235,11 @@ def lbfgs(
         subgradient = penalty.subgradient(point, here.gradient)
         gap = penalty.optimality_gap(point, here.gradient)
         precondition = preconditioner.at(here.class_covariance, penalty.l2)
-        shift = math.nan if judge is None else judge.at(subgradient, precondition)
+        preconditioned = precondition(subgradient) if judge is not None or is_linear else None
+        history.visit(point, here.gradient + 2 * penalty.l2 * point, preconditioned if is_linear else None)
+        shift = math.nan
+        if judge is not None and preconditioned is not None:
+            shift = judge.at(subgradient, preconditioned, precondition)
         is_solved = gap <= tolerance if readout is None else readout.is_near(shift, value)
         if is_solved:
             return Solution(point, value, gap, n_passes, True, shift)
@@ -246,7 +260,6 @@ def lbfgs(
             step = min(max(parabola, 0.1 * step), 0.5 * step)
             if step < SMALLEST_STEP:  # the points no longer differ in float32
                 return Solution(point, value, gap, n_passes, False, shift)
-        history.add(trial - point, (there.gradient + 2 * penalty.l2 * trial) - (here.gradient + 2 * penalty.l2 * point))
         point, here = trial, there
 
 
@@ -263,14 +276,48 @@ def _direction(
     return direction if _dot(direction, subgradient) < 0 else -subgradient
 
 
+class _Visit(NamedTuple):
+    """A point, the gradient there, and the gradient preconditioned, if the preconditioner is the same everywhere."""
+
+    point: Tensor
+    gradient: Tensor
+    preconditioned: Tensor | None
+
+
+class _Pair(NamedTuple):
+    """A step, the change of the gradient along it, their product, and the change preconditioned, where it is known."""
+
+    step: Tensor
+    change: Tensor
+    curvature: float
+    preconditioned: Tensor | None
+
+
 class _History:
-    """The last pairs of L-BFGS and its two-loop recursion (Nocedal & Wright 2006, algorithm 7.4)."""
+    """The last pairs of L-BFGS and its two-loop recursion (Nocedal & Wright 2006, algorithm 7.4).
+
+    Where the preconditioner is the same at every point, it is applied once for each: what it makes of the gradient less
+    some changes is what it made of the gradient less what it made of these.
+    """
 
     def __init__(self) -> None:
-        self.pairs: list[tuple[Tensor, Tensor, float]] = []
+        self.pairs: list[_Pair] = []
+        self.last: _Visit | None = None
 
-    def add(self, step: Tensor, change: Tensor) -> None:
-        self.pairs = [*self.pairs[1 - HISTORY :], (step, change, _dot(step, change))]
+    def visit(self, point: Tensor, gradient: Tensor, preconditioned: Tensor | None) -> None:
+        """Add the pair of the last point and this one.
+
+        Args:
+            point: The point.
+            gradient: Gradient of the smooth part of the objective there.
+            preconditioned: What the preconditioner makes of it, if it is the same at every point; else None.
+        """
+        if (last := self.last) is not None:
+            step, change, made = point - last.point, gradient - last.gradient, None
+            if preconditioned is not None and last.preconditioned is not None:
+                made = preconditioned - last.preconditioned
+            self.pairs = [*self.pairs[1 - HISTORY :], _Pair(step, change, _dot(step, change), made)]
+        self.last = _Visit(point, gradient, preconditioned)
 
     def inverse_hessian(
         self, gradient: Tensor, initial: Callable[[Tensor], Tensor], free: Tensor | None = None
@@ -278,19 +325,27 @@ class _History:
         """Apply the inverse Hessian given by the pairs and `initial`, within the subspace of the `free` weights."""
         pairs = self.pairs
         if free is not None:
-            cut = ((free * step, free * change) for step, change, _ in pairs)
-            pairs = [(step, change, _dot(step, change)) for step, change in cut]
-        curved = [pair for pair in pairs if pair[2] > 0]
+            cut = ((free * pair.step, free * pair.change) for pair in pairs)
+            pairs = [_Pair(step, change, _dot(step, change), None) for step, change in cut]
+        curved = [pair for pair in pairs if pair.curvature > 0]
         result, weights = gradient.clone(), []
-        for step, change, curvature in reversed(curved):
-            weights.append(_dot(step, result) / curvature)
-            result -= weights[-1] * change
-        result = initial(result)
+        for pair in reversed(curved):
+            weights.append(_dot(pair.step, result) / pair.curvature)
+            result -= weights[-1] * pair.change
+        made = None if self.last is None or free is not None else self.last.preconditioned
+        if made is None:
+            result = initial(result)
+        else:
+            result = made.clone()
+            for pair, weight in zip(reversed(curved), weights, strict=True):
+                assert pair.preconditioned is not None  # as that of the gradient
+                result -= weight * pair.preconditioned
         if curved:
-            _, change, curvature = curved[-1]
-            result *= curvature / _dot(change, initial(change))
-        for (step, change, curvature), weight in zip(curved, reversed(weights), strict=True):
-            result += (weight - _dot(change, result) / curvature) * step
+            last = curved[-1]
+            changed = initial(last.change) if last.preconditioned is None else last.preconditioned
+            result *= last.curvature / _dot(last.change, changed)
+        for pair, weight in zip(curved, reversed(weights), strict=True):
+            result += (weight - _dot(pair.change, result) / pair.curvature) * pair.step
         return result
 
 

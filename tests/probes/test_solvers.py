@@ -8,8 +8,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
+from torch.testing import assert_close
 
-from probing.probes.solvers import Evaluation, Penalty, Preconditioner, Solution, lbfgs
+from probing.probes.solvers import Evaluation, Penalty, Preconditioner, Solution, _History, lbfgs
 from synthetic import objective, optimum
 
 
@@ -299,3 +300,25 @@ def test_values_that_are_not_finite_end_in_an_honest_solution() -> None:
     assert solution is not None
     assert not solution.converged
     assert not solution.point.any()  # the last point that was known
+
+
+def test_a_constant_preconditioner_is_applied_to_each_gradient_only_once() -> None:
+    """The direction is that of the two-loop recursion with the map applied wherever that says."""
+    generator = torch.Generator().manual_seed(0)
+    root = torch.randn(12, 12, generator=generator)
+    inverse, hessian = root @ root.T + torch.eye(12), torch.diag(torch.rand(12, generator=generator) + 0.5)
+    once, anew, applied = _History(), _History(), []
+
+    def initial(vector: torch.Tensor) -> torch.Tensor:
+        applied.append(vector)
+        return (inverse @ vector.flatten()).view_as(vector)
+
+    for _ in range(6):
+        point = torch.randn(3, 4, generator=generator)
+        gradient = (hessian @ point.flatten()).view_as(point)
+        once.visit(point, gradient, initial(gradient))
+        anew.visit(point, gradient, None)
+        expected = anew.inverse_hessian(gradient, initial)
+        n_applied = len(applied)
+        assert_close(once.inverse_hessian(gradient, initial), expected, rtol=1e-4, atol=1e-4)
+        assert len(applied) == n_applied
