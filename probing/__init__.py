@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from probing.commands.extract import extract as extract
     from probing.commands.fit import fit as fit
     from probing.commands.geometry import geometry as geometry
+    from probing.commands.pretrain import pretrain as pretrain
     from probing.commands.probe import probe as probe
     from probing.commands.rank import rank as rank
     from probing.commands.report import report as report
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from probing.runs.kinds import SentenceSimilarity as SentenceSimilarity
     from probing.runs.kinds import WordsInContext as WordsInContext
     from probing.runs.loading import load_run as load_run
+    from probing.runs.pretraining import Pretraining as Pretraining
     from probing.runs.run import Run as Run
     from probing.tasks import SentenceTask as SentenceTask
     from probing.tasks import Task as Task
@@ -49,6 +51,8 @@ _HOMES = {
     "fit": "probing.commands.fit",
     "Geometry": "probing.runs.kinds",
     "geometry": "probing.commands.geometry",
+    "Pretraining": "probing.runs.pretraining",
+    "pretrain": "probing.commands.pretrain",
     "probe": "probing.commands.probe",
     "LinearProbe": "probing.probes.linear",
     "ActivationDataModule": "probing.data.module",
@@ -77,6 +81,7 @@ __all__ = [
     "FinishedSweep",
     "Geometry",
     "LinearProbe",
+    "Pretraining",
     "ProbeOptions",
     "Rankings",
     "Run",
@@ -94,6 +99,7 @@ __all__ = [
     "fit",
     "geometry",
     "load_run",
+    "pretrain",
     "probe",
     "rank",
     "report",

@@ -14,6 +14,7 @@ COMMANDS = {
     "geometry": "probing.commands.geometry:geometry",
     "attention": "probing.commands.attention:attention",
     "disable": "probing.commands.disable:disable",
+    "pretrain": "probing.commands.pretrain:pretrain",
     "wic": "probing.commands.wic:wic",
     "sts": "probing.commands.sts:sts",
     "report": "probing.commands.report:report",

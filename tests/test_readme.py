@@ -43,6 +43,13 @@ QUICK = (
     "sts",
     "wic",
 )
+# An encoder that is pretrained within a second.
+TOY_ENCODER = [
+    "--corpus=sentences.txt", "--seeds=1", "--size=tiny", "--sentences=60", "--encoder.n_layers=1",
+    "--encoder.d_model=16", "--encoder.n_heads=2", "--encoder.d_feedforward=16", "--encoder.vocabulary=100",
+    "--encoder.row_length=16", "--training.steps=2", "--training.warm_up=1", "--training.batch_size=4",
+    "--trainer.accelerator=cpu", "--trainer.precision=32",
+]  # fmt: skip
 WITH_PYTHON = [page for page in PAGES if any(language == "python" for language, _ in code_blocks(page))]
 
 
@@ -144,6 +151,8 @@ def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path, fi
     reads = ("fit", "extract", "geometry", "attention", *(() if "--run" in args else ("disable",)))  # a run has its own
     if args[0] in reads:
         args += ["--model", str(toy)] + ([] if {"--corpus", "--pairs"} & {*args} else ["--corpus", "sentences.txt"])
+    if args[0] == "pretrain":
+        args += TOY_ENCODER
     if args[0] == "sweep":
         args += [f"--fit.{name}={value}" for name, value in (("model", toy), ("corpus", "sentences.txt"), ("layer", 0))]
         args += ["--trials", "2"]

@@ -52,7 +52,7 @@ FLOORS = (
     {"figures", "rankings"},
     {"comparison", "evidence", "internals"},
     {"heads", "layer_geometry", "runs"},
-    {"disabling", "downstream", "page", "sweeps"},
+    {"disabling", "downstream", "page", "pretraining", "sweeps"},
     {"commands"},
 )
 

@@ -9,7 +9,7 @@ from typing import Any
 from probing.cache.location import cache_folder, folder
 from probing.errors import UserError, as_clause
 from probing.runs.folder import RunFolder, check_name
-from probing.runs.kinds import ResultFolder
+from probing.runs.result_folder import ResultFolder
 
 
 def runs_folder(runs: str) -> Path:

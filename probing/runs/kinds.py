@@ -3,38 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from probing.runs.pretraining import Pretraining
+from probing.runs.result_folder import ResultFolder
 from probing.tables.rows import Table
-
-
-@dataclass(frozen=True, repr=False)
-class ResultFolder:
-    """The results of a command other than `fit`, whose tables have the names of their files.
-
-    Args:
-        folder: Their folder.
-        config: The resolved configuration, without the name.
-        results: The content of `results.json`.
-    """
-
-    folder: Path
-    config: dict[str, Any]
-    results: dict[str, Any]
-
-    def tables(self) -> list[Any]:
-        """Return the results as rich tables."""
-        raise NotImplementedError
-
-    def conclusions(self) -> list[str]:
-        """Return what the results say, a sentence for each question."""
-        return []
-
-    def __repr__(self) -> str:
-        from probing.runtime.terminal import render
-
-        return render(*self.tables()) + str(self.folder)
 
 
 @dataclass(frozen=True, repr=False)
@@ -313,6 +286,7 @@ KINDS: dict[str, type[ResultFolder]] = {
     "geometry": Geometry,
     "survey of attention heads": Attention,
     "disabling of heads and layers": Disabled,
+    "pretraining with and without positions": Pretraining,
     "word-in-context evaluation": WordsInContext,
     "similarity evaluation": SentenceSimilarity,
     "sweep": FinishedSweep,

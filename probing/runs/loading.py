@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import ast
 import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from probing.errors import UserError
-from probing.runs.kinds import KINDS, FinishedSweep, Rankings, ResultFolder, SentenceSimilarity
+from probing.runs.kinds import KINDS, FinishedSweep, Rankings, SentenceSimilarity
 from probing.runs.reading import kind_of, reading
+from probing.runs.result_folder import ResultFolder
 from probing.runs.run import Run, read_run
-from probing.tables.csv_files import read_csv, read_measured
+from probing.tables.csv_files import read_measured, read_trials
 from probing.tables.rows import Table
-from probing.tables.schema import is_known
 
 # The commands whose folders `load_run` reads, as a message names them.
-WRITERS = "`fit`, `probe`, `rank`, `compare`, `geometry`, `attention`, `disable`, `wic`, `sts` or `sweep`"
+WRITERS = "`fit`, `probe`, `rank`, `compare`, `geometry`, `attention`, `disable`, `pretrain`, `wic`, `sts` or `sweep`"
 
 _T = TypeVar("_T", bound="ResultFolder")
 
@@ -31,8 +30,8 @@ def load_run(folder: str | Path) -> Any:
 
     Returns:
         What the command returns as a function: a `Run` for `fit` and `probe`, otherwise a `Rankings`, `Comparison`,
-        `Geometry`, `Attention`, `Disabled`, `WordsInContext`, `SentenceSimilarity` or `FinishedSweep`. All have
-        `folder`, `config` and `results`, and every CSV file of the folder as a table of that name.
+        `Geometry`, `Attention`, `Disabled`, `Pretraining`, `WordsInContext`, `SentenceSimilarity` or `FinishedSweep`.
+        All have `folder`, `config` and `results`, and every CSV file of the folder as a table of that name.
 
     Raises:
         UserError: If there are no finished results in the folder, or they are damaged.
@@ -55,7 +54,10 @@ def read_folder(kind: type[_T], folder: Path) -> _T:
     import yaml
 
     if kind is FinishedSweep:
-        config, tables = json.loads((folder / "definition.json").read_text()), {"sweep": _trials(folder / "sweep.csv")}
+        config, tables = (
+            json.loads((folder / "definition.json").read_text()),
+            {"sweep": read_trials(folder / "sweep.csv")},
+        )
     else:
         config, tables = yaml.safe_load((folder / "config.yaml").read_text()), _tables(kind, folder)
     return kind(folder, config, json.loads((folder / "results.json").read_text()), **tables)
@@ -78,20 +80,3 @@ def _tables(kind: type[ResultFolder], folder: Path) -> dict[str, Table]:
     there = {name: path for name, path in paths.items() if name not in optional or path.is_file()}
     empty = ["layer"] if kind is SentenceSimilarity else []  # static vectors have no layer
     return {name: read_measured(path, empty) for name, path in there.items()}
-
-
-def _trials(path: Path) -> Table:
-    """Return the rows of `sweep.csv`, in which columns that no other table has are options of the trials."""
-    return Table(
-        {column: value if is_known(column) else _option(value) for column, value in row.items()}
-        for row in read_csv(path)
-    )
-
-
-def _option(text: str) -> Any:
-    """Return the value of an option that is written as text: a number, true or false, or none; otherwise the text."""
-    try:
-        value = ast.literal_eval(text)
-    except (SyntaxError, ValueError):
-        return text or None
-    return value if isinstance(value, bool | int | float) else text

@@ -9,13 +9,14 @@ from typing import Any
 from probing.cli.options import WandbOptions
 from probing.errors import UserError
 from probing.runs.folder import RunFolder
+from probing.runs.resumable import ResumableFolder
 from probing.runtime.interrupts import interrupt_behind
 from probing.tracking import Tracker
 
 
 @contextmanager
 def tracking(
-    folder: RunFolder | None, options: WandbOptions, config: Mapping[str, Any], light: bool = False
+    folder: RunFolder | ResumableFolder | None, options: WandbOptions, config: Mapping[str, Any], light: bool = False
 ) -> Iterator[Tracker | None]:
     """Track the run on the first rank; a refused request leaves no folder behind, a failed run leaves a partial one.
 

@@ -126,6 +126,33 @@ def training_progress(what: str = "probes") -> Any:
     return TrainingProgress()
 
 
+def step_bars(shown: bool) -> Callable[[str], list[Any]]:
+    """Return a function from the name of a training to the Lightning callbacks that show its steps.
+
+    Args:
+        shown: Whether there are any; see `show_progress`.
+    """
+    import pytorch_lightning as pl
+
+    class Steps(pl.Callback):
+        def __init__(self, what: str) -> None:
+            self.what = what
+
+        def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            self.progress = _bar()
+            self.progress.start()
+            self.task = self.progress.add_task(self.what, total=trainer.max_steps, completed=trainer.global_step)
+
+        def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+            self.progress.update(self.task, completed=trainer.global_step)
+
+        def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+            if hasattr(self, "progress"):
+                self.progress.stop()
+
+    return lambda what: [Steps(what)] if shown else []
+
+
 @contextmanager
 def counted(what: str, total: int, shown: bool) -> Iterator[Callable[[int], None]]:
     """Show a progress bar, and yield a function that is called with the number of steps that were finished.

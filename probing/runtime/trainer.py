@@ -24,6 +24,11 @@ _HONOURED_BY_ADAM = HONOURED | {
     "precision", "min_epochs", "gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches",
     "limit_train_batches", "limit_val_batches", "check_val_every_n_epoch",
 }  # fmt: skip
+# What `pretrain` honours, whose steps are counted by an option of its own.
+_HONOURED_BY_PRETRAINING = {
+    "accelerator", "strategy", "devices", "num_nodes", "deterministic", "benchmark", "enable_progress_bar",
+    "detect_anomaly", "precision", "gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches",
+}  # fmt: skip
 _YES_OR_NO = {"deterministic", "benchmark", "enable_progress_bar", "enable_checkpointing", "detect_anomaly"}
 # Integer options and their least values; -1 epochs means no limit.
 _AT_LEAST = {
@@ -39,17 +44,18 @@ def check_trainer_options(options: Mapping[str, Any], solver: str) -> None:
 
     Args:
         options: Arguments of the Trainer, by name.
-        solver: `lbfgs` or `adam`; `adam` honours more arguments.
+        solver: What they are for: `lbfgs` or `adam`, which honours more arguments, or `pretraining`.
 
     Raises:
         UserError: If one is unknown, cannot be honoured by the solver, or has a value that Lightning refuses.
     """
     known = set(inspect.signature(pl.Trainer).parameters)
-    honoured = _HONOURED_BY_ADAM if solver == "adam" else HONOURED
+    honoured = {"adam": _HONOURED_BY_ADAM, "pretraining": _HONOURED_BY_PRETRAINING}.get(solver, HONOURED)
+    where = "in pretraining" if solver == "pretraining" else f"with the solver {solver}"
     problems = [
         f"`--trainer.{name}` is not an argument of Lightning's Trainer{did_you_mean(str(name), honoured, '--trainer.')}"
         if name not in known
-        else f"`--trainer.{name}` cannot be used with the solver {solver}"
+        else f"`--trainer.{name}` cannot be used {where}"
         for name in options
         if name not in honoured
     ]

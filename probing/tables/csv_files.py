@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import math
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 from probing.tables.columns import Row, is_end
 from probing.tables.rows import Table
-from probing.tables.schema import Type, Value, type_of
+from probing.tables.schema import Type, Value, is_known, type_of
 
 # Columns of text in which an empty cell is a value: most layers have no flag.
 _MAY_BE_EMPTY = ("special_tokens", "where", "clipped", "no_signal", "flag")
@@ -58,6 +59,23 @@ def read_measured(path: Path, may_be_empty: Sequence[str] = ()) -> Table:
     """
     kept = (*_MAY_BE_EMPTY, *may_be_empty)
     return Table({name: value for name, value in row.items() if value != "" or name in kept} for row in read_csv(path))
+
+
+def read_trials(path: Path) -> Table:
+    """Return the rows of `sweep.csv`, in which columns that no other table has are options of the trials."""
+    return Table(
+        {column: value if is_known(column) else _option(value) for column, value in row.items()}
+        for row in read_csv(path)
+    )
+
+
+def _option(text: str) -> Any:
+    """Return the value of an option that is written as text: a number, true or false, or none; otherwise the text."""
+    try:
+        value = ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text or None
+    return value if isinstance(value, bool | int | float) else text
 
 
 def _cell(column: str, value: Any) -> Any:

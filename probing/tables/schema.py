@@ -26,7 +26,7 @@ _WHOLE_NUMBERS = (
     "layer_a", "layer_b", "sentence", "n_classes", "n_train_tokens", "n_test_tokens", "n_tokens", "n_sentences",
     "n_neurons", "n_removed", "n_random", "n_no_signal", "n_pairs", "n_train_pairs", "n_chosen_on", "n_clipped",
     "n_gained", "n_lost", "word_index", "n_fitted_sentences", "n_fitted_vectors", "n_fitted_dimensions", "n_train",
-    "n_test", "offset", "other_layer", "other_head", "n", "n_unmatched",
+    "n_test", "offset", "other_layer", "other_head", "n", "n_unmatched", "seed", "step", "outlier_neuron",
 )  # fmt: skip
 _NUMBERS = (
     "contribution", "ratio", "share", "contribution_centred", "contribution_companion", "correlation", "eta_squared",
@@ -50,14 +50,14 @@ _NUMBERS = (
     "sd_of_positions", "sd_of_steps",
     *(f"{of}_{beside}{p}" for of in ("spearman", "partial") for beside in ("heads", "bases") for p in ("", "_p")),
     *(f"{of}_{beside}{p}" for of in ("contrast", "word_mass") for beside in ("random", "matched") for p in ("", "_p")),
-    "contrast_held", "word_mass_held",
+    "contrast_held", "word_mass_held", "loss", "train_loss", "unigram_loss", "max_mean_sd", "equivariance",
 )  # fmt: skip
 _TEXTS = (
     "flag", "removed", "ranking", "probe", "from", "above_chance", "kind", "condition", "model_a", "model_b",
     "matching", "statistic", "null", "no_signal", "transform", "measure", "definition", "special_tokens", "parameter",
     "module", "source", "where", "neurons", "set", "pooling", "aggregation", "clipped", "fitted_on", "protocol",
     "chosen_on", "reported_on", "trial", "token", "word", "relation", "role", "query", "of", "chosen", "to",
-    "unit", "units", "readout", "task", "fusion", "against", "converged", "position_head",
+    "unit", "units", "readout", "task", "fusion", "against", "converged", "position_head", "arm",
 )  # fmt: skip
 
 TYPES: dict[str, Type] = {

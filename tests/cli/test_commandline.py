@@ -24,6 +24,7 @@ from probing.cli.options import ProbeOptions
 from probing.commands.cache import prune
 from probing.commands.compare import compare
 from probing.commands.fit import fit
+from probing.commands.pretrain import pretrain
 from probing.errors import UserError
 from probing.runtime.interrupts import interrupts_pass
 
@@ -37,10 +38,11 @@ def test_there_are_experiments_to_check() -> None:
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.name)
 def test_every_experiment_is_accepted_by_the_real_command(path: Path) -> None:
     (command,) = re.findall(r"#   python -m probing (\w+) --config", path.read_text())
-    functions: dict[str, Callable[..., Any]] = {"fit": fit, "compare": compare}
+    functions: dict[str, Callable[..., Any]] = {"fit": fit, "compare": compare, "pretrain": pretrain}
     options = parse(command, functions[command], ["--config", str(path)])
     for key, value in yaml.safe_load(path.read_text()).items():
-        assert (vars(options[key]) | value == vars(options[key])) if key == "probe" else options[key] == value
+        group = key in ("probe", "encoder", "training")
+        assert (vars(options[key]) | value == vars(options[key])) if group else options[key] == value
 
 
 def test_hyphens_and_underscores_are_the_same() -> None:

@@ -1,0 +1,1 @@
+"""Small encoders that are pretrained from scratch, with and without position embeddings."""

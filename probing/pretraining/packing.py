@@ -1,0 +1,197 @@
+"""Text for pretraining: the held-out part, word pieces trained on the rest, and rows of packed tokens."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from probing.corpus import Corpus, side_of, split_key
+from probing.errors import UserError
+from probing.pretraining.draws import generator_of
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+# Documents are held out as a whole if there are at least this many, otherwise sentences are.
+DOCUMENTS = 20
+# Most sentences that are tokenised at once.
+_CHUNK = 10_000
+# The share of the vocabulary that single characters may take; they take it twice, at the beginning of words and inside.
+_ALPHABET = 3
+# Most sentences that word pieces are trained on.
+_TRAINED_ON = 1_000_000
+
+
+@dataclass(frozen=True)
+class PackedText:
+    """Packed text of both parts.
+
+    Args:
+        tokenizer: The fast tokenizer, whose word pieces were trained on the training part.
+        train: Rows of the training part, shape (n_rows, row_length), int32.
+        held_out: Rows of the held-out part, shape (n_rows, row_length), int32.
+        held_out_corpus: The sentences of the held-out part.
+        log_unigram: Log probability of each token by its frequency in the training part, shape (n_vocabulary,).
+    """
+
+    tokenizer: Any
+    train: Tensor
+    held_out: Tensor
+    held_out_corpus: Corpus
+    log_unigram: Tensor
+
+    def unigram_loss(self, labels: Tensor) -> float:
+        """Return the cross-entropy of tokens under the frequencies of the training part, in nats."""
+        return float(-self.log_unigram[labels.long()].mean())
+
+
+def is_held_out(corpus: Corpus, seed: int) -> list[bool]:
+    """Return for each sentence whether it is held out: a tenth of the documents, or without these of the sentences."""
+    if corpus.documents is not None and len(set(corpus.documents)) >= DOCUMENTS:
+        sides = {document: side_of(f"document {document}", seed) for document in set(corpus.documents)}
+        return [sides[document] == "test" for document in corpus.documents]
+    return [side_of(split_key(sentence), seed) == "test" for sentence in corpus.sentences]
+
+
+def prepare(
+    corpus: Corpus, vocabulary: int, lowercase: bool, row_length: int, held_out_rows: int, seed: int,
+    tokenizer: Any = None,
+) -> PackedText:  # fmt: skip
+    """Divide the corpus, train the tokenizer and pack the tokens of both parts into rows.
+
+    Args:
+        corpus: The corpus.
+        vocabulary: Number of word pieces, special tokens included.
+        lowercase: Whether the text is lowercased.
+        row_length: Number of tokens in a row.
+        held_out_rows: Most rows of the held-out part.
+        seed: Seed of the division.
+        tokenizer: A tokenizer that was trained on the same part before; None to train one.
+
+    Raises:
+        UserError: If a part has not enough text for one row.
+    """
+    held_out = is_held_out(corpus, seed)
+    parts = [corpus.subset([i for i, held in enumerate(held_out) if held is wanted]) for wanted in (False, True)]
+    if not all(part.sentences for part in parts):
+        raise _too_small(corpus, row_length)
+    if tokenizer is None:
+        tokenizer = train_tokenizer(parts[0].sentences, vocabulary, lowercase, row_length)
+    rows = [packed(part.sentences, tokenizer, row_length) for part in parts]
+    rows[1] = rows[1][:held_out_rows]
+    if not all(len(part) for part in rows):
+        raise _too_small(corpus, row_length)
+    return PackedText(tokenizer, rows[0], rows[1], parts[1], _log_unigram(rows[0], tokenizer))
+
+
+def train_tokenizer(sentences: Sequence[str], vocabulary: int, lowercase: bool, row_length: int) -> Any:
+    """Train word pieces, and return the fast tokenizer of transformers; the same sentences give the same tokenizer.
+
+    Characters that are too rare for a third of the vocabulary are unknown, so that pieces remain for words.
+    """
+    from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
+    from tokenizers.models import WordPiece
+    from tokenizers.trainers import WordPieceTrainer
+
+    made = Tokenizer(WordPiece(unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    read = sentences[:: -(-len(sentences) // _TRAINED_ON)]
+    initial, inner = _characters(read, made, vocabulary // _ALPHABET)
+    # The trainer numbers pieces inside of words in an order that differs between processes, and breaks ties by these
+    # numbers. Given as special tokens, they have the numbers of this list.
+    first = [*SPECIAL, *(f"##{character}" for character in inner)]
+    trainer = WordPieceTrainer(
+        vocab_size=vocabulary, special_tokens=first, initial_alphabet=initial, limit_alphabet=len(initial),
+        show_progress=False,
+    )  # fmt: skip
+    made.train_from_iterator(read, trainer)
+    pieces = [piece for piece, _ in sorted(made.get_vocab().items(), key=lambda pair: pair[1])]
+    final = Tokenizer(WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    final.normalizer, final.pre_tokenizer = made.normalizer, made.pre_tokenizer
+    ends = [(token, final.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    final.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
+    )
+    return as_fast(final, row_length)
+
+
+def as_fast(backend: Any, row_length: int) -> Any:
+    """Return the fast tokenizer of transformers that has this tokenizer of `tokenizers` inside."""
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, model_max_length=row_length, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]",
+        sep_token="[SEP]", mask_token="[MASK]",
+    )  # fmt: skip
+
+
+def _characters(sentences: Sequence[str], tokenizer: Any, most: int) -> tuple[list[str], list[str]]:
+    """Return the most frequent characters, and those of them that are found inside of words, in their own order."""
+    normalise, divide = tokenizer.normalizer.normalize_str, tokenizer.pre_tokenizer.pre_tokenize_str
+    words = Counter(word for sentence in sentences for word, _ in divide(normalise(sentence)))
+    counts: Counter[str] = Counter()
+    inner: set[str] = set()
+    for word, n in words.items():
+        inner.update(word[1:])
+        for character in word:
+            counts[character] += n
+    kept = sorted(sorted(counts, key=lambda character: (-counts[character], character))[:most])
+    return kept, [character for character in kept if character in inner]
+
+
+def packed(sentences: Sequence[str], tokenizer: Any, row_length: int) -> Tensor:
+    """Return the tokens of sentences as rows of equal length, int32; what does not fill the last row is left out.
+
+    A row is [CLS] and the next tokens of the text, in which [SEP] stands after every sentence.
+    """
+    ids, remaining = array("i"), iter(sentences)
+    while chunk := list(islice(remaining, _CHUNK)):
+        for encoding in tokenizer.backend_tokenizer.encode_batch(chunk, add_special_tokens=False):
+            ids.extend(encoding.ids)
+            ids.append(tokenizer.sep_token_id)
+    width = row_length - 1
+    n = len(ids) // width
+    text = torch.tensor(ids[: n * width], dtype=torch.int32).view(n, width)
+    return torch.cat([torch.full((n, 1), tokenizer.cls_token_id, dtype=torch.int32), text], dim=1)
+
+
+def _log_unigram(rows: Tensor, tokenizer: Any) -> Tensor:
+    """Return log frequencies of ordinary tokens; each is counted once more, so that none is impossible."""
+    counts = torch.bincount(rows.flatten(), minlength=len(tokenizer)).double() + 1
+    counts[tokenizer.all_special_ids] = 0  # these are never predicted
+    return (counts / counts.sum()).log()
+
+
+def _too_small(corpus: Corpus, row_length: int) -> UserError:
+    return UserError(
+        f"`--corpus {corpus.name}`: training and held-out text both need at least one row of {row_length} tokens; give "
+        "more text or a smaller --encoder.row_length."
+    )
+
+
+def order_of_rows(n_rows: int, batch_size: int, first: int, seed: int) -> Iterator[Tensor]:
+    """Yield the row numbers of each batch, without end, beginning with batch `first`.
+
+    Rows are shuffled anew each time that all of them were read; a batch may reach from one order into the next.
+    """
+    epoch, order = -1, torch.empty(0, dtype=torch.long)
+    batch = first
+    while True:
+        chosen = []
+        for i in range(batch * batch_size, (batch + 1) * batch_size):
+            if i // n_rows != epoch:
+                epoch = i // n_rows
+                order = _shuffled(n_rows, epoch, seed)
+            chosen.append(order[i % n_rows])
+        yield torch.stack(chosen)
+        batch += 1
+
+
+def _shuffled(n_rows: int, epoch: int, seed: int) -> Tensor:
+    return torch.randperm(n_rows, generator=generator_of(seed, "order", epoch))
