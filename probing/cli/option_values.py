@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeAlia
 
 from probing.cli.choices import figure_formats
 from probing.cli.hints import PythonOnly
-from probing.cli.options import ProbeOptions, as_options
+from probing.cli.options import ProbeOptions, are_options, as_options
 from probing.errors import out_of_range
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -84,7 +84,7 @@ def defaults(function: Callable[..., Any]) -> dict[str, Any]:
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options as plain values, for YAML and W&B, without the run's name and a tokenizer."""
-    values = {k: asdict(v) if is_dataclass(v) and not isinstance(v, type) else v for k, v in options.items()}
+    values = {k: asdict(v) if are_options(v) else v for k, v in options.items()}
     mappings = {k: dict(values[k] or {}) for k in ("trainer", "task_args") if k in values}
     return {k: v for k, v in values.items() if k not in ("name", "tokenizer")} | mappings
 

@@ -6,7 +6,7 @@ This file imports nothing heavy, not even for type checkers, because the command
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal, TypeVar
 
 from probing.errors import UserError, out_of_range
@@ -18,6 +18,14 @@ SMALLEST, LARGEST = 1e-30, 1e30
 OF_TRAINING = ("max_epochs", "max_time", "enable_checkpointing", "detect_anomaly")
 
 _Options = TypeVar("_Options")
+
+
+def are_options(value: Any) -> bool:
+    """Return whether a value is options that belong together: NAME.FIELD of a command, in a class of this room.
+
+    A task, which Python may give in the place of its name, can be a dataclass too.
+    """
+    return is_dataclass(value) and type(value).__module__.startswith("probing.cli.")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from probing.cli.arguments import PYTHON, checked
 from probing.cli.hints import python_only
+from probing.cli.options import are_options
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -77,7 +78,7 @@ def as_plain(value: Any) -> Any:
     """
     if isinstance(value, PathLike):
         return fspath(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if are_options(value):
         return {field.name: as_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {name: as_plain(inner) for name, inner in value.items()}
