@@ -52,7 +52,9 @@ FLOORS = (
     {"figures", "rankings"},
     {"comparison", "evidence", "internals"},
     {"heads", "layer_geometry", "runs"},
-    {"disabling", "downstream", "page", "pretraining", "sweeps"},
+    {"downstream", "page", "pretraining", "sweeps"},
+    {"readouts"},
+    {"disabling"},
     {"commands"},
 )
 

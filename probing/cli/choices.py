@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeVar, cast
 
 from probing.errors import UserError, did_you_mean
 
@@ -39,6 +39,37 @@ def chosen(option: str, typed: str | Sequence[str], known: Sequence[_Name], noth
             near = did_you_mean(name, known)
             raise UserError(f"`{option} {name}` is not one of {words}{near}; give one or more of these.")
     return [name for name in known if name in names]
+
+
+def chosen_with_data(
+    option: str, typed: str | Sequence[str], known: Mapping[_Name, str | None]
+) -> dict[_Name, str | None]:  # fmt: skip
+    """Return the requested names in the order of tables, with the data of those that need some, typed as NAME=DATA.
+
+    Args:
+        option: The option, such as `--readouts`, for messages.
+        typed: The value that the user typed: several are separated by commas.
+        known: All known names, with how the data of each is called, None where there is none.
+
+    Raises:
+        UserError: If a name is unknown or there twice, or data is missing or not needed.
+    """
+    parts = [part.strip() for part in typed.split(",")] if isinstance(typed, str) else list(typed)
+    found: dict[str, str | None] = {}
+    for part in parts or [""]:
+        name, equals, data = part.partition("=")
+        if name not in known:
+            forms = ", ".join(one if what is None else f"{one}={what}" for one, what in known.items())
+            raise UserError(f"`{option} {part}` is not one of {forms}{did_you_mean(name, known)}; give some of these.")
+        what = known[cast(Any, name)]
+        if name in found:
+            raise UserError(f"`{option} {part}`: {name} is there twice; name it once.")
+        if what is None and equals:
+            raise UserError(f"`{option} {part}`: {name} takes no data; give {name} alone.")
+        if what is not None and not data:
+            raise UserError(f"`{option} {part}` needs its data; give {name}={what}.")
+        found[name] = data if equals else None
+    return {name: found[name] for name in known if name in found}
 
 
 def figure_formats(typed: str | Sequence[str]) -> list[str]:

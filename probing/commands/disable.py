@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from probing.cli.choices import FIGURE_FORMAT, FigureFormat, chosen, figure_formats
+from probing.cli.choices import FIGURE_FORMAT, FigureFormat, chosen, chosen_with_data, figure_formats
 from probing.cli.option_values import Layers, Model, Source, Tokenizer, defaults, number_problems, resolved
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import command
@@ -23,6 +23,7 @@ from probing.runs.run import Run, load_fit_of_classes
 from probing.runs.tracked import tracking
 from probing.runtime.distributed import is_main_process
 from probing.runtime.stopwatch import Stopwatch
+from probing.tables.readout_names import READOUTS
 from probing.tracking import Tracker, resolve_mode
 
 # Options whose values are those of `--run`, where it is given.
@@ -36,7 +37,8 @@ def disable(
     config: dict[str, Any],
     model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
     corpus: Source = "builtin", test_corpus: Source | None = None, run: str | None = None,
-    units: str | list[str] = "all", kinds: str | list[str] = "all", tokens: int = 20_000, retrain: int = 5,
+    units: str | list[str] = "all", kinds: str | list[str] = "all", readouts: str | list[str] = "position",
+    tokens: int = 20_000, retrain: int = 5,
     max_length: int | None = None, batch_tokens: int | None = None, seed: int = 0, runs: str = "runs",
     name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
     wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
@@ -57,6 +59,8 @@ def disable(
         kinds: What stands in the place of a head's output: all, or some of uniform (its output under uniform
             attention), zero, mean (over training tokens), resample (its output at a random token of another sentence);
             skip takes a layer out as a whole.
+        readouts: What is read while something is disabled, one or more: position (by probes of the later layers), mlm
+            (the loss of masked words, by the model's own head).
         tokens: Most tokens of the test sentences that are read, and of the training sentences that stand in their
             place; sentences are drawn.
         retrain: Number of the heads and of the layers that cost most, and of as many random ones, without which probes
@@ -74,43 +78,60 @@ def disable(
     say = terminal.silence if quiet else terminal.say
     refuse(number_problems(seed, max_length, batch_tokens) + _problems(tokens, retrain))
     resolve_mode(wandb.mode)
-    typed = layer_numbers(layer)
+    layer_numbers(layer)
     cached, place = places(cache, runs, name)
     made = _run_of(run, config)
-    read = {option: config[option] for option in OF_RUN}
     with terminal.quiet_libraries():
-        from probing.cache.source import ActivationSource
-        from probing.disabling.survey import Asked, Subject, check, survey
-        from probing.disabling.units import KINDS, UNITS
+        from probing.disabling.survey import survey
 
         watch = Stopwatch()
-        what, how = chosen("--units", units, UNITS), chosen("--kinds", kinds, KINDS)
-        check(what, how)
-        split_seed = seed if made is None else made.config["seed"]
-        weights_seed = split_seed if read["random_weights"] else None
-        source = ActivationSource.of(
-            read["model"], read["revision"], layer, trainer, cache=cached, max_length=read["max_length"],
-            batch_tokens=batch_tokens, random_weights_seed=weights_seed, say=say,
-            shows_progress=terminal.show_progress(quiet), tokenizer=tokenizer,
-        )  # fmt: skip
-        blocks = source.blocks(typed)
-        source = replace(source, layers=list(range(source.config.num_hidden_layers + 1)))
-        corpora, splits = read_corpora(read["corpus"], read["test_corpus"], split_seed, say)
-        subject = Subject(source, corpora, splits, split_seed, _frozen(made, source))
+        how = {
+            "cache": cached, "batch_tokens": batch_tokens, "tokenizer": tokenizer, "say": say,
+            "shows_progress": terminal.show_progress(quiet),
+        }  # fmt: skip
+        asked, subject = _asked(config, how, made)
         stores = subject.read()
         watch.end("extract")
         if not is_main_process():
             return None
-        folder = RunFolder(place, name, f"{source.model.short_name}-disable")
-        keep_inputs(config, source.model.name, folder)
+        files = subject.source.model
+        folder = RunFolder(place, name, f"{files.short_name}-disable")
+        keep_inputs(config, files.name, folder)
         with tracking(folder, wandb, config) as tracker:
-            asked = Asked(what, how, blocks, tokens, retrain, seed)
-            found = survey(subject, stores, asked, terminal.training_bars(source.shows_progress))
+            found = survey(subject, stores, asked, terminal.training_bars(how["shows_progress"]))
             watch.end("measure")
-            _write(folder.path, config, found, stores, source.model.short_name, watch, tracker)
+            _write(folder.path, config, found, stores, files.short_name, watch, tracker)
         result = read_folder(Disabled, folder.finish())
     say_results(result, tracker.where(result.folder) if tracker else None, quiet)
     return result
+
+
+def _asked(config: Mapping[str, Any], how: Mapping[str, Any], made: Run | None) -> tuple[Any, Any]:
+    """Return the `probing.disabling.survey.Asked` and the `probing.disabling.subject.Subject` of a configuration.
+
+    Args:
+        config: The resolved configuration.
+        how: Further fields of the source of activations.
+        made: The run whose probes are read, if there is one.
+    """
+    from probing.cache.source import ActivationSource
+    from probing.disabling.subject import Subject
+    from probing.disabling.survey import Asked, check
+    from probing.disabling.units import KINDS, UNITS
+
+    units, kinds = chosen("--units", config["units"], UNITS), chosen("--kinds", config["kinds"], KINDS)
+    wanted = chosen_with_data("--readouts", config["readouts"], READOUTS)
+    check(units, kinds)
+    split_seed = config["seed"] if made is None else made.config["seed"]
+    source = ActivationSource.of(
+        config["model"], config["revision"], config["layer"], config["trainer"], max_length=config["max_length"],
+        random_weights_seed=split_seed if config["random_weights"] else None, **how,
+    )  # fmt: skip
+    blocks = source.blocks(layer_numbers(config["layer"]))
+    source = replace(source, layers=list(range(source.config.num_hidden_layers + 1)))
+    corpora, splits = read_corpora(config["corpus"], config["test_corpus"], split_seed, how["say"])
+    asked = Asked(units, kinds, blocks, config["tokens"], config["retrain"], config["seed"])
+    return asked, Subject(source, corpora, splits, split_seed, _frozen(made, source), wanted)
 
 
 def _problems(tokens: int, retrain: int) -> list[str]:
@@ -149,14 +170,14 @@ def _run_of(folder: str | None, config: dict[str, Any]) -> Run | None:
 
 
 def _frozen(run: Run | None, source: Any) -> Any:
-    """Return the `probing.disabling.survey.Frozen` probes of a run, if there is one.
+    """Return the `probing.disabling.subject.Frozen` probes of a run, if there is one.
 
     Raises:
         UserError: If the model has changed since.
     """
     if run is None:
         return None
-    from probing.disabling.survey import frozen_of
+    from probing.disabling.subject import frozen_of
 
     before = run.results["cache"]["test"]["key"]["model"]
     if source.model.fingerprint(weights=source.random_weights_seed is None) != before:
@@ -183,12 +204,15 @@ def _write(
 
 def _curves(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a row per layer with the effect on the last layer of disabling it, a column for each kind, for W&B."""
-    from probing.tables.disabling import at_last_layer, is_head
+    from probing.tables.disabling import at_last_layer, is_head, readouts_of
+    from probing.tables.readout_names import POSITION
 
     by_layer: dict[int, dict[str, Any]] = {}
-    for row in at_last_layer({"disabled": rows}):
-        if not is_head(row):
-            point = by_layer.setdefault(int(row["unit"]), {"layer": int(row["unit"])})
-            kind = row["kind"]
-            point |= {f"{kind}_effect": row["effect"], f"{kind}_low": row["low"], f"{kind}_high": row["high"]}
+    for readout in readouts_of({"disabled": rows}):
+        of = "" if readout == POSITION else f"{readout}_"
+        for row in at_last_layer({"disabled": rows}, readout):
+            if not is_head(row):
+                point = by_layer.setdefault(int(row["unit"]), {"layer": int(row["unit"])})
+                kind = f"{of}{row['kind']}"
+                point |= {f"{kind}_effect": row["effect"], f"{kind}_low": row["low"], f"{kind}_high": row["high"]}
     return list(by_layer.values())

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from probing.comparison.agreement import holm
 from probing.disabling.units import Job
-from probing.statistics.intervals import difference_interval, difference_p_value
+from probing.statistics.intervals import difference_interval, difference_p_value, mean_interval, mean_p_value
+from probing.tables.readout_names import Measure, measure_of
 
 Rows = list[dict[str, Any]]
 Counts = NDArray[np.float64]
@@ -25,9 +26,10 @@ class Measured:
         job: What was disabled.
         readout: What was read.
         layer: The layer that was read.
-        right: Number of examples of each sentence that are right, shape (n_sentences,).
+        right: Sum of the measure over the examples of each item, such as a sentence, shape (n_items,): for a share, the
+            number of those that are right.
         intact: The same while nothing is disabled.
-        n: Number of examples of each sentence, shape (n_sentences,).
+        n: Number of examples of each item, shape (n_items,).
     """
 
     job: Job
@@ -42,27 +44,49 @@ class Measured:
         """What is tested together: heads or layers, by the kind of replacement and the readout."""
         return self.readout, self.job.head is None, str(self.job.kind)
 
-    def effect(self, sentences: NDArray[np.bool_] | slice = slice(None)) -> float:
-        """Return the share of examples that are right minus that of the intact model, over some sentences."""
-        return float((self.right - self.intact)[sentences].sum() / self.n[sentences].sum())
+    @property
+    def measure(self) -> Measure:
+        """What is measured."""
+        return measure_of(self.readout)
 
-    def tested(self, sentences: NDArray[np.bool_] | slice = slice(None)) -> dict[str, Any]:
-        """Return the effect with its 95% interval and its p-value, paired by sentence, over some of them."""
-        difference, n = (self.right - self.intact)[sentences], self.n[sentences]
-        low, high = difference_interval(difference, n)
-        return {
-            "effect": self.effect(sentences), "low": low, "high": high, "p_value": difference_p_value(difference, n),
-            "n": int((n > 0).sum()),
-        }  # fmt: skip
+    def effect(self, items: NDArray[np.bool_] | slice = slice(None)) -> float:
+        """Return the measure minus that of the intact model, over some items."""
+        return float((self.right - self.intact)[items].sum() / self.n[items].sum())
+
+    def gain(self, items: NDArray[np.bool_] | slice = slice(None)) -> float:
+        """Return the effect over some items, with the sign by which more is better."""
+        return self.measure.sign * self.effect(items)
+
+    def tested(self, items: NDArray[np.bool_] | slice = slice(None)) -> dict[str, Any]:
+        """Return the effect with its 95% interval and its p-value, paired by item, over some of them."""
+        return tested(self.right[items], self.intact[items], self.n[items], self.measure.is_share)
+
+
+def tested(right: Counts, intact: Counts, n: NDArray[np.int64], is_share: bool) -> dict[str, Any]:
+    """Return a difference with its 95% interval and its p-value, paired by item.
+
+    Args:
+        right: Sum of the measure over the examples of each item, shape (n_items,).
+        intact: The same of what it is compared with.
+        n: Number of examples of each item, shape (n_items,).
+        is_share: Whether the measure is a share of examples that are right.
+    """
+    difference = right - intact
+    interval, p_value = (difference_interval, difference_p_value) if is_share else (mean_interval, mean_p_value)
+    low, high = interval(difference, n)
+    return {
+        "effect": float(difference.sum() / n.sum()), "low": low, "high": high, "p_value": p_value(difference, n),
+        "n": int((n > 0).sum()),
+    }  # fmt: skip
 
 
 def effect_rows(measured: Sequence[Measured]) -> Rows:
     """Return the rows of `disabled.csv`.
 
-    `effect` is the share of examples that are predicted rightly minus that of the intact model, paired by sentence.
-    `percentile` is the percentage of the other heads that cost less in the same layer by the same kind. p-values are
-    two-sided and corrected (Holm) for the number of heads, or layers, and of layers that are read, for each kind and
-    readout.
+    `effect` is the measure, such as the share of examples that are predicted rightly, minus that of the intact model,
+    paired by item. `percentile` is the percentage of the other heads that cost less in the same layer by the same kind.
+    p-values are two-sided and corrected (Holm) for the number of heads, or layers, and of layers that are read, for
+    each kind and readout.
     """
     rows: Rows = []
     for one in measured:
@@ -91,7 +115,8 @@ def _percentile(measured: Sequence[Measured], rows: Rows, i: int, members: Seque
     others = [rows[j]["effect"] for j in members if j != i and measured[j].layer == measured[i].layer]
     if measured[i].job.head is None or not others:
         return float("nan")
-    return 100 * sum(effect > rows[i]["effect"] for effect in others) / len(others)
+    sign = measured[i].measure.sign
+    return 100 * sum(sign * effect > sign * rows[i]["effect"] for effect in others) / len(others)
 
 
 def better_without_rows(measured: Sequence[Measured], seed: int) -> Rows:
@@ -104,18 +129,16 @@ def better_without_rows(measured: Sequence[Measured], seed: int) -> Rows:
         measured: What the passes gave.
         seed: Seed of the division of the sentences.
     """
-    if not measured:
-        return []
-    order = np.random.default_rng(seed).permutation(len(measured[0].n))
-    chosen_on = order < len(order) // 2
     groups: dict[Any, list[Measured]] = {}
     for one in measured:
         groups.setdefault((*one.group, one.layer), []).append(one)
     rows: Rows = []
     for (readout, is_layer, kind, layer), members in groups.items():
+        order = np.random.default_rng(seed).permutation(len(members[0].n))
+        chosen_on = order < len(order) // 2
         if not all(members[0].n[half].sum() for half in (chosen_on, ~chosen_on)):
             continue
-        best = max(members, key=lambda one: one.effect(chosen_on))
+        best = max(members, key=lambda one: one.gain(chosen_on))
         rows.append({
             "units": "layers" if is_layer else "heads", "kind": kind, "readout": readout, "layer": layer,
             "unit": best.job.unit, "effect_chosen_on": best.effect(chosen_on), **best.tested(~chosen_on),
@@ -131,9 +154,9 @@ def measured_of(
     """Return what the passes gave, a member for each layer that is read.
 
     Args:
-        results: Number of right examples by job, shape (n_layers, n_sentences); also of each block while it is intact.
+        results: Sums by job, shape (n_layers, n_items); also of each block while it is intact.
         layers: The layers that are read when a block is changed, by block.
-        n: Number of examples of each sentence, shape (n_sentences,).
+        n: Number of examples of each item, shape (n_items,).
         readout: What was read.
     """
     intact = {job.block: found for job, found in results.items() if job.kind is None}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -10,15 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
-from probing.disabling.later_blocks import LaterBlocks
-from probing.disabling.readouts import Probes
-from probing.disabling.text import Padded, Text
+from probing.cache.plan import batches
+from probing.readouts.later_blocks import LaterBlocks
+from probing.readouts.readout import Loss, Readout
+from probing.readouts.text import padded
 from probing.statistics.intervals import mean_interval
-
-# Takes the last hidden states, shape (batch, sequence, d_model), and returns the loss of each sentence, shape (batch,).
-Loss = Callable[[Tensor], Tensor]
 
 
 def head_gradients(model: LaterBlocks, inputs: Mapping[str, Tensor], loss: Loss) -> Tensor:
@@ -67,47 +64,26 @@ def head_gradients(model: LaterBlocks, inputs: Mapping[str, Tensor], loss: Loss)
         return torch.stack(torch.autograd.grad(loss(states).sum(), factors))
 
 
-def probe_loss(weight: Tensor, labels: Tensor) -> Loss:
-    """Return the mean cross-entropy of a frozen probe over the examples of each sentence, 0 where there are none.
-
-    Args:
-        weight: The probe's weight, shape (n_classes, d_model).
-        labels: Class of each token, shape (batch, sequence); -1 where it is not an example.
-    """
-    n = (labels >= 0).sum(1)
-
-    def loss(states: Tensor) -> Tensor:
-        logits = states @ weight.T.to(states.dtype)
-        nats = cross_entropy(logits.transpose(1, 2), labels, ignore_index=-1, reduction="none")
-        return nats.sum(1) / n.clamp_min(1)
-
-    return loss
-
-
-def importance(model: LaterBlocks, pad_token_id: int, text: Text, probes: Probes, batch_tokens: int) -> Tensor:
-    """Return how much each sentence's loss, by the last layer's probe, changes with each head: |dL/dfactor|.
+def importance(model: LaterBlocks, pad_token_id: int, readout: Readout, batch_tokens: int) -> Tensor:
+    """Return how much the loss of each item of a readout changes with each head: dL/dfactor, with its sign.
 
     Args:
         model: The model.
         pad_token_id: Id of the padding token.
-        text: The sentences that are read.
-        probes: The frozen probes.
+        readout: What is read.
         batch_tokens: Most tokens in a batch, padding included.
 
     Returns:
-        Shape (n_sentences, n_layers, heads), float32.
+        Shape (n_items, n_layers, heads), float32.
     """
     device = next(model.encoder.parameters()).device
-    found = torch.zeros(len(text.kept), model.heads.n_layers, model.heads.n_heads)
-    weight = probes.weight[max(probes.weight)].to(device)
-    for batch in text.batches(batch_tokens, pad_token_id, model.anatomy.padding_is_neutral, device):
-        gradients = head_gradients(model, batch.inputs, probe_loss(weight, _labels(probes, batch)))
-        found[batch.sentences.cpu()] = gradients.abs().float().cpu().transpose(0, 1)
+    found = torch.zeros(len(readout.n), model.heads.n_layers, model.heads.n_heads)
+    tokens, (sentences, items) = readout.text.tokens, readout.occurrences
+    for some in batches(tokens.lengths[sentences], batch_tokens, model.anatomy.padding_is_neutral):
+        batch = padded(tokens, sentences[some], pad_token_id, device)
+        gradients = head_gradients(model, batch.inputs, readout.loss(batch, some))
+        found.index_add_(0, torch.from_numpy(items[some]), gradients.float().cpu().transpose(0, 1))
     return found
-
-
-def _labels(probes: Probes, batch: Padded) -> Tensor:
-    return torch.where(batch.mask, probes.labels.to(batch.mask.device)[batch.rows], -1)
 
 
 def importance_rows(

@@ -16,6 +16,7 @@ from probing.runtime.versions import versions
 from probing.tables.columns import without_nan
 from probing.tables.csv_files import write_csv
 from probing.tables.disabling import COLUMNS
+from probing.tables.readout_names import POSITION
 
 KIND = "disabling of heads and layers"
 
@@ -55,11 +56,23 @@ def write_summary(
         "model": {"n_layers": stores[-1].plan.n_layers, "n_heads": found.n_heads},
         "n_sentences": tokens.n_sentences,
         "n_tokens": tokens.n_tokens,
-        "n_examples": found.n_examples,
-        "intact_accuracy": {str(layer): accuracy for layer, accuracy in found.accuracy.items()},
+        **_read(found),
         "timings": dict(timings),
         "better_without": [without_nan(row) for row in found.better_without],
     }
     path = folder / "results.json"
     path.write_text(json.dumps(summary, indent=2))
     return path
+
+
+def _read(found: Found) -> dict[str, Any]:
+    """Return what each readout gives while nothing is disabled; of positions, by the names of earlier versions."""
+    by_name = {
+        name: {"n_examples": found.n_examples[name], "intact": {str(layer): value for layer, value in intact.items()}}
+        for name, intact in found.intact.items()
+    }
+    positions = by_name.get(POSITION)
+    told = {} if positions is None else {
+        "n_examples": positions["n_examples"], "intact_accuracy": positions["intact"],
+    }  # fmt: skip
+    return {**told, "readouts": by_name}

@@ -69,7 +69,9 @@ class Labelled:
         return Examples(Held(self.passes.tokens, self.passes.states(job, layers)), self.labels)
 
 
-def retrained(train: Labelled, test: Labelled, classes: Labels, job: Job, training: Training) -> Tensor:
+def retrained(
+    train: Labelled, test: Labelled, classes: Labels, job: Job, training: Training, layers: Sequence[int]
+) -> Tensor:
     """Train a probe of each layer while something is disabled, and test it.
 
     Args:
@@ -78,16 +80,16 @@ def retrained(train: Labelled, test: Labelled, classes: Labels, job: Job, traini
         classes: The position of each class.
         job: What is disabled.
         training: Settings of the training.
+        layers: The layers that are read, at least that of the block that is changed.
 
     Returns:
-        How many test tokens of each sentence are predicted rightly, shape (n_layers, n_sentences), float32, for the
-        layers that `train.passes` reads when this block is changed.
+        How many test tokens of each sentence are predicted rightly, shape (n_layers, n_sentences), float32.
     """
     right = []
-    for layers in _in_memory(train, test, test.passes.probes.layers(job.block)):
-        sides = [part.examples(job, layers) for part in (train, test)]
+    for some in _in_memory(train, test, layers):
+        sides = [part.examples(job, some) for part in (train, test)]
         nothing = Examples(sides[0].store, np.full_like(sides[0].labels, -1))
-        fits = train_probes(Sides(sides[0], nothing, sides[1], classes, ordinal=True), layers, training, "retrained")
+        fits = train_probes(Sides(sides[0], nothing, sides[1], classes, ordinal=True), some, training, "retrained")
         right += [fit.correct_by_sentence for fit in fits]
     return torch.from_numpy(np.array(right, dtype=np.float32))
 

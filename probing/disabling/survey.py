@@ -2,50 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.cache import ActivationStore, job_lock
-from probing.cache.extraction import forward_trainer
 from probing.cache.plan import fingerprint
-from probing.cache.source import ActivationSource
 from probing.cache.store import leftovers, remove
-from probing.cli.options import ProbeOptions
-from probing.corpus import Corpus, Split
-from probing.data.examples import class_of_tokens
-from probing.data.layer_moments import layer_moments
-from probing.data.preparation import example_checks, label_sides
+from probing.corpus import Split
 from probing.disabling.effects import Measured, Rows, better_without_rows, effect_rows, measured_of
 from probing.disabling.importance import importance, importance_rows
-from probing.disabling.later_blocks import LaterBlocks
 from probing.disabling.passes import Passes
-from probing.disabling.readouts import Probes
 from probing.disabling.retraining import Labelled, chosen_units, retrained
 from probing.disabling.store import PROBES, PassStore, fingerprint_of
-from probing.disabling.text import Text, draw_text
+from probing.disabling.subject import Subject
 from probing.disabling.units import Job, Kind, UnitType, all_jobs, wanted
 from probing.errors import UserError
-from probing.models import load_encoder, load_tokenizer
-from probing.probes.options import training_of
-from probing.probes.recipe import CONTROL_TOLERANCE, Progress, Training
-from probing.probes.training import train_probes
+from probing.probes.recipe import Progress
+from probing.readouts.positions import Positions, Probes
+from probing.readouts.readout import ReadableText, Readout
+from probing.readouts.text import Text, draw_text
 from probing.runtime.terminal import counted
-from probing.tasks import Labels, load_task
+from probing.tables.readout_names import POSITION, RETRAINED
+from probing.tasks import Labels
 
 # Increased whenever the meaning of what is stored changes.
 FORMAT = 1
-# Read by probes that stay as they were, and by probes that are trained again.
-POSITION, RETRAINED = "position", "position_retrained"
-# As `fit` trains probes, but only until their accuracy no longer changes, since no neurons are ranked by them, and at a
-# penalty near those that `fit` chooses: to choose it takes longer than all passes. `--run` reads the probes of `fit`.
-PROBE = ProbeOptions(l2=1e-4, tolerance=CONTROL_TOLERANCE)
 
 
 @dataclass(frozen=True)
@@ -70,79 +58,6 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Frozen:
-    """Probes that another run trained.
-
-    Args:
-        weight: Weight of each layer's probe on raw hidden states, shape (n_classes, d_model), by layer number.
-        classes: The position of each class.
-    """
-
-    weight: Mapping[int, Tensor]
-    classes: Labels
-
-
-def frozen_of(weight: Mapping[int, Tensor], classes: Sequence[Any], typed: str) -> Frozen:
-    """Return probes of another run.
-
-    Args:
-        weight: Weight of each layer's probe on raw hidden states, by layer number.
-        classes: The label of each class.
-        typed: The option that names the run, for messages.
-
-    Raises:
-        UserError: If the run has no probe of a layer above the embeddings.
-    """
-    if not weight:
-        raise UserError(f"`{typed}` has probes of the embeddings alone, which no head changes; give another run.")
-    return Frozen(weight, np.array(classes, dtype=np.int64))
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A model and what it reads.
-
-    Args:
-        source: The model, with all of its layers, and the cache.
-        corpora: The corpus, and the test corpus if there is one.
-        splits: Side of each sentence of each corpus.
-        split_seed: Seed of the split, and of the training of probes.
-        frozen: Probes of another run; None to train them here.
-    """
-
-    source: ActivationSource
-    corpora: Sequence[Corpus]
-    splits: Sequence[Sequence[Split]]
-    split_seed: int
-    frozen: Frozen | None = None
-
-    @cached_property
-    def pad_token_id(self) -> int:
-        """Id of the padding token."""
-        return load_tokenizer(self.source.model).pad_token_id or 0
-
-    @cached_property
-    def model(self) -> LaterBlocks:
-        """The model.
-
-        Raises:
-            UserError: If its blocks or heads cannot be told.
-        """
-        encoder = load_encoder(self.source.model, self.source.random_weights_seed)
-        return LaterBlocks.of(encoder, self.pad_token_id, self.source.model.name)
-
-    def read(self) -> list[ActivationStore]:
-        """Return the activations of each corpus, extracting what is not cached.
-
-        Raises:
-            UserError: If the model's blocks or heads cannot be told, or no sentence of a side has a token of any class.
-        """
-        _ = self.model  # what cannot be disabled is refused before any work
-        checks = example_checks(load_task(POSITION, {}), self.corpora, self.splits, PROBE, self.source.say)
-        return self.source.read(self.corpora, checks)
-
-
-@dataclass(frozen=True)
 class Found:
     """What was found.
 
@@ -152,8 +67,8 @@ class Found:
         importance: Rows of `importance.csv`; empty if no heads are disabled.
         n_heads: Number of heads of a block.
         text: The sentences that were read.
-        accuracy: Share of the positions that each layer's probe predicts rightly while nothing is disabled, by layer.
-        n_examples: Number of tokens whose position was predicted.
+        intact: What each readout gives while nothing is disabled, by its name and by layer.
+        n_examples: Number of examples of each readout, by its name.
     """
 
     disabled: Rows
@@ -161,8 +76,8 @@ class Found:
     importance: Rows
     n_heads: int
     text: Text
-    accuracy: Mapping[int, float]
-    n_examples: int
+    intact: Mapping[str, Mapping[int, float]]
+    n_examples: Mapping[str, int]
 
     @property
     def tables(self) -> dict[str, Rows]:
@@ -183,73 +98,163 @@ def survey(subject: Subject, stores: Sequence[ActivationStore], asked: Asked, pr
     Raises:
         UserError: If the cache cannot be written.
     """
-    source = subject.source
     text = draw_text(stores[-1], _is(subject.splits[-1], "test"), asked.n_tokens, asked.seed)
     train = draw_text(stores[0], _is(subject.splits[0], "train"), asked.n_tokens, asked.seed)
-    encoder, heads = subject.model.encoder, subject.model.heads
-    jobs = all_jobs(heads.n_layers, heads.n_heads)
-    key = _key(subject, stores, asked)
-    folder = source.cache / f"{source.model.short_name}-{fingerprint(key)[:16]}"
-    with job_lock(source.cache, folder.name, source.say):
-        for path in leftovers(folder):
-            remove(path)
-        described = {name: stores[-1].header[name] for name in ("model", "revision", "corpus", "versions")}
-        plan = stores[-1].plan
-        store = PassStore.opened(folder, key, text.tokens, 2 * len(jobs) + 1, plan.batch_tokens, described)
-        probes, classes = _probes(subject, stores, text, store, progress)
-
-        def passes(of: Text) -> Passes:
-            encoder.to(forward_trainer({"devices": 1, **_device(source.trainer)}, ()).strategy.root_device)
-            own = (encoder, subject.pad_token_id, source.model.name)
-            return Passes(*own, of, train, probes, plan.batch_tokens, asked.seed)
-
-        passes_of = cache(passes)
-        chosen = {i + 1: job for i, job in enumerate(jobs) if wanted(job, asked.units, asked.kinds, asked.blocks)}
-        results = _results(
-            chosen, store, lambda job: passes_of(text).run(job), "heads and layers", source.shows_progress
-        )  # fmt: skip
-        n = probes.n_by_sentence(text.tokens)
-        layers = {block: probes.layers(block) for block in asked.blocks}
-        measured = measured_of(results, layers, n, POSITION)
-        if asked.n_retrained:
-
-            def again(job: Job) -> Tensor:
-                of_train = _labels(subject, stores, 0, classes, "train")[train.of_corpus]
-                of_text = probes.labels.numpy().astype(np.int32)
-                parts = Labelled(passes_of(train), of_train), Labelled(passes_of(text), of_text)
-                return retrained(*parts, classes, job, _training(subject, progress))
-
-            last = {one.job: one.effect() for one in measured if one.layer == max(probes.weight)}
-            strongest = chosen_units(list(results), last, asked.n_retrained, asked.seed)
-            blocks = {job.block for job in strongest}
-            jobs_again = [job for job in results if job in strongest or (job.kind is None and job.block in blocks)]
-            files = {len(jobs) + 1 + jobs.index(job): job for job in jobs_again}
-            repeated = _results(files, store, again, "retrained", source.shows_progress)
-            measured += measured_of(repeated, layers, n, RETRAINED)
-        rows = _importance(subject, text, probes, store, asked) if "heads" in asked.units else []
-        store.touch()
-    frozen = [one for one in measured if one.readout == POSITION]
+    work = _Work(subject, stores, asked, text, train, progress)
+    parts = [work.positions()] if POSITION in subject.wanted else []
+    parts += [work.other(readout) for readout in subject.other_readouts(text, asked.seed)]
+    measured = [one for part in parts for one in part.measured]
+    frozen = [one for one in measured if one.readout != RETRAINED]
     return Found(
-        effect_rows(measured), better_without_rows(frozen, asked.seed), rows, heads.n_heads, text, _intact(frozen),
-        int(n.sum()),
+        effect_rows(measured), better_without_rows(frozen, asked.seed), [row for part in parts for row in part.rows],
+        subject.model.heads.n_heads, text, {part.readout.name: _intact(part) for part in parts},
+        {part.readout.name: int(part.readout.n.sum()) for part in parts},
     )  # fmt: skip
 
 
-def _importance(subject: Subject, text: Text, probes: Probes, store: PassStore, asked: Asked) -> Rows:
-    """Return the rows of `importance.csv`, whose gradients are stored as the last file."""
-    last, model = store.plan.n_layers, subject.model
-    if store.unfinished([last]):
-        found = importance(model, subject.pad_token_id, text, probes, store.plan.batch_tokens)
-        store.put(last, {"importance": found})
-    by_sentence = store.get(last)["importance"].numpy()
-    n = probes.n_by_sentence(text.tokens)
-    return importance_rows(by_sentence, n, asked.blocks, max(probes.weight), POSITION)
+@dataclass(frozen=True)
+class _Part:
+    """What was found by one readout.
+
+    Args:
+        readout: The readout.
+        measured: What its passes gave.
+        rows: Rows of `importance.csv`.
+    """
+
+    readout: Readout
+    measured: Sequence[Measured]
+    rows: Rows
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """The passes for all readouts.
+
+    Args:
+        subject: Model and corpora.
+        stores: The activations of each corpus.
+        asked: What is asked.
+        text: Test sentences.
+        train: Training sentences.
+        progress: Returns Lightning callbacks that show the training of probes.
+    """
+
+    subject: Subject
+    stores: Sequence[ActivationStore]
+    asked: Asked
+    text: Text
+    train: Text
+    progress: Progress
+
+    @cached_property
+    def jobs(self) -> list[Job]:
+        """Every pass that there can be; the file of each has the index of the job and one."""
+        heads = self.subject.model.heads
+        return all_jobs(heads.n_layers, heads.n_heads)
+
+    @cached_property
+    def passes(self) -> Passes:
+        """Passes over the test sentences."""
+        return self._passes_over(self.text)
+
+    def _passes_over(self, text: ReadableText) -> Passes:
+        return Passes(self.subject.readers, text, self.train, self.stores[-1].plan.batch_tokens, self.asked.seed)
+
+    def positions(self) -> _Part:
+        """Read positions by probes, as they are and trained again."""
+        asked = self.asked
+        with self._store(POSITION, self.subject.key_of_positions()) as store:
+            probes, classes = self._probes(store)
+            readout = Positions(self.text, probes, self.subject.readers.device)
+            results = self._run(store, readout, lambda: self.passes)
+            layers = {block: probes.layers(block) for block in asked.blocks}
+            measured = measured_of(results, layers, readout.n, POSITION)
+            if asked.n_retrained:
+                last = {one.job: one.effect() for one in measured if one.layer == max(probes.weight)}
+                strongest = chosen_units(list(results), last, asked.n_retrained, asked.seed)
+                repeated = self._retrained(store, results, strongest, probes, classes)
+                measured += measured_of(repeated, layers, readout.n, RETRAINED)
+            return _Part(readout, measured, self._importance(store, readout))
+
+    def other(self, readout: Readout) -> _Part:
+        """Read something else than positions."""
+        with self._store(readout.name, {"content": fingerprint_of(*readout.content)}) as store:
+            results = self._run(store, readout, cache(lambda: self._passes_over(readout.text)))
+            layers = {block: readout.layers(block) for block in self.asked.blocks}
+            measured = measured_of(results, layers, readout.n, readout.name)
+            return _Part(readout, measured, self._importance(store, readout))
+
+    @contextmanager
+    def _store(self, readout: str, own: Mapping[str, Any]) -> Iterator[PassStore]:
+        """Open the store of the passes of a readout, which other jobs then wait for."""
+        source, first = self.subject.source, self.stores[-1]
+        key = _key(self.subject, self.stores, self.asked, readout, own)
+        folder = source.cache / f"{source.model.short_name}-{fingerprint(key)[:16]}"
+        with job_lock(source.cache, folder.name, source.say):
+            for path in leftovers(folder):
+                remove(path)
+            described = {name: first.header[name] for name in ("model", "revision", "corpus", "versions")}
+            n_passes, tokens = 2 * len(self.jobs) + 1, self.text.tokens
+            store = PassStore.opened(folder, key, tokens, n_passes, first.plan.batch_tokens, described)
+            yield store
+            store.touch()
+
+    def _run(self, store: PassStore, readout: Readout, passes: Callable[[], Passes]) -> dict[Job, Any]:
+        """Return what each pass that is asked for gave."""
+        asked = self.asked
+        chosen = {i + 1: job for i, job in enumerate(self.jobs) if wanted(job, asked.units, asked.kinds, asked.blocks)}
+        what = "heads and layers" if readout.name == POSITION else f"heads and layers, {readout.name}"
+        return _results(chosen, store, lambda job: passes().run(job, readout), what, self.subject.source.shows_progress)
+
+    def _probes(self, store: PassStore) -> tuple[Probes, Labels]:
+        """Return the later layers' probes, trained unless they are stored or come from another run; and classes."""
+        subject = self.subject
+        if subject.frozen is not None:
+            weight, classes = dict(subject.frozen.weight), subject.frozen.classes
+        else:
+            if store.unfinished([PROBES]):
+                store.put(PROBES, subject.train(self.stores, self.progress))
+            found = store.get(PROBES)
+            weight = dict(zip(range(1, len(found["weight"]) + 1), found["weight"], strict=True))
+            classes = found["classes"].numpy()
+        labels = subject.labels(self.stores, -1, classes, "test")
+        return Probes(weight, torch.from_numpy(labels[self.text.of_corpus].astype(np.int64))), classes
+
+    def _retrained(
+        self, store: PassStore, results: Mapping[Job, Any], strongest: Sequence[Job], probes: Probes, classes: Labels
+    ) -> dict[Job, Any]:
+        """Return what probes give that are trained again while a unit is disabled."""
+        passes_of_train = cache(lambda: self._passes_over(self.train))
+
+        def again(job: Job) -> Tensor:
+            of_train = self.subject.labels(self.stores, 0, classes, "train")[self.train.of_corpus]
+            of_text = probes.labels.numpy().astype(np.int32)
+            parts = Labelled(passes_of_train(), of_train), Labelled(self.passes, of_text)
+            return retrained(*parts, classes, job, self.subject.training(self.progress), probes.layers(job.block))
+
+        blocks = {job.block for job in strongest}
+        jobs_again = [job for job in results if job in strongest or (job.kind is None and job.block in blocks)]
+        files = {len(self.jobs) + 1 + self.jobs.index(job): job for job in jobs_again}
+        return _results(files, store, again, "retrained", self.subject.source.shows_progress)
+
+    def _importance(self, store: PassStore, readout: Readout) -> Rows:
+        """Return the rows of `importance.csv`, whose gradients are stored as the last file."""
+        if "heads" not in self.asked.units:
+            return []
+        last, subject = store.plan.n_layers, self.subject
+        if store.unfinished([last]):
+            found = importance(subject.readers.model, subject.pad_token_id, readout, store.plan.batch_tokens)
+            store.put(last, {"importance": found})
+        by_item = store.get(last)["importance"].abs().numpy()
+        layer = max(readout.layers(1))
+        return importance_rows(by_item, readout.n, self.asked.blocks, layer, readout.name)
 
 
 def _results(
     files: Mapping[int, Job], store: PassStore, run: Callable[[Job], Tensor], what: str, shows_progress: bool
 ) -> dict[Job, Any]:
-    """Run the passes that are not stored yet, and return what each gave, shape (n_layers, n_sentences).
+    """Run the passes that are not stored yet, and return what each gave, shape (n_layers, n_items).
 
     Args:
         files: The passes, by the index of their file.
@@ -267,73 +272,30 @@ def _results(
     return {job: store.get(index)["right"].numpy() for index, job in files.items()}
 
 
-def _probes(
-    subject: Subject, stores: Sequence[ActivationStore], text: Text, store: PassStore, progress: Progress
-) -> tuple[Probes, Labels]:
-    """Return the probes of the later layers, trained unless they are stored or come from another run; and classes."""
-    if subject.frozen is not None:
-        weight, classes = dict(subject.frozen.weight), subject.frozen.classes
-    else:
-        if store.unfinished([PROBES]):
-            store.put(PROBES, _trained(subject, stores, progress))
-        found = store.get(PROBES)
-        weight = dict(zip(range(1, len(found["weight"]) + 1), found["weight"], strict=True))
-        classes = found["classes"].numpy()
-    labels = _labels(subject, stores, -1, classes, "test")
-    return Probes(weight, torch.from_numpy(labels[text.of_corpus].astype(np.int64))), classes
-
-
-def _labels(
-    subject: Subject, stores: Sequence[ActivationStore], part: int, classes: Labels, side: Split
-) -> NDArray[np.int32]:
-    """Return the class of each token of a corpus, -1 on other sides."""
-    task, corpus, splits = load_task(POSITION, {}), subject.corpora[part], subject.splits[part]
-    return class_of_tokens(stores[part].tokens, corpus, task, splits, classes, side)[0].astype(np.int32)
-
-
-def _trained(subject: Subject, stores: Sequence[ActivationStore], progress: Progress) -> dict[str, Tensor]:
-    """Train a probe of each layer but the embeddings, whose states no head changes."""
-    source = subject.source
-    sides = label_sides(stores, subject.corpora, subject.splits, load_task(POSITION, {}))
-    layers = [layer for layer in source.layers if layer > 0]
-    fits = train_probes(sides, layers, _training(subject, progress), moments=layer_moments(sides.train, layers))
-    return {"weight": torch.stack([fit.weight for fit in fits]), "classes": torch.from_numpy(sides.classes)}
-
-
-def _training(subject: Subject, progress: Progress) -> Training:
-    assert PROBE.l2 != "auto"
-    return training_of(PROBE, PROBE.l2, subject.split_seed, dict(subject.source.trainer), progress)
-
-
-def _key(subject: Subject, stores: Sequence[ActivationStore], asked: Asked) -> dict[str, Any]:
+def _key(
+    subject: Subject, stores: Sequence[ActivationStore], asked: Asked, readout: str, own: Mapping[str, Any]
+) -> dict[str, Any]:  # fmt: skip
     """Return everything that changes the results of a pass; units and kinds are not part of the key."""
-    frozen = subject.frozen
-    of_run = None if frozen is None else fingerprint_of(*frozen.weight, *frozen.weight.values(), frozen.classes)
-    own = {
+    of_passes = {
         "format": FORMAT,
-        "readout": POSITION,
+        "readout": readout,
         "train": dict(stores[0].plan.key),
         "split_seed": subject.split_seed,
-        "probes": of_run or asdict(PROBE),
-        "retrained": asdict(PROBE),
+        **own,
         "trainer": {name: str(value) for name, value in subject.source.trainer.items()},
         "n_tokens": asked.n_tokens,
         "seed": asked.seed,
     }
-    return {**stores[-1].plan.key, "disabling": own}
-
-
-def _device(trainer: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in trainer.items() if name == "accelerator"}
+    return {**stores[-1].plan.key, "disabling": of_passes}
 
 
 def _is(splits: Sequence[Split], side: Split) -> Any:
     return np.array([split == side for split in splits], dtype=bool)
 
 
-def _intact(measured: Sequence[Measured]) -> dict[int, float]:
-    """Return the intact model's accuracy by layer."""
-    found = {one.layer: float(one.intact.sum() / one.n.sum()) for one in measured}
+def _intact(part: _Part) -> dict[int, float]:
+    """Return what a readout gives while nothing is disabled, by layer."""
+    found = {one.layer: float(one.intact.sum() / one.n.sum()) for one in part.measured if one.readout != RETRAINED}
     return dict(sorted(found.items()))
 
 

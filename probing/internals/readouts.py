@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, Split
 from probing.data.examples import Examples, Sides, choose_classes, label
 from probing.internals.interventions import Read
-from probing.models.anatomy import Anatomy, hidden_states
+from probing.models.anatomy import Anatomy, hidden_states, replaced_forward
 from probing.probes.recipe import CONTROL_TOLERANCE, Lbfgs, Training
 from probing.probes.solvers import Penalty
 from probing.probes.training import LayerFit, train_probes
@@ -93,6 +94,39 @@ def choose_masked(tokens: Tokens, seed: int) -> NDArray[np.bool_]:
     return np.asarray(rank < n_masked[tokens.sentences])
 
 
+class MaskedHead:
+    """A masked-language-model head by itself, which gives logits for any hidden states of the last layer.
+
+    Args:
+        model: The model with its head, in evaluation mode.
+        encoder: The part of the model that returns hidden states.
+        input_ids: Some token ids, shape (1, n): the model is run on them once, to see in what form it takes states.
+    """
+
+    def __init__(self, model: nn.Module, encoder: nn.Module, input_ids: Tensor) -> None:
+        self.model, self.encoder, self.input_ids = model, encoder, input_ids
+        made: list[Any] = []
+        handle = encoder.register_forward_hook(lambda module, args, output: made.append(output))
+        try:
+            with torch.inference_mode():
+                model(input_ids=input_ids)
+        finally:
+            handle.remove()
+        self._form = made[0]
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Return the logits of some tokens, shape (n, vocabulary); gradients flow through them.
+
+        Args:
+            states: Their last hidden states, shape (n, d_model).
+        """
+        given = copy(self._form)
+        given.last_hidden_state = states[None]
+        with replaced_forward(self.encoder, lambda *args, **kwargs: given):
+            logits: Tensor = self.model(input_ids=self.input_ids).logits
+        return logits[0]
+
+
 class MaskedWords:
     """Measures the loss of a masked-language-model head, in nats per masked token (`mlm_loss`).
 
@@ -141,6 +175,7 @@ class MaskedWords:
         where = batch.mask & torch.from_numpy(self.masked)[batch.rows]
         if not where.any():
             raise ValueError("the longest sentences have no word to mask")
+        self.head = MaskedHead(self.model, self.encoder, inputs["input_ids"][:1])
         plain = self.model(**inputs).logits[where.to(inputs["input_ids"].device)]
         alone = self._logits(batch, where, [()])[0]
         if plain.shape != alone.shape or (plain - alone).abs().max() > 1e-3 * plain.abs().max():
@@ -152,17 +187,9 @@ class MaskedWords:
 
     def _logits(self, batch: _Batch, where: Tensor, clips: Sequence[Sequence[int]]) -> list[Tensor]:
         """Return the logits of some tokens of a batch, a tensor of shape (n, vocabulary) for each variant."""
-
-        def narrow(module: nn.Module, args: Any, output: Any) -> Any:
-            states = output.last_hidden_state[where.to(output.last_hidden_state.device)]
-            output.last_hidden_state = torch.cat([clip(states, neurons) for neurons in clips])[None]
-            return output
-
-        handle = self.encoder.register_forward_hook(narrow)
-        try:
-            logits = self.model(**self._inputs(batch)).logits[0]
-        finally:
-            handle.remove()
+        states = self.encoder(**self._inputs(batch)).last_hidden_state
+        states = states[where.to(states.device)]
+        logits = self.head(torch.cat([clip(states, neurons) for neurons in clips]))
         return list(logits.view(len(clips), -1, logits.shape[-1]))
 
     @torch.inference_mode()
@@ -276,15 +303,26 @@ class Position:
         )
 
 
-@torch.inference_mode()
 def last_hidden_states(encoder: nn.Module, anatomy: Anatomy, tokens: Tokens, pad_token_id: int) -> Tensor:
     """Return the last hidden states of sentences, shape (n_tokens, d_model), float32."""
-    last = anatomy.n_layers
+    return states_of_layer(encoder, anatomy, tokens, pad_token_id, anatomy.n_layers)
+
+
+@torch.inference_mode()
+def states_of_layer(
+    encoder: nn.Module,
+    anatomy: Anatomy,
+    tokens: Tokens,
+    pad_token_id: int,
+    layer: int,
+    batch_tokens: int = BATCH_TOKENS,
+) -> Tensor:
+    """Return the hidden states of sentences in one layer, shape (n_tokens, d_model), float32, without the cache."""
     device = next(encoder.parameters()).device
     states: Tensor | None = None
-    for batch in _batches(tokens, pad_token_id, BATCH_TOKENS, anatomy.padding_is_neutral):
+    for batch in _batches(tokens, pad_token_id, batch_tokens, anatomy.padding_is_neutral):
         inputs = {"input_ids": batch.input_ids.to(device), "attention_mask": batch.mask.long().to(device)}
-        here = hidden_states(encoder, anatomy, [last], **inputs)[last].float().cpu()
+        here = hidden_states(encoder, anatomy, [layer], **inputs)[layer].float().cpu()
         if states is None:
             states = torch.empty(tokens.n_tokens, here.shape[-1])
         states[batch.rows[batch.mask]] = here[batch.mask]

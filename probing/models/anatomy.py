@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
@@ -152,6 +152,20 @@ def until_enough(handles: Iterable[RemovableHandle]) -> Iterator[None]:
 
 
 _Call = tuple["nn.Module", Any]
+
+
+@contextmanager
+def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Replace a module's `forward`; on exit the module has the attributes that it had."""
+    before = vars(module).get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if before is None:
+            del module.forward
+        else:
+            module.forward = before
 
 
 def examination_inputs(encoder: nn.Module, pad_token_id: int) -> dict[str, Tensor]:

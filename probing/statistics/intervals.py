@@ -94,20 +94,42 @@ def difference_p_value(difference: Sums, n_tokens: NDArray[np.int64]) -> float:
     Returns:
         The p-value; NaN below `MIN_SENTENCES` sentences.
     """
-    if (found := _Ratio.of(difference, n_tokens)) is None:
+    found = _Ratio.of(difference, n_tokens)
+    return math.nan if found is None else _p_value(found, found.least_error)
+
+
+def mean_p_value(sums: Sums, n_tokens: NDArray[np.int64]) -> float:
+    """Return the two-sided p-value of a mean over tokens, such as a paired difference: is it 0?
+
+    It is 1 minus the highest confidence level at which the interval of `mean_interval` leaves out 0.
+
+    Args:
+        sums: Sum over the tokens of each sentence, shape (n_sentences,).
+        n_tokens: Number of tokens of each sentence, shape (n_sentences,); sentences without tokens do not count.
+
+    Returns:
+        The p-value; NaN below `MIN_SENTENCES` sentences.
+    """
+    if (found := _Ratio.of(sums, n_tokens)) is None:
         return math.nan
+    if not found.standard_error:
+        return float(found.value == 0)
+    return _p_value(found, 0.0)
+
+
+def _p_value(found: _Ratio, least: float) -> float:
     # Both ends move outwards as the quantile grows, so that the quantile at which 0 is reached is found by halving.
     below, above = 0.0, 1.0
-    while not _holds_0(found, above):
+    while not _holds_0(found, least, above):
         below, above = above, 2 * above
     for _ in range(60):
         middle = (below + above) / 2
-        below, above = (below, middle) if _holds_0(found, middle) else (middle, above)
+        below, above = (below, middle) if _holds_0(found, least, middle) else (middle, above)
     return float(2 * stdtr(found.n_clusters - 1, -above))
 
 
-def _holds_0(found: _Ratio, t: float) -> bool:
-    low, high = found.interval(found.least_error, t)
+def _holds_0(found: _Ratio, least: float, t: float) -> bool:
+    low, high = found.interval(least, t)
     return low <= 0 <= high
 
 

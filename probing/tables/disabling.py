@@ -7,6 +7,7 @@ from typing import Any
 
 from probing.statistics.intervals import few_sentences
 from probing.tables.columns import ends, in_brackets, interval
+from probing.tables.readout_names import MLM, POSITION, RETRAINED, measure_of
 
 Row = Mapping[str, Any]
 Tables = Mapping[str, Sequence[Row]]
@@ -29,7 +30,13 @@ PLACES = {
     "resample": "its outputs at random tokens of other sentences",
     "skip": "the block skipped",
 }
-RETRAINED = "position_retrained"
+# What gradients are of.
+_LOSSES = {
+    "position": "in nats, the loss of layer {layer}'s probe",
+    "mlm": "in nats, the loss of masked words",
+    "sts": "the squared error of the cosines",
+    "wic": "in nats, the loss of the cosine's logistic curve",
+}
 # Most heads in the table of the terminal.
 _SHOWN = 10
 
@@ -44,7 +51,8 @@ def at_last_layer(made: Tables, readout: str = "position") -> list[Row]:
 
     Args:
         made: The tables.
-        readout: What was read: `position` by frozen probes, `position_retrained` by probes that were trained again.
+        readout: What was read: `position` by frozen probes, `position_retrained` by probes that were trained again, or
+            another name in the column `readout`.
     """
     rows = [row for row in made.get("disabled", ()) if row["readout"] == readout]
     last = max((row["layer"] for row in rows), default=0)
@@ -56,39 +64,60 @@ def kinds_of(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(row["kind"] for row in rows))
 
 
+def readouts_of(made: Tables) -> list[str]:
+    """Return what was read out, in the order of the rows; probes that were trained again are none of these."""
+    return [name for name in dict.fromkeys(row["readout"] for row in made.get("disabled", ())) if name != RETRAINED]
+
+
+def named(readout: str, layer: int) -> str:
+    """Return what is read, as in titles.
+
+    Args:
+        readout: Its name in tables.
+        layer: The layer that is read.
+    """
+    of = readout.partition(":")[2]
+    at = "" if readout == MLM else f" of layer {layer}"  # a head reads the last layer alone
+    return f"{measure_of(readout).noun}{f' ({of})' if of else ''}{at}"
+
+
 def tables(made: Tables) -> list[Any]:
     """Return the tables of the terminal as rich ones; those without rows are left out."""
-    rows = at_last_layer(made)
-    layers, heads = ([row for row in rows if is_head(row) is wanted] for wanted in (False, True))
-    found = (
-        _table(layers, "layer", ""),
-        _table(_first(heads), "head", f", of {len(_units(heads))} heads"),
-        _retrained_table(made),
-    )
-    return [table for table in found if table is not None]
+    found = []
+    for readout in readouts_of(made):
+        rows = at_last_layer(made, readout)
+        layers, heads = ([row for row in rows if is_head(row) is wanted] for wanted in (False, True))
+        found += [_table(layers, "layer", ""), _table(_first(heads), "head", f", of {len(_units(heads))} heads")]
+    return [table for table in [*found, _retrained_table(made)] if table is not None]
 
 
 def _units(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(row["unit"] for row in rows))
 
 
+def _gain(row: Row) -> float:
+    """Return the effect with the sign by which more is better."""
+    return float(measure_of(row["readout"]).sign * row["effect"])
+
+
 def _first(rows: Sequence[Row]) -> list[Row]:
     """Return the rows of the heads that cost most by the first kind of replacement, in that order."""
     kinds = kinds_of(rows)
-    order = sorted((row for row in rows if row["kind"] == kinds[0]), key=lambda row: row["effect"])
+    order = sorted((row for row in rows if row["kind"] == kinds[0]), key=_gain)
     first = [row["unit"] for row in order[:_SHOWN]]
     return sorted((row for row in rows if row["unit"] in first), key=lambda row: first.index(row["unit"]))
 
 
 def _table(rows: Sequence[Row], what: str, of: str) -> Any:
-    """Return the effect of each unit, a column for each kind of replacement, in points."""
+    """Return the effect of each unit, a column for each kind of replacement."""
     from probing.runtime.terminal import plain_table
 
     if not rows:
         return None
     kinds = kinds_of(rows)
-    title = f"Position accuracy of layer {rows[0]['layer']} without a {what}, in points{of}"
-    table = plain_table(title)
+    readout = rows[0]["readout"]
+    title = f"{named(readout, rows[0]['layer'])} without a {what}, in {measure_of(readout).unit}{of}"
+    table = plain_table(title[0].upper() + title[1:])
     for heading in (what, *kinds):
         table.add_column(heading, justify="right")
     found = {(row["unit"], row["kind"]): row for row in rows}
@@ -114,37 +143,63 @@ def _retrained_table(made: Tables) -> Any:
 
 
 def _points(row: Row | None) -> str:
-    """Return an effect in points with its interval, and a star if its corrected p-value is below .05."""
+    """Return an effect in its unit with its interval, and a star if its corrected p-value is below .05."""
     if row is None:
         return ""
-    between = in_brackets(interval(row, between=" to ", form="+.1f", times=100))
-    return f"{100 * row['effect']:+.1f}{between}{'*' if row['p_value'] < 0.05 else ''}"
+    return f"{_told(row)}{in_brackets(_between(row))}{'*' if row['p_value'] < 0.05 else ''}"
+
+
+def _told(row: Row) -> str:
+    measure = measure_of(row["readout"])
+    return f"{measure.times * row['effect']:+.{measure.digits}f}"
+
+
+def _between(row: Row) -> str:
+    measure = measure_of(row["readout"])
+    return interval(row, between=" to ", form=f"+.{measure.digits}f", times=measure.times)
 
 
 def conclusions(made: Tables) -> list[str]:
     """Return the conclusions from the tables, a sentence for each question."""
-    rows = at_last_layer(made)
     lines = []
-    for wanted, what in ((False, "layer"), (True, "head")):
-        for kind in kinds_of(rows):
-            if here := [row for row in rows if row["kind"] == kind and is_head(row) is wanted]:
-                lines.append(_most(here, what, kind))
-    return [*lines, *_trained_again(made), *_better_without(made), *_importance(made), *_why_no_intervals(rows)]
+    for readout in readouts_of(made):
+        rows = at_last_layer(made, readout)
+        for wanted, what in ((False, "layer"), (True, "head")):
+            for kind in kinds_of(rows):
+                if here := [row for row in rows if row["kind"] == kind and is_head(row) is wanted]:
+                    lines.append(_most(here, what, kind))
+        lines += _trained_again(made) if readout == POSITION else []
+        lines += [*_better_without(made, readout), *_importance(made, readout), *_why_no_intervals(rows)]
+    return lines
 
 
 def _most(rows: Sequence[Row], what: str, kind: str) -> str:
-    most = min(rows, key=lambda row: row["effect"])
+    most = min(rows, key=_gain)
     lower, higher = (
         sum(sign * row["effect"] > 0 and row["p_value"] < 0.05 for row in rows) for sign in (-1, 1)
     )  # fmt: skip
-    between = interval(most, between=" to ", form="+.1f", times=100)
-    n, layer = len(rows), most["layer"]
-    verb = f"{_loses(most)} by"
     without = f"Without a {what}, with {PLACES[kind]}" if kind != "skip" else "With a block skipped"
     return (
-        f"{without}: the probe of layer {layer} {verb} {what} {most['unit']}, from {most['intact']:.3f} to "
-        f"{most['value']:.3f} ({100 * most['effect']:+.1f} points{'; ' + between if between else ''}); {lower} of {n} "
+        f"{without}: {_changes_most(most)} by {what} {most['unit']}, from {most['intact']:.3f} to "
+        f"{most['value']:.3f} ({_told(most)} {measure_of(most['readout']).unit}{_after(most)}); {lower} of {len(rows)} "
         f"{what}s lower it and {higher} raise it (corrected p below .05)."
+    )
+
+
+def _after(row: Row) -> str:
+    between = _between(row)
+    return f"; {between}" if between else ""
+
+
+def _changes_most(most: Row) -> str:
+    """Return what changes most for the worse, as a subject with its verb."""
+    measure = measure_of(most["readout"])
+    if most["readout"] == POSITION:
+        return f"the probe of layer {most['layer']} {_loses(most)}"
+    worse, better = ("falls", "rises") if measure.higher_is_better else ("rises", "falls")
+    article = "the " if most["readout"] == MLM else ""
+    return f"{article}{named(most['readout'], most['layer'])} " + (
+        f"{worse} most" if _gain(most) < 0 else f"{worse} nowhere, and {better} least"
     )
 
 
@@ -169,45 +224,42 @@ def _trained_again(made: Tables) -> list[str]:
     return lines
 
 
-def _better_without(made: Tables) -> list[str]:
-    rows = made.get("better_without", ())
+def _better_without(made: Tables, readout: str) -> list[str]:
+    rows = [row for row in made.get("better_without", ()) if row["readout"] == readout]
     last = max((row["layer"] for row in rows), default=0)
     lines = []
     for units in ("layers", "heads"):
         here = [row for row in rows if row["units"] == units and row["layer"] == last]
-        better = [row for row in here if row["effect"] > 0 and row["p_value"] < 0.05]
+        better = [row for row in here if _gain(row) > 0 and row["p_value"] < 0.05]
         if not here:
             continue
-        told = [
-            f"{row['unit']} ({row['kind']}: {100 * row['effect']:+.1f} points"
-            f"{_within(row)})"
-            for row in better
-        ]  # fmt: skip
+        unit = measure_of(readout).unit
+        told = [f"{row['unit']} ({row['kind']}: {_told(row)} {unit}{_within(row)})" for row in better]
         what = units.removesuffix("s")
+        items = f"{measure_of(readout).items}s" + ("" if readout == POSITION else f" ({readout})")
         lines.append(
-            f"Better without a {what}, chosen on one half of the sentences and measured on the other: "
+            f"Better without a {what}, chosen on one half of the {items} and measured on the other: "
             + (f"{', '.join(told)}." if told else "none, by any kind of replacement (corrected p below .05).")
         )
     return lines
 
 
-def _importance(made: Tables) -> list[str]:
+def _importance(made: Tables, readout: str) -> list[str]:
     """Return which heads the loss depends on most by its gradient."""
-    rows = sorted(made.get("importance", ()), key=lambda row: -row["importance"])
+    rows = [row for row in made.get("importance", ()) if row["readout"] == readout]
+    rows.sort(key=lambda row: -row["importance"])
     if not rows:
         return []
     told = []
     for row in rows[:3]:
         between = interval(row, between=" to ", form=".3g")
         told.append(f"{row['unit']} ({row['importance']:.3g}{', ' + between if between else ''})")
-    return [
-        f"By gradients (Michel et al. 2019), in nats, the loss of layer {rows[0]['layer']}'s probe depends most on "
-        f"heads {', '.join(told)}."
-    ]
+    loss = _LOSSES[readout.split(":")[0]].format(layer=rows[0]["layer"])
+    return [f"By gradients (Michel et al. 2019), {loss} depends most on heads {', '.join(told)}."]
 
 
 def _within(row: Row) -> str:
-    between = interval(row, between=" to ", form="+.1f", times=100)
+    between = _between(row)
     return f", {between}" if between else ""
 
 

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from conftest import BARE
+from families import masked_lm
 from probing import Disabled, UserError, WandbOptions, disable, fit, load_run
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.disabling.passes import Passes
 from probing.disabling.units import Job
+from probing.readouts.readout import Readout
 from probing.tables.disabling import COLUMNS, conclusions
 from wandb_reader import read_offline_runs
 
@@ -94,17 +96,17 @@ def test_a_killed_run_goes_on_with_the_next_unit_and_ends_with_the_same_numbers(
     seen: list[Job] = []
     run_one = Passes.run
 
-    def counting(self: Passes, job: Job) -> Any:
+    def counting(self: Passes, job: Job, readout: Readout) -> Any:
         seen.append(job)
         if len(seen) == 7:
             raise KeyboardInterrupt
-        return run_one(self, job)
+        return run_one(self, job, readout)
 
     monkeypatch.setattr(Passes, "run", counting)
     with pytest.raises(KeyboardInterrupt):
         disabled(tmp_path, checkpoints["bert"], corpus_file, name="all")
     first = list(seen)
-    monkeypatch.setattr("probing.disabling.survey.train_probes", None)  # they are stored, too
+    monkeypatch.setattr("probing.disabling.subject.train_probes", None)  # they are stored, too
     again = disabled(tmp_path, checkpoints["bert"], corpus_file, name="again")
     assert seen[7] == first[6]
     assert len(seen) == 42 + 1
@@ -169,6 +171,9 @@ def test_what_cannot_be_disabled_is_refused(
         "`--units neurons` is not one of heads, layers, all": ["--units=neurons"],
         "`--kinds means` is not one of uniform, zero, mean, resample, skip, all": ["--kinds=means"],
         "heads are in blocks, and": ["--layer=0"],
+        "`--readouts words` is not one of position, mlm": ["--readouts=words"],
+        "`--readouts mlm=x`: mlm takes no data; give mlm alone": ["--readouts=mlm=x"],
+        "`--readouts mlm` needs a model with a trained masked-language-model head: ": ["--readouts=position,mlm"],
         "`--tokens 0` is out of range": ["--tokens=0"],
         "`--retrain -1` is out of range": ["--retrain=-1"],
     }
@@ -179,3 +184,22 @@ def test_what_cannot_be_disabled_is_refused(
     assert run(COMMANDS, ["disable", f"--model={checkpoints['xlnet']}", *usual]) == 2
     assert "no head or layer of it can be disabled, because its blocks do not" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+def test_masked_words_are_read_where_there_is_a_head(
+    place: Path, corpus_file: Path, tmp_path: Path, sentences: list[str]
+) -> None:
+    model = masked_lm(tmp_path / "masked", "bert", sentences)
+    made = disabled(place, model, corpus_file, readouts="mlm", kinds=["zero", "skip"], tokens=1500)
+    assert {row["readout"] for row in made.disabled} == {row["readout"] for row in made.importance} == {"mlm"}
+    assert {row["layer"] for row in made.disabled} == {3}
+    assert len(made.disabled) == 6 + 2 * 3
+    told = made.results["readouts"]["mlm"]
+    for row in made.disabled:
+        assert row["effect"] == pytest.approx(row["value"] - row["intact"])
+        assert row["intact"] == pytest.approx(told["intact"]["3"])
+        assert row["low"] < row["effect"] < row["high"]
+    assert told["n_examples"] > 100
+    assert "intact_accuracy" not in made.results
+    assert {path.stem for path in (made.folder / "figures").glob("*.png")} == {"heads_zero_mlm", "layers_mlm"}
+    assert "Loss of masked words without a head, in nats, of 6 heads" in " ".join(repr(made).split())

@@ -11,7 +11,7 @@ import pytest
 from probing.comparison.agreement import holm
 from probing.disabling.effects import Measured, better_without_rows, effect_rows, measured_of
 from probing.disabling.units import Job
-from probing.statistics.intervals import difference_interval, difference_p_value
+from probing.statistics.intervals import difference_interval, difference_p_value, mean_interval
 
 N = np.full(60, 10)
 
@@ -81,3 +81,20 @@ def test_where_no_head_helps_the_best_one_seldom_seems_to() -> None:
     assert np.mean([row["effect_chosen_on"] for row in rows]) > 0.015  # chosen among 24, it seems to on its own half
     assert abs(np.mean([row["effect"] for row in rows])) < 0.004
     assert sum(row["p_value"] < 0.05 for row in rows) <= 9
+
+
+def test_of_a_loss_less_is_better_and_its_interval_is_that_of_a_mean() -> None:
+    generator = np.random.default_rng(0)
+    intact = generator.gamma(3, 8, 60)
+    made = [
+        Measured(Job(1, head, "zero"), "mlm", 3, intact + 10 * of + generator.normal(0, 0.5, 60), intact, N)
+        for head, of in ((1, 0.4), (2, 0.0), (3, -0.3))
+    ]
+    rows = effect_rows(made)
+    assert [row["percentile"] for row in rows] == [100, 50, 0]
+    for one, row in zip(made, rows, strict=True):
+        assert (row["low"], row["high"]) == mean_interval(one.right - one.intact, N)
+    assert rows[0]["p_value"] < 0.001 < 0.05 < rows[1]["p_value"]
+    (best,) = better_without_rows(made, seed=0)
+    assert best["unit"] == "1-3"
+    assert best["effect"] == pytest.approx(-0.3, abs=0.05)

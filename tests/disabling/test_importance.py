@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from probing.disabling.importance import head_gradients, importance_rows, probe_loss
-from probing.disabling.later_blocks import LaterBlocks
+from probing.disabling.importance import head_gradients, importance_rows
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import hidden_states
+from probing.readouts.later_blocks import LaterBlocks
+from probing.readouts.positions import probe_loss
 
 TEXTS = ["the probe reads one layer", "a small model often forgets every position of a large sentence, quietly"]
 
@@ -85,16 +86,3 @@ def test_rows_are_means_over_sentences_and_shares_of_the_norm_of_a_layer() -> No
         assert row["importance"] == pytest.approx(found[10:, 1, head].mean())
         assert row["low"] < row["importance"] < row["high"]
         assert row["n"] == 30
-
-
-def test_the_loss_of_a_sentence_is_the_mean_over_its_own_examples() -> None:
-    generator = torch.Generator().manual_seed(0)
-    states, weight = torch.randn(3, 4, 6, generator=generator), torch.randn(5, 6, generator=generator)
-    labels = torch.tensor([[0, 3, -1, 4], [-1, -1, 2, -1], [-1, -1, -1, -1]])
-    found = probe_loss(weight, labels)(states)
-    for sentence, loss in enumerate(found.tolist()):
-        nats = [
-            -float((weight @ states[sentence, token]).softmax(0)[label].log())
-            for token, label in enumerate(labels[sentence].tolist()) if label >= 0
-        ]  # fmt: skip
-        assert loss == pytest.approx(sum(nats) / max(len(nats), 1), rel=1e-5)

@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from probing.cache import ActivationStore, Request, activations
 from probing.corpus import Corpus
 from probing.disabling.passes import Passes
-from probing.disabling.readouts import Probes
-from probing.disabling.text import Text, draw_text
 from probing.disabling.units import KINDS, OF_HEADS, Job, all_jobs
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import examine, hidden_states
+from probing.readouts.forward import Readers
+from probing.readouts.positions import Positions, Probes
+from probing.readouts.readout import Readout
+from probing.readouts.text import Text, draw_text
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 
@@ -66,8 +68,21 @@ class Case:
         labels = torch.randint(-1, N_CLASSES, (self.text.tokens.n_tokens,), generator=generator)
         self.probes = Probes(weight, labels)
 
-    def passes(self, text: Text | None = None, batch_tokens: int = 256) -> Passes:
-        return Passes(self.encoder, self.pad, "tiny", text or self.text, self.train, self.probes, batch_tokens, seed=0)
+    def passes(self, batch_tokens: int = 256) -> Reading:
+        readers = Readers.of(self.encoder, self.pad, "tiny")
+        passes = Passes(readers, self.text, self.train, batch_tokens, seed=0)
+        return Reading(passes, Positions(self.text, self.probes, readers.device))
+
+
+class Reading:
+    """Passes, all of which are read out by the same readout."""
+
+    def __init__(self, passes: Passes, readout: Readout) -> None:
+        self.passes, self.readout = passes, readout
+        self.model, self.replacements = passes.model, passes.replacements
+
+    def run(self, job: Job) -> Tensor:
+        return self.passes.run(job, self.readout)
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +160,7 @@ def _outputs_of_heads(case: Case, text: Text, block: int) -> Tensor:
 
 
 def test_no_token_is_replaced_by_one_of_its_own_sentence(case: Case) -> None:
-    passes = Passes(case.encoder, case.pad, "tiny", case.train, case.train, case.probes, 256, seed=0)
+    passes = Passes(Readers.of(case.encoder, case.pad, "tiny"), case.train, case.train, 256, seed=0)
     drawn = passes.replacements(1).drawn.numpy()
     sentences = case.train.tokens.sentences
     assert not (sentences[drawn] == sentences).any()
@@ -227,5 +242,5 @@ def test_the_model_is_what_it_was_to_the_bit_also_after_an_error(case: Case, mon
 def test_a_causal_model_is_read_too(checkpoints: dict[str, Path], tmp_path: Path, sentences: list[str]) -> None:
     passes = Case(checkpoints["gpt2"], tmp_path, sentences).passes()
     uniform = passes.replacements(1).uniform
-    assert len(uniform) == passes.text.text.tokens.n_tokens
+    assert len(uniform) == passes.passes.tokens.n_tokens
     assert not torch.equal(passes.run(Job(1, 1, "uniform")), passes.run(Job(1, None, None)))

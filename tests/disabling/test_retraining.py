@@ -13,7 +13,6 @@ from torch import Tensor
 from probing.cache.tokens import Tokens
 from probing.disabling import retraining
 from probing.disabling.passes import Passes
-from probing.disabling.readouts import Probes
 from probing.disabling.retraining import Labelled, chosen_units, retrained
 from probing.disabling.units import Job, all_jobs
 from probing.probes.recipe import Lbfgs, Training
@@ -40,7 +39,6 @@ class Planted:
             np.full(30, 5, dtype=np.int32), np.ones(150, dtype=np.int32), np.zeros(150, dtype=np.int16)
         )
         self.labels = np.random.default_rng(self.seed).integers(3, size=150).astype(np.int32)
-        self.probes = Probes({1: torch.zeros(3, 6), 2: torch.zeros(3, 6)}, torch.from_numpy(self.labels))
         self.asked: list[tuple[int, ...]] = []
 
     def states(self, job: Job, layers: list[int]) -> dict[int, Tensor]:
@@ -57,7 +55,7 @@ def test_a_probe_that_is_trained_again_reads_what_is_still_there(memory: int, mo
     parts = [Labelled(cast(Passes, one), one.labels) for one in (train, test)]
     classes: Any = np.arange(3)
     for head, share in ((1, 0.34), (2, 1.0)):
-        right = retrained(parts[0], parts[1], classes, Job(1, head, "zero"), TRAINING)
+        right = retrained(parts[0], parts[1], classes, Job(1, head, "zero"), TRAINING, [1, 2])
         assert right.shape == (2, 30)
         assert right[0].sum() / 150 > 0.98
         assert right[1].sum() / 150 == pytest.approx(share, abs=0.14)

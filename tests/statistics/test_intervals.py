@@ -18,6 +18,7 @@ from probing.statistics.intervals import (
     difference_p_value,
     few_sentences,
     mean_interval,
+    mean_p_value,
 )
 
 Counts = NDArray[np.int64]
@@ -220,3 +221,18 @@ def test_the_p_value_without_skewness_is_that_of_student() -> None:
     expected = ttest_1samp(difference / 4, 0).pvalue
     assert difference_p_value(difference, n_tokens) == pytest.approx(expected, rel=1e-6)
     assert difference_p_value(np.tile([1, -1], 20), n_tokens) == pytest.approx(1)
+
+
+def test_the_p_value_of_a_mean_is_below_5_percent_where_its_interval_leaves_out_0() -> None:
+    generator = np.random.default_rng(0)
+    for shift in np.repeat([0.0, 0.3], 20):
+        n_tokens = generator.integers(1, 8, 60)
+        sums = generator.gamma(0.5, 2, 60) - 1 + shift * n_tokens
+        p = mean_p_value(sums, n_tokens)
+        assert (p >= 0.05) == covered(mean_interval(sums, n_tokens), 0)
+        assert p == pytest.approx(mean_p_value(-sums, n_tokens), abs=1e-12)
+    symmetric = np.tile([3.0, 1.0, 1.0, -1.0], 10)
+    n_tokens = np.full(40, 4)
+    assert mean_p_value(symmetric, n_tokens) == pytest.approx(ttest_1samp(symmetric / 4, 0).pvalue, rel=1e-6)
+    assert [mean_p_value(np.full(40, same), n_tokens) for same in (0.0, 2.0)] == [1, 0]
+    assert math.isnan(mean_p_value(symmetric[:19], n_tokens[:19]))

@@ -11,7 +11,7 @@ import torch
 from probing.cache.plan import Plan, divide
 from probing.cache.store import ActivationStore
 from probing.cache.tokens import Tokens
-from probing.disabling.text import draw_text
+from probing.readouts.text import draw_text
 
 LENGTHS = np.array([3, 0, 5, 2, 4, 6, 1, 3], dtype=np.int32)
 

@@ -39,6 +39,36 @@ class Padded:
         return {"input_ids": self.input_ids, "attention_mask": self.mask.long()}
 
 
+def padded(tokens: Tokens, sentences: NDArray[np.int64], pad_token_id: int, device: Any = "cpu") -> Padded:
+    """Return some sentences as a batch; one may be there several times.
+
+    Args:
+        tokens: The table of tokens.
+        sentences: Index of each sentence, shape (batch,).
+        pad_token_id: Id of the padding token.
+        device: Where the batch is put.
+    """
+    rows, mask = padded_index(tokens.lengths, sentences)
+    ids = torch.where(mask, torch.from_numpy(tokens.input_ids[rows.numpy()].astype(np.int64)), pad_token_id)
+    return Padded(*(part.to(device) for part in (torch.from_numpy(sentences), rows, mask, ids)))
+
+
+def padded_batches(
+    tokens: Tokens, batch_tokens: int, pad_token_id: int, with_padding: bool, device: Any = "cpu"
+) -> list[Padded]:
+    """Return all sentences in batches of similar length.
+
+    Args:
+        tokens: The table of tokens.
+        batch_tokens: Most tokens in a batch, padding included.
+        pad_token_id: Id of the padding token.
+        with_padding: Whether sentences of different lengths may share a batch.
+        device: Where the batches are put.
+    """
+    order = batches(tokens.lengths, batch_tokens, with_padding)
+    return [padded(tokens, sentences, pad_token_id, device) for sentences in order]
+
+
 @dataclass(frozen=True, eq=False)
 class Text:
     """Some sentences of a corpus.
@@ -71,14 +101,7 @@ class Text:
             with_padding: Whether sentences of different lengths may share a batch.
             device: Where the batches are put.
         """
-        tokens = self.tokens
-        ids = torch.from_numpy(tokens.input_ids.astype(np.int64))
-        made = []
-        for sentences in batches(tokens.lengths, batch_tokens, with_padding):
-            rows, mask = padded_index(tokens.lengths, sentences)
-            parts = (torch.from_numpy(sentences), rows, mask, torch.where(mask, ids[rows], pad_token_id))
-            made.append(Padded(*(part.to(device) for part in parts)))
-        return made
+        return padded_batches(self.tokens, batch_tokens, pad_token_id, with_padding, device)
 
     def states(self, layer: int) -> Tensor:
         """Return the cached hidden states of a layer, shape (n_tokens, d_model), float32."""

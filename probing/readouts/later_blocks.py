@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from probing.errors import UserError
-from probing.models.anatomy import Anatomy, Enough, examine, until_enough
+from probing.models.anatomy import Anatomy, Enough, examine, replaced_forward, until_enough
 from probing.models.attention_heads import AttentionWatch, Heads, find_heads
 
 Change = Callable[[Tensor], Tensor]
@@ -95,6 +95,7 @@ class LaterBlocks:
         beside: tuple[Any, ...] | None,
         layers: Sequence[int],
         change: Change | None = None,
+        changes: Mapping[int, Change] | None = None,
     ) -> dict[int, Tensor]:
         """Run the blocks from one on and return later hidden states.
 
@@ -106,6 +107,7 @@ class LaterBlocks:
             layers: Layers to return, at least `block` - 1.
             change: Takes what the output projection of this block receives, shape (batch, sequence, width), and returns
                 what it is to receive.
+            changes: The same for several blocks, by their number; of those below `block` nothing is run.
 
         Returns:
             For each layer, shape (batch, sequence, d_model).
@@ -116,7 +118,8 @@ class LaterBlocks:
             if number - 1 in layers:
                 captured[number - 1] = given
 
-        with self._running_from(block, states, beside, enter, change):
+        every = {**(changes or {}), **({} if change is None else {block: change})}
+        with self._running_from(block, states, beside, enter, every):
             last = self.encoder(**inputs).last_hidden_state
         if self.anatomy.n_layers in layers:
             captured[self.anatomy.n_layers] = last
@@ -141,7 +144,7 @@ class LaterBlocks:
         def see(probabilities: Tensor, found: Tensor) -> None:
             values.append(found)
 
-        changed = self._running_from(block, states, beside, lambda number, given: None, note)
+        changed = self._running_from(block, states, beside, lambda number, given: None, {block: note})
         with until_enough([]), changed, AttentionWatch(see, inputs["input_ids"].shape):
             self.encoder(**inputs)
         return outputs[0], values[0]
@@ -158,11 +161,11 @@ class LaterBlocks:
         states: Tensor,
         beside: tuple[Any, ...] | None,
         enter: Callable[[int, Tensor], None],
-        change: Change | None,
+        changes: Mapping[int, Change],
     ) -> Iterator[None]:
-        """Skip the blocks below one, give it its hidden states, and change what its output projection receives."""
+        """Skip the blocks below one, give it its hidden states, and change what output projections receive."""
         number = 0  # of the block that is running
-        waiting = change
+        waiting = dict(changes)
 
         def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             nonlocal number
@@ -173,13 +176,15 @@ class LaterBlocks:
             return args, kwargs
 
         def project(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            nonlocal waiting
-            if number != block or waiting is None:
+            if number not in waiting or module is not projections[number]:
                 return None
-            change_now, waiting = waiting, None
             name = next(iter(kwargs), "")
-            return _with_first(args, kwargs, change_now(args[0] if args else kwargs[name]), name)
+            return _with_first(args, kwargs, waiting.pop(number)(args[0] if args else kwargs[name]), name)
 
+        assert self.heads.projections is not None  # checked by `of`
+        projections = {
+            changed: self.encoder.get_submodule(self.heads.projections[changed - 1]) for changed in changes
+        }  # fmt: skip
         with ExitStack() as restored:
             for module in dict.fromkeys(self._blocks):
                 own = module.forward
@@ -189,11 +194,9 @@ class LaterBlocks:
                         return own(*args, **kwargs)
                     return states if beside is None else (states, *beside)
 
-                restored.enter_context(_forward(module, forward))
+                restored.enter_context(replaced_forward(module, forward))
                 restored.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
-            if change is not None:
-                assert self.heads.projections is not None  # checked by `of`
-                projection = self.encoder.get_submodule(self.heads.projections[block - 1])
+            for projection in dict.fromkeys(projections.values()):
                 restored.callback(projection.register_forward_pre_hook(project, with_kwargs=True).remove)
             yield
 
@@ -201,17 +204,3 @@ class LaterBlocks:
 def _with_first(args: tuple[Any, ...], kwargs: dict[str, Any], value: Tensor, name: str) -> tuple[Any, dict[str, Any]]:
     """Return the arguments of a call with another first one, which has this name if it is given by name."""
     return ((value, *args[1:]), kwargs) if args else (args, {**kwargs, name: value})
-
-
-@contextmanager
-def _forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Replace a module's `forward`; on exit the module has the attributes that it had."""
-    before = vars(module).get("forward")
-    module.forward = forward
-    try:
-        yield
-    finally:
-        if before is None:
-            del module.forward
-        else:
-            module.forward = before

@@ -1,0 +1,191 @@
+"""The model that heads are disabled in, what it reads, and what is read out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from probing.cache import ActivationStore
+from probing.cache.extraction import forward_trainer
+from probing.cache.source import ActivationSource
+from probing.cli.options import ProbeOptions
+from probing.corpus import Corpus, Split
+from probing.data.examples import class_of_tokens
+from probing.data.layer_moments import layer_moments
+from probing.data.preparation import example_checks, label_sides
+from probing.disabling.store import fingerprint_of
+from probing.errors import UserError
+from probing.models import load_encoder, load_tokenizer
+from probing.probes.options import training_of
+from probing.probes.recipe import CONTROL_TOLERANCE, Progress, Training
+from probing.probes.training import train_probes
+from probing.readouts.forward import Readers
+from probing.readouts.later_blocks import LaterBlocks
+from probing.readouts.masked_words import MaskedWordLoss, masked_lm_of
+from probing.readouts.readout import Readout
+from probing.readouts.text import Text
+from probing.tables.readout_names import MLM, POSITION
+from probing.tasks import Labels, load_task
+
+# As `fit` trains probes, but only until their accuracy no longer changes, since no neurons are ranked by them, and at a
+# penalty near those that `fit` chooses: to choose it takes longer than all passes. `--run` reads the probes of `fit`.
+PROBE = ProbeOptions(l2=1e-4, tolerance=CONTROL_TOLERANCE)
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """Probes that another run trained.
+
+    Args:
+        weight: Weight of each layer's probe on raw hidden states, shape (n_classes, d_model), by layer number.
+        classes: The position of each class.
+    """
+
+    weight: Mapping[int, Tensor]
+    classes: Labels
+
+
+def frozen_of(weight: Mapping[int, Tensor], classes: Sequence[Any], typed: str) -> Frozen:
+    """Return probes of another run.
+
+    Args:
+        weight: Weight of each layer's probe on raw hidden states, by layer number.
+        classes: The label of each class.
+        typed: The option that names the run, for messages.
+
+    Raises:
+        UserError: If the run has no probe of a layer above the embeddings.
+    """
+    if not weight:
+        raise UserError(f"`{typed}` has probes of the embeddings alone, which no head changes; give another run.")
+    return Frozen(weight, np.array(classes, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model and what it reads.
+
+    Args:
+        source: The model, with all of its layers, and the cache.
+        corpora: The corpus, and the test corpus if there is one.
+        splits: Side of each sentence of each corpus.
+        split_seed: Seed of the split, and of the training of probes.
+        frozen: Probes of another run; None to train them here.
+        wanted: What is read out, by the name of the option, with its data; None where there is none.
+    """
+
+    source: ActivationSource
+    corpora: Sequence[Corpus]
+    splits: Sequence[Sequence[Split]]
+    split_seed: int
+    frozen: Frozen | None = None
+    wanted: Mapping[str, Any] = field(default_factory=lambda: {POSITION: None})
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return load_tokenizer(self.source.model)
+
+    @property
+    def pad_token_id(self) -> int:
+        """Id of the padding token."""
+        return self.tokenizer.pad_token_id or 0
+
+    @cached_property
+    def masked_lm(self) -> nn.Module | None:
+        """The model with its masked-language-model head; None if no masked words are read out.
+
+        Raises:
+            UserError: If they are to be, and there is no such head.
+        """
+        if MLM not in self.wanted:
+            return None
+        is_random = self.source.random_weights_seed is not None
+        return masked_lm_of(self.source.model, is_random, self.tokenizer.mask_token_id)
+
+    @cached_property
+    def model(self) -> LaterBlocks:
+        """The model.
+
+        Raises:
+            UserError: If its blocks or heads cannot be told.
+        """
+        encoder: Any = (
+            load_encoder(self.source.model, self.source.random_weights_seed)
+            if self.masked_lm is None
+            else self.masked_lm.base_model
+        )
+        return LaterBlocks.of(encoder, self.pad_token_id, self.source.model.name)
+
+    @cached_property
+    def readers(self) -> Readers:
+        """The model where passes run."""
+        asked = {name: value for name, value in self.source.trainer.items() if name == "accelerator"}
+        device = forward_trainer({"devices": 1, **asked}, ()).strategy.root_device
+        (self.masked_lm or self.model.encoder).to(device)
+        return Readers.of(self.model.encoder, self.pad_token_id, self.source.model.name)
+
+    def read(self) -> list[ActivationStore]:
+        """Return the activations of each corpus, extracting what is not cached.
+
+        Raises:
+            UserError: If the model's blocks or heads cannot be told, it has no head for masked words that are read out,
+                or no sentence of a side has a token of any class.
+        """
+        _ = self.model  # what cannot be disabled is refused before any work
+        checks = example_checks(load_task(POSITION, {}), self.corpora, self.splits, PROBE, self.source.say)
+        return self.source.read(self.corpora, checks)
+
+    def labels(self, stores: Sequence[ActivationStore], part: int, classes: Labels, side: Split) -> NDArray[np.int32]:
+        """Return the position class of each token of a corpus, -1 on other sides.
+
+        Args:
+            stores: The activations of each corpus.
+            part: Index of the corpus.
+            classes: The position of each class.
+            side: The side of the split.
+        """
+        task, corpus, splits = load_task(POSITION, {}), self.corpora[part], self.splits[part]
+        return class_of_tokens(stores[part].tokens, corpus, task, splits, classes, side)[0].astype(np.int32)
+
+    def train(self, stores: Sequence[ActivationStore], progress: Progress) -> dict[str, Tensor]:
+        """Train a position probe of each layer but the embeddings, whose states no head changes.
+
+        Returns:
+            `weight`, shape (n_layers, n_classes, d_model), and `classes`.
+        """
+        sides = label_sides(stores, self.corpora, self.splits, load_task(POSITION, {}))
+        layers = [layer for layer in self.source.layers if layer > 0]
+        fits = train_probes(sides, layers, self.training(progress), moments=layer_moments(sides.train, layers))
+        return {"weight": torch.stack([fit.weight for fit in fits]), "classes": torch.from_numpy(sides.classes)}
+
+    def training(self, progress: Progress) -> Training:
+        """Return the settings of the training of probes."""
+        assert PROBE.l2 != "auto"
+        return training_of(PROBE, PROBE.l2, self.split_seed, dict(self.source.trainer), progress)
+
+    def other_readouts(self, text: Text, seed: int) -> Iterator[Readout]:
+        """Yield what is read out beside positions.
+
+        Args:
+            text: The test sentences that are read.
+            seed: Seed of every random draw.
+        """
+        if self.masked_lm is not None:
+            yield MaskedWordLoss.of(
+                self.masked_lm, self.model.encoder, self.model.anatomy, text.tokens, self.tokenizer.mask_token_id,
+                self.pad_token_id, text.store.plan.batch_tokens, seed,
+            )  # fmt: skip
+
+    def key_of_positions(self) -> dict[str, Any]:
+        """Return what decides on the probes that read positions, for the keys of caches."""
+        frozen = self.frozen
+        of_run = None if frozen is None else fingerprint_of(*frozen.weight, *frozen.weight.values(), frozen.classes)
+        return {"probes": of_run or asdict(PROBE), "retrained": asdict(PROBE)}

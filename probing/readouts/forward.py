@@ -1,0 +1,139 @@
+"""Runs the later blocks of a model over a text while something is changed, and hands what they give to readouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from probing.cache.extraction import copies_for_readers, share_out
+from probing.readouts.later_blocks import LaterBlocks
+from probing.readouts.readout import Change, ReadableText, Readout
+from probing.readouts.text import Padded
+
+# Called with a reader's model, and with the batch, what blocks hand on beside hidden states, and the states.
+Read = Callable[[LaterBlocks, Padded, Any, Tensor], None]
+
+
+@dataclass(frozen=True)
+class Readers:
+    """Copies of a model with the same weights, each for a thread.
+
+    Args:
+        each: The encoders, and what is known of each.
+        pad_token_id: Id of the padding token.
+        device: Where they are.
+    """
+
+    each: Sequence[tuple[nn.Module, LaterBlocks]]
+    pad_token_id: int
+    device: torch.device
+
+    @classmethod
+    def of(cls, encoder: nn.Module, pad_token_id: int, name: str) -> Readers:
+        """Return the readers of an encoder, in evaluation mode and float32; its weights are not changed.
+
+        Args:
+            encoder: The encoder.
+            pad_token_id: Id of the padding token.
+            name: The model's name as the user typed it, for messages.
+
+        Raises:
+            UserError: If the model's blocks or heads cannot be told.
+        """
+        device = next(encoder.parameters()).device
+        copies = copies_for_readers(encoder, device)
+        return cls([(one, LaterBlocks.of(one, pad_token_id, name)) for one in copies], pad_token_id, device)
+
+    @property
+    def model(self) -> LaterBlocks:
+        """The model itself, which the first reader runs."""
+        return self.each[0][1]
+
+
+@dataclass(frozen=True)
+class Intact:
+    """Nothing is changed: what the others are compared with.
+
+    Args:
+        layer: The layer whose hidden states the blocks go on from.
+    """
+
+    layer: int
+
+    def later(
+        self, model: LaterBlocks, batch: Padded, beside: Any, states: Tensor, layers: Sequence[int]
+    ) -> dict[int, Tensor]:
+        """Return later hidden states."""
+        return model.run(batch.inputs, self.layer + 1, states, beside, layers)
+
+
+class Forward:
+    """Runs the later blocks of a model over a text.
+
+    Args:
+        readers: The model.
+        text: The sentences.
+        batch_tokens: Most tokens in a batch, padding included.
+    """
+
+    def __init__(self, readers: Readers, text: ReadableText, batch_tokens: int) -> None:
+        self.readers, self.text, model = readers, text, readers.model
+        neutral = model.anatomy.padding_is_neutral
+        self.batches = text.batches(batch_tokens, readers.pad_token_id, neutral, readers.device)
+        with torch.inference_mode():
+            self.beside = [model.beside_states(one.inputs) for one in self.batches]
+        self._layer, self._states = -1, torch.empty(0)
+
+    def intact(self, layer: int) -> Tensor:
+        """Return the intact model's hidden states of a layer, shape (n_tokens, d_model); those of one are kept."""
+        if layer != self._layer:
+            self._layer, self._states = layer, self.text.states(layer).to(self.readers.device)
+        return self._states
+
+    def over(self, layer: int, read: Read) -> None:
+        """Give every batch, with the intact model's hidden states of a layer, to one of the readers."""
+        states = self.intact(layer)
+
+        @torch.inference_mode()
+        def read_one(encoder: nn.Module, model: LaterBlocks, one: tuple[Padded, Any]) -> None:
+            batch, beside = one
+            read(model, batch, beside, states[batch.rows])
+
+        share_out(read_one, self.readers.each, zip(self.batches, self.beside, strict=True))
+
+    def read(self, change: Change, readout: Readout) -> Tensor:
+        """Return what a readout gives while something is changed, shape (n_layers, n_items).
+
+        Args:
+            change: What is changed.
+            readout: What is read, of this text. The layers are `readout.layers(change.layer + 1)`.
+        """
+        layers = readout.layers(change.layer + 1)
+        reading = readout.begin(layers)
+
+        def take(model: LaterBlocks, batch: Padded, beside: Any, states: Tensor) -> None:
+            reading.take(change.later(model, batch, beside, states, layers), batch)
+
+        self.over(change.layer, take)
+        return reading.sums()
+
+    def states(self, change: Change, layers: Sequence[int]) -> dict[int, Tensor]:
+        """Return the hidden states of some layers while something is changed, shape (n_tokens, d_model), float32.
+
+        Args:
+            change: What is changed.
+            layers: The layers, above that from which the change starts.
+        """
+        shape = self.text.tokens.n_tokens, self.intact(change.layer).shape[1]
+        found = {layer: torch.empty(shape) for layer in layers}
+
+        def keep(model: LaterBlocks, batch: Padded, beside: Any, states: Tensor) -> None:
+            for layer, here in change.later(model, batch, beside, states, layers).items():
+                found[layer][batch.rows[batch.mask].cpu()] = here[batch.mask].float().cpu()
+
+        self.over(change.layer, keep)
+        return found

@@ -1,0 +1,142 @@
+"""Positions, read from the later layers by probes that were trained on the intact model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from probing.cache.tokens import Tokens
+from probing.readouts.readout import Loss, ReadableText
+from probing.readouts.text import Padded
+from probing.tables.readout_names import POSITION
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Probes of a model's layers, frozen: they were trained while nothing was changed.
+
+    Args:
+        weight: Weight of each layer's probe on raw hidden states, shape (n_classes, d_model), by layer number.
+        labels: Class of each token of the text, shape (n_tokens,); -1 for tokens that are not examples.
+    """
+
+    weight: Mapping[int, Tensor]
+    labels: Tensor
+
+    def layers(self, block: int) -> list[int]:
+        """Return the layers that can be read when a block is changed: its own output and later ones."""
+        return [layer for layer in self.weight if layer >= block]
+
+    def n_by_sentence(self, tokens: Tokens) -> NDArray[np.int64]:
+        """Return the number of examples of each sentence, shape (n_sentences,)."""
+        examples = self.labels.cpu().numpy() >= 0
+        return np.bincount(tokens.sentences[examples], minlength=tokens.n_sentences)
+
+    def read(self, states: Mapping[int, Tensor], layers: Sequence[int], batch: Padded) -> Tensor:
+        """Return how many examples of each sentence the probes predict rightly, shape (n_layers, batch), float32.
+
+        Args:
+            states: Hidden states of each layer, shape (batch, sequence, d_model).
+            layers: The layers.
+            batch: The batch that they are of.
+        """
+        labels = self.labels_of(batch)
+        sentence, token = (labels >= 0).nonzero(as_tuple=True)
+        right = torch.zeros(len(layers), len(labels), device=labels.device)
+        for i, layer in enumerate(layers):
+            predicted = (states[layer][sentence, token].float() @ self.weight[layer].T).argmax(1)
+            right[i].index_add_(0, sentence, (predicted == labels[sentence, token]).float())
+        return right
+
+    def labels_of(self, batch: Padded) -> Tensor:
+        """Return the class of each token of a batch, shape (batch, sequence); -1 where it is not an example."""
+        return torch.where(batch.mask, self.labels.to(batch.mask.device)[batch.rows], -1)
+
+
+@dataclass(frozen=True, eq=False)
+class Positions:
+    """The readout of positions: the share of tokens whose position the probe of a later layer predicts rightly.
+
+    Args:
+        text: The sentences.
+        probes: The probes, and the class of each token.
+        device: Where hidden states are.
+    """
+
+    text: ReadableText
+    probes: Probes
+    device: torch.device
+    name: str = POSITION
+
+    @cached_property
+    def n(self) -> NDArray[np.int64]:
+        """Number of examples of each sentence."""
+        return self.probes.n_by_sentence(self.text.tokens)
+
+    @property
+    def content(self) -> tuple[NDArray[Any], ...]:
+        """The token ids, the probes and the classes."""
+        weight = [one.cpu().numpy() for one in self.probes.weight.values()]
+        tokens = self.text.tokens
+        return tokens.input_ids, tokens.lengths, np.array(list(self.probes.weight)), *weight, self.probes.labels.numpy()
+
+    def layers(self, block: int) -> list[int]:
+        """Return the layers that have a probe, from this block's output on."""
+        return self.probes.layers(block)
+
+    def begin(self, layers: Sequence[int]) -> _Reading:
+        """Begin a reading of some layers."""
+        return _Reading(self._on_device, layers, torch.zeros(len(layers), len(self.n), device=self.device))
+
+    @cached_property
+    def _on_device(self) -> Probes:
+        weight = {layer: one.to(self.device) for layer, one in self.probes.weight.items()}
+        return Probes(weight, self.probes.labels.to(self.device))
+
+    @cached_property
+    def occurrences(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Each sentence, which is an item, once."""
+        return (every := np.arange(len(self.n))), every
+
+    def loss(self, batch: Padded, occurrences: NDArray[np.int64]) -> Loss:
+        """Return the mean cross-entropy of the last layer's probe over each sentence's examples."""
+        probes = self._on_device
+        return probe_loss(probes.weight[max(probes.weight)], probes.labels_of(batch))
+
+
+@dataclass(frozen=True)
+class _Reading:
+    probes: Probes
+    layers: Sequence[int]
+    right: Tensor
+
+    def take(self, states: Mapping[int, Tensor], batch: Padded) -> None:
+        self.right[:, batch.sentences] = self.probes.read(states, self.layers, batch)
+
+    def sums(self) -> Tensor:
+        return self.right.cpu()
+
+
+def probe_loss(weight: Tensor, labels: Tensor) -> Loss:
+    """Return the mean cross-entropy of a frozen probe over the examples of each sentence, 0 where there are none.
+
+    Args:
+        weight: The probe's weight, shape (n_classes, d_model).
+        labels: Class of each token, shape (batch, sequence); -1 where it is not an example.
+    """
+    n = (labels >= 0).sum(1)
+
+    def loss(states: Tensor) -> Tensor:
+        logits = states @ weight.T.to(states.dtype)
+        nats = cross_entropy(logits.transpose(1, 2), labels, ignore_index=-1, reduction="none")
+        return nats.sum(1) / n.clamp_min(1)
+
+    return loss
