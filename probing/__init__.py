@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from probing.commands.probe import probe as probe
     from probing.commands.rank import rank as rank
     from probing.commands.report import report as report
+    from probing.commands.series import series as series
     from probing.commands.sts import sts as sts
     from probing.commands.sweep import sweep as sweep
     from probing.commands.wic import wic as wic
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from probing.errors import UserError as UserError
     from probing.probes.linear import LinearProbe as LinearProbe
     from probing.runs.kinds import Attention as Attention
+    from probing.runs.kinds import CheckpointSeries as CheckpointSeries
     from probing.runs.kinds import Comparison as Comparison
     from probing.runs.kinds import Disabled as Disabled
     from probing.runs.kinds import FinishedSweep as FinishedSweep
@@ -43,6 +45,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Attention": "probing.runs.kinds",
     "attention": "probing.commands.attention",
+    "CheckpointSeries": "probing.runs.kinds",
     "Comparison": "probing.runs.kinds",
     "compare": "probing.commands.compare",
     "Disabled": "probing.runs.kinds",
@@ -60,6 +63,7 @@ _HOMES = {
     "rank": "probing.commands.rank",
     "report": "probing.commands.report",
     "SentenceSimilarity": "probing.runs.kinds",
+    "series": "probing.commands.series",
     "sts": "probing.commands.sts",
     "FinishedSweep": "probing.runs.kinds",
     "sweep": "probing.commands.sweep",
@@ -76,6 +80,7 @@ _HOMES = {
 __all__ = [
     "ActivationDataModule",
     "Attention",
+    "CheckpointSeries",
     "Comparison",
     "Disabled",
     "FinishedSweep",
@@ -103,6 +108,7 @@ __all__ = [
     "probe",
     "rank",
     "report",
+    "series",
     "sts",
     "sweep",
     "wic",

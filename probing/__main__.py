@@ -15,6 +15,7 @@ COMMANDS = {
     "attention": "probing.commands.attention:attention",
     "disable": "probing.commands.disable:disable",
     "pretrain": "probing.commands.pretrain:pretrain",
+    "series": "probing.commands.series:series",
     "wic": "probing.commands.wic:wic",
     "sts": "probing.commands.sts:sts",
     "report": "probing.commands.report:report",

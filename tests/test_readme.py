@@ -78,6 +78,9 @@ def toy(tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str], monk
     own_task = next(code for language, code in code_blocks(ROOT / "docs" / "tasks.md") if language == "python")
     (tmp_path / "half.py").write_text(own_task)
     (tmp_path / "mine.yaml").write_text("layer: 2\n")
+    for step in ("step0", "step10"):
+        (tmp_path / "checkpoints" / step).parent.mkdir(exist_ok=True)
+        (tmp_path / "checkpoints" / step).symlink_to(checkpoints["bert"])
     (tmp_path / "conf").symlink_to(ROOT / "conf")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "disabled")
@@ -156,6 +159,8 @@ def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path, fi
     if args[0] == "sweep":
         args += [f"--fit.{name}={value}" for name, value in (("model", toy), ("corpus", "sentences.txt"), ("layer", 0))]
         args += ["--trials", "2"]
+    if args[0] == "series":
+        args += ["--corpus", "sentences.txt", "--probe.l2=1e-2"]
     if args[0] in ("wic", "sts"):
         args += ["--model", str(toy)]
     if "runs/A" in args:
@@ -198,7 +203,13 @@ def test_the_python_of_the_readme_and_the_pages_runs(page: Path, toy: Path, monk
 
 
 def test_the_pages_with_python_are_found() -> None:
-    assert {label(page) for page in WITH_PYTHON} == {"README.md", "docs/arrays.md", "docs/python.md", "docs/tasks.md"}
+    assert {label(page) for page in WITH_PYTHON} == {
+        "README.md",
+        "docs/arrays.md",
+        "docs/python.md",
+        "docs/series.md",
+        "docs/tasks.md",
+    }
 
 
 def test_commands_for_several_processes_are_understood() -> None:

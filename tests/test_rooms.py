@@ -52,7 +52,7 @@ FLOORS = (
     {"figures", "rankings"},
     {"comparison", "evidence", "internals"},
     {"heads", "layer_geometry", "runs"},
-    {"downstream", "page", "pretraining", "sweeps"},
+    {"checkpoints", "downstream", "page", "pretraining", "sweeps"},
     {"readouts"},
     {"disabling"},
     {"commands"},

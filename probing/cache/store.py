@@ -279,6 +279,24 @@ def remove(path: Path) -> None:
     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
+def remove_unused(cache: Path, path: Path) -> bool:
+    """Remove a file or folder of the cache, unless the job that makes its entry is alive; return whether it is gone.
+
+    Raises:
+        UserError: If it cannot be removed.
+    """
+    from filelock import FileLock, Timeout
+
+    try:
+        with FileLock(cache / f"{path.relative_to(cache).parts[0]}.lock").acquire(timeout=0):
+            remove(path)
+    except Timeout:
+        return False
+    except OSError as error:
+        raise UserError(f"`--cache {cache}`: {path} cannot be removed ({error.strerror or error}).") from None
+    return True
+
+
 @contextmanager
 def _put(path: Path) -> Iterator[Path]:
     """Yield a temporary path; then sync the file and rename it to `path`, or remove it after an error."""

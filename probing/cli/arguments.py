@@ -20,8 +20,8 @@ from probing.runtime.installation import started_as
 # The option that asks for the options themselves; `probing.cli.printed_config` heeds it.
 PRINT_CONFIG = "--print_config"
 
-# Options that take the words without hyphens: the first takes many words, the others take a single one.
-WORDS, WORD = "folders", ("folder", "file")
+# Options that take the words without hyphens: the first two take many words, the others take a single one.
+WORDS, WORD = ("folders", "checkpoints"), ("folder", "file")
 
 
 class Parser(ArgumentParser):
@@ -80,8 +80,15 @@ def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[
     one = next((option for option in WORD if option in known), None)
     if len(words) > 1 and one:
         raise UserError(f"`{name}` takes one {one}, and {len(words)} are given: {', '.join(words)}.")
-    if words and (WORDS in known or one):
-        given.take_mapping({one: words[0]} if one else {WORDS: words}, COMMAND_LINE)
+    many = next((option for option in WORDS if option in known), None)
+    if words and one:
+        given.take_mapping({one: words[0]}, COMMAND_LINE)
+    elif words and many:
+        # A shell makes many words of the pattern in `--checkpoints DIR/*`, of which the first follows the option.
+        first = [pair for pair in typed if with_underscores(pair[0]) == f"--{many}"]
+        given.take_mapping({many: [*(value for _, value in first if value), *words]}, COMMAND_LINE)
+        typed = [pair for pair in typed if pair not in first]
+    if one or many:
         typed = [(option, value) for option, value in typed if option not in words]
     for option, value in typed:
         if option != "--config":

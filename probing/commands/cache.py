@@ -6,7 +6,7 @@ import math
 import time
 from pathlib import Path
 
-from probing.cache.store import entries, leftovers, remove
+from probing.cache.store import entries, leftovers, remove_unused
 from probing.cli.python_calls import command
 from probing.commands.folders import cache_folder
 from probing.errors import RunError, UserError, out_of_range, refuse
@@ -47,6 +47,8 @@ def ls(cache: str | None = None) -> list[Path]:
             layers = f"sums of {measure}" if measure else _ranges(store.layers()) + (f" {site}" if site else "")
             if "disabling" in plan.key:
                 layers = f"{sum(at > 0 for at, _ in store.records())} passes of disable"
+            elif "series" in plan.key:
+                layers = f"{plan.key['series']} of series"
             columns = (store.header["corpus"], plan.dtype, layers, str(n), str(plan.n_tokens))
         else:
             columns = (f"({entry.trouble})", "", "", "", "")
@@ -113,7 +115,7 @@ def prune(cache: str | None = None, unused_days: float = 30.0, yes: bool = False
     freed = 0
     for path in doomed:
         size = _size(path)
-        if yes and not _remove(folder, path):
+        if yes and not remove_unused(folder, path):
             print(f"kept {path}: a job is using it")
             continue
         print(f"{'removed' if yes else 'would remove'} {path} ({_bytes(size)})")
@@ -125,20 +127,6 @@ def prune(cache: str | None = None, unused_days: float = 30.0, yes: bool = False
         else "nothing to remove"
     )
     return gone
-
-
-def _remove(cache: Path, path: Path) -> bool:
-    """Remove a file or folder, unless the job that extracts its entry is alive; return whether it is gone."""
-    from filelock import FileLock, Timeout
-
-    try:
-        with FileLock(cache / f"{path.relative_to(cache).parts[0]}.lock").acquire(timeout=0):
-            remove(path)
-    except Timeout:
-        return False
-    except OSError as error:
-        raise UserError(f"`--cache {cache}`: {path} cannot be removed ({error.strerror or error}).") from None
-    return True
 
 
 def _size(path: Path) -> int:

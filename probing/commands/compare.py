@@ -13,7 +13,7 @@ from probing.cli.option_values import number_problems, resolved
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import command
 from probing.cli.shared_options import with_shared_help
-from probing.commands.folders import places, say_where
+from probing.commands.folders import only_accelerator, places, say_where
 from probing.errors import RunError, UserError, out_of_range, refuse
 from probing.models import site_of
 from probing.runs.folder import RunFolder
@@ -78,7 +78,7 @@ def compare(
     cached, place = places(cache, runs, name)
     if len(folders or ()) + len(models or ()) < 2:
         raise UserError("`compare` takes two or more finished runs, such as runs/A runs/B, or `--models`.")
-    _check_trainer(trainer or {})
+    only_accelerator(trainer or {}, "a comparison")
     defaults: dict[str, Any] = {"runs": runs, "cache": cache, "quiet": quiet, "figure_format": figure_format}
     defaults |= {"trainer": trainer or {}, "wandb": asdict(wandb)}
     options = _fit_options({**defaults, **(fit or {})}, fit, models)
@@ -127,19 +127,6 @@ def _say(opened: Sequence[Any], common: Any, top: int) -> None:
     print(everywhere_sentence(common.rows, common.summary(), top))
     if few := few_sentences(min(one.run.results["n_sentences"]["test"] for one in opened)):
         print(few)
-
-
-def _check_trainer(trainer: Mapping[str, Any]) -> None:
-    """Refuse arguments of the Trainer that a comparison cannot honour.
-
-    Raises:
-        UserError: If there is another one than the accelerator.
-    """
-    if wrong := set(trainer) - {"accelerator"}:
-        raise UserError(
-            f"`--trainer.{min(wrong)}`: a comparison runs in one process and takes only `--trainer.accelerator`; "
-            "`extract`, `fit` and `attention` run in several processes."
-        )
 
 
 def _fit_options(

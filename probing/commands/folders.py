@@ -1,8 +1,9 @@
-"""Folders that several commands find from the options they share."""
+"""What several commands find or check of the options they share: folders, and arguments of the Trainer."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +101,20 @@ def writable_folder(path: str | Path, typed: str, way_out: str) -> Path:
     if not os.access(there, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
         raise UserError(f"`{typed}` cannot be written ({there} is read-only for you); {way_out}.")
     return path
+
+
+def only_accelerator(trainer: Mapping[str, Any], what: str) -> None:
+    """Refuse arguments of the Trainer that a command cannot honour which runs in one process.
+
+    Args:
+        trainer: The arguments.
+        what: What the command makes, as in "a comparison".
+
+    Raises:
+        UserError: If there is another one than the accelerator.
+    """
+    if wrong := set(trainer) - {"accelerator"}:
+        raise UserError(
+            f"`--trainer.{min(wrong)}`: {what} runs in one process and takes only `--trainer.accelerator`; "
+            "`extract`, `fit` and `attention` run in several processes."
+        )

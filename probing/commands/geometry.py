@@ -128,15 +128,18 @@ def _size_problems(components: int | None, top: int | None, d_model: int) -> lis
     return out_of_range("components", components, 1, d_model) + out_of_range("top", top, 0, d_model - 1)
 
 
-def _read(source: Any, corpus: Source, fit_corpus: Source | None, special_tokens: str) -> tuple[Any, list[Any]]:
+def _read(
+    source: Any, corpus: Source, fit_corpus: Source | None, special_tokens: SpecialTokens
+) -> tuple[Any, list[Any]]:
     """Return the corpus that is measured, and the activations of each corpus, that of `--fit_corpus` last."""
     from probing.cache.source import say_what_was_left_out
     from probing.corpus import load_corpus
+    from probing.layer_geometry.survey import check_tokens
 
     corpora = [load_corpus(corpus)]
     if fit_corpus is not None:
         corpora.append(load_corpus(fit_corpus, "--fit_corpus"))
-    stores = source.read(corpora, [partial(_check_tokens, special_tokens=special_tokens)] * len(corpora))
+    stores = source.read(corpora, [partial(check_tokens, special_tokens=special_tokens)] * len(corpora))
     say_what_was_left_out(corpora, stores, source.say)
     return corpora[0], stores
 
@@ -227,17 +230,6 @@ def _curves(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         elif measure == "mean_cosine":
             point[f"{transform}_{measure}"] = row["value"]
     return list(by_layer.values())
-
-
-def _check_tokens(tokens: Any, special_tokens: str) -> None:
-    """Refuse a corpus that leaves fewer than two vectors to compare.
-
-    Raises:
-        UserError: If fewer than two tokens are measured.
-    """
-    n = tokens.n_tokens if special_tokens == "include" else int((~tokens.special).sum())
-    if n < 2:
-        raise UserError(f"`--corpus`: {n} tokens are left without special tokens, and cosines need two.")
 
 
 def _report(made: Geometry, clipped: Mapping[int, Sequence[int]], where: str | None, quiet: bool) -> None:

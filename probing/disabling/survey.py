@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from probing.cache import ActivationStore, job_lock
+from probing.cache.passes import PassStore
 from probing.cache.plan import fingerprint
 from probing.cache.store import leftovers, remove
 from probing.corpus import Split
@@ -20,7 +21,7 @@ from probing.disabling.effects import Measured, Rows, better_without_rows, effec
 from probing.disabling.importance import importance, importance_rows
 from probing.disabling.passes import Passes
 from probing.disabling.retraining import Labelled, chosen_units, retrained
-from probing.disabling.store import PROBES, PassStore, fingerprint_of
+from probing.disabling.store import PROBES, fingerprint_of
 from probing.disabling.subject import Subject
 from probing.disabling.units import Job, Kind, UnitType, all_jobs, wanted
 from probing.errors import UserError

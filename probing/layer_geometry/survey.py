@@ -11,7 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from probing.cache.tokens import Tokens
 from probing.data.examples import Activations
+from probing.errors import UserError
 from probing.internals.parameters import find_parameters, not_applicable, parameter_rows
 from probing.layer_geometry.explained import ExplainedAccumulator, Regressors, explained_rows, is_punctuation
 from probing.layer_geometry.layers import Estimator, Look, Measured, Sampled, SpecialTokens, look, measure
@@ -128,6 +130,17 @@ class _LayerSurvey:
     dimensions: Rows
     explained: Rows
     distances: NDArray[np.float64] | None
+
+
+def check_tokens(tokens: Tokens, special_tokens: SpecialTokens) -> None:
+    """Refuse a corpus that leaves fewer than two vectors to compare.
+
+    Raises:
+        UserError: If fewer than two tokens are measured.
+    """
+    n = tokens.n_tokens if special_tokens == "include" else int((~tokens.special).sum())
+    if n < 2:
+        raise UserError(f"`--corpus`: {n} tokens are left without special tokens, and cosines need two.")
 
 
 def survey(

@@ -26,6 +26,18 @@ def silence(message: str) -> None:
     """Print nothing."""
 
 
+def once(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Return a function that says each message the first time only."""
+    said: set[str] = set()
+
+    def say_new(message: str) -> None:
+        if message not in said:
+            said.add(message)
+            say(message)
+
+    return say_new
+
+
 def render(*tables: Any) -> str:
     """Return tables as plain text."""
     from rich.console import Console

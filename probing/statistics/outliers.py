@@ -146,7 +146,7 @@ def by_mean_profile(mean: Array, deviations: float = MEAN_DEVIATIONS) -> list[Ou
         mean: Mean of each neuron, shape (d_model,).
         deviations: Number of sd that an outlier exceeds.
     """
-    z = _deviations(mean)
+    z = deviations_of(mean)
     return _named("mean_profile", z, np.abs(z) > deviations)
 
 
@@ -190,13 +190,13 @@ def _flagged_often(vectors: Sequence[Tensor]) -> list[tuple[int, int]]:
     if not vectors:
         return []
     wide = [vector.detach().double().numpy() for vector in vectors]
-    n_layers = np.sum([np.abs(_deviations(vector)) > NORM_DEVIATIONS for vector in wide], axis=0)
+    n_layers = np.sum([np.abs(deviations_of(vector)) > NORM_DEVIATIONS for vector in wide], axis=0)
     order = np.argsort(-n_layers, kind="stable")
     return [(int(k), int(n_layers[k])) for k in order if n_layers[k] > NORM_LAYERS]
 
 
-def _deviations(values: Array) -> Array:
-    """Return each value minus the mean, in standard deviations; 0 where the values do not vary."""
+def deviations_of(values: Array) -> Array:
+    """Return how far each value is from the mean of them all, in sd, with its sign; 0 where they do not vary."""
     sd = values.std()
     return (values - values.mean()) / sd if sd > 0 else np.zeros_like(values)
 

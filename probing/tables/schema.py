@@ -27,6 +27,7 @@ _WHOLE_NUMBERS = (
     "n_neurons", "n_removed", "n_random", "n_no_signal", "n_pairs", "n_train_pairs", "n_chosen_on", "n_clipped",
     "n_gained", "n_lost", "word_index", "n_fitted_sentences", "n_fitted_vectors", "n_fitted_dimensions", "n_train",
     "n_test", "offset", "other_layer", "other_head", "n", "n_unmatched", "seed", "step", "outlier_neuron",
+    "first_seen", "step_before", "half_step",
 )  # fmt: skip
 _NUMBERS = (
     "contribution", "ratio", "share", "contribution_centred", "contribution_companion", "correlation", "eta_squared",
@@ -51,13 +52,15 @@ _NUMBERS = (
     *(f"{of}_{beside}{p}" for of in ("spearman", "partial") for beside in ("heads", "bases") for p in ("", "_p")),
     *(f"{of}_{beside}{p}" for of in ("contrast", "word_mass") for beside in ("random", "matched") for p in ("", "_p")),
     "contrast_held", "word_mass_held", "loss", "train_loss", "unigram_loss", "max_mean_sd", "equivariance",
+    "first_value", "last_value",
 )  # fmt: skip
 _TEXTS = (
     "flag", "removed", "ranking", "probe", "from", "above_chance", "kind", "condition", "model_a", "model_b",
     "matching", "statistic", "null", "no_signal", "transform", "measure", "definition", "special_tokens", "parameter",
     "module", "source", "where", "neurons", "set", "pooling", "aggregation", "clipped", "fitted_on", "protocol",
     "chosen_on", "reported_on", "trial", "token", "word", "relation", "role", "query", "of", "chosen", "to",
-    "unit", "units", "readout", "task", "fusion", "against", "converged", "position_head", "arm",
+    "unit", "units", "readout", "task", "fusion", "against", "converged", "position_head", "arm", "checkpoint",
+    "command", "quantity",
 )  # fmt: skip
 
 TYPES: dict[str, Type] = {

@@ -24,15 +24,16 @@ def log_results(
     files: Sequence[Path],
     kind: str,
     report: Path | None,
+    axis: str = "layer",
 ) -> None:
-    """Log curves over the layers, tables, images, one artifact and a page; see `Tracker.log_results`."""
+    """Log curves over the axis, tables, images, one artifact and a page; see `Tracker.log_results`."""
     import wandb
 
     # First, because it is the largest, and is uploaded while the rest is logged.
     if files:
         run.log_artifact(_artifact(name, files, figures, report, kind))
     run.summary.update(_best(accuracy))
-    for point in _curve(run, accuracy):
+    for point in _curve(run, accuracy, axis):
         run.log(point)
     for key, rows in tables.items():
         if rows:
@@ -43,15 +44,15 @@ def log_results(
         run.log({"report": wandb.Html(str(report), inject=False)})  # the page's policy allows no injected style
 
 
-def _curve(run: Run, accuracy: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Declare the numeric columns as curves over the layer; yield one point per layer."""
+def _curve(run: Run, accuracy: Sequence[Mapping[str, Any]], axis: str) -> Iterator[dict[str, Any]]:
+    """Declare the numeric columns as curves over the axis; yield one point per row."""
     numeric = [{column: value for column, value in row.items() if _is_number(value)} for row in accuracy]
-    run.define_metric("layer")
+    run.define_metric(axis)
     # Exact names, because the `*` of Lightning's metrics would take precedence over a pattern.
-    for column in dict.fromkeys(column for row in numeric for column in row if column != "layer"):
-        run.define_metric(f"by_layer/{column}", step_metric="layer")
+    for column in dict.fromkeys(column for row in numeric for column in row if column != axis):
+        run.define_metric(f"by_{axis}/{column}", step_metric=axis)
     for row in numeric:
-        yield {key if key == "layer" else f"by_layer/{key}": value for key, value in row.items()}
+        yield {key if key == axis else f"by_{axis}/{key}": value for key, value in row.items()}
 
 
 def _best(accuracy: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -113,6 +113,7 @@ class Tracker:
         tables: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
         kind: str = "probe",
         report: Path | None = None,
+        axis: str = "layer",
     ) -> None:
         """Log the run's results.
 
@@ -128,6 +129,7 @@ class Tracker:
             kind: Type of the artifact.
             report: A self-contained page, logged as `report`, and copied into the artifact because it may be written
                 again later.
+            axis: What the rows of `accuracy` are by: their column that is the axis of the curves, `by_AXIS/COLUMN`.
         """
         by_name = {**by_layer(neurons), **(tables or {})}
         # For one of many runs the curves suffice; the table would be another file per run.
@@ -135,7 +137,7 @@ class Tracker:
             by_name["accuracy"] = accuracy
 
         def log(run: Run) -> None:
-            log_results(run, self._name, accuracy, by_name, figures, files, kind, report)
+            log_results(run, self._name, accuracy, by_name, figures, files, kind, report, axis)
 
         self._results = log
         self._log_results()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from probing.cache import ActivationStore, Request, activations
 from probing.corpus import Corpus
 from probing.disabling.passes import Passes
+from probing.disabling.store import fingerprint_of
 from probing.disabling.units import KINDS, OF_HEADS, Job, all_jobs
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import examine, hidden_states
@@ -244,3 +245,10 @@ def test_a_causal_model_is_read_too(checkpoints: dict[str, Path], tmp_path: Path
     uniform = passes.replacements(1).uniform
     assert len(uniform) == passes.passes.tokens.n_tokens
     assert not torch.equal(passes.run(Job(1, 1, "uniform")), passes.run(Job(1, None, None)))
+
+
+def test_fingerprints_tell_arrays_apart_by_their_values_and_not_by_how_they_lie_in_memory() -> None:
+    values = torch.arange(6.0).view(2, 3)
+    assert fingerprint_of(values) == fingerprint_of(values.T.contiguous().T)
+    assert fingerprint_of(values) != fingerprint_of(values.T)
+    assert fingerprint_of(values) != fingerprint_of(values + 1e-6)

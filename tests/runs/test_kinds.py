@@ -16,7 +16,10 @@ from probing.tables.rows import Table
 
 NO_WANDB: Any = {"mode": "disabled"}
 
-WRITERS = "`fit`, `probe`, `rank`, `compare`, `geometry`, `attention`, `disable`, `pretrain`, `wic`, `sts` or `sweep`"
+WRITERS = (
+    "`fit`, `probe`, `rank`, `compare`, `geometry`, `attention`, `disable`, `pretrain`, "
+    "`series`, `wic`, `sts` or `sweep`"
+)
 
 
 @pytest.fixture(scope="module")

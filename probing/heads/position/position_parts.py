@@ -41,6 +41,10 @@ def joined(rows: Rows, more: Rows) -> Rows:
 def _lacks_run(subject: Subject) -> str | None:
     if subject.asked.run is None:
         return "a run of `fit` on position to compare with, given as --run RUN"
+    return _lacks_sides(subject)
+
+
+def _lacks_sides(subject: Subject) -> str | None:
     n_train, n_test = int(subject.is_train.sum()), int(subject.tested[1].sum())
     if not n_train or not n_test:
         return f"sentences to choose offsets by and others to report on, and there are {n_train:,} and {n_test:,}"
@@ -67,20 +71,22 @@ def _lacks_neurons(subject: Subject) -> str | None:
 # --- which heads are position heads, and do they follow the positions that they are told? ---
 
 
-def _head_readings(subject: Subject) -> list[Reading]:
+def _offset_readings(subject: Subject) -> list[Reading]:
     train, test = sample_requests(subject)
-    return [
-        Reading(_TRAIN, train, [AT_OFFSETS]),
-        Reading(_TEST, test, [AT_OFFSETS]),
-        Reading(_TOLD, replace(test, permuted_tokens_seed=subject.seed), [ToldOffsets(subject.seed)]),
-    ]
+    return [Reading(_TRAIN, train, [AT_OFFSETS]), Reading(_TEST, test, [AT_OFFSETS])]
+
+
+def _head_readings(subject: Subject) -> list[Reading]:
+    *_, test = sample_requests(subject)
+    told = Reading(_TOLD, replace(test, permuted_tokens_seed=subject.seed), [ToldOffsets(subject.seed)])
+    return [*_offset_readings(subject), told]
 
 
 def _head_tables(subject: Subject, stores: Stores) -> dict[str, Rows]:
-    test = stores[f"{_TEST}/{AT_OFFSETS.name}"].all_by_sentence()
-    sums = {**test, **stores[f"{_TOLD}/{ToldOffsets.name}"].all_by_sentence()}
+    names = (f"{_TEST}/{AT_OFFSETS.name}", f"{_TOLD}/{ToldOffsets.name}")
+    sums = {name: values for one in names if one in stores for name, values in stores[one].all_by_sentence().items()}
     chosen = chosen_offsets(stores)
-    sentences = Sentences(len(test["n"]), subject.seed)
+    sentences = Sentences(len(sums["n"]), subject.seed)
     rows = head_rows({name: values.numpy() for name, values in sums.items()}, chosen, sentences)
     return {POSITION_HEADS: [row for row in rows if row["layer"] in subject.layers]}
 
@@ -165,3 +171,6 @@ POSITION_PARTS = (
     Part(POSITION_HEADS, _lacks_run, lambda subject: [], _head_tables, _head_readings, by_name_only=True),
     Part("position_neurons", _lacks_neurons, lambda subject: [], _neuron_tables, _neuron_readings, by_name_only=True),
 )
+# The first of them without a run: how much heads attend to a fixed offset, and not whether they follow what they are
+# told.
+OFFSET_HEADS = Part(POSITION_HEADS, _lacks_sides, lambda subject: [], _head_tables, _offset_readings)

@@ -1,0 +1,1 @@
+"""The measures of `fit`, `geometry` and `attention` over the checkpoints of one training."""
