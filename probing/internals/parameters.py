@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from probing.models.anatomy import Anatomy
+from probing.models.norms import is_norm
 
 PARAMETER_COLUMNS = (
     "parameter", "module", "layer", "row", "position", "neuron", "value", "rank", "absolute_rank", "deviations",
@@ -80,7 +81,7 @@ def find_parameters(encoder: nn.Module, anatomy: Anatomy) -> Parameters:
     config: Any = encoder.config
     d_model, device = int(config.hidden_size), next(encoder.parameters()).device
     input_ids = ((config.pad_token_id or 0) + 5 + torch.arange(_LENGTH, device=device)[None]) % config.vocab_size
-    norms = {name: module for name, module in encoder.named_modules() if _is_norm(module, d_model)}
+    norms = {name: module for name, module in encoder.named_modules() if is_norm(module, d_model)}
     calls: list[tuple[str, Tensor, Tensor]] = []
     rows: list[Tensor] = []
     handles = [module.register_forward_hook(_noting(name, calls), with_kwargs=True) for name, module in norms.items()]
@@ -116,12 +117,6 @@ def _noting(name: str, calls: list[tuple[str, Tensor, Tensor]]) -> Callable[...,
         calls.append((name, args[0] if args else next(iter(kwargs.values())), out))
 
     return note
-
-
-def _is_norm(module: nn.Module, d_model: int) -> bool:
-    """Whether a module's own parameters are a gain over the neurons and at most a bias."""
-    own = dict(module.named_parameters(recurse=False))
-    return "weight" in own and not set(own) - {"weight", "bias"} and all(p.shape == (d_model,) for p in own.values())
 
 
 def _values(module: nn.Module, name: str) -> Any:

@@ -1,0 +1,314 @@
+"""Finds what is added to the residual stream on its way through an encoder, and its norms, by running the model.
+
+Names of modules and model families play no role. Of every block, the two modules are sought whose outputs, added to
+what enters the block, give what leaves it: its attention and its feed-forward part. In a post-LN block the sum goes
+through a norm after each of them. The embeddings are sought in the same way: tables whose rows add up to layer 0,
+before a norm or without one. What does not add up is not guessed at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from probing.models.anatomy import Anatomy, examination_inputs
+from probing.models.norms import Norm, is_norm, norm_of
+
+Side = Literal["given", "made"]
+# Largest deviation of a sum from what it should be, in multiples of the latter's root mean square.
+_ROUNDING = 1e-5
+
+
+class NotFound(Exception):
+    """The parts cannot be told in this model; the message says why."""
+
+
+@dataclass(frozen=True)
+class Tap:
+    """A tensor of a forward pass: the input or the output of one call of a module.
+
+    Args:
+        block: Number of the block that is running, from 1; 0 before the first and after the last one.
+        module: The module.
+        call: Number of its call within that block, from 0.
+        side: Whether the tensor is the module's input or its output.
+    """
+
+    block: int
+    module: nn.Module
+    call: int
+    side: Side
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place on the path of the residual stream.
+
+    Args:
+        layer: Number of the block it is in; 0 for the embeddings.
+        name: `word`, `position`, `type`, whose sum is `sum`, `norm`, or `embeddings` as a whole; in blocks `attention`,
+            `sum_attention`, `norm_1`, `feed_forward`, `sum_feed_forward`, `norm_2`; `final_norm`.
+        tap: Where its vectors are read.
+        is_term: Whether it is a term that is added to the stream, and not the stream itself.
+    """
+
+    layer: int
+    name: str
+    tap: Tap
+    is_term: bool = False
+
+
+@dataclass(frozen=True)
+class BlockNorm:
+    """A norm of a block.
+
+    Args:
+        layer: Number of the block, from 1.
+        number: Its number within the block, from 1, in the order of calls.
+        name: Name of the module in the encoder.
+        tap: Its input.
+        norm: How it normalises.
+    """
+
+    layer: int
+    number: int
+    name: str
+    tap: Tap
+    norm: Norm
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of a module during examination; tensors have shape (sequence, width)."""
+
+    tap: Tap
+    given: Tensor | None
+    made: Tensor
+
+
+@dataclass
+class _Examined:
+    """What happened in one forward pass.
+
+    Args:
+        calls: The calls of all modules, in order of their ends.
+        states: Layers 0 to n, shape (sequence, d_model) each.
+        ends: The call of each block.
+    """
+
+    calls: list[_Call] = field(default_factory=list)
+    states: list[Tensor] = field(default_factory=list)
+    ends: list[_Call] = field(default_factory=list)
+
+    def inside(self, block: int) -> list[_Call]:
+        """Return the calls within a block whose outputs have the shape of its hidden states."""
+        shape = self.states[0].shape
+        return [call for call in self.calls if call.tap.block == block and call.made.shape == shape]
+
+
+Seen = Callable[[Tap, Tensor], None]
+
+
+@contextmanager
+def watching(encoder: nn.Module, anatomy: Anatomy, modules: Sequence[nn.Module], see: Seen) -> Iterator[None]:
+    """Show the inputs and outputs of modules while an encoder runs.
+
+    Args:
+        encoder: The encoder.
+        anatomy: Its structure; its blocks are known.
+        modules: The modules, blocks or parts of blocks or neither.
+        see: Receives each tensor when it is there; the model may change it in place afterwards.
+    """
+    block, is_inside, calls = 0, False, dict[nn.Module, int]()
+
+    def start(*_: Any) -> None:
+        nonlocal block, is_inside
+        block, is_inside = 0, False
+        calls.clear()
+
+    def enter(*_: Any) -> None:
+        nonlocal block, is_inside
+        block, is_inside = block + 1, True
+        calls.clear()
+
+    def leave(*_: Any) -> None:
+        nonlocal is_inside
+        is_inside = False
+        calls.clear()
+
+    def note(module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
+        number = calls.get(module, 0)
+        calls[module] = number + 1
+        given = args[0] if args else next(iter(kwargs.values()), None)
+        sides: tuple[tuple[Side, Any], ...] = (("given", given), ("made", made[0] if isinstance(made, tuple) else made))
+        for side, value in sides:
+            if isinstance(value, Tensor):
+                see(Tap(block if is_inside else 0, module, number, side), value)
+
+    blocks = list(dict.fromkeys(_blocks(anatomy)))
+    handles: list[Any] = [encoder.register_forward_pre_hook(start)]
+    handles += [one.register_forward_pre_hook(enter) for one in blocks]
+    handles += [one.register_forward_hook(note, with_kwargs=True) for one in dict.fromkeys(modules)]
+    handles += [one.register_forward_hook(leave) for one in blocks]  # after the block itself was noted
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _blocks(anatomy: Anatomy) -> tuple[nn.Module, ...]:
+    if anatomy.blocks is None:
+        raise NotFound("its blocks do not pass the hidden states from one to the next")
+    return anatomy.blocks
+
+
+@torch.inference_mode()
+def _examine(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int) -> _Examined:
+    """Run the encoder on a sequence without padding and keep what its modules receive and make."""
+    found, given = _Examined(), dict[Tap, Tensor]()
+
+    def see(tap: Tap, value: Tensor) -> None:
+        value = value[0] if value.dim() == 3 else value
+        if tap.side == "given":
+            given[tap] = value.clone()
+        else:
+            found.calls.append(_Call(tap, given.pop(replace(tap, side="given"), None), value.clone()))
+
+    blocks = _blocks(anatomy)
+    inputs = {name: values[:1] for name, values in examination_inputs(encoder, pad_token_id).items()}
+    with watching(encoder, anatomy, [one for one in encoder.modules() if one is not encoder], see):
+        found.states = [state[0] for state in encoder(**inputs, output_hidden_states=True).hidden_states]
+    ends = {call.tap.block: call for call in found.calls if call.tap.module in blocks}
+    found.ends = [ends[number] for number in range(1, anatomy.n_layers + 1)]
+    return found
+
+
+# --- norms ---
+
+
+def find_norms(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int = 0) -> list[BlockNorm]:
+    """Find the two norms of each block, in order.
+
+    Args:
+        encoder: The model, in evaluation mode and in float32.
+        anatomy: Its structure, as `probing.models.anatomy.examine` returns it.
+        pad_token_id: Id of the padding token.
+
+    Raises:
+        NotFound: If a block has more or fewer, or one is neither a LayerNorm nor an RMS norm.
+    """
+    seen, found = _examine(encoder, anatomy, pad_token_id), list[BlockNorm]()
+    name_of, d_model = {module: name for name, module in encoder.named_modules()}, seen.states[0].shape[-1]
+    for layer in range(1, anatomy.n_layers + 1):
+        calls = [call for call in seen.inside(layer) if is_norm(call.tap.module, d_model)]
+        if len(calls) != 2:
+            norms = "1 norm" if len(calls) == 1 else f"{len(calls)} norms"
+            raise NotFound(f"block {layer} has {norms} as wide as its hidden states, where 2 are expected")
+        for number, call in enumerate(calls, start=1):
+            norm = None if call.given is None else norm_of(call.tap.module, call.given, call.made)
+            name = name_of[call.tap.module]
+            if norm is None:
+                raise NotFound(f"{name} computes something else than gain (x - m) / sigma + bias")
+            found.append(BlockNorm(layer, number, name, replace(call.tap, side="given"), norm))
+    return found
+
+
+# --- the path ---
+
+
+def find_path(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int = 0) -> list[Site]:
+    """Find the places that the residual stream passes, and the terms that are added to it, in their order.
+
+    Args:
+        encoder: The model, in evaluation mode and in float32.
+        anatomy: Its structure, as `probing.models.anatomy.examine` returns it.
+        pad_token_id: Id of the padding token.
+
+    Raises:
+        NotFound: If the terms of a block do not add up to its output. If those of the embeddings do not, the path
+            begins at the first block's input.
+    """
+    seen = _examine(encoder, anatomy, pad_token_id)
+    sites = _embeddings(encoder, anatomy, seen)
+    for layer in range(1, anatomy.n_layers + 1):
+        sites += _block(seen, layer)
+    last = seen.ends[-1].made
+    if not _close(last, seen.states[-1]):
+        final = [call for call in seen.calls if call.tap.block == 0 and _close(call.made, seen.states[-1])]
+        sites += [Site(anatomy.n_layers, "final_norm", call.tap) for call in final[-1:]]
+    return sites
+
+
+def _embeddings(encoder: nn.Module, anatomy: Anatomy, seen: _Examined) -> list[Site]:
+    """Return the terms of the embeddings, their sum, and their norm where there is one."""
+    first, shape = seen.states[0], seen.states[0].shape
+    before = [call for call in seen.calls[: _index_of_first_block(seen)] if call.made.shape == shape]
+    terms = [call for call in before if isinstance(call.tap.module, nn.Embedding)]
+    begin = Tap(1, _blocks(anatomy)[0], 0, "given")
+    names = {encoder.get_input_embeddings(): "word", anatomy.position_table: "position"}  # type: ignore[operator]
+    named = [Site(0, names.get(call.tap.module, "type"), call.tap, is_term=True) for call in terms]
+    total = torch.stack([call.made for call in terms]).sum(0) if terms else torch.zeros_like(first)
+    if terms and _close(total, first):
+        return [*named, Site(0, "sum", begin)]
+    for call in before:
+        is_normed = is_norm(call.tap.module, shape[-1]) and call.given is not None and _close(call.made, first)
+        if terms and is_normed and call.given is not None and _close(total, call.given):
+            return [*named, Site(0, "sum", replace(call.tap, side="given")), Site(0, "norm", begin)]
+    return [Site(0, "embeddings", begin)]
+
+
+def _index_of_first_block(seen: _Examined) -> int:
+    return next(i for i, call in enumerate(seen.calls) if call.tap.block)
+
+
+def _block(seen: _Examined, layer: int) -> list[Site]:
+    """Return the sites of a block."""
+    end, entered = seen.ends[layer - 1], seen.states[layer - 1]
+    calls = [call for call in seen.inside(layer) if call is not end]
+    norms = [call for call in calls if is_norm(call.tap.module, entered.shape[-1]) and call.given is not None]
+    post = norms[-2:] if len(norms) > 1 and _close(norms[-1].made, end.made) else []
+    found = _post_norm(calls, entered, *post) if post else _pre_norm(calls, entered, end)
+    if not found:
+        raise NotFound(f"no two parts of block {layer} add up to what it adds to the residual stream")
+    return [Site(layer, name, tap, is_term=name in ("attention", "feed_forward")) for name, tap in found.items()]
+
+
+def _post_norm(calls: Sequence[_Call], entered: Tensor, norm_1: _Call, norm_2: _Call) -> dict[str, Tap]:
+    """Return the sites of a block that normalises the sums; none if they do not add up."""
+    assert norm_1.given is not None  # only such norms are tried
+    assert norm_2.given is not None
+    attention = next((call for call in calls if _close(entered + call.made, norm_1.given)), None)
+    feed_forward = next((call for call in calls if _close(norm_1.made + call.made, norm_2.given)), None)
+    if attention is None or feed_forward is None:
+        return {}
+    return {
+        "attention": attention.tap, "sum_attention": replace(norm_1.tap, side="given"), "norm_1": norm_1.tap,
+        "feed_forward": feed_forward.tap, "sum_feed_forward": replace(norm_2.tap, side="given"),
+        "norm_2": norm_2.tap,
+    }  # fmt: skip
+
+
+def _pre_norm(calls: Sequence[_Call], entered: Tensor, end: _Call) -> dict[str, Tap]:
+    """Return the sites of a block that adds its parts to the stream, one after the other or both at once."""
+    for attention, feed_forward in combinations(calls, 2):
+        if not _close(entered + attention.made + feed_forward.made, end.made):
+            continue
+        between = entered + attention.made
+        reader = next((call for call in calls if call.given is not None and _close(call.given, between)), None)
+        middle = {} if reader is None else {"sum_attention": replace(reader.tap, side="given")}
+        return {
+            "attention": attention.tap, **middle, "feed_forward": feed_forward.tap, "sum_feed_forward": end.tap,
+        }  # fmt: skip
+    return {}
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are equal except for rounding."""
+    return a.shape == b.shape and bool((a - b).abs().max() <= _ROUNDING * b.square().mean().sqrt())
