@@ -12,7 +12,7 @@ from probing.cli.option_values import Dtype, Layers, Model, Source, Tokenizer, n
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import command
 from probing.cli.shared_options import with_shared_help
-from probing.commands.folders import keep_inputs, places, say_where
+from probing.commands.folders import keep_inputs, places, say_results
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import layer_numbers
 from probing.runs.folder import RunFolder
@@ -39,9 +39,9 @@ def geometry(
     transforms: str | list[str] = "all", definition: Definition = "mean_profile", clip_to: ClipTo = "zero",
     draws: int = 10, whitening: Literal["pca", "zca"] = "pca", components: int | None = None, shrinkage: float = 0.0,
     top: int | None = None, estimators: str | list[str] = "none", smoothing_bound: bool = False,
-    interventions: bool = False, seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None,
-    quiet: bool = False, trainer: dict[str, Any] | None = None, wandb: WandbOptions = WandbOptions(),
-    tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
+    interventions: bool = False, norms: bool = False, path: bool = False, seed: int = 0, runs: str = "runs",
+    name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
+    wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
 ) -> Geometry | None:  # fmt: skip
     """Find outlier dimensions, and measure anisotropy before and after clipping, whitening and other transforms.
 
@@ -65,6 +65,10 @@ def geometry(
         interventions: Also set the outliers to 0 inside the model, in the LayerNorm after every block, and measure how
             well the model then predicts masked words or, without a head for these, how well positions can be read off;
             the same with outliers clipped after the model.
+        norms: Also split the mean of each outlier behind the norms of every block into terms, and measure what is left
+            of it, of position and of the loss of masked words with the gain and the bias that other neurons have.
+        path: Also follow outliers along the residual stream, from the embeddings through the terms that blocks add to
+            it and their norms, on the first token and on words.
         seed: Seed of every random draw: tokens, neurons, sentences and random weights.
         name: Name of this run; MODEL-geometry-YYYYMMDD-HHMMSS by default.
 
@@ -74,30 +78,25 @@ def geometry(
     from probing.runtime import terminal
 
     say = terminal.silence if quiet else terminal.say
+    inside = {"smoothing": smoothing_bound, "interventions": interventions, "norms": norms, "path": path}
     refuse(number_problems(seed, max_length, batch_tokens) + _problems(draws, components, shrinkage, top))
     resolve_mode(wandb.mode)
     layer_numbers(layer)
     cached, place = places(cache, runs, name)
-    if fit_corpus == corpus == "-":
-        raise UserError("`--fit_corpus -`: standard input can be read only once; give one of the two as a file.")
+    _check_corpora(corpus, fit_corpus)
     with terminal.quiet_libraries():
         from probing.cache.source import ActivationSource
-        from probing.layer_geometry.layers import ESTIMATORS
-        from probing.layer_geometry.survey import Plan
-        from probing.transforms.affine import KINDS, Fitting
 
         watch = Stopwatch()
-        how = Plan(
-            special_tokens, chosen("--transforms", transforms, KINDS, "none"), definition,
-            Fitting(clip_to, whitening, components, shrinkage, top), draws,
-            chosen("--estimators", estimators, ESTIMATORS, "none"), seed,
-        )  # fmt: skip
+        fitting = (clip_to, whitening, components, shrinkage, top)
+        how = _plan(special_tokens, transforms, definition, fitting, draws, estimators, seed)
         source = ActivationSource.of(
             model, revision, layer, trainer, cache=cached, dtype=dtype, max_length=max_length,
             batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
             shows_progress=terminal.show_progress(quiet), tokenizer=tokenizer,
         )  # fmt: skip
         refuse(_size_problems(components, top, source.config.hidden_size))
+        _check_inside(source, inside)
         text, stores = _read(source, corpus, fit_corpus, special_tokens)
         watch.end("extract")
         if not is_main_process():
@@ -105,11 +104,11 @@ def geometry(
         folder = RunFolder(place, name, f"{source.model.short_name}-geometry")
         keep_inputs(config, source.model.name, folder)
         with tracking(folder, wandb, config) as tracker:
-            found = _measured(folder.path, source, text, stores, how, smoothing_bound, interventions)
+            found = _measured(folder.path, source, text, stores, how, inside)
             watch.end("measure")
             _write(folder.path, config, found, stores, source.model.short_name, watch, tracker)
         made = read_folder(Geometry, folder.finish())
-    _report(made, found.survey.clipped, tracker.where(made.folder) if tracker else None, quiet)
+    say_results(made, tracker.where(made.folder) if tracker else None, quiet)
     return made
 
 
@@ -121,6 +120,42 @@ def _problems(draws: int, components: int | None, shrinkage: float, top: int | N
         *out_of_range("shrinkage", shrinkage, 0, 1),
         *out_of_range("top", top, 0),
     ]
+
+
+def _check_corpora(corpus: Source, fit_corpus: Source | None) -> None:
+    if fit_corpus == corpus == "-":
+        raise UserError("`--fit_corpus -`: standard input can be read only once; give one of the two as a file.")
+
+
+def _plan(
+    special_tokens: SpecialTokens,
+    transforms: str | list[str],
+    definition: Definition,
+    fitting: tuple[Any, ...],
+    draws: int,
+    estimators: str | list[str],
+    seed: int,
+) -> Any:
+    """Return what is surveyed and how, a `probing.layer_geometry.survey.Plan`; `fitting` is how transforms are fitted.
+
+    Raises:
+        UserError: If a transform or an estimator is unknown.
+    """
+    from probing.layer_geometry.layers import ESTIMATORS
+    from probing.layer_geometry.survey import Plan
+    from probing.transforms.affine import KINDS, Fitting
+
+    return Plan(
+        special_tokens, chosen("--transforms", transforms, KINDS, "none"), definition, Fitting(*fitting), draws,
+        chosen("--estimators", estimators, ESTIMATORS, "none"), seed,
+    )  # fmt: skip
+
+
+def _check_inside(source: Any, inside: Mapping[str, bool]) -> None:
+    """Refuse a model in which what is asked for cannot be told, before its activations are extracted."""
+    from probing.internals.stream_measuring import check
+
+    check(source.model, inside["norms"], inside["path"])
 
 
 def _size_problems(components: int | None, top: int | None, d_model: int) -> list[str]:
@@ -144,15 +179,7 @@ def _read(
     return corpora[0], stores
 
 
-def _measured(
-    folder: Path,
-    source: Any,
-    corpus: Any,
-    stores: Any,
-    plan: Any,
-    smoothing_bound: bool,
-    interventions: bool,
-) -> Any:
+def _measured(folder: Path, source: Any, corpus: Any, stores: Any, plan: Any, inside: Mapping[str, bool]) -> Any:
     """Survey the model, from inside too where that is asked for; return the `probing.layer_geometry.results.Found`.
 
     Args:
@@ -161,10 +188,9 @@ def _measured(
         corpus: The corpus that is measured.
         stores: Activations that are measured, and those that transforms are fitted on.
         plan: What is surveyed and how.
-        smoothing_bound: The option's value.
-        interventions: The option's value.
+        inside: What is measured inside the model, by name.
     """
-    from probing.internals import measuring as inside
+    from probing.internals.stream_measuring import Subject, measure_inside
     from probing.layer_geometry.results import Found
     from probing.layer_geometry.survey import survey
     from probing.models import load_encoder, load_tokenizer
@@ -177,16 +203,11 @@ def _measured(
     surveyed = survey(stores[0], stores[-1], source.layers, encoder, tokenizer, plan, progress)
     if missing := surveyed.not_applicable:
         say(f"{model.name} has no {', '.join(missing)} in the width of its hidden states: not applicable")
-    smoothing: list[dict[str, Any]] = []
-    effects: list[dict[str, Any]] = []
-    if smoothing_bound:
-        smoothing = inside.smoothing(folder, model.name, encoder, tokenizer, stores[0], seed, say, progress)
-    if interventions:
-        effects = inside.interventions(
-            model, encoder, tokenizer, stores[0], corpus, surveyed.clipped, source.random_weights_seed is None,
-            plan.n_draws, seed, say, progress,
-        )  # fmt: skip
-    return Found(surveyed, smoothing, effects)
+    subject = Subject(
+        model, encoder, tokenizer, stores[0], corpus, surveyed.clipped, plan.special_tokens == "include",
+        source.random_weights_seed is None, plan.n_draws, seed, say, progress,
+    )  # fmt: skip
+    return Found(surveyed, measure_inside(folder, subject, inside))
 
 
 def _write(
@@ -207,7 +228,7 @@ def _write(
     files, tables = write(folder, config, found), tables_of(found)
     formats = figure_formats(config["figure_format"])
     figures = write_figures(folder / "figures", tables, model_name, formats)
-    figures += write_inside_figures(folder / "figures", found.smoothing, found.interventions, model_name, formats)
+    figures += write_inside_figures(folder / "figures", tables, model_name, formats)
     watch.end("write")
     cached_of = {"measured": origin(stores[0]), "fitted": origin(stores[-1])}
     files.append(write_summary(folder, found, cached_of, watch.timings()))
@@ -230,16 +251,3 @@ def _curves(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         elif measure == "mean_cosine":
             point[f"{transform}_{measure}"] = row["value"]
     return list(by_layer.values())
-
-
-def _report(made: Geometry, clipped: Mapping[int, Sequence[int]], where: str | None, quiet: bool) -> None:
-    """Print the tables, a sentence on each, and where the results are."""
-    from probing.internals.inside_report import inside_conclusions
-    from probing.runtime import terminal
-    from probing.tables.geometry import conclusions
-
-    if not quiet:
-        terminal.show(*made.tables())
-    for line in [*conclusions(made, clipped), *inside_conclusions(made.smoothing, made.interventions)]:
-        print(line)
-    say_where(made.folder, where)

@@ -1,21 +1,32 @@
-"""The report of `geometry` on a model's inside: over-smoothing and interventions, as tables, sentences and figures."""
+"""The report of `geometry` on a model's inside: over-smoothing, interventions, norms and the residual stream."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from probing.figures.formats import USUAL, forms_of
-from probing.figures.style import BLUE, GREY, ORANGE, PURPLE, drawing, error_bars, joined, name_layers
+from probing.figures.formats import USUAL
+from probing.figures.style import BLUE, GREY, ORANGE, PURPLE, error_bars, joined, name_layers, write_drawings
+from probing.internals.norms_report import (
+    changes_conclusions,
+    changes_tables,
+    draw_changes,
+    draw_terms,
+    norms_table,
+    terms_conclusion,
+)
+from probing.internals.path_report import draw_path, path_conclusions, path_table
 from probing.tables.columns import in_brackets, interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Row = Mapping[str, Any]
+Drawing = Callable[["Figure", Sequence[Row], str], None]
 
 MEASURES = {
     "mlm_loss": "loss on masked words in nats",
@@ -215,41 +226,60 @@ def _named(neurons: Any) -> str:
 # --- both ---
 
 
-def inside_tables(smoothing: Sequence[Row], interventions: Sequence[Row]) -> list[Any]:
+def inside_tables(
+    smoothing: Sequence[Row],
+    interventions: Sequence[Row],
+    norms: Sequence[Row] = (),
+    norm_changes: Sequence[Row] = (),
+    path: Sequence[Row] = (),
+) -> list[Any]:
     """Return the tables of what was measured, smoothing first."""
-    return [*([smoothing_table(smoothing)] if smoothing else []), *interventions_tables(interventions)]
+    return [
+        *([smoothing_table(smoothing)] if smoothing else []), *interventions_tables(interventions),
+        *([norms_table(norms)] if norms else []), *(changes_tables(norm_changes) if norm_changes else []),
+        *([path_table(path)] if path else []),
+    ]  # fmt: skip
 
 
-def inside_conclusions(smoothing: Sequence[Row], interventions: Sequence[Row]) -> list[str]:
-    """Return one sentence for each experiment that was made."""
-    made = [(smoothing_conclusion, smoothing), (interventions_conclusion, interventions)]
-    return [conclude(rows) for conclude, rows in made if rows]
+def inside_conclusions(
+    smoothing: Sequence[Row],
+    interventions: Sequence[Row],
+    norms: Sequence[Row] = (),
+    norm_changes: Sequence[Row] = (),
+    path: Sequence[Row] = (),
+) -> list[str]:
+    """Return what was found, a sentence for each question that was asked."""
+    made = [(smoothing_conclusion, smoothing), (interventions_conclusion, interventions), (terms_conclusion, norms)]
+    said = [conclude(rows) for conclude, rows in made if rows]
+    said += changes_conclusions(norm_changes) if norm_changes else []
+    return said + (path_conclusions(path) if path else [])
 
 
 def write_inside_figures(
-    folder: Path,
-    smoothing: Sequence[Row],
-    interventions: Sequence[Row],
-    model: str,
-    formats: Sequence[str] = USUAL,
+    folder: Path, tables: Mapping[str, Sequence[Row]], model: str, formats: Sequence[str] = USUAL
 ) -> list[Path]:
     """Draw what was measured, each figure in some formats, and return the paths of the files.
 
     Args:
         folder: Folder of the figures.
-        smoothing: Rows of `smoothing.csv`.
-        interventions: Rows of `interventions.csv`.
+        tables: The run's tables by name; those that were not measured may be empty or absent.
         model: Model name for the titles.
         formats: Formats of the files.
     """
-    drawings = {"smoothing_bound": (draw_smoothing, smoothing), "interventions": (draw_interventions, interventions)}
-    paths = []
-    for name, (draw, rows) in drawings.items():
-        if rows:
-            paths.append(folder / name)
-            with drawing(paths[-1], formats) as figure:
-                draw(figure, rows, model)
-    return forms_of(paths, formats)
+    drawings: dict[str, tuple[Drawing, str]] = {
+        "smoothing_bound": (draw_smoothing, "smoothing"), "interventions": (draw_interventions, "interventions"),
+        "norms": (draw_terms, "norms"), "norm_changes": (draw_changes, "norm_changes"), "path": (draw_path, "path"),
+    }  # fmt: skip
+    made = {
+        name: partial(_draw, draw, rows, model)
+        for name, (draw, table) in drawings.items()
+        if (rows := tables.get(table))
+    }
+    return write_drawings(folder, made, formats)
+
+
+def _draw(draw: Drawing, rows: Sequence[Row], model: str, figure: Figure) -> None:
+    draw(figure, rows, model)
 
 
 def _table(title: str, *headings: str) -> Any:

@@ -9,8 +9,8 @@ the same with random neurons.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -26,17 +26,18 @@ INTERVENTION_COLUMNS = (
     "percentile", "p_value", "n_tokens",
 )  # fmt: skip
 
-Where = Literal["inside", "after"]
+Where = Literal["inside", "after", "first", "second", "both"]
 Kind = Literal["outliers", "largest_gain", "random"]
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Condition:
-    """Neurons that are removed, and where.
+    """Neurons that are changed, and where.
 
     Args:
-        where: `inside`: in every LayerNorm after a block; `after`: in the last hidden states only.
+        where: `inside`: in every LayerNorm after a block; `after`: in the last hidden states only. Where parameters are
+            made ordinary: in the `first` norm of every block, the `second`, or `both`.
         kind: How the neurons were chosen.
         neurons: Indices of the neurons, ascending.
         draw: Number of the random draw, from 1; 0 if they are not random.
@@ -70,12 +71,13 @@ MEANS = {"mlm_loss"}
 
 
 @contextmanager
-def zeroed(norms: Sequence[nn.Module], neurons: Sequence[int]) -> Iterator[None]:
-    """Set the gain and bias of some neurons to 0 in each norm; on exit restore all of them exactly.
+def replaced(norms: Sequence[nn.Module], neurons: Sequence[int], value_of: Callable[[Tensor], float]) -> Iterator[None]:
+    """Set the gain and bias of some neurons to another value in each norm; on exit restore all of them exactly.
 
     Args:
         norms: Modules with a `weight` of shape (d_model,) and optionally a `bias`.
         neurons: Indices of the neurons.
+        value_of: Returns the value for a gain or a bias, given as it was, shape (d_model,).
     """
     parameters = [
         parameter
@@ -88,12 +90,17 @@ def zeroed(norms: Sequence[nn.Module], neurons: Sequence[int]) -> Iterator[None]
     try:
         with torch.no_grad():
             for parameter in parameters:
-                parameter[index.to(parameter.device)] = 0
+                parameter[index.to(parameter.device)] = value_of(parameter.detach())
         yield
     finally:
         with torch.no_grad():
             for parameter, values in zip(parameters, before, strict=True):
                 parameter[index.to(parameter.device)] = values
+
+
+def zeroed(norms: Sequence[nn.Module], neurons: Sequence[int]) -> AbstractContextManager[None]:
+    """Set the gain and bias of some neurons to 0 in each norm; on exit restore all of them exactly."""
+    return replaced(norms, neurons, lambda parameter: 0.0)
 
 
 def conditions(outliers: Sequence[int], gains: Array, n_draws: int, seed: int) -> list[Condition]:
@@ -155,7 +162,12 @@ def intervene(
             say(f"without {condition.kind.replace('_', ' ')}" + (f" {condition.draw}" if condition.draw else ""))
             with zeroed(norms, condition.neurons):
                 (found[condition],) = reader([()])
-    rows = []
+    return effect_rows(intact, {condition: found[condition] for condition in chosen})
+
+
+def effect_rows(intact: Read, found: Mapping[Condition, Read]) -> list[dict[str, Any]]:
+    """Return a row for the intact model and for each condition, measure by measure; see `intervene`."""
+    rows, chosen = [], list(found)
     for measure, n_tokens in intact.n_tokens.items():
         value, effects = _effects(measure, intact, [found[condition] for condition in chosen])
         about: dict[str, Any] = {"measure": measure, "where": "", "kind": "intact", "n_tokens": int(n_tokens.sum())}
@@ -167,7 +179,8 @@ def intervene(
             if condition.kind == "random":
                 row["draw"] = condition.draw
             else:
-                row |= _among(row, [e for c, e in of.items() if (c.where, c.kind) == (condition.where, "random")])
+                random = [e["effect"] for c, e in of.items() if (c.where, c.kind) == (condition.where, "random")]
+                row |= among(row["effect"], random, HARM[measure])
             rows.append(row)
     return rows
 
@@ -191,14 +204,15 @@ def _effects(measure: str, intact: Read, reads: Sequence[Read]) -> tuple[dict[st
     return value(before), [value(sums) | effect(sums - before) for sums in after]
 
 
-def _among(row: dict[str, Any], random: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Return an effect's percentile and p-value among the effects of random neurons."""
+def among(effect: float, random: Sequence[float], harm: int) -> dict[str, float]:
+    """Return an effect's percentile and p-value among the effects of random neurons; nothing without any.
+
+    Args:
+        effect: The effect.
+        random: Those of random neurons.
+        harm: 1 where a larger effect is a greater harm, -1 where a smaller one is.
+    """
     if not random:
         return {}
-    harm = HARM[row["measure"]]
-    others = np.array([harm * one["effect"] for one in random])
-    as_much = int((others >= harm * row["effect"]).sum())
-    return {
-        "percentile": 100 * (len(others) - as_much) / len(others),
-        "p_value": (1 + as_much) / (1 + len(others)),
-    }
+    as_much = sum(harm * other >= harm * effect for other in random)
+    return {"percentile": 100 * (len(random) - as_much) / len(random), "p_value": (1 + as_much) / (1 + len(random))}

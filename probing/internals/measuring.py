@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from probing.cache import ActivationStore
+from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.errors import UserError
 from probing.internals.interventions import conditions, intervene
@@ -125,26 +126,70 @@ def interventions(
     modules = [encoder.get_submodule(norm.module) for norm in norms]
     gains = np.mean([norm.gain.abs().double().numpy() for norm in norms], axis=0)
     chosen = conditions(neurons, gains, n_draws, seed)
-    reader: MaskedWords | Position | None = None
-    if model is not None:
-        tokens, _ = draw_sentences(store.tokens, MLM_TOKENS, seed)
-        try:
-            reader = MaskedWords(
-                model, encoder, tokens, choose_masked(tokens, seed), tokenizer.mask_token_id, pad_token_id,
-                anatomy.padding_is_neutral,
-            )  # fmt: skip
-        except ValueError as reason:
-            say(f"the masked-language-model head of {source.name} is not used: {reason}")
+    reader: MaskedWords | Position | None = masked_words(source, model, encoder, tokenizer, store, seed, say)
     if reader is None:
         tokens, kept = draw_sentences(store.tokens, PROBE_TOKENS, seed)
-        try:
-            reader = Position(
-                lambda: last_hidden_states(encoder, anatomy, tokens, pad_token_id), tokens, corpus.subset(kept),
-                load_task("position", {}), seed,
-            )  # fmt: skip
-        except UserError:
-            raise UserError(
-                f"`--interventions`: {tokens.n_sentences} sentences are too few for the position probe that measures "
-                f"{source.name}; give more, or leave the option out."
-            ) from None
+        reader = position_reader(
+            lambda: last_hidden_states(encoder, anatomy, tokens, pad_token_id), tokens, corpus.subset(kept),
+            "--interventions", source.name, seed,
+        )  # fmt: skip
     return intervene(modules, chosen, reader, lambda what: progress(f"interventions: {what}"))
+
+
+def masked_words(
+    source: ModelSource,
+    model: nn.Module | None,
+    encoder: nn.Module,
+    tokenizer: Any,
+    store: ActivationStore,
+    seed: int,
+    say: Say,
+) -> MaskedWords | None:
+    """Return what measures the loss of masked words; None if the model has no head for it, or one that is not used.
+
+    Args:
+        source: The model's files.
+        model: The model with its head; None if it has none.
+        encoder: The part of the model that returns hidden states.
+        tokenizer: Its tokenizer.
+        store: Store whose sentences are sampled.
+        seed: Seed of the sentences and of the tokens that are masked.
+        say: Receives a line if the head is not used.
+    """
+    if model is None:
+        return None
+    pad_token_id = tokenizer.pad_token_id or 0
+    tokens, _ = draw_sentences(store.tokens, MLM_TOKENS, seed)
+    try:
+        return MaskedWords(
+            model, encoder, tokens, choose_masked(tokens, seed), tokenizer.mask_token_id, pad_token_id,
+            examine(encoder, pad_token_id).padding_is_neutral,
+        )  # fmt: skip
+    except ValueError as reason:
+        say(f"the masked-language-model head of {source.name} is not used: {reason}")
+        return None
+
+
+def position_reader(
+    states_of: Callable[[], Tensor], tokens: Tokens, corpus: Corpus, option: str, name: str, seed: int
+) -> Position:
+    """Return what measures the accuracy of positions; the model must be intact.
+
+    Args:
+        states_of: Returns the last hidden states of the model in its present state, shape (n_tokens, d_model).
+        tokens: The token table of the sentences.
+        corpus: The text of the sentences.
+        option: The option that asks for it, for a message.
+        name: Name of the model, for a message.
+        seed: Seed of the split and of the probes.
+
+    Raises:
+        UserError: If there are too few sentences for a probe.
+    """
+    try:
+        return Position(states_of, tokens, corpus, load_task("position", {}), seed)
+    except UserError:
+        raise UserError(
+            f"`{option}`: {tokens.n_sentences} sentences are too few for the position probe that measures {name}; "
+            "give more, or leave the option out."
+        ) from None

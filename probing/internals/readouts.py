@@ -53,14 +53,7 @@ def draw_sentences(tokens: Tokens, at_most: int, seed: int) -> tuple[Tokens, lis
     return Tokens(tokens.lengths[kept], tokens.input_ids[rows], tokens.words[rows]), kept.tolist()
 
 
-def _batches(tokens: Tokens, pad_token_id: int, batch_tokens: int, with_padding: bool) -> Iterator[_Batch]:
-    for sentences in batches(tokens.lengths, batch_tokens, with_padding):
-        index, mask = padded_index(tokens.lengths, sentences)
-        ids = torch.from_numpy(tokens.input_ids.astype(np.int64))[index]
-        yield _Batch(torch.where(mask, ids, pad_token_id), mask, index)
-
-
-class _Batch(NamedTuple):
+class Batch(NamedTuple):
     """A padded batch of sentences.
 
     Args:
@@ -72,6 +65,21 @@ class _Batch(NamedTuple):
     input_ids: Tensor
     mask: Tensor
     rows: Tensor
+
+
+def token_batches(tokens: Tokens, pad_token_id: int, batch_tokens: int, with_padding: bool) -> Iterator[Batch]:
+    """Yield sentences in padded batches, those of similar length together.
+
+    Args:
+        tokens: The token table of the sentences.
+        pad_token_id: Token id that fills a batch.
+        batch_tokens: Most tokens of a batch, padding included.
+        with_padding: Whether sentences of different lengths may share a batch.
+    """
+    for sentences in batches(tokens.lengths, batch_tokens, with_padding):
+        index, mask = padded_index(tokens.lengths, sentences)
+        ids = torch.from_numpy(tokens.input_ids.astype(np.int64))[index]
+        yield Batch(torch.where(mask, ids, pad_token_id), mask, index)
 
 
 # --- masked words ---
@@ -162,15 +170,15 @@ class MaskedWords:
         self.pad_token_id, self.with_padding = pad_token_id, with_padding
         self._check()
 
-    def _batches(self, n_variants: int) -> Iterator[_Batch]:
+    def _batches(self, n_variants: int) -> Iterator[Batch]:
         """Yield batches small enough for the logits of their masked tokens under so many variants."""
         config: Any = self.encoder.config
         at_most = min(BATCH_TOKENS, int(_LOGITS / (MASKED * config.vocab_size * n_variants)))
-        return _batches(self.hidden, self.pad_token_id, at_most, self.with_padding)
+        return token_batches(self.hidden, self.pad_token_id, at_most, self.with_padding)
 
     @torch.inference_mode()
     def _check(self) -> None:
-        batch = _Batch(*(part[:2] for part in next(self._batches(1))))
+        batch = Batch(*(part[:2] for part in next(self._batches(1))))
         inputs = self._inputs(batch)
         where = batch.mask & torch.from_numpy(self.masked)[batch.rows]
         if not where.any():
@@ -181,11 +189,11 @@ class MaskedWords:
         if plain.shape != alone.shape or (plain - alone).abs().max() > 1e-3 * plain.abs().max():
             raise ValueError("the head looks at more than one token at a time")
 
-    def _inputs(self, batch: _Batch) -> dict[str, Tensor]:
+    def _inputs(self, batch: Batch) -> dict[str, Tensor]:
         device = next(self.model.parameters()).device
         return {"input_ids": batch.input_ids.to(device), "attention_mask": batch.mask.long().to(device)}
 
-    def _logits(self, batch: _Batch, where: Tensor, clips: Sequence[Sequence[int]]) -> list[Tensor]:
+    def _logits(self, batch: Batch, where: Tensor, clips: Sequence[Sequence[int]]) -> list[Tensor]:
         """Return the logits of some tokens of a batch, a tensor of shape (n, vocabulary) for each variant."""
         states = self.encoder(**self._inputs(batch)).last_hidden_state
         states = states[where.to(states.device)]
@@ -274,7 +282,7 @@ class Position:
     def __call__(self, clips: Sequence[Sequence[int]]) -> list[Read]:
         """Measure the model in its present state, once for each set of neurons clipped after it."""
         states = self.states_of()
-        return [self._read(clip(states, neurons)) for neurons in clips]
+        return [self.of(clip(states, neurons)) for neurons in clips]
 
     def _sides(self, states: Tensor) -> Sides:
         plan = Plan({}, 0, states.shape[1], "float32", BATCH_TOKENS, divide(self.tokens.lengths, 8192))
@@ -289,7 +297,8 @@ class Position:
         (fit,) = train_probes(sides, [0], self.training)
         return fit
 
-    def _read(self, states: Tensor) -> Read:
+    def of(self, states: Tensor) -> Read:
+        """Measure last hidden states, shape (n_tokens, d_model)."""
         sides = self._sides(states)
         fit, labels, sentences = self._fit(sides), sides.test.labels, self.tokens.sentences
         n_tokens = np.bincount(sentences[labels >= 0], minlength=self.tokens.n_sentences)
@@ -320,7 +329,7 @@ def states_of_layer(
     """Return the hidden states of sentences in one layer, shape (n_tokens, d_model), float32, without the cache."""
     device = next(encoder.parameters()).device
     states: Tensor | None = None
-    for batch in _batches(tokens, pad_token_id, batch_tokens, anatomy.padding_is_neutral):
+    for batch in token_batches(tokens, pad_token_id, batch_tokens, anatomy.padding_is_neutral):
         inputs = {"input_ids": batch.input_ids.to(device), "attention_mask": batch.mask.long().to(device)}
         here = hidden_states(encoder, anatomy, [layer], **inputs)[layer].float().cpu()
         if states is None:

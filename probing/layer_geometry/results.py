@@ -11,8 +11,11 @@ from typing import Any
 import yaml
 
 from probing.internals.interventions import INTERVENTION_COLUMNS
+from probing.internals.norm_changes import NORM_CHANGE_COLUMNS
+from probing.internals.norm_terms import NORM_COLUMNS
 from probing.internals.parameters import PARAMETER_COLUMNS
 from probing.internals.smoothing_bound import SMOOTHING_COLUMNS
+from probing.internals.stream_path import PATH_COLUMNS
 from probing.layer_geometry.explained import EXPLAINED_COLUMNS
 from probing.layer_geometry.layers import GEOMETRY_COLUMNS
 from probing.layer_geometry.survey import DIMENSION_COLUMNS, OUTLIER_COLUMNS, Rows, Survey
@@ -29,9 +32,12 @@ _COLUMNS = {
     "explained": EXPLAINED_COLUMNS,
     "smoothing": SMOOTHING_COLUMNS,
     "interventions": INTERVENTION_COLUMNS,
+    "norms": NORM_COLUMNS,
+    "norm_changes": NORM_CHANGE_COLUMNS,
+    "path": PATH_COLUMNS,
 }
 # Tables that are made only on request.
-_OPTIONAL = ("smoothing", "interventions")
+_OPTIONAL = ("smoothing", "interventions", "norms", "norm_changes", "path")
 
 
 @dataclass(frozen=True)
@@ -40,18 +46,16 @@ class Found:
 
     Args:
         survey: The survey.
-        smoothing: Rows of `smoothing.csv`; empty if not asked for or not applicable.
-        interventions: Rows of `interventions.csv`; empty if not asked for or not applicable.
+        inside: Rows of the tables that are made on request, by name; without rows if not applicable.
     """
 
     survey: Survey
-    smoothing: Rows
-    interventions: Rows
+    inside: Mapping[str, Rows]
 
 
 def tables_of(found: Found) -> dict[str, Rows]:
     """Return the tables by name; those made only on request are left out if they are empty."""
-    tables = {**found.survey.tables(), "smoothing": found.smoothing, "interventions": found.interventions}
+    tables = {**found.survey.tables(), **found.inside}
     return {name: rows for name, rows in tables.items() if rows or name not in _OPTIONAL}
 
 

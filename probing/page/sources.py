@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -116,6 +116,9 @@ class Geometry:
         outliers: Rows of `outliers.csv`; empty if there are none.
         smoothing: Rows of `smoothing.csv`; empty if it was not measured.
         interventions: Rows of `interventions.csv`; empty if there were none.
+        norms: Rows of `norms.csv`; empty if it was not measured.
+        norm_changes: Rows of `norm_changes.csv`; empty if it was not measured.
+        path: Rows of `path.csv`; empty if it was not measured.
     """
 
     folder: Path
@@ -123,6 +126,9 @@ class Geometry:
     outliers: list[dict[str, Any]]
     smoothing: list[dict[str, Any]]
     interventions: list[dict[str, Any]]
+    norms: list[dict[str, Any]] = field(default_factory=list)
+    norm_changes: list[dict[str, Any]] = field(default_factory=list)
+    path: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def title(self) -> str:
@@ -284,9 +290,12 @@ def _read_geometry(folder: Path) -> Geometry:
     rows = read_csv(folder / "geometry.csv")
     if not rows or not {"layer", "transform", "measure", "value"} <= set(rows[0]):
         raise ValueError("geometry.csv holds no measures")
-    how = {"outliers": read_csv, "smoothing": read_measured, "interventions": read_measured}
-    others = [(folder / f"{name}.csv", read) for name, read in how.items()]
-    return Geometry(folder, rows, *(read(path) if path.is_file() else [] for path, read in others))
+    found = {
+        name: (read_csv if name == "outliers" else read_measured)(path) if path.is_file() else []
+        for name in ("outliers", "smoothing", "interventions", "norms", "norm_changes", "path")
+        for path in [folder / f"{name}.csv"]
+    }
+    return Geometry(folder, rows, **found)
 
 
 def _read_evaluation(folder: Path, command: str) -> Evaluation:

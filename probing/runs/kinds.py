@@ -48,6 +48,9 @@ class Geometry(ResultFolder):
         smoothing: Rows of `smoothing.csv`; empty if not asked for or not applicable.
         smoothing_sentences: Rows of `smoothing_sentences.csv`; empty if not asked for or not applicable.
         interventions: Rows of `interventions.csv`; empty if not asked for or not applicable.
+        norms: Rows of `norms.csv`; empty if not asked for or without outliers.
+        norm_changes: Rows of `norm_changes.csv`; empty if not asked for or without outliers.
+        path: Rows of `path.csv`; empty if not asked for or without outliers.
     """
 
     geometry: Table
@@ -58,13 +61,28 @@ class Geometry(ResultFolder):
     smoothing: Table = field(default_factory=Table)
     smoothing_sentences: Table = field(default_factory=Table)
     interventions: Table = field(default_factory=Table)
+    norms: Table = field(default_factory=Table)
+    norm_changes: Table = field(default_factory=Table)
+    path: Table = field(default_factory=Table)
+
+    @property
+    def _inside(self) -> tuple[Table, ...]:
+        return self.smoothing, self.interventions, self.norms, self.norm_changes, self.path
 
     def tables(self) -> list[Any]:
         """Return the measurements as rich tables."""
         from probing.internals.inside_report import inside_tables
         from probing.tables.geometry import tables
 
-        return [*tables(self), *inside_tables(self.smoothing, self.interventions)]
+        return [*tables(self), *inside_tables(*self._inside)]
+
+    def conclusions(self) -> list[str]:
+        """Return what the measurements say, a sentence for each question."""
+        from probing.internals.inside_report import inside_conclusions
+        from probing.tables.geometry import conclusions
+
+        clipped = {int(layer): neurons for layer, neurons in self.results["clipped"].items()}
+        return [*conclusions(self, clipped), *inside_conclusions(*self._inside)]
 
 
 @dataclass(frozen=True, repr=False)

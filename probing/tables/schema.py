@@ -27,7 +27,7 @@ _WHOLE_NUMBERS = (
     "n_neurons", "n_removed", "n_random", "n_no_signal", "n_pairs", "n_train_pairs", "n_chosen_on", "n_clipped",
     "n_gained", "n_lost", "word_index", "n_fitted_sentences", "n_fitted_vectors", "n_fitted_dimensions", "n_train",
     "n_test", "offset", "other_layer", "other_head", "n", "n_unmatched", "seed", "step", "outlier_neuron",
-    "first_seen", "step_before", "half_step",
+    "first_seen", "step_before", "half_step", "norm",
 )  # fmt: skip
 _NUMBERS = (
     "contribution", "ratio", "share", "contribution_centred", "contribution_companion", "correlation", "eta_squared",
@@ -52,7 +52,8 @@ _NUMBERS = (
     *(f"{of}_{beside}{p}" for of in ("spearman", "partial") for beside in ("heads", "bases") for p in ("", "_p")),
     *(f"{of}_{beside}{p}" for of in ("contrast", "word_mass") for beside in ("random", "matched") for p in ("", "_p")),
     "contrast_held", "word_mass_held", "loss", "train_loss", "unigram_loss", "max_mean_sd", "equivariance",
-    "first_value", "last_value",
+    "first_value", "last_value", "bias", "others_gain", "others_bias", "standardised", "by_scaled_input",
+    "by_centring", "by_input", "by_gain", "by_bias", "by_others_bias",
 )  # fmt: skip
 _TEXTS = (
     "flag", "removed", "ranking", "probe", "from", "above_chance", "kind", "condition", "model_a", "model_b",
@@ -60,7 +61,7 @@ _TEXTS = (
     "module", "source", "where", "neurons", "set", "pooling", "aggregation", "clipped", "fitted_on", "protocol",
     "chosen_on", "reported_on", "trial", "token", "word", "relation", "role", "query", "of", "chosen", "to",
     "unit", "units", "readout", "task", "fusion", "against", "converged", "position_head", "arm", "checkpoint",
-    "command", "quantity",
+    "command", "quantity", "largest", "outlier", "site", "term", "tokens",
 )  # fmt: skip
 
 TYPES: dict[str, Type] = {

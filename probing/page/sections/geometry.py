@@ -31,8 +31,8 @@ def geometry_section(geometry: Geometry) -> Html:
 
 
 def _inside(geometry: Geometry) -> list[Html]:
-    """Return the terminal's results on the distance of tokens by block and on the effect of removing outliers."""
-    measured = geometry.smoothing, geometry.interventions
+    """Return the terminal's results on what was measured by running the model itself."""
+    measured = geometry.smoothing, geometry.interventions, geometry.norms, geometry.norm_changes, geometry.path
     shown = [element("figure", element("figcaption", t.title), as_in_terminal(t)) for t in inside_tables(*measured)]
     told = [element("p", sentence) for sentence in inside_conclusions(*measured)]
     return [element("h3", "Inside the model"), *told, *shown] if shown else []

@@ -194,6 +194,28 @@ GEOMETRY: Terms = {
     "worse than": "Share of these draws that do less harm than the outliers.",
     "p": "Probability that random other neurons do as much harm.",
     "large gains": "Effect of as many other neurons, those with the largest LayerNorm gains.",
+    "norm": "Number of the norm within the block, in the order in which the block calls its norms.",
+    "mean": "Mean of the neuron behind the norm: the sum of the four terms to the right.",
+    "sd": "Distance of that mean from the mean of all neurons, in standard deviations of the neurons.",
+    "input": "What the mean would be with the gain that other neurons have on average, and without a bias.",
+    "own gain": "What the neuron's own gain adds to that.",
+    "own bias": "What the neuron's own bias adds to the bias that other neurons have on average.",
+    "others' bias": "Mean bias of the neurons that are no outliers.",
+    "largest": "The term of input, own gain and own bias that is largest in magnitude.",
+    "intact": "The distance in standard deviations in the model as it is.",
+    "the first norm": "The distance, or the effect, with ordinary gains and biases in the first norm of every block; "
+    "in brackets the range with those of random neurons made ordinary instead.",
+    "the second norm": "The same with the second norm of every block.",
+    "both norms": "The same with both.",
+    "in": "In which norms of every block the outliers have the gain and the bias of other neurons.",
+    "tokens": "Whether the mean is over the first tokens of sentences, or over words.",
+    "first position": "Distance of the neuron from the others in the position embedding of the first token.",
+    "places": "Number of places on the residual stream at which the neuron is more than 5 standard deviations from the "
+    "mean of all neurons.",
+    "from": "First of these places, with the number of its block.",
+    "to": "Last of them.",
+    "farthest": "Largest distance anywhere on the stream, and where.",
+    "below at": "The place after the last one, where the neuron is within 5 standard deviations again.",
 }
 
 EVALUATIONS: Terms = {

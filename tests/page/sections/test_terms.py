@@ -21,7 +21,10 @@ from probing.downstream.sts.sentence_similarity import STS_COLUMNS
 from probing.downstream.wic.words_in_context import CHOSEN_COLUMNS as WIC_CHOSEN_COLUMNS
 from probing.downstream.wic.words_in_context import WIC_COLUMNS
 from probing.internals.interventions import INTERVENTION_COLUMNS
+from probing.internals.norm_changes import NORM_CHANGE_COLUMNS
+from probing.internals.norm_terms import NORM_COLUMNS
 from probing.internals.smoothing_bound import SMOOTHING_COLUMNS
+from probing.internals.stream_path import PATH_COLUMNS
 from probing.layer_geometry.layers import GEOMETRY_COLUMNS
 from probing.layer_geometry.survey import OUTLIER_COLUMNS
 from probing.page.neuron_table import COLUMNS
@@ -120,9 +123,26 @@ def geometry(folder: Path) -> Path:
         ends = {"effect_low": 0.05, "effect_high": 0.15}
         effects += [{**common, **ends, "kind": "outliers", "percentile": 100.0, "p_value": 0.01}]
         effects += [{**common, **ends, "kind": "largest_gain"}, {**common, "kind": "random", "draw": 1}]
+    terms = {
+        **numbers_of(NORM_COLUMNS),
+        "layer": 1,
+        "module": "n",
+        "kind": "outlier",
+        "largest": "bias",
+        "deviations": 6.0,
+    }
+    places = [{"where": where, "kind": "outliers", "neurons": "7"} for where in ("first", "second", "both")]
+    common = {"measure": "deviations", "layer": 1, "neuron": 7, "value": 6.0, "outlier": "yes"}
+    changes = [{**common, "where": "", "kind": "intact"}, *({**common, **one, "p_value": 0.1} for one in places)]
+    common = {"measure": "mlm_loss", "value": 0.5, "effect": 0.1, "percentile": 100.0, "p_value": 0.1}
+    changes += [{**common, "where": "", "kind": "intact"}, *({**common, **one} for one in places)]
+    changes += [{**common, **one, "kind": "random", "draw": 1} for one in places]
+    stream = {**numbers_of(PATH_COLUMNS), "layer": 0, "site": "sum", "term": "no", "tokens": "first", "kind": "layers"}
     tables: dict[str, tuple[list[Any], Any]] = {
         "geometry": (measured, GEOMETRY_COLUMNS), "outliers": (outliers, OUTLIER_COLUMNS),
         "smoothing": (smoothing, SMOOTHING_COLUMNS), "interventions": (effects, INTERVENTION_COLUMNS),
+        "norms": ([terms], NORM_COLUMNS), "norm_changes": (changes, NORM_CHANGE_COLUMNS),
+        "path": ([stream], PATH_COLUMNS),
     }  # fmt: skip
     return write(folder, "geometry", tables)
 
