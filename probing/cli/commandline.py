@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import signal
 import sys
@@ -43,8 +44,10 @@ def run_process(commands: Mapping[str, str], args: Sequence[str]) -> int:
             os.kill(os.getpid(), number)
 
     atexit.register(end)  # the first function registered runs last
+    gc.freeze()  # of this process the libraries are kept to its end, so that no search for garbage need read them
     status = run(commands, args)
     ended_by += [_SIGNALS[status]] if status in _SIGNALS else []
+    gc.freeze()  # the interpreter's own last search would read everything once more, which takes a second
     return status
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,3 +74,28 @@ def test_so_does_one_that_is_refused(
     with pytest.raises(UserError, match="--layer 99"):
         fit(str(checkpoints["bert"]), 99, corpus=str(corpus_file), runs=str(tmp_path))
     assert switches() == chosen
+
+
+FREEZING = """
+import gc
+from importlib import import_module
+from probing.runtime.terminal import _without_garbage_collection
+
+def n_frozen_after(*modules):
+    with _without_garbage_collection():
+        for name in modules:
+            import_module(name)
+    return gc.get_freeze_count()
+
+from_python = n_frozen_after("colorsys")
+gc.freeze()  # as a command's own process says
+first = n_frozen_after("colorsys")
+imported = n_frozen_after("ast", "wave")
+again = n_frozen_after("ast", "wave")
+print(from_python == 0, first < imported, again <= imported, gc.isenabled())  # some may be freed
+"""
+
+
+def test_what_is_imported_is_frozen_once_and_only_in_a_process_of_ones_own() -> None:
+    done = subprocess.run([sys.executable, "-c", FREEZING], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True"] * 4
