@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-# Multiplications of a product from which on oneDNN is worth its preparation.
-LEAST = 2**24
+# Multiplications of a product, and weights of a linear map, from which on oneDNN is worth its preparation.
+LEAST, LEAST_WEIGHTS = 2**24, 2**16
 # Largest error of a product, relative to its largest entry: of float32 it is below 1e-6, of bfloat16 above 1e-3.
 _ERROR = 1e-5
 
@@ -34,7 +34,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
         a: The first one.
         b: The second one, on the same device.
     """
-    if not _is_for_onednn(a, a.numel() * b.shape[-1]):
+    if a.numel() * b.shape[-1] < LEAST or not _is_for_onednn(a):
         return a @ b
     with _by_onednn():
         return a @ b
@@ -51,24 +51,23 @@ def fast_linear_maps() -> Iterator[None]:
 
 
 class _LinearMaps(TorchFunctionMode):
-    """Sees the linear maps of a forward pass; what attention computes is left to torch's own kernels."""
+    """Sees the linear maps of a forward pass; what attention computes is left to torch's own kernels.
+
+    Maps are chosen by their weights, not by the number of tokens, so that a token's states do not depend on how many
+    others are in its batch.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         # BERT and most others call the first; GPT-2 calls the second with the bias before both factors.
-        if func is functional.linear:
-            a, width = args[0], len(args[1])
-        elif func is torch.addmm:
-            a, width = args[1], args[2].shape[1]
-        else:
-            return func(*args, **kwargs)
-        with _by_onednn() if _is_for_onednn(a, a.numel() * width) else nullcontext():
+        weight = args[1] if func is functional.linear else args[2] if func is torch.addmm else None
+        is_large = weight is not None and weight.numel() >= LEAST_WEIGHTS
+        with _by_onednn() if is_large and _is_for_onednn(weight) else nullcontext():
             return func(*args, **kwargs)
 
 
-def _is_for_onednn(a: Tensor, n_multiplications: int) -> bool:
-    is_large = n_multiplications >= LEAST and a.dtype == torch.float32 and a.device.type == "cpu"
-    return is_large and is_onednn_faster()
+def _is_for_onednn(factor: Tensor) -> bool:
+    return factor.dtype == torch.float32 and factor.device.type == "cpu" and is_onednn_faster()
 
 
 @cache

@@ -63,7 +63,7 @@ def test_only_large_products_of_float32_are_given_to_onednn(calls: list[int]) ->
     product(large.double(), large.double().T[:, : 2**8])
     assert len(calls) == 1
     with fast_linear_maps():
-        functional.linear(large, large[: 2**8])
+        functional.linear(large[:1], large[: 2**8])  # however few the rows
         torch.addmm(torch.ones(2**8), large, large.T[:, : 2**8])
         assert len(calls) == 3
         functional.linear(small, small)
