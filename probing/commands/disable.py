@@ -13,9 +13,10 @@ from probing.cli.options import WandbOptions
 from probing.cli.python_calls import command
 from probing.cli.shared_options import with_shared_help
 from probing.commands.folders import keep_inputs, places, say_results
+from probing.commands.of_run import read_as_run
 from probing.corpus.sides import read_corpora
-from probing.errors import UserError, out_of_range, refuse
-from probing.models import layer_numbers, site_of
+from probing.errors import out_of_range, refuse
+from probing.models import layer_numbers
 from probing.runs.folder import RunFolder
 from probing.runs.kinds import Disabled
 from probing.runs.loading import read_folder
@@ -148,24 +149,10 @@ def _run_of(folder: str | None, config: dict[str, Any]) -> Run | None:
     """
     if folder is None:
         return None
-    run, usual = load_fit_of_classes(folder), defaults(disable)
-    made = run.config
-    wrong = {
-        "the task position": made["task"] == "position" and not made["task_args"],
-        "`--site residual`": site_of(made) == "residual",
-        "`--dtype float32`": made["dtype"] == "float32",
-        "no `--transform`": run.transform == "none",
-        "a corpus that is still there": "-" not in (made["corpus"], made["test_corpus"]),
-    }
-    if lacking := [what for what, holds in wrong.items() if not holds]:
-        raise UserError(f"`--run {folder}`: expected a run of `fit` with {lacking[0]}; give another run, or none.")
-    for option in OF_RUN:
-        if config[option] not in (usual[option], made[option]):
-            raise UserError(
-                f"`--{option} {config[option]}`: with `--run {folder}`, the run's own is read, which is "
-                f"{made[option]}; leave one of the two out."
-            )
-        config[option] = made[option]
+    run = load_fit_of_classes(folder)
+    is_position = run.config["task"] == "position" and not run.config["task_args"]
+    needs = {"the task position": is_position}
+    read_as_run(run, f"--run {folder}", config, defaults(disable), OF_RUN, needs)
     return run
 
 
@@ -177,13 +164,9 @@ def _frozen(run: Run | None, source: Any) -> Any:
     """
     if run is None:
         return None
-    from probing.disabling.subject import frozen_of
+    from probing.disabling.subject import frozen_of_run
 
-    before = run.results["cache"]["test"]["key"]["model"]
-    if source.model.fingerprint(weights=source.random_weights_seed is None) != before:
-        raise UserError(f"`--run {run.folder}`: its model {run.config['model']} has changed since; repeat the run.")
-    weight = {row["layer"]: run.weight[i] for i, row in enumerate(run.accuracy) if row["layer"] > 0}
-    return frozen_of(weight, run.results["classes"], f"--run {run.folder}")
+    return frozen_of_run(run, source.model, source.random_weights_seed, (), "run")
 
 
 def _write(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from probing.cli.choices import FIGURE_FORMAT, FigureFormat, chosen, figure_formats
-from probing.cli.option_values import Dtype, Layers, Model, Source, Tokenizer, number_problems, resolved
+from probing.cli.option_values import Dtype, Layers, Model, Source, Tokenizer, defaults, number_problems, resolved
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import command
 from probing.cli.shared_options import with_shared_help
 from probing.commands.folders import keep_inputs, places, say_results
+from probing.commands.stream_options import Stream, stream_of
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import layer_numbers
 from probing.runs.folder import RunFolder
@@ -25,7 +27,11 @@ from probing.tracking import Tracker, resolve_mode
 
 SpecialTokens = Literal["exclude", "include"]
 ClipTo = Literal["zero", "mean"]
+Place = Literal["words", "everywhere"]
 Definition = Literal["argmin_share", "argmax_share", "mean_profile", "layer_norm", "variance"]
+# Draws of other neurons by default, beside outliers, and beside neurons that are named: with fewer than 20, no p-value
+# by rank can be below .05.
+DRAWS, DRAWS_BESIDE_NEURONS = 10, 20
 
 
 @command
@@ -37,9 +43,11 @@ def geometry(
     dtype: Dtype = "float32", corpus: Source = "builtin", fit_corpus: Source | None = None,
     max_length: int | None = None, batch_tokens: int | None = None, special_tokens: SpecialTokens = "exclude",
     transforms: str | list[str] = "all", definition: Definition = "mean_profile", clip_to: ClipTo = "zero",
-    draws: int = 10, whitening: Literal["pca", "zca"] = "pca", components: int | None = None, shrinkage: float = 0.0,
-    top: int | None = None, estimators: str | list[str] = "none", smoothing_bound: bool = False,
-    interventions: bool = False, norms: bool = False, path: bool = False, seed: int = 0, runs: str = "runs",
+    draws: int | None = None, whitening: Literal["pca", "zca"] = "pca", components: int | None = None,
+    shrinkage: float = 0.0, top: int | None = None, estimators: str | list[str] = "none", smoothing_bound: bool = False,
+    interventions: bool = False, neurons: int | list[int] | str | None = None, from_run: str | None = None,
+    kind: str | list[str] = "mean", at: Place = "words", readouts: str | list[str] = "position", tokens: int = 20_000,
+    retrain: int = 5, norms: bool = False, path: bool = False, seed: int = 0, runs: str = "runs",
     name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
     wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
 ) -> Geometry | None:  # fmt: skip
@@ -53,18 +61,34 @@ def geometry(
             standardise, center, all_but_the_top.
         definition: Definition of the outliers that are clipped; the outliers by all five definitions are reported.
         clip_to: Value that clipped neurons are set to: zero, or mean as a control.
-        draws: Number of draws of other neurons, as many as there are outliers, for comparison.
+        draws: Number of draws of other neurons, as many as there are outliers, for comparison; 10 by default. With
+            --neurons or --from_run, also the number of random sets and of matched ones of each size, 20 by default.
         whitening: Kind of whitening: pca, or zca, which rotates whitened vectors back; cosines are the same.
         shrinkage: Weight, from 0 to 1, with which whitening shrinks the covariance towards a multiple of the identity,
             for few tokens.
-        top: Number of principal directions that all_but_the_top removes; d_model / 100 by default.
+        top: Number of principal directions that all_but_the_top removes; d_model / 100 by default. With --from_run,
+            the number of neurons that are changed instead; 10 by default, and at most half of all.
         estimators: Published estimators of the mean cosine to report beside the exact one: all, none, or some of e19,
             lkm, tvs.
         smoothing_bound: Also run the model to measure, for every sentence, how each block changes the distance between
             tokens and how much it can at most: every term of Theorem 2 of Shi et al. (2022). Post-LN models only.
         interventions: Also set the outliers to 0 inside the model, in the LayerNorm after every block, and measure how
             well the model then predicts masked words or, without a head for these, how well positions can be read off;
-            the same with outliers clipped after the model.
+            the same with outliers clipped after the model. With --neurons or --from_run, change these neurons instead.
+        neurons: Neurons, such as 18,99, that are changed inside the model in the hidden states of each layer of
+            --layer, to measure what later layers lose beside random sets of as many; with --kind direction also all.
+        from_run: Finished run of `fit`, whose neurons with the largest contributions are changed, as many as --top, in
+            each of its layers and of --layer; its model, its corpus and its split are then read.
+        kind: What stands in the place of neurons: mean (over training tokens), zero, resample (their values at a random
+            token of another sentence), direction (their values without what tells the position linearly, by LEACE);
+            some of these, or all.
+        at: Whether neurons are changed at words, or everywhere, special tokens too.
+        readouts: What is read while neurons are changed, one or more: position (by probes of the later layers and by
+            heads), or others as in `disable`: mlm (the loss of masked words, by the model's own head).
+        tokens: Most tokens of the test sentences that are read while neurons are changed, and of the training
+            sentences that values come from; sentences are drawn.
+        retrain: Number of random sets and of matched ones, of the largest size, for which a probe of the last layer is
+            also trained again, as for the neurons themselves; 0 for none at all.
         norms: Also split the mean of each outlier behind the norms of every block into terms, and measure what is left
             of it, of position and of the loss of masked words with the gain and the bias that other neurons have.
         path: Also follow outliers along the residual stream, from the embeddings through the terms that blocks add to
@@ -75,80 +99,126 @@ def geometry(
     Returns:
         The measurement; None on ranks other than the first.
     """
+    refuse(number_problems(seed, max_length, batch_tokens) + _problems(draws, components, shrinkage))
+    resolve_mode(wandb.mode)
+    typed = layer_numbers(layer)
+    where = places(cache, runs, name)
+    _check_corpora(corpus, fit_corpus)
+    stream = stream_of(config, defaults(geometry))
+    config["draws"] = (DRAWS if stream is None else DRAWS_BESIDE_NEURONS) if draws is None else draws
+    if from_run is None:
+        refuse(out_of_range("top", top, 0))
+    return _run(config, stream, typed, where, name, wandb, tokenizer)
+
+
+def _run(
+    config: dict[str, Any], stream: Stream | None, typed: Sequence[int] | None, where: tuple[Path, Path],
+    name: str | None, wandb: WandbOptions, tokenizer: Any,
+) -> Geometry | None:  # fmt: skip
+    """Measure what the options ask for.
+
+    Args:
+        config: The resolved options.
+        stream: The neurons that are changed, if there are any.
+        typed: The layers that were typed; None for all.
+        where: Folder of the cache, and folder of runs.
+        name: Name of the run.
+        wandb: How results are logged.
+        tokenizer: Tokenizer of a model that is an object.
+    """
     from probing.runtime import terminal
 
-    say = terminal.silence if quiet else terminal.say
-    inside = {"smoothing": smoothing_bound, "interventions": interventions, "norms": norms, "path": path}
-    refuse(number_problems(seed, max_length, batch_tokens) + _problems(draws, components, shrinkage, top))
-    resolve_mode(wandb.mode)
-    layer_numbers(layer)
-    cached, place = places(cache, runs, name)
-    _check_corpora(corpus, fit_corpus)
+    say, seed = (terminal.silence if config["quiet"] else terminal.say), config["seed"]
     with terminal.quiet_libraries():
         from probing.cache.source import ActivationSource
 
-        watch = Stopwatch()
-        fitting = (clip_to, whitening, components, shrinkage, top)
-        how = _plan(special_tokens, transforms, definition, fitting, draws, estimators, seed)
+        watch, cached = Stopwatch(), where[0]
+        split_seed = seed if stream is None else stream.split_seed(seed)
         source = ActivationSource.of(
-            model, revision, layer, trainer, cache=cached, dtype=dtype, max_length=max_length,
-            batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
-            shows_progress=terminal.show_progress(quiet), tokenizer=tokenizer,
+            config["model"], config["revision"], config["layer"], config["trainer"], cache=cached,
+            dtype=config["dtype"], max_length=config["max_length"], batch_tokens=config["batch_tokens"],
+            random_weights_seed=split_seed if config["random_weights"] else None, say=say,
+            shows_progress=terminal.show_progress(config["quiet"]), tokenizer=tokenizer,
         )  # fmt: skip
-        refuse(_size_problems(components, top, source.config.hidden_size))
+        how, d_model = _plan(config, stream), source.config.hidden_size
+        refuse(_size_problems(config["components"], how.fitting.n_top, d_model))
+        inside = {
+            "smoothing": config["smoothing_bound"], "norms": config["norms"], "path": config["path"],
+            "interventions": config["interventions"] and stream is None,
+        }  # fmt: skip
         _check_inside(source, inside)
-        text, stores = _read(source, corpus, fit_corpus, special_tokens)
+        ranked = None
+        if stream is not None:
+            ranked = stream.ranked(source.layers, typed is None, source.config.num_hidden_layers, d_model)
+        text, stores = _read(source, config["corpus"], config["fit_corpus"], config["special_tokens"])
+        changing = None if stream is None else _changing(config, stream, ranked, source, text, split_seed)
         watch.end("extract")
         if not is_main_process():
             return None
-        folder = RunFolder(place, name, f"{source.model.short_name}-geometry")
+        folder = RunFolder(where[1], name, f"{source.model.short_name}-geometry")
         keep_inputs(config, source.model.name, folder)
         with tracking(folder, wandb, config) as tracker:
-            found = _measured(folder.path, source, text, stores, how, inside)
+            found = _measured(folder.path, source, text, stores, how, inside, changing)
             watch.end("measure")
             _write(folder.path, config, found, stores, source.model.short_name, watch, tracker)
         made = read_folder(Geometry, folder.finish())
-    say_results(made, tracker.where(made.folder) if tracker else None, quiet)
+    say_results(made, tracker.where(made.folder) if tracker else None, config["quiet"])
     return made
 
 
-def _problems(draws: int, components: int | None, shrinkage: float, top: int | None) -> list[str]:
+def _plan(config: Mapping[str, Any], stream: Stream | None) -> Any:
+    """Return the `probing.layer_geometry.survey.Plan` of what is surveyed."""
+    from probing.layer_geometry.layers import ESTIMATORS
+    from probing.layer_geometry.survey import Plan
+    from probing.transforms.affine import KINDS, Fitting
+
+    top = None if stream is not None and stream.run is not None else config["top"]
+    fitting = Fitting(config["clip_to"], config["whitening"], config["components"], config["shrinkage"], top)
+    return Plan(
+        config["special_tokens"], chosen("--transforms", config["transforms"], KINDS, "none"), config["definition"],
+        fitting, config["draws"], chosen("--estimators", config["estimators"], ESTIMATORS, "none"), config["seed"],
+    )  # fmt: skip
+
+
+def _changing(
+    config: Mapping[str, Any], stream: Stream, ranked: Any, source: Any, corpus: Any, split_seed: int
+) -> Callable[[], Any]:
+    """Read what is needed to change neurons, and return what measures what is lost."""
+    from probing.corpus import assign_splits
+    from probing.corpus.sides import read_corpora
+    from probing.disabling.neurons.neuron_survey import Asked, survey
+    from probing.disabling.subject import Subject, frozen_of_run
+    from probing.runtime import terminal
+
+    if stream.run is not None and (test := stream.run.config["test_corpus"]) is not None:
+        corpora, splits = read_corpora(config["corpus"], test, split_seed, source.say)
+    else:
+        corpora, splits = [corpus], [assign_splits(corpus.sentences, split_seed)]
+    whole = replace(source, layers=list(range(source.config.num_hidden_layers + 1)))
+    frozen = None
+    if stream.run is not None:
+        later = range(min(ranked) + 1, source.config.num_hidden_layers + 1)
+        frozen = frozen_of_run(stream.run, source.model, source.random_weights_seed, later, "from_run")
+    subject = Subject(whole, corpora, splits, split_seed, frozen, stream.readouts)
+    stores = subject.read()
+    asked = Asked(
+        ranked, stream.kinds, config["at"], config["tokens"], config["draws"], config["retrain"], config["seed"]
+    )
+    return lambda: survey(subject, stores, asked, terminal.training_bars(source.shows_progress))
+
+
+def _problems(draws: int | None, components: int | None, shrinkage: float) -> list[str]:
     """Return the problems with these numbers that are known without the model."""
     return [
         *out_of_range("draws", draws, 0, 1000),
         *out_of_range("components", components, 1),
         *out_of_range("shrinkage", shrinkage, 0, 1),
-        *out_of_range("top", top, 0),
     ]
 
 
 def _check_corpora(corpus: Source, fit_corpus: Source | None) -> None:
     if fit_corpus == corpus == "-":
         raise UserError("`--fit_corpus -`: standard input can be read only once; give one of the two as a file.")
-
-
-def _plan(
-    special_tokens: SpecialTokens,
-    transforms: str | list[str],
-    definition: Definition,
-    fitting: tuple[Any, ...],
-    draws: int,
-    estimators: str | list[str],
-    seed: int,
-) -> Any:
-    """Return what is surveyed and how, a `probing.layer_geometry.survey.Plan`; `fitting` is how transforms are fitted.
-
-    Raises:
-        UserError: If a transform or an estimator is unknown.
-    """
-    from probing.layer_geometry.layers import ESTIMATORS
-    from probing.layer_geometry.survey import Plan
-    from probing.transforms.affine import KINDS, Fitting
-
-    return Plan(
-        special_tokens, chosen("--transforms", transforms, KINDS, "none"), definition, Fitting(*fitting), draws,
-        chosen("--estimators", estimators, ESTIMATORS, "none"), seed,
-    )  # fmt: skip
 
 
 def _check_inside(source: Any, inside: Mapping[str, bool]) -> None:
@@ -179,7 +249,10 @@ def _read(
     return corpora[0], stores
 
 
-def _measured(folder: Path, source: Any, corpus: Any, stores: Any, plan: Any, inside: Mapping[str, bool]) -> Any:
+def _measured(
+    folder: Path, source: Any, corpus: Any, stores: Any, plan: Any, inside: Mapping[str, bool],
+    changing: Callable[[], Any] | None,
+) -> Any:  # fmt: skip
     """Survey the model, from inside too where that is asked for; return the `probing.layer_geometry.results.Found`.
 
     Args:
@@ -189,6 +262,7 @@ def _measured(folder: Path, source: Any, corpus: Any, stores: Any, plan: Any, in
         stores: Activations that are measured, and those that transforms are fitted on.
         plan: What is surveyed and how.
         inside: What is measured inside the model, by name.
+        changing: Measures what is lost without neurons of the stream, if some are to be changed.
     """
     from probing.internals.stream_measuring import Subject, measure_inside
     from probing.layer_geometry.results import Found
@@ -207,7 +281,12 @@ def _measured(folder: Path, source: Any, corpus: Any, stores: Any, plan: Any, in
         model, encoder, tokenizer, stores[0], corpus, surveyed.clipped, plan.special_tokens == "include",
         source.random_weights_seed is None, plan.n_draws, seed, say, progress,
     )  # fmt: skip
-    return Found(surveyed, measure_inside(folder, subject, inside))
+    tables = measure_inside(folder, subject, inside)
+    if changing is None:
+        return Found(surveyed, tables)
+    found = changing()
+    own = {"neuron_interventions": found.interventions, "neuron_draws": found.draws}
+    return Found(surveyed, {**tables, **own}, found.summary)
 
 
 def _write(
@@ -221,6 +300,7 @@ def _write(
 ) -> None:
     """Write tables, transforms, figures and summary into the run's folder, and log them."""
     from probing.data.preparation import origin
+    from probing.disabling.neurons.neuron_figures import write_neuron_figures
     from probing.internals.inside_report import write_inside_figures
     from probing.layer_geometry.figures import write_figures
     from probing.layer_geometry.results import tables_of, write, write_summary
@@ -228,6 +308,7 @@ def _write(
     files, tables = write(folder, config, found), tables_of(found)
     formats = figure_formats(config["figure_format"])
     figures = write_figures(folder / "figures", tables, model_name, formats)
+    figures += write_neuron_figures(folder / "figures", tables.get("neuron_interventions", ()), model_name, formats)
     figures += write_inside_figures(folder / "figures", tables, model_name, formats)
     watch.end("write")
     cached_of = {"measured": origin(stores[0]), "fitted": origin(stores[-1])}

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from probing.disabling.units import Job
 from probing.readouts.forward import Forward, Readers
 from probing.readouts.later_blocks import LaterBlocks
 from probing.readouts.readout import ReadableText, Readout
-from probing.readouts.text import Padded
+from probing.readouts.text import Padded, draw_others
 from probing.runtime.float64 import to_float64
 
 
@@ -116,18 +115,11 @@ class Passes:
         self.text.over(block - 1, note_uniform)
         self.train.over(block - 1, note_outputs)
         mean = to_float64(bank).mean(0).to(bank)
-        return Replacements(uniform, is_causal, mean, bank, self._drawn[:n_tokens])
+        return Replacements(uniform, is_causal, mean, bank, self._drawn)
 
     @cached_property
     def _drawn(self) -> Tensor:
         """For each token of the text, the training token whose outputs replace its own, the same in all blocks."""
-        n, n_train = self.tokens.n_tokens, self.train.text.tokens.n_tokens
-        generator = np.random.default_rng(self.seed)
-        drawn = generator.integers(n_train, size=n)
-        if (
-            self.text.text is self.train.text and self.tokens.n_sentences > 1
-        ):  # a token's own sentence is not another one
-            own, of_bank = self.tokens.sentences, self.train.text.tokens.sentences
-            while (same := own == of_bank[drawn]).any():
-                drawn[same] = generator.integers(n_train, size=int(same.sum()))
+        others = self.train.text.tokens.sentences
+        drawn = draw_others(self.tokens.sentences, others, self.text.text is self.train.text, self.seed)
         return torch.from_numpy(drawn).to(self.device)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from probing.cache.passes import PassStore
+from probing.runtime.terminal import counted
 
 # Index of the file of the probes; that of the i-th pass is one higher than i.
 PROBES = 0
+
+_Job = TypeVar("_Job")
 
 
 def fingerprint_of(*arrays: Any) -> str:
@@ -18,3 +26,24 @@ def fingerprint_of(*arrays: Any) -> str:
     for array in arrays:
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
+
+
+def run_unfinished(
+    files: Mapping[int, _Job], store: PassStore, run: Callable[[_Job], Tensor], what: str, shows_progress: bool
+) -> dict[_Job, NDArray[Any]]:
+    """Run the passes that are not stored yet, and return what each gave, shape (n_rows, n_items).
+
+    Args:
+        files: The passes, by the index of their file.
+        store: Where they are stored.
+        run: Runs one of them.
+        what: What they are, for the progress bar.
+        shows_progress: Whether there is a progress bar.
+    """
+    if left := store.unfinished(list(files)):
+        with counted(what, len(files), shows_progress) as advance:
+            advance(len(files) - len(left))
+            for index in left:
+                store.put(index, {"right": run(files[index])})
+                advance(1)
+    return {job: store.get(index)["right"].numpy() for index, job in files.items()}

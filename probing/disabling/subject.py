@@ -22,7 +22,7 @@ from probing.data.layer_moments import layer_moments
 from probing.data.preparation import example_checks, label_sides
 from probing.disabling.store import fingerprint_of
 from probing.errors import UserError
-from probing.models import load_encoder, load_tokenizer
+from probing.models import ModelSource, load_encoder, load_tokenizer
 from probing.probes.options import training_of
 from probing.probes.recipe import CONTROL_TOLERANCE, Progress, Training
 from probing.probes.training import train_probes
@@ -31,6 +31,7 @@ from probing.readouts.later_blocks import LaterBlocks
 from probing.readouts.masked_words import MaskedWordLoss, masked_lm_of
 from probing.readouts.readout import Readout
 from probing.readouts.text import Text
+from probing.runs.run import Run
 from probing.tables.readout_names import MLM, POSITION
 from probing.tasks import Labels, load_task
 
@@ -66,6 +67,33 @@ def frozen_of(weight: Mapping[int, Tensor], classes: Sequence[Any], typed: str) 
     if not weight:
         raise UserError(f"`{typed}` has probes of the embeddings alone, which no head changes; give another run.")
     return Frozen(weight, np.array(classes, dtype=np.int64))
+
+
+def frozen_of_run(
+    run: Run, model: ModelSource, random_weights_seed: int | None, layers: Sequence[int], option: str
+) -> Frozen | None:
+    """Return the probes of a run if they read positions from all of some layers.
+
+    Args:
+        run: A run of `fit`.
+        model: The model that is changed.
+        random_weights_seed: Seed of the weights, if they are random.
+        layers: The layers that are read.
+        option: The option that names the run.
+
+    Raises:
+        UserError: If the model has changed since.
+    """
+    before = run.results["cache"]["test"]["key"]["model"]
+    if model.fingerprint(weights=random_weights_seed is None) != before:
+        raise UserError(
+            f"`--{option} {run.folder}`: its model {run.config['model']} has changed since; repeat the run."
+        )
+    there = [row["layer"] for row in run.accuracy]
+    if run.config["task"] != "position" or run.config["task_args"] or not set(layers) <= set(there):
+        return None
+    weight = {layer: run.weight[there.index(layer)] for layer in there if layer > 0}
+    return frozen_of(weight, run.results["classes"], f"--{option} {run.folder}")
 
 
 @dataclass(frozen=True)

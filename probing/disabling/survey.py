@@ -21,7 +21,7 @@ from probing.disabling.effects import Measured, Rows, better_without_rows, effec
 from probing.disabling.importance import importance, importance_rows
 from probing.disabling.passes import Passes
 from probing.disabling.retraining import Labelled, chosen_units, retrained
-from probing.disabling.store import PROBES, fingerprint_of
+from probing.disabling.store import PROBES, fingerprint_of, run_unfinished
 from probing.disabling.subject import Subject
 from probing.disabling.units import Job, Kind, UnitType, all_jobs, wanted
 from probing.errors import UserError
@@ -29,7 +29,6 @@ from probing.probes.recipe import Progress
 from probing.readouts.positions import Positions, Probes
 from probing.readouts.readout import ReadableText, Readout
 from probing.readouts.text import Text, draw_text
-from probing.runtime.terminal import counted
 from probing.tables.readout_names import POSITION, RETRAINED
 from probing.tasks import Labels
 
@@ -206,7 +205,9 @@ class _Work:
         asked = self.asked
         chosen = {i + 1: job for i, job in enumerate(self.jobs) if wanted(job, asked.units, asked.kinds, asked.blocks)}
         what = "heads and layers" if readout.name == POSITION else f"heads and layers, {readout.name}"
-        return _results(chosen, store, lambda job: passes().run(job, readout), what, self.subject.source.shows_progress)
+        return run_unfinished(
+            chosen, store, lambda job: passes().run(job, readout), what, self.subject.source.shows_progress
+        )
 
     def _probes(self, store: PassStore) -> tuple[Probes, Labels]:
         """Return the later layers' probes, trained unless they are stored or come from another run; and classes."""
@@ -237,7 +238,7 @@ class _Work:
         blocks = {job.block for job in strongest}
         jobs_again = [job for job in results if job in strongest or (job.kind is None and job.block in blocks)]
         files = {len(self.jobs) + 1 + self.jobs.index(job): job for job in jobs_again}
-        return _results(files, store, again, "retrained", self.subject.source.shows_progress)
+        return run_unfinished(files, store, again, "retrained", self.subject.source.shows_progress)
 
     def _importance(self, store: PassStore, readout: Readout) -> Rows:
         """Return the rows of `importance.csv`, whose gradients are stored as the last file."""
@@ -250,27 +251,6 @@ class _Work:
         by_item = store.get(last)["importance"].abs().numpy()
         layer = max(readout.layers(1))
         return importance_rows(by_item, readout.n, self.asked.blocks, layer, readout.name)
-
-
-def _results(
-    files: Mapping[int, Job], store: PassStore, run: Callable[[Job], Tensor], what: str, shows_progress: bool
-) -> dict[Job, Any]:
-    """Run the passes that are not stored yet, and return what each gave, shape (n_layers, n_items).
-
-    Args:
-        files: The passes, by the index of their file.
-        store: Where they are stored.
-        run: Runs one of them.
-        what: What they are, for the progress bar.
-        shows_progress: Whether there is a progress bar.
-    """
-    if left := store.unfinished(list(files)):
-        with counted(what, len(files), shows_progress) as advance:
-            advance(len(files) - len(left))
-            for index in left:
-                store.put(index, {"right": run(files[index])})
-                advance(1)
-    return {job: store.get(index)["right"].numpy() for index, job in files.items()}
 
 
 def _key(

@@ -22,6 +22,7 @@ from probing.layer_geometry.survey import DIMENSION_COLUMNS, OUTLIER_COLUMNS, Ro
 from probing.runtime.versions import versions
 from probing.tables.columns import without_nan
 from probing.tables.csv_files import write_csv
+from probing.tables.neuron_interventions import NEURON_DRAW_COLUMNS, NEURON_INTERVENTION_COLUMNS
 from probing.transforms import affine as transforms
 
 _COLUMNS = {
@@ -35,9 +36,11 @@ _COLUMNS = {
     "norms": NORM_COLUMNS,
     "norm_changes": NORM_CHANGE_COLUMNS,
     "path": PATH_COLUMNS,
+    "neuron_interventions": NEURON_INTERVENTION_COLUMNS,
+    "neuron_draws": NEURON_DRAW_COLUMNS,
 }
 # Tables that are made only on request.
-_OPTIONAL = ("smoothing", "interventions", "norms", "norm_changes", "path")
+_OPTIONAL = ("smoothing", "interventions", "norms", "norm_changes", "path", "neuron_interventions")
 
 
 @dataclass(frozen=True)
@@ -47,10 +50,12 @@ class Found:
     Args:
         survey: The survey.
         inside: Rows of the tables that are made on request, by name; without rows if not applicable.
+        neurons: How neurons of the stream were changed and read, for `results.json`; None if none were.
     """
 
     survey: Survey
     inside: Mapping[str, Rows]
+    neurons: Mapping[str, Any] | None = None
 
 
 def tables_of(found: Found) -> dict[str, Rows]:
@@ -105,6 +110,7 @@ def write_summary(
             for name, rows in tables_of(found).items()
             if name in ("geometry", "outliers", *_OPTIONAL)
         },
+        **({"neurons": dict(found.neurons)} if found.neurons is not None else {}),
     }
     path = folder / "results.json"
     path.write_text(json.dumps(summary, indent=2))

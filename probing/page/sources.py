@@ -119,6 +119,7 @@ class Geometry:
         norms: Rows of `norms.csv`; empty if it was not measured.
         norm_changes: Rows of `norm_changes.csv`; empty if it was not measured.
         path: Rows of `path.csv`; empty if it was not measured.
+        neuron_interventions: Rows of `neuron_interventions.csv`; empty if no neurons were named.
     """
 
     folder: Path
@@ -129,6 +130,7 @@ class Geometry:
     norms: list[dict[str, Any]] = field(default_factory=list)
     norm_changes: list[dict[str, Any]] = field(default_factory=list)
     path: list[dict[str, Any]] = field(default_factory=list)
+    neuron_interventions: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def title(self) -> str:
@@ -292,9 +294,11 @@ def _read_geometry(folder: Path) -> Geometry:
         raise ValueError("geometry.csv holds no measures")
     found = {
         name: (read_csv if name == "outliers" else read_measured)(path) if path.is_file() else []
-        for name in ("outliers", "smoothing", "interventions", "norms", "norm_changes", "path")
+        for name in (
+            "outliers", "smoothing", "interventions", "norms", "norm_changes", "path", "neuron_interventions",
+        )
         for path in [folder / f"{name}.csv"]
-    }
+    }  # fmt: skip
     return Geometry(folder, rows, **found)
 
 

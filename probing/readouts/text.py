@@ -130,3 +130,23 @@ def draw_text(store: Activations, candidates: NDArray[np.bool_], at_most: int, s
     order = np.random.default_rng(seed).permutation(there)
     n = max(1, int((np.cumsum(lengths[order], dtype=np.int64) <= at_most).sum()))
     return Text(store, np.sort(order[:n]))
+
+
+def draw_others(sentences: NDArray[Any], others: NDArray[Any], is_same_text: bool, seed: int) -> NDArray[np.int64]:
+    """Draw for each token one that stands in its place, of another sentence.
+
+    Args:
+        sentences: Index of the sentence of each token, shape (n,).
+        others: The same of the tokens that are drawn from, shape (n_others,).
+        is_same_text: Whether both are sentences of one text, in which a token's own sentence is not another one.
+        seed: Seed of the draw.
+
+    Returns:
+        Index of the token that is drawn for each, shape (n,).
+    """
+    generator = np.random.default_rng(seed)
+    drawn = generator.integers(len(others), size=len(sentences))
+    if is_same_text and len(np.unique(others)) > 1:
+        while (same := sentences == others[drawn]).any():
+            drawn[same] = generator.integers(len(others), size=int(same.sum()))
+    return drawn

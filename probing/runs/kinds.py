@@ -51,6 +51,8 @@ class Geometry(ResultFolder):
         norms: Rows of `norms.csv`; empty if not asked for or without outliers.
         norm_changes: Rows of `norm_changes.csv`; empty if not asked for or without outliers.
         path: Rows of `path.csv`; empty if not asked for or without outliers.
+        neuron_interventions: Rows of `neuron_interventions.csv`; empty if no neurons were named.
+        neuron_draws: Rows of `neuron_draws.csv`, likewise.
     """
 
     geometry: Table
@@ -64,6 +66,8 @@ class Geometry(ResultFolder):
     norms: Table = field(default_factory=Table)
     norm_changes: Table = field(default_factory=Table)
     path: Table = field(default_factory=Table)
+    neuron_interventions: Table = field(default_factory=Table)
+    neuron_draws: Table = field(default_factory=Table)
 
     @property
     def _inside(self) -> tuple[Table, ...]:
@@ -72,17 +76,21 @@ class Geometry(ResultFolder):
     def tables(self) -> list[Any]:
         """Return the measurements as rich tables."""
         from probing.internals.inside_report import inside_tables
+        from probing.tables import neuron_interventions
         from probing.tables.geometry import tables
 
-        return [*tables(self), *inside_tables(*self._inside)]
+        inside = inside_tables(*self._inside)
+        return [*tables(self), *inside, *neuron_interventions.tables(self.neuron_interventions)]
 
     def conclusions(self) -> list[str]:
         """Return what the measurements say, a sentence for each question."""
         from probing.internals.inside_report import inside_conclusions
+        from probing.tables import neuron_interventions
         from probing.tables.geometry import conclusions
 
         clipped = {int(layer): neurons for layer, neurons in self.results["clipped"].items()}
-        return [*conclusions(self, clipped), *inside_conclusions(*self._inside)]
+        lines = [*conclusions(self, clipped), *inside_conclusions(*self._inside)]
+        return [*lines, *neuron_interventions.conclusions(self.neuron_interventions)]
 
 
 @dataclass(frozen=True, repr=False)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 POSITION, RETRAINED, MLM, STS, WIC = "position", "position_retrained", "mlm", "sts", "wic"
+# What is read of heads that attend to a fixed offset.
+CONTRAST, WORD_MASS = "head_contrast", "head_word_mass"
 # What the user may name, with how the data is called that it needs.
 READOUTS: dict[str, str | None] = {POSITION: None, MLM: None}
 
@@ -41,6 +43,8 @@ _MEASURES = {
     POSITION: Measure("position accuracy", "points", 100, 1, True, True),
     MLM: Measure("loss of masked words", "nats", 1, 3, False, False),
     STS: Measure("Spearman's correlation", "points", 100, 1, True, False, "pair"),
+    CONTRAST: Measure("contrast of a position head", "logits", 1, 3, True, False),
+    WORD_MASS: Measure("attention of a position head to its offset", "points", 100, 1, True, False),
     WIC: Measure("WiC accuracy", "points", 100, 1, True, True, "pair"),
 }
 

@@ -27,7 +27,7 @@ _WHOLE_NUMBERS = (
     "n_neurons", "n_removed", "n_random", "n_no_signal", "n_pairs", "n_train_pairs", "n_chosen_on", "n_clipped",
     "n_gained", "n_lost", "word_index", "n_fitted_sentences", "n_fitted_vectors", "n_fitted_dimensions", "n_train",
     "n_test", "offset", "other_layer", "other_head", "n", "n_unmatched", "seed", "step", "outlier_neuron",
-    "first_seen", "step_before", "half_step", "norm",
+    "first_seen", "step_before", "half_step", "norm", "changed_layer",
 )  # fmt: skip
 _NUMBERS = (
     "contribution", "ratio", "share", "contribution_centred", "contribution_companion", "correlation", "eta_squared",
@@ -37,7 +37,7 @@ _NUMBERS = (
     "validation_cross_entropy", "information", "mutual_information", "share_of_entropy", "optimality_gap",
     "relative_gradient",
     "selectivity", "bootstrap_overlap", "more_penalty_overlap", "more_penalty_spearman", "less_penalty_overlap",
-    "less_penalty_spearman", "online_code_bits", "uniform_code_bits", "compression", "random_lowest", "random_highest",
+    "less_penalty_spearman", "online_code_bits", "uniform_code_bits", "compression",
     "value", "p_value", "p_uncorrected", "chance", "cosine_share", "argmin_share", "argmax_share", "deviations",
     "alone", "partial", "effect", "percentile", "spearman", "gain", "threshold", "published_threshold", "auc",
     "train_auc", "vectors_per_dimension", "sigma_1", "sigma_2", "lambda_max", "attention_factor", "distance_before",
@@ -54,6 +54,7 @@ _NUMBERS = (
     "contrast_held", "word_mass_held", "loss", "train_loss", "unigram_loss", "max_mean_sd", "equivariance",
     "first_value", "last_value", "bias", "others_gain", "others_bias", "standardised", "by_scaled_input",
     "by_centring", "by_input", "by_gain", "by_bias", "by_others_bias",
+    *(f"{of}{column}" for of in ("random", "matched") for column in ("", "_lowest", "_highest", "_percentile", "_p")),
 )  # fmt: skip
 _TEXTS = (
     "flag", "removed", "ranking", "probe", "from", "above_chance", "kind", "condition", "model_a", "model_b",

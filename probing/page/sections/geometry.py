@@ -11,6 +11,7 @@ from probing.page.sources import Geometry
 from probing.page.tables import as_in_terminal, table
 from probing.runs.run import Row
 from probing.statistics.sample_size import label, size_lines
+from probing.tables import neuron_interventions
 from probing.tables.columns import ends, in_brackets, interval
 from probing.tables.geometry import MORE_TEXT
 
@@ -33,8 +34,11 @@ def geometry_section(geometry: Geometry) -> Html:
 def _inside(geometry: Geometry) -> list[Html]:
     """Return the terminal's results on what was measured by running the model itself."""
     measured = geometry.smoothing, geometry.interventions, geometry.norms, geometry.norm_changes, geometry.path
-    shown = [element("figure", element("figcaption", t.title), as_in_terminal(t)) for t in inside_tables(*measured)]
-    told = [element("p", sentence) for sentence in inside_conclusions(*measured)]
+    neurons = geometry.neuron_interventions
+    tables = [*inside_tables(*measured), *neuron_interventions.tables(neurons)]
+    lines = [*inside_conclusions(*measured), *neuron_interventions.conclusions(neurons)]
+    shown = [element("figure", element("figcaption", t.title), as_in_terminal(t)) for t in tables]
+    told = [element("p", sentence) for sentence in lines]
     return [element("h3", "Inside the model"), *told, *shown] if shown else []
 
 

@@ -1,0 +1,158 @@
+"""The options of `geometry --interventions` on neurons of the stream, and the run that they may come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from probing.cli.choices import chosen, chosen_with_data
+from probing.commands.of_run import read_as_run
+from probing.errors import UserError, out_of_range, refuse
+from probing.runs.run import Run, load_fit, of_text
+from probing.tables.readout_names import READOUTS
+
+# Options whose values are those of `--from_run`, where it is given.
+OF_RUN = ("model", "revision", "random_weights", "corpus", "max_length")
+# Options that are about neurons of the stream alone.
+_ABOUT_NEURONS = ("kind", "at", "readouts", "tokens", "retrain")
+Kind = Literal["mean", "zero", "resample", "direction"]
+KINDS: tuple[Kind, ...] = ("mean", "zero", "resample", "direction")
+# Number of neurons from a run by default.
+TOP = 10
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Neurons of the stream that are to be changed.
+
+    Args:
+        neurons: Their numbers, in the order typed; none for all of the layer; None if they come from a run.
+        run: The run whose ranking they come from.
+        typed: The option that names them, with its value, for messages.
+        top: Number of neurons from the run; None for the default.
+        kinds: What stands in their place.
+        readouts: What is read, by the name of the option, with its data; None where there is none.
+    """
+
+    neurons: Sequence[int] | None
+    run: Run | None
+    typed: str
+    top: int | None
+    kinds: Sequence[Kind]
+    readouts: Mapping[str, str | None]
+
+    def split_seed(self, seed: int) -> int:
+        """Return the seed of the split of sentences."""
+        return seed if self.run is None else int(self.run.config["seed"])
+
+    def ranked(self, layers: Sequence[int], is_all: bool, n_layers: int, d_model: int) -> dict[int, list[int]]:
+        """Return the neurons that are changed, by layer.
+
+        Args:
+            layers: The layers that `--layer` names.
+            is_all: Whether it names all, because nothing else was typed.
+            n_layers: Number of blocks of the model.
+            d_model: Number of neurons of a layer.
+
+        Raises:
+            UserError: If nothing reads one of the layers, the run does not have it, or there are no such neurons.
+        """
+        there = list(range(n_layers)) if self.run is None else sorted({row["layer"] for row in self.run.accuracy})
+        wrong = [layer for layer in layers if layer not in there or layer == n_layers]
+        if wrong and not is_all:
+            why = "no later layer reads them" if wrong[0] == n_layers else "the run has no ranking of them"
+            usable = ", ".join(str(layer) for layer in there if layer < n_layers)
+            raise UserError(
+                f"`--layer {wrong[0]}` with `{self.typed}`: neurons of this layer cannot be changed, because {why}; "
+                f"give some of {usable}."
+            )
+        found = [layer for layer in layers if layer in there and layer < n_layers]
+        if not found:
+            raise UserError(f"`{self.typed}` has the last layer alone, which no later layer reads; give another run.")
+        if self.neurons is not None:
+            refuse([
+                problem for neuron in self.neurons for problem in out_of_range("neurons", neuron, 0, d_model - 1)
+            ])  # fmt: skip
+        most = d_model // 2
+        top = min(TOP, most) if self.top is None else self.top
+        n = top if self.neurons is None else len(self.neurons)
+        if n > most:
+            option = f"`--top {n}`" if self.neurons is None else f"`{self.typed}`"
+            raise UserError(f"{option}: {n} neurons are more than half of the {d_model}; give at most {most}.")
+        if self.run is None:
+            return {layer: list(self.neurons or range(d_model)) for layer in found}
+        return {layer: [row["neuron"] for row in self.run.top(layer, top)] for layer in found}
+
+
+def stream_of(config: dict[str, Any], usual: Mapping[str, Any]) -> Stream | None:
+    """Return the neurons that are to be changed, and note in the configuration what is read because of a run.
+
+    Args:
+        config: The resolved configuration, which is changed.
+        usual: The defaults of the options.
+
+    Raises:
+        UserError: If options contradict each other, or the run is not one whose neurons can be changed.
+    """
+    given = [name for name in ("neurons", "from_run") if config[name] is not None]
+    if not given:
+        for name in _ABOUT_NEURONS:
+            if config[name] != usual[name]:
+                raise UserError(
+                    f"`--{name} {config[name]}` says how neurons are changed, and none are named; give `--neurons` or "
+                    "`--from_run` too."
+                )
+        return None
+    typed = f"--{given[0]} {_as_typed(config[given[0]])}"
+    if not config["interventions"]:
+        raise UserError(f"`{typed}` names neurons that are changed inside of the model; add `--interventions`.")
+    if len(given) == 2:
+        raise UserError(f"`{typed}` and `--from_run {config['from_run']}` both name neurons; leave one of the two out.")
+    if config["dtype"] != "float32":
+        raise UserError(f"`--dtype {config['dtype']}`: neurons are changed in float32 alone; leave the option out.")
+    if config["corpus"] == "-":
+        raise UserError("`--corpus -`: with neurons that are changed the text is read twice; give it as a file.")
+    refuse([
+        *out_of_range("tokens", config["tokens"], 1), *out_of_range("retrain", config["retrain"], 0),
+        *(out_of_range("top", config["top"], 1) if config["from_run"] else []),
+    ])  # fmt: skip
+    kinds = chosen("--kind", config["kind"], KINDS)
+    readouts = chosen_with_data("--readouts", config["readouts"], READOUTS)
+    if _as_typed(config["neurons"]) == "all":
+        if kinds != ["direction"]:
+            raise UserError(
+                f"`--neurons all` with `--kind {_as_typed(config['kind'])}` would leave nothing of the layer; give "
+                "`--kind direction`, which takes from it what tells the position alone."
+            )
+        return Stream((), None, typed, None, kinds, readouts)
+    if config["from_run"] is None:
+        return Stream(_numbers(config["neurons"]), None, typed, None, kinds, readouts)
+    run = _run_of(config, usual)
+    return Stream(None, run, typed, config["top"], kinds, readouts)
+
+
+def _as_typed(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _numbers(typed: Any) -> list[int]:
+    """Return the numbers of neurons.
+
+    Raises:
+        UserError: If one is not a whole number, or is there twice.
+    """
+    words = _as_typed(typed)
+    try:
+        found = [int(word) for word in words.split(",")]
+    except ValueError:
+        raise UserError(f"`--neurons {words}`: expected numbers of neurons, such as 18,99, or all.") from None
+    if twice := [n for n in found if found.count(n) > 1]:
+        raise UserError(f"`--neurons {words}`: neuron {twice[0]} is there twice; name each once.")
+    return found
+
+
+def _run_of(config: dict[str, Any], usual: Mapping[str, Any]) -> Run:
+    run = of_text(load_fit(config["from_run"]))
+    read_as_run(run, f"--from_run {config['from_run']}", config, usual, OF_RUN)
+    return run

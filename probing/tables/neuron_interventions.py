@@ -1,0 +1,149 @@
+"""Tables and sentences on neurons of the stream that are changed inside of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from probing.statistics.intervals import few_sentences
+from probing.tables.columns import ends, in_brackets, interval
+from probing.tables.readout_names import CONTRAST, POSITION, RETRAINED, WORD_MASS, measure_of
+
+Row = Mapping[str, Any]
+
+_DRAWN = tuple(
+    f"{source}{column}"
+    for source in ("random", "matched")
+    for column in ("", "_lowest", "_highest", "_percentile", "_p")
+)
+NEURON_INTERVENTION_COLUMNS = (
+    "changed_layer", "kind", "k", "readout", "layer", "head", "offset", "neurons", "intact", "value", "effect", "low",
+    "high", *_DRAWN, "n",
+)  # fmt: skip
+NEURON_DRAW_COLUMNS = ("changed_layer", "kind", "k", "readout", "layer", "head", "offset", "set", "draw", "effect")
+
+# What stands in the place of neurons, as the end of a sentence's beginning.
+KINDS = {
+    "mean": "held at their mean",
+    "zero": "set to 0",
+    "resample": "with their values at random tokens of other sentences",
+    "direction": "without what tells the position linearly in them",
+}
+
+
+def groups_of(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """Yield the rows of each changed layer and kind, in their order."""
+    for key in dict.fromkeys((row["changed_layer"], row["kind"]) for row in rows):
+        yield [row for row in rows if (row["changed_layer"], row["kind"]) == key]
+
+
+def readouts_of(rows: Sequence[Row]) -> list[list[Row]]:
+    """Return the dose curves of one changed layer and kind that are shown, ascending in the number of neurons.
+
+    These are the probe of the last layer, as it was and trained again, what is read beside positions, and the clearest
+    head: the one that attends most to its offset while nothing is changed.
+    """
+    curves: dict[Any, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row["k"]):
+        curves.setdefault((row["readout"], row["layer"], row.get("head")), []).append(row)
+    last = max((layer for readout, layer, _ in curves if readout == POSITION), default=None)
+    masses = {key[1:]: curve[0]["intact"] for key, curve in curves.items() if key[0] == WORD_MASS}
+    clearest = max(masses, key=masses.__getitem__, default=None)
+    return [
+        curve
+        for (readout, layer, head), curve in curves.items()
+        if (readout != POSITION or layer == last)
+        and (readout not in (WORD_MASS, CONTRAST) or (layer, head) == clearest)
+    ]
+
+
+def name_of(row: Row) -> str:
+    """Return what a row reads."""
+    readout, layer = row["readout"], row["layer"]
+    if readout == POSITION:
+        return f"probe of layer {layer}"
+    if readout == RETRAINED:
+        return f"probe of layer {layer}, trained again"
+    if readout in (WORD_MASS, CONTRAST):
+        what = "contrast" if readout == CONTRAST else "attention among words"
+        return f"{what} of head {layer}-{row['head']} at {row['offset']:+d}"
+    return f"{measure_of(readout).noun}, layer {layer}"
+
+
+def tables(rows: Sequence[Row]) -> list[Any]:
+    """Return the effects as rich tables, one for each changed layer and kind; of several, the largest sets alone."""
+    groups = list(groups_of(rows))
+    return [_table(group, all_sizes=len(groups) == 1) for group in groups]
+
+
+def _table(rows: Sequence[Row], all_sizes: bool) -> Any:
+    from probing.runtime.terminal import plain_table
+
+    first = rows[0]
+    table = plain_table(f"Neurons of layer {first['changed_layer']} {KINDS[first['kind']]}")
+    for heading in ("read", "neurons", "intact", "effect", "random sets", "p", "matched in sd", "p"):
+        table.add_column(heading, justify="right")
+    for curve in readouts_of(rows):
+        for row in curve if all_sizes else curve[-1:]:
+            table.add_row(
+                name_of(row), str(row["k"]), f"{row['intact']:.3f}", told(row), *_range(row, "random"),
+                *_range(row, "matched"),
+            )  # fmt: skip
+    return table
+
+
+def told(row: Row) -> str:
+    """Return an effect with its interval, in the unit of what is read."""
+    measure = measure_of(row["readout"])
+    form = f"+.{measure.digits}f"
+    between = in_brackets(interval(row, between=" to ", form=form, times=measure.times))
+    return f"{measure.times * row['effect']:{form}}{between}"
+
+
+def _range(row: Row, source: str) -> tuple[str, str]:
+    if not has(row, source):
+        return "", ""
+    measure = measure_of(row["readout"])
+    form = f"+.{measure.digits}f"
+    low, high = (measure.times * row[f"{source}_{end}"] for end in ("lowest", "highest"))
+    return f"{low:{form}} to {high:{form}}", f"{row[f'{source}_p']:.2g}"
+
+
+def has(row: Row, source: str) -> bool:
+    """Return whether a row was compared with drawn sets."""
+    value = row.get(source)
+    return value is not None and value == value
+
+
+def conclusions(rows: Sequence[Row]) -> list[str]:
+    """Return a sentence for each changed layer and kind, and why there are no intervals where there are none."""
+    lines = [_conclusion(group) for group in groups_of(rows)]
+    most = max(rows, key=lambda row: row["n"], default=None)
+    few = few_sentences(most["n"]) if most and not ends(most) else None
+    return [*lines, *([few] if few else [])]
+
+
+def _conclusion(rows: Sequence[Row]) -> str:
+    largest = [curve[-1] for curve in readouts_of(rows)]
+    first = max(rows, key=lambda row: row["k"])
+    what = f"Layer {first['changed_layer']}, {_count(first['k'])} {KINDS[first['kind']]}"
+    return f"{what}: {'; '.join(_told_beside(row) for row in largest)}."
+
+
+def _count(k: int) -> str:
+    return f"{k} neuron{'s' * (k != 1)}"
+
+
+def _told_beside(row: Row) -> str:
+    measure = measure_of(row["readout"])
+    form = f"+.{measure.digits}f"
+    between = in_brackets(interval(row, between=" to ", form=form, times=measure.times))
+    beside = [
+        f"{words} {measure.times * row[source]:{form}}, p = {row[f'{source}_p']:.2g}"
+        for source, words in (("random", "random sets"), ("matched", "sets matched in sd"))
+        if has(row, source)
+    ]
+    return (
+        f"{name_of(row)} from {row['intact']:.3f} to {row['value']:.3f} "
+        f"({measure.times * row['effect']:{form}} {measure.unit}{between}{''.join(f'; {one}' for one in beside)})"
+    )
