@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -61,8 +61,9 @@ class _LinearMaps(TorchFunctionMode):
         kwargs = kwargs or {}
         # BERT and most others call the first; GPT-2 calls the second with the bias before both factors.
         weight = args[1] if func is functional.linear else args[2] if func is torch.addmm else None
-        is_large = weight is not None and weight.numel() >= LEAST_WEIGHTS
-        with _by_onednn() if is_large and _is_for_onednn(weight) else nullcontext():
+        if weight is None or weight.numel() < LEAST_WEIGHTS or not _is_for_onednn(weight):
+            return func(*args, **kwargs)
+        with _by_onednn():
             return func(*args, **kwargs)
 
 
