@@ -66,6 +66,14 @@ def run(checkpoints: dict[str, Path], corpus: Path, place: Path) -> Run:
     return made
 
 
+@pytest.fixture(scope="module")
+def chosen(run: Run) -> Run:
+    """As `run`, but with a penalty that is chosen, and tracked offline."""
+    made = fit(**{**run.config, "probe": ProbeOptions(), "wandb": WandbOptions(mode="offline"), "name": "chosen"})
+    assert made is not None
+    return made
+
+
 def again(run: Run, **options: Any) -> Run:
     """Fit as `run` did, but for some options."""
     config = {**run.config, **options}
@@ -287,11 +295,10 @@ def test_quiet_prints_result_lines_only(run: Run, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.slow
-def test_the_offline_run_holds_curves_tables_and_the_artifact(run: Run) -> None:
-    made = fit(**{**run.config, "probe": ProbeOptions(), "wandb": WandbOptions(mode="offline"), "name": "tracked"})
-    assert made is not None
+def test_the_offline_run_holds_curves_tables_and_the_artifact(chosen: Run) -> None:
+    made = chosen
     (tracked,) = read_offline_runs(made.folder)
-    assert tracked.run["name"] == "tracked"
+    assert tracked.run["name"] == "chosen"
     assert tracked.config["task_args"] == {"min_count": 5}
     passes = [row["train/layer_01/objective"] for row in tracked.rows("train/layer_01/objective")]
     # The solver only ever accepts descents, though a trial point may lie higher.
@@ -314,7 +321,7 @@ def test_the_offline_run_holds_curves_tables_and_the_artifact(run: Run) -> None:
     assert page == (made.folder / "report.html").read_bytes() == report([str(made.folder)]).read_bytes()
     # By these W&B groups the runs of several models, whose curves have the same names.
     assert {key: tracked.config[key] for key in ("model", "task", "layer", "seed")} == {
-        "model": run.config["model"], "task": "position", "layer": "all", "seed": 0,
+        "model": made.config["model"], "task": "position", "layer": "all", "seed": 0,
     }  # fmt: skip
     assert all((made.folder / path).is_file() for path in files.values())
 
@@ -412,8 +419,7 @@ def test_a_layer_that_says_nothing_of_the_labels_is_not_ranked_in_earnest(
 
 
 @pytest.mark.slow
-def test_a_run_says_how_its_penalty_was_chosen_and_what_it_saves(run: Run) -> None:
-    chosen = again(run, name="chosen", probe=ProbeOptions())
+def test_a_run_says_how_its_penalty_was_chosen_and_what_it_saves(run: Run, chosen: Run) -> None:
     assert chosen.config["probe"]["l2"] == "auto"
     penalty = chosen.results["penalty"]
     at = penalty["tried"].index(penalty["l2"])

@@ -10,9 +10,10 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 from functools import cache
+from io import StringIO
 from pathlib import Path
 from socket import socket
 from typing import Any
@@ -27,6 +28,7 @@ from probing.runtime.distributed import launched
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning"),
     pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="reads Linux's /proc"),
 ]
 
@@ -39,7 +41,8 @@ BOUND_S = 90
 # `python -m probing` with small shards. It notes what each process reads and writes, and takes its time to write in
 # `extract`.
 PROGRAM = f"""
-import os, sys, time
+import gc, os, sys, time
+gc.disable()  # imports create none
 sys.path.append({str(ROOT / "tests")!r})
 from rendering import without_rendering
 without_rendering()
@@ -63,9 +66,12 @@ def write_and_note(self, layer, shard, tensors):
     write_tensors(self, layer, shard, tensors)
 store.ActivationStore.write, store.ActivationStore.read = write_slowly, read_and_note
 store.ActivationStore.write_tensors = write_and_note
+gc.enable()
 if __name__ == "__main__":
     sys.exit(main())
 """
+# The same small shards for a command that runs in this process.
+SHARDS = {"probing.cache.plan.SHARD_BYTES": 0, "probing.cache.plan.MIN_SHARD_TOKENS": 600}
 DDP = ["--trainer.strategy", "ddp", "--trainer.devices", "2"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
 # What srun sets, as Lightning reads it.
@@ -137,15 +143,18 @@ def job(tmp_path: Path, checkpoints: dict[str, Path], corpus_file: Path) -> Iter
 def alone(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., tuple[Path, str]]:
-    """Return where one process ran a command, and what it printed; once for each command."""
+    """Return where this process ran a command, and what it printed; once for each command."""
 
     @cache
     def run_once(*args: str) -> tuple[Path, str]:
         one = make_job(tmp_path_factory.mktemp("alone"), checkpoints["bert"], corpus_file, *args)
-        one.start()
-        codes, said, errors = one.end()
-        assert codes == [0], errors
-        return one.folder, said
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as said:
+            patch.chdir(one.folder)
+            patch.setenv("WANDB_MODE", one.wandb)
+            for name, value in SHARDS.items():
+                patch.setattr(name, value)
+            assert run(COMMANDS, one.args) == 0
+        return one.folder, said.getvalue()
 
     return run_once
 
@@ -259,7 +268,6 @@ def test_more_processes_than_shards_are_no_more_than_idle(
     assert_same_tables(one, two.folder)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_two_processes_survey_heads_as_one_does_each_half_of_the_corpus(
     job: Callable[..., Job], checkpoints: dict[str, Path], bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
