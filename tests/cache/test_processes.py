@@ -171,7 +171,8 @@ def test_no_fault_loses_anything_or_makes_a_wrong_table(capsys: pytest.CaptureFi
 
 # `python -m probing` with small shards; the second rank is slow, so that the first has done its share long before.
 WITH_SMALL_SHARDS = f"""
-import os, sys, time
+import gc, os, sys, time
+gc.disable()  # imports create none
 from probing.__main__ import main
 from probing.cache import plan, store
 plan.SHARD_BYTES, plan.MIN_SHARD_TOKENS = 0, {SHARD_TOKENS}
@@ -180,6 +181,7 @@ def write_slowly(self, *args):
     time.sleep(0.03 if os.environ.get("LOCAL_RANK") == "1" else 0)
     write(self, *args)
 store.ActivationStore.write = write_slowly
+gc.enable()
 if __name__ == "__main__":
     sys.exit(main())
 """

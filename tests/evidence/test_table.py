@@ -262,14 +262,16 @@ def test_random_labels_leave_no_neuron_a_signal_whatever_the_number_of_classes(t
 
 
 SCRIPT = """
-import json, sys, warnings
+import gc, json, sys, warnings
 from pathlib import Path
 
+gc.disable()  # imports create none
 warnings.simplefilter("ignore")
 from test_table import constant, informative, planted, table_of
 
 if __name__ == "__main__":
     print("TABLE", json.dumps(table_of(Path(sys.argv[1]), *planted(n4=informative, n9=constant))))
+    gc.freeze()
 """
 
 

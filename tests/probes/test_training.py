@@ -311,9 +311,10 @@ def test_what_is_at_odds_with_torchrun_is_refused(monkeypatch: pytest.MonkeyPatc
 
 
 TWO_RANKS = """
-import json, sys, warnings
+import gc, json, sys, warnings
 from pathlib import Path
 
+gc.disable()  # imports create none
 warnings.simplefilter("ignore")
 from test_training import found_by
 from synthetic import sides
@@ -331,6 +332,7 @@ if __name__ == "__main__":
 
     distributed.barrier()
     distributed.destroy_process_group()
+    gc.freeze()
 """
 
 
