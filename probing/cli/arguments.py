@@ -62,8 +62,9 @@ def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[
         f"{PRINT_CONFIG}=comments also describes each.",
     )  # fmt: skip
     parser.add_options(function)
+    known = option_types(function)
     for action in parser._actions:
-        if any(option.startswith(f"{action.dest}.") for option in option_types(function)):
+        if any(option.startswith(f"{action.dest}.") for option in known):
             action.help = f"YAML file of the options that begin with --{action.dest}; those override it."
     if {"-h", "--help"} & set(args):
         parser.parse_args(["--help"])
@@ -76,7 +77,6 @@ def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[
         given.take_file(value or "", with_underscores(option).removeprefix("--"))
     typed = [pair for pair in typed if pair not in of_groups]
     words = [option for option, _ in typed if not option.startswith("-")]
-    known = option_types(function)
     one = next((option for option in WORD if option in known), None)
     if len(words) > 1 and one:
         raise UserError(f"`{name}` takes one {one}, and {len(words)} are given: {', '.join(words)}.")
