@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,18 +45,27 @@ def write(path: Path, method: str = "grid", points: dict[str, Any] | None = None
     return path
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def data(checkpoints: dict[str, Path], corpus_file: Path) -> dict[str, Any]:
     return {"model": str(checkpoints["bert"]), "corpus": str(corpus_file)}
 
 
+@pytest.fixture(scope="module")
+def finished(data: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a finished sweep of all points from the command line, and what was printed; read only."""
+    folder = tmp_path_factory.mktemp("sweeps")
+    file = write(folder / "all.yaml", metric={"name": "by_layer/cross_entropy", "goal": "minimize"})
+    args = [f"--fit.{key}={value}" for key, value in data.items()] + ["--wandb.mode=disabled"]
+    with redirect_stdout(StringIO()) as said:
+        assert run(COMMANDS, ["sweep", str(file), "--runs", str(folder / "runs"), *args]) == 0
+    return folder / "runs" / "all", said.getvalue()
+
+
 @pytest.mark.slow
-def test_trials_trained_together_are_those_of_separate_fits(tmp_path: Path, data: dict[str, Any]) -> None:
-    made = sweep(str(write(tmp_path / "all.yaml")), fit=data, runs=str(tmp_path / "runs"), quiet=True)
-    assert made.folder == tmp_path / "runs" / "all"
-    trials = sorted((made.folder / "trials").iterdir())
+def test_trials_trained_together_are_those_of_separate_fits(finished: tuple[Path, str], tmp_path: Path) -> None:
+    trials = sorted((finished[0] / "trials").iterdir())
     assert len(trials) == 12
-    assert len(made.rows) == 18  # half of the trials have two layers
+    assert len(read_csv(finished[0] / "sweep.csv")) == 18  # half of the trials have two layers
     for number in (0, 7, 11):
         own = load_run(trials[number])
         options = {**own.config, "runs": str(tmp_path / "alone"), "name": f"r{number}", "quiet": True}
@@ -73,9 +84,8 @@ def test_trials_trained_together_are_those_of_separate_fits(tmp_path: Path, data
 
 
 @pytest.mark.slow
-def test_a_trial_is_light_and_its_configuration_repeats_it(tmp_path: Path, data: dict[str, Any]) -> None:
-    made = sweep(str(write(tmp_path / "s.yaml")), fit=data, runs=str(tmp_path / "runs"), trials=2, quiet=True)
-    folder = made.folder / "trials" / "1-layer=0-l2=0.001-seed=0"
+def test_a_trial_is_light_and_its_configuration_repeats_it(finished: tuple[Path, str], tmp_path: Path) -> None:
+    folder = finished[0] / "trials" / "01-layer=0-l2=0.001-seed=0"
     assert {path.name for path in folder.iterdir()} == {
         "accuracy.csv", "classes.csv", "config.yaml", "contributions.safetensors", "neurons.csv", "probe.safetensors",
         "results.json",
@@ -86,20 +96,15 @@ def test_a_trial_is_light_and_its_configuration_repeats_it(tmp_path: Path, data:
 
 
 @pytest.mark.slow
-def test_the_table_the_figure_and_the_last_line_say_what_came_out(
-    tmp_path: Path, data: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = write(tmp_path / "s.yaml", metric={"name": "by_layer/cross_entropy", "goal": "minimize"})
-    options = [f"--fit.{key}={value}" for key, value in data.items()]
-    assert run(COMMANDS, ["sweep", str(file), "--runs", str(tmp_path / "runs"), *options]) == 0
-    rows = read_csv(tmp_path / "runs" / "s" / "sweep.csv")
+def test_the_table_the_figure_and_the_last_line_say_what_came_out(finished: tuple[Path, str]) -> None:
+    made, said = finished
+    rows = read_csv(made / "sweep.csv")
     assert {"trial", "layer", "probe.l2", "seed", "accuracy", "seed_spearman", "probe.l2_overlap"} <= set(rows[0])
     last = {row["trial"]: row["cross_entropy"] for row in rows}  # of a trial's last layer
     best = min(last, key=lambda name: last[name])
-    said = capsys.readouterr().out
     point = best.split("-", 1)[1].replace("-", ", ").replace("=", " ").replace("l2", "probe.l2").replace("1_2", "1,2")
     assert f"Best of 12 trials: {point}, with the lowest by_layer/cross_entropy, {last[best]:.4g}" in said
-    assert {path.name for path in (tmp_path / "runs" / "s" / "figures").iterdir()} == {"sweep.png", "sweep.pdf"}
+    assert {path.name for path in (made / "figures").iterdir()} == {"sweep.png", "sweep.pdf"}
     assert "rank correlation" in said
 
 
