@@ -16,7 +16,7 @@ from probing.errors import UserError
 from probing.pretraining.checkpoint_folders import checkpoint_folder, checkpoint_steps
 from probing.pretraining.checkpoint_measures import Subject, measure
 from probing.pretraining.packing import PackedText, as_fast, prepare
-from probing.pretraining.training import Job, Places, read_curve, train
+from probing.pretraining.training import Job, Places, train
 from probing.runtime.replaced_files import replacing
 from probing.runtime.terminal import counted, silence
 
@@ -74,12 +74,13 @@ def train_all(
         say: Takes messages.
         bars: Returns callbacks that show the training of that name.
     """
+    rows: list[Row] = []
     for job in asked.jobs:
         if not places.curve(job).is_file():
             how = "goes on" if places.state(job).is_file() else "begins"
             say(f"{job.name}: the training {how} ({asked.recipe.steps} steps)")
-        train(job, text, asked.shape, asked.recipe, asked.trainer, places, logger, bars(job.name))
-    return [row for job in asked.jobs for row in read_curve(places, job)]
+        rows += train(job, text, asked.shape, asked.recipe, asked.trainer, places, logger, bars(job.name))
+    return rows
 
 
 def measure_all(

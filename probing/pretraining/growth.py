@@ -14,6 +14,8 @@ from probing.tables.pretraining import OUTLIER
 
 # Growth is measured over the last steps: from a sixteenth of them on.
 LAST = 16
+# An extrapolation over more doublings of the steps says nothing.
+DOUBLINGS = 30
 
 
 def growth_of(rows: Sequence[Mapping[str, Any]], arm: str = "learned") -> dict[str, float | None] | None:
@@ -57,8 +59,8 @@ def growth_of(rows: Sequence[Mapping[str, Any]], arm: str = "learned") -> dict[s
 
 
 def _steps(last: int, now: float, slope: float | None) -> float | None:
-    """Return after how many steps there is an outlier; None if never, or if it is more than a float can hold."""
+    """Return after how many steps there is an outlier; None if never, or beyond what can be extrapolated to."""
     if slope is None or slope <= 0:
         return None
     doublings = max(0.0, (OUTLIER - now) / slope)
-    return last * 2.0**doublings if doublings < 900 else None
+    return last * 2.0**doublings if doublings < DOUBLINGS else None

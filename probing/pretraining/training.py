@@ -75,8 +75,8 @@ class Places:
 def train(
     job: Job, text: PackedText, shape: Encoder, recipe: Recipe, options: Mapping[str, Any], places: Places,
     logger: Any, bars: Sequence[pl.Callback] = (),
-) -> None:  # fmt: skip
-    """Train an encoder from its beginning or from its last state, unless it is finished.
+) -> list[Row]:  # fmt: skip
+    """Train an encoder from its beginning or from its last state, unless it is finished; return its curve.
 
     Args:
         job: The arm and the seed.
@@ -89,9 +89,10 @@ def train(
         bars: Callbacks that show the progress.
     """
     if places.curve(job).is_file():
+        curve = cast(list[Row], json.loads(places.curve(job).read_text()))
         if logger:
-            _log_again(logger, job, read_curve(places, job))
-        return
+            _log_again(logger, job, curve)
+        return curve
     module = MaskedLanguageModel(build(job.arm, shape, text.tokenizer, job.seed), job.arm, recipe, job.seed)
     rows = PackedRows(text, recipe.batch_size, recipe.masked, job.seed)
     keeper = Keeper(job, rows, recipe, places, logger)
@@ -101,11 +102,7 @@ def train(
     state = places.state(job)
     with interrupts_pass(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         trainer.fit(module, datamodule=rows, ckpt_path=state if state.is_file() else None)
-
-
-def read_curve(places: Places, job: Job) -> list[Row]:
-    """Return the curve of a finished training."""
-    return cast(list[Row], json.loads(places.curve(job).read_text()))
+    return keeper.curve
 
 
 class Keeper(pl.Callback):
@@ -169,7 +166,8 @@ class Keeper(pl.Callback):
         """Add a row to the curve; at a checkpoint, also write it and measure the held-out loss."""
         row: Row = {"arm": self.job.arm, "seed": self.job.seed, "step": step, "unigram_loss": self.unigram_loss}
         if self.losses:
-            row["train_loss"] = sum(self.losses) / len(self.losses)
+            mean = torch.tensor(sum(self.losses) / len(self.losses), dtype=torch.float64, device=module.device)
+            row["train_loss"] = float(trainer.strategy.reduce(mean, reduce_op="mean"))
             self.losses = []
         if step in self.checkpoints:
             if self.places.writes:

@@ -181,7 +181,7 @@ def growth_line(growth: Mapping[str, Any]) -> str:
     if slope <= 0:
         return f"{said}: at this rate there would never be an outlier."
     if growth["steps"] is None:
-        return f"{said}: too slowly for an outlier within any number of steps."
+        return f"{said}: too slowly for an outlier within 30 doublings of the steps."
     reach = "no end" if growth["steps_high"] is None else f"{growth['steps_high']:,.0f}"
     ends = f" (interval: {growth['steps_low']:,.0f} to {reach})" if growth["steps_low"] is not None else ""
     return f"{said}: extrapolated, {OUTLIER:g} sd would be reached after {growth['steps']:,.0f} steps{ends}."
