@@ -206,3 +206,18 @@ def test_what_cannot_be_done_is_refused(
         pretrained(place, corpus_file, **options)
     assert message in str(error.value)
     assert [path for path in sorted(place.iterdir()) if path not in before] == []
+
+
+@pytest.mark.several
+def test_two_processes_train_on_the_same_rows_with_the_same_masks(
+    made: Pretraining, corpus_file: Path, tmp_path: Path
+) -> None:
+    args = ["--corpus", str(corpus_file), "--runs", str(tmp_path), "--name=two", "--trainer.devices=2"]
+    command = [sys.executable, "-m", "probing", "pretrain", *ARGS, *args]
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=300)
+    again = load_run(tmp_path / "two")
+    assert len(again.losses) == len(made.losses)
+    for row, one in zip(again.losses, made.losses, strict=True):
+        for name in ("train_loss", "loss"):  # sums are cut in other places
+            assert row.get(name) == pytest.approx(one.get(name), abs=1e-4)
+    assert [row["step"] for row in again.arms] == [row["step"] for row in made.arms]
