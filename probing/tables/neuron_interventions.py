@@ -63,9 +63,9 @@ def name_of(row: Row) -> str:
     if readout == POSITION:
         return f"probe of layer {layer}"
     if readout == RETRAINED:
-        return f"probe of layer {layer}, trained again"
+        return f"retrained probe of layer {layer}"
     if readout in (WORD_MASS, CONTRAST):
-        what = "contrast" if readout == CONTRAST else "attention among words"
+        what = "contrast" if readout == CONTRAST else "attention"
         return f"{what} of head {layer}-{row['head']} at {row['offset']:+d}"
     return f"{measure_of(readout).noun}, layer {layer}"
 
@@ -80,24 +80,28 @@ def _table(rows: Sequence[Row], all_sizes: bool) -> Any:
     from probing.runtime.terminal import plain_table
 
     first = rows[0]
-    table = plain_table(f"Neurons of layer {first['changed_layer']} {KINDS[first['kind']]}")
-    for heading in ("read", "neurons", "intact", "effect", "random sets", "p", "matched in sd", "p"):
-        table.add_column(heading, justify="right")
+    table = plain_table(
+        f"k neurons of layer {first['changed_layer']} {KINDS[first['kind']]}: points, or logits of contrasts"
+    )
+    for heading in ("read", "k", "effect", "95% range", "random sets", "p", "matched in sd", "p"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for curve in readouts_of(rows):
         for row in curve if all_sizes else curve[-1:]:
             table.add_row(
-                name_of(row), str(row["k"]), f"{row['intact']:.3f}", told(row), *_range(row, "random"),
+                name_of(row).split(" at ")[0],
+                str(row["k"]),
+                *_effect(row),
+                *_range(row, "random"),
                 *_range(row, "matched"),
-            )  # fmt: skip
+            )
     return table
 
 
-def told(row: Row) -> str:
-    """Return an effect with its interval, in the unit of what is read."""
+def _effect(row: Row) -> tuple[str, str]:
+    """Return an effect and its interval, in the unit of what is read."""
     measure = measure_of(row["readout"])
     form = f"+.{measure.digits}f"
-    between = in_brackets(interval(row, between=" to ", form=form, times=measure.times))
-    return f"{measure.times * row['effect']:{form}}{between}"
+    return f"{measure.times * row['effect']:{form}}", interval(row, between=" to ", form=form, times=measure.times)
 
 
 def _range(row: Row, source: str) -> tuple[str, str]:

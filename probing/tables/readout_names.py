@@ -43,7 +43,7 @@ _MEASURES = {
     POSITION: Measure("position accuracy", "points", 100, 1, True, True),
     MLM: Measure("loss of masked words", "nats", 1, 3, False, False),
     STS: Measure("Spearman's correlation", "points", 100, 1, True, False, "pair"),
-    CONTRAST: Measure("contrast of a position head", "logits", 1, 3, True, False),
+    CONTRAST: Measure("contrast of a position head", "logits", 1, 2, True, False),
     WORD_MASS: Measure("attention of a position head to its offset", "points", 100, 1, True, False),
     WIC: Measure("WiC accuracy", "points", 100, 1, True, True, "pair"),
 }

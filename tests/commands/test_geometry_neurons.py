@@ -130,11 +130,11 @@ def test_results_are_read_back_shown_and_logged(made: Geometry) -> None:
     assert again.results["neurons"]["n_drawn_sentences"] > 0
     assert not again.interventions
     shown = repr(again)
-    assert "Neurons of layer 1 held at their mean" in shown
+    assert "k neurons of layer 1 held at their mean" in shown
     mean, direction = conclusions(again.neuron_interventions)
     assert mean.startswith("Layer 1, 3 neurons held at their mean: probe of layer 3 from ")
     assert "random sets" in mean
-    assert "probe of layer 3, trained again" in direction
+    assert "retrained probe of layer 3 from " in direction
     assert (made.folder / "figures" / "neurons_layer_1.png").is_file()
     (logged,) = read_offline_runs(made.folder)
     assert all(logged.rows(name) for name in ("neuron_interventions", "neuron_draws", "figures/neurons_layer_1"))
