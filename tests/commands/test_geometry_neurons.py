@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 
 from conftest import BARE
 from families import make_checkpoint, masked_lm
-from probing import UserError, WandbOptions, fit, load_run
+from probing import UserError, WandbOptions, fit, load_run, report
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.commands.geometry import Geometry, geometry
@@ -138,6 +139,13 @@ def test_results_are_read_back_shown_and_logged(made: Geometry) -> None:
     assert (made.folder / "figures" / "neurons_layer_1.png").is_file()
     (logged,) = read_offline_runs(made.folder)
     assert all(logged.rows(name) for name in ("neuron_interventions", "neuron_draws", "figures/neurons_layer_1"))
+
+
+def test_the_report_says_what_the_terminal_says(made: Geometry, fitted: Path, tmp_path: Path) -> None:
+    page = html.unescape(report([str(fitted), str(made.folder)], output=str(tmp_path / "page.html")).read_text())
+    for line in conclusions(made.neuron_interventions):
+        assert f"<p>{line}</p>" in page
+    assert "k neurons of layer 1 held at their mean" in page
 
 
 def test_neurons_at_random_cost_no_more_than_others_and_a_killed_run_goes_on(
