@@ -343,10 +343,10 @@ def test_an_online_run_arrives_at_the_server(run: Run, monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 def test_the_builtin_model_knows_position_in_low_layers_and_loses_it_with_depth(
-    half_builtin: Path, builtin_cache: Path, tmp_path: Path
+    part_of_builtin: Path, builtin_cache: Path, tmp_path: Path
 ) -> None:
     """The README's first figure, at a fortieth of the work: layers 0 and 6 of the real trained weights."""
-    args = ["--corpus", str(half_builtin), "--layer", "0,6", "--runs", str(tmp_path), "--name", "real"]
+    args = ["--corpus", str(part_of_builtin), "--layer", "0,6", "--runs", str(tmp_path), "--name", "real"]
     args += ["--wandb.mode", "disabled"]
     args += ["--cache", str(builtin_cache), "--trainer.accelerator", "cpu"]
     # The evidence for layer 6 is what `make fit` shows.

@@ -369,13 +369,13 @@ def test_where_nothing_contributes_nothing_is_concluded_of_a_neuron(tmp_path: Pa
 
 
 @pytest.fixture(scope="session")
-def real(half_builtin: Path, builtin_cache: Path) -> tuple[Tokens, Array, list[Split]]:
-    """Layer 3 of the built-in model on half of its corpus, in float64 with its token table and split."""
+def real(part_of_builtin: Path, builtin_cache: Path) -> tuple[Tokens, Array, list[Split]]:
+    """Layer 3 of the built-in model on two fifths of its corpus, in float64 with its token table and split."""
     from probing.cache import Request, activations
     from probing.corpus import load_corpus
     from probing.models import resolve_model
 
-    corpus = load_corpus(str(half_builtin))
+    corpus = load_corpus(str(part_of_builtin))
     store = activations(Request(resolve_model("minilm"), corpus, [3]), builtin_cache, {"accelerator": "cpu"})
     states = torch.cat([store.read(3, shard.index) for shard in store.plan.shards]).double().numpy()
     return store.tokens, states, assign_splits(corpus.sentences, 0)
