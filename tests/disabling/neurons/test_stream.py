@@ -189,6 +189,16 @@ def test_everything_is_restored_after_an_error(case: Case, monkeypatch: pytest.M
     assert torch.equal(passes.run(one, [case.positions]), right)
 
 
+def test_given_hidden_states_are_not_written_to(case: Case) -> None:
+    passes = case.passes()
+    batch = passes.forward.batches[0]
+    states = case.text.states(1)[batch.rows]
+    before = states.clone()
+    changed = passes.change(NeuronSet(1, "zero", (2, 5))).changed(states, batch)
+    assert torch.equal(states, before)
+    assert not torch.equal(changed, before)
+
+
 def test_a_sentence_gives_the_same_alone_as_in_a_padded_batch(case: Case) -> None:
     together, alone = case.passes(), case.passes(batch_tokens=1)
     for kind in KINDS:
