@@ -39,7 +39,7 @@ def disable(
     model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
     corpus: Source = "builtin", test_corpus: Source | None = None, run: str | None = None,
     units: str | list[str] = "all", kinds: str | list[str] = "all", readouts: str | list[str] = "position",
-    tokens: int = 20_000, retrain: int = 5,
+    tokens: int = 20_000, retrain: int = 5, prune: bool = False, prune_share: float = 0.1,
     max_length: int | None = None, batch_tokens: int | None = None, seed: int = 0, runs: str = "runs",
     name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
     wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
@@ -61,11 +61,15 @@ def disable(
             attention), zero, mean (over training tokens), resample (its output at a random token of another sentence);
             skip takes a layer out as a whole.
         readouts: What is read while something is disabled, one or more: position (by probes of the later layers), mlm
-            (the loss of masked words, by the model's own head).
+            (the loss of masked words, by the model's own head), sts=DIR (Spearman's correlation of the last layer's
+            cosines with human scores), wic=DIR (accuracy of the last layer's cosines), with data as of sts and wic.
         tokens: Most tokens of the test sentences that are read, and of the training sentences that stand in their
             place; sentences are drawn.
         retrain: Number of the heads and of the layers that cost most, and of as many random ones, without which probes
             are also trained again, by the first of the kinds; 0 for none.
+        prune: Whether heads, and layers, are also disabled cumulatively, by zero or else by mean, the least important
+            first, beside random orders and the reverse order.
+        prune_share: Share of the heads, or layers, that is added at each step of --prune; 0 for one after the other.
         seed: Seed of every random draw: the split, the sentences that are read, tokens that replace others, random
             weights.
         name: Name of this run; MODEL-disable-YYYYMMDD-HHMMSS by default.
@@ -77,7 +81,7 @@ def disable(
     from probing.runtime import terminal
 
     say = terminal.silence if quiet else terminal.say
-    refuse(number_problems(seed, max_length, batch_tokens) + _problems(tokens, retrain))
+    refuse(number_problems(seed, max_length, batch_tokens) + _problems(tokens, retrain, prune_share))
     resolve_mode(wandb.mode)
     layer_numbers(layer)
     cached, place = places(cache, runs, name)
@@ -116,13 +120,14 @@ def _asked(config: Mapping[str, Any], how: Mapping[str, Any], made: Run | None) 
         made: The run whose probes are read, if there is one.
     """
     from probing.cache.source import ActivationSource
-    from probing.disabling.subject import Subject
+    from probing.disabling.subject import Subject, data_of
     from probing.disabling.survey import Asked, check
     from probing.disabling.units import KINDS, UNITS
 
     units, kinds = chosen("--units", config["units"], UNITS), chosen("--kinds", config["kinds"], KINDS)
     wanted = chosen_with_data("--readouts", config["readouts"], READOUTS)
-    check(units, kinds)
+    check(units, kinds, config["prune"])
+    data = data_of(wanted)
     split_seed = config["seed"] if made is None else made.config["seed"]
     source = ActivationSource.of(
         config["model"], config["revision"], config["layer"], config["trainer"], max_length=config["max_length"],
@@ -131,13 +136,23 @@ def _asked(config: Mapping[str, Any], how: Mapping[str, Any], made: Run | None) 
     blocks = source.blocks(layer_numbers(config["layer"]))
     source = replace(source, layers=list(range(source.config.num_hidden_layers + 1)))
     corpora, splits = read_corpora(config["corpus"], config["test_corpus"], split_seed, how["say"])
-    asked = Asked(units, kinds, blocks, config["tokens"], config["retrain"], config["seed"])
-    return asked, Subject(source, corpora, splits, split_seed, _frozen(made, source), wanted)
+    asked = Asked(
+        units,
+        kinds,
+        blocks,
+        config["tokens"],
+        config["retrain"],
+        config["seed"],
+        config["prune"],
+        config["prune_share"],
+    )
+    return asked, Subject(source, corpora, splits, split_seed, _frozen(made, source), data)
 
 
-def _problems(tokens: int, retrain: int) -> list[str]:
+def _problems(tokens: int, retrain: int, prune_share: float) -> list[str]:
     """Return the problems with these numbers that are known without the model."""
-    return out_of_range("tokens", tokens, 1) + out_of_range("retrain", retrain, 0)
+    share = out_of_range("prune_share", prune_share, 0, 1)
+    return out_of_range("tokens", tokens, 1) + out_of_range("retrain", retrain, 0) + share
 
 
 def _run_of(folder: str | None, config: dict[str, Any]) -> Run | None:

@@ -37,6 +37,10 @@ _LOOKS = {
     "resample": {"color": PURPLE, "ls": ":", "marker": "D"},
     "skip": {"color": GREY, "ls": "-", "marker": "x"},
 }
+_ORDERS: dict[str, dict[str, Any]] = {
+    "importance": {"color": BLUE, "ls": "-", "marker": "o"},
+    "reverse": {"color": ORANGE, "ls": "--", "marker": "s"},
+}
 
 
 def write_figures(
@@ -59,6 +63,9 @@ def write_figures(
             drawings[f"heads_{kind}{end}"] = partial(head_map, rows=here, what=f"{model}, {kind}")
         if layers:
             drawings[f"layers{end}"] = partial(effects_of_layers, rows=layers, model=model)
+        for units in dict.fromkeys(row["units"] for row in tables.get("pruning", ()) if row["readout"] == readout):
+            curves = [row for row in tables["pruning"] if (row["readout"], row["units"]) == (readout, units)]
+            drawings[f"pruning_{units}{end}"] = partial(pruning_curves, rows=curves, model=model)
     return write_drawings(folder, drawings, formats)
 
 
@@ -109,4 +116,22 @@ def effects_of_layers(figure: Figure, rows: Sequence[Row], model: str) -> None:
     name_layers(axes, layers, what="layer whose heads are disabled, or whose block is skipped")
     axes.set_ylabel("points of accuracy" if measure.is_share else measure.unit)
     axes.set_title(f"{model}: {named(readout, layer)} without a layer, 95% intervals")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
+
+
+def pruning_curves(figure: Figure, rows: Sequence[Row], model: str) -> None:
+    """Draw what is left as more and more is disabled: by importance, its reverse, and the band of random orders."""
+    figure.set_size_inches(6.8, 3.1)
+    axes = figure.add_subplot()
+    share = [100 * row["share"] for row in rows if row["order"] == "importance"]
+    drawn = np.array([row["value"] for row in rows if row["order"] == "random"]).reshape(-1, len(share))
+    axes.fill_between(share, drawn.min(0), drawn.max(0), color=GREY, alpha=0.25, lw=0, label="random orders")
+    axes.plot(share, drawn.mean(0), color=GREY, ls="-", label="their mean")
+    for order, label in (("importance", "least important first"), ("reverse", "most important first")):
+        values = [row["value"] for row in rows if row["order"] == order]
+        axes.plot(share, values, label=label, ms=4, **_ORDERS[order])
+    first = rows[0]
+    axes.set_xlabel(f"{first['units']} disabled, %")
+    axes.set_ylabel(measure_of(first["readout"]).noun)
+    axes.set_title(f"{model}: {named(first['readout'], first['layer'])}, {first['units']} disabled ({first['kind']})")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")

@@ -12,13 +12,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from probing.cache.plan import batches
-from probing.readouts.later_blocks import LaterBlocks
+from probing.readouts.later_blocks import Change, LaterBlocks
 from probing.readouts.readout import Loss, Readout
 from probing.readouts.text import padded
 from probing.statistics.intervals import mean_interval
 
 
-def head_gradients(model: LaterBlocks, inputs: Mapping[str, Tensor], loss: Loss) -> Tensor:
+def head_gradients(
+    model: LaterBlocks, inputs: Mapping[str, Tensor], loss: Loss, changes: Mapping[int, Change] | None = None
+) -> Tensor:
     """Return the gradient of each sentence's loss with respect to a factor of each head's output, which is 1.
 
     The factors have a sentence and a head each, so that the gradients of different sentences are not added up.
@@ -27,6 +29,8 @@ def head_gradients(model: LaterBlocks, inputs: Mapping[str, Tensor], loss: Loss)
         model: The model.
         inputs: `input_ids` and `attention_mask`, shape (batch, sequence).
         loss: The loss of each sentence.
+        changes: What is changed meanwhile in what the output projections of some blocks receive, as `LaterBlocks.run`
+            takes it.
 
     Returns:
         Shape (n_layers, batch, heads).
@@ -52,7 +56,8 @@ def head_gradients(model: LaterBlocks, inputs: Mapping[str, Tensor], loss: Loss)
         done.add(number)
         of_heads = args[0][..., : model.width].unflatten(-1, (heads.n_heads, heads.d_head))
         scaled = of_heads * factors[number - 1][:, None, :, None]
-        return (torch.cat([scaled.flatten(-2), args[0][..., model.width :]], dim=-1), *args[1:])
+        given = torch.cat([scaled.flatten(-2), args[0][..., model.width :]], dim=-1)
+        return (changes[number](given) if changes and number in changes else given, *args[1:])
 
     projections = [model.encoder.get_submodule(name) for name in heads.projections]
     with ExitStack() as hooks, torch.inference_mode(False), torch.enable_grad():
@@ -64,7 +69,10 @@ def head_gradients(model: LaterBlocks, inputs: Mapping[str, Tensor], loss: Loss)
         return torch.stack(torch.autograd.grad(loss(states).sum(), factors))
 
 
-def importance(model: LaterBlocks, pad_token_id: int, readout: Readout, batch_tokens: int) -> Tensor:
+def importance(
+    model: LaterBlocks, pad_token_id: int, readout: Readout, batch_tokens: int,
+    changes: Mapping[int, Change] | None = None,
+) -> Tensor:  # fmt: skip
     """Return how much the loss of each item of a readout changes with each head: dL/dfactor, with its sign.
 
     Args:
@@ -72,6 +80,7 @@ def importance(model: LaterBlocks, pad_token_id: int, readout: Readout, batch_to
         pad_token_id: Id of the padding token.
         readout: What is read.
         batch_tokens: Most tokens in a batch, padding included.
+        changes: What is changed meanwhile, as `head_gradients` takes it.
 
     Returns:
         Shape (n_items, n_layers, heads), float32.
@@ -81,7 +90,7 @@ def importance(model: LaterBlocks, pad_token_id: int, readout: Readout, batch_to
     tokens, (sentences, items) = readout.text.tokens, readout.occurrences
     for some in batches(tokens.lengths[sentences], batch_tokens, model.anatomy.padding_is_neutral):
         batch = padded(tokens, sentences[some], pad_token_id, device)
-        gradients = head_gradients(model, batch.inputs, readout.loss(batch, some))
+        gradients = head_gradients(model, batch.inputs, readout.loss(batch, some), changes)
         found.index_add_(0, torch.from_numpy(items[some]), gradients.float().cpu().transpose(0, 1))
     return found
 

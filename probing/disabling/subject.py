@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +21,7 @@ from probing.data.examples import class_of_tokens
 from probing.data.layer_moments import layer_moments
 from probing.data.preparation import example_checks, label_sides
 from probing.disabling.store import fingerprint_of
+from probing.downstream.wic.evaluation import target_check
 from probing.errors import UserError
 from probing.models import ModelSource, load_encoder, load_tokenizer
 from probing.probes.options import training_of
@@ -30,9 +31,11 @@ from probing.readouts.forward import Readers
 from probing.readouts.later_blocks import LaterBlocks
 from probing.readouts.masked_words import MaskedWordLoss, masked_lm_of
 from probing.readouts.readout import Readout
+from probing.readouts.sentence_similarity import drawn, halves, read_similarity, similarity_readout
 from probing.readouts.text import Text
+from probing.readouts.word_senses import READ, TRAIN, Rule, read_senses, rule_of, senses_readout
 from probing.runs.run import Run
-from probing.tables.readout_names import MLM, POSITION
+from probing.tables.readout_names import MLM, POSITION, STS, WIC
 from probing.tasks import Labels, load_task
 
 # As `fit` trains probes, but only until their accuracy no longer changes, since no neurons are ranked by them, and at a
@@ -94,6 +97,19 @@ def frozen_of_run(
         return None
     weight = {layer: run.weight[there.index(layer)] for layer in there if layer > 0}
     return frozen_of(weight, run.results["classes"], f"--{option} {run.folder}")
+
+
+def data_of(wanted: Mapping[str, str | None]) -> dict[str, Any]:
+    """Read the data of readouts that need some.
+
+    Args:
+        wanted: What is read out, with its data as typed.
+
+    Raises:
+        UserError: If data cannot be read.
+    """
+    readers: dict[str, Any] = {STS: read_similarity, WIC: read_senses}
+    return {name: readers[name](data) if name in readers else None for name, data in wanted.items()}
 
 
 @dataclass(frozen=True)
@@ -160,8 +176,29 @@ class Subject:
         (self.masked_lm or self.model.encoder).to(device)
         return Readers.of(self.model.encoder, self.pad_token_id, self.source.model.name)
 
+    @cached_property
+    def stores_of_sets(self) -> list[ActivationStore]:
+        """The activations of the sets of sentences that are read out by STS."""
+        return self.source.read([one.corpus for one in self.wanted.get(STS, ())])
+
+    @cached_property
+    def stores_of_senses(self) -> list[ActivationStore]:
+        """The activations of the training part of WiC, in the last layer alone, and of the part that is read.
+
+        Raises:
+            UserError: If no pair of a part keeps both words.
+        """
+        if WIC not in self.wanted:
+            return []
+        parts = self.wanted[WIC]
+        last = replace(self.source, layers=self.source.layers[-1:])
+        sources = {TRAIN: last, READ: self.source}
+        return [
+            source.read([parts[name].corpus], [target_check(parts[name])])[0] for name, source in sources.items()
+        ]  # fmt: skip
+
     def read(self) -> list[ActivationStore]:
-        """Return the activations of each corpus, extracting what is not cached.
+        """Return the activations of each corpus, extracting what is not cached; those of other readouts, too.
 
         Raises:
             UserError: If the model's blocks or heads cannot be told, it has no head for masked words that are read out,
@@ -169,7 +206,9 @@ class Subject:
         """
         _ = self.model  # what cannot be disabled is refused before any work
         checks = example_checks(load_task(POSITION, {}), self.corpora, self.splits, PROBE, self.source.say)
-        return self.source.read(self.corpora, checks)
+        stores = self.source.read(self.corpora, checks)
+        _ = self.stores_of_sets, self.stores_of_senses
+        return stores
 
     def labels(self, stores: Sequence[ActivationStore], part: int, classes: Labels, side: Split) -> NDArray[np.int32]:
         """Return the position class of each token of a corpus, -1 on other sides.
@@ -199,18 +238,59 @@ class Subject:
         assert PROBE.l2 != "auto"
         return training_of(PROBE, PROBE.l2, self.split_seed, dict(self.source.trainer), progress)
 
-    def other_readouts(self, text: Text, seed: int) -> Iterator[Readout]:
+    def other_readouts(self, text: Text, n_tokens: int, seed: int) -> Iterator[Readout]:
         """Yield what is read out beside positions.
 
         Args:
             text: The test sentences that are read.
+            n_tokens: Most tokens of other texts.
             seed: Seed of every random draw.
         """
+        last = self.source.layers[-1]
         if self.masked_lm is not None:
-            yield MaskedWordLoss.of(
-                self.masked_lm, self.model.encoder, self.model.anatomy, text.tokens, self.tokenizer.mask_token_id,
-                self.pad_token_id, text.store.plan.batch_tokens, seed,
-            )  # fmt: skip
+            yield self.masked_words(text, seed)
+        for pairs, store in zip(self.wanted.get(STS, ()), self.stores_of_sets, strict=True):
+            yield similarity_readout(pairs, store, drawn(pairs, store, n_tokens, seed), last)
+        if WIC in self.wanted:
+            yield senses_readout(self.wanted[WIC][READ], self.stores_of_senses[1], self.rule, n_tokens, last, seed)
+
+    def masked_words(self, text: Text, seed: int) -> MaskedWordLoss:
+        """Return the readout of masked words of a text."""
+        assert self.masked_lm is not None
+        return MaskedWordLoss.of(
+            self.masked_lm, self.model.encoder, self.model.anatomy, text.tokens, self.tokenizer.mask_token_id,
+            self.pad_token_id, text.store.plan.batch_tokens, seed,
+        )  # fmt: skip
+
+    def pruning_sides(self, readout: Readout, train: Text, n_tokens: int, seed: int) -> tuple[Readout, Readout]:
+        """Return what decides on the order in which heads are disabled together, and what is reported.
+
+        For masked words these are the training and the test sentences, for WiC the training and the dev pairs. Sets of
+        STS need not have a training part, so that these are two halves of the pairs that are read.
+
+        Args:
+            readout: What is read out beside positions.
+            train: Training sentences.
+            n_tokens: Most tokens of other texts.
+            seed: Seed of every random draw.
+        """
+        last = self.source.layers[-1]
+        if readout.name == MLM:
+            return self.masked_words(train, seed), readout
+        if readout.name == WIC:
+            of_train = self.wanted[WIC][TRAIN], self.stores_of_senses[0]
+            return senses_readout(*of_train, self.rule, n_tokens, last, seed), readout
+        for pairs, store in zip(self.wanted[STS], self.stores_of_sets, strict=True):
+            if readout.name == f"{STS}:{pairs.label}":
+                kept = halves(drawn(pairs, store, n_tokens, seed), seed)
+                first, second = (similarity_readout(pairs, store, half, last) for half in kept)
+                return first, second
+        raise ValueError(f"{readout.name} is none of the readouts")
+
+    @cached_property
+    def rule(self) -> Rule:
+        """What tells senses apart by the cosine in the last layer."""
+        return rule_of(self.wanted[WIC][TRAIN], self.stores_of_senses[0], self.source.layers[-1])
 
     def key_of_positions(self) -> dict[str, Any]:
         """Return what decides on the probes that read positions, for the keys of caches."""

@@ -17,6 +17,7 @@ from probing.cache.passes import PassStore
 from probing.cache.plan import fingerprint
 from probing.cache.store import leftovers, remove
 from probing.corpus import Split
+from probing.disabling.cumulative import Cumulative, n_files
 from probing.disabling.effects import Measured, Rows, better_without_rows, effect_rows, measured_of
 from probing.disabling.importance import importance, importance_rows
 from probing.disabling.passes import Passes
@@ -47,6 +48,8 @@ class Asked:
         n_tokens: Most tokens of the text that is read.
         n_retrained: Number of the strongest heads and layers, and of random ones, whose probes are trained again.
         seed: Seed of every random draw.
+        prune: Whether units are also disabled cumulatively.
+        prune_share: Share of them that is added at each step.
     """
 
     units: Sequence[UnitType]
@@ -55,6 +58,13 @@ class Asked:
     n_tokens: int
     n_retrained: int
     seed: int
+    prune: bool = False
+    prune_share: float = 0.1
+
+    @property
+    def prune_kind(self) -> Kind:
+        """What stands in the place of what is disabled cumulatively: zeros, as published, or the mean."""
+        return "zero" if "zero" in self.kinds else "mean"
 
 
 @dataclass(frozen=True)
@@ -65,6 +75,8 @@ class Found:
         disabled: Rows of `disabled.csv`.
         better_without: Rows of `better_without.csv`.
         importance: Rows of `importance.csv`; empty if no heads are disabled.
+        pruning: Rows of `pruning.csv`; empty if nothing is disabled cumulatively.
+        pruning_areas: Rows of `pruning_areas.csv`.
         n_heads: Number of heads of a block.
         text: The sentences that were read.
         intact: What each readout gives while nothing is disabled, by its name and by layer.
@@ -74,6 +86,8 @@ class Found:
     disabled: Rows
     better_without: Rows
     importance: Rows
+    pruning: Rows
+    pruning_areas: Rows
     n_heads: int
     text: Text
     intact: Mapping[str, Mapping[int, float]]
@@ -82,8 +96,9 @@ class Found:
     @property
     def tables(self) -> dict[str, Rows]:
         """The rows by the name of their table."""
-        named = {"disabled": self.disabled, "better_without": self.better_without, "importance": self.importance}
-        return {name: rows for name, rows in named.items() if rows or name != "importance"}
+        always = {"disabled": self.disabled, "better_without": self.better_without}
+        others = {"importance": self.importance, "pruning": self.pruning, "pruning_areas": self.pruning_areas}
+        return always | {name: rows for name, rows in others.items() if rows}
 
 
 def survey(subject: Subject, stores: Sequence[ActivationStore], asked: Asked, progress: Progress) -> Found:
@@ -102,11 +117,12 @@ def survey(subject: Subject, stores: Sequence[ActivationStore], asked: Asked, pr
     train = draw_text(stores[0], _is(subject.splits[0], "train"), asked.n_tokens, asked.seed)
     work = _Work(subject, stores, asked, text, train, progress)
     parts = [work.positions()] if POSITION in subject.wanted else []
-    parts += [work.other(readout) for readout in subject.other_readouts(text, asked.seed)]
+    parts += [work.other(readout) for readout in subject.other_readouts(text, asked.n_tokens, asked.seed)]
     measured = [one for part in parts for one in part.measured]
     frozen = [one for one in measured if one.readout != RETRAINED]
     return Found(
         effect_rows(measured), better_without_rows(frozen, asked.seed), [row for part in parts for row in part.rows],
+        [row for part in parts for row in part.pruning], [row for part in parts for row in part.areas],
         subject.model.heads.n_heads, text, {part.readout.name: _intact(part) for part in parts},
         {part.readout.name: int(part.readout.n.sum()) for part in parts},
     )  # fmt: skip
@@ -120,11 +136,15 @@ class _Part:
         readout: The readout.
         measured: What its passes gave.
         rows: Rows of `importance.csv`.
+        pruning: Rows of `pruning.csv`.
+        areas: Rows of `pruning_areas.csv`.
     """
 
     readout: Readout
     measured: Sequence[Measured]
     rows: Rows
+    pruning: Rows
+    areas: Rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +195,11 @@ class _Work:
                 strongest = chosen_units(list(results), last, asked.n_retrained, asked.seed)
                 repeated = self._retrained(store, results, strongest, probes, classes)
                 measured += measured_of(repeated, layers, readout.n, RETRAINED)
-            return _Part(readout, measured, self._importance(store, readout))
+            rows = self._importance(store, readout)
+        labels = self.subject.labels(self.stores, 0, classes, "train")[self.train.of_corpus]
+        of_train = Probes(probes.weight, torch.from_numpy(labels.astype(np.int64)))
+        chosen_on = Positions(self.train, of_train, self.subject.readers.device)
+        return _Part(readout, measured, rows, *self._pruned(chosen_on, readout))
 
     def other(self, readout: Readout) -> _Part:
         """Read something else than positions."""
@@ -183,10 +207,48 @@ class _Work:
             results = self._run(store, readout, cache(lambda: self._passes_over(readout.text)))
             layers = {block: readout.layers(block) for block in self.asked.blocks}
             measured = measured_of(results, layers, readout.n, readout.name)
-            return _Part(readout, measured, self._importance(store, readout))
+            rows = self._importance(store, readout)
+        if not self.asked.prune:
+            return _Part(readout, measured, rows, [], [])
+        sides = self.subject.pruning_sides(readout, self.train, self.asked.n_tokens, self.asked.seed)
+        return _Part(readout, measured, rows, *self._pruned(*sides))
+
+    def _pruned(self, chosen_on: Readout, reported_on: Readout) -> tuple[Rows, Rows]:
+        """Return the rows of `pruning.csv` and of `pruning_areas.csv`.
+
+        Args:
+            chosen_on: The readout whose losses decide on the order.
+            reported_on: The readout that is reported.
+        """
+        asked, rows, areas = self.asked, list[Any](), list[Any]()
+        for units in asked.units if asked.prune else ():
+            own = {"pruned": units, "kind": asked.prune_kind, "share": asked.prune_share, "blocks": list(asked.blocks)}
+            content = [fingerprint_of(*readout.content) for readout in (chosen_on, reported_on)]
+            how = Cumulative(
+                self.subject.readers, units, asked.prune_kind, self._stands, asked.blocks, asked.prune_share,
+                asked.seed, self.stores[-1].plan.batch_tokens, self.subject.source.shows_progress,
+            )  # fmt: skip
+            n_units = len(asked.blocks) * (self.subject.model.heads.n_heads if units == "heads" else 1)
+            if n_units < 2:  # there is but one order
+                continue
+            n_passes = n_files(n_units, asked.prune_share)
+            with self._store(reported_on.name, own | {"content": content}, n_passes) as store:
+                made = how.rows(chosen_on, reported_on, store)
+            rows, areas = [*rows, *made[0]], [*areas, *made[1]]
+        return rows, areas
+
+    @cached_property
+    def _stands(self) -> Tensor:
+        """What stands in the place of the outputs of all heads together, shape (n_layers, width)."""
+        model = self.subject.readers.model
+        stands = torch.zeros(model.heads.n_layers, model.width, device=self.subject.readers.device)
+        if self.asked.prune_kind == "mean":
+            for block in self.asked.blocks:
+                stands[block - 1] = self.passes.replacements(block).mean
+        return stands
 
     @contextmanager
-    def _store(self, readout: str, own: Mapping[str, Any]) -> Iterator[PassStore]:
+    def _store(self, readout: str, own: Mapping[str, Any], n_passes: int | None = None) -> Iterator[PassStore]:
         """Open the store of the passes of a readout, which other jobs then wait for."""
         source, first = self.subject.source, self.stores[-1]
         key = _key(self.subject, self.stores, self.asked, readout, own)
@@ -195,8 +257,10 @@ class _Work:
             for path in leftovers(folder):
                 remove(path)
             described = {name: first.header[name] for name in ("model", "revision", "corpus", "versions")}
-            n_passes, tokens = 2 * len(self.jobs) + 1, self.text.tokens
-            store = PassStore.opened(folder, key, tokens, n_passes, first.plan.batch_tokens, described)
+            n_passes = n_passes or 2 * len(self.jobs) + 1
+            store = PassStore.opened(
+                folder, key, self.text.tokens, n_passes, first.plan.batch_tokens, described
+            )  # fmt: skip
             yield store
             store.touch()
 
@@ -280,11 +344,15 @@ def _intact(part: _Part) -> dict[int, float]:
     return dict(sorted(found.items()))
 
 
-def check(units: Sequence[UnitType], kinds: Sequence[Kind]) -> None:
+def check(units: Sequence[UnitType], kinds: Sequence[Kind], prune: bool) -> None:
     """Refuse a choice under which nothing is disabled.
 
     Raises:
-        UserError: If heads are to be skipped.
+        UserError: If heads are to be skipped, or nothing that is asked for can stand in the place of several heads.
     """
+    if prune and not {"zero", "mean"} & {*kinds}:
+        raise UserError(
+            f"`--prune` disables heads together by zero or mean, and `--kinds` has {', '.join(kinds)}; add one of them."
+        )
     if list(units) == ["heads"] and list(kinds) == ["skip"]:
         raise UserError("`--kinds skip` takes whole layers out; give `--units layers`, or other kinds for heads.")

@@ -157,11 +157,15 @@ class Disabled(ResultFolder):
         better_without: A dict per kind of replacement and layer that is read, for heads and for layers, as in
             `better_without.csv`.
         importance: A dict per head, as in `importance.csv`; empty if no heads were disabled.
+        pruning: A dict per order and step in which units were disabled together, as in `pruning.csv`; empty without.
+        pruning_areas: A dict per order that is not random, as in `pruning_areas.csv`.
     """
 
     disabled: Table
     better_without: Table
     importance: Table = field(default_factory=Table)
+    pruning: Table = field(default_factory=Table)
+    pruning_areas: Table = field(default_factory=Table)
 
     def tables(self) -> list[Any]:
         """Return the effects as rich tables."""

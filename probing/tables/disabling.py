@@ -20,6 +20,14 @@ COLUMNS = {
         "units", "kind", "readout", "layer", "unit", "effect_chosen_on", "effect", "low", "high", "p_value", "n",
     ),
     "importance": ("unit", "readout", "layer", "importance", "low", "high", "normalised", "n"),
+    "pruning": (
+        "units", "kind", "readout", "layer", "order", "draw", "n_disabled", "share", "value", "effect", "low", "high",
+        "disabled", "n",
+    ),
+    "pruning_areas": (
+        "units", "kind", "readout", "layer", "order", "area", "random_area", "effect", "low", "high", "percentile",
+        "p_value", "n",
+    ),
 }  # fmt: skip
 
 # What stands in the place of a unit, as the end of "with ...".
@@ -169,7 +177,12 @@ def conclusions(made: Tables) -> list[str]:
                 if here := [row for row in rows if row["kind"] == kind and is_head(row) is wanted]:
                     lines.append(_most(here, what, kind))
         lines += _trained_again(made) if readout == POSITION else []
-        lines += [*_better_without(made, readout), *_importance(made, readout), *_why_no_intervals(rows)]
+        lines += [
+            *_better_without(made, readout),
+            *_importance(made, readout),
+            *_pruning(made, readout),
+            *_why_no_intervals(rows),
+        ]
     return lines
 
 
@@ -256,6 +269,25 @@ def _importance(made: Tables, readout: str) -> list[str]:
         told.append(f"{row['unit']} ({row['importance']:.3g}{', ' + between if between else ''})")
     loss = _LOSSES[readout.split(":")[0]].format(layer=rows[0]["layer"])
     return [f"By gradients (Michel et al. 2019), {loss} depends most on heads {', '.join(told)}."]
+
+
+def _pruning(made: Tables, readout: str) -> list[str]:
+    """Return how much is kept as more and more is disabled by importance, beside other orders."""
+    rows = [row for row in made.get("pruning_areas", ()) if row["readout"] == readout]
+    lines = []
+    for units in ("layers", "heads"):
+        by_order = {row["order"]: row for row in rows if row["units"] == units}
+        if not by_order:
+            continue
+        least, reverse = by_order["importance"], by_order["reverse"]
+        lines.append(
+            f"Disabled together ({least['kind']}), the least important {units} first, {units} leave an area of "
+            f"{least['area']:.3f} under the curve of {named(readout, least['layer'])}, and in random orders "
+            f"{least['random_area']:.3f} ({_told(least)} {measure_of(readout).unit}{_after(least)}; better than "
+            f"{least['percentile']:.0f}% of them, p = {least['p_value']:.2f} by rank); in the reverse order "
+            f"{reverse['area']:.3f}."
+        )
+    return lines
 
 
 def _within(row: Row) -> str:

@@ -8,7 +8,7 @@ POSITION, RETRAINED, MLM, STS, WIC = "position", "position_retrained", "mlm", "s
 # What is read of heads that attend to a fixed offset.
 CONTRAST, WORD_MASS = "head_contrast", "head_word_mass"
 # What the user may name, with how the data is called that it needs.
-READOUTS: dict[str, str | None] = {POSITION: None, MLM: None}
+READOUTS: dict[str, str | None] = {POSITION: None, MLM: None, STS: "DIR", WIC: "DIR"}
 
 
 @dataclass(frozen=True)

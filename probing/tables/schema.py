@@ -27,7 +27,7 @@ _WHOLE_NUMBERS = (
     "n_neurons", "n_removed", "n_random", "n_no_signal", "n_pairs", "n_train_pairs", "n_chosen_on", "n_clipped",
     "n_gained", "n_lost", "word_index", "n_fitted_sentences", "n_fitted_vectors", "n_fitted_dimensions", "n_train",
     "n_test", "offset", "other_layer", "other_head", "n", "n_unmatched", "seed", "step", "outlier_neuron",
-    "first_seen", "step_before", "half_step", "norm", "changed_layer",
+    "first_seen", "step_before", "half_step", "norm", "changed_layer", "n_disabled",
 )  # fmt: skip
 _NUMBERS = (
     "contribution", "ratio", "share", "contribution_centred", "contribution_companion", "correlation", "eta_squared",
@@ -45,7 +45,7 @@ _NUMBERS = (
     "train", "test", "offset_train", "offset_test", "difference", "untrained", "baseline",
     "factor", "v", "d", "b", "b_moved", "share_moved", "class_entropy",
     "uniform", "share_lower_thresholds", "share_higher_thresholds", "unlinked", "z", "intact", "effect_chosen_on",
-    "importance", "normalised",
+    "importance", "normalised", "area", "random_area",
     "mass", "word_mass", "hit", "told", "told_true", "contrast", "position_part", "bias_part", "use", "by_query",
     "by_key",
     "sd_of_positions", "sd_of_steps",
@@ -62,7 +62,7 @@ _TEXTS = (
     "module", "source", "where", "neurons", "set", "pooling", "aggregation", "clipped", "fitted_on", "protocol",
     "chosen_on", "reported_on", "trial", "token", "word", "relation", "role", "query", "of", "chosen", "to",
     "unit", "units", "readout", "task", "fusion", "against", "converged", "position_head", "arm", "checkpoint",
-    "command", "quantity", "largest", "outlier", "site", "term", "tokens",
+    "command", "quantity", "largest", "outlier", "site", "term", "tokens", "order", "disabled",
 )  # fmt: skip
 
 TYPES: dict[str, Type] = {

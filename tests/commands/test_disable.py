@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from conftest import BARE
+from downstream_data import sentence_pairs, word_pairs, write_semeval, write_wic
 from families import masked_lm
 from probing import Disabled, UserError, WandbOptions, disable, fit, load_run
 from probing.__main__ import COMMANDS
@@ -87,7 +88,10 @@ def test_results_are_read_back_shown_and_logged(made: Disabled) -> None:
     figures = {path.stem for path in (made.folder / "figures").glob("*.png")}
     assert figures == {"layers", "heads_uniform", "heads_zero", "heads_mean", "heads_resample"}
     (logged,) = read_offline_runs(made.folder)
-    assert all(logged.rows(name) for name in (*COLUMNS, "figures/layers", "by_layer/skip_effect"))
+    assert all(
+        logged.rows(name)
+        for name in ("disabled", "better_without", "importance", "figures/layers", "by_layer/skip_effect")
+    )
 
 
 def test_a_killed_run_goes_on_with_the_next_unit_and_ends_with_the_same_numbers(
@@ -172,8 +176,13 @@ def test_what_cannot_be_disabled_is_refused(
         "`--kinds means` is not one of uniform, zero, mean, resample, skip, all": ["--kinds=means"],
         "heads are in blocks, and": ["--layer=0"],
         "`--readouts words` is not one of position, mlm": ["--readouts=words"],
+        "`--readouts sts` needs its data; give sts=DIR": ["--readouts=position,sts"],
+        "`--readouts wic=nowhere": ["--readouts=wic=nowhere"],
+        "`--readouts sts=nowhere` cannot be read": ["--readouts=sts=nowhere"],
         "`--readouts mlm=x`: mlm takes no data; give mlm alone": ["--readouts=mlm=x"],
         "`--readouts mlm` needs a model with a trained masked-language-model head: ": ["--readouts=position,mlm"],
+        "`--prune` disables heads together by zero or mean, and": ["--prune", "--kinds=uniform,resample"],
+        "`--prune_share 2.0` is out of range": ["--prune_share=2"],
         "`--tokens 0` is out of range": ["--tokens=0"],
         "`--retrain -1` is out of range": ["--retrain=-1"],
     }
@@ -190,7 +199,7 @@ def test_masked_words_are_read_where_there_is_a_head(
     place: Path, corpus_file: Path, tmp_path: Path, sentences: list[str]
 ) -> None:
     model = masked_lm(tmp_path / "masked", "bert", sentences)
-    made = disabled(place, model, corpus_file, readouts="mlm", kinds=["zero", "skip"], tokens=1500)
+    made = disabled(place, model, corpus_file, readouts="mlm", kinds=["zero", "skip"], tokens=1500, prune=True)
     assert {row["readout"] for row in made.disabled} == {row["readout"] for row in made.importance} == {"mlm"}
     assert {row["layer"] for row in made.disabled} == {3}
     assert len(made.disabled) == 6 + 2 * 3
@@ -201,5 +210,36 @@ def test_masked_words_are_read_where_there_is_a_head(
         assert row["low"] < row["effect"] < row["high"]
     assert told["n_examples"] > 100
     assert "intact_accuracy" not in made.results
-    assert {path.stem for path in (made.folder / "figures").glob("*.png")} == {"heads_zero_mlm", "layers_mlm"}
+    assert {path.stem for path in (made.folder / "figures").glob("*.png")} == {
+        "heads_zero_mlm", "layers_mlm", "pruning_heads_mlm", "pruning_layers_mlm",
+    }  # fmt: skip
+    assert [row["n_disabled"] for row in made.pruning if row["order"] == "reverse"] == [*range(7), *range(4)]
     assert "Loss of masked words without a head, in nats, of 6 heads" in " ".join(repr(made).split())
+
+
+def test_sentence_similarity_and_word_senses_are_read_from_the_last_layer(
+    place: Path, checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
+) -> None:
+    write_semeval(tmp_path / "STS12", "one", sentence_pairs(40, 0))
+    for part, n in (("train", 60), ("dev", 40)):
+        write_wic(tmp_path / "wic", part, word_pairs(n, n))
+    made = disabled(
+        place, checkpoints["bert"], corpus_file, readouts=[f"sts={tmp_path / 'STS12'}", f"wic={tmp_path / 'wic'}"],
+        kinds="zero", layer=2, prune=True,
+    )  # fmt: skip
+    readouts = {"sts:STS12": "pair", "wic": "pair"}
+    found = [(row["readout"], row["unit"], row["layer"]) for row in made.disabled]
+    assert found == [(readout, unit, 3) for readout in readouts for unit in ("2-1", "2-2", "2")]
+    assert {row["readout"] for row in made.importance} == {*readouts}
+    for row in made.disabled:
+        assert row["n"] == 40
+        assert row["intact"] == pytest.approx(made.results["readouts"][row["readout"]]["intact"]["3"])
+        assert row["low"] <= row["effect"] <= row["high"]
+    assert {path.stem for path in (made.folder / "figures").glob("*.png")} == {
+        "heads_zero_sts_STS12", "layers_sts_STS12", "heads_zero_wic", "layers_wic", "pruning_heads_sts_STS12",
+        "pruning_heads_wic",
+    }  # fmt: skip
+    assert {(row["readout"], row["units"], row["order"]) for row in made.pruning_areas} == {
+        (readout, "heads", order) for readout in readouts for order in ("importance", "reverse")
+    }  # fmt: skip
+    assert sum("Spearman's correlation (STS12) of layer 3" in line for line in conclusions(vars(made))) == 3

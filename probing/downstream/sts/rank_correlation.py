@@ -19,6 +19,8 @@ Aggregation = Literal["all", "mean", "wmean"]
 AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
 
 Array = NDArray[np.float64]
+# Number of lists that are made at once, each without one pair.
+_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,31 @@ def _ranks(values: Array, times: NDArray[np.float32]) -> Array:
     counts = np.add.reduceat(times[:, order], starts, axis=1, dtype=np.float64)
     ranks: Array = (np.cumsum(counts, axis=1) - (counts - 1) / 2)[:, group]
     return ranks
+
+
+def pseudo_values(a: Array, b: Array) -> Array:
+    """Return a number for each pair of values, whose mean is Spearman's correlation and whose spread its error.
+
+    They are the jackknife's pseudo-values (Tukey 1958), n r - (n - 1) r_i, where r_i leaves out pair i, moved by a
+    constant so that their mean is r itself. Their standard error is that of the correlation, and the difference of two
+    such lists is what the difference of two correlations on the same pairs varies by.
+
+    Args:
+        a: First values, shape (n,).
+        b: Second values, shape (n,).
+
+    Returns:
+        Shape (n,); zeros where all values of a side are equal, since they then tell nothing of the other.
+    """
+    n = len(a)
+    whole = float(np.nan_to_num(spearman(a, b)))
+    without = []
+    for first in range(0, n, _AT_ONCE):
+        times = np.ones((min(_AT_ONCE, n - first), n), dtype=np.float32)
+        times[np.arange(len(times)), first + np.arange(len(times))] = 0
+        without.append(np.nan_to_num(weighted_spearman(a, b, times)))
+    left_out = np.concatenate(without)
+    return whole - (n - 1) * (left_out - left_out.mean())
 
 
 def aggregated(a: Array, b: Array, subset: NDArray[np.int64]) -> dict[Aggregation, float]:

@@ -80,6 +80,11 @@ def _target_vectors(pairs: WordPairs, store: ActivationStore, layer: int) -> tup
     return vectors[first], vectors[second]
 
 
+def target_cosines(pairs: WordPairs, store: ActivationStore, layer: int) -> NDArray[np.float64]:
+    """Return the cosine of the word's two vectors in a layer, untransformed, for each pair, shape (n_pairs,)."""
+    return cosines(*_target_vectors(pairs, store, layer))
+
+
 def without_cut_words(
     parts: Mapping[str, WordPairs], stores: Sequence[ActivationStore], say: Callable[[str], None]
 ) -> dict[str, WordPairs]:

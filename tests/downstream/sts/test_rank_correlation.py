@@ -11,6 +11,7 @@ from probing.downstream.sts.rank_correlation import (
     Draws,
     aggregated,
     aggregated_draws,
+    pseudo_values,
     spearman,
     weighted_spearman,
 )
@@ -73,3 +74,20 @@ def test_the_interval_holds_the_value_and_narrows_with_more_pairs(values: tuple[
         widths.append(high - low)
     # Nine times as many pairs, a third of the width; 1,000 draws know it to a few hundredths.
     assert widths[0] / widths[1] == pytest.approx(3, rel=0.2)
+
+
+def test_pseudo_values_are_those_of_leaving_out_each_pair_and_their_mean_is_the_correlation() -> None:
+    generator = np.random.default_rng(0)
+    a = generator.integers(0, 8, 300).astype(np.float64)  # with ties, and more than are left out at once
+    b = a + generator.normal(0, 3, 300)
+    found = pseudo_values(a, b)
+    whole = spearmanr(a, b).statistic
+    assert found.mean() == pytest.approx(whole, abs=1e-12)
+    naive = np.array([spearmanr(np.delete(a, i), np.delete(b, i)).statistic for i in (0, 7, 255, 256, 299)])
+    differences = found[[0, 7, 255, 256, 299]] - found[0]
+    assert differences == pytest.approx(-299 * (naive - naive[0]), abs=1e-9)
+    # Their standard error is that of the bootstrap.
+    draws = Draws.of(np.zeros(300, dtype=np.int64), 0, 400)
+    spread = weighted_spearman(a, b, draws.times).std()
+    assert found.std() / np.sqrt(300) == pytest.approx(spread, rel=0.15)
+    assert pseudo_values(np.ones(30), b[:30]).tolist() == [0] * 30

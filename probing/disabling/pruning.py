@@ -1,0 +1,228 @@
+"""Heads or layers are disabled one after the other until none is left: in the order of importance, and others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from probing.disabling.effects import Rows, tested
+from probing.disabling.units import UnitType
+from probing.readouts.later_blocks import Change as OfOutputs
+from probing.readouts.later_blocks import LaterBlocks
+from probing.readouts.text import Padded
+from probing.tables.readout_names import measure_of
+
+# Number of random orders.
+N_RANDOM = 20
+IMPORTANCE, REVERSE, RANDOM = "importance", "reverse", "random"
+
+Head = tuple[int, int]
+Counts = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What is disabled at a time: heads of one block.
+
+    Args:
+        name: Its name in tables.
+        heads: The block and the number of each head, from 1.
+    """
+
+    name: str
+    heads: tuple[Head, ...]
+
+
+def units_of(units: UnitType, blocks: Sequence[int], n_heads: int) -> list[Unit]:
+    """Return all heads of some blocks, or these blocks."""
+    if units == "layers":
+        return [Unit(str(block), tuple((block, head) for head in range(1, n_heads + 1))) for block in blocks]
+    return [Unit(f"{block}-{head}", ((block, head),)) for block in blocks for head in range(1, n_heads + 1)]
+
+
+@dataclass(frozen=True, eq=False)
+class Together:
+    """Several heads are disabled together.
+
+    Args:
+        heads: The block and the number of each head; there is one at least.
+        stands: What stands in the place of the heads' outputs, shape (n_layers, width).
+        d_head: Width of a head's output.
+    """
+
+    heads: frozenset[Head]
+    stands: Tensor
+    d_head: int
+
+    @property
+    def layer(self) -> int:
+        """The layer below the first block that is changed."""
+        return min(block for block, _ in self.heads) - 1
+
+    def of_blocks(self) -> dict[int, OfOutputs]:
+        """Return for each block that is changed what it does to what the output projection receives."""
+        return {block: self._of_block(block) for block in sorted({block for block, _ in self.heads})}
+
+    def _of_block(self, block: int) -> OfOutputs:
+        stands, width = self.stands[block - 1], self.stands.shape[1]
+        gone = torch.zeros(width, dtype=torch.bool, device=stands.device)
+        for head in (head for of, head in self.heads if of == block):
+            gone[(head - 1) * self.d_head : head * self.d_head] = True
+
+        def change(outputs: Tensor) -> Tensor:
+            kept = torch.where(gone, stands.to(outputs.dtype), outputs[..., :width])
+            return torch.cat([kept, outputs[..., width:]], dim=-1)
+
+        return change
+
+    def later(
+        self, model: LaterBlocks, batch: Padded, beside: Any, states: Tensor, layers: Sequence[int]
+    ) -> dict[int, Tensor]:
+        """Return later hidden states while they are disabled."""
+        return model.run(batch.inputs, self.layer + 1, states, beside, layers, changes=self.of_blocks())
+
+
+def counts(n_units: int, share: float) -> list[int]:
+    """Return how many units are disabled at each step, from 0 to all of them.
+
+    Args:
+        n_units: Number of units.
+        share: Share of them that is added at each step; one at least.
+    """
+    step = max(1, round(share * n_units))
+    return [*range(0, n_units, step), n_units]
+
+
+def scores(gradients: NDArray[np.float32], n: NDArray[np.int64], units: Sequence[Unit]) -> NDArray[np.float64]:
+    """Return the importance of units: the mean over items of the absolute gradient of a factor of its output.
+
+    Those of heads are divided by the Euclidean norm of all heads of the layer (Michel et al. 2019, section 4.1). A
+    layer has one factor for all of its heads, whose gradient is the sum of theirs.
+
+    Args:
+        gradients: Of each item's loss, shape (n_items, n_layers, heads).
+        n: Number of examples of each item, shape (n_items,); items without any do not count.
+        units: The units.
+    """
+    there = gradients[n > 0].astype(np.float64)
+    norms = np.linalg.norm(np.abs(there).mean(0), axis=1)
+    found = []
+    for unit in units:
+        block = unit.heads[0][0] - 1
+        own = np.abs(there[:, block, [head - 1 for _, head in unit.heads]].sum(1)).mean()
+        is_head = len(unit.heads) == 1
+        found.append(own / norms[block] if is_head and norms[block] else own)
+    return np.array(found)
+
+
+def by_importance(
+    units: Sequence[Unit], at: Sequence[int], estimate: Callable[[int, Sequence[Unit]], NDArray[np.float64]]
+) -> list[Unit]:
+    """Return the units in the order in which they are disabled, the least important first, estimated at each step.
+
+    Args:
+        units: The units.
+        at: How many are disabled at each step.
+        estimate: Takes the number of a step and what is disabled by then, and returns the importance of all units.
+    """
+    order: list[Unit] = []
+    for step, upto in enumerate(at[1:]):
+        importance = estimate(step, order)
+        left = [i for i, unit in enumerate(units) if unit not in order]
+        left.sort(key=lambda i: (importance[i], i))
+        order += [units[i] for i in left[: upto - len(order)]]
+    return order
+
+
+def all_orders(importance: Sequence[Unit], units: Sequence[Unit], seed: int) -> list[tuple[str, int, list[Unit]]]:
+    """Return the order by importance, its reverse and random ones, each with its name and the number of its draw."""
+    found = [(IMPORTANCE, 0, list(importance)), (REVERSE, 0, list(importance)[::-1])]
+    for draw in range(1, N_RANDOM + 1):
+        order = np.random.default_rng([seed, draw]).permutation(len(units))
+        found.append((RANDOM, draw, [units[i] for i in order]))
+    return found
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a readout gives as more and more is disabled.
+
+    Args:
+        order: The order's name.
+        draw: Number of the random order, from 1; 0 for others.
+        units: The units in this order.
+        at: How many are disabled at each step.
+        sums: The measure's sum over the examples of each item at each step, shape (n_steps, n_items).
+    """
+
+    order: str
+    draw: int
+    units: Sequence[Unit]
+    at: Sequence[int]
+    sums: Counts
+
+    def area(self) -> Counts:
+        """Return the area under the curve over the share that is disabled, of each item, shape (n_items,)."""
+        share = np.array(self.at) / self.at[-1]
+        return np.asarray((np.diff(share)[:, None] * (self.sums[1:] + self.sums[:-1]) / 2).sum(0))
+
+
+def curve_rows(curves: Sequence[Curve], n: NDArray[np.int64], named: Mapping[str, Any]) -> Rows:
+    """Return the rows of `pruning.csv`: `effect` is what changes from the intact model, paired by item.
+
+    Args:
+        curves: A curve for each order.
+        n: Number of examples of each item, shape (n_items,).
+        named: Columns that all rows have: `units`, `kind`, `readout`, `layer`.
+    """
+    is_share = measure_of(str(named["readout"])).is_share
+    rows = []
+    for curve in curves:
+        for step, upto in enumerate(curve.at):
+            added = curve.units[curve.at[step - 1] if step else 0 : upto]
+            told = tested(curve.sums[step], curve.sums[0], n, is_share)
+            rows.append({
+                **named, "order": curve.order, "draw": curve.draw, "n_disabled": upto, "share": upto / curve.at[-1],
+                "value": float(curve.sums[step].sum() / n.sum()),
+                **{name: told[name] for name in ("effect", "low", "high", "n")},
+                "disabled": " ".join(unit.name for unit in added),
+            })  # fmt: skip
+    return rows
+
+
+def area_rows(curves: Sequence[Curve], n: NDArray[np.int64], named: Mapping[str, Any]) -> Rows:
+    """Return the rows of `pruning_areas.csv`: the area under the curve of an order, beside that of random orders.
+
+    `effect` is the difference from the mean of the random orders, paired by item. `percentile` is the percentage of
+    random orders that keep less, and `p_value` the rank of the order among them: how often one of them, or the order
+    itself, keeps as much, or as little for the reverse order.
+
+    Args:
+        curves: A curve for each order.
+        n: Number of examples of each item, shape (n_items,).
+        named: Columns that all rows have.
+    """
+    sign = measure_of(str(named["readout"])).sign
+    drawn = np.stack([curve.area() for curve in curves if curve.order == RANDOM])
+    random = sign * drawn.sum(1) / n.sum()
+    rows = []
+    for curve in curves:
+        if curve.order == RANDOM:
+            continue
+        own = curve.area()
+        area = sign * own.sum() / n.sum()
+        as_far = random >= area if curve.order == IMPORTANCE else random <= area
+        told = tested(own, drawn.mean(0), n, is_share=False)
+        rows.append({
+            **named, "order": curve.order, "area": float(sign * area), "random_area": float(sign * random.mean()),
+            "effect": told["effect"], "low": told["low"], "high": told["high"],
+            "percentile": 100 * float((random < area).mean()), "p_value": (1 + int(as_far.sum())) / (1 + len(random)),
+            "n": told["n"],
+        })  # fmt: skip
+    return rows
