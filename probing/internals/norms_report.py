@@ -142,9 +142,9 @@ def _left_table(changes: Sequence[Row]) -> Any:
             (left,), random = _of(rows, where, "outliers"), [row["value"] for row in _of(rows, where, "random")]
             others = f"{min(random):+.1f} to {max(random):+.1f}" if random else ""
             cells.append(f"{left['value']:+.1f}{in_brackets(others)}")
-        p = [row["p_value"] for row in rows if "p_value" in row]
+        p = [row["p_value"] for row in _of(rows, "both", "outliers") if "p_value" in row]
         (intact,) = _of(rows, "", "intact")
-        table.add_row(str(layer), str(neuron), f"{intact['value']:+.1f}", *cells, f"{min(p):.2g}" if p else "")
+        table.add_row(str(layer), str(neuron), f"{intact['value']:+.1f}", *cells, f"{p[0]:.2g}" if p else "")
     return table
 
 

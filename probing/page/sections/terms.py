@@ -192,7 +192,8 @@ GEOMETRY: Terms = {
     "95% range": "Interval of the effect over sentences.",
     "random others": "Range of the effects of as many other neurons, drawn at random.",
     "worse than": "Share of these draws that do less harm than the outliers.",
-    "p": "Probability that random other neurons do as much harm.",
+    "p": "Probability that random other neurons do as much harm; of distances, that they reduce them as much with both "
+    "norms made ordinary.",
     "large gains": "Effect of as many other neurons, those with the largest LayerNorm gains.",
     "norm": "Number of the norm within the block, in the order in which the block calls its norms.",
     "mean": "Mean of the neuron behind the norm: the sum of the four terms to the right.",
