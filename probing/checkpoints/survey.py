@@ -116,7 +116,8 @@ def _check_text(first: Checkpoint, of_first: dict[str, Document], one: Checkpoin
     """
     for name, document in here.items():
         if document["tokens"] != of_first[name]["tokens"]:
+            option = "--checkpoints" if one.revision is None else "--revisions"
             raise UserError(
-                f"`--checkpoints`: {one.name} makes other tokens of the text than {first.name}, so that the two cannot "
-                "be compared; give checkpoints of one training, with one tokenizer."
+                f"`{option}`: {one.name} makes other tokens of the text than {first.name}, so that the two cannot be "
+                "compared; give checkpoints of one training, with one tokenizer."
             )
