@@ -131,7 +131,7 @@ def _cell(row: Row | None) -> str:
 
 
 def _range(row: Row | None) -> str:
-    return "" if row is None else interval(row)
+    return "" if row is None else interval(row, form=".2f")
 
 
 def _sum(rows: Sequence[Row]) -> str:
