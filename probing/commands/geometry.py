@@ -80,8 +80,8 @@ def geometry(
         from_run: Finished run of `fit`, whose neurons with the largest contributions are changed, as many as --top, in
             each of its layers and of --layer; its model, its corpus and its split are then read.
         kind: What stands in the place of neurons: mean (over training tokens), zero, resample (their values at a random
-            token of another sentence), direction (their values without what tells the position linearly, by LEACE);
-            some of these, or all.
+            token of another sentence), direction (their values without what tells the position linearly, by LEACE),
+            shuffled (the same for positions that are permuted within sentences, as a control); some of these, or all.
         at: Whether neurons are changed at words, or everywhere, special tokens too.
         readouts: What is read while neurons are changed, one or more: position (by probes of the later layers and by
             heads), or others as in `disable`: mlm (the loss of masked words, by the model's own head).

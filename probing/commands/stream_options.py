@@ -16,8 +16,8 @@ from probing.tables.readout_names import READOUTS
 OF_RUN = ("model", "revision", "random_weights", "corpus", "max_length")
 # Options that are about neurons of the stream alone.
 _ABOUT_NEURONS = ("kind", "at", "readouts", "tokens", "retrain")
-Kind = Literal["mean", "zero", "resample", "direction"]
-KINDS: tuple[Kind, ...] = ("mean", "zero", "resample", "direction")
+Kind = Literal["mean", "zero", "resample", "direction", "shuffled"]
+KINDS: tuple[Kind, ...] = ("mean", "zero", "resample", "direction", "shuffled")
 # Number of neurons from a run by default.
 TOP = 10
 
@@ -120,10 +120,10 @@ def stream_of(config: dict[str, Any], usual: Mapping[str, Any]) -> Stream | None
     kinds = chosen("--kind", config["kind"], KINDS)
     readouts = chosen_with_data("--readouts", config["readouts"], READOUTS)
     if _as_typed(config["neurons"]) == "all":
-        if kinds != ["direction"]:
+        if not {"direction", "shuffled"}.issuperset(kinds):
             raise UserError(
                 f"`--neurons all` with `--kind {_as_typed(config['kind'])}` would leave nothing of the layer; give "
-                "`--kind direction`, which takes from it what tells the position alone."
+                "`--kind direction`, which takes from it what tells the position alone, or its control `shuffled`."
             )
         return Stream((), None, typed, None, kinds, readouts)
     if config["from_run"] is None:

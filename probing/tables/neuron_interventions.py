@@ -28,6 +28,7 @@ KINDS = {
     "zero": "set to 0",
     "resample": "with their values at random tokens of other sentences",
     "direction": "without what tells the position linearly in them",
+    "shuffled": "without what tells shuffled positions linearly in them",
 }
 
 

@@ -33,6 +33,6 @@ def test_every_measure_has_a_panel_and_the_way_from_step_0_is_dotted() -> None:
     ]  # fmt: skip
     loss, position = figure.axes
     dotted = [line for line in loss.lines if line.get_linestyle() == ":"]
-    assert [list(map(float, line.get_ydata())) for line in dotted] == [[5.0, 4.6]]  # type: ignore[call-overload, arg-type]
+    assert [list(map(float, line.get_ydata())) for line in dotted] == [[5.0, 4.6]]  # type: ignore[arg-type]
     marks = [line.get_xdata()[0] for line in position.lines if line.get_linestyle() == "-."]  # type: ignore[index]
     assert marks == pytest.approx([2.0])

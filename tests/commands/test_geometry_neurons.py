@@ -196,7 +196,7 @@ def test_options_that_contradict_each_other_are_refused(
             "--interventions", f"--from_run={fitted}", "--top=19"
         ],
         "the run's own is read, which is": ["--interventions", f"--from_run={fitted}", "--model=minilm2"],
-        "`--kind means` is not one of mean, zero, resample, direction": [
+        "`--kind means` is not one of mean, zero, resample, direction, shuffled": [
             *own, "--interventions", "--neurons=3", "--kind=means"
         ],
         "`--neurons all` with `--kind mean` would leave nothing": [*own, "--interventions", "--neurons=all"],

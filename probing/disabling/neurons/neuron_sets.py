@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from probing.heads.position.removal import matched_sets, random_sets
 
-Kind = Literal["mean", "zero", "resample", "direction"]
+Kind = Literal["mean", "zero", "resample", "direction", "shuffled"]
 Source = Literal["chosen", "random", "matched"]
 
-KINDS: tuple[Kind, ...] = ("mean", "zero", "resample", "direction")
+KINDS: tuple[Kind, ...] = ("mean", "zero", "resample", "direction", "shuffled")
 # Numbers of neurons of a dose curve; the last one is that of all neurons that are named.
 _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
@@ -26,7 +26,7 @@ class NeuronSet:
     Args:
         layer: The layer whose hidden states are changed.
         kind: What stands in their place: their mean, 0, their values at a random token of another sentence, or
-            their values without what tells the position linearly.
+            their values without what tells the position linearly, or positions that are shuffled.
         neurons: The neurons; none if nothing is changed, which is what the others are compared with.
         source: Whether these are the neurons that were asked for, or drawn to be compared with them.
         draw: Number of the draw, from 1; 0 for those that were asked for.

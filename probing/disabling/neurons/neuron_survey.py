@@ -202,13 +202,13 @@ class _Work:
     @cached_property
     def values(self) -> Any:
         """Returns what stands in the place of the neurons of a layer; those of one layer are kept."""
-        is_told = "direction" in self.asked.kinds  # what tells the position
+        is_told = not {"direction", "shuffled"}.isdisjoint(self.asked.kinds)  # what tells the position
         labels = self.train_labels if is_told else np.full(self.train.tokens.n_tokens, -1, dtype=np.int32)
         n_classes = len(self.probes[1]) if is_told else 1
 
         @lru_cache(maxsize=1)
         def of(layer: int) -> Values:
-            return Values.of(self.train, layer, self.asked.at, labels, n_classes)
+            return Values.of(self.train, layer, self.asked.at, labels, n_classes, self.asked.seed)
 
         return of
 

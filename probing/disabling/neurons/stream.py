@@ -16,6 +16,7 @@ from probing.cache.tokens import Tokens
 from probing.disabling.neurons.neuron_sets import Kind
 from probing.readouts.later_blocks import LaterBlocks
 from probing.readouts.text import Padded, Text
+from probing.statistics.permutation import permute_within_sentences
 from probing.transforms.erasure import Eraser, ErasureAccumulator
 
 Place = Literal["words", "everywhere"]
@@ -37,15 +38,17 @@ class Values:
         sentences: Index of the sentence of each, shape (n,).
         labels: Position class of each, shape (n,); -1 for tokens that are not examples.
         n_classes: Number of classes.
+        shuffled: Classes of which those of each sentence are permuted, shape (n,).
     """
 
     states: Tensor
     sentences: NDArray[Any]
     labels: Tensor
     n_classes: int
+    shuffled: Tensor
 
     @classmethod
-    def of(cls, train: Text, layer: int, at: Place, labels: NDArray[np.int32], n_classes: int) -> Values:
+    def of(cls, train: Text, layer: int, at: Place, labels: NDArray[np.int32], n_classes: int, seed: int = 0) -> Values:
         """Read them from the cache.
 
         Args:
@@ -54,10 +57,13 @@ class Values:
             at: At which tokens neurons are changed, from which their values are taken, too.
             labels: Position class of each token of the training sentences, shape (n_tokens,).
             n_classes: Number of classes.
+            seed: Seed of the permutations of classes.
         """
-        there = changed_tokens(train.tokens, at)
+        tokens, there = train.tokens, changed_tokens(train.tokens, at)
+        (shuffled,) = permute_within_sentences(labels, tokens.sentences, tokens.input_ids, 1, seed)
+        of_tokens, of_others = (torch.from_numpy(given[there].astype(np.int64)) for given in (labels, shuffled))
         states = train.states(layer)[torch.from_numpy(there)]
-        return cls(states, train.tokens.sentences[there], torch.from_numpy(labels[there].astype(np.int64)), n_classes)
+        return cls(states, tokens.sentences[there], of_tokens, n_classes, of_others)
 
     @cached_property
     def mean(self) -> Tensor:
@@ -69,10 +75,15 @@ class Values:
         """Standard deviation of each neuron, shape (d_model,)."""
         return self.states.double().std(0, correction=0).numpy()
 
-    def eraser(self, neurons: Sequence[int]) -> Eraser:
-        """Return the map of some neurons after which no linear probe of these neurons tells positions (LEACE)."""
+    def eraser(self, neurons: Sequence[int], labels: Tensor | None = None) -> Eraser:
+        """Return the map of some neurons after which no linear probe of these neurons tells positions (LEACE).
+
+        Args:
+            neurons: The neurons.
+            labels: Class of each token, shape (n,); by default that of its position.
+        """
         accumulator = ErasureAccumulator(len(neurons), self.n_classes)
-        accumulator.update(self.states[:, list(neurons)], self.labels)
+        accumulator.update(self.states[:, list(neurons)], self.labels if labels is None else labels)
         return accumulator.result()
 
     def replace(self, kind: Kind, neurons: Sequence[int], drawn: Tensor) -> Replace:
@@ -94,8 +105,8 @@ class Values:
         if kind == "resample":
             bank = self.states[:, columns]
             return lambda here, rows: bank[drawn[rows.cpu()]].to(here)
-        if kind == "direction":
-            eraser = self.eraser(columns)
+        if kind in ("direction", "shuffled"):
+            eraser = self.eraser(columns, self.labels if kind == "direction" else self.shuffled)
             return lambda here, rows: eraser.apply(here.cpu()).to(here)
         raise ValueError(f"{kind} replaces no neurons")
 

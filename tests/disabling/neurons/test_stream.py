@@ -119,6 +119,9 @@ def test_later_layers_are_those_of_the_whole_model_with_these_values(case: Case,
         "zero": lambda rows: torch.zeros(rows.stop - rows.start, 3),
         "resample": lambda rows: train[drawn[rows]][:, list(neurons)],
         "direction": lambda rows: values.eraser(neurons).apply(case.text.states(layer)[rows][:, list(neurons)]),
+        "shuffled": lambda rows: values.eraser(neurons, values.shuffled).apply(
+            case.text.states(layer)[rows][:, list(neurons)]
+        ),
     }
     for kind, made in others.items():
 
@@ -162,6 +165,8 @@ def test_without_directions_no_linear_probe_of_the_layer_beats_a_constant_answer
 
     assert gradient(states - states.mean(0)) > 0.005
     assert gradient(replace(states, labels)) < 1e-9
+    # Directions that tell shuffled positions leave the true ones to be read.
+    assert gradient(values.replace("shuffled", neurons, torch.zeros(0, dtype=torch.int64))(states, labels)) > 0.003
     # A part of the neurons: their own part of a probe is constant, that of the others is not.
     part = values.replace("direction", neurons[:5], torch.zeros(0, dtype=torch.int64))
     assert gradient(part(states[:, :5], labels)) < 1e-9
