@@ -84,7 +84,8 @@ def geometry(
             shuffled (the same for positions that are permuted within sentences, as a control); some of these, or all.
         at: Whether neurons are changed at words, or everywhere, special tokens too.
         readouts: What is read while neurons are changed, one or more: position (by probes of the later layers and by
-            heads), or others as in `disable`: mlm (the loss of masked words, by the model's own head).
+            heads), or others as in `disable`: mlm (the loss of masked words, by the model's own head), sts=DIR,
+            wic=DIR.
         tokens: Most tokens of the test sentences that are read while neurons are changed, and of the training
             sentences that values come from; sentences are drawn.
         retrain: Number of random sets and of matched ones, of the largest size, for which a probe of the last layer is
@@ -187,7 +188,7 @@ def _changing(
     from probing.corpus import assign_splits
     from probing.corpus.sides import read_corpora
     from probing.disabling.neurons.neuron_survey import Asked, survey
-    from probing.disabling.subject import Subject, frozen_of_run
+    from probing.disabling.subject import Subject, data_of, frozen_of_run
     from probing.runtime import terminal
 
     if stream.run is not None and (test := stream.run.config["test_corpus"]) is not None:
@@ -199,7 +200,7 @@ def _changing(
     if stream.run is not None:
         later = range(min(ranked) + 1, source.config.num_hidden_layers + 1)
         frozen = frozen_of_run(stream.run, source.model, source.random_weights_seed, later, "from_run")
-    subject = Subject(whole, corpora, splits, split_seed, frozen, stream.readouts)
+    subject = Subject(whole, corpora, splits, split_seed, frozen, data_of(stream.readouts))
     stores = subject.read()
     asked = Asked(
         ranked, stream.kinds, config["at"], config["tokens"], config["draws"], config["retrain"], config["seed"]

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from conftest import BARE
+from downstream_data import sentence_pairs, word_pairs, write_semeval, write_wic
 from families import make_checkpoint, masked_lm
 from probing import UserError, WandbOptions, fit, load_run, report
 from probing.__main__ import COMMANDS
@@ -227,3 +228,17 @@ def test_the_loss_of_masked_words_is_read_where_the_model_has_a_head(
     (line,) = conclusions(rows)
     assert "loss of masked words" in line
     assert "nats" in line
+
+
+def test_similarity_and_senses_are_read_from_data(place: Path, corpus_file: Path, sentences: list[str]) -> None:
+    write_semeval(place / "STS12", "one", sentence_pairs(40, 0))
+    for part in ("train", "dev"):
+        write_wic(place / "wic", part, word_pairs(40, len(part)))
+    found = measured(
+        place, model=str(make_checkpoint(place / "pairs", "bert", sentences)), corpus=str(corpus_file), neurons="3",
+        layer=1, readouts=[f"sts={place / 'STS12'}", f"wic={place / 'wic'}"], draws=2, tokens=1500,
+    )  # fmt: skip
+    rows = found.neuron_interventions
+    assert [(row["readout"], row["layer"], row["n"]) for row in rows] == [("sts:STS12", 3, 40), ("wic", 3, 40)]
+    for row in rows:
+        assert row["effect"] == pytest.approx(row["value"] - row["intact"])

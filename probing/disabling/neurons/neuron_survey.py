@@ -115,7 +115,7 @@ def survey(subject: Subject, stores: Sequence[ActivationStore], asked: Asked, pr
     work = _Work(subject, stores, asked, text, train, progress)
     parts = work.of_positions() if POSITION in subject.wanted else []
     heads = work.heads.heads if parts and work.heads else ()
-    parts += [work.of_other(readout) for readout in subject.other_readouts(work.part, asked.n_tokens, asked.seed)]
+    parts += [work.of_other(readout) for readout in subject.other_readouts(work.part, DRAWN_TOKENS, asked.seed)]
     interventions: Rows = []
     draws: Rows = []
     for layer in asked.ranked:
