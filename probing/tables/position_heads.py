@@ -168,6 +168,7 @@ def _contrast(made: Tables) -> list[str]:
     several = "; ".join(
         f"{name_of(row)} {_value(row, 'contrast', '.2f')}, of which {_value(row, 'position_part', '.2f')} between "
         "positions alone"
+        + (f" and {_value(row, 'bias_part', '.2f')} by the bias of relative positions" if row.get("bias_part") else "")
         for row in rows
     )
     return [f"Contrast of the word at the offset, in logits: {several}."]
