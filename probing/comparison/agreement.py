@@ -30,7 +30,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.comparison.label_null import label_chance
-from probing.comparison.permutation_null import CHOICE, STATISTICS, Settings, Statistic, chance, compared, similarities
+from probing.comparison.permutation_null import (
+    CHOICE,
+    STATISTICS,
+    Settings,
+    Statistic,
+    chance,
+    compared,
+    paired_similarities,
+    similarities,
+)
 from probing.statistics.bootstrap import percentiles
 from probing.statistics.rank_similarity import Array
 
@@ -190,7 +199,7 @@ def _intervals(
         raise ValueError(f"draws: expected both of shape (n_draws, {len(a)}), two or more, found {shapes}")
     ends = {}
     for name in STATISTICS:
-        redrawn = np.array([_value(name, x, y, settings) for x, y in zip(*draws, strict=True)])
+        redrawn = paired_similarities(name, *draws, settings)
         spread = percentiles(redrawn - redrawn.mean())
         low, high = (_value(name, a, b, settings) + np.array(spread)).clip(0 if name in CHOICE else -1, 1)
         ends[name] = (float(low), float(high))

@@ -74,6 +74,26 @@ def similarities(name: Statistic, a: Array, others: Array, settings: Settings) -
     return found
 
 
+def paired_similarities(name: Statistic, ones: Array, others: Array, settings: Settings) -> Array:
+    """Return a statistic of each scoring with that in the same row of `others`, as `similarities` does.
+
+    Args:
+        name: Name of the statistic.
+        ones: Scores, shape (n_draws, n).
+        others: Scores of the same neurons, shape (n_draws, n).
+        settings: Arguments of the statistic.
+    """
+    kept = compared(name, ones, others)
+    # Nearly always the same neurons are dead in all rows, which are then ranked at once.
+    if not kept.any() or (kept != kept[0]).any():
+        rows = zip(ones, others, strict=True)
+        return np.array([similarities(name, one, other[None], settings)[0] for one, other in rows])
+    ranked = (_ranked(name, side[:, kept[0]]) for side in (ones, others))
+    found = np.array([_compare(name, one, other[None], settings)[0] for one, other in zip(*ranked, strict=True)])
+    found[(np.ptp(ones, axis=1) == 0) | (np.ptp(others, axis=1) == 0)] = np.nan
+    return found
+
+
 def chance(
     name: Statistic,
     value: float,

@@ -206,7 +206,7 @@ def _without_garbage_collection() -> Iterator[None]:
     try:
         yield
     finally:
-        if gc.get_freeze_count() and len(sys.modules) > n_modules:
+        if len(sys.modules) > n_modules and gc.get_freeze_count():
             gc.freeze()
         if was_enabled:
             gc.enable()

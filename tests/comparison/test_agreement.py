@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from scipy.stats import hypergeom, kstest
 
 from probing.comparison.agreement import PERSISTENCE, Agreement, agreement, holm, permutations_for
-from probing.comparison.permutation_null import STATISTICS
+from probing.comparison.permutation_null import STATISTICS, Settings, paired_similarities, similarities
 from probing.statistics.bootstrap import resampled_means
 from probing.statistics.rank_similarity import neuron_ranks, rank_biased_overlap
 
@@ -262,6 +262,23 @@ def test_the_interval_covers_the_agreement_that_such_runs_have_on_average() -> N
     assert (covered > 0.83).all()
     # And it does not cover everything.
     assert ((high - low)[:, 2:] < 0.8).all()
+
+
+@pytest.mark.parametrize("dead", ["none", "the same", "others", "all"])
+@pytest.mark.parametrize("constant", [False, True])
+def test_scorings_compared_in_pairs_are_those_compared_one_by_one(dead: str, constant: bool) -> None:
+    ones, others = np.round(scorings(8), 1) + 0.1, np.round(scorings(8, seed=1), 1) + 0.1  # some are tied
+    if constant:
+        others[2] = 1.0  # ranks nothing
+    ones[:, {"none": [], "the same": [3, 7], "others": [], "all": range(N)}[dead]] = 0
+    if dead == "others":
+        ones[np.arange(8), np.arange(8)] = 0
+    settings = Settings(k=10, persistence=PERSISTENCE, permutations=1, seed=0)
+    for name in STATISTICS:
+        found = paired_similarities(name, ones, others, settings)
+        expected = [similarities(name, one, other[None], settings)[0] for one, other in zip(ones, others, strict=True)]
+        np.testing.assert_array_equal(found, expected)
+        assert np.isnan(found).any() == (constant or dead == "all")
 
 
 def test_the_interval_holds_the_value_and_stays_in_range() -> None:
