@@ -49,7 +49,12 @@ def loss_by_step(figure: Figure, rows: Sequence[Row]) -> None:
             curve = {row["step"]: row["loss"] for row in rows if (row["arm"], row["seed"]) == (arm, seed)}
             axes.plot(list(curve), list(curve.values()), ms=3, label=None if i else arm, **_LOOKS[arm])
     axes.axhline(rows[0]["unigram_loss"], color=GREY, lw=0.8, label="frequencies of tokens")
+    last = max(row["step"] for row in rows)
+    shown = [0, *(4**i for i in range(last.bit_length() // 2 + 1) if 4**i <= last)]
     axes.set_xscale("symlog", linthresh=1, base=2)
+    axes.set_xlim(-0.2, 1.2 * last)
+    axes.set_xticks(shown, [f"{step:,}" for step in shown])
+    axes.minorticks_off()
     axes.set_xlabel("step")
     axes.set_ylabel("held-out loss, nats")
     axes.set_title("Prediction of masked tokens; a line for each seed")
@@ -60,6 +65,7 @@ def outliers_by_layer(figure: Figure, rows: Sequence[Row]) -> None:
     """Draw the farthest mean of each arm and seed by layer, after the last step."""
     axes = _by_layer(figure, rows, "max_mean_sd")
     axes.axhline(OUTLIER, color=GREY, lw=0.8)
+    axes.set_ylim(bottom=0)
     axes.set_ylabel("farthest mean of a neuron, sd")
     axes.set_title(f"After the last step: an outlier lies above {OUTLIER:g} sd")
 

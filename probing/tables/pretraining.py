@@ -117,14 +117,14 @@ def tables(made: Tables) -> list[Any]:
 
     end = last_rows(made["arms"])
     table = plain_table("After the last step: mean over seeds (lowest to highest)")
-    for heading in ("arm", "layer", "loss", "unigram", "largest |mean|, sd", "position", "token", "equivariance"):
+    for heading in ("arm", "layer", "farthest mean, sd", "position accuracy", "by the token alone", "equivariance"):
         table.add_column(heading, justify="left" if heading == "arm" else "right")
     for arm in arms_of(end):
         of_arm = [row for row in end if row["arm"] == arm]
         for layer in sorted({row["layer"] for row in of_arm}):
             here = [row for row in of_arm if row["layer"] == layer]
             table.add_row(
-                arm, str(layer), _range(here, "loss"), _range(here, "unigram_loss"), _range(here, "max_mean_sd"),
+                arm, str(layer), _range(here, "max_mean_sd"),
                 _range(here, "position_accuracy"), _range(here, "token_accuracy"),
                 f"{max(row['equivariance'] for row in here):.1e}",
             )  # fmt: skip
@@ -133,8 +133,8 @@ def tables(made: Tables) -> list[Any]:
 
 def _range(rows: Sequence[Row], column: str) -> str:
     values = [row[column] for row in rows]
-    ends = f"{min(values):.2f} to {max(values):.2f}"
-    return f"{sum(values) / len(values):.2f}{in_brackets(ends if min(values) < max(values) else '')}"
+    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+    return f"{sum(values) / len(values):.2f}{in_brackets(f'{low} to {high}' if low != high else '')}"
 
 
 def conclusions(made: Tables, growth: Mapping[str, Any] | None = None) -> list[str]:
