@@ -84,12 +84,8 @@ def geometry(
             shuffled (the same for positions that are permuted within sentences, as a control); some of these, or all.
         at: Whether neurons are changed at words, or everywhere, special tokens too.
         readouts: What is read while neurons are changed, one or more: position (by probes of the later layers and by
-<<<<<<< Updated upstream
             heads), or others as in `disable`: mlm (the loss of masked words, by the model's own head), sts=DIR,
             wic=DIR.
-=======
-            heads), or others as in `disable`: mlm (the loss of masked words, by the model's own head), sts=DIR, wic=DIR.
->>>>>>> Stashed changes
         tokens: Most tokens of the test sentences that are read while neurons are changed, and of the training
             sentences that values come from; sentences are drawn.
         retrain: Number of random sets and of matched ones, of the largest size, for which a probe of the last layer is
