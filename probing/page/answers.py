@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from probing.models.layers import aligned
 from probing.models.site_names import NEURON, is_inside_blocks, site_of
-from probing.page.sources import Agreement, Subject, Survey, model_name
+from probing.page.sources import Agreement, Disabling, Subject, Survey, model_name
 from probing.statistics.intervals import scope
 from probing.tables.columns import R2, Row, in_brackets, interval, score_of
 from probing.tables.conclusions import conclusion, held_against
@@ -14,7 +14,7 @@ from probing.tables.geometry import transform_sizes
 from probing.tables.wording import count, layers_named, listed, two_decimals
 
 
-def title(subjects: Sequence[Subject], surveys: Sequence[Survey] = ()) -> str:
+def title(subjects: Sequence[Subject], surveys: Sequence[Survey | Disabling] = ()) -> str:
     """Return the title of a page; surveys of heads name it if there are no runs with probes."""
     if not subjects:
         return f"attention heads of {listed(list(dict.fromkeys(model_name(one.made.config) for one in surveys)))}"

@@ -13,12 +13,13 @@ from probing.page import answers
 from probing.page.markup import MARK, Html, element, joined
 from probing.page.sections.attention import survey_section
 from probing.page.sections.comparison import accuracies_figure, agreement_section
+from probing.page.sections.disabling import disabling_section
 from probing.page.sections.evaluation import evaluation_section
 from probing.page.sections.geometry import geometry_section
 from probing.page.sections.reproduce import folder_block, run_block
 from probing.page.sections.run import accuracy_figure, heads_section, neurons_section
 from probing.page.sections.terms import terms_section
-from probing.page.sources import Evaluation, Geometry, Sources, Subject, Survey
+from probing.page.sources import Disabling, Evaluation, Geometry, Sources, Subject, Survey
 from probing.runs.reading import reading
 from probing.runtime.versions import own_version
 
@@ -28,7 +29,7 @@ ROOM, PER_NEURON = 4_600_000, 90
 # Number of characters that a page may have for the example sentences of heads.
 ROOM_OF_EXAMPLES = 1_100_000
 
-_Measured = TypeVar("_Measured", bound=Geometry | Evaluation | Survey)
+_Measured = TypeVar("_Measured", bound=Geometry | Evaluation | Survey | Disabling)
 
 
 def build(sources: Sources, defaults: Mapping[str, Any]) -> bytes:
@@ -40,7 +41,7 @@ def build(sources: Sources, defaults: Mapping[str, Any]) -> bytes:
     """
     script, style = _file("script.js"), _file("style.css")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    title = answers.title(sources.subjects, sources.surveys)
+    title = answers.title(sources.subjects, [*sources.surveys, *sources.disabled])
     page = Template(_file("page.html")).substitute(
         mark=MARK,
         title=element("title", title[:1].upper() + title[1:]),
@@ -61,6 +62,7 @@ def _links(sources: Sources) -> Html:
     links += [(f"#neurons-{i}", f"Neurons of {subject.label}") for i, subject in enumerate(sources.subjects)]
     links += [(f"#heads-{i}", f"Heads of {one.label}") for i, one in enumerate(sources.subjects) if one.run.heads]
     links += [(f"#attention-{i}", one.title) for i, one in enumerate(sources.surveys)]
+    links += [(f"#disabling-{i}", one.title) for i, one in enumerate(sources.disabled)]
     links += [("#geometry", "Geometry")] if sources.geometry else []
     links += [("#evaluations", "Words and sentences")] if sources.evaluations else []
     links += [("#terms", "Terms"), ("#reproduce", "To reproduce")]
@@ -72,6 +74,9 @@ def _content(sources: Sources, defaults: Mapping[str, Any]) -> Html:
     for i, survey in enumerate(sources.surveys):
         with reading(survey.folder):
             parts.append(survey_section(survey, i, ROOM_OF_EXAMPLES // len(sources.surveys)))
+    for i, disabling in enumerate(sources.disabled):
+        with reading(disabling.folder):
+            parts.append(disabling_section(disabling, i))
     if sources.geometry:
         parts.append(element("div", *_each(geometry_section, sources.geometry), id="geometry"))
     if sources.evaluations:
@@ -79,7 +84,9 @@ def _content(sources: Sources, defaults: Mapping[str, Any]) -> Html:
     parts.append(terms_section(sources))
     blocks = [run_block(subject, defaults) for subject in sources.subjects]
     blocks += [folder_block("The comparison", sources.agreement.folder)] if sources.agreement else []
-    others: list[Geometry | Evaluation | Survey] = [*sources.surveys, *sources.geometry, *sources.evaluations]
+    others: list[Geometry | Evaluation | Survey | Disabling] = [
+        *sources.surveys, *sources.disabled, *sources.geometry, *sources.evaluations,
+    ]  # fmt: skip
     blocks += _each(lambda one: folder_block(one.title, one.folder), others)
     parts.append(element("section", element("h2", "To reproduce"), *blocks, id="reproduce"))
     return joined(*parts)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from probing.errors import UserError
 from probing.heads.examples.example_maps import Examples, read_examples
 from probing.models.site_names import is_inside_blocks, site_of
-from probing.runs.kinds import Attention
+from probing.runs.kinds import Attention, Disabled
 from probing.runs.loading import read_folder
 from probing.runs.reading import kind_of, reading
 from probing.runs.run import Row, Run, load_fit
@@ -34,6 +34,8 @@ NEEDED_R2 = {"layer", "r2", "r2_low", "r2_high", "relative_gradient"}
 NEEDED_RESULTS = {"versions", "cache", "classes", "n_sentences", "timings", "layers"}
 # The kind of the results of `attention`.
 SURVEY = "survey of attention heads"
+# The kind of the results of `disable`.
+DISABLING = "disabling of heads and layers"
 # Stands for the class where numbers are predicted.
 ALL = "all"
 # The command that writes results of each kind, for those without probes.
@@ -184,6 +186,27 @@ class Survey:
 
 
 @dataclass(frozen=True)
+class Disabling:
+    """What a model loses without a head or a layer.
+
+    Args:
+        made: The results of `disable`.
+    """
+
+    made: Disabled
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the results."""
+        return self.made.folder
+
+    @property
+    def title(self) -> str:
+        """The heading of the section on the page."""
+        return f"Without heads and layers: {self.folder.name}"
+
+
+@dataclass(frozen=True)
 class Sources:
     """Everything that a page is made from.
 
@@ -193,6 +216,7 @@ class Sources:
         geometry: Results of `geometry`.
         evaluations: Results of `wic` and `sts`.
         surveys: Results of `attention`.
+        disabled: Results of `disable`.
     """
 
     subjects: Sequence[Subject]
@@ -200,6 +224,7 @@ class Sources:
     geometry: Sequence[Geometry] = ()
     evaluations: Sequence[Evaluation] = ()
     surveys: Sequence[Survey] = ()
+    disabled: Sequence[Disabling] = ()
 
 
 def read_sources(folders: Sequence[str | Path]) -> Sources:
@@ -213,6 +238,7 @@ def read_sources(folders: Sequence[str | Path]) -> Sources:
     geometry: list[Geometry] = []
     evaluations: list[Evaluation] = []
     surveys: list[Survey] = []
+    disabled: list[Disabling] = []
     paths = [Path(folder) for folder in folders]
     for path in paths:
         if sum(path.resolve() == other.resolve() for other in paths) > 1:
@@ -225,6 +251,8 @@ def read_sources(folders: Sequence[str | Path]) -> Sources:
                 geometry.append(_read_geometry(path))
             elif kind == SURVEY:
                 surveys.append(Survey(read_folder(Attention, path), read_examples(path)))
+            elif kind == DISABLING:
+                disabled.append(Disabling(read_folder(Disabled, path)))
             elif kind in _COMMANDS:
                 evaluations.append(_read_evaluation(path, _COMMANDS[kind]))
             else:
@@ -235,13 +263,13 @@ def read_sources(folders: Sequence[str | Path]) -> Sources:
     for agreement, compared in agreements:
         names = {label: _find(agreement.folder, folder, runs) for label, folder in compared.items()}
     others = [run for run in runs if not any(run is found for found in names.values())]
-    if not names and not others and not surveys:
+    if not names and not others and not surveys and not disabled:
         raise UserError(
             f"`{paths[0]}` was written by `{_COMMANDS[_kind(paths[0])]}`; give a run that `fit` wrote as well."
         )
     labelled = names | dict(zip(labels(others, taken=list(names)), others, strict=True))
     subjects = [_subject(label, run) for label, run in labelled.items()]
-    return Sources(subjects, agreements[0][0] if agreements else None, geometry, evaluations, surveys)
+    return Sources(subjects, agreements[0][0] if agreements else None, geometry, evaluations, surveys, disabled)
 
 
 def source_of(run: Run) -> Sources:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from conftest import BARE
 from downstream_data import sentence_pairs, word_pairs, write_semeval, write_wic
 from families import masked_lm
-from probing import Disabled, UserError, WandbOptions, disable, fit, load_run
+from probing import Disabled, UserError, WandbOptions, disable, fit, load_run, report
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.disabling.passes import Passes
@@ -214,6 +216,15 @@ def test_masked_words_are_read_where_there_is_a_head(
         "heads_zero_mlm", "layers_mlm", "pruning_heads_mlm", "pruning_layers_mlm",
     }  # fmt: skip
     assert [row["n_disabled"] for row in made.pruning if row["order"] == "reverse"] == [*range(7), *range(4)]
+    page = report([str(made.folder)]).read_text(encoding="utf-8")
+    (section,) = re.findall(r'<section id="?disabling-0.*?</section>', page, flags=re.DOTALL)
+    for line in conclusions(vars(made)):
+        assert line.replace("'", "&#x27;") in section or line in html.unescape(section)
+    assert section.count("heads-map") == 1  # one kind that heads can be disabled by
+    (shaded,) = [row for row in made.disabled if row["unit"] == "2-1"]
+    assert f"{shaded['effect']:+.3f}</span>" in section
+    for row in made.pruning:
+        assert row["order"] == "random" or f"{row['value']:.3f}</td>" in section
     assert "Loss of masked words without a head, in nats, of 6 heads" in " ".join(repr(made).split())
 
 
