@@ -163,13 +163,13 @@ def test_neurons_at_random_cost_no_more_than_others_and_a_killed_run_goes_on(
 
     monkeypatch.setattr(NeuronPasses, "run", counting)
     options: dict[str, Any] = {"from_run": None, "model": str(model), "corpus": str(corpus_file), "retrain": 0}
-    options |= {"neurons": [4, 12, 33], "layer": 2, "kind": "zero", "at": "everywhere"}
+    options |= {"neurons": [4, 12, 33], "layer": 2, "kind": "zero", "at": "everywhere", "draws": 4}
     with pytest.raises(KeyboardInterrupt):
         measured(place, **options)
     monkeypatch.setattr("probing.disabling.subject.train_probes", None)  # they are stored, too
     found = measured(place, **options)
     assert seen[6] == seen[5]
-    assert len(seen) == 1 + 3 + 3 * 40 + 1 + 1 - 1
+    assert len(seen) == 1 + 3 + 3 * 8 + 1
     assert {row["layer"] for row in found.neuron_interventions if row["readout"] == "position"} == {3}
     (row,) = [row for row in found.neuron_interventions if row["readout"] == "position" and row["k"] == 3]
     assert row["random_p"] > 0.05
