@@ -41,8 +41,8 @@ def main() -> None:
     heads = made("heads", attention, run=named)
     first = made("first", geometry, interventions=True, from_run=named, layer="1,5", transforms="none")
     erased = made(
-        "erased", geometry, interventions=True, neurons="all", kind="direction", layer=",".join(map(str, ERASED)),
-        transforms="none",
+        "erased", geometry, interventions=True, neurons="all", kind="direction,shuffled",
+        layer=",".join(map(str, ERASED)), transforms="none",
     )  # fmt: skip
     disabled = made("disabled", disable, kinds="uniform,skip")
     for one in (heads, first, erased, disabled):
@@ -60,18 +60,21 @@ def draw(figure: Figure, erased: Rows, disabled: Rows, majority: float) -> None:
         disabled: Rows of `disabled.csv`.
         majority: Accuracy of the majority class.
     """
-    figure.set_size_inches(7.4, 3.6)
+    figure.set_size_inches(7.6, 4.0)
     axes = figure.subplots()
-    intact = _of(erased, changed_layer=ERASED[0])
+    intact = _of(erased, changed_layer=ERASED[0], kind="direction")
     layers = [row["layer"] for row in intact]
     axes.plot(layers, [row["intact"] for row in intact], "o-", color=BLUE, label="intact")
     for unit, mark, colour in ((UNITS[0], "^", GREEN), (UNITS[1], "v", ORANGE)):
         _line(axes, _of(disabled, unit=unit, kind="uniform"), f"{mark}--", colour, f"head {unit} uniform")
     _line(axes, _of(disabled, unit="5", kind="skip"), "D-.", PURPLE, "block 5 skipped")
-    for layer, mark in zip(ERASED, "sPXd", strict=True):
-        own = _of(erased, changed_layer=layer)
-        _line(axes, own, f"{mark}:", GREY, f"layer {layer} without linear position")
-    axes.axhline(majority, color="black", linewidth=0.8, label="majority class")
+    for kind, style, colour, what in (
+        ("shuffled", "--", GREY, "shuffled positions"), ("direction", ":", "black", "linear position"),
+    ):  # fmt: skip
+        for layer, mark in zip(ERASED, "sPXd", strict=True):
+            own = _of(erased, changed_layer=layer, kind=kind)
+            _line(axes, own, f"{mark}{style}", colour, f"layer {layer} without {what}")
+    axes.axhline(majority, color="black", linewidth=0.8, label="majority class", zorder=0)
     axes.set_ylim(0, 1.03)
     axes.set_ylabel("accuracy of the probe of position")
     name_layers(axes, layers, what="layer whose probe reads")
