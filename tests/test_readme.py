@@ -78,7 +78,7 @@ def toy(tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str], monk
     own_task = next(code for language, code in code_blocks(ROOT / "docs" / "tasks.md") if language == "python")
     (tmp_path / "half.py").write_text(own_task)
     (tmp_path / "mine.yaml").write_text("layer: 2\n")
-    for step in ("checkpoints/step0", "checkpoints/step10", "tiny/step0", "tiny/step10"):
+    for step in ("training/step0", "training/step10", "tiny/step0", "tiny/step10"):
         shutil.copytree(checkpoints["bert"], tmp_path / step)  # copies, because a page writes there
     (tmp_path / "conf").symlink_to(ROOT / "conf")
     monkeypatch.chdir(tmp_path)
