@@ -78,8 +78,9 @@ def toy(tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str], monk
     own_task = next(code for language, code in code_blocks(ROOT / "docs" / "tasks.md") if language == "python")
     (tmp_path / "half.py").write_text(own_task)
     (tmp_path / "mine.yaml").write_text("layer: 2\n")
-    for step in ("training/step0", "training/step10", "tiny/step0", "tiny/step10"):
-        shutil.copytree(checkpoints["bert"], tmp_path / step)  # copies, because a page writes there
+    for training in ("training", "tiny"):
+        for step in ("step0", "step10"):
+            shutil.copytree(checkpoints["bert"], tmp_path / training / step)  # copies, because a page writes there
     (tmp_path / "conf").symlink_to(ROOT / "conf")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "disabled")
@@ -155,6 +156,8 @@ def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path, fi
         args += ["--model", str(toy)] + ([] if {"--corpus", "--pairs"} & {*args} else ["--corpus", "sentences.txt"])
     if args[0] == "pretrain":
         args += TOY_ENCODER
+    if args[0] == "disable":  # for each of many passes
+        args += ["--tokens", "300", "--retrain", "1"]
     if args[0] == "sweep":
         args += [f"--fit.{name}={value}" for name, value in (("model", toy), ("corpus", "sentences.txt"), ("layer", 0))]
         args += ["--trials", "2"]
