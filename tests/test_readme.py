@@ -156,8 +156,10 @@ def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path, fi
         args += ["--model", str(toy)] + ([] if {"--corpus", "--pairs"} & {*args} else ["--corpus", "sentences.txt"])
     if args[0] == "pretrain":
         args += TOY_ENCODER
-    if args[0] == "disable":  # for each of many passes
+    if args[0] == "disable" or {"--neurons", "--from_run"} & {*args}:  # for each of many passes
         args += ["--tokens", "300", "--retrain", "1"]
+    if {"--neurons", "--from_run"} & {*args}:
+        args += ["--draws", "2"]
     if args[0] == "sweep":
         args += [f"--fit.{name}={value}" for name, value in (("model", toy), ("corpus", "sentences.txt"), ("layer", 0))]
         args += ["--trials", "2"]
