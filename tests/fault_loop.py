@@ -37,6 +37,8 @@ LAYERS = [0, 1, 3]
 
 def processes() -> ForkServerContext:
     """Return what starts processes, from one that has imported the libraries but computed nothing: in milliseconds."""
+    # A test runner's own main module may have lost its specification, for which multiprocessing asks.
+    vars(sys.modules["__main__"]).setdefault("__spec__", None)
     context = multiprocessing.get_context("forkserver")
     rooms = ("commands.fit", "cache.extraction", "probes.training", "runs.results", "evidence.table")
     probing = [f"probing.{name}" for name in rooms]
