@@ -148,11 +148,14 @@ def _run(
             "interventions": config["interventions"] and stream is None,
         }  # fmt: skip
         _check_inside(source, inside)
-        ranked = None
+        ranked, data = None, {}
         if stream is not None:
+            from probing.disabling.subject import data_of
+
             ranked = stream.ranked(source.layers, typed is None, source.config.num_hidden_layers, d_model)
+            data = data_of(stream.readouts)
         text, stores = _read(source, config["corpus"], config["fit_corpus"], config["special_tokens"])
-        changing = None if stream is None else _changing(config, stream, ranked, source, text, split_seed)
+        changing = None if stream is None else _changing(config, stream, ranked, data, source, text, split_seed)
         watch.end("extract")
         if not is_main_process():
             return None
@@ -182,13 +185,14 @@ def _plan(config: Mapping[str, Any], stream: Stream | None) -> Any:
 
 
 def _changing(
-    config: Mapping[str, Any], stream: Stream, ranked: Any, source: Any, corpus: Any, split_seed: int
-) -> Callable[[], Any]:
+    config: Mapping[str, Any], stream: Stream, ranked: Any, data: Mapping[str, Any], source: Any, corpus: Any,
+    split_seed: int,
+) -> Callable[[], Any]:  # fmt: skip
     """Read what is needed to change neurons, and return what measures what is lost."""
     from probing.corpus import assign_splits
     from probing.corpus.sides import read_corpora
     from probing.disabling.neurons.neuron_survey import Asked, survey
-    from probing.disabling.subject import Subject, data_of, frozen_of_run
+    from probing.disabling.subject import Subject, frozen_of_run
     from probing.runtime import terminal
 
     if stream.run is not None and (test := stream.run.config["test_corpus"]) is not None:
@@ -200,7 +204,7 @@ def _changing(
     if stream.run is not None:
         later = range(min(ranked) + 1, source.config.num_hidden_layers + 1)
         frozen = frozen_of_run(stream.run, source.model, source.random_weights_seed, later, "from_run")
-    subject = Subject(whole, corpora, splits, split_seed, frozen, data_of(stream.readouts))
+    subject = Subject(whole, corpora, splits, split_seed, frozen, data)
     stores = subject.read()
     asked = Asked(
         ranked, stream.kinds, config["at"], config["tokens"], config["draws"], config["retrain"], config["seed"]

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from probing.cache import ActivationStore
 from probing.cache.extraction import forward_trainer
+from probing.cache.passes import PassStore
 from probing.cache.source import ActivationSource
 from probing.cli.options import ProbeOptions
 from probing.corpus import Corpus, Split
 from probing.data.examples import class_of_tokens
 from probing.data.layer_moments import layer_moments
 from probing.data.preparation import example_checks, label_sides
-from probing.disabling.store import fingerprint_of
+from probing.disabling.store import PROBES, fingerprint_of
 from probing.downstream.wic.evaluation import target_check
 from probing.errors import UserError
 from probing.models import ModelSource, load_encoder, load_tokenizer
@@ -232,6 +233,25 @@ class Subject:
         layers = [layer for layer in self.source.layers if layer > 0]
         fits = train_probes(sides, layers, self.training(progress), moments=layer_moments(sides.train, layers))
         return {"weight": torch.stack([fit.weight for fit in fits]), "classes": torch.from_numpy(sides.classes)}
+
+    def probes(
+        self, stores: Sequence[ActivationStore], store: PassStore | None, progress: Progress
+    ) -> tuple[dict[int, Tensor], Labels]:
+        """Return the weight of each layer's probe, of another run or trained unless it is stored; and the classes.
+
+        Args:
+            stores: The activations of each corpus.
+            store: Where trained probes are stored; None if they are those of another run.
+            progress: Returns Lightning callbacks that show the training of probes.
+        """
+        if store is None or self.frozen is not None:
+            assert self.frozen is not None
+            return dict(self.frozen.weight), self.frozen.classes
+        if store.unfinished([PROBES]):
+            store.put(PROBES, self.train(stores, progress))
+        found = store.get(PROBES)
+        weight = dict(zip(range(1, len(found["weight"]) + 1), found["weight"], strict=True))
+        return weight, found["classes"].numpy()
 
     def training(self, progress: Progress) -> Training:
         """Return the settings of the training of probes."""

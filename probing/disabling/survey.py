@@ -12,17 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probing.cache import ActivationStore, job_lock
+from probing.cache import ActivationStore
 from probing.cache.passes import PassStore
-from probing.cache.plan import fingerprint
-from probing.cache.store import leftovers, remove
 from probing.corpus import Split
 from probing.disabling.cumulative import Cumulative, n_files
 from probing.disabling.effects import Measured, Rows, better_without_rows, effect_rows, measured_of
 from probing.disabling.importance import importance, importance_rows
 from probing.disabling.passes import Passes
 from probing.disabling.retraining import Labelled, chosen_units, retrained
-from probing.disabling.store import PROBES, fingerprint_of, run_unfinished
+from probing.disabling.store import fingerprint_of, opened, run_unfinished
 from probing.disabling.subject import Subject
 from probing.disabling.units import Job, Kind, UnitType, all_jobs, wanted
 from probing.errors import UserError
@@ -250,19 +248,10 @@ class _Work:
     @contextmanager
     def _store(self, readout: str, own: Mapping[str, Any], n_passes: int | None = None) -> Iterator[PassStore]:
         """Open the store of the passes of a readout, which other jobs then wait for."""
-        source, first = self.subject.source, self.stores[-1]
         key = _key(self.subject, self.stores, self.asked, readout, own)
-        folder = source.cache / f"{source.model.short_name}-{fingerprint(key)[:16]}"
-        with job_lock(source.cache, folder.name, source.say):
-            for path in leftovers(folder):
-                remove(path)
-            described = {name: first.header[name] for name in ("model", "revision", "corpus", "versions")}
-            n_passes = n_passes or 2 * len(self.jobs) + 1
-            store = PassStore.opened(
-                folder, key, self.text.tokens, n_passes, first.plan.batch_tokens, described
-            )  # fmt: skip
+        n_passes = n_passes or 2 * len(self.jobs) + 1
+        with opened(self.subject.source, key, self.stores[-1], self.text.tokens, n_passes) as store:
             yield store
-            store.touch()
 
     def _run(self, store: PassStore, readout: Readout, passes: Callable[[], Passes]) -> dict[Job, Any]:
         """Return what each pass that is asked for gave."""
@@ -274,17 +263,9 @@ class _Work:
         )
 
     def _probes(self, store: PassStore) -> tuple[Probes, Labels]:
-        """Return the later layers' probes, trained unless they are stored or come from another run; and classes."""
-        subject = self.subject
-        if subject.frozen is not None:
-            weight, classes = dict(subject.frozen.weight), subject.frozen.classes
-        else:
-            if store.unfinished([PROBES]):
-                store.put(PROBES, subject.train(self.stores, self.progress))
-            found = store.get(PROBES)
-            weight = dict(zip(range(1, len(found["weight"]) + 1), found["weight"], strict=True))
-            classes = found["classes"].numpy()
-        labels = subject.labels(self.stores, -1, classes, "test")
+        """Return the later layers' probes of the test sentences, and their classes."""
+        weight, classes = self.subject.probes(self.stores, store, self.progress)
+        labels = self.subject.labels(self.stores, -1, classes, "test")
         return Probes(weight, torch.from_numpy(labels[self.text.of_corpus].astype(np.int64))), classes
 
     def _retrained(

@@ -177,8 +177,9 @@ def test_neurons_at_random_cost_no_more_than_others_and_a_killed_run_goes_on(
 
 
 def test_options_that_contradict_each_other_are_refused(
-    place: Path, model: Path, corpus_file: Path, fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    place: Path, model: Path, corpus_file: Path, fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     usual = ["geometry", f"--runs={tmp_path / 'runs'}", "--wandb.mode=disabled"]
     own = [f"--model={model}", f"--corpus={corpus_file}"]
     refused = {
@@ -201,13 +202,16 @@ def test_options_that_contradict_each_other_are_refused(
             *own, "--interventions", "--neurons=3", "--kind=means"
         ],
         "`--neurons all` with `--kind mean` would leave nothing": [*own, "--interventions", "--neurons=all"],
+        "`--readouts sts=nowhere` cannot be read": [*own, "--interventions", "--neurons=3", "--readouts=sts=nowhere"],
         "`--dtype bfloat16`: neurons are changed in float32 alone": [
             *own, "--interventions", "--neurons=3", "--dtype=bfloat16"
         ],
     }  # fmt: skip
+    monkeypatch.setenv("PROBING_CACHE", str(tmp_path / "cache"))
     for message, options in refused.items():
         assert run(COMMANDS, [*usual, *options]) == 2
         assert message in capsys.readouterr().err
+    assert not (tmp_path / "cache").exists()  # nothing was extracted
     assert not (tmp_path / "runs").exists()
     with pytest.raises(UserError, match=r"holds no finished run|no finished"):
         measured(place, from_run=str(tmp_path))

@@ -13,16 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.cache import ActivationStore, job_lock
+from probing.cache import ActivationStore
 from probing.cache.passes import PassStore
-from probing.cache.plan import fingerprint
-from probing.cache.store import leftovers, remove
 from probing.disabling.neurons.neuron_effects import DRAWN, Line, Rows, effect_rows
 from probing.disabling.neurons.neuron_sets import Kind, NeuronSet, chosen_sets, drawn_sets
 from probing.disabling.neurons.stream import Place, Values
 from probing.disabling.neurons.stream_passes import NeuronPasses
 from probing.disabling.retraining import Labelled, retrained
-from probing.disabling.store import PROBES, fingerprint_of, run_unfinished
+from probing.disabling.store import fingerprint_of, opened, run_unfinished
 from probing.disabling.subject import Subject
 from probing.errors import UserError, as_clause
 from probing.models.query_key import find_query_keys
@@ -184,15 +182,10 @@ class _Work:
     @cached_property
     def probes(self) -> tuple[dict[int, Tensor], Labels]:
         """Weight of each later layer's probe, trained unless stored or of another run; and the classes."""
-        subject = self.subject
-        if subject.frozen is not None:
-            return dict(subject.frozen.weight), subject.frozen.classes
+        if self.subject.frozen is not None:
+            return self.subject.probes(self.stores, None, self.progress)
         with self._opened("probes", {}, 0) as store:
-            if store.unfinished([PROBES]):
-                store.put(PROBES, subject.train(self.stores, self.progress))
-            found = store.get(PROBES)
-        weight = dict(zip(range(1, len(found["weight"]) + 1), found["weight"], strict=True))
-        return weight, found["classes"].numpy()
+            return self.subject.probes(self.stores, store, self.progress)
 
     @cached_property
     def train_labels(self) -> Any:
@@ -370,11 +363,5 @@ class _Work:
             "trainer": {name: str(value) for name, value in source.trainer.items()}, **own,
         }  # fmt: skip
         key = {**first.plan.key, what: settings}
-        folder = source.cache / f"{source.model.short_name}-{fingerprint(key)[:16]}"
-        with job_lock(source.cache, folder.name, source.say):
-            for path in leftovers(folder):
-                remove(path)
-            described = {name: first.header[name] for name in ("model", "revision", "corpus", "versions")}
-            store = PassStore.opened(folder, key, self.text.tokens, n_passes, first.plan.batch_tokens, described)
+        with opened(source, key, first, self.text.tokens, n_passes) as store:
             yield store
-            store.touch()
