@@ -6,12 +6,14 @@ Rendering takes two thirds of the time of a run on a tiny model, and most tests 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 
 from probing.figures import style
 
@@ -38,8 +40,34 @@ def without_rendering() -> None:
 @contextmanager
 def rendered() -> Iterator[None]:
     """Write figures as users get them; also to be put before a test, as `@rendered()`."""
-    before, Figure.savefig = Figure.savefig, _render  # type: ignore[method-assign]
-    fit_before, style.fit_to_paper = style.fit_to_paper, _fit
+    with _writing(_render, _fit):
+        yield
+
+
+@contextmanager
+def rendered_once(names: set[str]) -> Iterator[None]:
+    """Write figures as users get them, but those of these names; the names of others are added.
+
+    Args:
+        names: Names of figures that were written before.
+    """
+    new: WeakSet[Figure] = WeakSet()
+
+    def save(figure: Figure, path: Path, **options: Any) -> None:
+        name = path.name.strip(".").split(".")[0]  # of a partial file, too
+        if name not in names:  # the first format; others of the same figure follow
+            names.add(name)
+            new.add(figure)
+        (_render if figure in new else _write_pixel)(figure, path, **options)
+
+    with _writing(save, lambda figure: _fit(figure) if figure in new else figure.bbox_inches):
+        yield
+
+
+@contextmanager
+def _writing(save: Callable[..., Any], fit: Callable[[Figure], Bbox]) -> Iterator[None]:
+    before, Figure.savefig = Figure.savefig, save  # type: ignore[method-assign]
+    fit_before, style.fit_to_paper = style.fit_to_paper, fit  # type: ignore[assignment]
     try:
         yield
     finally:
