@@ -132,9 +132,18 @@ def tiny_model(tmp_path: Path, sentences: list[str]) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def corpus_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """300 sentences as a text file, one a line, of which more than 20 are on the test side; read only."""
-    path = tmp_path_factory.mktemp("corpus") / "sentences.txt"
-    path.write_text("".join(f"{sentence}\n" for sentence in make_sentences(300)), encoding="utf-8")
+    """190 sentences as a text file, one a line, of which 144, 22 and 24 are on each side; read only."""
+    return _written(tmp_path_factory.mktemp("corpus") / "sentences.txt", make_sentences(190, seed=93))
+
+
+@pytest.fixture(scope="session")
+def long_corpus_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """300 sentences as a text file, for what is learnt from many; read only."""
+    return _written(tmp_path_factory.mktemp("long_corpus") / "sentences.txt", make_sentences(300))
+
+
+def _written(path: Path, sentences: list[str]) -> Path:
+    path.write_text("".join(f"{sentence}\n" for sentence in sentences), encoding="utf-8")
     return path
 
 

@@ -74,14 +74,14 @@ def survey(run: Run, **options: Any) -> Attention:
 
 
 @pytest.fixture(scope="module")
-def run(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(checkpoints: dict[str, Path], long_corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("position-heads")
     model = folder / "model"
     model.mkdir()
     for path in checkpoints["bert"].iterdir():
         (model / path.name).write_bytes(path.read_bytes())
     make_position_head(model)
-    return fitted(model, corpus_file, folder / "runs")
+    return fitted(model, long_corpus_file, folder / "runs")
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ def shown_run(
 
     place = tmp_path_factory.mktemp("few")
     few = place / "few.txt"
-    few.write_text("\n".join(corpus_file.read_text().splitlines()[:200]))
+    few.write_text("\n".join(corpus_file.read_text().splitlines()[:120]))
     with redirect_stdout(StringIO()) as shown:
         made = fit(
             model=str(checkpoints["bert"]), corpus=str(few), runs=str(place), name="few", layer="0,2", replicates=0,

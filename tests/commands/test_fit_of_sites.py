@@ -130,7 +130,7 @@ def test_the_built_in_model_has_both_sites(corpus_file: Path, tmp_path: Path, si
 
 @pytest.mark.parametrize("unit", [7, 20])
 def test_a_unit_planted_in_the_mlp_is_ranked_first(
-    tiny_model: Callable[..., Path], corpus_file: Path, tmp_path: Path, unit: int
+    tiny_model: Callable[..., Path], long_corpus_file: Path, tmp_path: Path, unit: int
 ) -> None:
     from transformers import AutoModel
 
@@ -154,7 +154,7 @@ def test_a_unit_planted_in_the_mlp_is_ranked_first(
         block.intermediate.dense.weight[unit, 0] = 3
     model.save_pretrained(folder)
     run = fit(
-        model=str(folder), corpus=str(corpus_file), runs=str(tmp_path), site="mlp", layer=1, quiet=True,
+        model=str(folder), corpus=str(long_corpus_file), runs=str(tmp_path), site="mlp", layer=1, quiet=True,
         wandb=NO_WANDB, **BARE,
     )  # fmt: skip
     assert run is not None

@@ -133,7 +133,7 @@ def test_every_command_can_be_called_so(name: str) -> None:
 
 
 def test_a_list_of_sentences_is_a_corpus_and_the_run_keeps_it(quick: Fit, corpus_file: Path, folder: Path) -> None:
-    sentences = make_sentences(300)
+    sentences = corpus_file.read_text(encoding="utf-8").splitlines()
     from_file, run = quick(name="file"), quick(name="list", corpus=tuple(sentences))
     assert run.neurons == from_file.neurons
     assert run.results["cache"] == from_file.results["cache"]  # the same entry
@@ -146,8 +146,8 @@ def test_a_list_of_sentences_is_a_corpus_and_the_run_keeps_it(quick: Fit, corpus
 
 
 def test_both_corpora_may_be_lists(quick: Fit) -> None:
-    sentences = make_sentences(300)
-    run = quick(name="lists", corpus=sentences[:200], test_corpus=["a  sentence\nover lines", *sentences[200:]])
+    sentences = make_sentences(200)
+    run = quick(name="lists", corpus=sentences[:150], test_corpus=["a  sentence\nover lines", *sentences[150:]])
     assert Path("runs/lists/test_corpus.txt").read_text().startswith("a sentence over lines\n")
     assert run.config["test_corpus"] == "runs/lists/test_corpus.txt"
 

@@ -107,10 +107,10 @@ def test_a_least_size_of_classes_does_not_apply() -> None:
 
 
 @pytest.fixture(scope="module")
-def scored(tmp_path_factory: pytest.TempPathFactory, corpus_file: Path) -> Path:
+def scored(tmp_path_factory: pytest.TempPathFactory, long_corpus_file: Path) -> Path:
     """A .jsonl file of sentences with their number of words as score, null for the first."""
     path = tmp_path_factory.mktemp("scored") / "sentences.jsonl"
-    texts = corpus_file.read_text().splitlines()
+    texts = long_corpus_file.read_text().splitlines()
     rows = [{"text": text, "label": text.count(" ") / 2 if i else None} for i, text in enumerate(texts)]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return path
@@ -194,7 +194,7 @@ def test_tokens_may_have_numbers_too(checkpoints: dict[str, Path], corpus_file: 
         ({"probe": {"solver": "adam", "l1": 0.5}}, "`--probe.l1 0.5` does not apply.*`--probe.solver adam` does not"),
         ({"trainer": {"max_time": "00:01:00:00"}}, "`--trainer.max_time 00:01:00:00` does not apply"),
         (
-            {"task": of([1.0] * 300)},
+            {"task": of([1.0] * 190)},
             "the training sentences all have the number 1, and a probe needs numbers that vary",
         ),
     ],

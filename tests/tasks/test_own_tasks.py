@@ -214,10 +214,10 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def bare(checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path) -> dict[str, Any]:
+def bare(checkpoints: dict[str, Path], long_corpus_file: Path, tmp_path: Path) -> dict[str, Any]:
     """Options of a run that is over in seconds."""
     return {
-        "model": str(checkpoints["bert"]), "corpus": str(corpus_file), "runs": str(tmp_path / "runs"), "layer": 2,
+        "model": str(checkpoints["bert"]), "corpus": str(long_corpus_file), "runs": str(tmp_path / "runs"), "layer": 2,
         "quiet": True, "wandb": NO_WANDB, **BARE,
     }  # fmt: skip
 

@@ -46,10 +46,10 @@ class Two(SentenceTask):
 
 
 @pytest.fixture(scope="module")
-def labelled(tmp_path_factory: pytest.TempPathFactory, corpus_file: Path) -> Path:
+def labelled(tmp_path_factory: pytest.TempPathFactory, long_corpus_file: Path) -> Path:
     """A .jsonl file of sentences labelled by their number of words."""
     path = tmp_path_factory.mktemp("labelled") / "sentences.jsonl"
-    texts = corpus_file.read_text().splitlines()
+    texts = long_corpus_file.read_text().splitlines()
     rows = [{"text": text, "label": "long" if text.count(" ") > 20 else "short", "n": 0.5} for text in texts]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return path
