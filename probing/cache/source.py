@@ -34,6 +34,7 @@ class ActivationSource:
         say: Called with one-line messages.
         shows_progress: Whether to show a progress bar.
         site: Where in the model the neurons are.
+        without_first: Whether the first token of each sentence is set aside. The cache holds it in any case.
     """
 
     model: ModelSource
@@ -48,6 +49,7 @@ class ActivationSource:
     say: Callable[[str], None] = silence
     shows_progress: bool = False
     site: SiteName = "residual"
+    without_first: bool = False
 
     @classmethod
     def of(
@@ -119,8 +121,18 @@ class ActivationSource:
         stores = []
         for corpus, check in zip(corpora, checks or [lambda tokens: None] * len(corpora), strict=True):
             bars = [extraction_progress()] if self.shows_progress else []
+            check = _without_first(check) if self.without_first else check
             stores.append(activations(self.request(corpus), self.cache, self.trainer, self.say, bars, check))
-        return stores
+        return [store.without_first() for store in stores] if self.without_first else stores
+
+
+def leaves_out_first(config: Mapping[str, Any]) -> bool:
+    """Return whether a run leaves out first tokens; configurations of earlier versions do not say it, and do not."""
+    return bool(config.get("first_token") == "exclude")
+
+
+def _without_first(check: Callable[[Tokens], None]) -> Callable[[Tokens], None]:
+    return lambda tokens: check(tokens.without_first())
 
 
 def say_what_was_left_out(

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -115,6 +116,12 @@ class ActivationStore:
     def tokens(self) -> Tokens:
         """The table of tokens."""
         return Tokens.load(self.folder / TOKENS)
+
+    def without_first(self) -> ActivationStore:
+        """Return the same entry with the first token of each sentence set aside in its table of tokens."""
+        view = copy(self)
+        view.tokens = self.tokens.without_first()
+        return view
 
     def shard_tokens(self, shard: Shard) -> slice:
         """Return the shard's rows of the token table."""

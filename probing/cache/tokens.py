@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from probing.errors import UserError
 CHUNK = 1024
 # Most tokens, and most words, of a sentence: the table stores the index of a word as int16.
 LONGEST = 2**15 - 1
+# What stands for the word of a token that belongs to none: the tokenizer added it, or it is set aside, or both.
+ADDED, SET_ASIDE, ADDED_SET_ASIDE = -1, -2, -3
 # Columns of the table that some tables have not.
 _OPTIONAL = ("spans", "segments", "token_types")
 
@@ -31,7 +33,8 @@ class Tokens:
         lengths: Number of tokens of each sentence, shape (n_sentences,), int32.
         input_ids: Token ids, shape (n_tokens,), int32.
         words: Index of each token's word in its sentence, -1 for special tokens, shape (n_tokens,), int16. Words come
-            from the word list, or for running text from `word_ids()`.
+            from the word list, or for running text from `word_ids()`. Tokens that are set aside belong to no word:
+            `SET_ASIDE`, or `ADDED_SET_ASIDE` for special ones.
         n_truncated: Number of sentences that were longer than the maximum length and were cut.
         spans: First character of each token in its sentence, and the first one after it, shape (n_tokens, 2), int32;
             equal for special tokens. None where the table was stored by a version that did not note them.
@@ -76,8 +79,25 @@ class Tokens:
 
     @property
     def special(self) -> NDArray[np.bool_]:
-        """Whether the tokenizer added the token ([CLS], </s>, ...), shape (n_tokens,)."""
+        """Whether the tokenizer added the token ([CLS], </s>, ...), or it is set aside; shape (n_tokens,)."""
         return self.words < 0
+
+    @property
+    def added(self) -> NDArray[np.bool_]:
+        """Whether the tokenizer added the token, set aside or not; shape (n_tokens,)."""
+        return (self.words == ADDED) | (self.words == ADDED_SET_ASIDE)
+
+    @property
+    def measured(self) -> NDArray[np.bool_]:
+        """Whether the token may be measured, because it is not set aside; shape (n_tokens,)."""
+        return self.words >= ADDED
+
+    def without_first(self) -> Tokens:
+        """Return the table with the first token of each sentence set aside: read by the model, and not measured."""
+        words = self.words.copy()
+        first = self.offsets[:-1][self.lengths > 0]
+        words[first] = np.where(self.added[first], ADDED_SET_ASIDE, SET_ASIDE)
+        return replace(self, words=words)
 
     def of_sentences(self, first: int, n_sentences: int) -> slice:
         """Return the rows of consecutive sentences."""

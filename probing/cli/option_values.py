@@ -15,6 +15,7 @@ from probing.cli.options import ProbeOptions, are_options, as_options
 from probing.errors import out_of_range
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+FirstToken = Literal["include", "exclude"]
 
 Layers = int | list[int] | str
 

@@ -19,6 +19,9 @@ DESCRIPTIONS = {
     "activation function (mlp), or a coordinate of a head's output inside block k (attention).",
     "corpus": "Text to read: builtin, a file (.txt with one sentence per line, .conllu, .tsv, .jsonl; also as .gz), "
     "hf:NAME?config=C&split=S&column=T, or - for standard input.",
+    "first_token": "Whether the first token of each sequence is measured: include, or exclude, which leaves it out of "
+    "what is measured, not of what the model reads. In decoders it often collects attention and has outliers of its "
+    "own.",
     "max_length": "Maximum length of a tokenised sentence, special tokens included; longer ones are truncated. The "
     "model's own limit by default.",
     "batch_tokens": "Maximum number of tokens in one forward pass, padding included; fixed when the cache entry is "

@@ -7,7 +7,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from probing.cli.choices import FIGURE_FORMAT, FigureFormat, figure_formats
-from probing.cli.option_values import Dtype, Layers, Model, Source, Tokenizer, defaults, option_problems, resolved
+from probing.cli.option_values import (
+    Dtype,
+    FirstToken,
+    Layers,
+    Model,
+    Source,
+    Tokenizer,
+    defaults,
+    option_problems,
+    resolved,
+)
 from probing.cli.options import ProbeOptions, WandbOptions
 from probing.cli.python_calls import command
 from probing.cli.shared_options import with_shared_help
@@ -43,6 +53,7 @@ def fit(
     transform: Transform = "none", seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None,
     quiet: bool = False, trainer: dict[str, Any] | None = None, probe: ProbeOptions = ProbeOptions(),
     wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
+    first_token: FirstToken = "include",
 ) -> Run | None:  # fmt: skip
     """Fit a probe per layer on cached activations, split its logits by neuron, and rank the neurons.
 
@@ -93,9 +104,8 @@ def fit(
         source = ActivationSource.of(
             model, revision, layer, trainer, probe.solver, cache=cached, dtype=dtype, max_length=max_length,
             batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
-            shows_progress=progress, site=site, tokenizer=tokenizer,
+            shows_progress=progress, site=site, tokenizer=tokenizer, without_first=first_token == "exclude",
         )  # fmt: skip
-        config["model"] = source.model.name
         sides, others, fitted, stores = _read(source, text, token_task, probe, group_by, wanted, transform, seed)
         watch.end("extract")
         default = f"{source.model.short_name}-{short_name(config['task'])}"

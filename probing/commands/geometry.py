@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from probing.cli.choices import FIGURE_FORMAT, FigureFormat, chosen, figure_formats
-from probing.cli.option_values import Dtype, Layers, Model, Source, Tokenizer, defaults, number_problems, resolved
+from probing.cli.option_values import (
+    Dtype,
+    FirstToken,
+    Layers,
+    Model,
+    Source,
+    Tokenizer,
+    defaults,
+    number_problems,
+    resolved,
+)
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import command
 from probing.cli.shared_options import with_shared_help
@@ -50,6 +60,7 @@ def geometry(
     retrain: int = 5, norms: bool = False, path: bool = False, seed: int = 0, runs: str = "runs",
     name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
     wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
+    first_token: FirstToken = "include",
 ) -> Geometry | None:  # fmt: skip
     """Find outlier dimensions, and measure anisotropy before and after clipping, whitening and other transforms.
 
@@ -140,6 +151,7 @@ def _run(
             dtype=config["dtype"], max_length=config["max_length"], batch_tokens=config["batch_tokens"],
             random_weights_seed=split_seed if config["random_weights"] else None, say=say,
             shows_progress=terminal.show_progress(config["quiet"]), tokenizer=tokenizer,
+            without_first=config["first_token"] == "exclude",
         )  # fmt: skip
         how, d_model = _plan(config, stream), source.config.hidden_size
         refuse(_size_problems(config["components"], how.fitting.n_top, d_model))

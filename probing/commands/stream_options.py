@@ -111,6 +111,11 @@ def stream_of(config: dict[str, Any], usual: Mapping[str, Any]) -> Stream | None
         raise UserError(f"`{typed}` and `--from_run {config['from_run']}` both name neurons; leave one of the two out.")
     if config["dtype"] != "float32":
         raise UserError(f"`--dtype {config['dtype']}`: neurons are changed in float32 alone; leave the option out.")
+    if config["first_token"] == "exclude":
+        raise UserError(
+            f"`--first_token exclude` and `{typed}`: neurons are changed at every word, the first one too; leave one "
+            "of the two out."
+        )
     if config["corpus"] == "-":
         raise UserError("`--corpus -`: with neurons that are changed the text is read twice; give it as a file.")
     refuse([

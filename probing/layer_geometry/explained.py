@@ -64,7 +64,7 @@ class Regressors:
 
     @cached_property
     def _special_ids(self) -> NDArray[np.int32]:
-        return np.unique(self.tokens.input_ids[self.tokens.special])
+        return np.unique(self.tokens.input_ids[self.tokens.special & self.tokens.measured])
 
     @cached_property
     def _common_indices(self) -> NDArray[np.int64]:
@@ -114,6 +114,7 @@ class Regressors:
         x[known, columns["token"].start + common[known]] = 1
         x[special, frequency + 1 : columns["token"].stop] = self._usual
         x[:, columns["punctuation"].start] = self.punctuation[rows]
+        special &= tokens.measured[rows]
         ids = tokens.input_ids[rows][special]
         x[np.flatnonzero(special), columns["special"].start + np.searchsorted(self._special_ids, ids)] = 1
         return x

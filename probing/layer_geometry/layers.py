@@ -65,7 +65,7 @@ class Sampled:
     @cached_property
     def counts(self) -> NDArray[np.bool_]:
         """Whether each token counts, shape (n_tokens,)."""
-        return np.ones(self.tokens.n_tokens, dtype=bool) if self.special_tokens == "include" else ~self.tokens.special
+        return self.tokens.measured if self.special_tokens == "include" else ~self.tokens.special
 
     @cached_property
     def one_per_sentence(self) -> NDArray[np.bool_]:
@@ -109,27 +109,46 @@ class Look:
         moments: Moments of the tokens that count.
         profiles: Profiles without special tokens (`exclude`) and with them (`include`); the former is missing if all
             tokens are special.
+        of_first: Profiles of the tokens that count without the first one of each sentence (`exclude`), with it
+            (`include`), and of the first ones alone (`only`); none unless first tokens are set aside.
     """
 
     layer: int
     moments: Covariance
     profiles: Mapping[SpecialTokens, Profile]
+    of_first: Mapping[str, Profile]
 
 
 def look(store: Activations, layer: int, sampled: Sampled) -> Look:
     """Return the moments and profiles of a layer, in one pass."""
-    d_model, special = store.plan.d_model, sampled.tokens.special
+    d_model, tokens = store.plan.d_model, sampled.tokens
+    words, first = ~tokens.special, ~tokens.measured
+    disjoint = {
+        "words": words, "special": ~words & ~first, "first words": first & ~tokens.added,
+        "first special": first & tokens.added,
+    }  # fmt: skip
+    accumulators = {name: ProfileAccumulator(d_model) for name, of in disjoint.items() if of.any()}
     moments = CovarianceAccumulator(d_model)
-    accumulators = {False: ProfileAccumulator(d_model), True: ProfileAccumulator(d_model)}
     for here, states in _shards(store, layer):
         moments.update(states[torch.from_numpy(sampled.counts[here])])
-        for is_special, accumulator in accumulators.items():
-            accumulator.update(states[torch.from_numpy(special[here] == is_special)])
-    found = [accumulator.result() for accumulator in accumulators.values() if accumulator.n_tokens]
-    profiles: dict[SpecialTokens, Profile] = {"include": pooled(found)}
-    if accumulators[False].n_tokens:
-        profiles["exclude"] = found[0]
-    return Look(layer, moments.result(), profiles)
+        for name, accumulator in accumulators.items():
+            accumulator.update(states[torch.from_numpy(disjoint[name][here])])
+    found = {name: accumulator.result() for name, accumulator in accumulators.items()}
+
+    def of(*names: str) -> Profile:
+        return pooled([found[name] for name in names if name in found])
+
+    profiles: dict[SpecialTokens, Profile] = {"include": of("words", "special")}
+    if "words" in found:
+        profiles["exclude"] = found["words"]
+    of_first = {}
+    if first.any():
+        kinds = ("words", "special") if sampled.special_tokens == "include" else ("words",)
+        of_first = {
+            "exclude": of(*kinds), "include": of(*kinds, *(f"first {kind}" for kind in kinds)),
+            "only": of("first words", "first special"),
+        }  # fmt: skip
+    return Look(layer, moments.result(), profiles, of_first)
 
 
 @dataclass(frozen=True)

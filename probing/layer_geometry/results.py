@@ -17,6 +17,7 @@ from probing.internals.parameters import PARAMETER_COLUMNS
 from probing.internals.smoothing_bound import SMOOTHING_COLUMNS
 from probing.internals.stream_path import PATH_COLUMNS
 from probing.layer_geometry.explained import EXPLAINED_COLUMNS
+from probing.layer_geometry.first_token import FIRST_TOKEN_COLUMNS
 from probing.layer_geometry.layers import GEOMETRY_COLUMNS
 from probing.layer_geometry.survey import DIMENSION_COLUMNS, OUTLIER_COLUMNS, Rows, Survey
 from probing.runtime.versions import versions
@@ -31,6 +32,7 @@ _COLUMNS = {
     "dimensions": DIMENSION_COLUMNS,
     "parameters": PARAMETER_COLUMNS,
     "explained": EXPLAINED_COLUMNS,
+    "first_token": FIRST_TOKEN_COLUMNS,
     "smoothing": SMOOTHING_COLUMNS,
     "interventions": INTERVENTION_COLUMNS,
     "norms": NORM_COLUMNS,
@@ -40,7 +42,7 @@ _COLUMNS = {
     "neuron_draws": NEURON_DRAW_COLUMNS,
 }
 # Tables that are made only on request.
-_OPTIONAL = ("smoothing", "interventions", "norms", "norm_changes", "path", "neuron_interventions")
+_OPTIONAL = ("first_token", "smoothing", "interventions", "norms", "norm_changes", "path", "neuron_interventions")
 
 
 @dataclass(frozen=True)

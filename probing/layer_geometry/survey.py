@@ -16,6 +16,7 @@ from probing.data.examples import Activations
 from probing.errors import UserError
 from probing.internals.parameters import find_parameters, not_applicable, parameter_rows
 from probing.layer_geometry.explained import ExplainedAccumulator, Regressors, explained_rows, is_punctuation
+from probing.layer_geometry.first_token import first_token_rows
 from probing.layer_geometry.layers import Estimator, Look, Measured, Sampled, SpecialTokens, look, measure
 from probing.models.anatomy import examine
 from probing.statistics import outliers
@@ -66,6 +67,7 @@ class Survey:
         dimensions: Rows of `dimensions.csv`.
         parameters: Rows of `parameters.csv`.
         explained: Rows of `explained.csv`.
+        first_token: Rows of `first_token.csv`; none unless first tokens are set aside.
         transforms: Transforms by kind and layer.
         clipped: Neurons of each layer that are outliers by the definition of the plan.
         not_applicable: Kinds of parameters that the model does not have.
@@ -76,6 +78,7 @@ class Survey:
     dimensions: Rows
     parameters: Rows
     explained: Rows
+    first_token: Rows
     transforms: Mapping[str, Mapping[int, Transform]]
     clipped: Mapping[int, list[int]]
     not_applicable: list[str]
@@ -84,7 +87,7 @@ class Survey:
         """Return the tables by the names of their files."""
         return {
             "geometry": self.geometry, "outliers": self.outliers, "dimensions": self.dimensions,
-            "parameters": self.parameters, "explained": self.explained,
+            "parameters": self.parameters, "explained": self.explained, "first_token": self.first_token,
         }  # fmt: skip
 
 
@@ -138,9 +141,10 @@ def check_tokens(tokens: Tokens, special_tokens: SpecialTokens) -> None:
     Raises:
         UserError: If fewer than two tokens are measured.
     """
-    n = tokens.n_tokens if special_tokens == "include" else int((~tokens.special).sum())
+    n = int((tokens.measured if special_tokens == "include" else ~tokens.special).sum())
     if n < 2:
-        raise UserError(f"`--corpus`: {n} tokens are left without special tokens, and cosines need two.")
+        first = "" if tokens.measured.all() else " and the first ones"
+        raise UserError(f"`--corpus`: {n} tokens are left without special tokens{first}, and cosines need two.")
 
 
 def survey(
@@ -189,6 +193,7 @@ def survey(
         dimensions=[row for one in found.values() for row in one.dimensions],
         parameters=parameter_rows(parameters, sorted({row["neuron"] for row in named})),
         explained=[row for one in found.values() for row in one.explained],
+        first_token=[row for one in looks for row in first_token_rows(one.layer, one.of_first)],
         transforms={
             kind: {layer: one.transforms[kind] for layer, one in found.items() if kind in one.transforms}
             for kind in kinds
@@ -312,7 +317,7 @@ def _explained(
     named = [neuron for neuron in named if neuron not in dead]
     if not named:
         return []
-    d_model, special, out = store.plan.d_model, regressors.tokens.special, [*named, *dead]
+    d_model, tokens, out = store.plan.d_model, regressors.tokens, [*named, *dead]
     others = random_neurons(d_model, min(RANDOM, d_model - len(out)), out, np.random.default_rng([seed, layer, 1]))
     neurons, columns = [*named, *others], regressors.columns
     without = {name: here for name, here in columns.items() if name != "special"}
@@ -322,8 +327,8 @@ def _explained(
     for shard in store.plan.shards:
         here = store.shard_tokens(shard)
         values = store.read(layer, shard.index)[:, torch.tensor(neurons)].float().numpy()
-        x, plain = regressors.of(here), ~special[here]
-        accumulators["include"].update(x, values)
+        x, plain, measured = regressors.of(here), ~tokens.special[here], tokens.measured[here]
+        accumulators["include"].update(x[measured], values[measured])
         accumulators["exclude"].update(x[plain], values[plain])
     kinds = ["outlier"] * len(named) + ["random"] * len(others)
     return [

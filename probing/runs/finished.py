@@ -15,7 +15,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from probing.cache import ActivationStore
-from probing.cache.source import ActivationSource, say_what_was_left_out
+from probing.cache.source import ActivationSource, leaves_out_first, say_what_was_left_out
 from probing.cache.tokens import LONGEST, tokenize
 from probing.cli.options import ProbeOptions, as_options
 from probing.comparison.matching import Method
@@ -161,7 +161,7 @@ class Extraction:
         reads = ActivationSource(
             source, layers_of(finished.run), self.cache, config["dtype"], config["max_length"], config["batch_tokens"],
             config["seed"] if config["random_weights"] else None, None, self.trainer, self.say, self.progress,
-            cast(SiteName, site_of(config)),
+            cast(SiteName, site_of(config)), leaves_out_first(config),
         )  # fmt: skip
         (store,) = reads.read([corpus])
         say_what_was_left_out([corpus], [store], self.say)

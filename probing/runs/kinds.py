@@ -45,6 +45,7 @@ class Geometry(ResultFolder):
         dimensions: Rows of `dimensions.csv`.
         parameters: Rows of `parameters.csv`.
         explained: Rows of `explained.csv`.
+        first_token: Rows of `first_token.csv`; empty unless the first token was left out.
         smoothing: Rows of `smoothing.csv`; empty if not asked for or not applicable.
         smoothing_sentences: Rows of `smoothing_sentences.csv`; empty if not asked for or not applicable.
         interventions: Rows of `interventions.csv`; empty if not asked for or not applicable.
@@ -60,6 +61,7 @@ class Geometry(ResultFolder):
     dimensions: Table
     parameters: Table
     explained: Table
+    first_token: Table = field(default_factory=Table)
     smoothing: Table = field(default_factory=Table)
     smoothing_sentences: Table = field(default_factory=Table)
     interventions: Table = field(default_factory=Table)
@@ -77,19 +79,22 @@ class Geometry(ResultFolder):
         """Return the measurements as rich tables."""
         from probing.internals.inside_report import inside_tables
         from probing.tables import neuron_interventions
+        from probing.tables.first_token import first_token_tables
         from probing.tables.geometry import tables
 
-        inside = inside_tables(*self._inside)
-        return [*tables(self), *inside, *neuron_interventions.tables(self.neuron_interventions)]
+        own = [*tables(self), *first_token_tables(self.first_token)]
+        return [*own, *inside_tables(*self._inside), *neuron_interventions.tables(self.neuron_interventions)]
 
     def conclusions(self) -> list[str]:
         """Return what the measurements say, a sentence for each question."""
         from probing.internals.inside_report import inside_conclusions
         from probing.tables import neuron_interventions
+        from probing.tables.first_token import first_token_conclusions
         from probing.tables.geometry import conclusions
 
         clipped = {int(layer): neurons for layer, neurons in self.results["clipped"].items()}
-        lines = [*conclusions(self, clipped), *inside_conclusions(*self._inside)]
+        lines = [*conclusions(self, clipped), *first_token_conclusions(self.first_token)]
+        lines += inside_conclusions(*self._inside)
         return [*lines, *neuron_interventions.conclusions(self.neuron_interventions)]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.cache.source import ActivationSource, say_what_was_left_out
+from probing.cache.source import ActivationSource, leaves_out_first, say_what_was_left_out
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.data.arrays import activations_of_arrays
@@ -65,7 +65,7 @@ def of_texts(probes: Probes, texts: Any) -> Table:
         source = ActivationSource(
             model, list(probes.weight), Path(cache), config["dtype"], config["max_length"], config["batch_tokens"],
             config["seed"] if config["random_weights"] else None, say=terminal.say,
-            site=cast(SiteName, site_of(config)),
+            site=cast(SiteName, site_of(config)), without_first=leaves_out_first(config),
         )  # fmt: skip
         (store,) = source.read([corpus])
         say_what_was_left_out([corpus], [store], terminal.say)
@@ -161,7 +161,7 @@ def _labelled(task: TokenTask, tokens: Tokens) -> NDArray[np.bool_]:
     if (pieces := getattr(task, "pieces", None)) in by_piece:
         return by_piece[pieces]
     includes_special = getattr(task, "special_tokens", "exclude") == "include"
-    return np.ones(tokens.n_tokens, dtype=bool) if includes_special else ~tokens.special
+    return tokens.measured if includes_special else ~tokens.special
 
 
 def _tokens(tokens: Tokens, corpus: Corpus, are_words: bool) -> list[dict[str, Any]]:

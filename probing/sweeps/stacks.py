@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from probing.cache import ActivationStore
-from probing.cache.source import ActivationSource
+from probing.cache.source import ActivationSource, leaves_out_first
 from probing.cli.option_values import plain
 from probing.cli.options import WandbOptions
 from probing.corpus.sides import read_corpora
@@ -161,7 +161,7 @@ class _Data:
         self.source = ActivationSource(
             model, layers, context.cache, self.options["dtype"], self.options["max_length"],
             self.options["batch_tokens"], trainer=self.options["trainer"] or {}, say=context.say,
-            shows_progress=progress, site=self.options["site"],
+            shows_progress=progress, site=self.options["site"], without_first=leaves_out_first(self.options),
         )  # fmt: skip
         self.stores: list[ActivationStore] = []
 

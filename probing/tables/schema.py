@@ -62,7 +62,7 @@ _TEXTS = (
     "module", "source", "where", "neurons", "set", "pooling", "aggregation", "clipped", "fitted_on", "protocol",
     "chosen_on", "reported_on", "trial", "token", "word", "relation", "role", "query", "of", "chosen", "to",
     "unit", "units", "readout", "task", "fusion", "against", "converged", "position_head", "arm", "checkpoint",
-    "command", "quantity", "largest", "outlier", "site", "term", "tokens", "order", "disabled",
+    "command", "quantity", "largest", "outlier", "site", "term", "tokens", "order", "disabled", "first_token",
 )  # fmt: skip
 
 TYPES: dict[str, Type] = {

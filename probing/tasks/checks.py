@@ -32,7 +32,7 @@ def labels_of(task: TokenTask, tokens: Tokens, corpus: Corpus) -> Labels:
     """Return the labels that a task gives, as int64, as an object array of strings, or as float64 where it has numbers.
 
     Labels of tokens that are true or false are left out at special tokens and at later pieces of words; labels of
-    sentences are left out where a sentence has only special tokens.
+    sentences are left out where a sentence has only special tokens. Tokens that are set aside have no label.
 
     Returns:
         Shape (n_tokens,), or (n_sentences,) for a task of sentences.
@@ -54,14 +54,19 @@ def labels_of(task: TokenTask, tokens: Tokens, corpus: Corpus) -> Labels:
             f"{returned} {len(found)} labels for the {n} {unit}s of `{corpus.name}`{special}; return {expected}."
         )
     if isinstance(task, SentenceTask):
+        if task.pooling == "cls" and not tokens.measured.all():
+            raise UserError(
+                "`--task_args.pooling cls` takes the first token, which `--first_token exclude` leaves out; give mean "
+                "or max, or leave out one of the two."
+            )
         if task.pooling == "cls" and not tokens.special[tokens.offsets[:-1]].all():
             raise UserError(
                 "`--task_args.pooling cls`: the model's tokenizer puts no special token before a sentence; "
                 "give mean or max."
             )
         is_example = is_example & (np.bincount(tokens.sentences[~tokens.special], minlength=n) > 0)
-    elif found.dtype.kind == "b":
-        is_example = is_example & tokens.first_pieces
+    else:
+        is_example = is_example & (tokens.first_pieces if found.dtype.kind == "b" else tokens.measured)
     if found.dtype.kind == "b":
         found = found.astype(np.int64)
         found = found if task.ordinal else np.array(["False", "True"], dtype=object)[found]

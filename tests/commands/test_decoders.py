@@ -1,0 +1,168 @@
+"""Decoders measured with and without the first token: tiny ones, and one that has a planted sink."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conftest import BARE, make_sentences
+from probing import Run, WandbOptions, fit, rank
+from probing.__main__ import COMMANDS
+from probing.cli.commandline import run
+from probing.commands.geometry import Geometry, geometry
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
+
+NO_WANDB = WandbOptions("disabled")
+DECODERS = ("gpt2", "gpt_neox", "llama", "xlnet")
+# Llama's first token is the special one that its tokenizer adds; the first token of the others is a word.
+FIRST_IS_A_WORD = ("gpt2", "gpt_neox", "xlnet")
+SINK, EVERYWHERE = 7, 31
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of runs that share their cache."""
+    return tmp_path_factory.mktemp("first-token")
+
+
+@pytest.fixture(scope="module")
+def text(place: Path) -> Path:
+    path = place / "sentences.txt"
+    path.write_text("".join(f"{sentence}\n" for sentence in make_sentences(120, longest=12)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def sink(place: Path, sentences: list[str]) -> Path:
+    """A tiny GPT-2 in which neuron 7 is huge at the first position, and neuron 31 large at every position."""
+    from transformers import AutoConfig, GPT2Model
+
+    from families import make_checkpoint
+
+    folder = make_checkpoint(place / "sink", "gpt2", sentences)
+    config = AutoConfig.from_pretrained(folder)
+    config.n_embd, config.n_layer = 96, 2
+    torch.manual_seed(0)
+    model = GPT2Model(config)
+    with torch.no_grad():
+        model.wpe.weight[0, SINK] += 60
+        model.wpe.weight[:, EVERYWHERE] -= 3
+    model.save_pretrained(folder)
+    return folder
+
+
+def cached(place: Path) -> dict[Path, int]:
+    """The files of cached activations, and when each was written."""
+    return {path: path.stat().st_mtime_ns for path in (place / "cache").rglob("*.safetensors")}
+
+
+def measured(model: Path, text: Path, place: Path, **options: Any) -> Geometry:
+    made = geometry(
+        model=str(model), corpus=str(text), runs=str(place), cache=str(place / "cache"), transforms="none", draws=0,
+        wandb=NO_WANDB, figure_format="png", **{"quiet": True, **options},
+    )  # fmt: skip
+    assert made is not None
+    return made
+
+
+def fitted(model: Path, text: Path, place: Path, **options: Any) -> Run:
+    made = fit(
+        model=str(model), corpus=str(text), runs=str(place), cache=str(place / "cache"), layer=1, quiet=True,
+        wandb=NO_WANDB, **{**BARE, **options},
+    )  # fmt: skip
+    assert made is not None
+    return made
+
+
+def far(made: Geometry, layer: int) -> set[int]:
+    rows = (row for row in made.outliers if row["layer"] == layer and row["special_tokens"] == "exclude")
+    return {row["neuron"] for row in rows if row["definition"] == "mean_profile"}
+
+
+def test_geometry_finds_the_sinks_outlier_with_the_first_token_and_not_without_it(
+    sink: Path, text: Path, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usual = measured(sink, text, place, name="usual", layer="0,1", quiet=False)
+    assert "first token" not in capsys.readouterr().out
+    before = cached(place)
+    assert before
+    without = measured(sink, text, place, name="without", layer="0,1", quiet=False, first_token="exclude")
+    shown = capsys.readouterr().out
+    assert "The first token of each sentence: neurons with a far mean" in shown
+    assert f"with the first token and not without it: layer 0: {SINK}; layer 1: {SINK}." in shown
+    assert cached(place) == before  # the model has read nothing again
+    assert not usual.first_token
+    for layer in (0, 1):
+        assert far(usual, layer) == {SINK, EVERYWHERE}
+        assert far(without, layer) == {EVERYWHERE}
+        named = {
+            which: {
+                row["neuron"]: row["value"]
+                for row in without.first_token
+                if (row["layer"], row["first_token"], row["measure"]) == (layer, which, "mean_profile")
+            }
+            for which in ("exclude", "include", "only")
+        }
+        assert (named["exclude"].keys(), named["only"].keys()) == ({EVERYWHERE}, {SINK})
+        # What stands beside it is what the run with the first token finds.
+        beside = [row for row in usual.outliers if row["layer"] == layer and row["definition"] == "mean_profile"]
+        assert named["include"] == pytest.approx({row["neuron"]: row["value"] for row in beside})
+    assert {row["n_tokens"] for row in without.first_token if row["first_token"] == "only"} == {120}
+
+
+def test_the_rest_of_a_survey_is_that_of_the_other_tokens(sink: Path, text: Path, place: Path) -> None:
+    made = measured(sink, text, place, name="rest", layer="1", first_token="exclude", special_tokens="include")
+    counted = {row["n_tokens"] for row in made.geometry if row["measure"] == "mean_cosine"}
+    assert counted == {row["n_tokens"] for row in made.first_token if row["first_token"] == "exclude"}
+    assert counted == {row["n_tokens"] for row in made.explained}
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_fit_leaves_the_first_token_out_of_its_examples(
+    checkpoints: dict[str, Path], text: Path, place: Path, family: str
+) -> None:
+    usual = fitted(checkpoints[family], text, place, name=f"{family}-usual")
+    before = cached(place)
+    without = fitted(checkpoints[family], text, place, name=f"{family}-without", first_token="exclude")
+    assert cached(place) == before
+    left = [label for label in usual.results["classes"] if label > 0]
+    assert without.results["classes"] == left
+    assert (0 in usual.results["classes"]) == (family in FIRST_IS_A_WORD)
+    n = [run.accuracy[0]["n_test_tokens"] for run in (usual, without)]
+    n_sentences = without.results["intervals_over"]["n"]
+    assert n[0] - n[1] == (n_sentences if family in FIRST_IS_A_WORD else 0)
+
+
+def test_a_finished_run_is_read_again_without_the_first_token(sink: Path, text: Path, place: Path) -> None:
+    made = fitted(sink, text, place, name="again", first_token="exclude")
+    # `rank` computes contributions again and refuses those that are not the run's.
+    found = rank(str(made.folder), method="contribution", quiet=True, wandb=NO_WANDB)
+    assert [row["neuron"] for row in found.rankings["contribution"]] == [row["neuron"] for row in made.neurons]
+    assert {row["position"] for row in made.predict(["the probe reads"])}.isdisjoint({0})
+
+
+@pytest.mark.parametrize(
+    ("command", "args", "message"),
+    [
+        ("geometry", ["--interventions", "--neurons", "3"], "`--first_token exclude` and `--neurons 3`"),
+        ("geometry", ["--first_token", "leave"], "`--first_token leave`: expected"),
+        ("fit", ["--task", "sentence_label", "--task_args.pooling", "cls"], "`--first_token exclude` leaves out"),
+    ],
+)
+def test_what_cannot_be_done_without_the_first_token_is_refused(
+    sink: Path, text: Path, place: Path, tmp_path: Path, capsys: Any, command: str, args: list[str], message: str
+) -> None:
+    if "sentence_label" in args:
+        lines = "".join(f'{{"text": "{line}", "label": "{len(line) % 2}"}}\n' for line in text.read_text().splitlines())
+        text = tmp_path / "labelled.jsonl"
+        text.write_text(lines)
+    usual = [command, "--model", str(sink), "--corpus", str(text), "--runs", str(tmp_path / "runs")]
+    status = run(COMMANDS, [*usual, "--wandb.mode", "disabled", "--first_token", "exclude", *args])
+    err = capsys.readouterr().err
+    assert message in err
+    assert status == 2
+    assert not (tmp_path / "runs" / "cache").exists() or not any((tmp_path / "runs" / "cache").rglob("layer_*"))
