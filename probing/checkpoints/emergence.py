@@ -11,12 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from probing.tables.series import HEADS, LOSS, LOST, OUTLIERS, POSITION, UNIGRAM
+
 Row = Mapping[str, Any]
 Rows = list[dict[str, Any]]
-
-LOSS, POSITION, HEADS, OUTLIERS = "loss", "position", "position heads", "outliers"
-# Measures of what a training says of its checkpoints.
-LOST, UNIGRAM = "held_out_loss", "unigram_loss"
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from probing.checkpoints.emergence import LOST, UNIGRAM
 from probing.checkpoints.names import Checkpoint
+from probing.tables.series import LOST, UNIGRAM
 
 # What the Trainer of transformers writes into each checkpoint.
 TRAINER_STATE = "trainer_state.json"

@@ -135,9 +135,10 @@ def _problems(loss: float, position: float, outliers: float) -> list[str]:
 
 
 def _title(checkpoints: Sequence[Any]) -> str:
-    """Return what the checkpoints are of: the model on the hub, or the folder that the first one lies in."""
-    first = checkpoints[0]
-    return str(first.model).rsplit("/", 1)[-1] if first.revision else first.folder.absolute().parent.name
+    """Return what the checkpoints are of."""
+    from probing.tables.series import series_name
+
+    return series_name(str(checkpoints[0].model), checkpoints[0].revision)
 
 
 def _write(

@@ -110,6 +110,12 @@ def name_layers(axes: Axes, layers: Sequence[int], most: int = 14, what: str = "
         axes.set_xlim(measured[0] - 0.5, measured[0] + 0.5)
 
 
+def from_zero(axes: Axes) -> None:
+    """Let the y axis begin at 0 and end above all that was drawn, so that no line lies on its border."""
+    top = float(axes.dataLim.ymax)
+    axes.set_ylim(0, 1.05 * top if top > 0 else 1)
+
+
 def side_by_side(n: int, layers: Sequence[int]) -> NDArray[np.float64]:
     """Return a shift along the x axis for each of n lines, in layers; it is 0 unless there is only one layer.
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probing.figures.formats import USUAL
-from probing.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, name_layers, write_drawings
-from probing.tables.pretraining import OUTLIER, arms_of, last_rows
+from probing.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, from_zero, name_layers, write_drawings
+from probing.tables.pretraining import FREQUENCIES, OUTLIER, arms_of, last_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,7 +48,7 @@ def loss_by_step(figure: Figure, rows: Sequence[Row]) -> None:
         for i, seed in enumerate(sorted({row["seed"] for row in rows if row["arm"] == arm})):
             curve = {row["step"]: row["loss"] for row in rows if (row["arm"], row["seed"]) == (arm, seed)}
             axes.plot(list(curve), list(curve.values()), ms=3, label=None if i else arm, **_LOOKS[arm])
-    axes.axhline(rows[0]["unigram_loss"], color=GREY, lw=0.8, label="frequencies of tokens")
+    axes.axhline(rows[0]["unigram_loss"], color=GREY, lw=0.8, label=FREQUENCIES)
     last = max(row["step"] for row in rows)
     shown = [0, *(4**i for i in range(last.bit_length() // 2 + 1) if 4**i <= last)]
     axes.set_xscale("symlog", linthresh=1, base=2)
@@ -65,7 +65,7 @@ def outliers_by_layer(figure: Figure, rows: Sequence[Row]) -> None:
     """Draw the farthest mean of each arm and seed by layer, after the last step."""
     axes = _by_layer(figure, rows, "max_mean_sd")
     axes.axhline(OUTLIER, color=GREY, lw=0.8)
-    axes.set_ylim(bottom=0)
+    from_zero(axes)
     axes.set_ylabel("farthest mean of a neuron, sd")
     axes.set_title(f"After the last step: an outlier lies above {OUTLIER:g} sd")
 

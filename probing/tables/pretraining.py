@@ -27,6 +27,8 @@ SEEDS = 3
 CLAIM = "Position embeddings cause outliers (Luo, Kulmizev & Mao 2021)"
 # An outlier of the mean deviates by more than this, in sd; see `probing.statistics.outliers`.
 OUTLIER = 5.0
+# What the loss is compared with: a model that knows these alone.
+FREQUENCIES = "frequencies of tokens"
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,14 @@ def _seeds(seeds: Sequence[int]) -> str:
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
+def trainings_of(rows: Iterable[Row]) -> dict[tuple[str, int], list[Row]]:
+    """Return the rows of each arm and seed, in the order of the rows."""
+    found: dict[tuple[str, int], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row["arm"], row["seed"]), []).append(row)
+    return found
+
+
 def arms_of(rows: Iterable[Row]) -> list[str]:
     """Return the arms, in the order of the rows."""
     return list(dict.fromkeys(row["arm"] for row in rows))
@@ -152,7 +162,7 @@ def conclusions(made: Tables, growth: Mapping[str, Any] | None = None) -> list[s
         last = max(row["layer"] for row in here)
         top = [row for row in here if row["layer"] == last]
         lines.append(
-            f"{arm}: held-out loss {_range(top, 'loss')} nats, frequencies of tokens {_range(top, 'unigram_loss')}; "
+            f"{arm}: held-out loss {_range(top, 'loss')} nats, {FREQUENCIES} {_range(top, 'unigram_loss')}; "
             f"position accuracy in layer {last} {_range(top, 'position_accuracy')}, by the token alone "
             f"{_range(top, 'token_accuracy')}; {_outliers(here, arm)}."
         )

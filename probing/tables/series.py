@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from probing.tables.columns import interval
@@ -21,12 +23,61 @@ COLUMNS = {
     ),
 }  # fmt: skip
 
+# Quantities of which it is told when they came.
+LOSS, POSITION, HEADS, OUTLIERS = "loss", "position", "position heads", "outliers"
+# Measures of what a training says of its checkpoints.
+LOST, UNIGRAM = "held_out_loss", "unigram_loss"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A measure as figures show it, over the steps.
+
+    Args:
+        measure: The measure, as in `series.csv`.
+        title: What it is.
+        unit: Name of the axis of its values.
+        quantity: The quantity that is there where the measure is past a threshold.
+        beside: A measure that it is compared with, of the last layer, and its name.
+        from_zero: Whether the axis begins at 0.
+    """
+
+    measure: str
+    title: str
+    unit: str
+    quantity: str | None = None
+    beside: tuple[str, str] | None = None
+    from_zero: bool = True
+
+    def threshold(self, made: Tables) -> float | None:
+        """Return the threshold of the quantity, if it is in the unit of the axis."""
+        if self.quantity not in (LOSS, OUTLIERS):
+            return None
+        return next((row["threshold"] for row in made["emergence"] if row["quantity"] == self.quantity), None)
+
+    def compared(self, made: Tables) -> tuple[list[int], list[float]]:
+        """Return the course of what it is compared with: empty if there is none."""
+        if self.beside is None:
+            return [], []
+        layers = layers_of(made, self.beside[0])
+        return course(made, self.beside[0], layers[-1] if layers else None)
+
+
+PANELS = (
+    Panel(LOST, "held-out loss", "nats per token", LOSS, (UNIGRAM, "token frequencies"), from_zero=False),
+    Panel("accuracy", "position by a linear probe", "test accuracy", POSITION, ("token_accuracy", "the token alone")),
+    Panel("offset_mass", "strongest head at a fixed offset", "share of attention", HEADS),
+    Panel("largest_deviation", "farthest mean of a neuron", "sd of the means", OUTLIERS),
+    Panel("mean_cosine", "anisotropy", "mean cosine", from_zero=False),
+    Panel("special_mass", "attention to special tokens", "share of attention"),
+)
+
 # What a quantity is at its threshold, as the beginning of a sentence.
 _IS_THERE = {
-    "loss": "The held-out loss is at most {threshold:.2f} nats",
-    "position": "A probe reads positions better than one that sees the token alone, by more than {points:.0f} points",
-    "position heads": "A head attends to a fixed offset (over half of its attention, or most in 90% of the queries)",
-    "outliers": "The mean of a neuron is more than {threshold:g} sd from the others'",
+    LOSS: "The held-out loss is at most {threshold:.2f} nats",
+    POSITION: "A probe reads positions better than one that sees the token alone, by more than {points:.0f} points",
+    HEADS: "A head attends to a fixed offset (over half of its attention, or most in 90% of the queries)",
+    OUTLIERS: "The mean of a neuron is more than {threshold:g} sd from the others'",
 }
 # Columns of the table of when each quantity came, and their headings.
 _STEPS = {
@@ -35,6 +86,40 @@ _STEPS = {
 }  # fmt: skip
 # Most rows of the table of when each quantity came.
 _SHOWN = 30
+
+
+def series_name(model: str, revision: str | None) -> str:
+    """Return what checkpoints are of: the model on the hub, or the folder that they lie in.
+
+    Args:
+        model: Folder, hub id or alias of one of them.
+        revision: Its revision on the hub; None for a folder.
+    """
+    return model.rsplit("/", 1)[-1] if revision else Path(model).absolute().parent.name
+
+
+def panels(made: Tables) -> list[Panel]:
+    """Return the panels of the measures that there are."""
+    there = {row["measure"] for row in made["series"]}
+    return [panel for panel in PANELS if panel.measure in there]
+
+
+def course(made: Tables, measure: str, layer: int | None = None) -> tuple[list[int], list[float]]:
+    """Return the steps at which something was measured, ascending, and its values there.
+
+    Args:
+        made: The tables.
+        measure: The measure.
+        layer: The layer; None for a measure of the whole model.
+    """
+    here = [row for row in made["series"] if row["measure"] == measure and row.get("layer") == layer]
+    here.sort(key=lambda row: int(row["step"]))
+    return [row["step"] for row in here], [row["value"] for row in here]
+
+
+def layers_of(made: Tables, measure: str | None = None) -> list[int]:
+    """Return the layers of which a measure was taken, or any, ascending."""
+    return sorted({row["layer"] for row in made["series"] if "layer" in row and measure in (None, row["measure"])})
 
 
 def first_rows(made: Tables) -> dict[str, list[Row]]:
@@ -82,7 +167,7 @@ def _steps_table(made: Tables) -> Any:
     layers = [row["layer"] for row in rows if "layer" in row]
     last = max(layers, default=0)
     columns = {
-        "loss": lambda here: _cell(_of(here, "held_out_loss")),
+        "loss": lambda here: _cell(_of(here, LOST)),
         "position": lambda here: _cell(_of(here, "accuracy", last)),
         "95% range": lambda here: _range(_of(here, "accuracy", last)),
         "token": lambda here: _cell(_of(here, "token_accuracy", last)),

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from probing.checkpoints.emergence import LOST, UNIGRAM, Course, Thresholds, emergence, stays_from
-from probing.tables.series import conclusions
+from probing.checkpoints.emergence import Course, Thresholds, emergence, stays_from
+from probing.tables.series import LOST, UNIGRAM, conclusions
 
 STEPS = [0, 1, 10, 100, 1000]
 

@@ -1,4 +1,4 @@
-"""The axis of steps: logarithmic, with step 0 apart."""
+"""The figure of a series: a panel for each measure, with step 0 apart."""
 
 from __future__ import annotations
 
@@ -8,15 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from probing.checkpoints.emergence import Thresholds, emergence
-from probing.checkpoints.figures import coordinates, curves
-
-
-def test_steps_stand_at_their_logarithms_and_step_0_to_the_left_of_them() -> None:
-    assert coordinates([1, 10, 1000]) == pytest.approx([0, 1, 3])
-    zero, *others = coordinates([0, 10, 1000])
-    assert others == pytest.approx([1, 3])
-    assert zero == pytest.approx(0.7)
-    assert coordinates([0]) == [0.0]
+from probing.checkpoints.figures import curves
 
 
 def test_every_measure_has_a_panel_and_the_way_from_step_0_is_dotted() -> None:
@@ -36,3 +28,22 @@ def test_every_measure_has_a_panel_and_the_way_from_step_0_is_dotted() -> None:
     assert [list(map(float, line.get_ydata())) for line in dotted] == [[5.0, 4.6]]  # type: ignore[arg-type]
     marks = [line.get_xdata()[0] for line in position.lines if line.get_linestyle() == "-."]  # type: ignore[index]
     assert marks == pytest.approx([2.0])
+    # The loss of token frequencies is not told; the layers lead the legend, and every step has a label here.
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["layer 0", "layer 1", "threshold", "the token alone"]
+    for axes in figure.axes:
+        assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "10", "100"]
+        assert list(axes.get_xticks(minor=True)) == []
+
+
+def test_no_line_lies_on_the_border_of_its_panel() -> None:
+    rows: list[dict[str, Any]] = [
+        {"step": step, "layer": 1, "measure": measure, "value": value}
+        for measure, values in {"special_mass": (0.0706, 0.0707), "largest_deviation": (3.0, 4.9)}.items()
+        for step, value in zip((1, 2), values, strict=True)
+    ]
+    outliers = [{"quantity": "outliers", "layer": 1, "measure": "deviation", "threshold": 5.0}]
+    curves(figure := Figure(), {"series": rows, "emergence": outliers}, "tiny")
+    assert [axes.get_ylim() for axes in figure.axes] == [
+        pytest.approx((0, 1.05 * 5.0)), pytest.approx((0, 1.05 * 0.0707)),
+    ]  # fmt: skip
