@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from probing.models.layers import aligned
 from probing.models.site_names import NEURON, is_inside_blocks, site_of
-from probing.page.sources import Agreement, Disabling, Subject, Survey, model_name
+from probing.page.sources import Agreement, Sources, Subject, model_name
+from probing.runs.kinds import CheckpointSeries, Disabled
+from probing.runs.pretraining import Pretraining
 from probing.statistics.intervals import scope
 from probing.tables.columns import R2, Row, in_brackets, interval, score_of
 from probing.tables.conclusions import conclusion, held_against
 from probing.tables.geometry import transform_sizes
+from probing.tables.series import series_name
 from probing.tables.wording import count, layers_named, listed, two_decimals
 
 
-def title(subjects: Sequence[Subject], surveys: Sequence[Survey | Disabling] = ()) -> str:
-    """Return the title of a page; surveys of heads name it if there are no runs with probes."""
-    if not subjects:
-        return f"attention heads of {listed(list(dict.fromkeys(model_name(one.made.config) for one in surveys)))}"
-    tasks = list(dict.fromkeys(subject.task for subject in subjects))
-    return f"{listed(tasks)} in {listed([subject.label for subject in subjects])}"
+def title(sources: Sources) -> str:
+    """Return the title of a page: of its runs with probes, or else of what it shows instead."""
+    if not sources.subjects:
+        return listed(list(dict.fromkeys(_others(sources))))
+    tasks = list(dict.fromkeys(subject.task for subject in sources.subjects))
+    return f"{listed(tasks)} in {listed([subject.label for subject in sources.subjects])}"
+
+
+def _others(sources: Sources) -> Iterator[str]:
+    """Yield what a page shows beside runs with probes."""
+    of_heads = [*sources.surveys, *(one for one in sources.shown if isinstance(one.made, Disabled))]
+    if of_heads:
+        models = dict.fromkeys(model_name(one.made.config) for one in of_heads)
+        yield f"attention heads of {listed(list(models))}"
+    for one in sources.shown:
+        if isinstance(one.made, Pretraining):
+            yield "encoders with and without positions"
+        elif isinstance(one.made, CheckpointSeries):
+            first = one.made.results["checkpoints"][0]
+            yield f"checkpoints of {series_name(first['model'], first['revision'])}"
 
 
 def question(subject: Subject) -> str:

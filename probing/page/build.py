@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from string import Template
@@ -16,11 +17,17 @@ from probing.page.sections.comparison import accuracies_figure, agreement_sectio
 from probing.page.sections.disabling import disabling_section
 from probing.page.sections.evaluation import evaluation_section
 from probing.page.sections.geometry import geometry_section
+from probing.page.sections.pretraining import pretraining_section
 from probing.page.sections.reproduce import folder_block, run_block
 from probing.page.sections.run import accuracy_figure, heads_section, neurons_section
+from probing.page.sections.series import series_section
 from probing.page.sections.terms import terms_section
-from probing.page.sources import Disabling, Evaluation, Geometry, Sources, Subject, Survey
+from probing.page.shown import Shown
+from probing.page.sources import Evaluation, Geometry, Sources, Subject
+from probing.runs.kinds import CheckpointSeries, Disabled
+from probing.runs.pretraining import Pretraining
 from probing.runs.reading import reading
+from probing.runs.result_folder import ResultFolder
 from probing.runtime.versions import own_version
 
 # Number of characters that a page may have as long as its tables fit, and the number that a table takes per neuron.
@@ -29,7 +36,14 @@ ROOM, PER_NEURON = 4_600_000, 90
 # Number of characters that a page may have for the example sentences of heads.
 ROOM_OF_EXAMPLES = 1_100_000
 
-_Measured = TypeVar("_Measured", bound=Geometry | Evaluation | Survey | Disabling)
+# What makes the section of results that have one of their own.
+_SECTIONS: Mapping[type[ResultFolder], Callable[[Any, str], Html]] = {
+    Disabled: disabling_section,
+    Pretraining: pretraining_section,
+    CheckpointSeries: series_section,
+}
+
+_Measured = TypeVar("_Measured", bound=Geometry | Evaluation | Shown[ResultFolder])
 
 
 def build(sources: Sources, defaults: Mapping[str, Any]) -> bytes:
@@ -41,7 +55,7 @@ def build(sources: Sources, defaults: Mapping[str, Any]) -> bytes:
     """
     script, style = _file("script.js"), _file("style.css")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    title = answers.title(sources.subjects, [*sources.surveys, *sources.disabled])
+    title = answers.title(sources)
     page = Template(_file("page.html")).substitute(
         mark=MARK,
         title=element("title", title[:1].upper() + title[1:]),
@@ -62,7 +76,7 @@ def _links(sources: Sources) -> Html:
     links += [(f"#neurons-{i}", f"Neurons of {subject.label}") for i, subject in enumerate(sources.subjects)]
     links += [(f"#heads-{i}", f"Heads of {one.label}") for i, one in enumerate(sources.subjects) if one.run.heads]
     links += [(f"#attention-{i}", one.title) for i, one in enumerate(sources.surveys)]
-    links += [(f"#disabling-{i}", one.title) for i, one in enumerate(sources.disabled)]
+    links += [(f"#{anchor}", one.title) for anchor, one in _anchored(sources)]
     links += [("#geometry", "Geometry")] if sources.geometry else []
     links += [("#evaluations", "Words and sentences")] if sources.evaluations else []
     links += [("#terms", "Terms"), ("#reproduce", "To reproduce")]
@@ -74,9 +88,9 @@ def _content(sources: Sources, defaults: Mapping[str, Any]) -> Html:
     for i, survey in enumerate(sources.surveys):
         with reading(survey.folder):
             parts.append(survey_section(survey, i, ROOM_OF_EXAMPLES // len(sources.surveys)))
-    for i, disabling in enumerate(sources.disabled):
-        with reading(disabling.folder):
-            parts.append(disabling_section(disabling, i))
+    for anchor, one in _anchored(sources):
+        with reading(one.folder):
+            parts.append(_SECTIONS[type(one.made)](one, anchor))
     if sources.geometry:
         parts.append(element("div", *_each(geometry_section, sources.geometry), id="geometry"))
     if sources.evaluations:
@@ -84,12 +98,21 @@ def _content(sources: Sources, defaults: Mapping[str, Any]) -> Html:
     parts.append(terms_section(sources))
     blocks = [run_block(subject, defaults) for subject in sources.subjects]
     blocks += [folder_block("The comparison", sources.agreement.folder)] if sources.agreement else []
-    others: list[Geometry | Evaluation | Survey | Disabling] = [
-        *sources.surveys, *sources.disabled, *sources.geometry, *sources.evaluations,
+    others: list[Geometry | Evaluation | Shown[ResultFolder]] = [
+        *sources.surveys, *sources.shown, *sources.geometry, *sources.evaluations,
     ]  # fmt: skip
     blocks += _each(lambda one: folder_block(one.title, one.folder), others)
     parts.append(element("section", element("h2", "To reproduce"), *blocks, id="reproduce"))
     return joined(*parts)
+
+
+def _anchored(sources: Sources) -> Iterator[tuple[str, Shown[ResultFolder]]]:
+    """Yield results that have a section of their own, with what it is linked by, such as series-0."""
+    numbers: Counter[str] = Counter()
+    for one in sources.shown:
+        name = _SECTIONS[type(one.made)].__name__.removesuffix("_section")
+        yield f"{name}-{numbers[name]}", one
+        numbers[name] += 1
 
 
 def _of_probes(sources: Sources) -> list[Html | None]:

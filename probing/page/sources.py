@@ -15,9 +15,12 @@ from numpy.typing import NDArray
 from probing.errors import UserError
 from probing.heads.examples.example_maps import Examples, read_examples
 from probing.models.site_names import is_inside_blocks, site_of
-from probing.runs.kinds import Attention, Disabled
+from probing.page.shown import Shown
+from probing.runs.kinds import KINDS, Attention, CheckpointSeries, Disabled
 from probing.runs.loading import read_folder
+from probing.runs.pretraining import Pretraining
 from probing.runs.reading import kind_of, reading
+from probing.runs.result_folder import ResultFolder
 from probing.runs.run import Row, Run, load_fit
 from probing.tables.columns import Score, score_of
 from probing.tables.csv_files import read_csv, read_measured
@@ -34,8 +37,12 @@ NEEDED_R2 = {"layer", "r2", "r2_low", "r2_high", "relative_gradient"}
 NEEDED_RESULTS = {"versions", "cache", "classes", "n_sentences", "timings", "layers"}
 # The kind of the results of `attention`.
 SURVEY = "survey of attention heads"
-# The kind of the results of `disable`.
-DISABLING = "disabling of heads and layers"
+# Results that have a section of their own, and what they are about, as the beginning of its heading.
+SHOWN: dict[type[ResultFolder], str] = {
+    Disabled: "Without heads and layers",
+    Pretraining: "Encoders with and without positions",
+    CheckpointSeries: "Checkpoints",
+}
 # Stands for the class where numbers are predicted.
 ALL = "all"
 # The command that writes results of each kind, for those without probes.
@@ -163,47 +170,16 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Survey:
+class Survey(Shown[Attention]):
     """What the heads of a model do.
 
     Args:
         made: The results of `attention`.
+        about: What they are about, as the beginning of a heading.
         examples: A few sentences with the maps of all heads; None if the run has none.
     """
 
-    made: Attention
     examples: Examples | None
-
-    @property
-    def folder(self) -> Path:
-        """Folder of the survey."""
-        return self.made.folder
-
-    @property
-    def title(self) -> str:
-        """The heading of the section on the page."""
-        return f"Attention heads: {self.folder.name}"
-
-
-@dataclass(frozen=True)
-class Disabling:
-    """What a model loses without a head or a layer.
-
-    Args:
-        made: The results of `disable`.
-    """
-
-    made: Disabled
-
-    @property
-    def folder(self) -> Path:
-        """Folder of the results."""
-        return self.made.folder
-
-    @property
-    def title(self) -> str:
-        """The heading of the section on the page."""
-        return f"Without heads and layers: {self.folder.name}"
 
 
 @dataclass(frozen=True)
@@ -216,7 +192,7 @@ class Sources:
         geometry: Results of `geometry`.
         evaluations: Results of `wic` and `sts`.
         surveys: Results of `attention`.
-        disabled: Results of `disable`.
+        shown: Results of `disable`, `pretrain` and `series`.
     """
 
     subjects: Sequence[Subject]
@@ -224,7 +200,7 @@ class Sources:
     geometry: Sequence[Geometry] = ()
     evaluations: Sequence[Evaluation] = ()
     surveys: Sequence[Survey] = ()
-    disabled: Sequence[Disabling] = ()
+    shown: Sequence[Shown[ResultFolder]] = ()
 
 
 def read_sources(folders: Sequence[str | Path]) -> Sources:
@@ -238,7 +214,7 @@ def read_sources(folders: Sequence[str | Path]) -> Sources:
     geometry: list[Geometry] = []
     evaluations: list[Evaluation] = []
     surveys: list[Survey] = []
-    disabled: list[Disabling] = []
+    shown: list[Shown[ResultFolder]] = []
     paths = [Path(folder) for folder in folders]
     for path in paths:
         if sum(path.resolve() == other.resolve() for other in paths) > 1:
@@ -250,9 +226,9 @@ def read_sources(folders: Sequence[str | Path]) -> Sources:
             elif kind == "geometry":
                 geometry.append(_read_geometry(path))
             elif kind == SURVEY:
-                surveys.append(Survey(read_folder(Attention, path), read_examples(path)))
-            elif kind == DISABLING:
-                disabled.append(Disabling(read_folder(Disabled, path)))
+                surveys.append(Survey(read_folder(Attention, path), "Attention heads", read_examples(path)))
+            elif (of := KINDS.get(kind)) in SHOWN:
+                shown.append(Shown(read_folder(of, path), SHOWN[of]))
             elif kind in _COMMANDS:
                 evaluations.append(_read_evaluation(path, _COMMANDS[kind]))
             else:
@@ -263,13 +239,13 @@ def read_sources(folders: Sequence[str | Path]) -> Sources:
     for agreement, compared in agreements:
         names = {label: _find(agreement.folder, folder, runs) for label, folder in compared.items()}
     others = [run for run in runs if not any(run is found for found in names.values())]
-    if not names and not others and not surveys and not disabled:
+    if not names and not others and not surveys and not shown:
         raise UserError(
             f"`{paths[0]}` was written by `{_COMMANDS[_kind(paths[0])]}`; give a run that `fit` wrote as well."
         )
     labelled = names | dict(zip(labels(others, taken=list(names)), others, strict=True))
     subjects = [_subject(label, run) for label, run in labelled.items()]
-    return Sources(subjects, agreements[0][0] if agreements else None, geometry, evaluations, surveys, disabled)
+    return Sources(subjects, agreements[0][0] if agreements else None, geometry, evaluations, surveys, shown)
 
 
 def source_of(run: Run) -> Sources:

@@ -694,7 +694,7 @@ def test_a_run_of_one_layer_is_a_mark_at_its_layer_among_runs_of_more() -> None:
     drawn = marks(svg)
     assert [len(line) for line in drawn] == [1, 3, 1]
     for line, found in zip(lines, drawn, strict=True):
-        places = [(x(layer, layers), y(value)) for layer, value in zip(line.layers, line.values, strict=True)]
+        places = [(x(layer, layers), y(value)) for layer, value in zip(line.at, line.values, strict=True)]
         for place, mark in zip(places, found, strict=True):
             assert mark == pytest.approx(place, abs=0.06)
     # Only what joins layers is a line, in the chart and in its legend.

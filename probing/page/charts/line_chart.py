@@ -1,20 +1,20 @@
-"""Shares by layer as SVG: lines that differ in mark, dash and colour, with a legend beside them.
+"""Values by layer or by step as SVG: lines that differ in mark, dash and colour, with a legend beside them.
 
-A value measured in a single layer is a mark without a line, because nothing is known about the other layers.
+A value measured in a single layer is a mark without a line, because nothing is known about the other layers. Lines of
+one label look alike and have one entry in the legend.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from probing.figures.layer_labels import spaced_layers
+from probing.page.charts.axes import BY_LAYER, SHARES, Across, Up
 from probing.page.markup import Html, element, joined
 
 WIDTH, HEIGHT = 560, 320
 LEFT, RIGHT, TOP, BOTTOM = 44, 10, 12, 40
 INSET = 14  # so that marks do not touch the axis
-MOST_NAMES = 26  # of layers, side by side
 BESIDE = 30  # distance between marks where all are at one layer
 
 # Marks around the origin, and dashes, by index of the line; colours are in style.css.
@@ -27,6 +27,7 @@ _MARKS = (
     "M-4-4L4 4M-4 4L4-4",
     "M0-5V5M-5 0H5",
 )
+LOOKS = len(_MARKS)
 _DASHES = ("", "7 4", "2 3", "8 3 2 3", "4 2", "1 4", "10 4")
 
 
@@ -36,46 +37,56 @@ class Line:
 
     Args:
         label: Name in the legend.
-        layers: Layers along the x axis.
-        values: Shares, one per layer.
-        ranges: Intervals, one per layer, None where a layer has none; empty if no layer has one.
+        at: Layers or steps along the x axis.
+        values: Values, one for each of these.
+        ranges: Intervals, one for each, None where there is none; empty if there are none at all.
+        which: What tells it from other lines of the same label, for those who point at it.
     """
 
     label: str
-    layers: Sequence[int]
+    at: Sequence[int]
     values: Sequence[float]
     ranges: Sequence[tuple[float, float] | None] = ()
+    which: str = ""
 
 
-def line_chart(lines: Sequence[Line], title: str) -> Html:
-    """Return the chart of shares by layer with its legend.
+def line_chart(
+    lines: Sequence[Line], title: str, across: Across = BY_LAYER, up: Up = SHARES, labels: Sequence[str] = ()
+) -> Html:
+    """Return the chart with its legend.
 
     Args:
         lines: Lines to draw, later ones on top: their dashes and open marks hide no line below.
         title: Description of the chart for readers who do not see it.
+        across: The x axis.
+        up: The y axis; values beyond its ends are drawn there.
+        labels: Labels that have looks of their own in all of several charts, in their order.
     """
-    layers = sorted({layer for line in lines for layer in line.layers})
-    shifts = _shifts(len(lines)) if len(layers) == 1 else [0.0] * len(lines)
+    all_at = sorted({at for line in lines for at in line.at})
+    shifts = _shifts(len(lines)) if len(all_at) == 1 else [0.0] * len(lines)
+    looks = {label: look for look, label in enumerate(dict.fromkeys([*labels, *(line.label for line in lines)]))}
     drawn = [
-        _line(line, look, [x(layer, layers) + shift for layer in line.layers])
-        for look, (line, shift) in enumerate(zip(lines, shifts, strict=True))
+        _line(line, looks[line.label], [x(at, all_at, across) + shift for at in line.at], across, up)
+        for line, shift in zip(lines, shifts, strict=True)
     ]
     svg = element(
-        "svg", element("title", title), *_frame(layers), *drawn,
+        "svg", element("title", title), *_frame(all_at, across, up), *drawn,
         viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", class_="chart",
     )  # fmt: skip
-    return element("div", svg, _legend(lines), class_="with-legend")
+    return element("div", svg, _legend(lines, looks), class_="with-legend")
 
 
-def x(layer: int, layers: Sequence[int]) -> float:
-    """Return the x coordinate of a layer, in proportion to its number; a single layer is in the middle."""
-    low, high = layers[0], layers[-1]
-    across = (layer - low) / (high - low) if high > low else 0.5
-    return LEFT + INSET + across * (WIDTH - LEFT - RIGHT - 2 * INSET)
+def x(at: int, all_at: Sequence[int], across: Across = BY_LAYER) -> float:
+    """Return the x coordinate of a layer or a step among all; a single one is in the middle."""
+    places = dict(zip(all_at, across.places(all_at), strict=True))
+    low, high = places[all_at[0]], places[all_at[-1]]
+    share = (places[at] - low) / (high - low) if high > low else 0.5
+    return LEFT + INSET + share * (WIDTH - LEFT - RIGHT - 2 * INSET)
 
 
-def y(share: float) -> float:
-    """Return the y coordinate of a share from 0 to 1."""
+def y(value: float, up: Up = SHARES) -> float:
+    """Return the y coordinate of a value; beyond the ends of the axis, that of the end."""
+    share = (value - up.low) / (up.high - up.low)
     return TOP + (1 - min(max(share, 0.0), 1.0)) * (HEIGHT - TOP - BOTTOM)
 
 
@@ -85,28 +96,31 @@ def _shifts(n: int) -> list[float]:
     return [beside * (i - (n - 1) / 2) for i in range(n)]
 
 
-def _frame(layers: Sequence[int]) -> list[Html]:
+def _frame(all_at: Sequence[int], across: Across, up: Up) -> list[Html]:
     parts = []
-    for tick in (0, 0.25, 0.5, 0.75, 1):
-        parts.append(element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=_at(y(tick)), y2=_at(y(tick)), class_="grid"))
-        parts.append(element("text", f"{tick:g}", x=LEFT - 7, y=_at(y(tick) + 4), text_anchor="end"))
-    for layer in spaced_layers(layers, MOST_NAMES):
-        at_x = _at(x(layer, layers))
-        parts.append(element("text", layer, x=at_x, y=HEIGHT - BOTTOM + 17, text_anchor="middle"))
+    for tick in up.ticks:
+        at_y = y(tick, up)
+        parts.append(element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=_at(at_y), y2=_at(at_y), class_="grid"))
+        parts.append(element("text", f"{tick:g}", x=LEFT - 7, y=_at(at_y + 4), text_anchor="end"))
+    for at, label in zip(all_at, across.labels(all_at), strict=True):
+        if label:
+            at_x = _at(x(at, all_at, across))
+            parts.append(element("text", label, x=at_x, y=HEIGHT - BOTTOM + 17, text_anchor="middle"))
     middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(element("text", "layer (0 = embeddings)", x=_at(middle), y=HEIGHT - 5, text_anchor="middle"))
+    parts.append(element("text", across.name(all_at), x=_at(middle), y=HEIGHT - 5, text_anchor="middle"))
     return parts
 
 
-def _line(line: Line, look: int, xs: Sequence[float]) -> Html:
-    points = [f"{_at(at_x)} {_at(y(value))}" for at_x, value in zip(xs, line.values, strict=True)]
+def _line(line: Line, look: int, xs: Sequence[float], across: Across, up: Up) -> Html:
+    points = [f"{_at(at_x)} {_at(y(value, up))}" for at_x, value in zip(xs, line.values, strict=True)]
+    name = f"{line.label}, {line.which}" if line.which else line.label
     marks = []
-    for i, (layer, value) in enumerate(zip(line.layers, line.values, strict=True)):
-        text, bar = f"{line.label}, layer {layer}: {value:.3f}", None
+    for i, (at, value) in enumerate(zip(line.at, line.values, strict=True)):
+        text, bar = f"{name}, {across.unit} {at}: {value:.3f}", None
         if line.ranges and (ends := line.ranges[i]):
             low, high = ends
             text += f" ({low:.3f} to {high:.3f})"
-            at_x, top, bottom = _at(xs[i]), _at(y(high)), _at(y(low))
+            at_x, top, bottom = _at(xs[i]), _at(y(high, up)), _at(y(low, up))
             caps = f"M{_at(xs[i] - 4)} {top}h8M{_at(xs[i] - 4)} {bottom}h8"
             bar = element("path", d=f"M{at_x} {bottom}V{top}{caps}", class_="bar")
         mark = element("path", d=_mark(look), transform=f"translate({points[i]})", class_="mark")
@@ -116,21 +130,23 @@ def _line(line: Line, look: int, xs: Sequence[float]) -> Html:
 
 def _stroke(line: Line, look: int, path: str) -> Html | None:
     """Return a line along a path, or None for a single point."""
-    if len(line.layers) == 1:
+    if len(line.at) == 1:
         return None
     return element("path", d=path, class_="line", stroke_dasharray=_dash(look))
 
 
-def _legend(lines: Sequence[Line]) -> Html:
+def _legend(lines: Sequence[Line], looks: Mapping[str, int]) -> Html:
     entries = []
-    for look, line in enumerate(lines):
+    longest = {line.label: line for line in sorted(lines, key=lambda line: len(line.at))}
+    for label in dict.fromkeys(line.label for line in lines):
+        line, look = longest[label], looks[label]
         key = element(
             "svg",
             _stroke(line, look, "M1 8H33"),
             element("path", d=_mark(look), transform="translate(17 8)", class_="mark"),
             viewBox="0 0 34 16", width=34, height=16, aria_hidden="true", class_=f"look-{look % len(_MARKS)}",
         )  # fmt: skip
-        entries.append(element("li", key, joined(line.label)))
+        entries.append(element("li", key, joined(label)))
     return element("ul", *entries, class_="legend")
 
 

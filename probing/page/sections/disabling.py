@@ -8,29 +8,30 @@ from typing import Any
 from probing.page.charts.head_map import head_map
 from probing.page.head_numbers import HeadMeasure, Place
 from probing.page.markup import Html, element
-from probing.page.sources import Disabling
+from probing.page.shown import Shown
 from probing.page.tables import as_in_terminal, table
+from probing.runs.kinds import Disabled
 from probing.tables.columns import in_brackets, interval
 from probing.tables.disabling import Row, at_last_layer, conclusions, is_head, kinds_of, named, readouts_of, tables
 from probing.tables.readout_names import measure_of
 
 
-def disabling_section(disabling: Disabling, number: int) -> Html:
+def disabling_section(shown: Shown[Disabled], anchor: str) -> Html:
     """Return what was found, a map of heads for each kind of replacement and readout, and the numbers.
 
     Args:
-        disabling: The results of `disable`.
-        number: Their index on the page.
+        shown: The results of `disable`.
+        anchor: What the section is linked by.
     """
-    made = vars(disabling.made)
+    made = vars(shown.made)
     return element(
         "section",
-        element("h2", disabling.title),
+        element("h2", shown.title),
         *(element("p", sentence) for sentence in conclusions(made)),
         *(one for readout in readouts_of(made) for one in _maps(at_last_layer(made, readout))),
-        *(element("figure", element("figcaption", shown.title), as_in_terminal(shown)) for shown in tables(made)),
+        *(element("figure", element("figcaption", one.title), as_in_terminal(one)) for one in tables(made)),
         *_curves(made.get("pruning", ())),
-        id=f"disabling-{number}",
+        id=anchor,
     )
 
 

@@ -9,7 +9,10 @@ from probing.page.markup import Html, element
 from probing.page.neuron_table import COLUMNS, UNRESOLVED
 from probing.page.sources import Sources
 from probing.page.tables import pairs
+from probing.runs.kinds import CheckpointSeries
+from probing.runs.pretraining import Pretraining
 from probing.tables.columns import BELOW_RESOLUTION, FAR, NEGLIGIBLE, NEGLIGIBLE_NATS, R2, UNINFORMATIVE
+from probing.tables.pretraining import BETTER_THAN_NONE, BETTER_THAN_UNIGRAM, FREQUENCIES, OUTLIER, SEEDS
 from probing.tables.space_names import WORDS
 
 Terms = Mapping[str, str]
@@ -261,6 +264,61 @@ ATTENTION = {
     "of heads (Holm).",
 }
 
+_BY_TOKEN = "The same of a probe that sees the token embedding alone."
+
+PRETRAINING: Terms = {
+    "arm": "What tells the encoder positions: learned (a table that is trained), none, constant (every token is told "
+    "the same position), causal (none, but attention to earlier tokens alone), sinusoidal (a fixed table) or rotary.",
+    "seed": "Seed of the initial weights, the order of the text and the masks, the same for all arms.",
+    "steps": "Number of steps of the optimiser.",
+    "loss at first": "The loss before the first step.",
+    "loss": "Mean cross-entropy of masked tokens in held-out text, in nats, after the last step.",
+    FREQUENCIES: "The loss of a model that knows how often each token occurs and nothing else.",
+    "below it": "How many nats the loss is below that.",
+    "verdict": f"On the last checkpoints. Not testable unless learned is better than none by {BETTER_THAN_NONE:g} nats "
+    f"and than the frequencies of tokens by {BETTER_THAN_UNIGRAM:g}, for every seed; refuted if none or constant has "
+    f"an outlier above the embeddings; confirmed if learned has one for every seed, of at least {SEEDS}; not testable "
+    "if learned has none; otherwise unclear.",
+    "layer": ACCURACY["layer"],
+    "farthest mean, sd": "How far the mean of the farthest neuron is from the mean of all neurons' means, in standard "
+    "deviations of these.",
+    "outlier": f"The neuron with that mean, if it is beyond {OUTLIER:g} sd.",
+    "an outlier is beyond": f"The limit of {OUTLIER:g} sd.",
+    "largest in": "Share of the tokens in whose hidden state this neuron is the largest.",
+    "smallest in": "Share of the tokens in whose hidden state it is the smallest.",
+    "position accuracy": "Share of the test tokens whose position a linear probe predicts correctly.",
+    "by the token alone": _BY_TOKEN,
+    "equivariance": "Largest difference between the states of a token in a row that is read as it is and permuted, in "
+    "root mean squares of the layer's states: 0, up to rounding, where nothing tells positions.",
+}
+
+SERIES: Terms = {
+    "step": "Number of steps of the training, from the name of the checkpoint.",
+    "loss": "Mean loss on held-out text, in nats, as the training wrote it.",
+    "token frequencies": "The loss of a model that knows how often each token occurs and nothing else.",
+    "position": "Accuracy of a linear probe of position.",
+    "95% range": "Confidence interval of that accuracy over sentences.",
+    "token, the token alone": _BY_TOKEN,
+    "cosine": "Mean cosine of the hidden states of two tokens.",
+    "outliers": "Number of neurons whose mean is far from the means of the others.",
+    "largest": "The farthest mean, in standard deviations of the means, with its layer and neuron.",
+    "heads": "Number of heads that give more than half of their attention to one offset, or attend there most of all "
+    "in 90% of the queries.",
+    "strongest": "Most that a head gives to one offset, with the layer and the head.",
+    "special": "Share of the attention that goes to special tokens.",
+    "quantity": "What comes: loss, position, position heads or outliers. It is there where its measure is past its "
+    "threshold.",
+    "threshold": "From where on a quantity is there.",
+    "layer": ACCURACY["layer"],
+    "neuron": "Coordinate of the hidden state.",
+    "first seen": "First step at which the quantity was there.",
+    "not at": "Last step at which it was not there before it came to stay.",
+    "stays from": "First step from which it is there in every later checkpoint.",
+    "half way": "First step from which at least half of its change over the series is made.",
+    "first": "Its measure at the first checkpoint.",
+    "last": "Its measure at the last checkpoint.",
+}
+
 PRECISION = (
     "Numbers on this page are rounded, and contributions by class have three digits; the tables and tensors in the "
     "run's folder are exact."
@@ -276,6 +334,9 @@ def terms_section(sources: Sources) -> Html:
     parts |= {"Heads": HEADS} if any(subject.run.heads for subject in sources.subjects) else {}
     parts |= {"Agreement": AGREEMENT} if sources.agreement else {}
     parts |= {"Attention heads": ATTENTION} if sources.surveys else {}
+    kinds = {type(one.made) for one in sources.shown}
+    parts |= {"Encoders with and without positions": PRETRAINING} if Pretraining in kinds else {}
+    parts |= {"Checkpoints": SERIES} if CheckpointSeries in kinds else {}
     parts |= {"Geometry": GEOMETRY} if sources.geometry else {}
     parts |= {"Words and sentences": EVALUATIONS} if sources.evaluations else {}
     lists = [element("section", element("h3", name), pairs([*terms.items()])) for name, terms in parts.items()]

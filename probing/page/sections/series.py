@@ -1,0 +1,66 @@
+"""The checkpoints of a training: what came first, and each measure over the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from probing.page.charts.axes import BY_STEP, Up
+from probing.page.charts.line_chart import LOOKS, Line, line_chart
+from probing.page.markup import Html, element
+from probing.page.shown import Shown
+from probing.page.tables import as_in_terminal
+from probing.runs.kinds import CheckpointSeries
+from probing.tables.series import Panel, Tables, course, first_rows, layers_of, panels
+
+# Looks of a chart that are left for what a measure is compared with, and for its threshold.
+_BESIDE = 2
+
+
+def series_section(shown: Shown[CheckpointSeries], anchor: str) -> Html:
+    """Return what came first, the measures over the steps, and the tables of the terminal.
+
+    Args:
+        shown: The results of `series`.
+        anchor: What the section is linked by.
+    """
+    made = vars(shown.made)
+    return element(
+        "section",
+        element("h2", shown.title),
+        *(element("p", sentence) for sentence in shown.made.conclusions()),
+        *(element("figure", element("figcaption", one.title), as_in_terminal(one)) for one in shown.made.tables()),
+        element("div", *(_chart(made, panel) for panel in panels(made)), class_="panels"),
+        id=anchor,
+    )
+
+
+def _chart(made: Tables, panel: Panel) -> Html:
+    """Return a measure over the steps, with what it is compared with and its threshold."""
+    steps = sorted({row["step"] for row in made["series"]})
+    spread, layers = _spread(layers_of(made), LOOKS - _BESIDE), layers_of(made, panel.measure)
+    drawn = [layer for layer in spread if layer in layers]
+    lines = [Line(_named(layer), *course(made, panel.measure, layer)) for layer in drawn]
+    of_model = course(made, panel.measure)
+    lines += [Line("the model", *of_model)] if of_model[0] else []
+    compared = panel.compared(made)
+    lines += [Line(panel.beside[1], *compared)] if panel.beside and compared[0] else []
+    if (threshold := panel.threshold(made)) is not None:
+        lines.append(Line("threshold", steps, [threshold] * len(steps)))
+    title = f"{panel.title[0].upper()}{panel.title[1:]} over the steps, in {panel.unit}"
+    title += f"; {len(drawn)} of {len(layers)} layers" if len(drawn) < len(layers) else ""
+    if rows := first_rows(made).get(panel.quantity or ""):
+        title += f"; past its threshold for good from step {rows[0]['step']:,} on"
+    up = Up.of((value for line in lines for value in line.values), panel.from_zero)
+    chart = line_chart(lines, title, BY_STEP, up, labels=[_named(layer) for layer in spread])
+    return element("figure", element("figcaption", title), chart)
+
+
+def _named(layer: int) -> str:
+    return f"layer {layer}"
+
+
+def _spread(layers: Sequence[int], most: int) -> list[int]:
+    """Return at most so many layers at equal distances, the first and the last among them."""
+    if len(layers) <= most:
+        return list(layers)
+    return [layers[round(i * (len(layers) - 1) / (most - 1))] for i in range(most)]
