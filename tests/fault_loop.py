@@ -40,7 +40,10 @@ def processes() -> ForkServerContext:
     # A test runner's own main module may have lost its specification, for which multiprocessing asks.
     vars(sys.modules["__main__"]).setdefault("__spec__", None)
     context = multiprocessing.get_context("forkserver")
-    rooms = ("commands.fit", "cache.extraction", "probes.training", "runs.results", "evidence.table")
+    rooms = (
+        "commands.fit", "cache.extraction", "probes.training", "pretraining.experiment", "runs.results",
+        "evidence.table",
+    )  # fmt: skip
     probing = [f"probing.{name}" for name in rooms]
     models = ["transformers.models.bert.modeling_bert"]
     context.set_forkserver_preload(["pytorch_lightning", "transformers", "matplotlib.pyplot", *models, *probing])

@@ -25,7 +25,8 @@ class Batch:
     Args:
         input_ids: What the model reads, shape (n_rows, row_length).
         labels: The tokens that are to be predicted, -100 elsewhere, in the same shape.
-        n_masked: Number of tokens to predict in the rows of all processes.
+        n_masked: Number of tokens to predict in all rows of a step: of all processes, and of all parts whose gradients
+            are accumulated.
     """
 
     input_ids: Tensor
@@ -62,8 +63,9 @@ class Masking:
 class PackedRows(pl.LightningDataModule):
     """Packed rows in a shuffled order, with masked tokens; both depend on the seed and the number of the batch alone.
 
-    Processes divide each batch among them, so that their number changes neither order nor masks. The state is the
-    number of batches that were trained on, from which a killed run is continued.
+    Processes divide each batch among them, so that their number changes neither order nor masks. Where gradients are
+    accumulated over several batches, these are the parts of one batch that is as many times larger. The state is the
+    number of steps that were trained, from which a killed run is continued.
 
     Args:
         text: The packed text.
@@ -78,13 +80,22 @@ class PackedRows(pl.LightningDataModule):
         self.masking = Masking(text.tokenizer, masked)
         self.first = 0
 
-    def batches(self, first: int, rank: int = 0, n_ranks: int = 1) -> Iterator[Batch]:
-        """Yield the batches of a process, without end, beginning with batch `first`."""
-        order = order_of_rows(len(self.text.train), self.batch_size, first, self.seed)
-        for number, chosen in enumerate(order, start=first):
-            inputs, labels = self.masking(self.text.train[chosen], self.seed, "masks", number)
+    def batches(self, first: int, rank: int = 0, n_ranks: int = 1, n_accumulated: int = 1) -> Iterator[Batch]:
+        """Yield the batches of a process, without end.
+
+        Args:
+            first: Step of the optimiser to begin with, from 0.
+            rank: Number of the process.
+            n_ranks: Number of processes.
+            n_accumulated: Number of batches in a step.
+        """
+        order = order_of_rows(len(self.text.train), self.batch_size * n_accumulated, first, self.seed)
+        n_parts = n_ranks * n_accumulated
+        for step, chosen in enumerate(order, start=first):
+            inputs, labels = self.masking(self.text.train[chosen], self.seed, "masks", step)
             n_masked = int((labels >= 0).sum())
-            yield Batch(inputs[rank::n_ranks], labels[rank::n_ranks], n_masked)
+            for part in range(rank, n_parts, n_ranks):
+                yield Batch(inputs[part::n_parts], labels[part::n_parts], n_masked)
 
     def held_out(self) -> Iterator[Batch]:
         """Yield the held-out rows, with the same masks for every model."""
@@ -100,25 +111,25 @@ class PackedRows(pl.LightningDataModule):
     def train_dataloader(self) -> DataLoader[Batch]:
         """Return the batches of this process, without end."""
         trainer = cast(pl.Trainer, self.trainer)
-        return DataLoader(_Endless(self, self.first, trainer.global_rank, trainer.world_size), batch_size=None)
+        share = (trainer.global_rank, trainer.world_size, trainer.accumulate_grad_batches)
+        return DataLoader(_Endless(self, self.first, share), batch_size=None)
 
     def val_dataloader(self) -> DataLoader[Batch]:
         """Return the held-out rows."""
         return DataLoader(cast(Any, list(self.held_out())), batch_size=None)
 
     def state_dict(self) -> dict[str, int]:
-        """Return the number of batches that were trained on."""
-        trainer = cast(pl.Trainer, self.trainer)
-        return {"first": trainer.global_step * trainer.accumulate_grad_batches}
+        """Return the number of steps that were trained."""
+        return {"first": cast(pl.Trainer, self.trainer).global_step}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Begin with the first batch that was not trained on."""
+        """Begin with the first step that was not trained."""
         self.first = state_dict["first"]
 
 
 class _Endless(IterableDataset[Batch]):
-    def __init__(self, rows: PackedRows, first: int, rank: int, n_ranks: int) -> None:
-        self.rows, self.first, self.ranks = rows, first, (rank, n_ranks)
+    def __init__(self, rows: PackedRows, first: int, share: tuple[int, int, int]) -> None:
+        self.rows, self.first, self.share = rows, first, share
 
     def __iter__(self) -> Iterator[Batch]:
-        return self.rows.batches(self.first, *self.ranks)
+        return self.rows.batches(self.first, *self.share)

@@ -42,8 +42,9 @@ class MaskedLanguageModel(pl.LightningModule):
         return functional.cross_entropy(logits.float(), batch.labels[chosen], reduction="sum")
 
     def training_step(self, batch: Batch, batch_index: int) -> Tensor:
-        """Return the loss whose mean over processes is the mean cross-entropy of all masked tokens."""
-        loss = self.loss_sum(batch) * self.trainer.world_size / max(batch.n_masked, 1)
+        """Return the loss whose mean over processes and accumulated batches is the mean over all masked tokens."""
+        n_parts = self.trainer.world_size * self.trainer.accumulate_grad_batches
+        loss = self.loss_sum(batch) * n_parts / max(batch.n_masked, 1)
         if not math.isfinite(value := float(loss.detach())):
             raise UserError(
                 f"`--training.learning_rate {self.recipe.learning_rate}`: the training diverged at step "

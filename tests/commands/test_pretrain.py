@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
-import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,18 @@ import pytest
 import yaml
 
 from conftest import BARE, ROOT
+from fault_loop import processes
 from probing import Pretraining, UserError, WandbOptions, fit, load_run, pretrain
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.tables.pretraining import COLUMNS
+from rendering import without_rendering
 from wandb_reader import read_offline_runs
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 
+# Long enough for a busy machine; nothing waits so long unless something is wrong.
+PATIENCE_S = 600
 ENCODER = {"n_layers": 1, "d_model": 32, "n_heads": 2, "d_feedforward": 32, "vocabulary": 100, "row_length": 16}
 TRAINING = {
     "steps": 12, "batch_size": 8, "warm_up": 2, "held_out_rows": 20, "checkpoint_factor": 4.0, "save_every": 3,
@@ -160,26 +165,60 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
     assert contents(again.folder) == contents(made.folder)
 
 
+def pretrain_here(args: list[str], moment: tuple[str, bool] | None, variables: dict[str, str]) -> None:
+    """Type `probing pretrain` in this process, and kill it where a file or folder gets its name, if a moment is given.
+
+    Args:
+        args: What is typed.
+        moment: The end of that path, and whether to kill just after it has its name, or just before, when what was
+            written still has a temporary one.
+        variables: Variables of the environment.
+    """
+    named = False
+
+    def watch(event: str, values: tuple[Any, ...]) -> None:
+        nonlocal named
+        if moment is None or event == "os.kill":
+            return
+        path, after = moment
+        at = event == "os.rename" and str(values[1]).endswith(path)
+        if named or (at and not after):
+            os.kill(os.getpid(), signal.SIGKILL)
+        named = named or at
+
+    os.environ.update(variables)
+    warnings.simplefilter("ignore")
+    without_rendering()
+    sys.addaudithook(watch)
+    sys.exit(run(COMMANDS, ["pretrain", *args]))
+
+
+def processes_of(args: list[str], moment: tuple[str, bool] | None, *variables: dict[str, str]) -> list[int | None]:
+    """Type `probing pretrain` in a process for each set of variables, and return their exit statuses."""
+    started = [processes().Process(target=pretrain_here, args=(args, moment, one)) for one in variables]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(PATIENCE_S)
+    return [process.exitcode for process in started]
+
+
 @pytest.mark.slow
 def test_a_run_killed_at_five_moments_ends_with_the_same_bytes(
     corpus_file: Path, made: Pretraining, tmp_path: Path
 ) -> None:
-    args = [sys.executable, "-m", "probing", "pretrain", *ARGS, "--corpus", str(corpus_file), "--runs", str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    partial = tmp_path / "made.partial"
-    # Wait for a file, and a moment more, so that the process is killed at different stages of its work.
+    args = [*ARGS, "--corpus", str(corpus_file), "--runs", str(tmp_path), "--name=made"]
+    # While the first state and the last checkpoint are written, between two arms, within the second one, and while
+    # checkpoints are measured.
     moments = [
-        "state/tokenizer.json", "state/learned-seed0.ckpt", "state/learned-seed0.json",
-        "state/none-seed0.ckpt", "state/learned-seed0-step04.json",
+        ("state/learned-seed0.ckpt", False), ("learned-seed0/step12", False), ("state/learned-seed0.json", True),
+        ("state/none-seed0.ckpt", True), ("state/learned-seed0-step04.json", False),
     ]  # fmt: skip
-    for file in moments:
-        process = subprocess.Popen([*args, "--name=made"], env=environment, stderr=subprocess.DEVNULL)
-        while not (partial / file).exists():
-            assert process.poll() is None, file
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-    assert run(COMMANDS, ["pretrain", *args[4:], "--name=made"]) == 0
+    for moment in moments:
+        assert processes_of(args, moment, {}) == [-signal.SIGKILL], moment
+        path = next((tmp_path / "made.partial").glob(f"**/{moment[0]}"), None)
+        assert (path is not None) is moment[1], moment
+    assert run(COMMANDS, ["pretrain", *args]) == 0
     assert contents(tmp_path / "made") == contents(made.folder)
 
 
@@ -208,8 +247,28 @@ def test_what_cannot_be_done_is_refused(
     assert [path for path in sorted(place.iterdir()) if path not in before] == []
 
 
+@pytest.mark.slow
+def test_two_processes_end_with_the_losses_of_one(made: Pretraining, corpus_file: Path, tmp_path: Path) -> None:
+    args = [*ARGS, "--corpus", str(corpus_file), "--runs", str(tmp_path), "--name=two"]
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    launcher = {
+        "TORCHELASTIC_RUN_ID": "two", "MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0",
+    }  # fmt: skip
+    ranks = [{**launcher, "RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
+    assert processes_of(args, None, *ranks) == [0, 0]
+    two = load_run(tmp_path / "two")
+    assert [(row["arm"], row["step"]) for row in two.losses] == [(row["arm"], row["step"]) for row in made.losses]
+    for name in ("train_loss", "loss"):  # sums are cut in other places
+        expected = [row[name] for row in made.losses if name in row]
+        assert [row[name] for row in two.losses if name in row] == pytest.approx(expected, abs=1e-5)
+    assert [row["step"] for row in two.arms] == [row["step"] for row in made.arms]
+
+
 @pytest.mark.several
-def test_two_processes_train_on_the_same_rows_with_the_same_masks(
+def test_processes_that_the_command_starts_itself_share_a_run(
     made: Pretraining, corpus_file: Path, tmp_path: Path
 ) -> None:
     args = ["--corpus", str(corpus_file), "--runs", str(tmp_path), "--name=two", "--trainer.devices=2"]
@@ -218,6 +277,6 @@ def test_two_processes_train_on_the_same_rows_with_the_same_masks(
     again = load_run(tmp_path / "two")
     assert len(again.losses) == len(made.losses)
     for row, one in zip(again.losses, made.losses, strict=True):
-        for name in ("train_loss", "loss"):  # sums are cut in other places
-            assert row.get(name) == pytest.approx(one.get(name), abs=1e-4)
+        for name in ("train_loss", "loss"):
+            assert row.get(name) == pytest.approx(one.get(name), abs=1e-5)
     assert [row["step"] for row in again.arms] == [row["step"] for row in made.arms]

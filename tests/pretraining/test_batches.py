@@ -44,6 +44,18 @@ def test_batches_are_the_same_wherever_they_begin_and_whoever_shares_them(text: 
     assert not torch.equal(next(PackedRows(text, 6, 0.15, 2).batches(0)).input_ids, whole[0].input_ids)
 
 
+def test_accumulated_batches_are_the_parts_of_a_larger_one(text: PackedText) -> None:
+    larger, rows = PackedRows(text, 12, 0.15, 1), PackedRows(text, 4, 0.15, 1)
+    for step, whole in enumerate(islice(larger.batches(5), 2)):
+        of_ranks = [list(islice(rows.batches(5, rank, 2, 3), 3 * step, 3 * step + 3)) for rank in (0, 1)]
+        assert [len(part.input_ids) for parts in of_ranks for part in parts] == [2] * 6
+        in_order = [part for pair in zip(*of_ranks, strict=True) for part in pair]
+        for name in ("input_ids", "labels"):
+            joined = torch.stack([getattr(part, name) for part in in_order], 1).flatten(0, 1)
+            assert torch.equal(joined, getattr(whole, name))
+        assert {part.n_masked for part in in_order} == {whole.n_masked}
+
+
 def test_all_seeds_have_the_same_held_out_masks(text: PackedText) -> None:
     first, second = (list(PackedRows(text, 6, 0.15, seed).held_out()) for seed in (1, 2))
     assert all(torch.equal(a.input_ids, b.input_ids) for a, b in zip(first, second, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,20 @@ class Stop(pl.Callback):
             raise ConnectionError
 
 
-def trained(folder: Path, stop: int | None = None) -> dict[str, bytes]:
-    """Train in a folder, and return the content of the last checkpoint and the curve."""
+def curve_of(
+    folder: Path, shape: Encoder, recipe: Recipe, accumulated: int, stop: int | None = None
+) -> list[dict[str, Any]]:
+    """Train in a folder, and return the curve."""
     folder.mkdir(exist_ok=True)
     job, places = Job("learned", 0), Places(folder)
-    asked = Asked([job], SHAPE, RECIPE, 100, 0, {"accelerator": "cpu", "accumulate_grad_batches": 3})
+    asked = Asked([job], shape, recipe, 100, 0, {"accelerator": "cpu", "accumulate_grad_batches": accumulated})
     text = packed_text(from_sentences("text", make_sentences(200)), asked, places)
-    rows = train_all(text, asked, places, None, lambda message: None, lambda name: [Stop(stop)] if stop else [])
+    return train_all(text, asked, places, None, lambda message: None, lambda name: [Stop(stop)] if stop else [])
+
+
+def trained(folder: Path, stop: int | None = None) -> dict[str, bytes]:
+    """Train in a folder, and return the content of the last checkpoint and the curve."""
+    rows = curve_of(folder, SHAPE, RECIPE, 3, stop)
     return {
         "model": (folder / "checkpoints/learned-seed0/step6/model.safetensors").read_bytes(),
         "curve": str(rows).encode(),
@@ -51,3 +59,15 @@ def test_a_training_goes_on_to_the_same_bytes_with_dropout_and_accumulated_gradi
     assert not (tmp_path / "stopped/checkpoints/learned-seed0/step6").exists()
     assert trained(tmp_path / "stopped") == trained(tmp_path / "whole")
     assert trained(tmp_path / "stopped") == trained(tmp_path / "whole")  # what is finished is read
+
+
+def test_gradients_accumulated_over_batches_are_those_of_one_larger_batch(tmp_path: Path) -> None:
+    shape = replace(SHAPE, dropout=0.0)
+    whole = curve_of(tmp_path / "whole", shape, replace(RECIPE, batch_size=12), 1)
+    parts = curve_of(tmp_path / "parts", shape, RECIPE, 3)
+    other = curve_of(tmp_path / "other", shape, RECIPE, 1)
+    assert [row["step"] for row in parts] == [row["step"] for row in whole] == list(range(7))
+    for name in ("train_loss", "loss"):
+        expected = [row[name] for row in whole if name in row]
+        assert [row[name] for row in parts if name in row] == pytest.approx(expected, abs=1e-5)
+        assert [row[name] for row in other if name in row][-1] != pytest.approx(expected[-1], abs=1e-3)
