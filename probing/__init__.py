@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from probing.commands.probe import probe as probe
     from probing.commands.rank import rank as rank
     from probing.commands.report import report as report
+    from probing.commands.reproduce import reproduce as reproduce
     from probing.commands.series import series as series
     from probing.commands.sts import sts as sts
     from probing.commands.sweep import sweep as sweep
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from probing.runs.kinds import FinishedSweep as FinishedSweep
     from probing.runs.kinds import Geometry as Geometry
     from probing.runs.kinds import Rankings as Rankings
+    from probing.runs.kinds import Reproduction as Reproduction
     from probing.runs.kinds import SentenceSimilarity as SentenceSimilarity
     from probing.runs.kinds import WordsInContext as WordsInContext
     from probing.runs.loading import load_run as load_run
@@ -62,6 +64,8 @@ _HOMES = {
     "Rankings": "probing.runs.kinds",
     "rank": "probing.commands.rank",
     "report": "probing.commands.report",
+    "Reproduction": "probing.runs.kinds",
+    "reproduce": "probing.commands.reproduce",
     "SentenceSimilarity": "probing.runs.kinds",
     "series": "probing.commands.series",
     "sts": "probing.commands.sts",
@@ -89,6 +93,7 @@ __all__ = [
     "Pretraining",
     "ProbeOptions",
     "Rankings",
+    "Reproduction",
     "Run",
     "SentenceSimilarity",
     "SentenceTask",
@@ -108,6 +113,7 @@ __all__ = [
     "probe",
     "rank",
     "report",
+    "reproduce",
     "series",
     "sts",
     "sweep",

@@ -18,6 +18,7 @@ COMMANDS = {
     "series": "probing.commands.series:series",
     "wic": "probing.commands.wic:wic",
     "sts": "probing.commands.sts:sts",
+    "reproduce": "probing.commands.reproduce:reproduce",
     "report": "probing.commands.report:report",
     "cache ls": "probing.commands.cache:ls",
     "cache verify": "probing.commands.cache:verify",

@@ -29,8 +29,9 @@ def test_every_package_is_installed(setup: ConfigParser) -> None:
     # Tests run from an editable installation, where a package that is not listed is found all the same.
     listed = setup["options"]["packages"].split()
     here = [".".join(folder.parts) for folder in _folders("probing")]
-    assert sorted(listed) == sorted([*here, "probing_tasks"])
-    assert setup["options"]["package_dir"].split() == ["probing_tasks", "=", "tasks"]
+    assert sorted(listed) == sorted([*here, "probing_claims", "probing_tasks"])
+    elsewhere = dict(line.split(" = ") for line in setup["options"]["package_dir"].split("\n") if line)
+    assert elsewhere == {"probing_claims": "conf/claims", "probing_tasks": "tasks"}
     assert _folders("tasks") == [Path("tasks")]
 
 
@@ -41,7 +42,8 @@ def test_every_file_that_is_no_module_is_installed(setup: ConfigParser) -> None:
         if file.is_file() and file.suffix not in (".py", ".pyc")
     }
     listed = {(package, name) for package, names in setup["options.package_data"].items() for name in names.split()}
-    assert found == listed
+    assert found | {("probing_claims", "*.yaml")} == listed
+    assert {file.suffix for file in (ROOT / "conf" / "claims").iterdir()} == {".yaml"}
 
 
 def test_the_script_is_not_named_as_that_of_an_unrelated_distribution(setup: ConfigParser) -> None:

@@ -169,6 +169,8 @@ def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path, fi
         args += ["--corpus", "sentences.txt", "--probe.l2=1e-2"]
     if args[0] in ("wic", "sts"):
         args += ["--model", str(toy)]
+    if args[0] == "reproduce":
+        args += ["--models", str(toy), "--corpus", "sentences.txt"]
     if "runs/A" in args:
         shutil.copytree(finished, "runs")
         if args[0] == "compare":  # 19 draws take half a minute

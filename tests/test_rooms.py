@@ -54,7 +54,7 @@ FLOORS = (
     {"heads", "layer_geometry", "runs"},
     {"checkpoints", "downstream", "page", "pretraining", "sweeps"},
     {"readouts"},
-    {"disabling"},
+    {"claims", "disabling"},
     {"commands"},
 )
 

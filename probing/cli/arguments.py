@@ -21,7 +21,7 @@ from probing.runtime.installation import started_as
 PRINT_CONFIG = "--print_config"
 
 # Options that take the words without hyphens: the first two take many words, the others take a single one.
-WORDS, WORD = ("folders", "checkpoints"), ("folder", "file")
+WORDS, WORD = ("folders", "checkpoints"), ("folder", "file", "paper")
 
 
 class Parser(ArgumentParser):

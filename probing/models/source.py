@@ -126,6 +126,13 @@ def resolve_model(name: str, revision: str | None = None) -> ModelSource:
     return ModelSource(name, _from_hub(name, revision), revision)
 
 
+def is_downloaded(name: str) -> bool:
+    """Return whether a model, by alias or hub id, is in the hub's cache on this machine; nothing is downloaded."""
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(ALIASES.get(name, name), "config.json"), str)
+
+
 def _from_hub(name: str, revision: str | None) -> Path:
     """Return the local snapshot of a hub repository, downloading what is missing."""
     import huggingface_hub

@@ -315,6 +315,32 @@ class FinishedSweep(ResultFolder):
 
 
 @dataclass(frozen=True, repr=False)
+class Reproduction(ResultFolder):
+    """What `reproduce` found of a paper's claims.
+
+    Args:
+        folder: Folder of the results.
+        config: The resolved configuration, without the name.
+        results: The content of `results.json`.
+        claims: A dict per claim and model, as in `claims.csv`.
+    """
+
+    claims: Table
+
+    def tables(self) -> list[Any]:
+        """Return the claims as rich tables."""
+        from probing.tables.claims import tables
+
+        return tables(self.claims)
+
+    def conclusions(self) -> list[str]:
+        """Return how many claims have each verdict."""
+        from probing.tables.claims import conclusions
+
+        return conclusions(self.claims, self.results["title"])
+
+
+@dataclass(frozen=True, repr=False)
 class Rankings(ResultFolder):
     """The rankings that `rank` made of a run, and what it measured of them.
 
@@ -355,5 +381,6 @@ KINDS: dict[str, type[ResultFolder]] = {
     "series of checkpoints": CheckpointSeries,
     "word-in-context evaluation": WordsInContext,
     "similarity evaluation": SentenceSimilarity,
+    "reproduction of a paper": Reproduction,
     "sweep": FinishedSweep,
 }

@@ -1,0 +1,1 @@
+"""Claims of papers: what each says, what is measured of it, and the verdict."""

@@ -1,0 +1,232 @@
+"""A paper's claims as data: one YAML file a paper under `conf/claims/`, checked when it is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from probing.claims.verdict import Range
+from probing.errors import UserError, did_you_mean, refuse
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
+# How the folder `conf/claims` of the checkout is called where the distribution is installed.
+PACKAGE = "probing_claims"
+_LONGEST = 120
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a claim is measured and judged.
+
+    Args:
+        measure: Name of the measure.
+        criterion: The range of its value by the claim.
+        control: The range of its control, if it has one.
+        arguments: Arguments of the measure.
+    """
+
+    measure: str
+    criterion: Range
+    control: Range | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a paper says, and how that is measured.
+
+    Args:
+        id: Its number.
+        says: What it says, at most one line.
+        where: Where it stands in the paper.
+        published: The published value, in words.
+        models: Models that it is about, by the names that `--model` takes.
+        reading: How it is measured on these; None if that is not built yet.
+        analogue: How it is measured on other models; None if there is no analogue.
+        lacking: Why it is not measured, or has no analogue: what that would need.
+    """
+
+    id: int
+    says: str
+    where: str
+    published: str
+    models: tuple[str, ...]
+    reading: Reading | None
+    analogue: Reading | None
+    lacking: str = ""
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper with its claims.
+
+    Args:
+        name: The name that `reproduce` takes.
+        title: Authors, year and title.
+        outliers: Of each model of the paper, its outliers as published: `minimum`, `maximum`, or both.
+        runs: Of each run that measures read, by the name that they ask for, the command and its options.
+        claims: The claims, in their order.
+    """
+
+    name: str
+    title: str
+    outliers: Mapping[str, Mapping[str, int]]
+    runs: Mapping[str, Mapping[str, Any]]
+    claims: Sequence[Claim]
+
+    @property
+    def models(self) -> list[str]:
+        """The models that claims are about, in the order in which they come."""
+        return list(dict.fromkeys(model for claim in self.claims for model in claim.models))
+
+
+def papers() -> list[str]:
+    """Return the names of the papers whose claims are known."""
+    return sorted(Path(file.name).stem for file in _folder().iterdir() if file.name.endswith(".yaml"))
+
+
+def read_paper(name: str, measures: Mapping[str, Any]) -> Paper:
+    """Read the claims of a paper.
+
+    Args:
+        name: The paper's name.
+        measures: The known measures.
+
+    Raises:
+        UserError: If there is no such paper, or its file is not as it should be; all problems are named.
+    """
+    if name not in (known := papers()):
+        raise UserError(f"`reproduce {name}`: papers are {', '.join(known)}{did_you_mean(name, known)}.")
+    import yaml
+
+    return paper_of(name, yaml.safe_load((_folder() / f"{name}.yaml").read_text(encoding="utf-8")), measures)
+
+
+def _folder() -> Traversable:
+    """Return the folder of the files: in a checkout `conf/claims`, otherwise the installed one."""
+    checkout = Path(__file__).parents[2]
+    return checkout / "conf" / "claims" if (checkout / "setup.cfg").is_file() else files(PACKAGE)
+
+
+def paper_of(name: str, content: Any, measures: Mapping[str, Any]) -> Paper:
+    """Return the paper that the content of its file describes.
+
+    Args:
+        name: The paper's name.
+        content: The content.
+        measures: The known measures.
+
+    Raises:
+        UserError: If the content is not as it should be; all problems are named.
+    """
+    keys = ("title", "outliers", "runs", "claims")
+    refuse([f"conf/claims/{name}.yaml: it {problem}" for problem in _unknown(content, keys, keys)])
+    found = [_Checked(one, content["runs"], measures) for one in content["claims"]]
+    ids = [one.claim.id for one in found if one.claim]
+    problems = [problem for one in found for problem in one.problems]
+    problems += [f"claim {i} is there twice" for i in sorted({i for i in ids if ids.count(i) > 1})]
+    refuse([f"conf/claims/{name}.yaml: {problem}" for problem in problems])
+    claims = sorted((one.claim for one in found if one.claim), key=lambda claim: claim.id)
+    return Paper(name, content["title"], content["outliers"] or {}, content["runs"], claims)
+
+
+class _Checked:
+    """A claim as its file describes it, with the problems that there are.
+
+    Args:
+        described: The claim in the file.
+        runs: Runs that the file names.
+        measures: The known measures.
+    """
+
+    _KEYS = ("id", "says", "where", "published", "models", "measure", "with", "criterion", "control", "analogue",
+             "lacking")  # fmt: skip
+    _OF_READING = ("measure", "with", "criterion", "control")
+
+    def __init__(self, described: Any, runs: Mapping[str, Any], measures: Mapping[str, Any]) -> None:
+        self.runs, self.measures = runs, measures
+        self.name = f"claim {described.get('id', '?')}" if isinstance(described, Mapping) else "a claim"
+        self.problems = [f"{self.name} {problem}" for problem in _unknown(described, self._KEYS, self._KEYS[:5])]
+        self.claim = None if self.problems else self._claim(described)
+
+    def _claim(self, described: Mapping[str, Any]) -> Claim:
+        says, lacking = described["says"], described.get("lacking", "")
+        if "\n" in says or len(says) > _LONGEST:
+            self._say(f"`says` is longer than a line of {_LONGEST} characters")
+        reading = self._reading(described) if "measure" in described else None
+        if reading is None and not lacking:
+            self._say("it has neither a `measure` nor says what is `lacking`")
+        other = described.get("analogue", {})
+        analogue = None
+        if isinstance(other, Mapping):
+            wrong = _unknown(other, self._OF_READING, ())
+            self.problems += [f"the analogue of {self.name} {problem}" for problem in wrong]
+            own = {key: described[key] for key in self._OF_READING if key in described}
+            if "measure" in other:  # whose control is another one as well
+                own = {}
+            analogue = self._reading({**own, **other}) if reading and not wrong else None
+        elif other == "none":
+            if not lacking:
+                self._say("it has no analogue and does not say what is `lacking`")
+        else:
+            self._say("`analogue` is neither `none` nor how it is measured")
+        models = tuple(described["models"])
+        return Claim(
+            described["id"], says, described["where"], str(described["published"]), models, reading, analogue, lacking
+        )
+
+    def _reading(self, described: Mapping[str, Any]) -> Reading | None:
+        name = described["measure"]
+        if name not in self.measures:
+            self._say(f"there is no measure {name}{did_you_mean(name, self.measures)}")
+            return None
+        if missing := set(self.measures[name].runs) - set(self.runs):
+            self._say(f"the measure {name} reads the run {min(missing)}, which is not among `runs`")
+        arguments = described.get("with", {})
+        if wrong := self.measures[name].problem_with(arguments):
+            self._say(f"the measure {name} {wrong}")
+        try:
+            criterion = Range.parse(str(described.get("criterion", "")))
+            control = Range.parse(str(described["control"])) if "control" in described else None
+        except ValueError as error:
+            self._say(str(error))
+            return None
+        return Reading(name, criterion, control, arguments)
+
+    def _say(self, problem: str) -> None:
+        self.problems.append(f"{self.name}: {problem}")
+
+
+def _unknown(found: Any, known: Sequence[str], needed: Sequence[str]) -> list[str]:
+    """Return problems with the keys of a mapping, as ends of sentences."""
+    if not isinstance(found, Mapping):
+        return ["is no mapping"]
+    problems = [f"has no `{key}`" for key in needed if key not in found]
+    return problems + [f"has an unknown key `{key}`{did_you_mean(key, known)}" for key in found if key not in known]
+
+
+def chosen_claims(typed: str | Sequence[Any] | int | None, paper: Paper) -> list[Claim]:
+    """Return the claims that `--claims` names, such as `19-28,31`; all without it.
+
+    Raises:
+        UserError: If it is not of that form, or the paper has no such claim.
+    """
+    if typed is None or typed == "all":
+        return list(paper.claims)
+    parts = [str(part).strip() for part in (typed if isinstance(typed, list | tuple) else str(typed).split(","))]
+    known, wanted = {claim.id: claim for claim in paper.claims}, set()
+    for part in parts:
+        found = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if not found:
+            raise UserError(f"`--claims {part}`: expected numbers of claims, such as 19-28,31.")
+        ids = range(int(found[1]), int(found[2] or found[1]) + 1)
+        if not ids or not {ids[0], ids[-1]} <= set(known):
+            raise UserError(f"`--claims {part}`: {paper.name} has the claims {min(known)} to {max(known)}.")
+        wanted |= set(ids)
+    return [claim for number, claim in known.items() if number in wanted]

@@ -1,0 +1,195 @@
+"""Anisotropy and self-similarity by layer, with and without outliers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from statistics import median
+from typing import Any
+
+from scipy.stats import rankdata
+
+from probing.claims.measures.extremes import above_embeddings
+from probing.claims.measures.registry import NotMeasurable, Role, Subject, measure
+from probing.claims.verdict import Measured
+from probing.runs.kinds import Geometry
+from probing.statistics.rank_similarity import spearman
+
+Rows = Mapping[int, Mapping[str, Any]]
+
+
+@measure("geometry")
+def growth(subject: Subject, of: str) -> Measured:
+    """Return Spearman's correlation of a measure with the number of the layer.
+
+    Args:
+        subject: The model.
+        of: The measure, such as `mean_cosine`.
+    """
+    rows = _by_layer(subject.run("geometry"), of)
+    if len({row["value"] for row in rows.values()}) < 3:
+        raise NotMeasurable(f"fewer than three layers have a {of.replace('_', ' ')} of their own")
+    layers, values = (rankdata(found) for found in (list(rows), [row["value"] for row in rows.values()]))
+    return Measured.exact(float(spearman(layers, values)))
+
+
+@measure("geometry")
+def least_mean_cosine(subject: Subject, first_layer: int = 1) -> Measured:
+    """Return the least mean cosine of the layers from one on. The control is that of the input, layer 0."""
+    every = _by_layer(subject.run("geometry"), "mean_cosine")
+    control = every[0]["value"] if 0 in every else None
+    return _least([_interval(row, control) for row in _from(every, first_layer).values()])
+
+
+@measure("geometry")
+def clipped_mean_cosine(subject: Subject) -> Measured:
+    """Return the largest mean cosine with outliers clipped, over the layers above the embeddings that have outliers.
+
+    The control is the most that clipping as many random neurons changes the mean cosine in these layers.
+    """
+    geometry: Geometry = subject.run("geometry")
+    clipped, plain = _clipped(geometry, "mean_cosine"), _by_layer(geometry, "mean_cosine")
+    random = _by_layer(geometry, "mean_cosine", "clip_random")
+    changes = [abs(random[layer]["value"] - plain[layer]["value"]) for layer in clipped if layer in random]
+    control = max(changes) if changes else None
+    return max((_interval(row, control) for row in clipped.values()), key=lambda one: one.value)
+
+
+@measure("geometry")
+def least_clipped_mean_cosine(subject: Subject) -> Measured:
+    """Return the least mean cosine with outliers clipped, over the layers above the embeddings that have outliers."""
+    return _least([_interval(row) for row in _clipped(subject.run("geometry"), "mean_cosine").values()])
+
+
+@measure("geometry")
+def share_removed_by_clipping(subject: Subject) -> Measured:
+    """Return the share of the mean cosine that clipping takes away: the median over the layers above the embeddings.
+
+    Where there is no outlier, nothing is taken away. The interval of a layer's share is that of the clipped mean
+    cosine; the control is the median of what random neurons take away.
+    """
+    geometry: Geometry = subject.run("geometry")
+    plain = _from(_by_layer(geometry, "mean_cosine"), 1)
+    clipped, random = (_by_layer(geometry, "mean_cosine", kind) for kind in ("clip", "clip_random"))
+    _clipped(geometry, "mean_cosine")  # refuses models without outliers
+
+    def removed(layer: int, rows: Rows, end: str) -> float:
+        return 1 - rows[layer][end] / plain[layer]["value"] if layer in rows else 0.0
+
+    value, low, high = (median(removed(layer, clipped, end) for layer in plain) for end in ("value", "high", "low"))
+    return Measured(value, low, high, median(removed(layer, random, "value") for layer in plain))
+
+
+@measure("geometry")
+def least_removed_by_clipping(subject: Subject, first_layer: int = 1) -> Measured:
+    """Return the least that clipping takes off the mean cosine, over the layers from one on; 0 without an outlier.
+
+    The interval is that of the difference of two means as if they were independent, which is wider than theirs.
+    """
+    geometry: Geometry = subject.run("geometry")
+    plain, clipped = _by_layer(geometry, "mean_cosine"), _clipped(geometry, "mean_cosine")
+    return _least([
+        _difference(row, clipped[layer]) if layer in clipped else Measured.exact(0.0)
+        for layer, row in _from(plain, first_layer).items()
+    ])  # fmt: skip
+
+
+@measure("geometry")
+def least_gain_of_self_similarity(subject: Subject) -> Measured:
+    """Return the least that clipping adds to the adjusted self-similarity, over layers above the embeddings.
+
+    A layer without an outlier counts as 0. The interval is that of the difference of two means as if they were
+    independent, which is wider than theirs.
+    """
+    geometry: Geometry = subject.run("geometry")
+    plain = _from(_by_layer(geometry, "self_similarity_adjusted"), 1)
+    clipped = _clipped(geometry, "self_similarity_adjusted")
+    return _least([
+        _difference(clipped[layer], row) if layer in clipped else Measured.exact(0.0) for layer, row in plain.items()
+    ])  # fmt: skip
+
+
+@measure("geometry")
+def rank_in_cosines(subject: Subject, roles: list[Role] | None = None) -> Measured:
+    """Return the rank of an outlier by its share of the mean cosine, the lowest over the layers above the embeddings.
+
+    Of several outliers, the first counts in each layer.
+    """
+    chosen = set(subject.outliers(roles).values())
+    shares: dict[int, list[tuple[float, int]]] = {}
+    for row in above_embeddings(subject.run("geometry").dimensions):
+        shares.setdefault(row["layer"], []).append((-row["cosine_share"], row["neuron"]))
+    ranks = [1 + min(i for i, (_, neuron) in enumerate(sorted(found)) if neuron in chosen) for found in shares.values()]
+    return Measured.exact(max(ranks), neurons=tuple(sorted(chosen)))
+
+
+@measure("geometry")
+def variation_of_outlier(subject: Subject, roles: list[Role] | None = None) -> Measured:
+    """Return the standard deviation of an outlier over tokens as a share of its mean, the most over the layers.
+
+    The control is the least such share that another neuron has anywhere.
+    """
+    chosen = set(subject.outliers(roles).values())
+    rows = [row for row in above_embeddings(subject.run("geometry").dimensions) if row["mean"]]
+    shares = [(row["neuron"] in chosen, row["sd"] / abs(row["mean"])) for row in rows]
+    return Measured.exact(
+        max(share for is_outlier, share in shares if is_outlier),
+        control=min(share for is_outlier, share in shares if not is_outlier),
+        neurons=tuple(sorted(chosen)),
+    )
+
+
+@measure("held_out")
+def largest_whitened_mean_cosine(subject: Subject) -> Measured:
+    """Return the mean cosine of whitened states that is farthest from 0, over layers above the embeddings.
+
+    Its magnitude counts. Whitening was fitted on another corpus than it is measured on.
+    """
+    rows = _from(_by_layer(subject.run("held_out"), "mean_cosine", "whiten"), 1)
+    found = []
+    for row in rows.values():
+        one = _interval(row)
+        nearest = 0.0 if one.low <= 0 <= one.high else min(abs(one.low), abs(one.high))
+        found.append(Measured(abs(one.value), nearest, max(abs(one.low), abs(one.high))))
+    if not found:
+        raise NotMeasurable("no layer could be whitened")
+    return max(found, key=lambda one: one.value)
+
+
+def _by_layer(geometry: Geometry, name: str, transform: str = "none") -> dict[int, Mapping[str, Any]]:
+    """Return the row of a measure in each layer, by ascending layers."""
+    rows = [row for row in geometry.geometry if (row["transform"], row["measure"]) == (transform, name)]
+    return {row["layer"]: row for row in sorted(rows, key=lambda row: row["layer"])}
+
+
+def _from(rows: Rows, first_layer: int) -> dict[int, Mapping[str, Any]]:
+    found = {layer: row for layer, row in rows.items() if layer >= first_layer}
+    if not found:
+        raise NotMeasurable(f"nothing was measured in layers from {first_layer} on")
+    return found
+
+
+def _clipped(geometry: Geometry, name: str) -> dict[int, Mapping[str, Any]]:
+    """Return the rows of clipped states above the embeddings.
+
+    Raises:
+        NotMeasurable: If there are none.
+    """
+    found = {layer: row for layer, row in _by_layer(geometry, name, "clip").items() if layer}
+    if not found:
+        raise NotMeasurable("no layer above the embeddings has an outlier that could be clipped")
+    return found
+
+
+def _interval(row: Mapping[str, Any], control: float | None = None) -> Measured:
+    return Measured(row["value"], row["low"], row["high"], control)
+
+
+def _difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> Measured:
+    return Measured(a["value"] - b["value"], a["low"] - b["high"], a["high"] - b["low"])
+
+
+def _least(found: list[Measured], key: Callable[[Measured], float] = lambda one: one.value) -> Measured:
+    """Return the least value, with the interval of the layer that has it."""
+    if not found:
+        raise NotMeasurable("nothing was measured in these layers")
+    return min(found, key=key)

@@ -1,0 +1,126 @@
+"""Neurons that are the smallest or the largest of most tokens, and how far their means are from the others'."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probing.claims.measures.registry import SIGNS, NotMeasurable, Role, Subject, measure
+from probing.claims.verdict import Measured
+from probing.runs.kinds import Geometry
+from probing.statistics.outliers import MEAN_DEVIATIONS, deviations_of
+
+_Z = NormalDist().inv_cdf(0.975)
+
+
+@measure("geometry")
+def extreme_share(subject: Subject, role: Role) -> Measured:
+    """Return the share of tokens, in all layers above the embeddings, of which an outlier is the extreme neuron.
+
+    The interval is Wilson's with as many trials as sentences, since tokens of a sentence may be alike. The control is
+    the largest share of another neuron.
+    """
+    geometry: Geometry = subject.run("geometry")
+    neuron, column = subject.neuron(role), {"minimum": "argmin_share", "maximum": "argmax_share"}[role]
+    shares: dict[int, list[float]] = {}
+    for row in above_embeddings(geometry.dimensions):
+        shares.setdefault(row["neuron"], []).append(row[column])
+    pooled = {one: sum(found) / len(found) for one, found in shares.items()}
+    if neuron not in pooled:
+        raise NotMeasurable(f"the model has no neuron {neuron}")
+    others = max(share for one, share in pooled.items() if one != neuron)
+    share = min(pooled[neuron], 1.0)
+    return Measured(share, *_wilson(share, n_sentences(geometry)), control=others, neurons=(neuron,))
+
+
+@measure("geometry")
+def least_deviation(subject: Subject, roles: list[Role] | None = None) -> Measured:
+    """Return how far outliers are from the other neurons' means where they are nearest: sd, least over the layers.
+
+    A deviation counts in the direction of the role; of several outliers, the nearest counts. The interval is that of
+    the neuron's mean, by its sd and the number of sentences. The control is the farthest other neuron of that layer.
+    """
+    geometry: Geometry = subject.run("geometry")
+    chosen = subject.outliers(roles)
+    found: list[Measured] = []
+    for layer, z, error in _profiles(geometry):
+        if max(chosen.values()) >= len(z):
+            raise NotMeasurable(f"the model has no neuron {max(chosen.values())}")
+        others = float(np.delete(np.abs(z), list(chosen.values())).max())
+        for role, neuron in chosen.items():
+            value, half = SIGNS[role] * float(z[neuron]), float(error[neuron])
+            if layer:
+                found.append(Measured(value, value - half, value + half, others, tuple(chosen.values())))
+    if not found:
+        raise NotMeasurable("the run has no layer above the embeddings")
+    return min(found, key=lambda one: one.value)
+
+
+@measure("geometry")
+def layers_of_outliers(subject: Subject, published: Mapping[str, Mapping[int, str]]) -> Measured:
+    """Return how far the layers in which neurons are outliers are the published ones: the least Jaccard index.
+
+    Args:
+        subject: The model.
+        published: Of each model, the layers of each outlier, such as `1-10`.
+    """
+    geometry: Geometry = subject.run("geometry")
+    if subject.model not in published:
+        raise NotMeasurable(f"no layers of outliers of {subject.model} are published")
+    flagged: dict[int, set[int]] = {}
+    for layer, z, _ in _profiles(geometry):
+        for neuron in np.flatnonzero(np.abs(z) > MEAN_DEVIATIONS):
+            flagged.setdefault(int(neuron), set()).add(layer)
+    alike = []
+    for outlier, layers in published[subject.model].items():
+        said = set(layers_of(layers, 10**6))
+        found = flagged.get(int(outlier), set())
+        alike.append(len(said & found) / len(said | found))
+    return Measured.exact(min(alike), neurons=tuple(map(int, published[subject.model])))
+
+
+def layers_of(text: str | int, last: int) -> range:
+    """Return the layers that `3`, `1-10` or `all` stands for, up to the model's last one."""
+    if text == "all":
+        return range(1, last + 1)
+    first, _, end = str(text).partition("-")
+    return range(int(first), min(int(end or first), last) + 1)
+
+
+def above_embeddings(rows: Sequence[Mapping[str, object]]) -> list[Mapping[str, Any]]:
+    """Return the rows of the layers above the embeddings, without those of all layers together."""
+    return [row for row in rows if isinstance(row.get("layer"), int) and row["layer"] != 0]
+
+
+def n_sentences(geometry: Geometry) -> int:
+    """Return the number of sentences that were measured: one token of each is sampled for one of the measures."""
+    rows = [row for row in geometry.geometry if row["measure"] == "mean_cosine_one_per_sentence"]
+    if not rows:
+        raise NotMeasurable("the run measured no sentences")
+    return int(rows[0]["n_tokens"])
+
+
+def _profiles(geometry: Geometry) -> list[tuple[int, NDArray[np.float64], NDArray[np.float64]]]:
+    """Return, for each layer, each neuron's mean in sd from the others' and half the width of its interval."""
+    by_layer: dict[int, list[Mapping[str, Any]]] = {}
+    for row in geometry.dimensions:
+        by_layer.setdefault(row["layer"], []).append(row)
+    found, root = [], math.sqrt(n_sentences(geometry))
+    for layer, rows in by_layer.items():
+        means = np.array([row["mean"] for row in sorted(rows, key=lambda row: row["neuron"])])
+        sds = np.array([row["sd"] for row in sorted(rows, key=lambda row: row["neuron"])])
+        spread = means.std()
+        found.append((layer, deviations_of(means), _Z * sds / root / spread if spread > 0 else np.zeros_like(means)))
+    return found
+
+
+def _wilson(share: float, n: int) -> tuple[float, float]:
+    """Return Wilson's interval of a share of n trials."""
+    centre, spread = share + _Z**2 / (2 * n), _Z * math.sqrt(share * (1 - share) / n + (_Z / (2 * n)) ** 2)
+    low, high = ((centre + sign * spread) / (1 + _Z**2 / n) for sign in (-1, 1))
+    return max(0.0, min(low, share)), min(1.0, max(high, share))  # rounding aside, they are

@@ -1,0 +1,188 @@
+"""What linear probes read of positions, and which neurons their logits are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from probing.claims.measures.extremes import above_embeddings, layers_of
+from probing.claims.measures.registry import NotMeasurable, Role, Subject, measure
+from probing.claims.verdict import Measured
+from probing.runs.run import Run
+
+# The least z of eta squared against permuted positions that the flags of a ranking take for signal.
+SIGNAL = 4.0
+
+
+@measure("positions")
+def least_accuracy(subject: Subject, layers: str) -> Measured:
+    """Return the least accuracy over some layers.
+
+    The control is the largest accuracy in these layers where the model is told permuted positions.
+
+    Args:
+        subject: The model.
+        layers: The layers, such as `1-3`.
+    """
+    rows = _accuracies(subject, layers)
+    control = max((row.get("permuted_positions_accuracy", float("nan")) for row in rows), default=None)
+    least = min(rows, key=lambda row: row["accuracy"])
+    return _accuracy(least, None if control is None or control != control else control)
+
+
+@measure("positions")
+def distance_from_curve(subject: Subject, published: Mapping[str, Sequence[float]]) -> Measured:
+    """Return how far accuracies are from those published, the most over the layers above the embeddings.
+
+    Args:
+        subject: The model.
+        published: Of each model, the accuracies of layers 1, 2, ...
+    """
+    if subject.model not in published:
+        raise NotMeasurable(f"no accuracies of {subject.model} are published")
+    curve, rows = published[subject.model], _accuracies(subject, "all")
+    if len(rows) != len(curve):
+        raise NotMeasurable(f"the run has {len(rows)} layers, and {len(curve)} are published")
+    found = []
+    for said, row in zip(curve, rows, strict=True):
+        one = _accuracy(row)
+        nearest = 0.0 if one.low <= said <= one.high else min(abs(one.low - said), abs(one.high - said))
+        found.append(Measured(abs(one.value - said), nearest, max(abs(one.low - said), abs(one.high - said))))
+    return max(found, key=lambda one: one.value)
+
+
+@measure("positions")
+def accuracy_lost(subject: Subject, layers: str) -> Measured:
+    """Return how much lower the accuracy of the last layer is than the least of some lower layers.
+
+    The interval is that of the difference as if both were independent, which is wider than that of the same sentences.
+
+    Args:
+        subject: The model.
+        layers: The lower layers, such as `1-3`.
+    """
+    every = _accuracies(subject, "all")
+    lower = [row for row in _accuracies(subject, layers) if row["layer"] != every[-1]["layer"]]
+    if not lower:
+        raise NotMeasurable("the model has no further layers")
+    before, last = _accuracy(min(lower, key=lambda row: row["accuracy"])), _accuracy(every[-1])
+    return Measured(before.value - last.value, before.low - last.high, before.high - last.low)
+
+
+@measure("geometry", "positions")
+def least_ratio(subject: Subject, roles: list[Role] | None = None) -> Measured:
+    """Return an outlier's contribution as a multiple of the mean neuron's, the least over layers and outliers."""
+    rows = _of_outliers(subject, roles)
+    return Measured.exact(min(row["ratio"] for row in rows), neurons=_neurons(rows))
+
+
+@measure("geometry", "positions")
+def lowest_rank(subject: Subject, roles: list[Role] | None = None) -> Measured:
+    """Return the rank of an outlier by its contribution, the lowest place over layers and outliers.
+
+    The interval is the range of that rank over probes trained on bootstrap samples.
+    """
+    rows = _of_outliers(subject, roles)
+    row = max(rows, key=lambda row: row["rank"])
+    low, high = row.get("rank_low", row["rank"]), row.get("rank_high", row["rank"])
+    return Measured(row["rank"], min(low, row["rank"]), max(high, row["rank"]), neurons=_neurons(rows))
+
+
+@measure("geometry", "positions")
+def evidence_beside_rank(subject: Subject, roles: list[Role] | None = None) -> Measured:
+    """Return the share of four kinds of evidence for which an outlier tells positions, the least over layers.
+
+    They are: a centred contribution above the mean neuron's; eta squared above that of permuted positions; a loss that
+    rises without it, with its interval; more variance explained by position than by frequency, each beyond all others.
+    A layer counts where all four were measured of the neuron. The control is the best rank among these layers: a rank
+    alone is what a probe's intercept has.
+    """
+    rows, run = _of_outliers(subject, roles), _run(subject)
+    found: list[tuple[float, int]] = []
+    for row in rows:
+        explained = {
+            one["source"]: one["partial"]
+            for one in subject.run("geometry").explained
+            if (one["layer"], one["neuron"], one["special_tokens"]) == (row["layer"], row["neuron"], "exclude")
+        }
+        if not isinstance(row.get("cross_entropy_without_low"), float) or row["cross_entropy_without"] == "":
+            continue
+        if not {"position", "frequency"} <= set(explained):
+            continue
+        centred = [one["contribution_centred"] for one in run.neurons if one["layer"] == row["layer"]]
+        kinds = (
+            row["contribution_centred"] > sum(centred) / len(centred),
+            row["eta_squared_z"] >= SIGNAL,
+            row["cross_entropy_without_low"] > 0,
+            explained["position"] > explained["frequency"],
+        )
+        found.append((sum(kinds) / len(kinds), row["rank"]))
+    if not found:
+        raise NotMeasurable(
+            "in no layer were all four kinds of evidence measured of it: it is not among the first ranks"
+        )
+    return Measured.exact(
+        min(share for share, _ in found), control=float(min(rank for _, rank in found)), neurons=_neurons(rows)
+    )
+
+
+@measure("positions")
+def loss_without_first(subject: Subject) -> Measured:
+    """Return by how many nats the loss rises without the neuron that ranks first, the least over layers.
+
+    The control is the largest rise without one of the matched neurons of a layer, less that without its first neuron:
+    above 0 where a neuron that does not rank first matters more.
+    """
+    rows = [
+        row for row in above_embeddings(_run(subject).neurons) if isinstance(row.get("cross_entropy_without"), float)
+    ]
+    first = [row for row in rows if row["rank"] == 1]
+    if not first:
+        raise NotMeasurable("no probe was trained without the neuron that ranks first (`--evidence all`)")
+    beyond = [
+        row["cross_entropy_without"] - one["cross_entropy_without"]
+        for one in first
+        for row in rows
+        if row["layer"] == one["layer"] and row["removed"].startswith("matched")
+    ]
+    least = min(first, key=lambda row: row["cross_entropy_without"])
+    return Measured(
+        least["cross_entropy_without"], least["cross_entropy_without_low"], least["cross_entropy_without_high"],
+        control=max(beyond, default=None), neurons=tuple(dict.fromkeys(row["neuron"] for row in first)),
+    )  # fmt: skip
+
+
+def _run(subject: Subject) -> Run:
+    run: Run = subject.run("positions")
+    return run
+
+
+def _accuracies(subject: Subject, layers: str) -> list[Mapping[str, Any]]:
+    """Return the rows of some layers above the embeddings."""
+    rows = above_embeddings(_run(subject).accuracy)
+    wanted = layers_of(layers, max((row["layer"] for row in rows), default=0))
+    found = [row for row in rows if row["layer"] in wanted]
+    if not found:
+        raise NotMeasurable(f"the run has no layers {layers}")
+    return found
+
+
+def _accuracy(row: Mapping[str, Any], control: float | None = None) -> Measured:
+    return Measured(row["accuracy"], row["accuracy_low"], row["accuracy_high"], control)
+
+
+def _of_outliers(subject: Subject, roles: list[Role] | None) -> list[Mapping[str, Any]]:
+    """Return the rows of outliers in the ranked tables of the layers above the embeddings.
+
+    Raises:
+        NotMeasurable: If they are not there.
+    """
+    chosen = set(subject.outliers(roles).values())
+    rows = [row for row in above_embeddings(_run(subject).neurons) if row["neuron"] in chosen]
+    if {row["neuron"] for row in rows} != chosen:
+        raise NotMeasurable("the run has no layer above the embeddings with this neuron")
+    return rows
+
+
+def _neurons(rows: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+    return tuple(sorted({row["neuron"] for row in rows}))

@@ -1,0 +1,128 @@
+"""The measures by name, and what they are functions of: the finished runs of one model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from probing.claims.verdict import Measured
+
+# Whether an outlier is the smallest neuron of most tokens or the largest: papers say which.
+Role = Literal["minimum", "maximum"]
+ROLES: tuple[Role, ...] = ("minimum", "maximum")
+# The direction in which an outlier of each role deviates.
+SIGNS: Mapping[Role, int] = {"minimum": -1, "maximum": 1}
+
+_Function = TypeVar("_Function", bound=Callable[..., Measured])
+
+
+class NotMeasurable(Exception):
+    """The runs of a model have nothing that a measure could be taken of; the message is a clause that says what."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model and its finished runs.
+
+    Args:
+        model: Its name.
+        runs: Its runs, by the names that measures ask for.
+        published: Its outliers as published, by role; empty for models that the paper is not about.
+        holds: Returns whether another claim's criterion is met by this model; None where that cannot be said.
+    """
+
+    model: str
+    runs: Mapping[str, Any]
+    published: Mapping[str, int] = field(default_factory=dict)
+    holds: Callable[[int], bool | None] = lambda number: None
+
+    def run(self, name: str) -> Any:
+        """Return a run."""
+        return self.runs[name]
+
+    def neuron(self, role: Role) -> int:
+        """Return the outlier of this role: as published, or else the model's own.
+
+        The own outlier is the neuron whose mean is beyond 5 sd of the other neurons' in most layers above the
+        embeddings, below them (`minimum`) or above them (`maximum`); of several the one that is farther on average.
+
+        Raises:
+            NotMeasurable: If the model has none.
+        """
+        if self.published:
+            if role not in self.published:
+                raise NotMeasurable(f"the paper names no outlier of {self.model} that is a {role}")
+            return self.published[role]
+        geometry = self.run("geometry")
+        tokens, sign = geometry.config["special_tokens"], SIGNS[role]
+        beyond: dict[int, list[float]] = {}
+        for row in geometry.outliers:
+            is_named = row["definition"] == "mean_profile" and row["special_tokens"] == tokens and row["layer"] != 0
+            if is_named and sign * row["value"] > 0:
+                beyond.setdefault(row["neuron"], []).append(abs(row["value"]))
+        if not beyond:
+            side = "below" if role == "minimum" else "above"
+            raise NotMeasurable(f"no neuron's mean is beyond 5 sd {side} the others' in any layer above the embeddings")
+        return max(sorted(beyond), key=lambda neuron: (len(beyond[neuron]), sum(beyond[neuron])))
+
+    def outliers(self, roles: list[Role] | None = None) -> dict[Role, int]:
+        """Return the outliers of these roles; without any, those published, or the model's own that there are.
+
+        Raises:
+            NotMeasurable: If the model has none.
+        """
+        if roles is not None:
+            return {role: self.neuron(role) for role in roles}
+        found: dict[Role, int] = {}
+        for role in ROLES:
+            with suppress(NotMeasurable):
+                found[role] = self.neuron(role)
+        return found or {ROLES[0]: self.neuron(ROLES[0])}
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A measure.
+
+    Args:
+        name: Its name in files of claims.
+        function: Takes a subject and the arguments that a claim gives; raises `NotMeasurable` where the runs have
+            nothing to measure.
+        runs: Names of the runs that it reads.
+    """
+
+    name: str
+    function: Callable[..., Measured]
+    runs: tuple[str, ...]
+
+    def problem_with(self, arguments: Any) -> str | None:
+        """Return what is wrong with the arguments of a claim, as the end of a sentence; None if nothing is."""
+        if not isinstance(arguments, Mapping):
+            return "takes a mapping of arguments as `with`"
+        try:
+            inspect.signature(self.function).bind(None, **arguments)
+        except TypeError as error:
+            return f"does not take these arguments ({error})"
+        return None
+
+
+MEASURES: dict[str, Measure] = {}
+
+
+def measure(*runs: str) -> Callable[[_Function], _Function]:
+    """Register a function as the measure of its name.
+
+    Args:
+        runs: Names of the runs that it reads.
+    """
+
+    def register(function: _Function) -> _Function:
+        name = function.__name__
+        assert name not in MEASURES, name
+        MEASURES[name] = Measure(name, function, runs)
+        return function
+
+    return register

@@ -1,0 +1,216 @@
+"""Which runs claims need, as the command lines a user would type, and which of them are there already."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from probing.claims.claim import Claim, Paper, Reading
+from probing.claims.measures.registry import MEASURES
+from probing.errors import UserError
+from probing.runs.folder import PARTIAL
+
+# The kind that `results.json` names, for each command that claims may need; a run of `fit` names none.
+KINDS: Mapping[str, str | None] = {
+    "fit": None,
+    "geometry": "geometry",
+    "attention": "survey of attention heads",
+    "disable": "disabling of heads and layers",
+    "wic": "word-in-context evaluation",
+    "sts": "similarity evaluation",
+    "pretrain": "pretraining with and without positions",
+}
+# Options that say where and how a run was made, and not what is in it.
+BESIDE_THE_POINT = ("name", "tokenizer", "runs", "cache", "quiet", "wandb", "figure_format", "trainer", "batch_tokens")
+# Options that commands take without their name.
+_WORDS = ("folder", "folders")
+
+
+@dataclass(frozen=True)
+class Need:
+    """A run that measures read.
+
+    Args:
+        name: The name by which measures ask for it.
+        command: The command that makes it.
+        options: The options that are not the defaults, with the model and the corpus.
+        lacking: What it would need that was not given, as a clause; empty if it can be made.
+    """
+
+    name: str
+    command: str
+    options: Mapping[str, Any]
+    lacking: str = ""
+
+    @property
+    def line(self) -> str:
+        """The command line."""
+        words = ["python", "-m", "probing", self.command]
+        for option, value in self.options.items():
+            if option in _WORDS:
+                words += value if isinstance(value, list) else [value]
+            elif value is True:
+                words.append(f"--{option}")
+            else:
+                words += [f"--{option}", str(value)]
+        return shlex.join(words)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the user gave for all runs.
+
+    Args:
+        corpus: The text that models read.
+        data: Further data by name, such as `other_corpus`; None where it was not given.
+    """
+
+    corpus: str
+    data: Mapping[str, str | None]
+
+
+def reading_of(claim: Claim, model: str, paper: Paper) -> Reading | None:
+    """Return how a claim is measured on a model: as on the paper's own ones, or as an analogue; None if it is not."""
+    return claim.reading if model in paper.models else claim.analogue
+
+
+def runs_of(claims: Sequence[Claim], model: str, paper: Paper) -> list[str]:
+    """Return the names of the runs of a model that measures of claims read, in the order of the paper's file."""
+    wanted: set[str] = set()
+    for claim in claims:
+        if reading := reading_of(claim, model, paper):
+            wanted |= set(MEASURES[reading.measure].runs)
+            numbers = _others(reading, model)
+            wanted |= set(runs_of([one for one in paper.claims if one.id in numbers], model, paper))
+    return [name for name in paper.runs if name in wanted]
+
+
+def needs_of(
+    names: Sequence[str], paper: Paper, model: str, given: Given, defaults: Mapping[str, Mapping[str, Any]]
+) -> list[Need]:
+    """Return runs of a model.
+
+    Args:
+        names: Their names in the paper's file.
+        paper: The paper.
+        model: The model, as `--model` takes it.
+        given: What the user gave for all runs.
+        defaults: The defaults of the options of each command.
+    """
+    return [_need(name, paper.runs[name], {"model": model, "corpus": given.corpus}, given, defaults) for name in names]
+
+
+def _need(
+    name: str, described: Mapping[str, Any], about: Mapping[str, Any], given: Given,
+    defaults: Mapping[str, Mapping[str, Any]],
+) -> Need:  # fmt: skip
+    command = described["command"]
+    own, lacking = defaults[command], []
+    options = {key: value for key, value in about.items() if key in own and value != own[key]}
+    for option, value in described.items():
+        datum = value[1:] if isinstance(value, str) and value.startswith("$") else None
+        if datum and given.data[datum] is None:
+            lacking.append(f"`--{datum}`")
+        elif option != "command":
+            options[option] = given.data[datum] if datum else value
+    return Need(name, command, options, " and ".join(lacking))
+
+
+@dataclass(frozen=True)
+class Fingerprints:
+    """What a run was made of.
+
+    Args:
+        model: Fingerprint of the model.
+        corpus: Fingerprint of the text.
+    """
+
+    model: str
+    corpus: str
+
+
+def existing(
+    need: Need, places: Sequence[Path], defaults: Mapping[str, Any], fingerprints: Fingerprints
+) -> Path | None:
+    """Return the newest finished run with the same settings, of the same model and text; None if there is none.
+
+    Args:
+        need: The run that is needed.
+        places: The folders of finished runs.
+        defaults: The defaults of the command's options. An option that a run does not have had its default.
+        fingerprints: Those of the model and the text, by which these are told where the run names them.
+    """
+    wanted = {name: value for name, value in {**defaults, **need.options}.items() if name not in BESIDE_THE_POINT}
+    for place in sorted(places, key=lambda path: (path.stat().st_mtime, path.name), reverse=True):
+        found = _read(place)
+        if found is None or found[1].get("kind") != KINDS[need.command] or "arrays" in found[0]:
+            continue
+        config, keys = {**defaults, **found[0]}, list(_keys(found[1].get("cache", {})))
+        told = {"model", "corpus"} if keys else set()
+        of_these = all(key["model"] == fingerprints.model for key in keys) and (
+            not keys or "corpus" not in defaults or fingerprints.corpus in {key["corpus"] for key in keys}
+        )
+        if of_these and all(config.get(name) == value for name, value in wanted.items() if name not in told):
+            return place
+    return None
+
+
+def _read(place: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Return the configuration and the results of a run; None if they cannot be read."""
+    import yaml
+
+    try:
+        config = yaml.safe_load((place / "config.yaml").read_text())
+        results = json.loads((place / "results.json").read_text())
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    return (config, results) if isinstance(config, dict) and isinstance(results, dict) else None
+
+
+def finished_runs(runs: Path) -> list[Path]:
+    """Return the folders of finished runs."""
+    if not runs.is_dir():
+        return []
+    return [path for path in runs.iterdir() if (path / "results.json").is_file() and path.suffix != PARTIAL]
+
+
+def given_data(paper: Paper) -> list[str]:
+    """Return the names of the data that runs of a paper need, as their files name them with a dollar."""
+    found = (value[1:] for run in paper.runs.values() for value in run.values() if str(value).startswith("$"))
+    return list(dict.fromkeys(found))
+
+
+def split_models(typed: str | Sequence[str]) -> dict[str, str]:
+    """Return where each model that `--models` names is found, by its name: BERT in a folder is named bert=FOLDER.
+
+    Raises:
+        UserError: If none is named, or one twice.
+    """
+    found: dict[str, str] = {}
+    for word in typed.split(",") if isinstance(typed, str) else typed:
+        name, _, place = (part.strip() for part in word.partition("="))
+        if not name:
+            raise UserError("`--models`: expected names or folders of models, such as minilm,bert or bert=FOLDER.")
+        if name in found:
+            raise UserError(f"`--models {typed}`: {name} is there twice; name it once.")
+        found[name] = place or name
+    return found
+
+
+def _others(reading: Reading, model: str) -> list[int]:
+    """Return the numbers of other claims that a measure asks for."""
+    found: list[int] = reading.arguments.get("instead", {}).get(model, reading.arguments.get("claims", []))
+    return found
+
+
+def _keys(found: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the keys of the cache that results name, however deep they are."""
+    if isinstance(found, Mapping):
+        if "key" in found:
+            yield found["key"]
+        for inner in found.values():
+            yield from _keys(inner)

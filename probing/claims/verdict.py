@@ -1,0 +1,119 @@
+"""What a measured value says of a claim: a pure function of the value, its interval, the criterion and the control."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+Verdict = Literal["confirmed", "not confirmed", "unclear", "not testable here"]
+VERDICTS: tuple[Verdict, ...] = ("confirmed", "not confirmed", "unclear", "not testable here")
+
+_NUMBER = r"-?\d+(?:\.\d+)?"
+_FORMS = re.compile(rf"(?P<sign><=|>=|<|>|=) (?P<end>{_NUMBER})|(?P<low>{_NUMBER}) to (?P<high>{_NUMBER})")
+
+
+@dataclass(frozen=True)
+class Range:
+    """A range of numbers.
+
+    Args:
+        low: Its lower end; minus infinity if it has none.
+        high: Its upper end; infinity if it has none.
+        strict: Whether its ends are not part of it.
+    """
+
+    low: float
+    high: float
+    strict: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Range:
+        """Return the range that a text such as `> 0.5`, `>= 0.5`, `< 0.5`, `<= 0.5`, `= 2` or `0.3 to 0.5` stands for.
+
+        Raises:
+            ValueError: If it is none of these forms, or its ends are the wrong way round.
+        """
+        found = _FORMS.fullmatch(text)
+        if not found:
+            raise ValueError(
+                f"`{text}` is no range: expected one such as > 0.5, >= 0.5, < 0.5, <= 0.5, = 2, 0.3 to 0.5"
+            )
+        if found["low"]:
+            low, high = float(found["low"]), float(found["high"])
+            if low > high:
+                raise ValueError(f"`{text}` is no range: its lower end comes first")
+            return cls(low, high)
+        end, sign = float(found["end"]), found["sign"]
+        return cls(
+            -math.inf if sign.startswith("<") else end, math.inf if sign.startswith(">") else end, sign in ("<", ">")
+        )
+
+    def holds(self, low: float, high: float) -> bool:
+        """Whether an interval is within the range."""
+        return self.low < low and high < self.high if self.strict else self.low <= low and high <= self.high
+
+    def excludes(self, low: float, high: float) -> bool:
+        """Whether an interval has no point in common with the range."""
+        return high <= self.low or self.high <= low if self.strict else high < self.low or self.high < low
+
+    def __str__(self) -> str:
+        """Return the text that `parse` reads."""
+        if self.low == self.high:
+            return f"= {self.low:g}"
+        if math.isinf(self.high):
+            return f">{'' if self.strict else '='} {self.low:g}"
+        if math.isinf(self.low):
+            return f"<{'' if self.strict else '='} {self.high:g}"
+        return f"{self.low:g} to {self.high:g}"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A value that a measure found in finished runs.
+
+    Args:
+        value: The value.
+        low: Lower end of its 95% interval; the value itself where it is exact, such as a count of parameters.
+        high: Upper end.
+        control: The value of the control; None if the measure has none.
+        neurons: The neurons that it is about, if any.
+    """
+
+    value: float
+    low: float
+    high: float
+    control: float | None = None
+    neurons: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not all(map(math.isfinite, (self.value, self.low, self.high))) or not self.low <= self.high:
+            raise ValueError(f"no interval of finite numbers: {self.low} to {self.high} around {self.value}")
+
+    @classmethod
+    def exact(cls, value: float, control: float | None = None, neurons: tuple[int, ...] = ()) -> Measured:
+        """Return a value without an interval."""
+        return cls(value, value, value, control, neurons)
+
+
+def judge(measured: Measured | None, criterion: Range, control: Range | None = None) -> Verdict:
+    """Return the verdict on a claim.
+
+    Args:
+        measured: What was found; None if nothing could be measured.
+        criterion: The range in which the value is by the claim.
+        control: The range in which the control is if the value means what it seems to; None without a control.
+
+    Returns:
+        `not confirmed` if the whole interval is outside of the criterion; `confirmed` if the whole interval is within
+        it and the control is within its range; `unclear` if the interval has points on both sides, or if the control
+        alone fails; `not testable here` without a value.
+    """
+    if measured is None:
+        return "not testable here"
+    if criterion.excludes(measured.low, measured.high):
+        return "not confirmed"
+    found = measured.control
+    passed = control is None or (found is not None and control.holds(found, found))
+    return "confirmed" if passed and criterion.holds(measured.low, measured.high) else "unclear"

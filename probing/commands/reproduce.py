@@ -1,0 +1,125 @@
+"""`reproduce`: what a paper claims, measured on the models at hand, with a verdict for each claim."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from probing.cli.option_values import Source, defaults, resolved
+from probing.cli.options import WandbOptions
+from probing.cli.python_calls import command
+from probing.cli.shared_options import with_shared_help
+from probing.commands.folders import places, say_results
+from probing.corpus import load_corpus
+from probing.errors import UserError
+from probing.runs.folder import RunFolder
+from probing.runs.kinds import Reproduction
+from probing.runs.loading import load_run, read_folder
+from probing.runs.tracked import tracking
+from probing.runtime.distributed import refuse_several
+from probing.runtime.interrupts import interrupt_behind
+from probing.runtime.stopwatch import Stopwatch
+from probing.tables.claims import plan_tables
+from probing.tracking import resolve_mode
+
+# The commands whose runs claims may need.
+COMMANDS = ("fit", "geometry", "attention", "disable", "wic", "sts", "pretrain")
+
+
+@command
+@with_shared_help
+@resolved
+def reproduce(
+    config: dict[str, Any],
+    paper: str | None = None, models: str | list[str] | None = None, claims: int | str | list[int | str] = "all",
+    corpus: Source = "builtin", other_corpus: str | None = None, dry_run: bool = False, runs: str = "runs",
+    name: str | None = None, cache: str | None = None, quiet: bool = False, wandb: WandbOptions = WandbOptions(),
+) -> Reproduction | None:  # fmt: skip
+    """Measure what a paper claims on the models at hand, and give a verdict on each claim.
+
+    Args:
+        paper: The paper, such as luo2021; may be given without --paper.
+        models: Models to measure: aliases, hub ids or local folders, as for --model; NAME=FOLDER says that a folder
+            holds a model of the paper, such as bert=FOLDER. By default the built-in model and those models of the paper
+            that are on this machine; others of the paper are downloaded if they are named. Of models that are none of
+            the paper's, the table says analogue and gives no verdict on the paper.
+        claims: Numbers of the claims, such as 19-28,31; all by default.
+        other_corpus: Another text, given like --corpus, for claims about held-out text.
+        dry_run: Only say which runs are needed and which of them are there, with an estimate of time and disk.
+        runs: Folder of runs. Runs with the same settings that are in it are read, and the others are made there.
+        name: Name of the table's folder; PAPER-YYYYMMDD-HHMMSS by default.
+
+    Returns:
+        The table of claims; None for a dry run.
+    """
+    from probing.claims.claim import chosen_claims, papers, read_paper
+    from probing.claims.measures import MEASURES
+    from probing.claims.planning import Given, split_models
+    from probing.runtime import terminal
+
+    refuse_several("reproduce")
+    say = terminal.silence if quiet else terminal.say
+    if not paper:
+        raise UserError(f"`reproduce` takes a paper: {', '.join(papers())}.")
+    of = read_paper(paper, MEASURES)
+    wanted = chosen_claims(claims, of)
+    resolve_mode(wandb.mode)
+    cached, place = places(cache, runs, name)
+    text, named = load_corpus(corpus), None if models is None else split_models(models)
+    with terminal.quiet_libraries():
+        from probing.claims.evaluation import rows_of
+        from probing.claims.results import write
+        from probing.claims.session import carry_out, plan
+
+        watch = Stopwatch()
+        given = Given(str(corpus), {"other_corpus": other_corpus})
+        usual = {name: defaults(_function(name)) for name in COMMANDS}
+        planned = plan(of, wanted, named, given, text, usual, place)
+        if dry_run:
+            terminal.show(*plan_tables(planned))
+            return None
+        common = {
+            "runs": runs,
+            "cache": str(cached),
+            "quiet": quiet,
+            "wandb": replace(wandb, group=wandb.group or paper),
+        }
+        try:
+            made, folders = carry_out(planned, partial(_make, common), load_run, say)
+        except BaseException as error:
+            if interrupt := interrupt_behind(error):
+                left = f"finished runs are in {place}, and the same command goes on with the others"
+                raise type(interrupt)("; ".join([*map(str, interrupt.args), left])) from None
+            raise
+        watch.end("run")
+        rows = rows_of(wanted, made, of)
+        config["models"] = list(planned.models)
+        folder = RunFolder(place, name, paper, figures=False)
+        with tracking(folder, wandb, config) as tracker:
+            watch.end("judge")
+            files = write(folder.path, config, rows, of, folders, watch.timings())
+            if tracker:
+                tracker.log_results([], [], [], files, {"claims": rows}, kind="reproduction")
+        found = read_folder(Reproduction, folder.finish())
+    say_results(found, tracker.where(found.folder) if tracker else None, quiet)
+    return found
+
+
+def _function(name: str) -> Callable[..., Any]:
+    """Return the function of a command."""
+    function: Callable[..., Any] = getattr(import_module(f"probing.commands.{name}"), name)
+    return function
+
+
+def _make(common: Mapping[str, Any], name: str, options: Mapping[str, Any]) -> Path:
+    """Make a run of a command and return its folder; its tables are on disk and not shown."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        made = _function(name)(**options, **common)
+    folder: Path = made.folder
+    return folder

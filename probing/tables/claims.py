@@ -1,0 +1,179 @@
+"""Columns, tables and sentences of `reproduce`, for files and the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from probing.tables.columns import ends
+from probing.tables.wording import count
+
+Row = Mapping[str, Any]
+
+CLAIM_COLUMNS = (
+    "id", "claim", "where", "published", "model", "measured", "low", "high", "control", "verdict", "command", "met",
+    "measure", "criterion", "control_criterion", "neurons", "lacking",
+)  # fmt: skip
+VERDICTS = ("confirmed", "not confirmed", "unclear", "analogue", "not testable here")
+NOT_TESTABLE = "not testable here"
+
+
+def number(value: float) -> str:
+    """Return a number with as many decimals as tell something."""
+    if float(value).is_integer() and abs(value) < 1e6:
+        return f"{int(value)}"
+    return f"{value:.3f}" if abs(value) >= 0.01 else f"{value:.2g}"
+
+
+def measured(row: Row) -> str:
+    """Return what was measured with its interval, if it has one."""
+    if "measured" not in row:
+        return ""
+    between = ends(row)
+    has_width = between is not None and between[0] != between[1]
+    return number(row["measured"]) + (
+        f" ({number(between[0])} to {number(between[1])})" if between and has_width else ""
+    )
+
+
+def outcome(row: Row) -> str:
+    """Return the verdict; of an analogue, also whether the criterion is met."""
+    said = {"yes": "criterion met", "no": "criterion not met", "unclear": "unclear"}
+    return row["verdict"] + (f": {said[row['met']]}" if row["verdict"] == "analogue" else "")
+
+
+def tables(rows: Sequence[Row]) -> list[Any]:
+    """Return the tables of the terminal: the claims that were measured, and the others by what they need."""
+    from probing.runtime.terminal import plain_table
+
+    found = [_measured_table(model, rows) for model in dict.fromkeys(row["model"] for row in rows)]
+    missing = plain_table("Claims that are not testable here, by what that needs")
+    for heading in ("needs", "models", "claims"):
+        missing.add_column(heading)
+    for lacking, (models, ids) in by_lack(rows).items():
+        missing.add_row(lacking, ", ".join(models), ranges(ids))
+    return [table for table in (*found, missing) if table.row_count]
+
+
+def _measured_table(model: str, rows: Sequence[Row]) -> Any:
+    """Return what was measured of a model."""
+    from probing.runtime.terminal import plain_table
+
+    here = [row for row in rows if row["model"] == model and "measured" in row]
+    is_other = any(row["verdict"] == "analogue" for row in here)
+    said = "none of the paper's models: analogues, and whether they meet the criterion" if is_other else "verdicts"
+    table = plain_table(f"{model}, {said}")
+    for heading in ("id", "claim", "measured", "by the claim", "control", "met" if is_other else "verdict"):
+        table.add_column(heading)
+    for row in here:
+        control = number(row["control"]) if "control" in row else ""
+        control += f" ({row['control_criterion']})" if "control_criterion" in row else ""
+        last = row["met"] if is_other else row["verdict"]
+        table.add_row(str(row["id"]), row["claim"], measured(row), row["criterion"], control, last)
+    return table
+
+
+def plan_tables(planned: Any) -> list[Any]:
+    """Return what is to be run as rich tables: the runs of each model, and the models of which nothing can be run.
+
+    Args:
+        planned: The `probing.claims.session.Plan`.
+    """
+    from probing.runtime.terminal import plain_table
+
+    to_run = planned.to_run
+    total, size = sum(one.seconds for one in to_run), planned.n_bytes
+    runs = plain_table(
+        f"{count(len(to_run), 'run')} to make: about {_minutes(total)} of processor time, and at most "
+        f"{size / 1e9:.2f} GB of cached activations"
+    )
+    for heading in ("model", "run", "is there", "about"):
+        runs.add_column(heading, overflow="fold")
+    for model, needs in planned.models.items():
+        for one in needs:
+            there = f"needs {one.need.lacking}" if one.need.lacking else str(one.there or "to be made")
+            runs.add_row(model, one.need.line, there, _minutes(one.seconds) if one in to_run else "")
+    missing = plain_table("Models of which nothing is run")
+    for heading in ("model", "needs"):
+        missing.add_column(heading, overflow="fold")
+    for model, why in planned.lacking.items():
+        missing.add_row(model, why)
+    return [table for table in (runs, missing) if table.row_count]
+
+
+def _minutes(seconds: float) -> str:
+    return f"{max(1, round(seconds / 60))} min" if seconds else ""
+
+
+def conclusions(rows: Sequence[Row], title: str) -> list[str]:
+    """Return how many claims have each verdict, in a sentence for each kind of models."""
+    own = [row for row in rows if row["verdict"] != "analogue"]
+    lines = []
+    if own:
+        n_each = {
+            verdict: sum(row["verdict"] == verdict for row in own) for verdict in VERDICTS if verdict != "analogue"
+        }
+        said = ", ".join(f"{n} {verdict}" for verdict, n in n_each.items() if n)
+        lines.append(f"{title}: of {count(len(own), 'verdict')}, {said}.")
+    for model in dict.fromkeys(row["model"] for row in rows if row["verdict"] == "analogue"):
+        here = [row for row in rows if row["model"] == model and row["verdict"] == "analogue"]
+        met = sum(row["met"] == "yes" for row in here)
+        unclear = sum(row["met"] == "unclear" for row in here)
+        lines.append(
+            f"{model} is none of the paper's models, so that nothing follows for the paper: of "
+            f"{count(len(here), 'analogue')}, the criterion is met by {met}, and {unclear} are unclear."
+        )
+    return lines
+
+
+def markdown(rows: Sequence[Row], title: str) -> str:
+    """Return the table to paste into a page."""
+    head = (
+        "id",
+        "claim",
+        "where",
+        "model",
+        "published",
+        "measured (95% interval)",
+        "by the claim",
+        "control",
+        "verdict",
+    )
+    lines = [head, ("---",) * len(head), *_cells(rows)]
+    return f"{title}\n\n" + "".join(f"| {' | '.join(map(_plain, cells))} |\n" for cells in lines)
+
+
+def _cells(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+    for row in rows:
+        control = number(row["control"]) if "control" in row else ""
+        said = outcome(row) + (f": {row['lacking']}" if row.get("lacking") else "")
+        yield (
+            str(row["id"]), row["claim"], row["where"], row["model"], row["published"], measured(row),
+            row.get("criterion", ""), control, said,
+        )  # fmt: skip
+
+
+def _plain(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def by_lack(rows: Sequence[Row]) -> dict[str, tuple[list[str], list[int]]]:
+    """Return what claims that are not testable need, with the models and the numbers of the claims."""
+    found: dict[str, tuple[list[str], list[int]]] = {}
+    for row in rows:
+        if row["verdict"] == NOT_TESTABLE:
+            models, ids = found.setdefault(row.get("lacking", ""), ([], []))
+            models += [row["model"]] if row["model"] not in models else []
+            ids += [row["id"]] if row["id"] not in ids else []
+    return found
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Return numbers as `--claims` takes them, such as 1-3, 5."""
+    found: list[list[int]] = []
+    for one in sorted(numbers):
+        if found and one == found[-1][1] + 1:
+            found[-1][1] = one
+        else:
+            found.append([one, one])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)

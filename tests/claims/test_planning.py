@@ -1,0 +1,152 @@
+"""Which runs claims need, how a user would type them, and which finished runs are taken."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from planted_claims import paper
+from probing.claims.estimate import Size, seconds
+from probing.claims.planning import Fingerprints, Given, Need, existing, finished_runs, needs_of, runs_of, split_models
+from probing.cli.arguments import parse
+from probing.cli.option_values import defaults
+from probing.cli.python_calls import unchecked
+from probing.commands.fit import fit
+from probing.commands.geometry import geometry
+from probing.errors import UserError
+
+DEFAULTS = {"fit": defaults(fit), "geometry": defaults(geometry)}
+PRINTS = Fingerprints("m1", "c1")
+
+
+def claims(*numbers: int) -> list[Any]:
+    return [claim for claim in paper().claims if claim.id in numbers]
+
+
+def given(other: str | None = None, corpus: str = "builtin") -> Given:
+    return Given(corpus, {"other_corpus": other})
+
+
+def test_the_runs_of_claims_are_those_of_their_measures() -> None:
+    assert runs_of(claims(1), "bert", paper()) == ["geometry"]
+    assert runs_of(claims(19), "bert", paper()) == ["positions"]
+    assert runs_of(claims(52, 9, 23), "bert", paper()) == ["geometry", "stream", "held_out", "positions"]
+    assert runs_of(claims(6, 16), "bert", paper()) == []
+
+
+def test_claims_on_other_claims_need_the_runs_of_these() -> None:
+    assert runs_of(claims(26), "distilbert", paper()) == ["geometry", "positions"]
+    assert runs_of(claims(40), "minilm", paper()) == ["geometry"]
+
+
+def test_claims_without_an_analogue_need_no_runs_of_another_model() -> None:
+    assert runs_of(claims(8), "minilm", paper()) == []
+    assert runs_of(claims(8), "bert-large", paper()) == ["geometry"]
+
+
+@pytest.mark.parametrize("model", ["minilm", "my model"])
+def test_a_run_is_the_command_line_that_makes_it(model: str) -> None:
+    names = ["geometry", "stream", "held_out", "positions"]
+    for need in needs_of(names, paper(), model, given("other text.txt", "my corpus.txt"), DEFAULTS):
+        words = shlex.split(need.line)
+        assert words[:3] == ["python", "-m", "probing"]
+        commands: dict[str, Any] = {"fit": fit, "geometry": geometry}
+        function = unchecked(commands[words[3]])
+        found = parse(words[3], function, words[4:])
+        assert {name: found[name] for name in need.options} == dict(need.options)
+        assert found["corpus"] == "my corpus.txt"
+        assert found["model"] == model
+
+
+def test_defaults_are_not_typed_and_what_is_not_given_is_lacking() -> None:
+    needs = needs_of(["geometry", "held_out", "positions"], paper(), "minilm", given(), DEFAULTS)
+    assert [need.line for need in needs if not need.lacking] == [
+        "python -m probing geometry --draws 10", "python -m probing fit"
+    ]  # fmt: skip
+    assert [need.lacking for need in needs] == ["", "`--other_corpus`", ""]
+
+
+def finished(place: Path, kind: str | None, corpus: str = "c1", model: str = "m1", **config: Any) -> Path:
+    """Write a folder that has what is looked at of a finished run."""
+    place.mkdir(parents=True)
+    results: dict[str, Any] = {"cache": {"test": {"key": {"corpus": corpus, "model": model}}}}
+    (place / "results.json").write_text(json.dumps(results | ({"kind": kind} if kind else {})))
+    (place / "config.yaml").write_text(yaml.safe_dump(config))
+    return place
+
+
+NEED = Need("geometry", "geometry", {"draws": 10, "norms": True})
+SAME: dict[str, Any] = {"draws": 10, "norms": True, "seed": 0}
+
+
+def found(place: Path, need: Need = NEED) -> Path | None:
+    return existing(need, finished_runs(place), DEFAULTS[need.command], PRINTS)
+
+
+def test_a_finished_run_with_the_same_settings_is_taken(tmp_path: Path) -> None:
+    made = finished(tmp_path / "a", "geometry", **SAME, runs="elsewhere", quiet=True, wandb={"mode": "offline"})
+    assert found(tmp_path) == made
+    assert found(tmp_path / "nothing") is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"draws": 9}, {"norms": False}, {"seed": 1}, {"random_weights": True}, {"layer": [1, 2]}, {"clip_to": "mean"},
+        {"kind": "series of checkpoints"}, {"kind": None}, {"corpus": "c2"}, {"model": "m2"},
+    ],
+)  # fmt: skip
+def test_other_runs_are_not_taken(other: dict[str, Any], tmp_path: Path) -> None:
+    finished(tmp_path / "a", **{"kind": "geometry", **SAME, **other})
+    assert found(tmp_path) is None
+
+
+def test_the_name_of_a_model_does_not_matter_where_its_files_are_the_same(tmp_path: Path) -> None:
+    made = finished(tmp_path / "a", "geometry", **SAME)
+    config = {**yaml.safe_load((made / "config.yaml").read_text()), "model": "some/where", "corpus": "copy.txt"}
+    (made / "config.yaml").write_text(yaml.safe_dump(config))
+    assert found(tmp_path) == made
+
+
+def test_what_is_not_finished_or_damaged_is_not_taken(tmp_path: Path) -> None:
+    finished(tmp_path / "a.partial", "geometry", **SAME)
+    damaged = finished(tmp_path / "b", "geometry", **SAME)
+    (damaged / "results.json").write_text("{")
+    bare = finished(tmp_path / "c", "geometry", **SAME)
+    (bare / "config.yaml").unlink()
+    (tmp_path / "file").write_text("")
+    assert found(tmp_path) is None
+
+
+def test_a_run_of_fit_is_one_without_a_kind(tmp_path: Path) -> None:
+    made = finished(tmp_path / "a", None)
+    assert found(tmp_path, Need("positions", "fit", {})) == made
+    finished(tmp_path / "b", None, arrays={})
+    assert found(tmp_path / "b", Need("positions", "fit", {})) is None
+
+
+def test_models_are_named_and_may_be_in_folders() -> None:
+    assert split_models("minilm, bert=/some/where") == {"minilm": "minilm", "bert": "/some/where"}
+    assert split_models(["a/b", "c"]) == {"a/b": "a/b", "c": "c"}
+    with pytest.raises(UserError, match="minilm is there twice"):
+        split_models("minilm,minilm")
+    for typed in ("", "minilm,", "=x"):
+        with pytest.raises(UserError, match="--models"):
+            split_models(typed)
+
+
+def test_estimates_grow_with_the_text_and_the_model() -> None:
+    class Config:
+        num_hidden_layers, hidden_size = 6, 384
+
+    size = Size.of(["one two three"] * 100, Config())
+    assert size == Size(round(1.3 * 300) + 200, 7, 384)
+    assert size.n_bytes == size.n_tokens * 7 * 384 * 4
+    plain, more = Need("geometry", "geometry", {}), Need("stream", "geometry", {"norms": True})
+    assert 0 < seconds(plain, size) < seconds(more, size)
+    assert seconds(plain, Size.of(["one two three"] * 200, Config())) == pytest.approx(2 * seconds(plain, size))

@@ -1,0 +1,199 @@
+"""Runs of a model of which everything that a paper says is true, or of which none of it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from probing.claims.claim import Paper, read_paper
+from probing.claims.measures import MEASURES
+from probing.claims.measures.extremes import layers_of
+from probing.runs.kinds import Geometry
+from probing.runs.run import Run
+from probing.tables.rows import Table
+
+N_SENTENCES = 2000
+# What is true of each model beside its outliers: depth, width, and the layers of the outliers where these differ.
+_DEPTHS = {"distilbert": 6, "distilroberta": 6, "bert-large": 24, "roberta-large": 24}
+_WIDTHS = {"bert-large": 1000, "roberta-large": 1000}
+# Outliers of the models for which the paper names several, each in some layers.
+_OWN = {"bert-large": {"minimum": 896}, "roberta-large": {"minimum": 673, "maximum": 631}}
+_ROWS = 12
+
+
+@cache
+def paper() -> Paper:
+    """The claims of Luo, Kulmizev & Mao (2021)."""
+    return read_paper("luo2021", MEASURES)
+
+
+@cache
+def runs_of(model: str, true: bool) -> Mapping[str, Any]:
+    """Return the runs of a model.
+
+    Args:
+        model: A model of the paper.
+        true: Whether what the paper says is true of it.
+    """
+    world = _World(model, true)
+    return {
+        "geometry": _geometry(
+            geometry=Table(world.cosines()), outliers=Table(world.outliers()), dimensions=Table(world.dimensions()),
+            parameters=Table(world.parameters()), explained=Table(world.explained()),
+        ),
+        "stream": _geometry(norm_changes=Table(world.norm_changes()), path=Table(world.path())),
+        "held_out": _geometry(geometry=Table(world.whitened())),
+        "positions": Run(Path("fit"), {}, {}, Table(world.accuracy()), Table(world.neurons())),
+    }  # fmt: skip
+
+
+def _geometry(**tables: Table) -> Geometry:
+    empty = {name: Table() for name in ("geometry", "outliers", "dimensions", "parameters", "explained")}
+    return Geometry(Path("geometry"), {"special_tokens": "exclude"}, {}, **{**empty, **tables})
+
+
+class _World:
+    def __init__(self, model: str, true: bool) -> None:
+        self.model, self.true = model, true
+        self.depth, self.width = _DEPTHS.get(model, 12), _WIDTHS.get(model, 600)
+        self.roles = dict(paper().outliers.get(model) or _OWN[model])
+        self.layers = range(self.depth + 1)
+
+    def _flagged(self, layer: int) -> dict[int, float]:
+        """Return the deviation of each outlier of a layer."""
+        if not self.true:
+            return {}
+        (large,) = (claim for claim in paper().claims if claim.id == 8)
+        assert large.reading is not None
+        published = large.reading.arguments["published"].get(self.model)
+        if published is None:
+            return {neuron: {"minimum": -1.0, "maximum": 1.0}[role] for role, neuron in self.roles.items()}
+        found = [int(neuron) for neuron, said in published.items() if layer in layers_of(said, 24)]
+        return {neuron: (-1.0 if neuron == self.roles["minimum"] else 1.0) for neuron in found}
+
+    def dimensions(self) -> Iterator[dict[str, Any]]:
+        for layer in self.layers:
+            means = np.random.default_rng(layer).normal(0, 0.1, self.width)
+            flagged = self._flagged(layer)
+            for neuron, sign in flagged.items():
+                means[neuron] = sign * 9
+            for neuron in range(self.width):
+                role = next((role for role, known in self.roles.items() if known == neuron), None)
+                extreme = {"minimum": 0.966 if self.model in ("bert", "distilbert") else 0.8819, "maximum": 0.999}
+                share = extreme[role] if role and self.true else 0.0001
+                yield {
+                    "layer": layer, "neuron": neuron, "mean": float(means[neuron]), "sd": 1.0,
+                    "cosine_share": 0.4 if neuron in flagged else 0.0005,
+                    "argmin_share": share if role == "minimum" else 0.0001,
+                    "argmax_share": share if role == "maximum" else 0.0001,
+                }  # fmt: skip
+
+    def outliers(self) -> Iterator[dict[str, Any]]:
+        about = {"definition": "mean_profile", "special_tokens": "exclude"}
+        for layer in self.layers:
+            flagged = self._flagged(layer)
+            if not self.true and layer == 1:  # where nothing is published, a model's own outliers are looked at
+                flagged = {neuron: {"minimum": -1.0, "maximum": 1.0}[role] for role, neuron in self.roles.items()}
+            for neuron, sign in flagged.items():
+                yield {**about, "layer": layer, "neuron": neuron, "value": 20 * sign}
+
+    def cosines(self) -> Iterator[dict[str, Any]]:
+        yield {"layer": 0, "transform": "none", "measure": "mean_cosine_one_per_sentence", "n_tokens": N_SENTENCES,
+               "value": 0.1, "low": 0.1, "high": 0.1}  # fmt: skip
+        for layer in self.layers:
+            through = layer / self.depth
+            plain = 0.2 + (0.55 if layer else 0) + 0.1 * through if self.true else 0.3 - 0.2 * through
+            clipped = 0.1 + 0.05 * through if self.true else -0.1
+            alike = 0.7 - 0.6 * through if self.true else 0.1 + 0.5 * through
+            rows = [
+                ("none", "mean_cosine", plain), ("clip", "mean_cosine", clipped if self.true or layer < 4 else plain),
+                ("clip_random", "mean_cosine", plain + (0.001 if self.true else 0.1)),
+                ("none", "self_similarity_adjusted", alike),
+                ("clip", "self_similarity_adjusted", alike + (0.1 if self.true else -0.1)),
+            ]  # fmt: skip
+            if not self.true and layer >= 4:  # clipped, such states are neither isotropic nor less alike
+                rows[1] = ("clip", "mean_cosine", 0.3)
+            for transform, measure, value in rows:
+                ends = {"low": value - 0.002, "high": value + 0.002}
+                yield {"layer": layer, "transform": transform, "measure": measure, "value": value, **ends}
+
+    def whitened(self) -> Iterator[dict[str, Any]]:
+        for layer in self.layers:
+            value = -0.003 if self.true else 0.2
+            yield {"layer": layer, "transform": "whiten", "measure": "mean_cosine", "value": value,
+                   "low": value - 0.002, "high": value + 0.002}  # fmt: skip
+
+    def parameters(self) -> Iterator[dict[str, Any]]:
+        for role, neuron in self.roles.items():
+            first = {"minimum": self.width, "maximum": 1}[role]
+            middle, sign = self.width // 2, {"minimum": -1, "maximum": 1}[role]
+            for row in range(_ROWS):
+                # BERT's outlier is in the first row alone, RoBERTa's are from the fourth on.
+                inside = (row == 0) if set(self.roles) == {"minimum"} else row >= 3
+                is_extreme = inside if self.true else (not inside and set(self.roles) == {"minimum"})
+                yield {
+                    "parameter": "position", "row": row, "position": row, "neuron": neuron,
+                    "rank": first if is_extreme else middle, "deviations": sign * (12.0 if is_extreme else 0.2),
+                }  # fmt: skip
+            yield {"parameter": "mean_token", "neuron": neuron, "rank": middle, "deviations": 0.1}
+            for parameter in ("gain", "bias"):
+                for layer in range(1, self.depth + 1):
+                    here = {"parameter": parameter, "neuron": neuron, "rank": 1 if self.true else middle}
+                    yield {**here, "module": f"{layer}.1"}
+                    yield {**here, "module": f"{layer}.2", "layer": layer}
+
+    def norm_changes(self) -> Iterator[dict[str, Any]]:
+        about = {"measure": "deviations"}
+        for role, neuron in self.roles.items():
+            sign = {"minimum": -1, "maximum": 1}[role]
+            for layer in range(1, self.depth + 1):
+                here = {**about, "layer": layer, "neuron": neuron}
+                yield {**here, "kind": "intact", "value": sign * 15.0, "outlier": "yes"}
+                left = 2.0 if self.true else 14.0
+                yield {**here, "kind": "outliers", "where": "both", "value": sign * left, "outlier": "no"}
+                yield {**here, "kind": "outliers", "where": "first", "value": sign * 14.0, "outlier": "yes"}
+                yield {**here, "kind": "random", "draw": 1, "where": "both", "value": sign * 14.5, "outlier": "yes"}
+
+    def path(self) -> Iterator[dict[str, Any]]:
+        for neuron, kind in ((self.roles["minimum"], "both"), (3, "first_row"), (5, "layers"), (6, "random")):
+            if self.true or kind != "both":
+                yield {"neuron": neuron, "kind": kind}
+
+    def explained(self) -> Iterator[dict[str, Any]]:
+        for neuron in self.roles.values():
+            for layer in self.layers:
+                for source, share in (("position", 0.3), ("frequency", 0.1)):
+                    partial = share if self.true else 0.4 - share
+                    yield {"layer": layer, "neuron": neuron, "special_tokens": "exclude", "kind": "outlier",
+                           "source": source, "partial": partial}  # fmt: skip
+
+    def accuracy(self) -> Iterator[dict[str, Any]]:
+        (lost,) = (claim for claim in paper().claims if claim.id == 20)
+        assert lost.reading is not None
+        curve = [0.999, *lost.reading.arguments["published"][self.model]]
+        for layer, said in enumerate(curve):
+            value = said if self.true else 0.5 + 0.04 * layer / self.depth
+            if not self.true and layer == self.depth:
+                value = 0.9
+            yield {"layer": layer, "accuracy": value, "accuracy_low": value - 0.002, "accuracy_high": value + 0.002,
+                   "permuted_positions_accuracy": 0.07}  # fmt: skip
+
+    def neurons(self) -> Iterator[dict[str, Any]]:
+        for layer in self.layers:
+            order = [self.roles[role] for role in ("maximum", "minimum") if role in self.roles]
+            others = [n for n in range(20) if n not in order]
+            ranked = [*order, *others] if self.true else [*others, *order]
+            for rank, neuron in enumerate(ranked, start=1):
+                top = rank <= 2
+                lost = (0.02 if self.true else -0.02) if top else 0.005
+                yield {
+                    "layer": layer, "rank": rank, "neuron": neuron, "ratio": 30.0 / rank if rank < 9 else 0.4,
+                    "contribution_centred": 5.0 / rank, "eta_squared_z": 50.0 if self.true else 1.0,
+                    "rank_low": rank, "rank_high": rank, "removed": "top" if top else "matched",
+                    "cross_entropy_without": lost, "cross_entropy_without_low": lost - 0.001,
+                    "cross_entropy_without_high": lost + 0.001,
+                }  # fmt: skip
