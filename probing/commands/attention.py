@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from probing.cli.choices import FIGURE_FORMAT, FigureFormat, chosen, figure_formats
-from probing.cli.option_values import Dtype, Layers, Model, Source, Tokenizer, number_problems, resolved
+from probing.cli.option_values import Dtype, FirstToken, Layers, Model, Source, Tokenizer, number_problems, resolved
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import command
 from probing.cli.shared_options import with_shared_help
@@ -39,6 +39,7 @@ def attention(
     max_length: int | None = None, batch_tokens: int | None = None, seed: int = 0, runs: str = "runs",
     name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
     wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
+    first_token: FirstToken = "include",
 ) -> Attention | None:  # fmt: skip
     """Find what the heads of a model do: which pattern each follows, how far it reaches, which tokens it attends to.
 
@@ -58,9 +59,9 @@ def attention(
         run: Folder of a run of fit on position, of the same model: find the heads that attend to a fixed offset, and
             whether they read the neurons that the run ranks first.
         parts: Parts of the survey: all, or some of classes, profile, tokens, words, rollout, similarity, relations,
-            trees, roles, change (with --against), position_heads and position_neurons (with --run), attention_probe and
-            fusion. The last two take long and are not among all. Parts that need columns which the corpus does not have
-            are left out, unless they are named.
+            trees, roles, change (with --against), position_heads and position_neurons (with --run), first_token (with
+            --first_token exclude), attention_probe and fusion. The last two take long and are not among all. Parts that
+            need columns which the corpus does not have are left out, unless they are named.
         seed: Seed of the bootstrap of the sentences, of random weights, and of the split of the corpus.
         name: Name of this run; MODEL-attention-YYYYMMDD-HHMMSS by default.
         cache: Folder of cached sums; $PROBING_CACHE or RUNS/cache by default.
@@ -80,7 +81,7 @@ def attention(
         from probing.heads.parts import measurable, measure
 
         watch = Stopwatch()
-        names, by_name = _wanted(parts, against is not None, run is not None)
+        names, by_name = _wanted(parts, against is not None, run is not None, first_token == "exclude")
         source = ActivationSource.of(
             model, revision, layer, trainer, cache=cached, dtype=dtype, max_length=max_length,
             batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
@@ -137,23 +138,25 @@ def _subject(
         as_published=as_published,
         run=None if run is None else _ranked(run, request),
         source=source,
+        without_first=config["first_token"] == "exclude",
     )
     return Subject.of(request, layers, seed, asked)
 
 
-def _wanted(parts: str | list[str], is_compared: bool, has_run: bool) -> tuple[list[str], bool]:
+def _wanted(parts: str | list[str], is_compared: bool, has_run: bool, without_first: bool) -> tuple[list[str], bool]:
     """Return the names of the parts that are wanted, and whether the user named them.
 
     Args:
         parts: As typed.
         is_compared: Whether there is another checkpoint to compare with.
         has_run: Whether there is a run whose ranking is compared.
+        without_first: Whether the first token is left out, whose attention is then measured apart.
     """
-    from probing.heads.parts import NAMES, OF_AGAINST, OF_RUNS, USUAL
+    from probing.heads.parts import NAMES, OF_AGAINST, OF_FIRST, OF_RUNS, USUAL
 
     if parts not in ("all", ["all"]):
         return list(dict.fromkeys([*chosen("--parts", parts, NAMES), *OF_AGAINST * is_compared])), True
-    return [*USUAL, *OF_AGAINST * is_compared, *OF_RUNS * has_run], False
+    return [*USUAL, *OF_FIRST * without_first, *OF_AGAINST * is_compared, *OF_RUNS * has_run], False
 
 
 def _against(model: Any, source: Any, corpus: Any, config: dict[str, Any]) -> Any:

@@ -20,9 +20,11 @@ from probing.errors import UserError
 from probing.heads.accumulation import accumulate
 from probing.heads.change.change_parts import CHANGE
 from probing.heads.fusion.fusion_part import FUSION
+from probing.heads.measures import Measure
 from probing.heads.position.position_parts import POSITION_HEADS, POSITION_PARTS, joined
 from probing.heads.roles.role_parts import ROLES
 from probing.heads.rows import Rows, class_rows, counts_of, measure_rows, profile_sums, type_rows
+from probing.heads.sink import FIRST, SINK, WithoutFirst
 from probing.heads.subject import STATES, Part, Reading, Subject, nothing
 from probing.heads.sums import SumsStore
 from probing.heads.survey.attended import NEGATION, PUNCTUATION, SPECIAL, Attended
@@ -46,11 +48,18 @@ def measurable(subject: Subject, names: Sequence[str], by_name: bool) -> tuple[l
         UserError: If the user named one that cannot be measured.
     """
     wanted = [part for part in PARTS if part.name in names]
-    lacking = {part.name: lack for part in wanted if (lack := _lacks_sentences(subject, part) or part.needs(subject))}
+    lacking = {part.name: lack for part in wanted if (lack := _lacks(subject, part))}
     if by_name and lacking:
         name, lack = next(iter(lacking.items()))
         raise UserError(f"`--parts {name}` needs {lack}.")
     return [part for part in wanted if part.name not in lacking], lacking
+
+
+def _lacks(subject: Subject, part: Part) -> str | None:
+    """Return what a part needs and does not have, as the end of a sentence."""
+    if subject.asked.without_first and part.name not in WITHOUT_FIRST:
+        return "`--first_token include`, under which all tokens are measured"
+    return _lacks_sentences(subject, part) or part.needs(subject)
 
 
 def _lacks_sentences(subject: Subject, part: Part) -> str | None:
@@ -95,7 +104,8 @@ def measure(
         distinct = {measure.name: measure for one in readings for measure in one.measures}
         request = readings[0].request
         if distinct:
-            found = accumulate(request, list(distinct.values()), cache, trainer_options, say, callbacks())
+            seen = [_seen(subject, one) for one in distinct.values()]
+            found = accumulate(request, seen, cache, trainer_options, say, callbacks())
             stores |= {f"{name}/{measure}" if name else measure: store for measure, store in found.items()}
         if any(one.states for one in readings):
             read = replace(request, layers=range(subject.heads.n_layers))
@@ -117,20 +127,35 @@ def measure(
     return tables, stores
 
 
+def _seen(subject: Subject, measure: Measure) -> Measure:
+    """Return a measure of the tokens that are measured."""
+    return WithoutFirst(measure) if subject.asked.without_first and measure is not SINK else measure
+
+
 # --- the parts ---
 
 
 def _class_tables(subject: Subject, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
     sums = stores["patterns"].all_by_sentence()
-    return {"attention_classes": class_rows(sums, subject.tokens.lengths, subject.layers, subject.sentences)}
+    return {"attention_classes": class_rows(sums, subject.lengths, subject.layers, subject.sentences)}
 
 
 def _profile_tables(subject: Subject, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
     store = stores["profile"]
     tables: dict[str, Rows] = {"heads": [], "attention_layers": []}
-    found = profile_sums(store.all_by_sentence(), subject.tokens.lengths)
+    found = profile_sums(store.all_by_sentence(), subject.lengths)
     for name, (summed, counts) in found.items():
         rows = measure_rows(summed, counts, subject.layers, subject.sentences, measure=name)
+        for table, added in zip(tables.values(), rows, strict=True):
+            table += added
+    return tables
+
+
+def _first_token_tables(subject: Subject, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
+    later = np.maximum(subject.tokens.lengths - 1, 0)
+    tables: dict[str, Rows] = {"heads": [], "attention_layers": []}
+    for name, summed in stores[SINK.name].all_by_sentence().items():
+        rows = measure_rows(summed.numpy(), later, subject.layers, subject.sentences, measure=name, to=FIRST)
         for table, added in zip(tables.values(), rows, strict=True):
             table += added
     return tables
@@ -159,8 +184,8 @@ def _type_tables(subject: Subject, stores: Mapping[str, SumsStore], measure: Att
     store = stores[measure.name]
     counts = counts_of({SPECIAL: subject.special, **measure.types}, subject.tokens)
     sums = store.all_by_sentence()
-    leave_out = [SPECIAL] if measure.name != "attended" else []
-    by_head, by_layer = type_rows(sums, counts, subject.tokens.lengths, subject.layers, subject.sentences, leave_out)
+    leave_out = [SPECIAL] if measure.name != "attended" or not subject.special.any() else []
+    by_head, by_layer = type_rows(sums, counts, subject.lengths, subject.layers, subject.sentences, leave_out)
     return {"heads": by_head, "attention_layers": by_layer}
 
 
@@ -174,7 +199,7 @@ def _lacks_columns(subject: Subject) -> str | None:
 
 
 def _similarity_tables(subject: Subject, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
-    rows = similarity_rows(stores["similarity"], subject.heads.n_layers, subject.heads.n_heads)
+    rows = similarity_rows(stores["similarity"], subject.heads.n_layers, subject.heads.n_heads, subject.lengths)
     here = set(subject.layers)
     return {"similarity": [row for row in rows if {row["layer"], row["other_layer"]} <= here]}
 
@@ -195,6 +220,7 @@ PARTS = (
         "words", _lacks_columns, lambda subject: [_word_types(subject)],
         lambda subject, stores: _type_tables(subject, stores, _word_types(subject)),
     ),
+    Part("first_token", nothing, lambda subject: [SINK], _first_token_tables, by_name_only=True),
     Part("rollout", nothing, lambda subject: [Rollout()], _rollout_tables),
     Part("similarity", nothing, lambda subject: [Similarity()], _similarity_tables),
     *TREEBANK_PARTS,
@@ -204,9 +230,14 @@ PARTS = (
     *POSITION_PARTS,
 )  # fmt: skip
 # Parts that read pairs of sentences, which have no annotation of words.
-OF_PAIRS = ("classes", "profile", "tokens", "rollout", "similarity", "change")
+OF_PAIRS = ("classes", "profile", "tokens", "first_token", "rollout", "similarity", "change")
+# Parts that are measured without the first token if that is asked for.
+WITHOUT_FIRST = (
+    "classes", "profile", "tokens", "words", "first_token", "rollout", "similarity", "relations", "trees",
+)  # fmt: skip
 NAMES = [part.name for part in PARTS]
 # Parts that are measured without being named; those that are if there is another checkpoint, and if there is a run.
 USUAL = [part.name for part in PARTS if not part.by_name_only]
+OF_FIRST = ["first_token"]
 OF_AGAINST = [CHANGE.name]
 OF_RUNS = [part.name for part in POSITION_PARTS]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -65,6 +65,18 @@ class Batch:
         return seen.double() / seen.sum(2, keepdim=True).clamp_min(1)
 
     @cached_property
+    def first(self) -> Tensor:
+        """Index of the first token of each sentence, shape (batch,); 0 for sentences without tokens."""
+        return self.mask.to(torch.uint8).argmax(1)
+
+    @cached_property
+    def without_first(self) -> Batch:
+        """The same sentences, in which the first token is as padding is."""
+        mask = self.mask.clone()
+        mask[:, 0] = False
+        return replace(self, mask=mask, special=self.special & mask, words=torch.where(mask, self.words, -1))
+
+    @cached_property
     def is_padded(self) -> bool:
         """Whether some sentence is shorter than the longest one."""
         return not bool(self.mask.all())
@@ -85,6 +97,14 @@ class Attention:
     probabilities: Tensor
     values: Tensor
     projection: OutputProjection | None
+
+    @cached_property
+    def without_first(self) -> Attention:
+        """The attention without the first token, in rows that sum to 1, or are 0 where nothing is left."""
+        left = self.probabilities.clone()
+        left[:, :, 0], left[..., 0] = 0, 0
+        left /= left.sum(3, keepdim=True, dtype=torch.float64).to(left.dtype).clamp_min(torch.finfo(left.dtype).tiny)
+        return replace(self, probabilities=left)
 
     def value_norms(self) -> Tensor:
         """Return the norm of what each token would add to the residual stream with weight 1, shape (batch, heads, to).

@@ -69,10 +69,12 @@ def write_summary(
         "model": {"n_layers": own.n_layers, "n_heads": own.n_heads, "is_causal": own.is_causal},
         "unit": subject.request.corpus.unit,
         **({"against": _origin(subject.asked.against.request)} if subject.asked.against else {}),
-        "n_sentences": int((tokens.lengths > 0).sum()),
-        "n_tokens": tokens.n_tokens,
+        "n_sentences": int((subject.lengths > 0).sum()),
+        "n_tokens": int(subject.measured.sum()),
         "token_types": {
-            name: {"n_tokens": int(of.sum()), "share": float(of.mean())} for name, of in types.items() if of.any()
+            name: {"n_tokens": int(of.sum()), "share": float(of[subject.measured].mean())}
+            for name, of in types.items()
+            if of.any()
         },
         "classes": {name: without_nan(row) for name, row in of_all_maps(tables).items()},
         "timings": dict(timings),

@@ -47,6 +47,7 @@ class Asked:
         as_published: Whether padded maps are compared with it, too.
         run: A run of `fit` on position, of the same model.
         source: The model and the cache of its hidden states, for parts that read them.
+        without_first: Whether the first token of each sentence is left out of what is measured.
     """
 
     test: Request | None = None
@@ -56,6 +57,7 @@ class Asked:
     as_published: bool = False
     run: PositionRun | None = None
     source: ActivationSource | None = None
+    without_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,12 +103,26 @@ class Subject:
     @cached_property
     def types(self) -> dict[str, NDArray[np.bool_]]:
         """Which tokens are of each type that occurs, each of shape (n_tokens,)."""
-        return types_of(self.tokens, self.request.corpus, self.special_tokens)
+        found = types_of(self.tokens, self.request.corpus, self.special_tokens)
+        found = {name: members & self.measured for name, members in found.items()}
+        return {name: members for name, members in found.items() if members.any()}
+
+    @cached_property
+    def measured(self) -> NDArray[np.bool_]:
+        """Which tokens are measured, shape (n_tokens,)."""
+        return (self.tokens.positions > 0) | (not self.asked.without_first)
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int32]:
+        """Number of tokens of each sentence that are measured, shape (n_sentences,)."""
+        lengths = self.tokens.lengths
+        return lengths - (lengths > 0) if self.asked.without_first else lengths
 
     @cached_property
     def special(self) -> NDArray[np.bool_]:
-        """Which tokens count as special, shape (n_tokens,): in causal models, the first one too."""
-        return self.tokens.special | (self.tokens.positions == 0) if self.heads.is_causal else self.tokens.special
+        """Which tokens count as special, shape (n_tokens,): in causal models, the first one too, if it is measured."""
+        special = self.tokens.special
+        return (special | (self.tokens.positions == 0) if self.heads.is_causal else special) & self.measured
 
     @cached_property
     def sentences(self) -> Sentences:

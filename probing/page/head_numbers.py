@@ -8,7 +8,7 @@ from typing import Any
 
 from probing.page.sources import Survey
 from probing.tables.columns import in_brackets, interval
-from probing.tables.heads import CLASSES, LETTERS, SPECIAL, beats_offset, of_heads, of_measure
+from probing.tables.heads import CLASSES, FIRST, LETTERS, SPECIAL, beats_offset, of_heads, of_measure
 from probing.tables.wording import two_decimals
 
 Row = Mapping[str, Any]
@@ -75,6 +75,7 @@ _SHARES = (
         "Share of special tokens where weights are multiplied by the norms of what is read",
         ("norm_mass", SPECIAL),
     ),
+    ("first token", "Share of the attention of later tokens that goes to the first one", ("mass", FIRST)),
     ("previous token", "Mean attention to the previous token", ("previous",)),
     ("next token", "Mean attention to the next token", ("next",)),
     ("token itself", "Mean attention to the token itself", ("self",)),

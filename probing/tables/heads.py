@@ -61,7 +61,7 @@ LETTERS = {
     "vertical": ("V", 0.9), "diagonal": ("D", 0.65), "vertical and diagonal": ("B", 0.45), "block": ("P", 0.25),
     "heterogeneous": ("h", 0.05),
 }  # fmt: skip
-SPECIAL = "special tokens"
+SPECIAL, FIRST = "special tokens", "first token"
 _PROFILE = {"entropy": "entropy", "distance": "distance", "self": "self", "previous": "previous", "next": "next"}
 
 
@@ -80,6 +80,7 @@ def conclusions(made: Tables) -> list[str]:
         *_which_classes(made),
         *_neighbours(made),
         *_special_tokens(made),
+        *_first_token(made),
         *rollout_lines(made.get("rollout", ())),
         *_similarity(made),
         *_relations(made),
@@ -230,7 +231,8 @@ def _neighbours(made: Tables) -> list[str]:
     rows = made.get("heads", ())
     parts = []
     for measure, words in (("previous", "previous token"), ("next", "next token"), ("self", "token itself")):
-        if here := of_measure(rows, measure):
+        here = of_measure(rows, measure)
+        if any(row["value"] for row in here):  # with a causal mask, no head attends to the next token
             best = max(here, key=lambda row: row["value"])
             n = sum(row["value"] > 0.5 for row in here)
             many = f"above .5 in {n} of {len(here)} heads"
@@ -259,6 +261,28 @@ def _special_tokens(made: Tables) -> list[str]:
     if norm := norms.get(most["layer"]):
         between = in_brackets(interval(norm, between=" to "))
         line += f", and when weights are multiplied by the norms of what is read it is {norm['value']:.3f}{between}"
+    return [line + "."]
+
+
+def _first_token(made: Tables) -> list[str]:
+    rows = of_measure(made.get("attention_layers", ()), "mass", FIRST)
+    if not rows:
+        return []
+    most = max(rows, key=lambda row: row["value"])
+    uniform, norm = (
+        next((row for row in of_measure(made["attention_layers"], name, FIRST) if row["layer"] == most["layer"]), None)
+        for name in ("uniform", "norm_mass")
+    )
+    heads = of_measure(made.get("heads", ()), "mass", FIRST)
+    sinks = [row for row in heads if row["value"] > 0.5]
+    line = (
+        f"The first token gets {most['value']:.3f}{in_brackets(interval(most, between=' to '))} of the attention of "
+        f"later tokens in layer {most['layer']}, the most, and more than .5 in {len(sinks)} of {len(heads)} heads"
+    )
+    if uniform:
+        line += f"; uniform attention would give it {uniform['value']:.3f}"
+    if norm:
+        line += f", and when weights are multiplied by the norms of what is read it is {norm['value']:.3f}"
     return [line + "."]
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from conftest import BARE, make_sentences
-from probing import Run, WandbOptions, fit, rank
+from families import untouched
+from probing import Attention, Run, WandbOptions, attention, fit, rank
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.commands.geometry import Geometry, geometry
+from probing.models import load_tokenizer, resolve_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 
@@ -39,7 +42,7 @@ def text(place: Path) -> Path:
 @pytest.fixture(scope="module")
 def sink(place: Path, sentences: list[str]) -> Path:
     """A tiny GPT-2 in which neuron 7 is huge at the first position, and neuron 31 large at every position."""
-    from transformers import AutoConfig, GPT2Model
+    from transformers import AutoConfig, AutoModel
 
     from families import make_checkpoint
 
@@ -47,7 +50,7 @@ def sink(place: Path, sentences: list[str]) -> Path:
     config = AutoConfig.from_pretrained(folder)
     config.n_embd, config.n_layer = 96, 2
     torch.manual_seed(0)
-    model = GPT2Model(config)
+    model = AutoModel.from_config(config)
     with torch.no_grad():
         model.wpe.weight[0, SINK] += 60
         model.wpe.weight[:, EVERYWHERE] -= 3
@@ -107,7 +110,7 @@ def test_geometry_finds_the_sinks_outlier_with_the_first_token_and_not_without_i
             }
             for which in ("exclude", "include", "only")
         }
-        assert (named["exclude"].keys(), named["only"].keys()) == ({EVERYWHERE}, {SINK})
+        assert (set(named["exclude"]), set(named["only"])) == ({EVERYWHERE}, {SINK})
         # What stands beside it is what the run with the first token finds.
         beside = [row for row in usual.outliers if row["layer"] == layer and row["definition"] == "mean_profile"]
         assert named["include"] == pytest.approx({row["neuron"]: row["value"] for row in beside})
@@ -145,10 +148,74 @@ def test_a_finished_run_is_read_again_without_the_first_token(sink: Path, text: 
     assert {row["position"] for row in made.predict(["the probe reads"])}.isdisjoint({0})
 
 
+def surveyed(model: Path, text: Path, place: Path, **options: Any) -> Attention:
+    made = attention(
+        model=str(model), corpus=str(text), runs=str(place), cache=str(place / "cache"), wandb=NO_WANDB,
+        figure_format="png", **{"quiet": True, **options},
+    )  # fmt: skip
+    assert made is not None
+    return made
+
+
+@torch.no_grad()
+def means_of_a_loop(model: Path, text: Path) -> dict[tuple[str, int, int], float]:
+    """Return of each head what the first token gets, and the entropy and the distance of the rest, in float64."""
+    encoder, tokenizer = untouched(model, attn_implementation="eager"), load_tokenizer(resolve_model(str(model)))
+    sums: dict[tuple[str, int, int], float] = {}
+    n_queries, n_entropies = 0, 0
+    for line in text.read_text().splitlines():
+        ids = torch.tensor([tokenizer(line)["input_ids"]])
+        maps = encoder(input_ids=ids, attention_mask=torch.ones_like(ids), output_attentions=True).attentions
+        is_causal = not any(bool(layer.triu(1).any()) for layer in maps)
+        n = ids.shape[1]
+        n_queries += n - 1
+        n_entropies += n - 2 if is_causal else n - 1
+        for layer, of_layer in enumerate(maps, start=1):
+            for head, one in enumerate(of_layer[0].double().numpy(), start=1):
+                for i in range(1, n):
+                    row, n_seen = one[i, 1:] / one[i, 1:].sum(), i if is_causal else n - 1
+                    own = {"mass": one[i, 0], "distance": sum(p * abs(i - j) for j, p in enumerate(row, start=1))}
+                    if n_seen > 1:
+                        own["entropy"] = -sum(p * np.log(p) for p in row if p) / np.log(n_seen)
+                    for name, value in own.items():
+                        sums[name, layer, head] = sums.get((name, layer, head), 0.0) + value
+    return {key: value / (n_entropies if key[0] == "entropy" else n_queries) for key, value in sums.items()}
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_attention_without_the_first_token_is_that_of_a_loop(
+    checkpoints: dict[str, Path], place: Path, family: str
+) -> None:
+    text = place / "few.txt"
+    text.write_text("".join(f"{sentence}\n" for sentence in make_sentences(8, seed=1, longest=8)))
+    made = surveyed(
+        checkpoints[family], text, place, name=f"{family}-attention", first_token="exclude",
+        parts="profile,first_token",
+    )  # fmt: skip
+    expected = means_of_a_loop(checkpoints[family], text)
+    found = {(row["measure"], row["layer"], row["head"]): row["value"] for row in made.heads}
+    assert {key: found[key] for key in expected} == pytest.approx(expected, rel=2e-4, abs=1e-5)
+    assert len(expected) == 3 * 3 * 2
+
+
+def test_a_survey_without_the_first_token_says_what_it_gets_and_what_it_leaves_out(
+    sink: Path, text: Path, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = surveyed(sink, text, place, name="survey", first_token="exclude", against=str(sink), quiet=False)
+    assert "the parts roles, change are left out: they need `--first_token include`" in capsys.readouterr().err
+    assert {row.get("to") for row in made.heads} == {None, "first token", "punctuation", "negation"}
+    assert made.results["n_sentences"] == 120
+    (line,) = (line for line in made.conclusions() if line.startswith("The first token gets "))
+    assert "uniform attention would give it" in line
+    by_name = surveyed(sink, text, place, name="by-name", parts="first_token")
+    assert by_name.heads == [row for row in made.heads if row.get("to") == "first token"]
+
+
 @pytest.mark.parametrize(
     ("command", "args", "message"),
     [
         ("geometry", ["--interventions", "--neurons", "3"], "`--first_token exclude` and `--neurons 3`"),
+        ("attention", ["--parts", "roles"], "`--parts roles` needs `--first_token include`"),
         ("geometry", ["--first_token", "leave"], "`--first_token leave`: expected"),
         ("fit", ["--task", "sentence_label", "--task_args.pooling", "cls"], "`--first_token exclude` leaves out"),
     ],

@@ -20,6 +20,7 @@ from probing.heads.accumulation import AttentionReader, of_pairs
 from probing.heads.examples.example_maps import ClassExample, Example, Examples, ExampleSentence
 from probing.heads.measures import Kept
 from probing.heads.reading import Attention, Batch
+from probing.heads.sink import without_first
 from probing.heads.subject import Subject
 from probing.heads.sums import SumsStore
 from probing.heads.survey.patterns import CLASSES, PATTERNS, classify
@@ -43,7 +44,7 @@ def examples_of(subject: Subject, stores: Mapping[str, SumsStore]) -> Examples |
         return None
     there = {}
     if PATTERNS.name in stores:
-        there = maps_of_classes(stores[PATTERNS.name].all_by_sentence(), subject.tokens.lengths, subject.layers)
+        there = maps_of_classes(stores[PATTERNS.name].all_by_sentence(), subject.lengths, subject.layers)
     has_class = {name: is_there[candidates] for name, (_, is_there) in there.items()}
     shown = [name for name, of in has_class.items() if of.any()]
     chosen = cover(np.array([has_class[name] for name in shown], dtype=bool).T.reshape(len(candidates), -1), [])
@@ -127,11 +128,15 @@ def read_maps(subject: Subject, sentences: Sequence[int]) -> list[Example]:
     texts, words, ids = tokens.piece_texts(corpus), tokens.word_texts(corpus), tokens.input_ids.tolist()
     arcs = _arcs_of(corpus)
     found = []
+
+    def begin(batch: Batch) -> _Maps:
+        return _Maps(subject.layers)
+
     for sentence in sentences:
         rows = tokens.of_sentences(sentence, 1)
         batch = _batch(subject, rows, sentence, reader.n_token_types)
         with torch.inference_mode():
-            (kept,) = reader.read(encoder, batch, [lambda _: _Maps(subject.layers)])
+            (kept,) = reader.read(encoder, batch, [without_first(begin) if subject.asked.without_first else begin])
         own = ExampleSentence(
             sentence,
             [text or subject.special_tokens.get(token, "") for token, text in zip(ids[rows], texts[rows], strict=True)],

@@ -53,7 +53,7 @@ def attended(attention: Attention, batch: Batch, types: Tensor) -> dict[str, Ten
     """
     members = types.to(torch.float64)
     columns = attention.probabilities.sum(2, dtype=torch.float64)
-    means = columns / batch.lengths[:, None, None]
+    means = columns / batch.lengths[:, None, None].clamp_min(1)
     found = {
         "n_tokens": members.sum(1)[:, None],
         "mass": columns @ members,
@@ -61,12 +61,12 @@ def attended(attention: Attention, batch: Batch, types: Tensor) -> dict[str, Ten
     }
     if attention.projection is not None:
         norms = attention.value_norms() * batch.mask[:, None]
-        found["norm_mass"] = _norm_columns(attention.probabilities, norms) @ members
+        found["norm_mass"] = norm_columns(attention.probabilities, norms) @ members
     return found
 
 
-def _norm_columns(probabilities: Tensor, norms: Tensor) -> Tensor:
-    """Return the column sums of weights times norms, rows divided by their sums; shape (batch, heads, to)."""
+def norm_columns(probabilities: Tensor, norms: Tensor) -> Tensor:
+    """Return the column sums of weights times norms, rows divided by their sums; shape (batch, heads, to), float64."""
     single = norms.to(probabilities.dtype)
     rows = (probabilities @ single[..., None])[..., 0]
     inverse = torch.where(rows > 0, 1 / rows.clamp_min(torch.finfo(rows.dtype).tiny), 0.0)

@@ -119,7 +119,7 @@ class _Maps:
         self.groups = batch.sentences % GROUPS
         self.lengths = batch.lengths.tolist()
         queries = [torch.from_numpy(queries_of(n)).to(batch.mask.device) for n in self.lengths]
-        self.queries = queries
+        self.queries, self.first = queries, batch.first.tolist()
         self.counted = torch.stack([batch.lengths > 1, batch.ordinary.sum(1) > 1], dim=1).double()
         self.held: list[list[Tensor]] = [[] for _ in self.lengths]
         self.last: list[Tensor] = []
@@ -128,8 +128,8 @@ class _Maps:
         self.products: list[Tensor] = []
 
     def add(self, attention: Attention) -> None:
-        for i, (rows, n) in enumerate(zip(self.queries, self.lengths, strict=True)):
-            self.held[i].append(attention.probabilities[i][:, rows, :n].float())
+        for i, (rows, first, n) in enumerate(zip(self.queries, self.first, self.lengths, strict=True)):
+            self.held[i].append(attention.probabilities[i][:, first + rows, first : first + n].float())
         maps = [attention.probabilities.clone(), without_special(attention.probabilities, self.batch)]
         if self.last:
             pairs = [cosines(a, b) for a, b in zip(self.last, maps, strict=True)]
@@ -164,7 +164,9 @@ def queries_of(n_tokens: int) -> NDArray[np.int64]:
     return np.linspace(0, n_tokens - 1, QUERIES).round().astype(np.int64)
 
 
-def similarity_rows(store: SumsStore, n_layers: int, n_heads: int) -> list[dict[str, Any]]:
+def similarity_rows(
+    store: SumsStore, n_layers: int, n_heads: int, lengths: NDArray[Any] | None = None
+) -> list[dict[str, Any]]:
     """Return the rows of `similarity.csv`.
 
     A row compares two heads (`jensen_shannon`, in nats, a mean over queries), or two consecutive layers (cosines, means
@@ -174,8 +176,10 @@ def similarity_rows(store: SumsStore, n_layers: int, n_heads: int) -> list[dict[
         store: The sums of `Similarity`.
         n_layers: Number of blocks.
         n_heads: Number of heads of a block.
+        lengths: Number of tokens of each sentence that are measured, shape (n_sentences,); None for all.
     """
-    n_queries = _grouped(np.minimum(store.tokens.lengths, QUERIES).astype(np.int64))
+    lengths = store.tokens.lengths if lengths is None else lengths
+    n_queries = _grouped(np.minimum(lengths, QUERIES).astype(np.int64))
     sums = store.total(JENSEN_SHANNON).numpy()
     names = [(layer, head) for layer in range(1, n_layers + 1) for head in range(1, n_heads + 1)]
     first, second = np.triu_indices(len(names), 1)
