@@ -14,7 +14,7 @@ from probing.cli.shared_options import with_shared_help
 from probing.commands.folders import keep_inputs, only_accelerator, places, say_results
 from probing.corpus.sides import read_corpora
 from probing.errors import about_option, out_of_range, refuse
-from probing.models import layer_numbers
+from probing.models import check_revision, layer_numbers
 from probing.runs.folder import RunFolder
 from probing.runs.kinds import CheckpointSeries
 from probing.runs.loading import read_folder
@@ -94,6 +94,9 @@ def series(
             say=say, shows_progress=shows_progress,
         )  # fmt: skip
         source_of(found_there[0])  # to refuse a layer that is not there before the text is read
+        for one in found_there[1:]:
+            if one.revision is not None:  # folders were looked at when they were found
+                check_revision(one.model, one.revision, "--revisions")
         text = Text(*read_corpora(corpus, test_corpus, seed, say))
         how = How(probe, seed, terminal.training_bars(shows_progress))
         found = survey(found_there, source_of, names, text, how, keep_activations, say)

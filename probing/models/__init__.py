@@ -6,13 +6,14 @@ from probing.models.limits import length_limits, max_length_of
 from probing.models.loading import load_config, load_encoder, load_masked_lm, load_tokenizer
 from probing.models.objects import find_model
 from probing.models.site_names import SiteName, is_inside_blocks, site_of, what_is_a_neuron
-from probing.models.source import ALIASES, BUILTIN_PACKAGE, ModelSource, resolve_model
+from probing.models.source import ALIASES, BUILTIN_PACKAGE, ModelSource, check_revision, resolve_model
 
 __all__ = [
     "ALIASES",
     "BUILTIN_PACKAGE",
     "ModelSource",
     "SiteName",
+    "check_revision",
     "find_model",
     "from_the_end",
     "is_inside_blocks",

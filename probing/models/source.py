@@ -136,7 +136,6 @@ def is_downloaded(name: str) -> bool:
 def _from_hub(name: str, revision: str | None) -> Path:
     """Return the local snapshot of a hub repository, downloading what is missing."""
     import huggingface_hub
-    from huggingface_hub.errors import HFValidationError
 
     repository = ALIASES.get(name, name)
     wanted = [*_DESCRIPTION_FILES, *_SAFETENSORS]
@@ -164,13 +163,45 @@ def _from_hub(name: str, revision: str | None) -> Path:
                 repository, revision=revision, allow_patterns=[*wanted, *_OLDER_FORMAT], ignore_patterns=["*/*"]
             )
         )
-    except HFValidationError:
-        reason, near = "is neither an alias, a folder, nor a hub id", did_you_mean(name, ALIASES)
     except Exception as error:  # those of the hub's client, and of whatever it connects with
+        raise _refusal(name, revision, error) from None
+
+
+def check_revision(name: str, revision: str, option: str = "--revision") -> None:
+    """Ask for the configuration of a model's revision alone, which is small; the local hub cache is tried first.
+
+    Args:
+        name: Alias or hub id of the model.
+        revision: The revision.
+        option: The option that names it, for the message.
+
+    Raises:
+        UserError: If the revision is neither on this machine nor available from the hub.
+    """
+    from huggingface_hub import hf_hub_download
+
+    for local_only in (True, False):
+        try:
+            hf_hub_download(
+                ALIASES.get(name, name), "config.json", revision=revision, local_files_only=local_only
+            )  # fmt: skip
+            return
+        except Exception as error:
+            if not local_only:
+                raise _refusal(name, revision, error, option) from None
+
+
+def _refusal(name: str, revision: str | None, error: Exception, option: str = "--revision") -> UserError:
+    """Return what to say where a model cannot be had."""
+    from huggingface_hub.errors import HFValidationError
+
+    if isinstance(error, HFValidationError):
+        reason, near = "is neither an alias, a folder, nor a hub id", did_you_mean(name, ALIASES)
+    else:
         reason, is_no_name = _why_not_downloaded(error)
         near = did_you_mean(name, ALIASES) if is_no_name and name not in ALIASES else ""
-    typed = f"`--model {name}" + (f" --revision {revision}`" if revision else "`")
-    raise UserError(f"{typed} {reason}{near}; aliases are {', '.join(ALIASES)}; {_WAYS_OUT}.")
+    typed = f"`--model {name}" + (f" {option} {revision}`" if revision else "`")
+    return UserError(f"{typed} {reason}{near}; aliases are {', '.join(ALIASES)}; {_WAYS_OUT}.")
 
 
 def _why_not_downloaded(error: Exception) -> tuple[str, bool]:

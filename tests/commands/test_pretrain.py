@@ -16,7 +16,7 @@ import yaml
 
 from conftest import BARE, ROOT
 from fault_loop import processes
-from probing import Pretraining, UserError, WandbOptions, fit, load_run, pretrain
+from probing import Pretraining, UserError, WandbOptions, fit, load_run, pretrain, series
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.tables.pretraining import COLUMNS
@@ -107,6 +107,22 @@ def test_a_checkpoint_is_a_model_for_other_commands(made: Pretraining, corpus_fi
     )  # fmt: skip
     assert fitted is not None
     assert fitted.accuracy[0]["accuracy"] < 0.5
+
+
+def test_checkpoints_are_a_series_with_the_losses_of_their_training(
+    made: Pretraining, corpus_file: Path, place: Path
+) -> None:
+    checkpoints = made.folder / "checkpoints" / "learned-seed0"
+    found = series(
+        str(checkpoints / "step*"), corpus=str(corpus_file), runs=str(place), cache=str(place / "cache"), quiet=True,
+        probe={"l2": 1e-2}, wandb=WandbOptions("disabled"), figure_format="png",
+    )  # fmt: skip
+    own = {row["step"]: row["loss"] for row in made.losses if row["arm"] == "learned" and "loss" in row}
+    assert {row["step"]: row["value"] for row in found.series if row["measure"] == "held_out_loss"} == own
+    assert {row["command"] for row in found.series} == {"fit", "geometry", "attention", "training"}
+    assert {row["quantity"] for row in found.emergence} == {"loss", "position", "position heads", "outliers"}
+    (first,) = (row for row in found.emergence if (row["quantity"], row.get("layer")) == ("position", 1))
+    assert first["step"] == 0  # the table tells positions before it is trained
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,51 @@ def test_from_the_command_line_one_checkpoint_and_a_loss_of_the_trainer(
     assert f"step {HEADS} (checkpoint-{HEADS}) is measured, geometry from the cache; 0 of 2 left" in out.err
     assert run(COMMANDS, ["series", "checkpoint-0", "--measures=geometry", *usual, "--quiet"]) == 0
     assert "One checkpoint (step 0) tells no order" in capsys.readouterr().out
+
+
+@pytest.fixture
+def hub(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The id of a model in the cache of the hub's client, offline, whose revisions are two of the checkpoints."""
+    from huggingface_hub import constants
+
+    assert constants.HF_HUB_OFFLINE
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    repository = tmp_path / "hub" / "models--org--tiny"
+    for name in ("blobs", "refs"):
+        (repository / name).mkdir(parents=True)
+    for step, commit in ((0, "a" * 40), (HEADS, "b" * 40)):
+        (repository / "refs" / f"step{step}").write_text(commit)
+        (snapshot := repository / "snapshots" / commit).mkdir(parents=True)
+        for file in (place / f"step{step}").iterdir():  # files of equal content are one blob, as the client has it
+            blob = repository / "blobs" / sha256(file.read_bytes()).hexdigest()
+            shutil.copy(file, blob)
+            (snapshot / file.name).symlink_to(f"../../blobs/{blob.name}")
+    return "org/tiny"
+
+
+def test_revisions_in_the_cache_of_the_hub_are_measured_as_folders_are(
+    made: CheckpointSeries, place: Path, tmp_path: Path, hub: str
+) -> None:
+    found = measured(
+        place, None, model=hub, revisions=f"step{HEADS},step0", measures="geometry", cache=tmp_path / "cache"
+    )  # fmt: skip
+    of_folders = [row for row in made.series if row["command"] == "geometry" and row["step"] in (0, HEADS)]
+    assert len(of_folders) > 20
+    assert str(found.series) == str(of_folders)
+    assert found.folder.name.startswith("series-tiny-")
+    assert [(one["model"], one["revision"]) for one in found.results["checkpoints"]] == [
+        (hub, "step0"), (hub, f"step{HEADS}"),
+    ]  # fmt: skip
+    # The same files have the same key in the cache, wherever they lie.
+    again = measured(place, [place / "step0"], measures="geometry", cache=tmp_path / "cache")
+    assert again.results["n_kept"] == 1
+
+
+def test_a_revision_that_is_not_there_is_refused_before_any_is_measured(place: Path, tmp_path: Path, hub: str) -> None:
+    with pytest.raises(UserError) as caught:
+        measured(place, None, model=hub, revisions="step0,step7", cache=tmp_path / "cache")
+    assert "`--model org/tiny --revisions step7` is not on this machine" in str(caught.value)
+    assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.parametrize(
