@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from probing.commands.extract import extract as extract
     from probing.commands.fit import fit as fit
     from probing.commands.geometry import geometry as geometry
+    from probing.commands.hierarchy import hierarchy as hierarchy
     from probing.commands.pretrain import pretrain as pretrain
     from probing.commands.probe import probe as probe
     from probing.commands.rank import rank as rank
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from probing.runs.kinds import Disabled as Disabled
     from probing.runs.kinds import FinishedSweep as FinishedSweep
     from probing.runs.kinds import Geometry as Geometry
+    from probing.runs.kinds import Hierarchy as Hierarchy
     from probing.runs.kinds import Rankings as Rankings
     from probing.runs.kinds import Reproduction as Reproduction
     from probing.runs.kinds import SentenceSimilarity as SentenceSimilarity
@@ -56,6 +58,8 @@ _HOMES = {
     "fit": "probing.commands.fit",
     "Geometry": "probing.runs.kinds",
     "geometry": "probing.commands.geometry",
+    "Hierarchy": "probing.runs.kinds",
+    "hierarchy": "probing.commands.hierarchy",
     "Pretraining": "probing.runs.pretraining",
     "pretrain": "probing.commands.pretrain",
     "probe": "probing.commands.probe",
@@ -89,6 +93,7 @@ __all__ = [
     "Disabled",
     "FinishedSweep",
     "Geometry",
+    "Hierarchy",
     "LinearProbe",
     "Pretraining",
     "ProbeOptions",
@@ -108,6 +113,7 @@ __all__ = [
     "extract",
     "fit",
     "geometry",
+    "hierarchy",
     "load_run",
     "pretrain",
     "probe",

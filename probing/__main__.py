@@ -14,6 +14,7 @@ COMMANDS = {
     "geometry": "probing.commands.geometry:geometry",
     "attention": "probing.commands.attention:attention",
     "disable": "probing.commands.disable:disable",
+    "hierarchy": "probing.commands.hierarchy:hierarchy",
     "pretrain": "probing.commands.pretrain:pretrain",
     "series": "probing.commands.series:series",
     "wic": "probing.commands.wic:wic",

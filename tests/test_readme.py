@@ -167,7 +167,10 @@ def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path, fi
         args += ["--trials", "2"]
     if args[0] == "series":
         args += ["--corpus", "sentences.txt", "--probe.l2=1e-2"]
-    if args[0] in ("wic", "sts"):
+    if args[0] == "hierarchy":
+        args += ["--train_sentences", "60", "--test_sentences", "20", "--generalisation_sentences", "20"]
+        args += ["--probe.l2", "1e-2"]
+    if args[0] in ("wic", "sts", "hierarchy"):
         args += ["--model", str(toy)]
     if args[0] == "reproduce":
         args += ["--models", str(toy), "--corpus", "sentences.txt"]

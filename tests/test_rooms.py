@@ -52,7 +52,7 @@ FLOORS = (
     {"figures", "rankings"},
     {"comparison", "evidence", "internals"},
     {"heads", "layer_geometry", "runs"},
-    {"checkpoints", "downstream", "page", "pretraining", "sweeps"},
+    {"checkpoints", "downstream", "generalisation", "page", "pretraining", "sweeps"},
     {"readouts"},
     {"claims", "disabling"},
     {"commands"},

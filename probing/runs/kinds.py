@@ -186,6 +186,34 @@ class Disabled(ResultFolder):
 
 
 @dataclass(frozen=True, repr=False)
+class Hierarchy(ResultFolder):
+    """What `hierarchy` found.
+
+    Args:
+        folder: Folder of the results.
+        config: The resolved configuration, without the name.
+        results: The content of `results.json`.
+        hierarchy: A dict per task, condition and layer, as in `hierarchy.csv`.
+        distractors: The same for each construction that holds the first auxiliary, or noun, as in `distractors.csv`.
+    """
+
+    hierarchy: Table
+    distractors: Table
+
+    def tables(self) -> list[Any]:
+        """Return the shares as rich tables."""
+        from probing.tables.hierarchy import tables
+
+        return tables(vars(self))
+
+    def conclusions(self) -> list[str]:
+        """Return which layers go by which rule."""
+        from probing.tables.hierarchy import conclusions
+
+        return conclusions(vars(self))
+
+
+@dataclass(frozen=True, repr=False)
 class CheckpointSeries(ResultFolder):
     """What `series` found.
 
@@ -379,6 +407,7 @@ KINDS: dict[str, type[ResultFolder]] = {
     "disabling of heads and layers": Disabled,
     "pretraining with and without positions": Pretraining,
     "series of checkpoints": CheckpointSeries,
+    "linear order or hierarchy": Hierarchy,
     "word-in-context evaluation": WordsInContext,
     "similarity evaluation": SentenceSimilarity,
     "reproduction of a paper": Reproduction,

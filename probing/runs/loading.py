@@ -18,7 +18,7 @@ from probing.tables.rows import Table
 # The commands whose folders `load_run` reads, as a message names them.
 WRITERS = (
     "`fit`, `probe`, `rank`, `compare`, `geometry`, `attention`, `disable`, `pretrain`, "
-    "`series`, `wic`, `sts`, `reproduce` or `sweep`"
+    "`series`, `hierarchy`, `wic`, `sts`, `reproduce` or `sweep`"
 )
 
 _T = TypeVar("_T", bound="ResultFolder")
@@ -33,9 +33,9 @@ def load_run(folder: str | Path) -> Any:
 
     Returns:
         What the command returns as a function: a `Run` for `fit` and `probe`, otherwise a `Rankings`, `Comparison`,
-        `Geometry`, `Attention`, `Disabled`, `Pretraining`, `CheckpointSeries`, `WordsInContext`, `SentenceSimilarity`,
-        `Reproduction` or `FinishedSweep`. All have `folder`, `config` and `results`, and every CSV file of the folder
-        as a table of that name.
+        `Geometry`, `Attention`, `Disabled`, `Pretraining`, `CheckpointSeries`, `Hierarchy`, `WordsInContext`,
+        `SentenceSimilarity`, `Reproduction` or `FinishedSweep`. All have `folder`, `config` and `results`, and every
+        CSV file of the folder as a table of that name.
 
     Raises:
         UserError: If there are no finished results in the folder, or they are damaged.

@@ -55,6 +55,7 @@ _NUMBERS = (
     "first_value", "last_value", "bias", "others_gain", "others_bias", "standardised", "by_scaled_input",
     "by_centring", "by_input", "by_gain", "by_bias", "by_others_bias",
     "measured", "control",
+    "generalisation", "first_auxiliary", "first_noun", "preference",
     *(f"{of}{column}" for of in ("random", "matched") for column in ("", "_lowest", "_highest", "_percentile", "_p")),
 )  # fmt: skip
 _TEXTS = (
@@ -64,7 +65,7 @@ _TEXTS = (
     "chosen_on", "reported_on", "trial", "token", "word", "relation", "role", "query", "of", "chosen", "to",
     "unit", "units", "readout", "task", "fusion", "against", "converged", "position_head", "arm", "checkpoint",
     "command", "quantity", "largest", "outlier", "site", "term", "tokens", "order", "disabled", "first_token", "claim",
-    "published", "model", "verdict", "met", "criterion", "control_criterion", "lacking",
+    "published", "model", "verdict", "met", "criterion", "control_criterion", "lacking", "distractor",
 )  # fmt: skip
 
 TYPES: dict[str, Type] = {

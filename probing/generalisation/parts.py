@@ -1,0 +1,145 @@
+"""The sentences of a task as corpora, and their words as examples of a probe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probing.cache.tokens import Tokens
+from probing.corpus import Corpus, from_words
+from probing.data.examples import Activations, Examples, Sides
+from probing.errors import UserError
+from probing.generalisation.grammar import Grammar, Sentence, Task
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Numbers of sentences.
+
+    Args:
+        train: Sentences that probes are trained on.
+        test: Sentences that the penalty is chosen on, and as many that probes are tested on.
+        generalisation: Sentences in which the two rules differ.
+    """
+
+    train: int
+    test: int
+    generalisation: int
+
+
+@dataclass(frozen=True)
+class Text:
+    """Sentences in the order of a corpus, with the answers of both rules.
+
+    Args:
+        corpus: The sentences, divided into words.
+        answers: Index of the word that is right, shape (n_sentences,).
+        linear: Index of the word that linear order gives, shape (n_sentences,).
+        distractors: What holds the word that linear order gives where it is wrong, shape (n_sentences,); empty where
+            both rules agree.
+    """
+
+    corpus: Corpus
+    answers: NDArray[np.int64]
+    linear: NDArray[np.int64]
+    distractors: NDArray[np.str_]
+
+    @classmethod
+    def of(cls, name: str, sentences: Sequence[Sentence]) -> Text:
+        """Return the text of distinct sentences.
+
+        Args:
+            name: Name of the corpus.
+            sentences: The sentences.
+        """
+        answers, linear = (np.array([getattr(one, rule) for one in sentences]) for rule in ("answer", "linear"))
+        distractors = np.array([one.distractor for one in sentences])
+        return cls(from_words(name, [one.words for one in sentences]), answers, linear, distractors)
+
+    def check(self, tokens: Tokens) -> None:
+        """Refuse a tokenization in which a sentence lacks a word.
+
+        Raises:
+            UserError: If the model's limit cuts a sentence, or its tokenizer drops a word.
+        """
+        found = np.bincount(tokens.sentences[tokens.first_pieces], minlength=tokens.n_sentences)
+        n_words = np.array([len(words) for words in self.corpus.words or ()])
+        if (lacking := np.flatnonzero(found < n_words)).size:
+            raise UserError(
+                f"`--model`: of {self.corpus.name}, `{self.corpus.sentences[lacking[0]]}` keeps {found[lacking[0]]} of "
+                f"{n_words[lacking[0]]} words; choose a model that reads whole sentences of {tokens.lengths.max()} "
+                "tokens and more."
+            )
+
+    def examples(self, store: Activations, chosen: NDArray[np.bool_]) -> Examples:
+        """Return the words of some sentences as examples: class 1 the right word, class 0 every other.
+
+        Args:
+            store: The activations of the corpus.
+            chosen: Which sentences, shape (n_sentences,), bool.
+        """
+        tokens = store.tokens
+        here = tokens.first_pieces & chosen[tokens.sentences]
+        is_answer = tokens.words == self.answers[tokens.sentences]
+        return Examples(store, np.where(here, is_answer, -1).astype(np.int32), word_means=True)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The two texts of a task.
+
+    Args:
+        training: Sentences to train on, then those that the penalty is chosen on.
+        testing: Sentences of the same kind to test on, then those for generalisation.
+        sizes: Numbers of sentences.
+    """
+
+    training: Text
+    testing: Text
+    sizes: Sizes
+
+    @classmethod
+    def of(cls, task: Task, sizes: Sizes, seed: int) -> Parts:
+        """Return the texts of a task; no sentence is there twice.
+
+        Args:
+            task: The task.
+            sizes: Numbers of sentences.
+            seed: Seed of the draw.
+        """
+        n = sizes.train + sizes.test
+        agree, differ = Grammar(task, seed).sentences(n + sizes.test, sizes.generalisation)
+        name = task.replace("_", " ")
+        training = Text.of(f"sentences of the task {name}, to train on", agree[:n])
+        return cls(training, Text.of(f"sentences of the task {name}, to test on", agree[n:] + differ), sizes)
+
+    @property
+    def texts(self) -> tuple[Text, Text]:
+        """Both texts."""
+        return self.training, self.testing
+
+    @property
+    def differ(self) -> NDArray[np.bool_]:
+        """Which sentences of the second text are for generalisation, shape (n_sentences,)."""
+        return np.arange(len(self.testing.answers)) >= self.sizes.test
+
+    def sides(self, stores: Sequence[Activations]) -> Sides:
+        """Return the examples that probes are trained, chosen and tested on.
+
+        Args:
+            stores: The activations of both texts.
+        """
+        trained = np.arange(len(self.training.answers)) < self.sizes.train
+        train, validation = (self.training.examples(stores[0], chosen) for chosen in (trained, ~trained))
+        return Sides(train, validation, self.testing.examples(stores[1], ~self.differ), np.arange(2), False)
+
+    def words(self, stores: Sequence[Activations]) -> Examples:
+        """Return all words of the second text.
+
+        Args:
+            stores: The activations of both texts.
+        """
+        return self.testing.examples(stores[1], np.ones(len(self.testing.answers), dtype=bool))

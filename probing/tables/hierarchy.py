@@ -1,0 +1,134 @@
+"""Tables and sentences of `hierarchy`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from probing.data.control_names import CONTROLS as OF_FIT
+from probing.tables.columns import ends, in_brackets, interval
+from probing.tables.wording import layers_named, listed
+
+Row = Mapping[str, Any]
+
+# The controls, with their labels in tables and figures.
+CONTROLS = {name: OF_FIT[name] for name in ("untrained", "permuted_positions")}
+# Stands for the model itself among the conditions.
+ITSELF = "model"
+# The column of what linear order gives, by task.
+LINEAR = {"main_auxiliary": "first_auxiliary", "subject_noun": "first_noun"}
+# Below this share of test sentences, a probe has not learned the task that it is to carry over.
+LEARNED = 0.95
+
+_SHARES = (
+    "generalisation", "low", "high",
+    *(f"{linear}{end}" for linear in LINEAR.values() for end in ("", "_low", "_high")),
+    "preference", "preference_low", "preference_high",
+)  # fmt: skip
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "hierarchy": (
+        "task", "condition", "layer", "test", "test_low", "test_high", *_SHARES, "difference", "difference_low",
+        "difference_high",
+    ),
+    "distractors": ("task", "condition", "distractor", "layer", *_SHARES, "n"),
+}  # fmt: skip
+
+
+def named(task: str) -> str:
+    """Return a task as text: `main auxiliary`."""
+    return task.replace("_", " ")
+
+
+def of_model(rows: Sequence[Row], task: str, condition: str = ITSELF) -> list[Row]:
+    """Return the rows of a task for the model itself or for a control, by layer."""
+    return [row for row in rows if (row["task"], row["condition"]) == (task, condition)]
+
+
+def tasks_of(rows: Sequence[Row]) -> list[str]:
+    """Return the tasks of a table, in its order."""
+    return list(dict.fromkeys(row["task"] for row in rows))
+
+
+def controls_of(rows: Sequence[Row]) -> dict[str, str]:
+    """Return the controls of a table, with their labels."""
+    there = {row["condition"] for row in rows}
+    return {name: words for name, words in CONTROLS.items() if name in there}
+
+
+def tables(made: Mapping[str, Sequence[Row]]) -> list[Any]:
+    """Return a rich table for each task: a row for each layer."""
+    return [_table(made["hierarchy"], task) for task in tasks_of(made["hierarchy"])]
+
+
+def _table(rows: Sequence[Row], task: str) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    linear, controls = LINEAR[task], controls_of(rows)
+    table = Table(
+        title=f"{named(task).capitalize()}: share of sentences answered rightly, and by the {named(linear)}",
+        title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True,
+    )  # fmt: skip
+    for heading in ("layer", "test", "generalisation", "95% range", named(linear), "95% range", *controls.values()):
+        table.add_column(heading, justify="right")
+    beside = {name: {row["layer"]: row for row in of_model(rows, task, name)} for name in controls}
+    for row in of_model(rows, task):
+        others = [f"{by_layer[row['layer']]['generalisation']:.3f}" for by_layer in beside.values()]
+        table.add_row(
+            str(row["layer"]), f"{row['test']:.3f}", f"{row['generalisation']:.3f}", interval(row),
+            f"{row[linear]:.3f}", interval(row, linear), *others,
+        )  # fmt: skip
+    return table
+
+
+def conclusions(made: Mapping[str, Sequence[Row]]) -> list[str]:
+    """Return what was found, a few sentences for each task."""
+    return [line for task in tasks_of(made["hierarchy"]) for line in _lines(made["hierarchy"], task)]
+
+
+def _lines(rows: Sequence[Row], task: str) -> list[str]:
+    own, linear = of_model(rows, task), LINEAR[task]
+    name = named(task).capitalize()
+    lines = [f"{name}: where the two rules differ, probes go {_rules(own)}."]
+    for one in own[:1] + own[1:][-1:]:
+        lines.append(
+            f"{name}, layer {one['layer']}: right in {one['generalisation']:.1%}{_within(one)} of the sentences in "
+            f"which the {named(linear)} is wrong, which it answers in {one[linear]:.1%}{_within(one, linear)}."
+        )
+    for control, words in controls_of(rows).items():
+        beside = of_model(rows, task, control)
+        above = _layers_where(beside, lambda row: _side(row, "difference") > 0)
+        where = f"above it in {layers_named(above)}" if above else "above it in no layer"
+        below = _layers_where(beside, lambda row: _side(row, "difference") < 0)
+        where += f" and below it in {layers_named(below)}" if below else ""
+        lines.append(f"{name}, beside {words}: the model is {where}.")
+    if unlearned := _layers_where(own, lambda row: row["test"] < LEARNED):
+        lines.append(
+            f"{name}: in {layers_named(unlearned)} the probe is right in fewer than {LEARNED:.0%} of test sentences of "
+            "the kind it was trained on, so that what it does on others says little there."
+        )
+    return lines
+
+
+def _rules(own: Sequence[Row]) -> str:
+    """Say which layers go by which rule, by the interval of the preference."""
+    sides = {
+        side: _layers_where(own, lambda row, side=side: _side(row, "preference") == side)  # type: ignore[misc]
+        for side in (-1, 1, 0)
+    }
+    words = {-1: "by linear order", 1: "by hierarchy", 0: "by neither beyond the interval"}
+    return listed([f"{words[side]} in {layers_named(layers)}" for side, layers in sides.items() if layers])
+
+
+def _layers_where(rows: Sequence[Row], holds: Callable[[Row], bool]) -> list[int]:
+    return [row["layer"] for row in rows if holds(row)]
+
+
+def _side(row: Row, of: str) -> int:
+    """Return on which side of 0 an interval lies: 1, -1, or 0 where it holds 0 or is not there."""
+    found = ends(row, of)
+    return 0 if found is None else int(found[0] > 0) - int(found[1] < 0)
+
+
+def _within(row: Row, of: str = "") -> str:
+    return in_brackets(interval(row, of, " to ", ".1f", 100))
