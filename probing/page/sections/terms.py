@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from probing.data.control_names import CONTROLS, TRANSFORM_CONTROLS
 from probing.page.markup import Html, element
 from probing.page.neuron_table import COLUMNS, UNRESOLVED
+from probing.page.sections.head_terms import CHANGED_NEURONS, DISABLED, terms_of_surveys
 from probing.page.sources import Sources
 from probing.page.tables import pairs
-from probing.runs.kinds import CheckpointSeries
+from probing.runs.kinds import CheckpointSeries, Disabled
 from probing.runs.pretraining import Pretraining
 from probing.tables.columns import BELOW_RESOLUTION, FAR, NEGLIGIBLE, NEGLIGIBLE_NATS, R2, UNINFORMATIVE
 from probing.tables.pretraining import BETTER_THAN_NONE, BETTER_THAN_UNIGRAM, FREQUENCIES, OUTLIER, SEEDS
@@ -248,22 +249,6 @@ EVALUATIONS: Terms = {
     "wmean": "The same mean, each subset weighted by its number of pairs.",
 }
 
-ATTENTION = {
-    "head": "One of the parallel attentions of a block; 3-9 is the ninth head of layer 3, both counted from 1.",
-    "class": "Pattern that most maps of the head follow: vertical (attention to special tokens), diagonal (to the "
-    "token itself and its neighbours), both, or heterogeneous (all others), by rules on the mean attention.",
-    "entropy": "Of a query's attention, in units of the entropy of uniform attention: 0 for attention to one token.",
-    "special tokens": "Mean attention to all special tokens together. By itself it says little: lift is this mass over "
-    "their share of the tokens, and by norm weights each token by the norm of what the head reads there.",
-    "best at": "The dependency relation in which the head is furthest above the best offset on the sentences to choose "
-    "by; its accuracy is that on other sentences.",
-    "best offset": "The fixed distance from a word to its head that most arcs of the relation have: what a head that "
-    "knows positions alone would reach.",
-    "from": "The side of the relation that attends: dependent or head.",
-    "p": "Of the difference between a head and the offset on the same arcs, corrected for the number of relations or "
-    "of heads (Holm).",
-}
-
 _BY_TOKEN = "The same of a probe that sees the token embedding alone."
 
 PRETRAINING: Terms = {
@@ -333,11 +318,14 @@ def terms_section(sources: Sources) -> Html:
     parts |= {"Neurons": NEURONS} if scores else {}
     parts |= {"Heads": HEADS} if any(subject.run.heads for subject in sources.subjects) else {}
     parts |= {"Agreement": AGREEMENT} if sources.agreement else {}
-    parts |= {"Attention heads": ATTENTION} if sources.surveys else {}
+    parts |= terms_of_surveys([survey.made for survey in sources.surveys])
     kinds = {type(one.made) for one in sources.shown}
+    parts |= {"Without heads and layers": DISABLED} if Disabled in kinds else {}
     parts |= {"Encoders with and without positions": PRETRAINING} if Pretraining in kinds else {}
     parts |= {"Checkpoints": SERIES} if CheckpointSeries in kinds else {}
     parts |= {"Geometry": GEOMETRY} if sources.geometry else {}
+    changed = any(one.neuron_interventions for one in sources.geometry)
+    parts |= {"Changed neurons": CHANGED_NEURONS} if changed else {}
     parts |= {"Words and sentences": EVALUATIONS} if sources.evaluations else {}
     lists = [element("section", element("h3", name), pairs([*terms.items()])) for name, terms in parts.items()]
     return element("section", element("h2", "Terms"), *lists, element("p", PRECISION), id="terms")

@@ -1,0 +1,120 @@
+"""Meanings of the headings in tables about heads, and about what is lost without heads, layers and neurons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from probing.runs.kinds import Attention
+from probing.tables.disabling import PLACES
+
+Terms = Mapping[str, str]
+
+ATTENTION: Terms = {
+    "head": "One of the parallel attentions of a block; 3-9 is the ninth head of layer 3, both counted from 1.",
+    "class": "Pattern that most maps of the head follow: vertical (attention to special tokens), diagonal (to the "
+    "token itself and its neighbours), both, or heterogeneous (all others), by rules on the mean attention.",
+    "entropy": "Of a query's attention, in units of the entropy of uniform attention: 0 for attention to one token.",
+    "special tokens": "Mean attention to all special tokens together. By itself it says little: lift is this mass over "
+    "their share of the tokens, and by norm weights each token by the norm of what the head reads there.",
+    "best at": "The dependency relation in which the head is furthest above the best offset on the sentences to choose "
+    "by; its accuracy is that on other sentences.",
+    "best offset": "The fixed distance from a word to its head that most arcs of the relation have: what a head that "
+    "knows positions alone would reach.",
+    "from": "The side of the relation that attends: dependent or head.",
+    "p": "Of the difference between a head and the offset on the same arcs, corrected for the number of relations or "
+    "of heads (Holm).",
+}
+
+ROLLOUT: Terms = {
+    "layer": "Block whose output is followed back to the input, each block taken to keep half of a vector.",
+    "itself": "Share of a word's vector that comes from its own token; in brackets, under uniform attention.",
+    "special tokens": "Share that comes from special tokens, and so on for the previous token, the next one and all "
+    "others.",
+    "previous": "Share that comes from the previous token.",
+    "next": "Share that comes from the next token.",
+    "others": "Share that comes from all other tokens.",
+}
+
+CHANGE: Terms = {
+    "layer": "Block of both checkpoints.",
+    "maps": "Cosine of the two attention maps of a sentence, mean over sentences and heads.",
+    "other heads": "The same of two heads of the layer, one in each checkpoint.",
+    "other sentences": "The same of two sentences of equal length.",
+    "Jensen-Shannon": "Divergence of the two attention distributions of a query, in nats: 0 where they are the same.",
+    "as published": "Cosine of maps with their padding, as in Kovaleva et al. (2019).",
+    "hidden states": "Cosine of the two hidden states of a token.",
+    "other tokens": "Cosine of the hidden states of two tokens.",
+}
+
+FUSION: Terms = {
+    "task": "What a linear probe predicts.",
+    "last layer": "The model's last layer alone.",
+    "best layer": "The layer that is best on the validation sentences.",
+    "mean": "The mean of all layers, in which nothing is learnt.",
+    "concat": "A weighted sum of layers, with a weight for each that is the same for all tokens.",
+    "max": "The largest of the layers, neuron by neuron, in which nothing is learnt.",
+    "gate": "A weighted sum of layers, with weights for each token.",
+    "fusion": "How the layers are made one.",
+    "from the last layer": "Difference of accuracies in points, with its 95% interval.",
+    "from the best layer": "The same beside the best layer.",
+    "from the mean": "The same beside the mean of the layers.",
+}
+
+POSITION_HEADS: Terms = {
+    "offset": "Distance from the attending word to the word that gets most of the head's attention, chosen on training "
+    "sentences: -1 is the previous token.",
+    "all keys": "Mean attention to the word at the offset. A position head has more than .5 of it, or .9 in the "
+    "column most.",
+    "words": "The same as a share of the attention to words.",
+    "most": "Share of the words that attend there most.",
+    "told": "Where the words are permuted before the model reads them: attention to the word that is told to be at the "
+    "offset.",
+    "true": "Attention to the word that is there in the sentence, in the same permuted text.",
+    "contrast": "Score of the key at the offset less the mean score of all words, in logits of the attention.",
+    "positions": "The part of the contrast that is left when each word is replaced by the mean word at its position.",
+    "Spearman": "Rank correlation of what the head uses of each neuron with the contributions of the run.",
+    "partial": "The same with the spread of neurons over positions, and from position to position, held constant.",
+    "ranking": "By what neurons are ranked: contribution, its centred form, eta squared (needs no probe), or use by "
+    "the head itself.",
+    "held": "The number to the left with the first neurons of the ranking at their mean, in this head's queries and "
+    "keys alone.",
+    "random": "The same for random neurons, mean of 100 sets.",
+    "matched": "The same for neurons with about the same standard deviation, mean of 100 sets.",
+    "p": "Share of the matched sets after which no more is left.",
+}
+
+DISABLED: Terms = {
+    "head": ATTENTION["head"],
+    "layer": "The heads of a layer are disabled together.",
+    **{kind: f"With {place} in its place." for kind, place in PLACES.items() if kind != "skip"},
+    "skip": "With the whole block skipped.",
+    "*": "The p-value is below .05 after correction for the number of heads or layers (Holm).",
+    "without": "The head or the layer that is disabled.",
+    "kind": "What stands in its place.",
+    "probe as it was": "Effect on the probe that was trained on the whole model.",
+    "trained again": "Effect on a probe that is trained on what the changed model gives.",
+}
+
+CHANGED_NEURONS: Terms = {
+    "read": "What is read of later layers: probes of position as they were and trained again, heads that attend to a "
+    "fixed offset, masked words, or the similarity of sentences or words.",
+    "k": "Number of neurons that are changed, the first of the ranking.",
+    "effect": "Difference from the whole model.",
+    "95% range": "Its interval over sentences.",
+    "random sets": "Least and largest effect of as many random neurons.",
+    "matched in sd": "Least and largest effect of neurons with about the same standard deviations.",
+    "p": "Share of the sets to the left with at least as much loss, the changed neurons counted among them.",
+}
+
+_PARTS: Mapping[str, tuple[str, Terms]] = {
+    "rollout": ("Rollout", ROLLOUT), "change": ("Change between checkpoints", CHANGE),
+    "fusion": ("Fusion of layers", FUSION), "position_heads": ("Position heads", POSITION_HEADS),
+}  # fmt: skip
+
+
+def terms_of_surveys(made: list[Attention]) -> dict[str, Terms]:
+    """Return the terms of surveys of heads by their titles, those of some tables where a survey has them."""
+    if not made:
+        return {}
+    there = {title: terms for name, (title, terms) in _PARTS.items() if any(getattr(one, name) for one in made)}
+    return {"Attention heads": ATTENTION, **there}
