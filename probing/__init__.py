@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from probing.data.module import ActivationDataModule as ActivationDataModule
     from probing.errors import UserError as UserError
     from probing.probes.linear import LinearProbe as LinearProbe
+    from probing.runs.evaluations import SentenceSimilarity as SentenceSimilarity
+    from probing.runs.evaluations import WordsInContext as WordsInContext
     from probing.runs.kinds import Attention as Attention
-    from probing.runs.kinds import CheckpointSeries as CheckpointSeries
     from probing.runs.kinds import Comparison as Comparison
     from probing.runs.kinds import Disabled as Disabled
     from probing.runs.kinds import FinishedSweep as FinishedSweep
@@ -35,11 +36,10 @@ if TYPE_CHECKING:
     from probing.runs.kinds import Hierarchy as Hierarchy
     from probing.runs.kinds import Rankings as Rankings
     from probing.runs.kinds import Reproduction as Reproduction
-    from probing.runs.kinds import SentenceSimilarity as SentenceSimilarity
-    from probing.runs.kinds import WordsInContext as WordsInContext
     from probing.runs.loading import load_run as load_run
-    from probing.runs.pretraining import Pretraining as Pretraining
     from probing.runs.run import Run as Run
+    from probing.runs.trainings import CheckpointSeries as CheckpointSeries
+    from probing.runs.trainings import Pretraining as Pretraining
     from probing.tasks import SentenceTask as SentenceTask
     from probing.tasks import Task as Task
 
@@ -49,7 +49,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Attention": "probing.runs.kinds",
     "attention": "probing.commands.attention",
-    "CheckpointSeries": "probing.runs.kinds",
+    "CheckpointSeries": "probing.runs.trainings",
     "Comparison": "probing.runs.kinds",
     "compare": "probing.commands.compare",
     "Disabled": "probing.runs.kinds",
@@ -60,7 +60,7 @@ _HOMES = {
     "geometry": "probing.commands.geometry",
     "Hierarchy": "probing.runs.kinds",
     "hierarchy": "probing.commands.hierarchy",
-    "Pretraining": "probing.runs.pretraining",
+    "Pretraining": "probing.runs.trainings",
     "pretrain": "probing.commands.pretrain",
     "probe": "probing.commands.probe",
     "LinearProbe": "probing.probes.linear",
@@ -70,12 +70,12 @@ _HOMES = {
     "report": "probing.commands.report",
     "Reproduction": "probing.runs.kinds",
     "reproduce": "probing.commands.reproduce",
-    "SentenceSimilarity": "probing.runs.kinds",
+    "SentenceSimilarity": "probing.runs.evaluations",
     "series": "probing.commands.series",
     "sts": "probing.commands.sts",
     "FinishedSweep": "probing.runs.kinds",
     "sweep": "probing.commands.sweep",
-    "WordsInContext": "probing.runs.kinds",
+    "WordsInContext": "probing.runs.evaluations",
     "wic": "probing.commands.wic",
     "UserError": "probing.errors",
     "ProbeOptions": "probing.cli.options",

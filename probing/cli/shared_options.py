@@ -35,6 +35,7 @@ DESCRIPTIONS = {
     "quiet": "Print result lines only, without tables and progress.",
     "figure_format": "Formats of the figures: all, or some of png (for the screen; W&B shows it), pdf and svg (for a "
     "paper, 3.3 or 6.8 inches wide).",
+    "probe": "How the probe is trained.",
     "trainer": "Arguments of Lightning's Trainer that apply to a forward pass, such as --trainer.devices 2.",
     "wandb": "Where and how to track the run in Weights & Biases.",
 }

@@ -80,7 +80,6 @@ def fit(
         seed: Seed of every draw: the split, permuted labels and tokens, bootstraps, adam's batches, random weights.
         name: Name of this run; MODEL-TASK-YYYYMMDD-HHMMSS by default.
         trainer: Arguments of Lightning's Trainer, such as --trainer.max_epochs 50.
-        probe: How the probe is trained.
 
     Returns:
         The finished run; None on ranks other than the first.

@@ -54,7 +54,6 @@ def hierarchy(
         seed: Seed of every random draw: the sentences, permuted tokens, adam's batches, random weights.
         name: Name of this run; MODEL-hierarchy-YYYYMMDD-HHMMSS by default.
         trainer: Arguments of Lightning's Trainer, such as --trainer.max_epochs 50.
-        probe: How the probe is trained.
 
     Returns:
         What was found; None on ranks other than the first.

@@ -25,9 +25,9 @@ from probing.commands.folders import places, say_results
 from probing.corpus import Corpus, load_corpus
 from probing.errors import UserError, out_of_range, refuse
 from probing.runs.loading import read_folder
-from probing.runs.pretraining import Pretraining
 from probing.runs.resumable import ResumableFolder, free_name
 from probing.runs.tracked import tracking
+from probing.runs.trainings import Pretraining
 from probing.runtime.distributed import is_main_process
 from probing.runtime.interrupts import interrupt_behind
 from probing.tracking import Tracker, resolve_mode

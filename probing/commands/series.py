@@ -16,9 +16,9 @@ from probing.corpus.sides import read_corpora
 from probing.errors import about_option, out_of_range, refuse
 from probing.models import check_revision, layer_numbers
 from probing.runs.folder import RunFolder
-from probing.runs.kinds import CheckpointSeries
 from probing.runs.loading import read_folder
 from probing.runs.tracked import tracking
+from probing.runs.trainings import CheckpointSeries
 from probing.runtime.distributed import refuse_several
 from probing.runtime.stopwatch import Stopwatch
 from probing.tracking import Tracker, resolve_mode
@@ -94,9 +94,7 @@ def series(
             say=say, shows_progress=shows_progress,
         )  # fmt: skip
         source_of(found_there[0])  # to refuse a layer that is not there before the text is read
-        for one in found_there[1:]:
-            if one.revision is not None:  # folders were looked at when they were found
-                check_revision(one.model, one.revision, "--revisions")
+        _check_revisions(found_there[1:])
         text = Text(*read_corpora(corpus, test_corpus, seed, say))
         how = How(probe, seed, terminal.training_bars(shows_progress))
         found = survey(found_there, source_of, names, text, how, keep_activations, say)
@@ -126,6 +124,13 @@ def _source_of(layer: Layers, trainer: Any, solver: str, **how: Any) -> Callable
             return ActivationSource.of(one.model, one.revision, layer, trainer, solver, **how)
 
     return source_of
+
+
+def _check_revisions(checkpoints: Sequence[Any]) -> None:
+    """Refuse a revision that is not there, before any checkpoint is measured; folders were looked at when found."""
+    for one in checkpoints:
+        if one.revision is not None:
+            check_revision(one.model, one.revision, "--revisions")
 
 
 def _problems(loss: float, position: float, outliers: float) -> list[str]:

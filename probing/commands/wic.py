@@ -14,8 +14,8 @@ from probing.cli.shared_options import with_shared_help
 from probing.commands.folders import places, say_results
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import layer_numbers
+from probing.runs.evaluations import WordsInContext
 from probing.runs.folder import RunFolder
-from probing.runs.kinds import WordsInContext
 from probing.runs.loading import read_folder
 from probing.runs.tracked import tracking
 from probing.runtime.stopwatch import Stopwatch

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from probing.models.layers import aligned
 from probing.models.site_names import NEURON, is_inside_blocks, site_of
 from probing.page.sources import Agreement, Sources, Subject, model_name
-from probing.runs.kinds import CheckpointSeries, Disabled
-from probing.runs.pretraining import Pretraining
+from probing.runs.kinds import Disabled
+from probing.runs.trainings import CheckpointSeries, Pretraining
 from probing.statistics.intervals import scope
 from probing.tables.columns import R2, Row, in_brackets, interval, score_of
 from probing.tables.conclusions import conclusion, held_against

@@ -24,10 +24,10 @@ from probing.page.sections.series import series_section
 from probing.page.sections.terms import terms_section
 from probing.page.shown import Shown
 from probing.page.sources import Evaluation, Geometry, Sources, Subject
-from probing.runs.kinds import CheckpointSeries, Disabled
-from probing.runs.pretraining import Pretraining
+from probing.runs.kinds import Disabled
 from probing.runs.reading import reading
 from probing.runs.result_folder import ResultFolder
+from probing.runs.trainings import CheckpointSeries, Pretraining
 from probing.runtime.versions import own_version
 
 # Number of characters that a page may have as long as its tables fit, and the number that a table takes per neuron.

@@ -16,12 +16,12 @@ from probing.errors import UserError
 from probing.heads.examples.example_maps import Examples, read_examples
 from probing.models.site_names import is_inside_blocks, site_of
 from probing.page.shown import Shown
-from probing.runs.kinds import KINDS, Attention, CheckpointSeries, Disabled
+from probing.runs.kinds import KINDS, Attention, Disabled
 from probing.runs.loading import read_folder
-from probing.runs.pretraining import Pretraining
 from probing.runs.reading import kind_of, reading
 from probing.runs.result_folder import ResultFolder
 from probing.runs.run import Row, Run, load_fit
+from probing.runs.trainings import CheckpointSeries, Pretraining
 from probing.tables.columns import Score, score_of
 from probing.tables.csv_files import read_csv, read_measured
 from probing.tasks import short_name

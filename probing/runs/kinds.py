@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from probing.runs.pretraining import Pretraining
+from probing.runs.evaluations import SentenceSimilarity, WordsInContext
 from probing.runs.result_folder import ResultFolder
+from probing.runs.trainings import CheckpointSeries, Pretraining
 from probing.tables.rows import Table
 
 
@@ -211,102 +212,6 @@ class Hierarchy(ResultFolder):
         from probing.tables.hierarchy import conclusions
 
         return conclusions(vars(self))
-
-
-@dataclass(frozen=True, repr=False)
-class CheckpointSeries(ResultFolder):
-    """What `series` found.
-
-    Args:
-        folder: Folder of the results.
-        config: The resolved configuration, without the name.
-        results: The content of `results.json`.
-        series: A dict per checkpoint, layer and measure, as in `series.csv`.
-        series_outliers: A dict per checkpoint, layer and neuron that is an outlier, as in `series_outliers.csv`.
-        emergence: A dict per quantity and layer, for outliers also neuron, as in `emergence.csv`.
-    """
-
-    series: Table
-    series_outliers: Table
-    emergence: Table
-
-    def tables(self) -> list[Any]:
-        """Return the series as rich tables."""
-        from probing.tables.series import tables
-
-        return tables(vars(self))
-
-    def conclusions(self) -> list[str]:
-        """Return when each quantity came, and in which order."""
-        from probing.tables.series import conclusions
-
-        return conclusions(vars(self))
-
-
-@dataclass(frozen=True, repr=False)
-class WordsInContext(ResultFolder):
-    """The results of `wic`.
-
-    Args:
-        folder: Folder of the evaluation.
-        config: The resolved configuration, without the name.
-        results: The content of `results.json`.
-        wic: A dict per layer and space, as in `wic.csv`; also as `layers`.
-        chosen: A dict per protocol and space, as in `chosen.csv`.
-    """
-
-    wic: Table
-    chosen: Table
-
-    @property
-    def layers(self) -> Table:
-        """A dict per layer and space, as in `wic.csv`."""
-        return self.wic
-
-    def tables(self) -> list[Any]:
-        """Return the results as rich tables."""
-        from probing.tables.downstream import wic_tables
-
-        return wic_tables(self.wic, self.chosen)
-
-    def conclusions(self) -> list[str]:
-        """Return what the results say, a sentence for each question."""
-        from probing.tables.downstream import wic_lines
-
-        return wic_lines(self.chosen)
-
-
-@dataclass(frozen=True, repr=False)
-class SentenceSimilarity(ResultFolder):
-    """The results of `sts`.
-
-    Args:
-        folder: Folder of the evaluation.
-        config: The resolved configuration, without the name.
-        results: The content of `results.json`.
-        sts: A dict per set, pooling, layer, space and aggregation, as in `sts.csv`; also as `layers`.
-        chosen: A dict per protocol, set, pooling, space and aggregation, as in `chosen.csv`.
-    """
-
-    sts: Table
-    chosen: Table
-
-    @property
-    def layers(self) -> Table:
-        """A dict per set, pooling, layer, space and aggregation, as in `sts.csv`."""
-        return self.sts
-
-    def tables(self) -> list[Any]:
-        """Return the results as rich tables."""
-        from probing.tables.downstream import sts_tables
-
-        return sts_tables(self.sts, self.chosen)
-
-    def conclusions(self) -> list[str]:
-        """Return what the results say, a sentence for each question."""
-        from probing.tables.downstream import sts_lines
-
-        return sts_lines(self.chosen)
 
 
 @dataclass(frozen=True, repr=False)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from probing.errors import UserError
-from probing.runs.kinds import KINDS, FinishedSweep, Rankings, SentenceSimilarity
+from probing.runs.evaluations import SentenceSimilarity
+from probing.runs.kinds import KINDS, FinishedSweep, Rankings
 from probing.runs.reading import kind_of, reading
 from probing.runs.result_folder import ResultFolder
 from probing.runs.run import Run, read_run

@@ -16,7 +16,7 @@ import yaml
 
 from conftest import BARE, ROOT
 from fault_loop import processes
-from probing import Pretraining, UserError, WandbOptions, fit, load_run, pretrain, series
+from probing import Pretraining, ProbeOptions, UserError, WandbOptions, fit, load_run, pretrain, series
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.tables.pretraining import COLUMNS
@@ -115,7 +115,7 @@ def test_checkpoints_are_a_series_with_the_losses_of_their_training(
     checkpoints = made.folder / "checkpoints" / "learned-seed0"
     found = series(
         str(checkpoints / "step*"), corpus=str(corpus_file), runs=str(place), cache=str(place / "cache"), quiet=True,
-        probe={"l2": 1e-2}, wandb=WandbOptions("disabled"), figure_format="png",
+        probe=ProbeOptions(l2=1e-2), wandb=WandbOptions("disabled"), figure_format="png",
     )  # fmt: skip
     own = {row["step"]: row["loss"] for row in made.losses if row["arm"] == "learned" and "loss" in row}
     assert {row["step"]: row["value"] for row in found.series if row["measure"] == "held_out_loss"} == own

@@ -14,7 +14,7 @@ from probing import sts
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.errors import UserError
-from probing.runs.kinds import SentenceSimilarity
+from probing.runs.evaluations import SentenceSimilarity
 from probing.runs.loading import load_run
 from probing.runs.run import load_fit
 from probing.tables.csv_files import read_csv

@@ -16,7 +16,7 @@ from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.errors import UserError
 from probing.models import load_tokenizer, resolve_model
-from probing.runs.kinds import WordsInContext
+from probing.runs.evaluations import WordsInContext
 from probing.runs.loading import load_run
 from probing.runs.run import load_fit
 from probing.tables.csv_files import read_csv

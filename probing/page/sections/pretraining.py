@@ -11,7 +11,7 @@ from probing.page.charts.line_chart import Line, line_chart
 from probing.page.markup import Html, element
 from probing.page.shown import Shown
 from probing.page.tables import as_in_terminal, table
-from probing.runs.pretraining import Pretraining
+from probing.runs.trainings import Pretraining
 from probing.tables.pretraining import FREQUENCIES, OUTLIER, Row, is_outlier, last_rows, trainings_of
 
 

@@ -9,7 +9,7 @@ from probing.page.charts.line_chart import LOOKS, Line, line_chart
 from probing.page.markup import Html, element
 from probing.page.shown import Shown
 from probing.page.tables import as_in_terminal
-from probing.runs.kinds import CheckpointSeries
+from probing.runs.trainings import CheckpointSeries
 from probing.tables.series import Panel, Tables, course, first_rows, layers_of, panels
 
 # Looks of a chart that are left for what a measure is compared with, and for its threshold.

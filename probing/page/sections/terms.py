@@ -10,8 +10,8 @@ from probing.page.neuron_table import COLUMNS, UNRESOLVED
 from probing.page.sections.head_terms import CHANGED_NEURONS, DISABLED, terms_of_surveys
 from probing.page.sources import Sources
 from probing.page.tables import pairs
-from probing.runs.kinds import CheckpointSeries, Disabled
-from probing.runs.pretraining import Pretraining
+from probing.runs.kinds import Disabled
+from probing.runs.trainings import CheckpointSeries, Pretraining
 from probing.tables.columns import BELOW_RESOLUTION, FAR, NEGLIGIBLE, NEGLIGIBLE_NATS, R2, UNINFORMATIVE
 from probing.tables.pretraining import BETTER_THAN_NONE, BETTER_THAN_UNIGRAM, FREQUENCIES, OUTLIER, SEEDS
 from probing.tables.space_names import WORDS
