@@ -5,15 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from probing.claims.verdict import Range
 from probing.errors import UserError, did_you_mean, refuse
-
-if TYPE_CHECKING:
-    from importlib.resources.abc import Traversable
 
 # How the folder `conf/claims` of the checkout is called where the distribution is installed.
 PACKAGE = "probing_claims"
@@ -108,10 +105,15 @@ def read_paper(name: str, measures: Mapping[str, Any]) -> Paper:
     return paper_of(name, yaml.safe_load((_folder() / f"{name}.yaml").read_text(encoding="utf-8")), measures)
 
 
-def _folder() -> Traversable:
+def _folder() -> Path:
     """Return the folder of the files: in a checkout `conf/claims`, otherwise the installed one."""
     checkout = Path(__file__).parents[2]
-    return checkout / "conf" / "claims" if (checkout / "setup.cfg").is_file() else files(PACKAGE)
+    if (checkout / "setup.cfg").is_file():
+        return checkout / "conf" / "claims"
+    # A package without modules may have several places, and those of an editable installation include one that is none.
+    spec = find_spec(PACKAGE)
+    places = spec.submodule_search_locations if spec else None
+    return next(folder for place in places or () if (folder := Path(place)).is_dir())
 
 
 def paper_of(name: str, content: Any, measures: Mapping[str, Any]) -> Paper:
