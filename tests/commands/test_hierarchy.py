@@ -68,7 +68,7 @@ def test_both_tasks_with_their_controls_are_on_disk_and_repeat(
     assert len(tracked.table("distractors")) == 2 * len(rows)
     made = load_run(folder)
     assert type(made) is Hierarchy
-    assert [row["condition"] for row in made.hierarchy[:3]] == ["none", "model", "untrained"]
+    assert [row["condition"] for row in made.hierarchy[:3]] == ["model", "model", "untrained"]
     assert "by the first auxiliary" in repr(made)
     again = ["hierarchy", "--config", str(folder / "config.yaml"), "--name", "b", "--wandb.mode=disabled"]
     assert run(COMMANDS, again) == 0
