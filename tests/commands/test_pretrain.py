@@ -114,10 +114,11 @@ def test_checkpoints_are_a_series_with_the_losses_of_their_training(
 ) -> None:
     checkpoints = made.folder / "checkpoints" / "learned-seed0"
     found = series(
-        str(checkpoints / "step*"), corpus=str(corpus_file), runs=str(place), cache=str(place / "cache"), quiet=True,
+        [str(checkpoints / name) for name in ("step00", "step12")],
+        corpus=str(corpus_file), runs=str(place), cache=str(place / "cache"), quiet=True,
         probe=ProbeOptions(l2=1e-2), wandb=WandbOptions("disabled"), figure_format="png",
     )  # fmt: skip
-    own = {row["step"]: row["loss"] for row in made.losses if row["arm"] == "learned" and "loss" in row}
+    own = {row["step"]: row["loss"] for row in made.losses if row["arm"] == "learned" and row["step"] in (0, 12)}
     assert {row["step"]: row["value"] for row in found.series if row["measure"] == "held_out_loss"} == own
     assert {row["command"] for row in found.series} == {"fit", "geometry", "attention", "training"}
     assert {row["quantity"] for row in found.emergence} == {"loss", "position", "position heads", "outliers"}

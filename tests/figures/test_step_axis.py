@@ -22,6 +22,8 @@ def test_a_step_is_labelled_where_there_is_room() -> None:
     assert labels([0, 10, 100, 1000], 28) == ["0", "10", "100", "1k"]
     dense = [0, *(2**i for i in range(11)), 1500]
     assert labels(dense, 28) == ["0", "1", "", "4", "", "16", "", "64", "", "256", "", "", "1.5k"]
+    # The last step is named, and not 1024 before it, where there is room for one of them.
+    assert labels(dense, 68)[-4:] == ["256", "512", "", "1.5k"]
     assert labels(dense, 200) == [short(step) for step in dense]
     assert labels([7], 28) == ["7"]
 
