@@ -12,7 +12,7 @@ import numpy as np
 from probing.claims.claim import Paper, read_paper
 from probing.claims.measures import MEASURES
 from probing.claims.measures.extremes import layers_of
-from probing.runs.kinds import Geometry
+from probing.runs.kinds import Geometry, SentenceSimilarity, WordsInContext
 from probing.runs.run import Run
 from probing.tables.rows import Table
 
@@ -48,6 +48,8 @@ def runs_of(model: str, true: bool) -> Mapping[str, Any]:
         "stream": _geometry(norm_changes=Table(world.norm_changes()), path=Table(world.path())),
         "held_out": _geometry(geometry=Table(world.whitened())),
         "positions": Run(Path("fit"), {}, {}, Table(world.accuracy()), Table(world.neurons())),
+        "senses": WordsInContext(Path("wic"), {}, {}, Table(), Table(world.senses())),
+        "similarity": SentenceSimilarity(Path("sts"), {}, {}, Table(), Table(world.similarity())),
     }  # fmt: skip
 
 
@@ -197,3 +199,38 @@ class _World:
                     "cross_entropy_without": lost, "cross_entropy_without_low": lost - 0.001,
                     "cross_entropy_without_high": lost + 0.001,
                 }  # fmt: skip
+
+    def senses(self) -> Iterator[dict[str, Any]]:
+        said = [
+            claim.reading.arguments["published"]
+            for claim in paper().claims
+            if claim.id in (41, 43) and claim.reading is not None
+        ]
+        plain, clipped = {name: pair for pairs in said for name, pair in pairs.items()}[self.model]
+        sign = 1 if self.true else -1
+        for protocol in ("published", "held_out"):
+            for transform, accuracy, threshold, gain in (
+                ("none", plain, 0.7, None), ("clip", clipped, 0.7 - sign * 0.2, sign * 0.02),
+                ("whiten", plain + 0.02, 0.4, sign * 0.05),
+            ):  # fmt: skip
+                gains = {} if gain is None else {"gain": gain, "gain_low": gain - 0.01, "gain_high": gain + 0.01}
+                yield {
+                    "protocol": protocol,
+                    "transform": transform,
+                    "accuracy": accuracy,
+                    "threshold": threshold,
+                    **gains,
+                }
+
+    def similarity(self) -> Iterator[dict[str, Any]]:
+        about = {"protocol": "held_out", "aggregation": "all"}
+        sign = 1 if self.true else -1
+        for name in ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B test", "SICK-R test"):
+            # By the thesis, static vectors are better than clipped ones and whitened ones better than static ones.
+            for pooling, transform, lead in (
+                ("mean", "none", 0), ("mean", "clip", 1), ("static", "none", 2), ("mean", "whiten", 3)
+            ):  # fmt: skip
+                value, gain = 0.5 + sign * 0.05 * lead, sign * 0.05 * lead
+                row = {**about, "set": name, "pooling": pooling, "transform": transform, "spearman": value}
+                ends = {"low": value - 0.01, "high": value + 0.01}
+                yield {**row, **ends, "gain": gain, "gain_low": gain - 0.01, "gain_high": gain + 0.01}

@@ -85,7 +85,7 @@ class Paper:
 
 def papers() -> list[str]:
     """Return the names of the papers whose claims are known."""
-    return sorted(Path(file.name).stem for file in _folder().iterdir() if file.name.endswith(".yaml"))
+    return sorted(file.stem for file in _folder().glob("*.yaml"))
 
 
 def read_paper(name: str, measures: Mapping[str, Any]) -> Paper:
@@ -106,14 +106,19 @@ def read_paper(name: str, measures: Mapping[str, Any]) -> Paper:
 
 
 def _folder() -> Path:
-    """Return the folder of the files: in a checkout `conf/claims`, otherwise the installed one."""
+    """Return the folder of the files: in a checkout `conf/claims`, otherwise the installed one.
+
+    Raises:
+        UserError: If neither is there.
+    """
     checkout = Path(__file__).parents[2]
     if (checkout / "setup.cfg").is_file():
         return checkout / "conf" / "claims"
-    # A package without modules may have several places, and those of an editable installation include one that is none.
     spec = find_spec(PACKAGE)
-    places = spec.submodule_search_locations if spec else None
-    return next(folder for place in places or () if (folder := Path(place)).is_dir())
+    places = (Path(place) for place in (spec.submodule_search_locations if spec else None) or ())
+    if found := next((place for place in places if place.is_dir()), None):
+        return found
+    raise UserError(f"the claims of papers are not installed (`{PACKAGE}`); install the distribution again.")
 
 
 def paper_of(name: str, content: Any, measures: Mapping[str, Any]) -> Paper:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ KINDS: Mapping[str, str | None] = {
 }
 # Options that say where and how a run was made, and not what is in it.
 BESIDE_THE_POINT = ("name", "tokenizer", "runs", "cache", "quiet", "wandb", "figure_format", "trainer", "batch_tokens")
+# Data that the user gives: an option of `reproduce` by its name, behind a dollar. Where it is not given, an option with
+# a question mark is left out, and with another one the run cannot be made.
+_DATUM = re.compile(r"\$(?P<name>\w+)(?P<optional>\??)")
 # Options that commands take without their name.
 _WORDS = ("folder", "folders")
 
@@ -112,11 +116,12 @@ def _need(
     own, lacking = defaults[command], []
     options = {key: value for key, value in about.items() if key in own and value != own[key]}
     for option, value in described.items():
-        datum = value[1:] if isinstance(value, str) and value.startswith("$") else None
-        if datum and given.data[datum] is None:
-            lacking.append(f"`--{datum}`")
+        datum = _DATUM.fullmatch(str(value))
+        if datum and given.data[datum["name"]] is None:
+            lacking += [] if datum["optional"] else [f"`--{datum['name']}`"]
         elif option != "command":
-            options[option] = given.data[datum] if datum else value
+            found = given.data[datum["name"]] if datum else value
+            options[option] = [found] if option == "folders" else found
     return Need(name, command, options, " and ".join(lacking))
 
 
@@ -179,9 +184,9 @@ def finished_runs(runs: Path) -> list[Path]:
 
 
 def given_data(paper: Paper) -> list[str]:
-    """Return the names of the data that runs of a paper need, as their files name them with a dollar."""
-    found = (value[1:] for run in paper.runs.values() for value in run.values() if str(value).startswith("$"))
-    return list(dict.fromkeys(found))
+    """Return the names of the data that runs of a paper read, in the order of its file."""
+    values = (str(value) for run in paper.runs.values() for value in run.values())
+    return list(dict.fromkeys(datum["name"] for value in values if (datum := _DATUM.fullmatch(value))))
 
 
 def split_models(typed: str | Sequence[str]) -> dict[str, str]:

@@ -30,6 +30,8 @@ from probing.tracking import resolve_mode
 
 # The commands whose runs claims may need.
 COMMANDS = ("fit", "geometry", "attention", "disable", "wic", "sts", "pretrain")
+# The options that name data which files of claims ask for.
+DATA = ("other_corpus", "wic", "sts", "static")
 
 
 @command
@@ -38,8 +40,9 @@ COMMANDS = ("fit", "geometry", "attention", "disable", "wic", "sts", "pretrain")
 def reproduce(
     config: dict[str, Any],
     paper: str | None = None, models: str | list[str] | None = None, claims: int | str | list[int | str] = "all",
-    corpus: Source = "builtin", other_corpus: str | None = None, dry_run: bool = False, runs: str = "runs",
-    name: str | None = None, cache: str | None = None, quiet: bool = False, wandb: WandbOptions = WandbOptions(),
+    corpus: Source = "builtin", other_corpus: str | None = None, wic: str | None = None, sts: str | None = None,
+    static: str | None = None, dry_run: bool = False, runs: str = "runs", name: str | None = None,
+    cache: str | None = None, quiet: bool = False, wandb: WandbOptions = WandbOptions(),
 ) -> Reproduction | None:  # fmt: skip
     """Measure what a paper claims on the models at hand, and give a verdict on each claim.
 
@@ -51,6 +54,9 @@ def reproduce(
             the paper's, the table says analogue and gives no verdict on the paper.
         claims: Numbers of the claims, such as 19-28,31; all by default.
         other_corpus: Another text, given like --corpus, for claims about held-out text.
+        wic: Folder of the WiC data set, for claims about word senses, given as to `wic`.
+        sts: Folder with STS12 to STS16, STS-B and SICK, for claims about similarity, given as to `sts`.
+        static: File of word vectors in GloVe's format, for claims about static vectors.
         dry_run: Only say which runs are needed and which of them are there, with an estimate of time and disk.
         runs: Folder of runs. Runs with the same settings that are in it are read, and the others are made there.
         name: Name of the table's folder; PAPER-YYYYMMDD-HHMMSS by default.
@@ -78,7 +84,7 @@ def reproduce(
         from probing.claims.session import carry_out, plan
 
         watch = Stopwatch()
-        given = Given(str(corpus), {"other_corpus": other_corpus})
+        given = Given(str(corpus), {name: config[name] for name in DATA})
         usual = {name: defaults(_function(name)) for name in COMMANDS}
         planned = plan(of, wanted, named, given, text, usual, place)
         if dry_run:

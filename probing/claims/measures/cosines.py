@@ -9,7 +9,7 @@ from typing import Any
 from scipy.stats import rankdata
 
 from probing.claims.measures.extremes import above_embeddings
-from probing.claims.measures.registry import NotMeasurable, Role, Subject, measure
+from probing.claims.measures.registry import NotMeasurable, Role, Subject, difference, from_row, measure
 from probing.claims.verdict import Measured
 from probing.runs.kinds import Geometry
 from probing.statistics.rank_similarity import spearman
@@ -37,7 +37,7 @@ def least_mean_cosine(subject: Subject, first_layer: int = 1) -> Measured:
     """Return the least mean cosine of the layers from one on. The control is that of the input, layer 0."""
     every = _by_layer(subject.run("geometry"), "mean_cosine")
     control = every[0]["value"] if 0 in every else None
-    return _least([_interval(row, control) for row in _from(every, first_layer).values()])
+    return _least([from_row(row, control=control) for row in _from(every, first_layer).values()])
 
 
 @measure("geometry")
@@ -51,13 +51,13 @@ def clipped_mean_cosine(subject: Subject) -> Measured:
     random = _by_layer(geometry, "mean_cosine", "clip_random")
     changes = [abs(random[layer]["value"] - plain[layer]["value"]) for layer in clipped if layer in random]
     control = max(changes) if changes else None
-    return max((_interval(row, control) for row in clipped.values()), key=lambda one: one.value)
+    return max((from_row(row, control=control) for row in clipped.values()), key=lambda one: one.value)
 
 
 @measure("geometry")
 def least_clipped_mean_cosine(subject: Subject) -> Measured:
     """Return the least mean cosine with outliers clipped, over the layers above the embeddings that have outliers."""
-    return _least([_interval(row) for row in _clipped(subject.run("geometry"), "mean_cosine").values()])
+    return _least([from_row(row) for row in _clipped(subject.run("geometry"), "mean_cosine").values()])
 
 
 @measure("geometry")
@@ -72,23 +72,28 @@ def share_removed_by_clipping(subject: Subject) -> Measured:
     clipped, random = (_by_layer(geometry, "mean_cosine", kind) for kind in ("clip", "clip_random"))
     _clipped(geometry, "mean_cosine")  # refuses models without outliers
 
-    def removed(layer: int, rows: Rows, end: str) -> float:
-        return 1 - rows[layer][end] / plain[layer]["value"] if layer in rows else 0.0
+    def removed(layer: int) -> Measured:
+        if layer not in clipped:
+            return Measured.exact(0.0)
+        left, whole = from_row(clipped[layer]), plain[layer]["value"]
+        return Measured(1 - left.value / whole, 1 - left.high / whole, 1 - left.low / whole)
 
-    value, low, high = (median(removed(layer, clipped, end) for layer in plain) for end in ("value", "high", "low"))
-    return Measured(value, low, high, median(removed(layer, random, "value") for layer in plain))
+    found = [removed(layer) for layer in plain]
+    others = [1 - random[layer]["value"] / plain[layer]["value"] if layer in random else 0.0 for layer in plain]
+    value, low, high = (median(getattr(one, end) for one in found) for end in ("value", "low", "high"))
+    return Measured(value, low, high, median(others))
 
 
 @measure("geometry")
 def least_removed_by_clipping(subject: Subject, first_layer: int = 1) -> Measured:
     """Return the least that clipping takes off the mean cosine, over the layers from one on; 0 without an outlier.
 
-    The interval is that of the difference of two means as if they were independent, which is wider than theirs.
+    The interval is that of two means of which it is not known how they vary together: wider than that of their pairs.
     """
     geometry: Geometry = subject.run("geometry")
     plain, clipped = _by_layer(geometry, "mean_cosine"), _clipped(geometry, "mean_cosine")
     return _least([
-        _difference(row, clipped[layer]) if layer in clipped else Measured.exact(0.0)
+        difference(from_row(row), from_row(clipped[layer])) if layer in clipped else Measured.exact(0.0)
         for layer, row in _from(plain, first_layer).items()
     ])  # fmt: skip
 
@@ -97,14 +102,15 @@ def least_removed_by_clipping(subject: Subject, first_layer: int = 1) -> Measure
 def least_gain_of_self_similarity(subject: Subject) -> Measured:
     """Return the least that clipping adds to the adjusted self-similarity, over layers above the embeddings.
 
-    A layer without an outlier counts as 0. The interval is that of the difference of two means as if they were
-    independent, which is wider than theirs.
+    A layer without an outlier counts as 0. The interval is that of two means of which it is not known how they vary
+    together: wider than that of their pairs.
     """
     geometry: Geometry = subject.run("geometry")
     plain = _from(_by_layer(geometry, "self_similarity_adjusted"), 1)
     clipped = _clipped(geometry, "self_similarity_adjusted")
     return _least([
-        _difference(clipped[layer], row) if layer in clipped else Measured.exact(0.0) for layer, row in plain.items()
+        difference(from_row(clipped[layer]), from_row(row)) if layer in clipped else Measured.exact(0.0)
+        for layer, row in plain.items()
     ])  # fmt: skip
 
 
@@ -147,7 +153,7 @@ def largest_whitened_mean_cosine(subject: Subject) -> Measured:
     rows = _from(_by_layer(subject.run("held_out"), "mean_cosine", "whiten"), 1)
     found = []
     for row in rows.values():
-        one = _interval(row)
+        one = from_row(row)
         nearest = 0.0 if one.low <= 0 <= one.high else min(abs(one.low), abs(one.high))
         found.append(Measured(abs(one.value), nearest, max(abs(one.low), abs(one.high))))
     if not found:
@@ -178,14 +184,6 @@ def _clipped(geometry: Geometry, name: str) -> dict[int, Mapping[str, Any]]:
     if not found:
         raise NotMeasurable("no layer above the embeddings has an outlier that could be clipped")
     return found
-
-
-def _interval(row: Mapping[str, Any], control: float | None = None) -> Measured:
-    return Measured(row["value"], row["low"], row["high"], control)
-
-
-def _difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> Measured:
-    return Measured(a["value"] - b["value"], a["low"] - b["high"], a["high"] - b["low"])
 
 
 def _least(found: list[Measured], key: Callable[[Measured], float] = lambda one: one.value) -> Measured:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probing.claims.measures.extremes import above_embeddings, layers_of
-from probing.claims.measures.registry import NotMeasurable, Role, Subject, measure
+from probing.claims.measures.registry import NotMeasurable, Role, Subject, difference, from_row, measure
 from probing.claims.verdict import Measured
 from probing.runs.run import Run
 
@@ -55,7 +55,7 @@ def distance_from_curve(subject: Subject, published: Mapping[str, Sequence[float
 def accuracy_lost(subject: Subject, layers: str) -> Measured:
     """Return how much lower the accuracy of the last layer is than the least of some lower layers.
 
-    The interval is that of the difference as if both were independent, which is wider than that of the same sentences.
+    The interval is that of two accuracies of which it is not known how they vary together: wider than theirs.
 
     Args:
         subject: The model.
@@ -65,8 +65,7 @@ def accuracy_lost(subject: Subject, layers: str) -> Measured:
     lower = [row for row in _accuracies(subject, layers) if row["layer"] != every[-1]["layer"]]
     if not lower:
         raise NotMeasurable("the model has no further layers")
-    before, last = _accuracy(min(lower, key=lambda row: row["accuracy"])), _accuracy(every[-1])
-    return Measured(before.value - last.value, before.low - last.high, before.high - last.low)
+    return difference(_accuracy(min(lower, key=lambda row: row["accuracy"])), _accuracy(every[-1]))
 
 
 @measure("geometry", "positions")
@@ -146,10 +145,8 @@ def loss_without_first(subject: Subject) -> Measured:
         if row["layer"] == one["layer"] and row["removed"].startswith("matched")
     ]
     least = min(first, key=lambda row: row["cross_entropy_without"])
-    return Measured(
-        least["cross_entropy_without"], least["cross_entropy_without_low"], least["cross_entropy_without_high"],
-        control=max(beyond, default=None), neurons=tuple(dict.fromkeys(row["neuron"] for row in first)),
-    )  # fmt: skip
+    neurons = tuple(dict.fromkeys(row["neuron"] for row in first))
+    return from_row(least, "cross_entropy_without", "cross_entropy_without", max(beyond, default=None), neurons)
 
 
 def _run(subject: Subject) -> Run:
@@ -168,7 +165,7 @@ def _accuracies(subject: Subject, layers: str) -> list[Mapping[str, Any]]:
 
 
 def _accuracy(row: Mapping[str, Any], control: float | None = None) -> Measured:
-    return Measured(row["accuracy"], row["accuracy_low"], row["accuracy_high"], control)
+    return from_row(row, "accuracy", "accuracy", control)
 
 
 def _of_outliers(subject: Subject, roles: list[Role] | None) -> list[Mapping[str, Any]]:

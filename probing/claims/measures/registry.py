@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from probing.claims.verdict import Measured
+from probing.tables.columns import ends
 
 # Whether an outlier is the smallest neuron of most tokens or the largest: papers say which.
 Role = Literal["minimum", "maximum"]
@@ -107,6 +108,33 @@ class Measure:
         except TypeError as error:
             return f"does not take these arguments ({error})"
         return None
+
+
+def from_row(
+    row: Mapping[str, Any], value: str = "value", interval: str = "", control: float | None = None,
+    neurons: tuple[int, ...] = (),
+) -> Measured:  # fmt: skip
+    """Return a value of a table with its interval.
+
+    Args:
+        row: The row.
+        value: Column of the value.
+        interval: What the columns of the interval begin with, as for `probing.tables.columns.ends`.
+        control: The value of the control.
+        neurons: The neurons that it is about.
+
+    Raises:
+        NotMeasurable: If the row has no interval, as where there are too few sentences.
+    """
+    found = ends(row, interval)
+    if found is None:
+        raise NotMeasurable("the run has no interval, for which it would need more text")
+    return Measured(row[value], min(found[0], row[value]), max(found[1], row[value]), control, neurons)
+
+
+def difference(a: Measured, b: Measured) -> Measured:
+    """Return a - b with an interval as if nothing were known of how they vary together, which is wider than theirs."""
+    return Measured(a.value - b.value, a.low - b.high, a.high - b.low)
 
 
 MEASURES: dict[str, Measure] = {}

@@ -1,0 +1,115 @@
+"""What clipping, whitening and static vectors are worth to word senses (WiC) and to similarity of sentences (STS)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from probing.claims.measures.registry import NotMeasurable, Subject, difference, from_row, measure
+from probing.claims.verdict import Measured
+
+_NOTHING: Mapping[str, Sequence[float]] = MappingProxyType({})
+
+
+@measure("senses")
+def gain_on_senses(
+    subject: Subject, transform: str, published: Mapping[str, Sequence[float]] = _NOTHING
+) -> Measured:  # fmt: skip
+    """Return what a transform adds to the accuracy on WiC, on pairs on which neither layer nor threshold was chosen.
+
+    The interval is that of pairs of answers. The control is the farthest that the accuracies in the published way, with
+    layer and threshold chosen where they are reported, are from those published.
+
+    Args:
+        subject: The model.
+        transform: The transform.
+        published: Of each model, the published accuracies: plain and transformed.
+    """
+    rows = subject.run("senses").chosen
+    control = None
+    if subject.model in published:
+        found = [_of_senses(rows, "published", space)["accuracy"] for space in ("none", transform)]
+        control = max(abs(a - b) for a, b in zip(found, published[subject.model], strict=True))
+    return from_row(_of_senses(rows, "held_out", transform), "gain", "gain", control)
+
+
+@measure("senses")
+def lead_on_senses(subject: Subject, transform: str, over: str) -> Measured:
+    """Return how much higher the accuracy on WiC is under one transform than another, on pairs that chose nothing.
+
+    The interval is that of two gains of which it is not known how they vary together: wider than that of their pairs.
+    """
+    rows = subject.run("senses").chosen
+    one, other = (from_row(_of_senses(rows, "held_out", space), "gain", "gain") for space in (transform, over))
+    return difference(one, other)
+
+
+@measure("senses")
+def change_of_threshold(subject: Subject, transform: str) -> Measured:
+    """Return how much higher the best of the nine thresholds is under a transform, chosen in the published way."""
+    rows = subject.run("senses").chosen
+    plain, changed = (_of_senses(rows, "published", space)["threshold"] for space in ("none", transform))
+    return Measured.exact(round(changed - plain, 9))  # of tenths
+
+
+@measure("similarity")
+def least_gain_on_sets(subject: Subject, transform: str, sets: Sequence[str]) -> Measured:
+    """Return the least that a transform adds to Spearman's correlation over sets, at layers chosen on other pairs.
+
+    All pairs of a set are taken together; the interval is that of pairs. The control is the number of sets that are
+    missing.
+    """
+    found = [from_row(row, "gain", "gain") for row in _of_sets(subject, "mean", transform, sets).values()]
+    return _least(found, len(sets))
+
+
+@measure("similarity")
+def least_lead_of_static(subject: Subject, transform: str, sets: Sequence[str]) -> Measured:
+    """Return the least by which static vectors are better than a transform over sets; for the rest, as the gain.
+
+    The interval is that of two correlations of which it is not known how they vary together: wider than theirs.
+    """
+    return _least([difference(static, own) for own, static in _beside_static(subject, transform, sets)], len(sets))
+
+
+@measure("similarity")
+def least_lead_over_static(subject: Subject, transform: str, sets: Sequence[str]) -> Measured:
+    """Return the least by which a transform is better than static vectors over sets; for the rest, as the gain."""
+    return _least([difference(own, static) for own, static in _beside_static(subject, transform, sets)], len(sets))
+
+
+def _of_senses(rows: Sequence[Mapping[str, Any]], protocol: str, transform: str) -> Mapping[str, Any]:
+    for row in rows:
+        if (row["protocol"], row.get("transform")) == (protocol, transform):
+            return row
+    raise NotMeasurable(f"the run has no {transform} vectors, such as where no layer has an outlier")
+
+
+def _of_sets(subject: Subject, pooling: str, transform: str, sets: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+    """Return the row of each set that is there, in all its pairs and at a layer chosen on other pairs.
+
+    A set of several parts, such as `STS-B dev` and `STS-B test`, is its test part.
+    """
+    found: dict[str, Mapping[str, Any]] = {}
+    for row in subject.run("similarity").chosen:
+        asked = (row["protocol"], row["pooling"], row["transform"], row["aggregation"])
+        name = row["set"].split(" ")[0]
+        is_asked = asked == ("held_out", pooling, transform, "all") and name in sets
+        if is_asked and (name not in found or row["set"].endswith(" test")):
+            found[name] = row
+    if not found:
+        needed = "`--static`" if pooling == "static" else "one of the sets: " + ", ".join(sets)
+        raise NotMeasurable(f"the run would need {needed}")
+    return found
+
+
+def _beside_static(subject: Subject, transform: str, sets: Sequence[str]) -> list[tuple[Measured, Measured]]:
+    own, static = (_of_sets(subject, *how, sets) for how in (("mean", transform), ("static", "none")))
+    return [(from_row(own[name], "spearman"), from_row(static[name], "spearman")) for name in own if name in static]
+
+
+def _least(found: Sequence[Measured], n_sets: int) -> Measured:
+    """Return the least value; the control is the number of sets that are missing."""
+    least = min(found, key=lambda one: one.value)
+    return Measured(least.value, least.low, least.high, control=n_sets - len(found))
