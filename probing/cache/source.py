@@ -126,11 +126,6 @@ class ActivationSource:
         return [store.without_first() for store in stores] if self.without_first else stores
 
 
-def leaves_out_first(config: Mapping[str, Any]) -> bool:
-    """Return whether a run leaves out first tokens; configurations of earlier versions do not say it, and do not."""
-    return bool(config.get("first_token") == "exclude")
-
-
 def _without_first(check: Callable[[Tokens], None]) -> Callable[[Tokens], None]:
     return lambda tokens: check(tokens.without_first())
 

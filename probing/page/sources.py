@@ -123,6 +123,7 @@ class Geometry:
         folder: Folder of the measurement.
         rows: Rows of `geometry.csv`.
         outliers: Rows of `outliers.csv`; empty if there are none.
+        first_token: Rows of `first_token.csv`; empty unless the first token was left out.
         smoothing: Rows of `smoothing.csv`; empty if it was not measured.
         interventions: Rows of `interventions.csv`; empty if there were none.
         norms: Rows of `norms.csv`; empty if it was not measured.
@@ -136,6 +137,7 @@ class Geometry:
     outliers: list[dict[str, Any]]
     smoothing: list[dict[str, Any]]
     interventions: list[dict[str, Any]]
+    first_token: list[dict[str, Any]] = field(default_factory=list)
     norms: list[dict[str, Any]] = field(default_factory=list)
     norm_changes: list[dict[str, Any]] = field(default_factory=list)
     path: list[dict[str, Any]] = field(default_factory=list)
@@ -299,7 +301,8 @@ def _read_geometry(folder: Path) -> Geometry:
     found = {
         name: (read_csv if name == "outliers" else read_measured)(path) if path.is_file() else []
         for name in (
-            "outliers", "smoothing", "interventions", "norms", "norm_changes", "path", "neuron_interventions",
+            "outliers", "first_token", "smoothing", "interventions", "norms", "norm_changes", "path",
+            "neuron_interventions",
         )
         for path in [folder / f"{name}.csv"]
     }  # fmt: skip

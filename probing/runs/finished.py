@@ -15,7 +15,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from probing.cache import ActivationStore
-from probing.cache.source import ActivationSource, leaves_out_first, say_what_was_left_out
+from probing.cache.source import ActivationSource, say_what_was_left_out
 from probing.cache.tokens import LONGEST, tokenize
 from probing.cli.options import ProbeOptions, as_options
 from probing.comparison.matching import Method
@@ -39,6 +39,7 @@ from probing.probes.options import training_of
 from probing.probes.recipe import Progress, Training, no_progress
 from probing.probes.solvers import Penalty
 from probing.rankings.null_rankings import null_rankings
+from probing.runs.reading import leaves_out_first
 from probing.runs.run import Run
 from probing.runtime.terminal import training_progress
 from probing.tasks import Labels, load_task, short_name

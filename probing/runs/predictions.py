@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.cache.source import ActivationSource, leaves_out_first, say_what_was_left_out
+from probing.cache.source import ActivationSource, say_what_was_left_out
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.data.arrays import activations_of_arrays
@@ -20,6 +20,7 @@ from probing.data.examples import Activations, Examples, read
 from probing.data.sentences import SentenceVectors
 from probing.errors import UserError
 from probing.models import ModelSource, SiteName, resolve_model, site_of
+from probing.runs.reading import leaves_out_first
 from probing.runtime import terminal
 from probing.runtime.distributed import refuse_several
 from probing.tables.rows import Table

@@ -1,11 +1,12 @@
-"""What kind of results a folder holds, and messages where it holds none or is damaged."""
+"""What kind of results a folder holds, what was left out of them, and messages where it holds none or is damaged."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from probing.errors import UserError, as_clause
 from probing.runs.folder import PARTIAL
@@ -28,6 +29,11 @@ def kind_of(folder: Path, wrote: str) -> str | None:
     with reading(folder):
         kind: str | None = json.loads((folder / "results.json").read_text()).get("kind")
         return kind
+
+
+def leaves_out_first(config: Mapping[str, Any]) -> bool:
+    """Return whether a run leaves out first tokens; configurations of earlier versions do not say it, and do not."""
+    return bool(config.get("first_token") == "exclude")
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from probing.cache import ActivationStore
-from probing.cache.source import ActivationSource, leaves_out_first
+from probing.cache.source import ActivationSource
 from probing.cli.option_values import plain
 from probing.cli.options import WandbOptions
 from probing.corpus.sides import read_corpora
@@ -36,6 +36,7 @@ from probing.probes.problem import Problem
 from probing.probes.solvers import Penalty
 from probing.probes.training import LayerFit, train_problems
 from probing.runs.folder import RunFolder
+from probing.runs.reading import leaves_out_first
 from probing.runs.results import Measured, write, write_summary
 from probing.runs.tracked import tracking
 from probing.runtime.terminal import silence

@@ -11,7 +11,7 @@ import torch
 
 from conftest import BARE, make_sentences
 from families import untouched
-from probing import Attention, Run, WandbOptions, attention, fit, rank
+from probing import Attention, Run, WandbOptions, attention, fit, rank, report
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.commands.geometry import Geometry, geometry
@@ -207,6 +207,9 @@ def test_a_survey_without_the_first_token_says_what_it_gets_and_what_it_leaves_o
     assert made.results["n_sentences"] == 120
     (line,) = (line for line in made.conclusions() if line.startswith("The first token gets "))
     assert "uniform attention would give it" in line
+    page = Path(report([str(made.folder)], output=str(place / "page.html"))).read_text(encoding="utf-8")
+    assert "The first token of each sentence is left out, as query and as key." in page
+    assert "Share of the attention of later tokens that goes to the first one" in page
     by_name = surveyed(sink, text, place, name="by-name", parts="first_token")
     assert by_name.heads == [row for row in made.heads if row.get("to") == "first token"]
 

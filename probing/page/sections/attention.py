@@ -13,6 +13,7 @@ from probing.page.markup import Html, element, joined
 from probing.page.sections.run import script_data
 from probing.page.sources import Survey, model_name
 from probing.page.tables import as_in_terminal, table
+from probing.runs.reading import leaves_out_first
 from probing.tables.columns import interval
 from probing.tables.heads import beats_offset, name_of
 from probing.tables.wording import count
@@ -57,11 +58,12 @@ def _question(survey: Survey) -> str:
     model, n_heads, n_layers = results["model"], results["model"]["n_heads"], results["model"]["n_layers"]
     tested = f" and tested on {config['test_corpus']}" if config.get("test_corpus") else ""
     causal = " No token attends to a later one." if model["is_causal"] else ""
+    without = " The first token of each sentence is left out, as query and as key." * leaves_out_first(config)
     return (
         f"What do the {n_heads * n_layers} heads of {model_name(config)} do, {n_heads} in each of "
         f"{count(n_layers, 'layer')}? The attention of all heads was read over "
         f"{count(results['n_tokens'], 'token')} of {count(results['n_sentences'], 'sentence')} of the corpus "
-        f"{config['corpus']}{tested}. Heads are counted from 1: 1-2 is the second head of layer 1.{causal}"
+        f"{config['corpus']}{tested}. Heads are counted from 1: 1-2 is the second head of layer 1.{causal}{without}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from probing.internals.inside_report import inside_conclusions, inside_tables
 from probing.page.charts.line_chart import Line, line_chart
@@ -13,6 +14,7 @@ from probing.runs.run import Row
 from probing.statistics.sample_size import label, size_lines
 from probing.tables import neuron_interventions
 from probing.tables.columns import ends, in_brackets, interval
+from probing.tables.first_token import first_token_conclusions, first_token_tables
 from probing.tables.geometry import MORE_TEXT
 
 
@@ -27,8 +29,19 @@ def geometry_section(geometry: Geometry) -> Html:
         *(element("p", sentence) for sentence in size_lines(geometry.rows, MORE_TEXT)),
         *(_measures(geometry, transform) for transform in transforms),
         _outliers(geometry) if geometry.outliers else None,
+        *_first_token(geometry),
         *_inside(geometry),
     )
+
+
+def _first_token(geometry: Geometry) -> list[Html]:
+    """Return the terminal's results on the first token of each sentence, where it is left out of all others."""
+    if not geometry.first_token:
+        return []
+    told = "The measures above are those of all tokens but the first one of each sentence."
+    return _as_told("The first token", first_token_tables(geometry.first_token), [
+        told, *first_token_conclusions(geometry.first_token)
+    ])  # fmt: skip
 
 
 def _inside(geometry: Geometry) -> list[Html]:
@@ -37,9 +50,13 @@ def _inside(geometry: Geometry) -> list[Html]:
     neurons = geometry.neuron_interventions
     tables = [*inside_tables(*measured), *neuron_interventions.tables(neurons)]
     lines = [*inside_conclusions(*measured), *neuron_interventions.conclusions(neurons)]
+    return _as_told("Inside the model", tables, lines) if tables else []
+
+
+def _as_told(heading: str, tables: Sequence[Any], lines: Sequence[str]) -> list[Html]:
+    """Return sentences and tables of the terminal under a heading."""
     shown = [element("figure", element("figcaption", t.title), as_in_terminal(t)) for t in tables]
-    told = [element("p", sentence) for sentence in lines]
-    return [element("h3", "Inside the model"), *told, *shown] if shown else []
+    return [element("h3", heading), *(element("p", sentence) for sentence in lines), *shown]
 
 
 def _cosines(rows: Sequence[Row]) -> Html:

@@ -177,6 +177,11 @@ GEOMETRY: Terms = {
     "value": "How strong an outlier the neuron is. Depending on the definition: a share of tokens, standard deviations "
     "with their sign, multiples of the mean variance, or a number of layers.",
     "special tokens": "Whether special tokens such as [CLS] are included.",
+    "without the first token": "Neurons with a far mean over the tokens that are measured, and how far it is, in sd.",
+    "with it": "The same over these tokens and the first one of each sentence.",
+    "first tokens alone": "The same over the first tokens.",
+    "norm, without the first token": "Root mean square of the norms of the tokens that are measured.",
+    "norm, first tokens": "The same of the first tokens.",
     "block": "Number of the block; its output is the layer of the same number.",
     "measured": "Distance of a sentence to equal rows after the block, divided by the distance before it.",
     "σ1": "Least standard deviation, over neurons, among the tokens that enter the block's first LayerNorm.",

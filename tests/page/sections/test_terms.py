@@ -25,6 +25,7 @@ from probing.internals.norm_changes import NORM_CHANGE_COLUMNS
 from probing.internals.norm_terms import NORM_COLUMNS
 from probing.internals.smoothing_bound import SMOOTHING_COLUMNS
 from probing.internals.stream_path import PATH_COLUMNS
+from probing.layer_geometry.first_token import FIRST_TOKEN_COLUMNS
 from probing.layer_geometry.layers import GEOMETRY_COLUMNS
 from probing.layer_geometry.survey import OUTLIER_COLUMNS
 from probing.page.neuron_table import COLUMNS
@@ -34,6 +35,7 @@ from probing.runs.run import Row
 from probing.statistics.sample_size import SIZE_COLUMNS
 from probing.tables.columns import ACCURACY_COLUMNS, HEAD_COLUMNS, NEURON_COLUMNS
 from probing.tables.csv_files import read_csv, write_csv
+from probing.tables.first_token import TOKENS
 from probing.tables.schema import type_of
 from probing.tables.space_names import SPACES
 from report_runs import make_run
@@ -137,12 +139,17 @@ def geometry(folder: Path) -> Path:
     common = {"measure": "mlm_loss", "value": 0.5, "effect": 0.1, "percentile": 100.0, "p_value": 0.1}
     changes += [{**common, "where": "", "kind": "intact"}, *({**common, **one} for one in places)]
     changes += [{**common, **one, "kind": "random", "draw": 1} for one in places]
+    far = {"layer": 0, "measure": "mean_profile", "neuron": 7, "value": 6.0}
+    first = [
+        {**row, "first_token": which} for which in TOKENS
+        for row in (far, {"layer": 0, "measure": "rms_norm", "value": 2.0})
+    ]  # fmt: skip
     stream = {**numbers_of(PATH_COLUMNS), "layer": 0, "site": "sum", "term": "no", "tokens": "first", "kind": "layers"}
     tables: dict[str, tuple[list[Any], Any]] = {
         "geometry": (measured, GEOMETRY_COLUMNS), "outliers": (outliers, OUTLIER_COLUMNS),
         "smoothing": (smoothing, SMOOTHING_COLUMNS), "interventions": (effects, INTERVENTION_COLUMNS),
         "norms": ([terms], NORM_COLUMNS), "norm_changes": (changes, NORM_CHANGE_COLUMNS),
-        "path": ([stream], PATH_COLUMNS),
+        "path": ([stream], PATH_COLUMNS), "first_token": (first, FIRST_TOKEN_COLUMNS),
     }  # fmt: skip
     return write(folder, "geometry", tables)
 
@@ -206,7 +213,7 @@ def test_the_parts_show_what_the_code_can_show(page: str) -> None:
         *(column.label for column in COLUMNS if column.key in NEURON_COLUMNS),
         "flag",
     }
-    assert {measure.replace("_", " ") for measure in MEASURES} <= headings(page, "geometry")
+    assert {measure.replace("_", " ") for measure in MEASURES} | {*TOKENS.values()} <= headings(page, "geometry")
 
 
 @pytest.mark.parametrize("part", ["geometry", "evaluations"])
