@@ -253,8 +253,8 @@ def test_a_survey_that_was_killed_goes_on_and_ends_with_the_same_tables(
     [
         (
             ["--parts", "clases"],
-            "`--parts clases` is not one of classes, profile, tokens, words, first_token, rollout, similarity, relations, "
-            "trees, attention_probe, roles, change, fusion, position_heads, position_neurons, all (did you mean",
+            "`--parts clases` is not one of classes, profile, tokens, words, first_token, rollout, similarity, "
+            "relations, trees, attention_probe, roles, change, fusion, position_heads, position_neurons, all (",
         ),
         (["--parts", "words"], "`--parts words` needs a corpus with the columns upos or deprel, such as a .conllu"),
         (["--parts", "change"], "`--parts change` needs another checkpoint, given as --against MODEL"),
