@@ -47,6 +47,7 @@ class Claim:
         reading: How it is measured on these; None if that is not built yet.
         analogue: How it is measured on other models; None if there is no analogue.
         lacking: Why it is not measured, or has no analogue: what that would need.
+        values: The published value of each model, where it is on the scale of what is measured.
     """
 
     id: int
@@ -57,6 +58,7 @@ class Claim:
     reading: Reading | None
     analogue: Reading | None
     lacking: str = ""
+    values: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -152,8 +154,8 @@ class _Checked:
         measures: The known measures.
     """
 
-    _KEYS = ("id", "says", "where", "published", "models", "measure", "with", "criterion", "control", "analogue",
-             "lacking")  # fmt: skip
+    _KEYS = ("id", "says", "where", "published", "models", "value", "measure", "with", "criterion", "control",
+             "analogue", "lacking")  # fmt: skip
     _OF_READING = ("measure", "with", "criterion", "control")
 
     def __init__(self, described: Any, runs: Mapping[str, Any], measures: Mapping[str, Any]) -> None:
@@ -184,9 +186,14 @@ class _Checked:
         else:
             self._say("`analogue` is neither `none` nor how it is measured")
         models = tuple(described["models"])
+        value = described.get("value", {})
+        values = dict(value) if isinstance(value, Mapping) else dict.fromkeys(models, value)
+        if others := set(values) - set(models):
+            self._say(f"`value` has {min(others)}, which is not among `models`")
         return Claim(
-            described["id"], says, described["where"], str(described["published"]), models, reading, analogue, lacking
-        )
+            described["id"], says, described["where"], str(described["published"]), models, reading, analogue, lacking,
+            values,
+        )  # fmt: skip
 
     def _reading(self, described: Mapping[str, Any]) -> Reading | None:
         name = described["measure"]

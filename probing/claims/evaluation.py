@@ -83,6 +83,8 @@ class _Judged:
             "verdict": verdict if self.is_own else ANALOGUE, "command": self._command(claim), "met": _MET[verdict],
             "measure": reading.measure, "criterion": str(reading.criterion),
         }  # fmt: skip
+        published = claim.values.get(self.model.name, next(iter(claim.values.values()), None))
+        row |= {"published_value": published} if published is not None else {}
         row |= {"control": measured.control} if measured.control is not None else {}
         row |= {"control_criterion": str(reading.control)} if reading.control else {}
         return row | ({"neurons": " ".join(map(str, measured.neurons))} if measured.neurons else {})

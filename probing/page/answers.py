@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from probing.models.layers import aligned
 from probing.models.site_names import NEURON, is_inside_blocks, site_of
 from probing.page.sources import Agreement, Sources, Subject, model_name
-from probing.runs.kinds import Disabled
+from probing.runs.kinds import Disabled, Reproduction
 from probing.runs.trainings import CheckpointSeries, Pretraining
 from probing.statistics.intervals import scope
 from probing.tables.columns import R2, Row, in_brackets, interval, score_of
@@ -37,6 +37,8 @@ def _others(sources: Sources) -> Iterator[str]:
         elif isinstance(one.made, CheckpointSeries):
             first = one.made.results["checkpoints"][0]
             yield f"checkpoints of {series_name(first['model'], first['revision'])}"
+        elif isinstance(one.made, Reproduction):
+            yield f"claims of {one.made.results['paper']}"
 
 
 def question(subject: Subject) -> str:

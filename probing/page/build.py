@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from probing.page import answers
 from probing.page.markup import MARK, Html, element, joined
 from probing.page.sections.attention import survey_section
+from probing.page.sections.claims import claims_section
 from probing.page.sections.comparison import accuracies_figure, agreement_section
 from probing.page.sections.disabling import disabling_section
 from probing.page.sections.evaluation import evaluation_section
@@ -24,7 +25,7 @@ from probing.page.sections.series import series_section
 from probing.page.sections.terms import terms_section
 from probing.page.shown import Shown
 from probing.page.sources import Evaluation, Geometry, Sources, Subject
-from probing.runs.kinds import Disabled
+from probing.runs.kinds import Disabled, Reproduction
 from probing.runs.reading import reading
 from probing.runs.result_folder import ResultFolder
 from probing.runs.trainings import CheckpointSeries, Pretraining
@@ -41,6 +42,7 @@ _SECTIONS: Mapping[type[ResultFolder], Callable[[Any, str], Html]] = {
     Disabled: disabling_section,
     Pretraining: pretraining_section,
     CheckpointSeries: series_section,
+    Reproduction: claims_section,
 }
 
 _Measured = TypeVar("_Measured", bound=Geometry | Evaluation | Shown[ResultFolder])

@@ -16,7 +16,7 @@ from probing.errors import UserError
 from probing.heads.examples.example_maps import Examples, read_examples
 from probing.models.site_names import is_inside_blocks, site_of
 from probing.page.shown import Shown
-from probing.runs.kinds import KINDS, Attention, Disabled
+from probing.runs.kinds import KINDS, Attention, Disabled, Reproduction
 from probing.runs.loading import read_folder
 from probing.runs.reading import kind_of, reading
 from probing.runs.result_folder import ResultFolder
@@ -42,6 +42,7 @@ SHOWN: dict[type[ResultFolder], str] = {
     Disabled: "Without heads and layers",
     Pretraining: "Encoders with and without positions",
     CheckpointSeries: "Checkpoints",
+    Reproduction: "Claims of a paper",
 }
 # Stands for the class where numbers are predicted.
 ALL = "all"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ Row = Mapping[str, Any]
 
 CLAIM_COLUMNS = (
     "id", "claim", "where", "published", "model", "measured", "low", "high", "control", "verdict", "command", "met",
-    "measure", "criterion", "control_criterion", "neurons", "lacking",
+    "measure", "criterion", "control_criterion", "neurons", "lacking", "published_value",
 )  # fmt: skip
 VERDICTS = ("confirmed", "not confirmed", "unclear", "analogue", "not testable here")
 NOT_TESTABLE = "not testable here"
@@ -34,6 +35,21 @@ def measured(row: Row) -> str:
     return number(row["measured"]) + (
         f" ({number(between[0])} to {number(between[1])})" if between and has_width else ""
     )
+
+
+def control(row: Row) -> str:
+    """Return the control with its range, where there are these."""
+    value = number(row["control"]) if "control" in row else ""
+    return value + (f" ({row['control_criterion']})" if "control_criterion" in row else "")
+
+
+def expected(criterion: str) -> tuple[float, float]:
+    """Return both ends of the range that a criterion stands for, infinite where it has none."""
+    sign, _, end = criterion.partition(" ")
+    if " to " in criterion:
+        low, high = criterion.split(" to ")
+        return float(low), float(high)
+    return -math.inf if "<" in sign else float(end), math.inf if ">" in sign else float(end)
 
 
 def outcome(row: Row) -> str:
@@ -66,10 +82,8 @@ def _measured_table(model: str, rows: Sequence[Row]) -> Any:
     for heading in ("id", "claim", "measured", "by the claim", "control", "met" if is_other else "verdict"):
         table.add_column(heading)
     for row in here:
-        control = number(row["control"]) if "control" in row else ""
-        control += f" ({row['control_criterion']})" if "control_criterion" in row else ""
         last = row["met"] if is_other else row["verdict"]
-        table.add_row(str(row["id"]), row["claim"], measured(row), row["criterion"], control, last)
+        table.add_row(str(row["id"]), row["claim"], measured(row), row["criterion"], control(row), last)
     return table
 
 
@@ -145,11 +159,10 @@ def markdown(rows: Sequence[Row], title: str) -> str:
 
 def _cells(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
     for row in rows:
-        control = number(row["control"]) if "control" in row else ""
         said = outcome(row) + (f": {row['lacking']}" if row.get("lacking") else "")
         yield (
             str(row["id"]), row["claim"], row["where"], row["model"], row["published"], measured(row),
-            row.get("criterion", ""), control, said,
+            row.get("criterion", ""), control(row), said,
         )  # fmt: skip
 
 

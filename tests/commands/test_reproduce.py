@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import shutil
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from probing import Reproduction, load_run, reproduce
+from probing import Reproduction, load_run, report, reproduce
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.commands import geometry as geometry_module
@@ -168,3 +169,18 @@ def test_bad_input_is_refused_in_a_sentence(
 def test_a_name_that_is_taken_is_refused(place: Path, checkpoints: dict[str, Path], corpus_file: Path) -> None:
     with pytest.raises(UserError, match="`--name first`"):
         reproduce(**options(checkpoints, corpus_file, place, name="first"))
+
+
+def test_the_report_has_a_row_for_each_claim_that_was_measured(place: Path, tmp_path: Path) -> None:
+    page = report([str(place / "first")], output=str(tmp_path / "claims.html")).read_text()
+    made = load_run(place / "first")
+    there = [row for row in made.claims if "measured" in row]
+    assert there
+    assert "<h1>Claims of luo2021</h1>" in page
+    assert page.count('class="range-axis"') == len(there)
+    for row in there:
+        assert escape(row["claim"]) in page
+        assert f"by the claim {escape(row['criterion'])}" in page
+        assert escape(row["command"]) in page
+    for row in made.claims:
+        assert escape(row.get("lacking", "")) in page

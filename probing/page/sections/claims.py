@@ -1,0 +1,79 @@
+"""What became of a paper's claims: a row for each, with the published and the measured value on one axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from probing.page.charts.range_axis import range_axis
+from probing.page.markup import Child, Html, element
+from probing.page.shown import Shown
+from probing.page.tables import table
+from probing.runs.kinds import Reproduction
+from probing.tables.claims import NOT_TESTABLE, Row, by_lack, conclusions, control, expected, measured, outcome, ranges
+from probing.tables.columns import ends
+
+
+def claims_section(shown: Shown[Reproduction], anchor: str) -> Html:
+    """Return the sentences, a table of each model's claims, and what the others need.
+
+    Args:
+        shown: The results of `reproduce`.
+        anchor: What the section is linked by.
+    """
+    rows = shown.made.claims
+    there = [row for row in rows if row["verdict"] != NOT_TESTABLE]
+    models = dict.fromkeys(row["model"] for row in there)
+    return element(
+        "section",
+        element("h2", shown.title),
+        *(element("p", sentence) for sentence in conclusions(rows, shown.made.results["title"])),
+        *(_of_model(model, [row for row in there if row["model"] == model]) for model in models),
+        _missing(rows),
+        id=anchor,
+    )
+
+
+def _of_model(model: str, rows: Sequence[Row]) -> Html:
+    caption = (
+        f"{model}: the measured value (dot, with its interval), the range in which it is by the claim (band), and the "
+        "published value (tick) where it is on the same scale. Below each claim, the commands that repeat it."
+    )
+    head = ["id", "claim", "published", "", "measured", "by the claim", "control", "verdict"]
+    body = [
+        [
+            row["id"],
+            _claim(row),
+            row["published"],
+            _axis(row),
+            measured(row),
+            row["criterion"],
+            control(row),
+            outcome(row),
+        ]
+        for row in rows
+    ]
+    return element("figure", element("figcaption", caption), table(head, body))
+
+
+def _claim(row: Row) -> Html:
+    commands = [element("pre", element("code", line)) for line in str(row.get("command", "")).split(" && ") if line]
+    about = f"{row['where']}; neurons {row['neurons']}" if "neurons" in row else row["where"]
+    folded = element("details", element("summary", about), *commands) if commands else element("small", about)
+    return element("div", row["claim"], folded, class_="claim")
+
+
+def _axis(row: Row) -> Child:
+    low, high = expected(row["criterion"])
+    published = row.get("published_value")
+    told = f", published {published:g}" if published is not None else ""
+    title = f"measured {measured(row)}, by the claim {row['criterion']}{told}"
+    return range_axis(row["measured"], ends(row) or (row["measured"], row["measured"]), (low, high), published, title)
+
+
+def _missing(rows: Sequence[Row]) -> Html | None:
+    body = [[lacking, ", ".join(models), ranges(ids)] for lacking, (models, ids) in by_lack(rows).items()]
+    if not body:
+        return None
+    return element(
+        "figure", element("figcaption", "Claims that are not testable here"), table(["needs", "models", "claims"], body)
+    )
