@@ -38,20 +38,11 @@ def _of_model(model: str, rows: Sequence[Row]) -> Html:
         f"{model}: the measured value (dot, with its interval), the range in which it is by the claim (band), and the "
         "published value (tick) where it is on the same scale. Below each claim, the commands that repeat it."
     )
-    head = ["id", "claim", "published", "", "measured", "by the claim", "control", "verdict"]
-    body = [
-        [
-            row["id"],
-            _claim(row),
-            row["published"],
-            _axis(row),
-            measured(row),
-            row["criterion"],
-            control(row),
-            outcome(row),
-        ]
-        for row in rows
-    ]
+    head = ["id", "claim", "verdict", "", "measured", "by the claim", "published", "control"]
+    body: list[list[Child]] = []
+    for row in rows:
+        after = (measured(row), row["criterion"], row["published"], control(row))
+        body.append([row["id"], _claim(row), _narrow(outcome(row)), _axis(row), *map(_narrow, after)])
     return element("figure", element("figcaption", caption), table(head, body))
 
 
@@ -60,6 +51,10 @@ def _claim(row: Row) -> Html:
     about = f"{row['where']}; neurons {row['neurons']}" if "neurons" in row else row["where"]
     folded = element("details", element("summary", about), *commands) if commands else element("small", about)
     return element("div", row["claim"], folded, class_="claim")
+
+
+def _narrow(text: str) -> Html:
+    return element("div", text, class_="said")
 
 
 def _axis(row: Row) -> Child:
