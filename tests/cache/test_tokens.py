@@ -12,7 +12,7 @@ import pytest
 from conftest import FAMILIES
 from families import MAX_LENGTH
 from probing.cache import tokens as tokens_module
-from probing.cache.tokens import LONGEST, Tokens, tokenize, tokenize_pairs
+from probing.cache.tokens import ADDED_SET_ASIDE, LONGEST, SET_ASIDE, Tokens, tokenize, tokenize_pairs
 from probing.corpus import from_pairs, from_sentences, from_words
 from probing.models import load_tokenizer, resolve_model
 
@@ -237,3 +237,19 @@ def test_a_table_that_cannot_be_written_is_an_os_error(tmp_path: Path) -> None:
     table = Tokens(np.array([1], dtype=np.int32), np.array([5], dtype=np.int32), np.array([0], dtype=np.int16))
     with pytest.raises(OSError, match="No such file"):
         table.save(tmp_path / "nowhere" / "tokens")
+
+
+def test_first_tokens_that_are_set_aside_belong_to_no_word_and_are_not_measured() -> None:
+    # A word of two pieces, a special token and a word, a sentence without tokens, and a special token alone.
+    ids = np.arange(6, dtype=np.int32)
+    words = np.array([0, 0, 1, -1, 0, -1], dtype=np.int16)
+    table = Tokens(np.array([3, 2, 0, 1], dtype=np.int32), ids, words)
+    view = table.without_first()
+    assert view.words.tolist() == [SET_ASIDE, 0, 1, ADDED_SET_ASIDE, 0, ADDED_SET_ASIDE]
+    assert view.measured.tolist() == [False, True, True, False, True, False]
+    assert view.special.tolist() == [True, False, False, True, False, True]
+    assert view.added.tolist() == table.added.tolist() == table.special.tolist()
+    assert view.first_pieces.tolist() == [False, True, True, False, True, False]
+    assert view.positions.tolist() == table.positions.tolist()
+    assert table.words.tolist() == [0, 0, 1, -1, 0, -1]
+    assert table.measured.all()

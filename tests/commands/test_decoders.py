@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +140,17 @@ def test_fit_leaves_the_first_token_out_of_its_examples(
     n = [run.accuracy[0]["n_test_tokens"] for run in (usual, without)]
     n_sentences = without.results["intervals_over"]["n"]
     assert n[0] - n[1] == (n_sentences if family in FIRST_IS_A_WORD else 0)
+
+
+def test_the_side_on_which_a_tokenizer_pads_changes_nothing(
+    checkpoints: dict[str, Path], tiny_model: Callable[..., Path], text: Path, place: Path
+) -> None:
+    own = tiny_model("xlnet")  # the published tokenizer pads on the left
+    config = own / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "padding_side": "left"}))
+    assert load_tokenizer(resolve_model(str(own))).padding_side == "left"
+    left, right = (fitted(model, text, place, name=f"pads-{i}") for i, model in enumerate((own, checkpoints["xlnet"])))
+    assert left.accuracy == right.accuracy
 
 
 def test_a_finished_run_is_read_again_without_the_first_token(sink: Path, text: Path, place: Path) -> None:

@@ -7,7 +7,7 @@ from probing_tasks.position_from_end import PositionFromEnd
 from probing_tasks.position_in_word import PositionInWord
 
 from probing.cache.tokens import Tokens
-from probing.tasks import load_task
+from probing.tasks import labels_of, load_task
 from synthetic import CORPUS, make_tokens
 
 
@@ -23,6 +23,13 @@ def test_special_tokens_are_examples_where_included() -> None:
 
 def test_without_special_tokens_the_first_word_is_at_zero() -> None:
     assert Position().labels(make_tokens([3, 2], special=False), CORPUS).tolist() == [0, 1, 2, 0, 1]
+
+
+def test_tokens_that_are_set_aside_have_no_label_whatever_a_task_says_of_special_ones() -> None:
+    for special in (True, False):
+        tokens = make_tokens([4, 3], special=special).without_first()
+        labels = labels_of(Position(special_tokens="include"), tokens, CORPUS)
+        assert labels.tolist() == [-1, 1, 2, 3, -1, 1, 2]
 
 
 def test_asking_for_labels_leaves_the_table_as_it_was() -> None:

@@ -114,7 +114,7 @@ def classify(v: Tensor, d: Tensor, b: Tensor | None = None, factor: float = 1.0)
 
 
 def _stripe_masses(maps: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    n = batch.lengths[:, None].clamp_min(1)
+    n = batch.lengths[:, None]
     columns = maps.sum(2, dtype=torch.float64)
     vertical = (columns * batch.special[:, None]).sum(2)
     diagonal = torch.zeros_like(vertical)
