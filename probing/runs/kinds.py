@@ -147,8 +147,11 @@ class Attention(ResultFolder):
     def conclusions(self) -> list[str]:
         """Return what the survey says, a sentence for each question."""
         from probing.tables import heads, position_heads
+        from probing.tables.first_token import causal_conclusions
 
-        return heads.conclusions(vars(self)) + position_heads.conclusions(vars(self))
+        is_causal = self.results.get("model", {}).get("is_causal", False)
+        lines = heads.conclusions(vars(self)) + causal_conclusions(is_causal, self.heads)
+        return lines + position_heads.conclusions(vars(self))
 
 
 @dataclass(frozen=True, repr=False)

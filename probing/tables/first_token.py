@@ -1,9 +1,11 @@
-"""The table and the sentences of `geometry --first_token exclude` for the terminal."""
+"""What the terminal says of the first token of each sentence: the table of `geometry`, and sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from probing.tables.heads import FIRST, SPECIAL
 
 Row = Mapping[str, Any]
 
@@ -46,6 +48,25 @@ def first_token_conclusions(rows: Sequence[Row]) -> list[str]:
     if not any(sentences.values()):
         return ["The first token has no outlier of its own, and hides none."]
     return [f"{what}: {_list(by_layer)}." for what, by_layer in sentences.items() if by_layer]
+
+
+def causal_conclusions(is_causal: bool, heads: Sequence[Row]) -> list[str]:
+    """Return a sentence on the first token of a causal model, where it is counted among the special tokens.
+
+    Args:
+        is_causal: Whether no token attends to a later one.
+        heads: Rows of `heads.csv`.
+    """
+    if (
+        not is_causal
+        or not any(row.get("to") == SPECIAL for row in heads)
+        or any(row.get("to") == FIRST for row in heads)
+    ):
+        return []
+    return [
+        "The first token counts as a special one here. With a causal mask uniform attention favours it too: "
+        "`--first_token exclude` measures it beside that, and leaves it out of all else."
+    ]
 
 
 def _neurons(rows: Sequence[Row], which: str) -> dict[int, set[int]]:

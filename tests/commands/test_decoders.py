@@ -227,6 +227,20 @@ def test_a_survey_without_the_first_token_says_what_it_gets_and_what_it_leaves_o
     assert by_name.heads == [row for row in made.heads if row.get("to") == "first token"]
 
 
+@pytest.mark.parametrize("family", ["gpt2", "xlnet"])
+def test_only_of_a_causal_model_it_is_said_that_the_first_token_counts_as_special(
+    checkpoints: dict[str, Path], place: Path, family: str
+) -> None:
+    text = place / "three.txt"
+    text.write_text("".join(f"{sentence}\n" for sentence in make_sentences(3, seed=2, longest=5)))
+    usual = surveyed(checkpoints[family], text, place, name=f"{family}-usual-heads", parts="profile,tokens")
+    lines = usual.conclusions()
+    (neighbours,) = (line for line in lines if line.startswith("Most attention to neighbours"))
+    is_causal = family == "gpt2"
+    assert any(line.startswith("The first token counts as a special one here.") for line in lines) == is_causal
+    assert ("the next token gets" in neighbours) == (not is_causal)
+
+
 @pytest.mark.parametrize(
     ("command", "args", "message"),
     [
