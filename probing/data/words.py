@@ -44,8 +44,8 @@ def pool_words(hidden_states: Sequence[Tensor], words: NDArray[np.integer], sent
     keys = np.stack([sentences[begins], words[begins]], axis=1).astype(np.int64)
     word = begins[pieces].cumsum() - 1
     at, into = torch.from_numpy(pieces), torch.from_numpy(word)
-    size = into.bincount(minlength=len(keys))[:, None]
-    return Words(keys, tuple(_means(states[at], into, size) for states in hidden_states))
+    size, first = into.bincount(minlength=len(keys)), torch.from_numpy(np.flatnonzero(begins))
+    return Words(keys, tuple(_means(states, at, into, size, first) for states in hidden_states))
 
 
 def common_words(keys_a: NDArray[np.int64], keys_b: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -69,7 +69,25 @@ def common_words(keys_a: NDArray[np.int64], keys_b: NDArray[np.int64]) -> tuple[
     return rows_a, rows_b
 
 
-def _means(pieces: Tensor, into: Tensor, size: Tensor) -> Tensor:
+def _means(states: Tensor, pieces: Tensor, into: Tensor, size: Tensor, first: Tensor) -> Tensor:
+    """Return the mean of each word's states, shape (n_words, d_model), float32 or wider.
+
+    Most words have a single piece, whose state is copied; only the others are added up.
+
+    Args:
+        states: Hidden states, shape (n_tokens, d_model).
+        pieces: Row of each piece, shape (n_pieces,).
+        into: Index of each piece's word, ascending, shape (n_pieces,).
+        size: Number of pieces of each word, shape (n_words,).
+        first: Row of each word's first piece, shape (n_words,).
+    """
     # The cache may be in half precision; sums are in float32.
-    wide = pieces.to(torch.promote_types(pieces.dtype, torch.float32))
-    return wide.new_zeros(len(size), wide.shape[1]).index_add_(0, into, wide) / size
+    wide = torch.promote_types(states.dtype, torch.float32)
+    means = states.index_select(0, first).to(wide)
+    if len(longer := (size > 1).nonzero().squeeze(1)):
+        there = (size > 1)[into]
+        index = torch.searchsorted(longer, into[there])
+        added = states.index_select(0, pieces[there]).to(wide)
+        sums = added.new_zeros(len(longer), added.shape[1]).index_add_(0, index, added)
+        means[longer] = sums / size[longer, None]
+    return means
