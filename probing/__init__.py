@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from probing.cli.options import ProbeOptions as ProbeOptions
     from probing.cli.options import WandbOptions as WandbOptions
     from probing.commands.attention import attention as attention
+    from probing.commands.cloze import cloze as cloze
     from probing.commands.compare import compare as compare
     from probing.commands.disable import disable as disable
     from probing.commands.extract import extract as extract
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from probing.data.module import ActivationDataModule as ActivationDataModule
     from probing.errors import UserError as UserError
     from probing.probes.linear import LinearProbe as LinearProbe
+    from probing.runs.diagnostics import Cloze as Cloze
+    from probing.runs.diagnostics import Hierarchy as Hierarchy
     from probing.runs.evaluations import SentenceSimilarity as SentenceSimilarity
     from probing.runs.evaluations import WordsInContext as WordsInContext
     from probing.runs.kinds import Attention as Attention
@@ -33,7 +36,6 @@ if TYPE_CHECKING:
     from probing.runs.kinds import Disabled as Disabled
     from probing.runs.kinds import FinishedSweep as FinishedSweep
     from probing.runs.kinds import Geometry as Geometry
-    from probing.runs.kinds import Hierarchy as Hierarchy
     from probing.runs.kinds import Rankings as Rankings
     from probing.runs.kinds import Reproduction as Reproduction
     from probing.runs.loading import load_run as load_run
@@ -50,6 +52,8 @@ _HOMES = {
     "Attention": "probing.runs.kinds",
     "attention": "probing.commands.attention",
     "CheckpointSeries": "probing.runs.trainings",
+    "Cloze": "probing.runs.diagnostics",
+    "cloze": "probing.commands.cloze",
     "Comparison": "probing.runs.kinds",
     "compare": "probing.commands.compare",
     "Disabled": "probing.runs.kinds",
@@ -58,7 +62,7 @@ _HOMES = {
     "fit": "probing.commands.fit",
     "Geometry": "probing.runs.kinds",
     "geometry": "probing.commands.geometry",
-    "Hierarchy": "probing.runs.kinds",
+    "Hierarchy": "probing.runs.diagnostics",
     "hierarchy": "probing.commands.hierarchy",
     "Pretraining": "probing.runs.trainings",
     "pretrain": "probing.commands.pretrain",
@@ -89,6 +93,7 @@ __all__ = [
     "ActivationDataModule",
     "Attention",
     "CheckpointSeries",
+    "Cloze",
     "Comparison",
     "Disabled",
     "FinishedSweep",
@@ -108,6 +113,7 @@ __all__ = [
     "WordsInContext",
     "__version__",
     "attention",
+    "cloze",
     "compare",
     "disable",
     "extract",

@@ -15,6 +15,7 @@ COMMANDS = {
     "attention": "probing.commands.attention:attention",
     "disable": "probing.commands.disable:disable",
     "hierarchy": "probing.commands.hierarchy:hierarchy",
+    "cloze": "probing.commands.cloze:cloze",
     "pretrain": "probing.commands.pretrain:pretrain",
     "series": "probing.commands.series:series",
     "wic": "probing.commands.wic:wic",

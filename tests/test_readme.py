@@ -18,6 +18,7 @@ import pytest
 import probing
 from conftest import BARE, BARE_ARGS
 from downstream_data import word_pairs, write_sts, write_wic
+from families import masked_lm
 from pages import PAGES, README, ROOT, code_blocks, label
 from probing.__main__ import COMMANDS
 from probing.cli.arguments import parse
@@ -71,6 +72,7 @@ def toy(tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str], monk
         write_wic(tmp_path / "wic", part_of_wic, word_pairs(n, n))
     write_sts(tmp_path / "sts", 10)
     (tmp_path / "glove.txt").write_text("the 1 2\ntoken 3 4\nlayer 2 0\n")
+    (tmp_path / "minimal.tsv").write_text("The [MASK] reads.\tprobe\ttoken\tagreement\n")
     pairs = zip(sentences[::2], sentences[1::2], strict=True)
     (tmp_path / "pairs.tsv").write_text("".join(f"{first}\t{second}\n" for first, second in pairs))
     reviews = ({"text": text, "label": "LONG" if len(text) > 150 else "SHORT"} for text in sentences)
@@ -167,6 +169,8 @@ def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path, fi
         args += ["--trials", "2"]
     if args[0] == "series":
         args += ["--corpus", "sentences.txt", "--probe.l2=1e-2"]
+    if args[0] == "cloze":  # which needs a model with a head
+        args += ["--model", str(masked_lm(Path("masked"), "bert", Path("sentences.txt").read_text().splitlines()))]
     if args[0] == "hierarchy":
         args += ["--train_sentences", "60", "--test_sentences", "20", "--generalisation_sentences", "20"]
         args += ["--probe.l2", "1e-2"]

@@ -54,7 +54,7 @@ FLOORS = (
     {"heads", "layer_geometry", "runs"},
     {"checkpoints", "downstream", "generalisation", "page", "pretraining", "sweeps"},
     {"readouts"},
-    {"claims", "disabling"},
+    {"claims", "disabling", "word_prediction"},
     {"commands"},
 )
 

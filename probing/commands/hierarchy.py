@@ -14,8 +14,8 @@ from probing.cli.shared_options import with_shared_help
 from probing.commands.folders import places, say_results
 from probing.errors import out_of_range, refuse
 from probing.models import layer_numbers
+from probing.runs.diagnostics import Hierarchy
 from probing.runs.folder import RunFolder
-from probing.runs.kinds import Hierarchy
 from probing.runs.loading import read_folder
 from probing.runs.tracked import tracking
 from probing.runtime.distributed import is_main_process

@@ -95,9 +95,23 @@ class MaskedWordLoss:
         masked = choose_masked(tokens, seed)
         ids = np.where(masked, mask_token_id, tokens.input_ids).astype(np.int32)
         text = MaskedText(Tokens(tokens.lengths, ids, tokens.words), encoder, anatomy, pad_token_id, batch_tokens)
-        labels = torch.from_numpy(tokens.input_ids.astype(np.int64))
-        first = labels[None, : int(tokens.lengths[tokens.lengths > 0][0])].to(next(encoder.parameters()).device)
-        return cls(text, masked, labels, MaskedHead(model, encoder, first), anatomy.n_layers)
+        return cls.with_masks(model, text, masked, tokens.input_ids)
+
+    @classmethod
+    def with_masks(
+        cls, model: nn.Module, text: MaskedText, masked: NDArray[np.bool_], input_ids: NDArray[np.int32]
+    ) -> MaskedWordLoss:
+        """Return the readout of sentences whose masks are chosen.
+
+        Args:
+            model: The model with its head.
+            text: The sentences, masked.
+            masked: Which tokens are masked, shape (n_tokens,), bool.
+            input_ids: Token ids without masks, shape (n_tokens,).
+        """
+        labels, lengths = torch.from_numpy(input_ids.astype(np.int64)), text.tokens.lengths
+        first = labels[None, : int(lengths[lengths > 0][0])].to(next(text.encoder.parameters()).device)
+        return cls(text, masked, labels, MaskedHead(model, text.encoder, first), text.anatomy.n_layers)
 
     @cached_property
     def n(self) -> NDArray[np.int64]:
@@ -181,24 +195,27 @@ class _Reading:
         return sums
 
 
-def masked_lm_of(source: ModelSource, random_weights: bool, mask_token_id: int | None) -> nn.Module:
+def masked_lm_of(
+    source: ModelSource, random_weights: bool, mask_token_id: int | None, asked: str = "`--readouts mlm`",
+    way_out: str = ", or leave mlm out",
+) -> nn.Module:  # fmt: skip
     """Return a model with its masked-language-model head.
 
     Args:
         source: The model's files.
         random_weights: Whether the model is randomly initialised.
         mask_token_id: Id of its mask token, None if it has none.
+        asked: What needs the head, as the user typed it.
+        way_out: What else may be done than choosing another model.
 
     Raises:
         UserError: If it has no such head with trained weights.
     """
-    expected = "`--readouts mlm` needs a model with a trained masked-language-model head"
+    expected = f"{asked} needs a model with a trained masked-language-model head"
     if random_weights:
         raise UserError(f"{expected}, and with `--random_weights` no head is trained; leave one of the two out.")
     model = load_masked_lm(source) if mask_token_id is not None else None
     if model is None:
         lacking = "no mask token" if mask_token_id is None else "no such head with weights in its files"
-        raise UserError(
-            f"{expected}: {source.name} has {lacking}; choose another model, such as bert, or leave mlm out."
-        )
+        raise UserError(f"{expected}: {source.name} has {lacking}; choose another model, such as bert{way_out}.")
     return model

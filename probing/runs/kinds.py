@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from probing.runs.diagnostics import Cloze, Hierarchy
 from probing.runs.evaluations import SentenceSimilarity, WordsInContext
 from probing.runs.result_folder import ResultFolder
 from probing.runs.trainings import CheckpointSeries, Pretraining
@@ -190,34 +191,6 @@ class Disabled(ResultFolder):
 
 
 @dataclass(frozen=True, repr=False)
-class Hierarchy(ResultFolder):
-    """What `hierarchy` found.
-
-    Args:
-        folder: Folder of the results.
-        config: The resolved configuration, without the name.
-        results: The content of `results.json`.
-        hierarchy: A dict per task, condition and layer, as in `hierarchy.csv`.
-        distractors: The same for each construction that holds the first auxiliary, or noun, as in `distractors.csv`.
-    """
-
-    hierarchy: Table
-    distractors: Table
-
-    def tables(self) -> list[Any]:
-        """Return the shares as rich tables."""
-        from probing.tables.hierarchy import tables
-
-        return tables(vars(self))
-
-    def conclusions(self) -> list[str]:
-        """Return which layers go by which rule."""
-        from probing.tables.hierarchy import conclusions
-
-        return conclusions(vars(self))
-
-
-@dataclass(frozen=True, repr=False)
 class FinishedSweep(ResultFolder):
     """A finished sweep. Its trials, in `folder / "trials"`, are runs of their own.
 
@@ -316,6 +289,7 @@ KINDS: dict[str, type[ResultFolder]] = {
     "pretraining with and without positions": Pretraining,
     "series of checkpoints": CheckpointSeries,
     "linear order or hierarchy": Hierarchy,
+    "predictions at masks": Cloze,
     "word-in-context evaluation": WordsInContext,
     "similarity evaluation": SentenceSimilarity,
     "reproduction of a paper": Reproduction,

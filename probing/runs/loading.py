@@ -19,7 +19,7 @@ from probing.tables.rows import Table
 # The commands whose folders `load_run` reads, as a message names them.
 WRITERS = (
     "`fit`, `probe`, `rank`, `compare`, `geometry`, `attention`, `disable`, `pretrain`, "
-    "`series`, `hierarchy`, `wic`, `sts`, `reproduce` or `sweep`"
+    "`series`, `hierarchy`, `cloze`, `wic`, `sts`, `reproduce` or `sweep`"
 )
 
 _T = TypeVar("_T", bound="ResultFolder")
@@ -34,7 +34,7 @@ def load_run(folder: str | Path) -> Any:
 
     Returns:
         What the command returns as a function: a `Run` for `fit` and `probe`, otherwise a `Rankings`, `Comparison`,
-        `Geometry`, `Attention`, `Disabled`, `Pretraining`, `CheckpointSeries`, `Hierarchy`, `WordsInContext`,
+        `Geometry`, `Attention`, `Disabled`, `Pretraining`, `CheckpointSeries`, `Hierarchy`, `Cloze`, `WordsInContext`,
         `SentenceSimilarity`, `Reproduction` or `FinishedSweep`. All have `folder`, `config` and `results`, and every
         CSV file of the folder as a table of that name.
 

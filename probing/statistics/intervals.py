@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtr, stdtrit
+from scipy.special import betaincinv, stdtr, stdtrit
 
 LEVEL = 0.95
 # Quantiles of the lower and the upper end of an interval.
@@ -59,6 +59,25 @@ def accuracy_interval(correct: Sums, n_tokens: NDArray[np.int64], level: float =
     reach = math.sqrt(pull * (share * (1 - share) + pull / 4)) / (1 + pull)
     # Where nothing or everything is right, rounding must not put the accuracy outside its interval.
     return min(max(centre - reach, 0.0), share), max(min(centre + reach, 1.0), share)
+
+
+def binomial_interval(n_right: int, n: int, level: float = LEVEL) -> tuple[float, float]:
+    """Return the exact interval of a share of independent items (Clopper & Pearson 1934), however few they are.
+
+    Args:
+        n_right: Number of items that count.
+        n: Number of all items.
+        level: Confidence level of the interval.
+
+    Returns:
+        Both ends, within 0 to 1; NaN without items.
+    """
+    if not n:
+        return NO_INTERVAL
+    tail = (1 - level) / 2
+    low = float(betaincinv(n_right, n - n_right + 1, tail)) if n_right else 0.0
+    high = float(betaincinv(n_right + 1, n - n_right, 1 - tail)) if n_right < n else 1.0
+    return low, high
 
 
 def difference_interval(difference: Sums, n_tokens: NDArray[np.int64]) -> tuple[float, float]:

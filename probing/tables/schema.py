@@ -27,7 +27,7 @@ _WHOLE_NUMBERS = (
     "n_neurons", "n_removed", "n_random", "n_no_signal", "n_pairs", "n_train_pairs", "n_chosen_on", "n_clipped",
     "n_gained", "n_lost", "word_index", "n_fitted_sentences", "n_fitted_vectors", "n_fitted_dimensions", "n_train",
     "n_test", "offset", "other_layer", "other_head", "n", "n_unmatched", "seed", "step", "outlier_neuron",
-    "first_seen", "step_before", "half_step", "norm", "changed_layer", "n_disabled", "id",
+    "first_seen", "step_before", "half_step", "norm", "changed_layer", "n_disabled", "id", "line", "n_right",
 )  # fmt: skip
 _NUMBERS = (
     "contribution", "ratio", "share", "contribution_centred", "contribution_companion", "correlation", "eta_squared",
@@ -55,7 +55,8 @@ _NUMBERS = (
     "first_value", "last_value", "bias", "others_gain", "others_bias", "standardised", "by_scaled_input",
     "by_centring", "by_input", "by_gain", "by_bias", "by_others_bias",
     "measured", "control", "published_value",
-    "generalisation", "first_auxiliary", "first_noun", "preference",
+    "generalisation", "first_auxiliary", "first_noun", "preference", "good_log_probability", "bad_log_probability",
+    "clear_share",
     *(f"{of}{column}" for of in ("random", "matched") for column in ("", "_lowest", "_highest", "_percentile", "_p")),
 )  # fmt: skip
 _TEXTS = (
@@ -65,7 +66,8 @@ _TEXTS = (
     "chosen_on", "reported_on", "trial", "token", "word", "relation", "role", "query", "of", "chosen", "to",
     "unit", "units", "readout", "task", "fusion", "against", "converged", "position_head", "arm", "checkpoint",
     "command", "quantity", "largest", "outlier", "site", "term", "tokens", "order", "disabled", "first_token", "claim",
-    "published", "model", "verdict", "met", "criterion", "control_criterion", "lacking", "distractor",
+    "published", "model", "verdict", "met", "criterion", "control_criterion", "lacking", "distractor", "group",
+    "text", "good", "bad",
 )  # fmt: skip
 
 TYPES: dict[str, Type] = {

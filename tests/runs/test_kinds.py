@@ -18,7 +18,7 @@ NO_WANDB: Any = {"mode": "disabled"}
 
 WRITERS = (
     "`fit`, `probe`, `rank`, `compare`, `geometry`, `attention`, `disable`, `pretrain`, "
-    "`series`, `hierarchy`, `wic`, `sts`, `reproduce` or `sweep`"
+    "`series`, `hierarchy`, `cloze`, `wic`, `sts`, `reproduce` or `sweep`"
 )
 
 

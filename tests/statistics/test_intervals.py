@@ -14,6 +14,7 @@ from probing.statistics.intervals import (
     INTRA_SENTENCE_CORRELATION,
     MIN_SENTENCES,
     accuracy_interval,
+    binomial_interval,
     difference_interval,
     difference_p_value,
     few_sentences,
@@ -236,3 +237,13 @@ def test_the_p_value_of_a_mean_is_below_5_percent_where_its_interval_leaves_out_
     assert mean_p_value(symmetric, n_tokens) == pytest.approx(ttest_1samp(symmetric / 4, 0).pvalue, rel=1e-6)
     assert [mean_p_value(np.full(40, same), n_tokens) for same in (0.0, 2.0)] == [1, 0]
     assert math.isnan(mean_p_value(symmetric[:19], n_tokens[:19]))
+
+
+@pytest.mark.parametrize(("n_right", "n"), [(0, 1), (1, 1), (0, 18), (18, 18), (7, 18), (400, 1000)])
+def test_an_exact_interval_is_that_of_scipy(n_right: int, n: int) -> None:
+    expected = binomtest(n_right, n).proportion_ci(0.95, method="exact")
+    assert binomial_interval(n_right, n) == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
+def test_an_exact_interval_needs_an_item() -> None:
+    assert np.isnan(binomial_interval(0, 0)).all()

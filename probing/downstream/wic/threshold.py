@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.statistics.bootstrap import DRAWS, percentile_interval
-from probing.statistics.intervals import LEVEL, MIN_SENTENCES, NO_INTERVAL, difference_interval
+from probing.statistics.intervals import MIN_SENTENCES, NO_INTERVAL, binomial_interval, difference_interval
 
 # The thresholds of Luo, Kulmizev & Mao (2021), who took the best of these and of all layers on the training set.
 PUBLISHED_THRESHOLDS = tuple(round(0.1 * k, 1) for k in range(1, 10))
@@ -74,12 +74,7 @@ def exact_interval(n_right: int, n: int) -> tuple[float, float]:
 
     It takes pairs to be independent; some share a sentence or a word, so the correct interval is slightly wider.
     """
-    from scipy.stats import binomtest
-
-    if n < MIN_SENTENCES:
-        return NO_INTERVAL
-    interval = binomtest(n_right, n).proportion_ci(LEVEL, method="exact")
-    return float(interval.low), float(interval.high)
+    return NO_INTERVAL if n < MIN_SENTENCES else binomial_interval(n_right, n)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,138 @@
+"""Text that was changed around its masked words: in another order, or with a name or a noun replaced by another."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probing.cache.tokens import Tokens
+from probing.corpus import Corpus
+from probing.tables.cloze import REPLACED
+
+# Number of neighbours that stay together, by the name of the change.
+SHUFFLED = {"words_shuffled": 1, "pairs_shuffled": 2}
+
+
+@dataclass(frozen=True)
+class Masked:
+    """Sentences with the words that are to be predicted.
+
+    Args:
+        tokens: The table of tokens, without masks.
+        masked: Which tokens are masked, shape (n_tokens,), bool.
+    """
+
+    tokens: Tokens
+    masked: NDArray[np.bool_]
+
+
+def shuffled(text: Masked, n_together: int, seed: int) -> Masked:
+    """Return each sentence with its words in random order.
+
+    Special tokens stay in their places, the pieces of a word stay together, and masks move with their words, so that
+    the same words are predicted. A sentence is divided into runs of `n_together` words from its beginning; a run keeps
+    its order.
+
+    Args:
+        text: The sentences.
+        n_together: Number of neighbouring words that stay together.
+        seed: Seed of the draw.
+    """
+    tokens = text.tokens
+    slots = np.flatnonzero(~tokens.special)
+    sentences, runs = tokens.sentences[slots], tokens.words[slots].astype(np.int64) // n_together
+    keys = sentences.astype(np.int64) * (int(runs.max(initial=0)) + 1) + runs
+    _, of_slot = np.unique(keys, return_inverse=True)
+    chance = np.random.default_rng(seed).permutation(int(of_slot.max(initial=-1)) + 1)
+    order = np.arange(tokens.n_tokens)
+    order[slots] = slots[np.lexsort((slots, chance[of_slot], sentences))]
+    return Masked(Tokens(tokens.lengths, tokens.input_ids[order], tokens.words[order]), text.masked[order])
+
+
+@dataclass(frozen=True)
+class _Word:
+    """A word of a sentence.
+
+    Args:
+        rows: Its first token, and the one after its last.
+        form: The word without capitals.
+        kind: What another word must share with it to stand in its place: part of speech, number of pieces, whether it
+            begins the sentence, and whether it has a capital.
+        tag: Its universal part of speech.
+        masked: Whether one of its pieces is masked.
+    """
+
+    rows: tuple[int, int]
+    form: str
+    kind: tuple[Any, ...]
+    tag: str
+    masked: bool
+
+
+def replaced(text: Masked, corpus: Corpus, seed: int) -> tuple[dict[str, Masked], NDArray[np.bool_]]:
+    """Return the text with a name replaced by another name, and with a noun replaced by another noun.
+
+    In each sentence one name, and apart from that one noun, is drawn among those that are not masked and stand there
+    once. Another word of the corpus takes its place that has the same tag, as many pieces and a capital or none alike,
+    and that does not occur in the sentence. Sentences that have not both are left as they are.
+
+    Args:
+        text: The sentences.
+        corpus: The same sentences, with the columns `upos` and `xpos`.
+        seed: Seed of every draw.
+
+    Returns:
+        The texts by the name of the change; and which sentences were changed, shape (n_sentences,), bool.
+    """
+    generator = np.random.default_rng(seed)
+    sentences = list(_words(text, corpus))
+    others: dict[tuple[Any, ...], dict[str, tuple[int, int]]] = {}
+    for word in (word for words in sentences for word in words):
+        others.setdefault(word.kind, {}).setdefault(word.form, word.rows)
+    ids = {name: text.tokens.input_ids.copy() for name in REPLACED}
+    changed = np.zeros(len(sentences), dtype=bool)
+    for i, words in enumerate(sentences):
+        times = Counter(word.form for word in words)
+        found: dict[str, tuple[_Word, list[str]]] = {}
+        for name, tag in REPLACED.items():
+            usable = [word for word in words if word.tag == tag and not word.masked and times[word.form] == 1]
+            choices = [(word, there) for word in usable if (there := sorted(others[word.kind].keys() - times.keys()))]
+            if choices:
+                found[name] = choices[generator.integers(len(choices))]
+        if len(found) == len(REPLACED):
+            changed[i] = True
+            for name, (word, there) in found.items():
+                start, stop = others[word.kind][there[generator.integers(len(there))]]
+                ids[name][slice(*word.rows)] = text.tokens.input_ids[start:stop]
+    texts = {
+        name: Masked(Tokens(text.tokens.lengths, own, text.tokens.words), text.masked) for name, own in ids.items()
+    }  # fmt: skip
+    return texts, changed
+
+
+def _words(text: Masked, corpus: Corpus) -> Iterator[list[_Word]]:
+    """Yield the words of each sentence that the table of tokens has whole or in part."""
+    tokens, tags = text.tokens, corpus.columns["upos"]
+    assert corpus.words is not None  # what has tags is divided into words
+    for i in range(tokens.n_sentences):
+        here = tokens.of_sentences(i, 1)
+        words = tokens.words[here]
+        begins = here.start + np.flatnonzero(tokens.first_pieces[here])
+        found = []
+        for start in begins.tolist():
+            word = int(tokens.words[start])
+            stop = start + int((words == word).sum())
+            form, tag = corpus.words[i][word], tags[i][word]
+            kind = tag, _fine_tag(corpus, i, word), stop - start, word == 0, form[:1].isupper()
+            found.append(_Word((start, stop), form.casefold(), kind, tag, bool(text.masked[start:stop].any())))
+        yield found
+
+
+def _fine_tag(corpus: Corpus, sentence: int, word: int) -> str:
+    """Return the tag of the treebank's own language, which tells a plural from a singular; empty without one."""
+    return corpus.columns["xpos"][sentence][word] if "xpos" in corpus.columns else ""

@@ -1,0 +1,158 @@
+"""Minimal pairs: a text with a mask, and two words of which the first suits it better. Reads and tokenises them.
+
+A file has a pair in each line, `text with [MASK] TAB good TAB bad TAB group`. The mask is written as `[MASK]` whatever
+the model's own mask token is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probing.cache.tokens import Tokens
+from probing.corpus.files import decode_lines, read_bytes
+from probing.errors import UserError
+
+MASK = "[MASK]"
+# The name of the pairs that come with the program.
+BUILTIN = "builtin"
+READABLE = "builtin, or a file of lines `text with [MASK] TAB good TAB bad TAB group`"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A text with a mask, and two words for it.
+
+    Args:
+        line: Number of its line, from 1.
+        text: The text, with `[MASK]` once.
+        good: The word that suits the text.
+        bad: The word that does not.
+        group: What the pair is about.
+    """
+
+    line: int
+    text: str
+    good: str
+    bad: str
+    group: str
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Pairs as the model reads them.
+
+    Args:
+        pairs: The pairs.
+        tokens: The table of tokens of their texts, with the model's mask token.
+        masks: Index of the mask token in each text, shape (n_pairs,).
+        words: Id of the good and of the bad word, shape (n_pairs, 2).
+        left_out: Why pairs were left out, with their number.
+    """
+
+    pairs: Sequence[Pair]
+    tokens: Tokens
+    masks: NDArray[np.int64]
+    words: NDArray[np.int64]
+    left_out: dict[str, int]
+
+
+def read_pairs(file: str) -> tuple[list[Pair], int]:
+    """Return the distinct pairs of a file, and the number of repeated ones.
+
+    Args:
+        file: The file, or `builtin`.
+
+    Raises:
+        UserError: If it cannot be read, or a line is no pair.
+    """
+    typed = f"cloze {file}"
+    if file == BUILTIN:
+        lines = files(__package__).joinpath("pairs.tsv").read_text(encoding="utf-8").splitlines()
+    else:
+        lines = decode_lines(read_bytes(Path(file), typed, READABLE), typed)
+    found = list(_pairs_of(lines, typed))
+    if not found:
+        raise UserError(f"`{typed}` holds no pair: it is empty or blank; give {READABLE}.")
+    distinct = {(pair.text, pair.good, pair.bad, pair.group): pair for pair in reversed(found)}
+    return sorted(distinct.values(), key=lambda pair: pair.line), len(found) - len(distinct)
+
+
+def _pairs_of(lines: Iterable[str], typed: str) -> Iterator[Pair]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        cells = [" ".join(cell.split()) for cell in line.split("\t")]
+        where = f"`{typed}`, line {number}"
+        if len(cells) != 4 or not all(cells):
+            raise UserError(
+                f"{where}: expected a text, a good word, a bad word and a group with a tab between them, found "
+                f"{len(list(filter(None, cells)))} of them; write for example `They [MASK] here. TAB are TAB is TAB "
+                "agreement`."
+            )
+        if (n := cells[0].count(MASK)) != 1:
+            raise UserError(f"{where}: the text has {MASK} {n} times; write it once, where the word belongs.")
+        yield Pair(number, *cells)
+
+
+def prompts_of(tokenizer: Any, pairs: Sequence[Pair], longest: int, typed: str) -> Prompts:
+    """Return the pairs both of whose words are single pieces of the vocabulary where they stand.
+
+    The text is tokenised with each of the words in it. The two must differ in one piece, which is the whole word; the
+    mask token takes its place. So nothing is assumed of blanks and capitals, which vocabularies treat differently.
+
+    Args:
+        tokenizer: A fast tokenizer with a mask token.
+        pairs: The pairs.
+        longest: Most tokens that the model reads.
+        typed: The command as the user typed it, for messages.
+
+    Raises:
+        UserError: If no pair is left.
+    """
+    kept: list[tuple[Pair, list[int], list[int], int, tuple[int, int]]] = []
+    left_out: Counter[str] = Counter()
+    for pair in pairs:
+        good, bad = (tokenizer(pair.text.replace(MASK, word)).encodings[0] for word in (pair.good, pair.bad))
+        at, there = _place(good, pair, pair.good), _place(bad, pair, pair.bad)
+        if len(good.ids) > longest:
+            left_out[f"the text is longer than the {longest} tokens that the model reads"] += 1
+        elif at is None or at != there or _without(good.ids, at) != _without(bad.ids, at):
+            left_out["a word is not a single piece of the vocabulary"] += 1
+        elif tokenizer.unk_token_id in (good.ids[at], bad.ids[at]):
+            left_out["a word is not in the vocabulary"] += 1
+        elif good.ids[at] == bad.ids[at]:
+            left_out["the vocabulary does not tell the two words apart"] += 1
+        else:
+            ids = [*good.ids[:at], tokenizer.mask_token_id, *good.ids[at + 1 :]]
+            words = [-1 if word is None else word for word in good.word_ids]
+            kept.append((pair, ids, words, at, (good.ids[at], bad.ids[at])))
+    if not kept:
+        said = "; ".join(f"{reason}: {n}" for reason, n in left_out.items())
+        raise UserError(f"`{typed}` has no pair that the model can be asked about ({said}); give other words.")
+    found, ids_of, words_of, masks, answers = zip(*kept, strict=True)
+    tokens = Tokens(
+        np.array([len(ids) for ids in ids_of], dtype=np.int32), np.concatenate(ids_of).astype(np.int32),
+        np.concatenate(words_of).astype(np.int16),
+    )  # fmt: skip
+    return Prompts(found, tokens, np.array(masks), np.array(answers), dict(left_out))
+
+
+def _place(encoding: Any, pair: Pair, word: str) -> int | None:
+    """Return the index of the piece that is the word in the place of the mask; None if there is none."""
+    text, start = pair.text.replace(MASK, word), pair.text.index(MASK)
+    for i, (first, last) in enumerate(encoding.offsets):
+        if first <= start < last and text[first:last].strip() == word:
+            return i
+    return None
+
+
+def _without(ids: Sequence[int], at: int) -> list[int]:
+    return [*ids[:at], *ids[at + 1 :]]

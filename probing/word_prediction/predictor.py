@@ -1,0 +1,266 @@
+"""What a model predicts at masks: asks it about pairs, and measures its loss in text that was changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from probing.cache import Request, batch_tokens_of, tokens_of
+from probing.cache.extraction import forward_trainer
+from probing.corpus import Corpus
+from probing.errors import UserError
+from probing.internals.readouts import choose_masked, draw_sentences
+from probing.models import ModelSource, length_limits, load_tokenizer
+from probing.models.anatomy import Anatomy, examine
+from probing.readouts.masked_words import MaskedText, MaskedWordLoss, masked_lm_of
+from probing.statistics.intervals import mean_interval
+from probing.tables.cloze import INTACT, REPLACED
+from probing.word_prediction.changed_text import SHUFFLED, Masked, replaced, shuffled
+from probing.word_prediction.minimal_pairs import Pair, Prompts, prompts_of
+from probing.word_prediction.pair_scores import group_rows, log_probabilities, pair_rows
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A model with its masked-language-model head.
+
+    Args:
+        source: The model's files.
+        tokenizer: Its tokenizer.
+        model: The model with its head, in evaluation mode and float32.
+        anatomy: The structure of its encoder.
+    """
+
+    source: ModelSource
+    tokenizer: Any
+    model: Any
+    anatomy: Anatomy
+
+    @classmethod
+    def of(cls, source: ModelSource, trainer: Mapping[str, Any]) -> Predictor:
+        """Load a model.
+
+        Args:
+            source: The model's files.
+            trainer: Arguments of Lightning's Trainer, of which the accelerator decides where the model runs.
+
+        Raises:
+            UserError: If it has no trained head, or its blocks cannot be told.
+        """
+        tokenizer = load_tokenizer(source)
+        model: Any = masked_lm_of(source, False, tokenizer.mask_token_id, "`cloze`", "")
+        anatomy = examine(model.base_model, tokenizer.pad_token_id or 0, source.name)
+        model.to(forward_trainer({"devices": 1, **trainer}, ()).strategy.root_device)
+        return cls(source, tokenizer, model, anatomy)
+
+    @property
+    def pad_token_id(self) -> int:
+        """Id of the padding token."""
+        return self.tokenizer.pad_token_id or 0
+
+    @property
+    def encoder(self) -> nn.Module:
+        """The part that returns hidden states."""
+        encoder: nn.Module = self.model.base_model
+        return encoder
+
+    def prompts(self, pairs: Sequence[Pair], typed: str) -> Prompts:
+        """Return the pairs that the model can be asked about.
+
+        Raises:
+            UserError: If there is none.
+        """
+        return prompts_of(self.tokenizer, pairs, length_limits(self.source, self.tokenizer)[1], typed)
+
+    def ask(self, prompts: Prompts, batch_tokens: int) -> dict[str, list[Row]]:
+        """Return the rows of `cloze.csv` and `groups.csv`."""
+        how = self.pad_token_id, batch_tokens, self.anatomy.padding_is_neutral
+        rows = pair_rows(prompts, log_probabilities(self.model, prompts, *how))
+        return {"cloze": rows, "groups": group_rows(rows)}
+
+    def losses(self, text: Masked, batch_tokens: int) -> NDArray[np.float64]:
+        """Return the summed cross-entropy of each sentence's masked tokens, in nats, shape (n_sentences,).
+
+        Args:
+            text: The sentences.
+            batch_tokens: Most tokens in a batch, padding included.
+        """
+        tokens, last = text.tokens, self.anatomy.n_layers
+        ids = np.where(text.masked, self.tokenizer.mask_token_id, tokens.input_ids).astype(np.int32)
+        hidden = MaskedText(
+            replace(tokens, input_ids=ids), self.encoder, self.anatomy, self.pad_token_id, batch_tokens
+        )  # fmt: skip
+        readout = MaskedWordLoss.with_masks(self.model, hidden, text.masked, tokens.input_ids)
+        device = next(self.model.parameters()).device
+        nats = readout.nats(hidden.states(last)[torch.from_numpy(text.masked)].to(device)).numpy()
+        sums = np.zeros(tokens.n_sentences)
+        np.add.at(sums, tokens.sentences[text.masked], nats)
+        return sums
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is measured.
+
+    Args:
+        pairs: The pairs of words; none if the model is not asked about pairs.
+        typed: The command that names them, as the user typed it.
+        corpus: The text whose changes are measured, if there is one.
+        tokens: Most tokens of it that are read.
+        max_length: Number of tokens at which sentences are cut; None for the model's own limit.
+        batch_tokens: Most tokens in a batch, padding included; None chooses by the machine.
+        seed: Seed of every random draw.
+    """
+
+    pairs: Sequence[Pair]
+    typed: str
+    corpus: Corpus | None
+    tokens: int
+    max_length: int | None
+    batch_tokens: int | None
+    seed: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Sentences of a corpus that are read.
+
+    Args:
+        corpus: The sentences, with their columns.
+        text: Their tokens, and which are masked.
+    """
+
+    corpus: Corpus
+    text: Masked
+
+    @classmethod
+    def of(cls, predictor: Predictor, asked: Asked) -> Sample:
+        """Draw sentences, and the words that are masked: 15% of each sentence's tokens.
+
+        Args:
+            predictor: The model.
+            asked: What is measured, of a corpus.
+
+        Raises:
+            UserError: If no sentence has a word.
+        """
+        request = _request(predictor, asked)
+        tokens = tokens_of(request, predictor.tokenizer)
+        if tokens.special.all():
+            raise UserError("`--corpus`: no sentence is longer than one token, and special tokens do not count.")
+        drawn, kept = draw_sentences(tokens, asked.tokens, asked.seed)
+        return cls(request.corpus.subset(kept), Masked(drawn, choose_masked(drawn, asked.seed)))
+
+
+def change_rows(
+    predictor: Predictor, sample: Sample, batch_tokens: int, seed: int, say: Callable[[str], None]
+) -> list[Row]:
+    """Return the rows of `changes.csv`.
+
+    Args:
+        predictor: The model.
+        sample: The sentences.
+        batch_tokens: Most tokens in a batch, padding included.
+        seed: Seed of every draw.
+        say: Called with one-line messages.
+    """
+    text = sample.text
+    n = np.bincount(text.tokens.sentences[text.masked], minlength=text.tokens.n_sentences)
+    intact = predictor.losses(text, batch_tokens)
+    rows = [loss_row(INTACT, intact, n)]
+    for name, n_together in SHUFFLED.items():
+        changed = predictor.losses(shuffled(text, n_together, seed), batch_tokens)
+        rows.append(loss_row(name, changed, n, INTACT, intact))
+    if "upos" not in sample.corpus.columns:
+        say("names and nouns are not replaced: the corpus has no column `upos`, which a .conllu file has")
+        return rows
+    texts, chosen = replaced(text, sample.corpus, seed)
+    if not chosen.any():
+        say("names and nouns are not replaced: no sentence has both a name and a noun that others could replace")
+        return rows
+    n = np.where(chosen, n, 0)
+    found = {INTACT: intact} | {name: predictor.losses(own, batch_tokens) for name, own in texts.items()}
+    name, noun = REPLACED
+    for condition, against in ((name, INTACT), (noun, INTACT), (name, noun)):
+        rows.append(loss_row(condition, found[condition], n, against, found[against]))
+    return rows
+
+
+def loss_row(
+    condition: str, sums: NDArray[np.float64], n: NDArray[np.int64], against: str = "",
+    other: NDArray[np.float64] | None = None,
+) -> Row:  # fmt: skip
+    """Return a row of `changes.csv`: a loss, and by how much it differs from another one, paired by sentence.
+
+    Args:
+        condition: Name of the text.
+        sums: Summed loss of each sentence's masked tokens, shape (n_sentences,).
+        n: Number of masked tokens of each sentence that counts, 0 for others, shape (n_sentences,).
+        against: Name of the text that it is compared with; empty if it is compared with none.
+        other: The same of that text.
+    """
+    counted = n > 0
+    sums, n_tokens = np.where(counted, sums, 0), int(n.sum())
+    low, high = mean_interval(sums, n)
+    row: Row = {"condition": condition, "loss": float(sums.sum() / n_tokens), "low": low, "high": high}
+    if other is not None:
+        difference = np.where(counted, sums - other, 0)
+        least, most = mean_interval(difference, n)
+        row |= {
+            "against": against, "baseline": float(np.where(counted, other, 0).sum() / n_tokens),
+            "difference": float(difference.sum() / n_tokens), "difference_low": least, "difference_high": most,
+        }  # fmt: skip
+    return {**row, "n_sentences": int(counted.sum()), "n": n_tokens}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found.
+
+    Args:
+        tables: Rows by the name of their table.
+        left_out: Why pairs were left out, with their number.
+        n_tokens: Number of tokens of the corpus that were read.
+    """
+
+    tables: Mapping[str, list[Row]]
+    left_out: Mapping[str, int]
+    n_tokens: int
+
+
+def survey(predictor: Predictor, asked: Asked, say: Callable[[str], None]) -> Found:
+    """Ask a model about pairs, and measure its loss in a text that is changed.
+
+    Args:
+        predictor: The model.
+        asked: What is measured.
+        say: Called with one-line messages.
+
+    Raises:
+        UserError: If no pair, or no sentence, is left.
+    """
+    # What can be refused is refused before the model reads anything.
+    prompts = predictor.prompts(asked.pairs, asked.typed) if asked.pairs else None
+    sample = None if asked.corpus is None else Sample.of(predictor, asked)
+    size = batch_tokens_of(_request(predictor, asked))
+    tables: dict[str, list[Row]] = {}
+    for reason, n in prompts.left_out.items() if prompts else ():
+        say(f"{n} of {len(asked.pairs)} pairs are left out: {reason}")
+    if prompts:
+        tables |= predictor.ask(prompts, size)
+    if sample:
+        tables["changes"] = change_rows(predictor, sample, size, asked.seed, say)
+    return Found(tables, prompts.left_out if prompts else {}, sample.text.tokens.n_tokens if sample else 0)
+
+
+def _request(predictor: Predictor, asked: Asked) -> Request:
+    corpus = asked.corpus or Corpus("none", ())
+    return Request(predictor.source, corpus, [], max_length=asked.max_length, batch_tokens=asked.batch_tokens)

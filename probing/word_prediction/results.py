@@ -1,0 +1,48 @@
+"""Write what `cloze` found into a run's folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from probing.runtime.versions import versions
+from probing.tables.cloze import COLUMNS
+from probing.tables.columns import without_nan
+from probing.tables.csv_files import write_csv
+from probing.word_prediction.predictor import Found
+
+KIND = "predictions at masks"
+
+
+def write(
+    folder: Path, config: Mapping[str, Any], found: Found, fingerprint: str, timings: Mapping[str, float]
+) -> list[Path]:
+    """Write tables, configuration and summary, and return their paths.
+
+    Args:
+        folder: The run's folder.
+        config: The resolved configuration as plain values.
+        found: What was found.
+        fingerprint: Fingerprint of the model.
+        timings: Times in seconds.
+    """
+    paths = [folder / "config.yaml", folder / "results.json"]
+    paths[0].write_text(yaml.safe_dump(dict(config), sort_keys=False))
+    summary = {
+        "kind": KIND,
+        "versions": versions(),
+        "model": {"name": config["model"], "fingerprint": fingerprint},
+        "left_out": dict(found.left_out),
+        "n_tokens": found.n_tokens,
+        "timings": dict(timings),
+        **{name: [without_nan(row) for row in rows] for name, rows in found.tables.items()},
+    }
+    paths[1].write_text(json.dumps(summary, indent=2))
+    for name, rows in found.tables.items():
+        paths.append(folder / f"{name}.csv")
+        write_csv(paths[-1], rows, COLUMNS[name])
+    return paths
