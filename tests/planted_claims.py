@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -12,8 +14,9 @@ import numpy as np
 from probing.claims.claim import Paper, read_paper
 from probing.claims.measures import MEASURES
 from probing.claims.measures.extremes import layers_of
-from probing.runs.kinds import Geometry, SentenceSimilarity, WordsInContext
+from probing.runs.kinds import Attention, Geometry, SentenceSimilarity, WordsInContext
 from probing.runs.run import Run
+from probing.runs.trainings import Pretraining
 from probing.tables.rows import Table
 
 N_SENTENCES = 2000
@@ -39,6 +42,8 @@ def runs_of(model: str, true: bool) -> Mapping[str, Any]:
         model: A model of the paper.
         true: Whether what the paper says is true of it.
     """
+    if model.startswith("pretrain"):
+        return {"pretraining": Pretraining(Path("arms"), {}, {}, Table(_arms(true)), Table())}
     world = _World(model, true)
     return {
         "geometry": _geometry(
@@ -48,6 +53,7 @@ def runs_of(model: str, true: bool) -> Mapping[str, Any]:
         "stream": _geometry(norm_changes=Table(world.norm_changes()), path=Table(world.path())),
         "held_out": _geometry(geometry=Table(world.whitened())),
         "positions": Run(Path("fit"), {}, {}, Table(world.accuracy()), Table(world.neurons())),
+        "heads": Attention(Path("attention"), {}, {}, heads=Table(world.heads())),
         "senses": WordsInContext(Path("wic"), {}, {}, Table(), Table(world.senses())),
         "similarity": SentenceSimilarity(Path("sts"), {}, {}, Table(), Table(world.similarity())),
     }  # fmt: skip
@@ -56,6 +62,21 @@ def runs_of(model: str, true: bool) -> Mapping[str, Any]:
 def _geometry(**tables: Table) -> Geometry:
     empty = {name: Table() for name in ("geometry", "outliers", "dimensions", "parameters", "explained")}
     return Geometry(Path("geometry"), {"special_tokens": "exclude"}, {}, **{**empty, **tables})
+
+
+def _arms(true: bool) -> Iterator[dict[str, Any]]:
+    """Yield the rows of trainings with and without position embeddings, of three seeds."""
+    for arm, seed, step, layer in itertools.product(("learned", "none"), range(3), (0, 100), range(4)):
+        with_, last = arm == "learned", step == 100
+        is_outlier = last and layer > 0 and (with_ if true else True)
+        perplexity = {True: 4.3, False: 354.0}[with_] if true else 50.0
+        yield {
+            "arm": arm, "seed": seed, "step": step, "layer": layer, "loss": math.log(perplexity if last else 3000.0),
+            "max_mean_sd": 9.0 if is_outlier else 2.0, "outlier_neuron": seed if true else 0,
+            "argmax_share": 0.8 if is_outlier and true else 0.1, "argmin_share": 0.0,
+            "position_accuracy": 0.9 if with_ else 0.1, "token_accuracy": 0.1,
+            "equivariance": 3.0 if with_ or not true else 1e-6,
+        }  # fmt: skip
 
 
 class _World:
@@ -234,3 +255,11 @@ class _World:
                 row = {**about, "set": name, "pooling": pooling, "transform": transform, "spearman": value}
                 ends = {"low": value - 0.01, "high": value + 0.01}
                 yield {**row, **ends, "gain": gain, "gain_low": gain - 0.01, "gain_high": gain + 0.01}
+
+    def heads(self) -> Iterator[dict[str, Any]]:
+        first = (5.0, 0.4, 0.01) if self.true else (5.0, 0.4, 0.4)
+        types = {"[CLS]": first, "[SEP]": (2.0, 0.1, 0.05), "special tokens": (3.0, 0.5, 0.06)}
+        for layer, head in itertools.product(range(1, self.depth + 1), range(1, 3)):
+            for name, numbers in types.items():
+                for measure, value in zip(("lift", "mass", "norm_mass"), numbers, strict=True):
+                    yield {"layer": layer, "head": head, "measure": measure, "to": name, "value": value}

@@ -10,7 +10,9 @@ from probing.claims.planning import Need
 
 # Processor seconds of a command for a million activations (tokens x layers x neurons), on one core of a server: from
 # runs of the built-in model on its corpus, which has 169 million, and good to a factor of two or three.
-_SECONDS = {"fit": 3.6, "geometry": 0.3, "attention": 0.7, "disable": 2.0, "wic": 0.2, "sts": 0.2, "pretrain": 0.0}
+_SECONDS = {"fit": 3.6, "geometry": 0.3, "attention": 0.7, "disable": 2.0, "wic": 0.2, "sts": 0.2}
+# Seconds of a training by its size: of a processor, and of the four A100 of the paper together.
+_TRAINING_S = {"tiny": 100.0, "base": 4 * 35 * 3600.0}
 # What its options add.
 _SECONDS_OF_OPTIONS = {"norms": 1.5, "path": 0.3}
 # Tokens for each word of English, and special tokens of a sentence.
@@ -53,5 +55,7 @@ class Size:
 def seconds(need: Need, size: Size) -> float:
     """Return about how many processor seconds a run takes."""
     options: Mapping[str, Any] = need.options
+    if need.command == "pretrain":
+        return _TRAINING_S[options["size"]] * options["seeds"] * len(str(options["arms"]).split(","))
     rate = _SECONDS[need.command] + sum(rate for name, rate in _SECONDS_OF_OPTIONS.items() if options.get(name))
     return rate * size.n_activations / 1e6

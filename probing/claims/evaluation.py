@@ -8,7 +8,7 @@ from typing import Any
 
 from probing.claims.claim import Claim, Paper, Reading
 from probing.claims.measures.registry import MEASURES, NotMeasurable, Subject
-from probing.claims.planning import reading_of, runs_of
+from probing.claims.planning import concerns, reading_of, runs_of
 from probing.claims.verdict import Measured, Range, Verdict, judge
 
 ANALOGUE = "analogue"
@@ -44,12 +44,7 @@ def rows_of(claims: Sequence[Claim], models: Sequence[Model], paper: Paper) -> l
         paper: Their paper.
     """
     judged = [_Judged(model, paper) for model in models]
-    return [
-        one.row(claim)
-        for claim in claims
-        for one in judged
-        if one.model.name in claim.models or one.model.name not in paper.models
-    ]
+    return [one.row(claim) for claim in claims for one in judged if concerns(claim, one.model.name, paper)]
 
 
 class _Judged:

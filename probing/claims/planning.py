@@ -25,6 +25,8 @@ KINDS: Mapping[str, str | None] = {
     "sts": "similarity evaluation",
     "pretrain": "pretraining with and without positions",
 }
+# What the names of encoders begin with that `pretrain` trains here; the size follows, such as pretrain-tiny.
+TRAINED_HERE = "pretrain-"
 # Options that say where and how a run was made, and not what is in it.
 BESIDE_THE_POINT = ("name", "tokenizer", "runs", "cache", "quiet", "wandb", "figure_format", "trainer", "batch_tokens")
 # Data that the user gives: an option of `reproduce` by its name, behind a dollar. Where it is not given, an option with
@@ -87,10 +89,31 @@ def runs_of(claims: Sequence[Claim], model: str, paper: Paper) -> list[str]:
     wanted: set[str] = set()
     for claim in claims:
         if reading := reading_of(claim, model, paper):
-            wanted |= set(MEASURES[reading.measure].runs)
+            wanted |= set(_runs(reading))
             numbers = _others(reading, model)
             wanted |= set(runs_of([one for one in paper.claims if one.id in numbers], model, paper))
     return [name for name in paper.runs if name in wanted]
+
+
+def is_trained_here(model: str) -> bool:
+    """Return whether a name stands for encoders that are pretrained here, of one size, and for no single model."""
+    return model.startswith(TRAINED_HERE)
+
+
+def concerns(claim: Claim, model: str, paper: Paper) -> bool:
+    """Return whether a claim has a row for a model: what it is about, or else what is none of the paper's models.
+
+    Encoders that are pretrained here have rows for the claims alone that are measured on these.
+    """
+    if model in paper.models:
+        return model in claim.models
+    reading = claim.analogue or claim.reading
+    of_trainings = reading is not None and any(paper.runs[name]["command"] == "pretrain" for name in _runs(reading))
+    return of_trainings or not is_trained_here(model)
+
+
+def _runs(reading: Reading) -> tuple[str, ...]:
+    return MEASURES[reading.measure].runs
 
 
 def needs_of(
@@ -155,9 +178,10 @@ def existing(
         if found is None or found[1].get("kind") != KINDS[need.command] or "arrays" in found[0]:
             continue
         config, keys = {**defaults, **found[0]}, list(_keys(found[1].get("cache", {})))
-        told = {"model", "corpus"} if keys else set()
+        corpora = {key["corpus"] for key in keys} | _text(found[1])
+        told = ({"model"} if keys else set()) | ({"corpus"} if corpora else set())
         of_these = all(key["model"] == fingerprints.model for key in keys) and (
-            not keys or "corpus" not in defaults or fingerprints.corpus in {key["corpus"] for key in keys}
+            not corpora or "corpus" not in defaults or fingerprints.corpus in corpora
         )
         if of_these and all(config.get(name) == value for name, value in wanted.items() if name not in told):
             return place
@@ -210,6 +234,12 @@ def _others(reading: Reading, model: str) -> list[int]:
     """Return the numbers of other claims that a measure asks for."""
     found: list[int] = reading.arguments.get("instead", {}).get(model, reading.arguments.get("claims", []))
     return found
+
+
+def _text(results: Mapping[str, Any]) -> set[str]:
+    """Return the fingerprint of the text of a training, which has no cache; nothing of other runs."""
+    corpus = results.get("corpus")
+    return {corpus["fingerprint"]} if isinstance(corpus, Mapping) and "fingerprint" in corpus else set()
 
 
 def _keys(found: Any) -> Iterator[Mapping[str, Any]]:

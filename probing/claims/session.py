@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 from probing.claims.claim import Claim, Paper
 from probing.claims.estimate import Size, seconds
 from probing.claims.evaluation import Model
-from probing.claims.planning import Fingerprints, Given, Need, existing, finished_runs, needs_of, runs_of
+from probing.claims.planning import (
+    TRAINED_HERE,
+    Fingerprints,
+    Given,
+    Need,
+    concerns,
+    existing,
+    finished_runs,
+    is_trained_here,
+    needs_of,
+    runs_of,
+)
+from probing.cli.pretraining_options import EncoderOptions, TrainingOptions, chosen_recipe
+from probing.cli.pretraining_options import Size as Size_
 from probing.corpus import Corpus
 from probing.errors import UserError, about_option, as_clause
 from probing.models import ALIASES, load_config, resolve_model
@@ -18,8 +32,9 @@ from probing.models.source import is_downloaded
 
 # The model that needs no network, and that is measured where no other is named.
 BUILTIN = "minilm"
-# Stands for encoders that the paper's authors trained, which no hub has.
-OWN = "own"
+
+# Why a single model has no runs of trainings.
+_NOT_OF_ONE_MODEL = f"encoders with and without position embeddings: `--models {TRAINED_HERE}tiny` trains small ones"
 
 # Makes a run of a command with these options and returns its folder.
 Maker = Callable[[str, Mapping[str, Any]], Path]
@@ -96,23 +111,51 @@ def plan(
     lacking = {model: _not_named(model) for model in about if model not in chosen}
     finished = finished_runs(place)
     for name, where in chosen.items():
+        names = runs_of([claim for claim in claims if concerns(claim, name, paper)], name, paper)
+        own = {run for run in names if (paper.runs[run]["command"] == "pretrain") == is_trained_here(name)}
+        names = [run for run in names if run in own]
         try:
+            if is_trained_here(name):
+                runs[name] = _trainings(names, name, paper, given, corpus, defaults, finished)
+                continue
             with about_option("--models"):
                 source = resolve_model(where)
                 settings = load_config(source)
         except UserError as error:
-            if name not in paper.models:
+            if name not in paper.models or is_trained_here(name):
                 raise
             lacking[name] = f"{ALIASES.get(name, name)}, which cannot be read: {as_clause(error)}"
             continue
-        prints = Fingerprints(source.fingerprint(), corpus.fingerprint)
-        size = Size.of(corpus.sentences, settings)
-        needs = needs_of(runs_of(claims, name, paper), paper, where, given, defaults)
+        prints, size = Fingerprints(source.fingerprint(), corpus.fingerprint), Size.of(corpus.sentences, settings)
         runs[name] = [
             Planned(need, None if need.lacking else existing(need, finished, defaults[need.command], prints), size)
-            for need in needs
+            for need in needs_of(names, paper, where, given, defaults)
         ]
     return Plan(paper, runs, lacking)
+
+
+def _trainings(
+    names: Sequence[str], model: str, paper: Paper, given: Given, corpus: Corpus,
+    defaults: Mapping[str, Mapping[str, Any]], finished: Sequence[Path],
+) -> list[Planned]:  # fmt: skip
+    """Return the trainings of encoders of a size, which have a name, by which a killed one is continued.
+
+    Raises:
+        UserError: If there is no such size.
+    """
+    size = model.removeprefix(TRAINED_HERE)
+    if size not in get_args(Size_):
+        sizes = ", ".join(f"{TRAINED_HERE}{one}" for one in get_args(Size_))
+        raise UserError(f"`--models {model}`: encoders that are trained here are {sizes}.")
+    shape, recipe = chosen_recipe(cast(Size_, size), EncoderOptions(), TrainingOptions())
+    usual = {**defaults["pretrain"], "encoder": asdict(shape), "training": asdict(recipe)}
+    found = []
+    for need in needs_of(names, paper, model, replace(given, data={**given.data, "size": size}), defaults):
+        digest = hashlib.sha256(f"{corpus.fingerprint} {need.line}".encode()).hexdigest()[:8]
+        named = replace(need, options={**need.options, "name": f"{model}-{digest}"})
+        there = existing(need, finished, usual, Fingerprints("", corpus.fingerprint))
+        found.append(Planned(named, there, Size(0, 0, 0)))
+    return found
 
 
 def carry_out(planned: Plan, make: Maker, load: Callable[[Path], Any], say: Say) -> tuple[list[Model], dict[str, Any]]:
@@ -130,6 +173,9 @@ def carry_out(planned: Plan, make: Maker, load: Callable[[Path], Any], say: Say)
     for name, runs in planned.models.items():
         lacking: dict[str, str] = {}
         places: dict[str, Path] = {}
+        for run, described in planned.paper.runs.items():
+            if (described["command"] == "pretrain") != is_trained_here(name):
+                lacking[run] = _NOT_OF_ONE_MODEL
         for one in runs:
             if one.need.lacking:
                 lacking[one.need.name] = one.need.lacking
@@ -159,6 +205,6 @@ def _at_hand(paper: Paper) -> list[str]:
 
 
 def _not_named(model: str) -> str:
-    if model == OWN:
-        return "encoders that the authors trained, which are not published"
+    if is_trained_here(model):
+        return f"encoders that the authors trained and did not publish: `--models {model}` trains such ones"
     return f"{ALIASES.get(model, model)}, which is not on this machine: `--models {model}` downloads it"

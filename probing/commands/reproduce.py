@@ -49,9 +49,10 @@ def reproduce(
     Args:
         paper: The paper, such as luo2021; may be given without --paper.
         models: Models to measure: aliases, hub ids or local folders, as for --model; NAME=FOLDER says that a folder
-            holds a model of the paper, such as bert=FOLDER. By default the built-in model and those models of the paper
-            that are on this machine; others of the paper are downloaded if they are named. Of models that are none of
-            the paper's, the table says analogue and gives no verdict on the paper.
+            holds a model of the paper, such as bert=FOLDER; pretrain-tiny and pretrain-base are encoders that are
+            trained here, with position embeddings and without. By default the built-in model and those models of the
+            paper that are on this machine; others of the paper are downloaded if they are named. Of models that are
+            none of the paper's, the table says analogue and gives no verdict on the paper.
         claims: Numbers of the claims, such as 19-28,31; all by default.
         other_corpus: Another text, given like --corpus, for claims about held-out text.
         wic: Folder of the WiC data set, for claims about word senses, given as to `wic`.
@@ -84,7 +85,7 @@ def reproduce(
         from probing.claims.session import carry_out, plan
 
         watch = Stopwatch()
-        given = Given(str(corpus), {name: config[name] for name in DATA})
+        given = Given(str(corpus), {name: config[name] for name in DATA} | {"size": None})
         usual = {name: defaults(_function(name)) for name in COMMANDS}
         planned = plan(of, wanted, named, given, text, usual, place)
         if dry_run:

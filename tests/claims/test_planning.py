@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,29 @@ import yaml
 
 from planted_claims import paper
 from probing.claims.estimate import Size, seconds
-from probing.claims.planning import Fingerprints, Given, Need, existing, finished_runs, needs_of, runs_of, split_models
+from probing.claims.planning import (
+    Fingerprints,
+    Given,
+    Need,
+    concerns,
+    existing,
+    finished_runs,
+    needs_of,
+    runs_of,
+    split_models,
+)
+from probing.claims.session import Plan, plan
 from probing.cli.arguments import parse
 from probing.cli.option_values import defaults
+from probing.cli.pretraining_options import EncoderOptions, TrainingOptions, chosen_recipe
 from probing.cli.python_calls import unchecked
 from probing.commands.fit import fit
 from probing.commands.geometry import geometry
+from probing.commands.pretrain import pretrain
+from probing.corpus import load_corpus
 from probing.errors import UserError
 
-DEFAULTS = {"fit": defaults(fit), "geometry": defaults(geometry)}
+DEFAULTS = {"fit": defaults(fit), "geometry": defaults(geometry), "pretrain": defaults(pretrain)}
 PRINTS = Fingerprints("m1", "c1")
 
 
@@ -150,3 +165,52 @@ def test_estimates_grow_with_the_text_and_the_model() -> None:
     plain, more = Need("geometry", "geometry", {}), Need("stream", "geometry", {"norms": True})
     assert 0 < seconds(plain, size) < seconds(more, size)
     assert seconds(plain, Size.of(["one two three"] * 200, Config())) == pytest.approx(2 * seconds(plain, size))
+
+
+def test_claims_on_trainings_concern_the_encoders_that_are_trained_here() -> None:
+    (trained,), (other,) = claims(32), claims(34)
+    assert concerns(trained, "pretrain-tiny", paper())
+    assert concerns(trained, "pretrain-base", paper())
+    assert not concerns(other, "pretrain-tiny", paper())
+    assert not concerns(other, "pretrain-base", paper())
+    assert concerns(trained, "minilm", paper())  # whose row says what it would need
+    assert not concerns(other, "distilbert", paper())
+
+
+def planned(place: Path, models: dict[str, str], *numbers: int) -> Plan:
+    text = load_corpus(["one two three", "four five six"])
+    return plan(paper(), claims(*numbers), models, Given("builtin", {"size": None}), text, DEFAULTS, place)
+
+
+def test_trainings_have_a_name_by_which_a_killed_one_is_continued(tmp_path: Path) -> None:
+    found = planned(tmp_path, {"pretrain-tiny": "pretrain-tiny"}, 32)
+    (one,) = found.models["pretrain-tiny"]
+    words = shlex.split(one.need.line)
+    options = parse("pretrain", unchecked(pretrain), words[4:])
+    assert (options["size"], options["seeds"], options["arms"]) == ("tiny", 3, "learned,none")
+    assert str(options["name"]).startswith("pretrain-tiny-")
+    (again,) = planned(tmp_path, {"pretrain-tiny": "pretrain-tiny"}, 32).models["pretrain-tiny"]
+    assert again == one
+    assert one.seconds > 0
+    with pytest.raises(UserError, match="`--models pretrain-huge`: encoders that are trained here are pretrain-tiny"):
+        planned(tmp_path, {"pretrain-huge": "pretrain-huge"}, 32)
+
+
+def test_a_finished_training_of_the_same_text_and_recipe_is_taken(tmp_path: Path) -> None:
+    text = load_corpus(["one two three", "four five six"])
+    shape, recipe = chosen_recipe("tiny", EncoderOptions(), TrainingOptions())
+    config = {
+        "corpus": "the same.txt", "size": "tiny", "arms": "learned,none", "seeds": 3, "encoder": asdict(shape),
+        "training": asdict(recipe),
+    }  # fmt: skip
+    for name, changed, corpus in (
+        ("other", {"training": {**asdict(recipe), "steps": 2}}, text.fingerprint), ("text", {}, "c2"),
+        ("same", {}, text.fingerprint),
+    ):  # fmt: skip
+        made = tmp_path / name
+        made.mkdir()
+        (made / "config.yaml").write_text(yaml.safe_dump({**config, **changed}))
+        results = {"kind": "pretraining with and without positions", "corpus": {"fingerprint": corpus}}
+        (made / "results.json").write_text(json.dumps(results))
+    (one,) = planned(tmp_path, {"pretrain-tiny": "pretrain-tiny"}, 32).models["pretrain-tiny"]
+    assert one.there == tmp_path / "same"

@@ -1,4 +1,13 @@
 """What is measured of claims: functions of finished runs that return one number each."""
 
-from probing.claims.measures import cosines, extremes, norms_and_tables, position_probes, several, tasks  # noqa: F401  register
+from probing.claims.measures import (  # noqa: F401  importing them registers what they measure
+    cosines,
+    extremes,
+    idle_heads,
+    norms_and_tables,
+    position_probes,
+    pretrained,
+    several,
+    tasks,
+)
 from probing.claims.measures.registry import MEASURES as MEASURES
