@@ -19,7 +19,7 @@ from probing.runs.run import Run
 from probing.runs.trainings import Pretraining
 from probing.tables.rows import Table
 
-N_SENTENCES = 2000
+N_SENTENCES = 20_000
 # What is true of each model beside its outliers: depth, width, and the layers of the outliers where these differ.
 _DEPTHS = {"distilbert": 6, "distilroberta": 6, "bert-large": 24, "roberta-large": 24}
 _WIDTHS = {"bert-large": 1000, "roberta-large": 1000}
@@ -50,6 +50,9 @@ def runs_of(model: str, true: bool) -> Mapping[str, Any]:
             geometry=Table(world.cosines()), outliers=Table(world.outliers()), dimensions=Table(world.dimensions()),
             parameters=Table(world.parameters()), explained=Table(world.explained()),
         ),
+        # On other texts, the shares are a little others, or those of other neurons.
+        **{name: _geometry(geometry=Table(world.cosines()), dimensions=Table(world.dimensions(0.01 if true else 0.2)))
+           for name in ("elsewhere", "third")},
         "stream": _geometry(norm_changes=Table(world.norm_changes()), path=Table(world.path())),
         "held_out": _geometry(geometry=Table(world.whitened())),
         "positions": Run(Path("fit"), {}, {}, Table(world.accuracy()), Table(world.neurons())),
@@ -98,7 +101,7 @@ class _World:
         found = [int(neuron) for neuron, said in published.items() if layer in layers_of(said, 24)]
         return {neuron: (-1.0 if neuron == self.roles["minimum"] else 1.0) for neuron in found}
 
-    def dimensions(self) -> Iterator[dict[str, Any]]:
+    def dimensions(self, less: float = 0.0) -> Iterator[dict[str, Any]]:
         for layer in self.layers:
             means = np.random.default_rng(layer).normal(0, 0.1, self.width)
             flagged = self._flagged(layer)
@@ -107,7 +110,7 @@ class _World:
             for neuron in range(self.width):
                 role = next((role for role, known in self.roles.items() if known == neuron), None)
                 extreme = {"minimum": 0.966 if self.model in ("bert", "distilbert") else 0.8819, "maximum": 0.999}
-                share = extreme[role] if role and self.true else 0.0001
+                share = extreme[role] - less if role and self.true else 0.0001 + less
                 yield {
                     "layer": layer, "neuron": neuron, "mean": float(means[neuron]), "sd": 1.0,
                     "cosine_share": 0.4 if neuron in flagged else 0.0005,

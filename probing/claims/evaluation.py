@@ -43,7 +43,8 @@ def rows_of(claims: Sequence[Claim], models: Sequence[Model], paper: Paper) -> l
         models: The models.
         paper: Their paper.
     """
-    judged = [_Judged(model, paper) for model in models]
+    runs = {model.name: model.runs for model in models}
+    judged = [_Judged(model, paper, runs) for model in models]
     return [one.row(claim) for claim in claims for one in judged if concerns(claim, one.model.name, paper)]
 
 
@@ -53,14 +54,16 @@ class _Judged:
     Args:
         model: The model.
         paper: The paper.
+        others: The runs of all models.
     """
 
-    def __init__(self, model: Model, paper: Paper) -> None:
+    def __init__(self, model: Model, paper: Paper, others: Mapping[str, Mapping[str, Any]]) -> None:
         self.model, self.paper = model, paper
         self.is_own = model.name in paper.models
         self._found: dict[int, tuple[Measured | None, str]] = {}
         self._claims = {claim.id: claim for claim in paper.claims}
-        self._subject = Subject(model.name, model.runs, paper.outliers.get(model.name, {}), self._holds)
+        published = paper.outliers.get(model.name, {})
+        self._subject = Subject(model.name, model.runs, published, self._holds, others)
 
     def row(self, claim: Claim) -> dict[str, Any]:
         """Return the row of a claim; what there is none of is left out."""

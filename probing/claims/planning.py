@@ -45,12 +45,14 @@ class Need:
         command: The command that makes it.
         options: The options that are not the defaults, with the model and the corpus.
         lacking: What it would need that was not given, as a clause; empty if it can be made.
+        has_own_text: Whether it reads another text than all runs do.
     """
 
     name: str
     command: str
     options: Mapping[str, Any]
     lacking: str = ""
+    has_own_text: bool = False
 
     @property
     def line(self) -> str:
@@ -145,7 +147,7 @@ def _need(
         elif option != "command":
             found = given.data[datum["name"]] if datum else value
             options[option] = [found] if option == "folders" else found
-    return Need(name, command, options, " and ".join(lacking))
+    return Need(name, command, options, " and ".join(lacking), "corpus" in described)
 
 
 @dataclass(frozen=True)
@@ -179,9 +181,11 @@ def existing(
             continue
         config, keys = {**defaults, **found[0]}, list(_keys(found[1].get("cache", {})))
         corpora = {key["corpus"] for key in keys} | _text(found[1])
-        told = ({"model"} if keys else set()) | ({"corpus"} if corpora else set())
+        # A run of another text than that of all runs is told by its name.
+        is_of_text = "corpus" in defaults and not need.has_own_text
+        told = ({"model"} if keys else set()) | ({"corpus"} if corpora and is_of_text else set())
         of_these = all(key["model"] == fingerprints.model for key in keys) and (
-            not corpora or "corpus" not in defaults or fingerprints.corpus in corpora
+            not corpora or not is_of_text or fingerprints.corpus in corpora
         )
         if of_these and all(config.get(name) == value for name, value in wanted.items() if name not in told):
             return place

@@ -111,7 +111,8 @@ def plan(
     lacking = {model: _not_named(model) for model in about if model not in chosen}
     finished = finished_runs(place)
     for name, where in chosen.items():
-        names = runs_of([claim for claim in claims if concerns(claim, name, paper)], name, paper)
+        those = [claim for claim in claims if concerns(claim, name, paper) or _compares(claim, name)]
+        names = runs_of(those, name, paper)
         own = {run for run in names if (paper.runs[run]["command"] == "pretrain") == is_trained_here(name)}
         names = [run for run in names if run in own]
         try:
@@ -197,6 +198,11 @@ def carry_out(planned: Plan, make: Maker, load: Callable[[Path], Any], say: Say)
     missing = [Model(name, lacking={"": why}) for name, why in planned.lacking.items()]
     order = {model: i for i, model in enumerate(planned.paper.models)}
     return sorted([*models, *missing], key=lambda model: order.get(model.name, -1)), folders
+
+
+def _compares(claim: Claim, model: str) -> bool:
+    """Return whether a claim compares its models with this one."""
+    return claim.reading is not None and claim.reading.arguments.get("over") == model
 
 
 def _at_hand(paper: Paper) -> list[str]:

@@ -31,7 +31,7 @@ from probing.tracking import resolve_mode
 # The commands whose runs claims may need.
 COMMANDS = ("fit", "geometry", "attention", "disable", "wic", "sts", "pretrain")
 # The options that name data which files of claims ask for.
-DATA = ("other_corpus", "wic", "sts", "static")
+DATA = ("other_corpus", "third_corpus", "wic", "sts", "static")
 
 
 @command
@@ -40,9 +40,10 @@ DATA = ("other_corpus", "wic", "sts", "static")
 def reproduce(
     config: dict[str, Any],
     paper: str | None = None, models: str | list[str] | None = None, claims: int | str | list[int | str] = "all",
-    corpus: Source = "builtin", other_corpus: str | None = None, wic: str | None = None, sts: str | None = None,
-    static: str | None = None, dry_run: bool = False, runs: str = "runs", name: str | None = None,
-    cache: str | None = None, quiet: bool = False, wandb: WandbOptions = WandbOptions(),
+    corpus: Source = "builtin", other_corpus: str | None = None, third_corpus: str | None = None,
+    wic: str | None = None, sts: str | None = None, static: str | None = None, dry_run: bool = False,
+    runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
+    wandb: WandbOptions = WandbOptions(),
 ) -> Reproduction | None:  # fmt: skip
     """Measure what a paper claims on the models at hand, and give a verdict on each claim.
 
@@ -54,7 +55,8 @@ def reproduce(
             paper that are on this machine; others of the paper are downloaded if they are named. Of models that are
             none of the paper's, the table says analogue and gives no verdict on the paper.
         claims: Numbers of the claims, such as 19-28,31; all by default.
-        other_corpus: Another text, given like --corpus, for claims about held-out text.
+        other_corpus: Another text, given like --corpus, for claims about held-out text and about several texts.
+        third_corpus: A third text, for claims about several texts.
         wic: Folder of the WiC data set, for claims about word senses, given as to `wic`.
         sts: Folder with STS12 to STS16, STS-B and SICK, for claims about similarity, given as to `sts`.
         static: File of word vectors in GloVe's format, for claims about static vectors.

@@ -24,7 +24,7 @@ from probing.claims.planning import (
     runs_of,
     split_models,
 )
-from probing.claims.session import Plan, plan
+from probing.claims.session import Plan, _compares, plan
 from probing.cli.arguments import parse
 from probing.cli.option_values import defaults
 from probing.cli.pretraining_options import EncoderOptions, TrainingOptions, chosen_recipe
@@ -44,14 +44,14 @@ def claims(*numbers: int) -> list[Any]:
 
 
 def given(other: str | None = None, corpus: str = "builtin") -> Given:
-    return Given(corpus, {"other_corpus": other})
+    return Given(corpus, {"other_corpus": other, "third_corpus": None})
 
 
 def test_the_runs_of_claims_are_those_of_their_measures() -> None:
     assert runs_of(claims(1), "bert", paper()) == ["geometry"]
     assert runs_of(claims(19), "bert", paper()) == ["positions"]
     assert runs_of(claims(52, 9, 23), "bert", paper()) == ["geometry", "stream", "held_out", "positions"]
-    assert runs_of(claims(6, 16), "bert", paper()) == []
+    assert runs_of(claims(16, 47), "bert", paper()) == []
 
 
 def test_claims_on_other_claims_need_the_runs_of_these() -> None:
@@ -136,6 +136,22 @@ def test_what_is_not_finished_or_damaged_is_not_taken(tmp_path: Path) -> None:
     (bare / "config.yaml").unlink()
     (tmp_path / "file").write_text("")
     assert found(tmp_path) is None
+
+
+def test_a_run_of_another_text_is_told_by_the_name_of_the_text(tmp_path: Path) -> None:
+    need = Need("elsewhere", "geometry", {**SAME, "corpus": "b.txt"}, has_own_text=True)
+    finished(tmp_path / "a", "geometry", corpus="c2", **SAME)
+    assert found(tmp_path, need) is None
+    made = finished(tmp_path / "b", "geometry", corpus="c2", **SAME)
+    config = {**yaml.safe_load((made / "config.yaml").read_text()), "corpus": "b.txt"}
+    (made / "config.yaml").write_text(yaml.safe_dump(config))
+    assert found(tmp_path, need) == made
+
+
+def test_claims_that_compare_two_models_need_the_run_of_both() -> None:
+    (claim,) = claims(21)
+    assert _compares(claim, "bert")
+    assert not _compares(claim, "roberta")
 
 
 def test_a_run_of_fit_is_one_without_a_kind(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from scipy.stats import rankdata
 
 from probing.claims.measures.extremes import above_embeddings
-from probing.claims.measures.registry import NotMeasurable, Role, Subject, difference, from_row, measure
+from probing.claims.measures.registry import NotMeasurable, Role, Subject, difference, from_row, magnitude, measure
 from probing.claims.verdict import Measured
 from probing.runs.kinds import Geometry
 from probing.statistics.rank_similarity import spearman
@@ -151,14 +151,7 @@ def largest_whitened_mean_cosine(subject: Subject) -> Measured:
     Its magnitude counts. Whitening was fitted on another corpus than it is measured on.
     """
     rows = _from(_by_layer(subject.run("held_out"), "mean_cosine", "whiten"), 1)
-    found = []
-    for row in rows.values():
-        one = from_row(row)
-        nearest = 0.0 if one.low <= 0 <= one.high else min(abs(one.low), abs(one.high))
-        found.append(Measured(abs(one.value), nearest, max(abs(one.low), abs(one.high))))
-    if not found:
-        raise NotMeasurable("no layer could be whitened")
-    return max(found, key=lambda one: one.value)
+    return max((magnitude(from_row(row)) for row in rows.values()), key=lambda one: one.value)
 
 
 def _by_layer(geometry: Geometry, name: str, transform: str = "none") -> dict[int, Mapping[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.claims.measures.registry import SIGNS, NotMeasurable, Role, Subject, measure
+from probing.claims.measures.registry import SIGNS, NotMeasurable, Role, Subject, difference, magnitude, measure
 from probing.claims.verdict import Measured
 from probing.runs.kinds import Geometry
 from probing.statistics.outliers import MEAN_DEVIATIONS, deviations_of
@@ -26,16 +26,33 @@ def extreme_share(subject: Subject, role: Role) -> Measured:
     the largest share of another neuron.
     """
     geometry: Geometry = subject.run("geometry")
-    neuron, column = subject.neuron(role), {"minimum": "argmin_share", "maximum": "argmax_share"}[role]
-    shares: dict[int, list[float]] = {}
-    for row in above_embeddings(geometry.dimensions):
-        shares.setdefault(row["neuron"], []).append(row[column])
-    pooled = {one: sum(found) / len(found) for one, found in shares.items()}
+    neuron, pooled = subject.neuron(role), _pooled(geometry, role)
     if neuron not in pooled:
         raise NotMeasurable(f"the model has no neuron {neuron}")
     others = max(share for one, share in pooled.items() if one != neuron)
-    share = min(pooled[neuron], 1.0)
-    return Measured(share, *_wilson(share, n_sentences(geometry)), control=others, neurons=(neuron,))
+    found = _share(pooled[neuron], n_sentences(geometry))
+    return Measured(found.value, found.low, found.high, others, (neuron,))
+
+
+@measure("geometry", "elsewhere", "third")
+def change_over_texts(subject: Subject, roles: list[Role] | None = None) -> Measured:
+    """Return how much the share of tokens of which an outlier is the extreme neuron differs between three texts.
+
+    The share on the first text is compared with those on the others; the most over texts and outliers. The interval is
+    that of two shares as they were measured apart. The control counts texts and outliers where another neuron has more.
+    """
+    found: list[Measured] = []
+    others = 0
+    for role, neuron in subject.outliers(roles).items():
+        shares = [_pooled(subject.run(name), role) for name in ("geometry", "elsewhere", "third")]
+        others += sum(max(share, key=lambda one: share[one]) != neuron for share in shares)
+        first, *rest = (
+            _share(share[neuron], n_sentences(subject.run(name)))
+            for share, name in zip(shares, ("geometry", "elsewhere", "third"), strict=True)
+        )
+        found += [magnitude(difference(one, first)) for one in rest]
+    most = max(found, key=lambda one: one.value)
+    return Measured(most.value, most.low, most.high, others, tuple(subject.outliers(roles).values()))
 
 
 @measure("geometry")
@@ -103,6 +120,19 @@ def n_sentences(geometry: Geometry) -> int:
     if not rows:
         raise NotMeasurable("the run measured no sentences")
     return int(rows[0]["n_tokens"])
+
+
+def _pooled(geometry: Geometry, role: Role) -> dict[int, float]:
+    """Return the share of tokens, over the layers above the embeddings, of which each neuron is the extreme one."""
+    column = {"minimum": "argmin_share", "maximum": "argmax_share"}[role]
+    shares: dict[int, list[float]] = {}
+    for row in above_embeddings(geometry.dimensions):
+        shares.setdefault(row["neuron"], []).append(row[column])
+    return {one: min(sum(found) / len(found), 1.0) for one, found in shares.items()}
+
+
+def _share(share: float, n: int) -> Measured:
+    return Measured(share, *_wilson(share, n))
 
 
 def _profiles(geometry: Geometry) -> list[tuple[int, NDArray[np.float64], NDArray[np.float64]]]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probing.claims.measures.extremes import above_embeddings, layers_of
-from probing.claims.measures.registry import NotMeasurable, Role, Subject, difference, from_row, measure
+from probing.claims.measures.registry import NotMeasurable, Role, Subject, difference, from_row, magnitude, measure
 from probing.claims.verdict import Measured
 from probing.runs.run import Run
 
@@ -43,12 +43,8 @@ def distance_from_curve(subject: Subject, published: Mapping[str, Sequence[float
     curve, rows = published[subject.model], _accuracies(subject, "all")
     if len(rows) != len(curve):
         raise NotMeasurable(f"the run has {len(rows)} layers, and {len(curve)} are published")
-    found = []
-    for said, row in zip(curve, rows, strict=True):
-        one = _accuracy(row)
-        nearest = 0.0 if one.low <= said <= one.high else min(abs(one.low - said), abs(one.high - said))
-        found.append(Measured(abs(one.value - said), nearest, max(abs(one.low - said), abs(one.high - said))))
-    return max(found, key=lambda one: one.value)
+    apart = (difference(_accuracy(row), Measured.exact(said)) for said, row in zip(curve, rows, strict=True))
+    return max(map(magnitude, apart), key=lambda one: one.value)
 
 
 @measure("positions")
@@ -66,6 +62,27 @@ def accuracy_lost(subject: Subject, layers: str) -> Measured:
     if not lower:
         raise NotMeasurable("the model has no further layers")
     return difference(_accuracy(min(lower, key=lambda row: row["accuracy"])), _accuracy(every[-1]))
+
+
+@measure("positions")
+def least_lead_in_accuracy(subject: Subject, over: str, layers: str) -> Measured:
+    """Return how much higher accuracies are than those of another model, the least over some layers.
+
+    The interval is that of two accuracies of which it is not known how they vary together: wider than theirs.
+
+    Args:
+        subject: The model.
+        over: The other model.
+        layers: The layers.
+    """
+    if "positions" not in subject.others.get(over, {}):
+        raise NotMeasurable(f"the same run of {over}, with which it is compared: `--models {subject.model},{over}`")
+    other = Subject(over, subject.others[over])
+    rows, others = ({row["layer"]: row for row in _accuracies(one, layers)} for one in (subject, other))
+    if set(rows) != set(others):
+        raise NotMeasurable(f"{subject.model} and {over} do not both have the layers {layers}")
+    leads = (difference(_accuracy(rows[layer]), _accuracy(others[layer])) for layer in rows)
+    return min(leads, key=lambda one: one.value)
 
 
 @measure("geometry", "positions")

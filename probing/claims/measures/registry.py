@@ -33,12 +33,14 @@ class Subject:
         runs: Its runs, by the names that measures ask for.
         published: Its outliers as published, by role; empty for models that the paper is not about.
         holds: Returns whether another claim's criterion is met by this model; None where that cannot be said.
+        others: The runs of other models, by model.
     """
 
     model: str
     runs: Mapping[str, Any]
     published: Mapping[str, int] = field(default_factory=dict)
     holds: Callable[[int], bool | None] = lambda number: None
+    others: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def run(self, name: str) -> Any:
         """Return a run."""
@@ -135,6 +137,12 @@ def from_row(
 def difference(a: Measured, b: Measured) -> Measured:
     """Return a - b with an interval as if nothing were known of how they vary together, which is wider than theirs."""
     return Measured(a.value - b.value, a.low - b.high, a.high - b.low)
+
+
+def magnitude(one: Measured) -> Measured:
+    """Return the magnitude of a value; its interval begins at 0 where that of the value has 0 in it."""
+    nearest = 0.0 if one.low <= 0 <= one.high else min(abs(one.low), abs(one.high))
+    return Measured(abs(one.value), nearest, max(abs(one.low), abs(one.high)), one.control, one.neurons)
 
 
 MEASURES: dict[str, Measure] = {}

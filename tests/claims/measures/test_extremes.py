@@ -11,6 +11,7 @@ import pytest
 
 from probing.claims.measures.extremes import (
     _wilson,
+    change_over_texts,
     extreme_share,
     layers_of,
     layers_of_outliers,
@@ -51,6 +52,19 @@ def test_a_share_is_the_mean_over_the_layers_above_the_embeddings() -> None:
     for end in (found.low, found.high):
         assert abs(0.8 - end) == pytest.approx(1.959964 * math.sqrt(end * (1 - end) / 400))
     assert found.low < 0.8 < found.high
+
+
+def test_shares_on_three_texts_are_compared_with_the_first() -> None:
+    texts = [[[0.0] * 3, [share, 0.3, 0.0], [share, 0.3, 0.0]] for share in (0.5, 0.45, 0.6)]
+    runs = [run([[0.0] * 3] * 3, shares) for shares in texts]
+    three = dict(zip(("geometry", "elsewhere", "third"), runs, strict=True))
+    found = change_over_texts(Subject("m", three, {"minimum": 0}))
+    first, third = (_wilson(share, 400) for share in (0.5, 0.6))
+    assert found.value == pytest.approx(0.1)
+    assert (found.low, found.high) == pytest.approx((max(0.0, third[0] - first[1]), third[1] - first[0]))
+    assert (found.control, found.neurons) == (0, (0,))
+    other = {**three, "third": run([[0.0] * 3] * 3, [[0.0] * 3, [0.2, 0.3, 0.0], [0.2, 0.3, 0.0]])}
+    assert change_over_texts(Subject("m", other, {"minimum": 0})).control == 1
 
 
 @pytest.mark.parametrize(("share", "n"), [(0.0, 10), (1.0, 10), (0.5, 7)])

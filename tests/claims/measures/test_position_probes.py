@@ -64,6 +64,19 @@ def test_what_is_lost_is_lost_between_the_lower_layers_and_the_last() -> None:
         measures.accuracy_lost(subject([0.1, 0.99]), "1-3")
 
 
+def test_a_lead_is_the_least_over_the_layers_of_both_models() -> None:
+    own, other = subject([0.1, 0.9, 0.8, 0.7]), subject([0.2, 0.5, 0.75, 0.1])
+    both = Subject("m", own.runs, {}, others={"bert": other.runs, "roberta": own.runs})
+    found = measures.least_lead_in_accuracy(both, "bert", "1-2")
+    assert (found.value, found.low, found.high) == pytest.approx((0.05, 0.02, 0.08))
+    assert measures.least_lead_in_accuracy(both, "roberta", "all").value == 0
+    with pytest.raises(NotMeasurable, match="the same run of bert"):
+        measures.least_lead_in_accuracy(own, "bert", "1-2")
+    shorter = Subject("m", own.runs, {}, others={"bert": subject([0.2, 0.5]).runs})
+    with pytest.raises(NotMeasurable, match="do not both have the layers 1-2"):
+        measures.least_lead_in_accuracy(shorter, "bert", "1-2")
+
+
 def ranked(layer: int, neuron: int, rank: int, **columns: Any) -> dict[str, Any]:
     usual = {"ratio": 1.0, "contribution_centred": 1.0, "eta_squared_z": 9.0, "removed": ""}
     return {"layer": layer, "neuron": neuron, "rank": rank, **usual, **columns}
