@@ -23,6 +23,7 @@ from probing.data.examples import Activations
 from probing.data.words import pool_words
 from probing.layer_geometry import anisotropy
 from probing.layer_geometry.anisotropy import ClippedCosines, MeanCosineAccumulator, normalise, sum_by_sentence
+from probing.layer_geometry.first_token import Group
 from probing.layer_geometry.self_similarity import Occurrences, SelfSimilarityAccumulator, choose_words
 from probing.layer_geometry.smoothing import smoothness
 from probing.statistics.moments import Covariance, CovarianceAccumulator
@@ -109,14 +110,14 @@ class Look:
         moments: Moments of the tokens that count.
         profiles: Profiles without special tokens (`exclude`) and with them (`include`); the former is missing if all
             tokens are special.
-        of_first: Profiles of the tokens that count without the first one of each sentence (`exclude`), with it
-            (`include`), and of the first ones alone (`only`); none unless first tokens are set aside.
+        of_first: The tokens that count without the first one of each sentence (`exclude`), with it (`include`), and the
+            first ones alone (`only`); none unless first tokens are set aside.
     """
 
     layer: int
     moments: Covariance
     profiles: Mapping[SpecialTokens, Profile]
-    of_first: Mapping[str, Profile]
+    of_first: Mapping[str, Group]
 
 
 def look(store: Activations, layer: int, sampled: Sampled) -> Look:
@@ -128,11 +129,15 @@ def look(store: Activations, layer: int, sampled: Sampled) -> Look:
         "first special": first & tokens.added,
     }  # fmt: skip
     accumulators = {name: ProfileAccumulator(d_model) for name, of in disjoint.items() if of.any()}
+    units = {name: np.zeros(d_model) for name in accumulators} if first.any() else {}
     moments = CovarianceAccumulator(d_model)
     for here, states in _shards(store, layer):
         moments.update(states[torch.from_numpy(sampled.counts[here])])
         for name, accumulator in accumulators.items():
-            accumulator.update(states[torch.from_numpy(disjoint[name][here])])
+            some = states[torch.from_numpy(disjoint[name][here])]
+            accumulator.update(some)
+            if units:
+                units[name] += normalise(some).double().sum(0).numpy()
     found = {name: accumulator.result() for name, accumulator in accumulators.items()}
 
     def of(*names: str) -> Profile:
@@ -141,13 +146,13 @@ def look(store: Activations, layer: int, sampled: Sampled) -> Look:
     profiles: dict[SpecialTokens, Profile] = {"include": of("words", "special")}
     if "words" in found:
         profiles["exclude"] = found["words"]
-    of_first = {}
-    if first.any():
-        kinds = ("words", "special") if sampled.special_tokens == "include" else ("words",)
-        of_first = {
-            "exclude": of(*kinds), "include": of(*kinds, *(f"first {kind}" for kind in kinds)),
-            "only": of("first words", "first special"),
-        }  # fmt: skip
+    kinds = ("words", "special") if sampled.special_tokens == "include" else ("words",)
+    alone = {kind: f"first {kind}" for kind in ("words", "special")}
+    groups = {"exclude": kinds, "include": (*kinds, *(alone[kind] for kind in kinds)), "only": tuple(alone.values())}
+    of_first = {
+        which: Group(of(*names), np.sum([units[name] for name in names if name in units], axis=0))
+        for which, names in (groups if units else {}).items()
+    }
     return Look(layer, moments.result(), profiles, of_first)
 
 

@@ -11,7 +11,8 @@ Row = Mapping[str, Any]
 
 # Headings, by the value of the column `first_token`.
 TOKENS = {"exclude": "without the first token", "include": "with it", "only": "first tokens alone"}
-_FAR = "mean_profile"
+_FAR, _NORM, _COSINE = "mean_profile", "rms_norm", "mean_cosine"
+_NAMES = {_NORM: "norm", _COSINE: "mean cosine"}
 
 
 def first_token_tables(rows: Sequence[Row]) -> list[Any]:
@@ -20,18 +21,18 @@ def first_token_tables(rows: Sequence[Row]) -> list[Any]:
 
     if not rows:
         return []
-    table = plain_table("The first token of each sentence: neurons with a far mean (sd), and norms of tokens")
+    table = plain_table("The first token of each sentence: neurons with a far mean (sd), norms, and mean cosines")
     table.add_column("layer", justify="right")
     for heading in TOKENS.values():
         table.add_column(heading)
-    for which in ("exclude", "only"):
-        table.add_column(f"norm, {TOKENS[which].removesuffix(' alone')}", justify="right")
+    shown = [(_NORM, "exclude"), (_NORM, "only"), (_COSINE, "exclude"), (_COSINE, "include")]
+    for measure, which in shown:
+        table.add_column(f"{_NAMES[measure]}, {TOKENS[which].removesuffix(' alone')}", justify="right")
     for layer in _layers(rows):
         here = [row for row in rows if row["layer"] == layer]
-        norms = {row["first_token"]: row["value"] for row in here if row["measure"] == "rms_norm"}
-        table.add_row(
-            str(layer), *(_named(here, which) for which in TOKENS), f"{norms['exclude']:.1f}", f"{norms['only']:.1f}"
-        )
+        values = {(row["measure"], row["first_token"]): row["value"] for row in here if row["measure"] in _NAMES}
+        numbers = (f"{values[one]:.{3 if one[0] == _COSINE else 1}f}" if one in values else "" for one in shown)
+        table.add_row(str(layer), *(_named(here, which) for which in TOKENS), *numbers)
     return [table]
 
 

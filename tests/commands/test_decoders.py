@@ -117,6 +117,13 @@ def test_geometry_finds_the_sinks_outlier_with_the_first_token_and_not_without_i
         beside = [row for row in usual.outliers if row["layer"] == layer and row["definition"] == "mean_profile"]
         assert named["include"] == pytest.approx({row["neuron"]: row["value"] for row in beside})
     assert {row["n_tokens"] for row in without.first_token if row["first_token"] == "only"} == {120}
+    for which, made in {"include": usual, "exclude": without}.items():
+        cosines = [
+            [row["value"] for row in rows if row["measure"] == "mean_cosine"]
+            for rows in (made.geometry, [row for row in without.first_token if row["first_token"] == which])
+        ]
+        assert cosines[0] == pytest.approx(cosines[1], abs=1e-6)
+        assert len(cosines[0]) == 2
 
 
 def test_the_rest_of_a_survey_is_that_of_the_other_tokens(sink: Path, text: Path, place: Path) -> None:

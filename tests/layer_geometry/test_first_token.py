@@ -62,10 +62,13 @@ def test_profiles_are_those_of_the_rows(tmp_path: Path) -> None:
     first = tokens.positions == 0
     found = looked(tmp_path, x)
     for which, rows in {"exclude": x[~first], "include": x, "only": x[first]}.items():
-        profile = found.of_first[which]
+        profile = found.of_first[which].profile
         assert profile.n_tokens == len(rows)
         np.testing.assert_allclose(profile.mean, rows.mean(0), atol=1e-6)  # activations are kept in float32
         np.testing.assert_allclose(profile.variance, rows.var(0), rtol=1e-5)
+        units = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        cosines = (units @ units.T)[~np.eye(len(rows), dtype=bool)]
+        assert found.of_first[which].mean_cosine == pytest.approx(cosines.mean(), abs=1e-6)
     (norm,) = [r for r in first_token_rows(0, found.of_first) if (r["measure"], r["first_token"]) == (NORM, "only")]
     assert norm["value"] == pytest.approx(np.sqrt((x[first] ** 2).sum(1).mean()), rel=1e-6)
     (farthest,) = [
@@ -80,15 +83,15 @@ def test_with_the_first_token_the_profile_is_that_of_a_run_without_the_option(tm
     usual = looked(tmp_path / "usual", states(50.0), without_first=False)
     found = looked(tmp_path / "own", states(50.0))
     assert not usual.of_first
-    np.testing.assert_allclose(found.of_first["include"].mean, usual.profiles["exclude"].mean, atol=1e-12)
+    np.testing.assert_allclose(found.of_first["include"].profile.mean, usual.profiles["exclude"].mean, atol=1e-12)
 
 
 def test_a_first_token_that_is_special_and_does_not_count_anyway_changes_nothing(tmp_path: Path) -> None:
     usual = looked(tmp_path / "usual", states(50.0), without_first=False, special=True)
     found = looked(tmp_path / "own", states(50.0), special=True)
     for which in ("exclude", "include"):
-        np.testing.assert_array_equal(found.of_first[which].mean, usual.profiles["exclude"].mean)
-    assert found.of_first["only"].n_tokens == len(LENGTHS)
+        np.testing.assert_array_equal(found.of_first[which].profile.mean, usual.profiles["exclude"].mean)
+    assert found.of_first["only"].profile.n_tokens == len(LENGTHS)
     assert far(found)["only"] == {SINK}
 
 

@@ -182,6 +182,8 @@ GEOMETRY: Terms = {
     "first tokens alone": "The same over the first tokens.",
     "norm, without the first token": "Root mean square of the norms of the tokens that are measured.",
     "norm, first tokens": "The same of the first tokens.",
+    "mean cosine, without the first token": "Mean cosine of two of the tokens that are measured.",
+    "mean cosine, with it": "The same with the first token of each sentence.",
     "block": "Number of the block; its output is the layer of the same number.",
     "measured": "Distance of a sentence to equal rows after the block, divided by the distance before it.",
     "σ1": "Least standard deviation, over neurons, among the tokens that enter the block's first LayerNorm.",

@@ -142,7 +142,7 @@ def geometry(folder: Path) -> Path:
     far = {"layer": 0, "measure": "mean_profile", "neuron": 7, "value": 6.0}
     first = [
         {**row, "first_token": which} for which in TOKENS
-        for row in (far, {"layer": 0, "measure": "rms_norm", "value": 2.0})
+        for row in (far, *({"layer": 0, "measure": name, "value": 0.5} for name in ("rms_norm", "mean_cosine")))
     ]  # fmt: skip
     stream = {**numbers_of(PATH_COLUMNS), "layer": 0, "site": "sum", "term": "no", "tokens": "first", "kind": "layers"}
     tables: dict[str, tuple[list[Any], Any]] = {
