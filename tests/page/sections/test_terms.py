@@ -139,11 +139,9 @@ def geometry(folder: Path) -> Path:
     common = {"measure": "mlm_loss", "value": 0.5, "effect": 0.1, "percentile": 100.0, "p_value": 0.1}
     changes += [{**common, "where": "", "kind": "intact"}, *({**common, **one} for one in places)]
     changes += [{**common, **one, "kind": "random", "draw": 1} for one in places]
-    far = {"layer": 0, "measure": "mean_profile", "neuron": 7, "value": 6.0}
-    first = [
-        {**row, "first_token": which} for which in TOKENS
-        for row in (far, *({"layer": 0, "measure": name, "value": 0.5} for name in ("rms_norm", "mean_cosine")))
-    ]  # fmt: skip
+    of_first: list[Row] = [{"layer": 0, "measure": name, "value": 0.5} for name in ("rms_norm", "mean_cosine")]
+    of_first.append({"layer": 0, "measure": "mean_profile", "neuron": 7, "value": 6.0})
+    first = [{**row, "first_token": which} for which in TOKENS for row in of_first]
     stream = {**numbers_of(PATH_COLUMNS), "layer": 0, "site": "sum", "term": "no", "tokens": "first", "kind": "layers"}
     tables: dict[str, tuple[list[Any], Any]] = {
         "geometry": (measured, GEOMETRY_COLUMNS), "outliers": (outliers, OUTLIER_COLUMNS),
