@@ -124,7 +124,7 @@ def test_every_command_can_be_called_so(name: str) -> None:
     assert called is not _load(COMMANDS[name])  # the command line has checked its arguments already
     assert unchecked(called) is _load(COMMANDS[name])
     options = inspect.signature(called).parameters
-    (text,) = [option for option in ("cache", "output") if option in options]
+    text = next(option for option in ("cache", "output", "runs") if option in options)
     with pytest.raises(UserError, match=rf"`{text}=3\.5`: expected text"):
         called(**{text: 3.5})
 

@@ -90,6 +90,10 @@ def tagged() -> Tagged:
     words.append(["x", "Dora", "saw", "the", "rivers", "."])  # no other plural
     tags.append(("X", "PROPN", "VERB", "DET", "NOUN", "PUNCT"))
     xpos.append(("X", "NNP", "V", "D", "NNS", "."))
+    for i in range(30):  # a name that must not come a second time
+        words.append([f"y{i}", "Ada", "saw", "Bert", "bread", "."])
+        tags.append(("X", "PROPN", "VERB", "PROPN", "NOUN", "PUNCT"))
+        xpos.append(("X", "NNP", "V", "NNP", "NN", "."))
     corpus = from_words("made up", words, {"upos": tags, "xpos": xpos})
     vocabulary = {word: i + 10 for i, word in enumerate(sorted({word for one in words for word in one}))}
     rows = [[-1, *range(len(one)), -1] for one in words]
@@ -108,7 +112,7 @@ def tagged() -> Tagged:
 def test_one_name_or_one_noun_gives_way_to_another_of_its_kind() -> None:
     made_up = tagged()
     texts, changed = replaced(made_up.text, made_up.corpus, 0)
-    assert changed.tolist() == [False] * 5 + [True] * 25 + [False] * 2
+    assert changed.tolist() == [False] * 5 + [True] * 25 + [False] * 2 + [True] * 30
     for name, tag, known in (("name_replaced", "PROPN", {*NAMES, "Dora"}), ("noun_replaced", "NOUN", {*NOUNS})):
         assert (texts[name].masked == made_up.text.masked).all()
         drawn = set()
@@ -117,6 +121,7 @@ def test_one_name_or_one_noun_gives_way_to_another_of_its_kind() -> None:
             differ = [j for j in range(len(own)) if found[j] != own[j]]
             assert len(differ) == changed[i]
             assert {made_up.corpus.columns["upos"][i][j] for j in differ} <= {tag}
+            assert not {found[j] for j in differ} & {*own}
             drawn |= {found[j] for j in differ}
         assert drawn == known
 

@@ -64,13 +64,14 @@ def test_words_are_the_pieces_that_stand_in_the_place_of_the_mask(family: str, t
     tokenizer = make_tokenizer(FAMILIES[family].tokenizer, KNOWN)
     text = (
         "The layer reads the [MASK].\ttoken\tlayer\tx\n[MASK] neuron reads the layer.\tThe\tEvery\tx\n"
+        "The layer reads the [MASK].\trr\ttr\tx\n"  # which differ in one piece, and are two
         "The layer reads the [MASK].\tlatherod\tlayer\tx\nThe layer reads the [MASK].\tlayer\tlayer\tx\n"
     )
     (tmp_path / "pairs.tsv").write_text(text, encoding="utf-8")
     prompts = prompts_of(tokenizer, read_pairs(str(tmp_path / "pairs.tsv"))[0], 100, "cloze")
     assert [pair.line for pair in prompts.pairs] == [1, 2]
     assert prompts.left_out == {
-        "a word is not a single piece of the vocabulary": 1, "the vocabulary does not tell the two words apart": 1
+        "a word is not a single piece of the vocabulary": 2, "the vocabulary does not tell the two words apart": 1
     }  # fmt: skip
     for i, pair in enumerate(prompts.pairs):
         ids = prompts.tokens.input_ids[prompts.tokens.of_sentences(i, 1)].tolist()
