@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from probing.models.layers import aligned
 from probing.models.site_names import NEURON, is_inside_blocks, site_of
 from probing.page.sources import Agreement, Sources, Subject, model_name
+from probing.runs.diagnostics import Cloze, Hierarchy
 from probing.runs.kinds import Disabled, Reproduction
 from probing.runs.trainings import CheckpointSeries, Pretraining
 from probing.statistics.intervals import scope
@@ -37,6 +38,10 @@ def _others(sources: Sources) -> Iterator[str]:
         elif isinstance(one.made, CheckpointSeries):
             first = one.made.results["checkpoints"][0]
             yield f"checkpoints of {series_name(first['model'], first['revision'])}"
+        elif isinstance(one.made, Hierarchy):
+            yield f"linear order or hierarchy in {model_name(one.made.config)}"
+        elif isinstance(one.made, Cloze):
+            yield f"predictions of {model_name(one.made.config)} at masks"
         elif isinstance(one.made, Reproduction):
             yield f"claims of {one.made.results['paper']}"
 

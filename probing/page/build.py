@@ -15,6 +15,7 @@ from probing.page.markup import MARK, Html, element, joined
 from probing.page.sections.attention import survey_section
 from probing.page.sections.claims import claims_section
 from probing.page.sections.comparison import accuracies_figure, agreement_section
+from probing.page.sections.diagnostics import cloze_section, hierarchy_section
 from probing.page.sections.disabling import disabling_section
 from probing.page.sections.evaluation import evaluation_section
 from probing.page.sections.geometry import geometry_section
@@ -25,6 +26,7 @@ from probing.page.sections.series import series_section
 from probing.page.sections.terms import terms_section
 from probing.page.shown import Shown
 from probing.page.sources import Evaluation, Geometry, Sources, Subject
+from probing.runs.diagnostics import Cloze, Hierarchy
 from probing.runs.kinds import Disabled, Reproduction
 from probing.runs.reading import reading
 from probing.runs.result_folder import ResultFolder
@@ -42,6 +44,8 @@ _SECTIONS: Mapping[type[ResultFolder], Callable[[Any, str], Html]] = {
     Disabled: disabling_section,
     Pretraining: pretraining_section,
     CheckpointSeries: series_section,
+    Hierarchy: hierarchy_section,
+    Cloze: cloze_section,
     Reproduction: claims_section,
 }
 

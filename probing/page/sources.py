@@ -16,6 +16,7 @@ from probing.errors import UserError
 from probing.heads.examples.example_maps import Examples, read_examples
 from probing.models.site_names import is_inside_blocks, site_of
 from probing.page.shown import Shown
+from probing.runs.diagnostics import Cloze, Hierarchy
 from probing.runs.kinds import KINDS, Attention, Disabled, Reproduction
 from probing.runs.loading import read_folder
 from probing.runs.reading import kind_of, reading
@@ -42,6 +43,8 @@ SHOWN: dict[type[ResultFolder], str] = {
     Disabled: "Without heads and layers",
     Pretraining: "Encoders with and without positions",
     CheckpointSeries: "Checkpoints",
+    Hierarchy: "Linear order or hierarchy",
+    Cloze: "At the mask",
     Reproduction: "Claims of a paper",
 }
 # Stands for the class where numbers are predicted.

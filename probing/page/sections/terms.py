@@ -10,6 +10,7 @@ from probing.page.neuron_table import COLUMNS, UNRESOLVED
 from probing.page.sections.head_terms import CHANGED_NEURONS, DISABLED, terms_of_surveys
 from probing.page.sources import Sources
 from probing.page.tables import pairs
+from probing.runs.diagnostics import Cloze, Hierarchy
 from probing.runs.kinds import Disabled
 from probing.runs.trainings import CheckpointSeries, Pretraining
 from probing.tables.columns import BELOW_RESOLUTION, FAR, NEGLIGIBLE, NEGLIGIBLE_NATS, R2, UNINFORMATIVE
@@ -311,6 +312,30 @@ SERIES: Terms = {
     "last": "Its measure at the last checkpoint.",
 }
 
+HIERARCHY: Terms = {
+    "layer": ACCURACY["layer"],
+    "test": "Share of sentences answered rightly in which both rules give the same answer, as in training.",
+    "generalisation": "Share of the sentences answered rightly in which the two rules differ.",
+    "95% range": "Confidence interval of the share before it, over sentences.",
+    "first auxiliary, first noun": "Share of these sentences that is answered as linear order does.",
+    "random weights": "Share answered rightly by probes of the same architecture, randomly initialised.",
+    "tokens permuted": "Share answered rightly where the model reads each sentence with its tokens permuted.",
+}
+
+CLOZE: Terms = {
+    "group": "What the pairs are about; all is every pair.",
+    "pairs": "Number of pairs whose words are single pieces of the vocabulary.",
+    "good likelier": "Share of pairs whose good word has the higher probability at the mask.",
+    "95% range": "Confidence interval of the number before it; of shares, the exact binomial one.",
+    "by more than .01": "Share of pairs whose good word is more probable by more than .01.",
+    "log p, good - bad": "Mean difference of log probabilities, in nats.",
+    "text": "What was changed in the text around the masked words.",
+    "sentences, tokens": "Number of sentences, and of their masked tokens.",
+    "loss": "Mean cross-entropy of the masked tokens, in nats.",
+    "beside, loss there": "The text that it is compared with, and the loss of the same tokens in it.",
+    "difference": "Rise of the loss, paired by sentence.",
+}
+
 PRECISION = (
     "Numbers on this page are rounded, and contributions by class have three digits; the tables and tensors in the "
     "run's folder are exact."
@@ -330,6 +355,8 @@ def terms_section(sources: Sources) -> Html:
     parts |= {"Without heads and layers": DISABLED} if Disabled in kinds else {}
     parts |= {"Encoders with and without positions": PRETRAINING} if Pretraining in kinds else {}
     parts |= {"Checkpoints": SERIES} if CheckpointSeries in kinds else {}
+    parts |= {"Linear order or hierarchy": HIERARCHY} if Hierarchy in kinds else {}
+    parts |= {"At the mask": CLOZE} if Cloze in kinds else {}
     parts |= {"Geometry": GEOMETRY} if sources.geometry else {}
     changed = any(one.neuron_interventions for one in sources.geometry)
     parts |= {"Changed neurons": CHANGED_NEURONS} if changed else {}
