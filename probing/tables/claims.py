@@ -116,7 +116,7 @@ def plan_tables(planned: Any) -> list[Any]:
 
 
 def _minutes(seconds: float) -> str:
-    return f"{max(1, round(seconds / 60))} min" if seconds else ""
+    return f"{max(1, round(seconds / 60))} min" if seconds else "0 min"
 
 
 def conclusions(rows: Sequence[Row], title: str) -> list[str]:
@@ -131,11 +131,10 @@ def conclusions(rows: Sequence[Row], title: str) -> list[str]:
         lines.append(f"{title}: of {count(len(own), 'verdict')}, {said}.")
     for model in dict.fromkeys(row["model"] for row in rows if row["verdict"] == "analogue"):
         here = [row for row in rows if row["model"] == model and row["verdict"] == "analogue"]
-        met = sum(row["met"] == "yes" for row in here)
-        unclear = sum(row["met"] == "unclear" for row in here)
+        met, not_met, unclear = (sum(row["met"] == said for row in here) for said in ("yes", "no", "unclear"))
         lines.append(
             f"{model} is none of the paper's models, so that nothing follows for the paper: of "
-            f"{count(len(here), 'analogue')}, the criterion is met by {met}, and {unclear} are unclear."
+            f"{count(len(here), 'analogue')}, the criterion is met by {met} and not met by {not_met}; unclear: {unclear}."
         )
     return lines
 
