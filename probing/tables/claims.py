@@ -134,7 +134,7 @@ def conclusions(rows: Sequence[Row], title: str) -> list[str]:
         met, not_met, unclear = (sum(row["met"] == said for row in here) for said in ("yes", "no", "unclear"))
         lines.append(
             f"{model} is none of the paper's models, so that nothing follows for the paper: of "
-            f"{count(len(here), 'analogue')}, the criterion is met by {met} and not met by {not_met}; unclear: {unclear}."
+            f"{count(len(here), 'analogue')}, {met} meet the criterion and {not_met} do not; unclear: {unclear}."
         )
     return lines
 
