@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from probing.cli.option_values import Source, defaults, resolved
+from probing.cli.option_values import defaults, resolved
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import command
 from probing.cli.shared_options import with_shared_help
@@ -40,7 +40,7 @@ DATA = ("other_corpus", "third_corpus", "wic", "sts", "static")
 def reproduce(
     config: dict[str, Any],
     paper: str | None = None, models: str | list[str] | None = None, claims: int | str | list[int | str] = "all",
-    corpus: Source = "builtin", other_corpus: str | None = None, third_corpus: str | None = None,
+    corpus: str = "builtin", other_corpus: str | None = None, third_corpus: str | None = None,
     wic: str | None = None, sts: str | None = None, static: str | None = None, dry_run: bool = False,
     runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
     wandb: WandbOptions = WandbOptions(),
@@ -76,6 +76,8 @@ def reproduce(
     say = terminal.silence if quiet else terminal.say
     if not paper:
         raise UserError(f"`reproduce` takes a paper: {', '.join(papers())}.")
+    if "-" in (corpus, other_corpus, third_corpus):
+        raise UserError("`-`: several runs read the text, and standard input can be read only once; give a file.")
     of = read_paper(paper, MEASURES)
     wanted = chosen_claims(claims, of)
     resolve_mode(wandb.mode)
@@ -87,25 +89,16 @@ def reproduce(
         from probing.claims.session import carry_out, plan
 
         watch = Stopwatch()
-        given = Given(str(corpus), {name: config[name] for name in DATA} | {"size": None})
+        given = Given(corpus, {name: config[name] for name in DATA} | {"size": None})
         usual = {name: defaults(_function(name)) for name in COMMANDS}
         planned = plan(of, wanted, named, given, text, usual, place)
         if dry_run:
             terminal.show(*plan_tables(planned))
             return None
-        common = {
-            "runs": runs,
-            "cache": str(cached),
-            "quiet": quiet,
-            "wandb": replace(wandb, group=wandb.group or paper),
-        }
-        try:
+        common: dict[str, Any] = {"runs": runs, "cache": str(cached), "quiet": quiet}
+        common["wandb"] = replace(wandb, group=wandb.group or paper)
+        with _continuable(place):
             made, folders = carry_out(planned, partial(_make, common), load_run, say)
-        except BaseException as error:
-            if interrupt := interrupt_behind(error):
-                left = f"finished runs are in {place}, and the same command goes on with the others"
-                raise type(interrupt)("; ".join([*map(str, interrupt.args), left])) from None
-            raise
         watch.end("run")
         rows = rows_of(wanted, made, of)
         config["models"] = list(planned.models)
@@ -118,6 +111,18 @@ def reproduce(
         found = read_folder(Reproduction, folder.finish())
     say_results(found, tracker.where(found.folder) if tracker else None, quiet)
     return found
+
+
+@contextlib.contextmanager
+def _continuable(place: Path) -> Iterator[None]:
+    """Say after an interrupt how to go on."""
+    try:
+        yield
+    except BaseException as error:
+        if interrupt := interrupt_behind(error):
+            left = f"finished runs are in {place}, and the same command goes on with the others"
+            raise type(interrupt)("; ".join([*map(str, interrupt.args), left])) from None
+        raise
 
 
 def _function(name: str) -> Callable[..., Any]:

@@ -153,6 +153,7 @@ def test_models_of_the_paper_that_cannot_be_reached_are_no_error(place: Path, co
         (["luo2021", "--models", "no/such/model"], "`--models no/such/model`"),
         (["luo2021", "--models", "minilm,minilm"], "minilm is there twice"),
         (["luo2021", "--corpus", "no.txt"], "no.txt"),
+        (["luo2021", "--corpus", "-"], "standard input can be read only once"),
         (["luo2021", "kovaleva2019"], "takes one paper"),
     ],
 )
