@@ -32,6 +32,8 @@ BESIDE_THE_POINT = ("name", "tokenizer", "runs", "cache", "quiet", "wandb", "fig
 # Data that the user gives: an option of `reproduce` by its name, behind a dollar. Where it is not given, an option with
 # a question mark is left out, and with another one the run cannot be made.
 _DATUM = re.compile(r"\$(?P<name>\w+)(?P<optional>\??)")
+# Options that name a text which a run reads in place of `--corpus`.
+OTHER_TEXTS = ("pairs",)
 # Options that commands take without their name.
 _WORDS = ("folder", "folders")
 
@@ -130,7 +132,8 @@ def needs_of(
         given: What the user gave for all runs.
         defaults: The defaults of the options of each command.
     """
-    return [_need(name, paper.runs[name], {"model": model, "corpus": given.corpus}, given, defaults) for name in names]
+    text = {name: {} if set(OTHER_TEXTS) & set(paper.runs[name]) else {"corpus": given.corpus} for name in names}
+    return [_need(name, paper.runs[name], {"model": model, **text[name]}, given, defaults) for name in names]
 
 
 def _need(
@@ -156,7 +159,7 @@ class Fingerprints:
 
     Args:
         model: Fingerprint of the model.
-        corpus: Fingerprint of the text.
+        corpus: Fingerprint of the text that the run reads.
     """
 
     model: str

@@ -26,6 +26,7 @@ from probing.claims.planning import (
 from probing.cli.pretraining_options import EncoderOptions, TrainingOptions, chosen_recipe
 from probing.cli.pretraining_options import Size as Size_
 from probing.corpus import Corpus
+from probing.corpus.pairs import read_pairs
 from probing.errors import UserError, about_option, as_clause
 from probing.models import ALIASES, load_config, resolve_model
 from probing.models.source import is_downloaded
@@ -103,7 +104,7 @@ def plan(
         place: The folder of runs.
 
     Raises:
-        UserError: If a model that is none of the paper's is not found.
+        UserError: If a model that is none of the paper's is not found, or a file of pairs cannot be read.
     """
     chosen = named if named is not None else {name: name for name in _at_hand(paper)}
     about = [model for model in paper.models if any(model in claim.models for claim in claims)]
@@ -127,11 +128,12 @@ def plan(
                 raise
             lacking[name] = f"{ALIASES.get(name, name)}, which cannot be read: {as_clause(error)}"
             continue
-        prints, size = Fingerprints(source.fingerprint(), corpus.fingerprint), Size.of(corpus.sentences, settings)
-        runs[name] = [
-            Planned(need, None if need.lacking else existing(need, finished, defaults[need.command], prints), size)
-            for need in needs_of(names, paper, where, given, defaults)
-        ]
+        runs[name] = []
+        for need in needs_of(names, paper, where, given, defaults):
+            text = read_pairs(need.options["pairs"]) if "pairs" in need.options else corpus
+            prints = Fingerprints(source.fingerprint(), text.fingerprint)
+            there = None if need.lacking else existing(need, finished, defaults[need.command], prints)
+            runs[name].append(Planned(need, there, Size.of(text.sentences, settings)))
     return Plan(paper, runs, lacking)
 
 

@@ -31,7 +31,7 @@ from probing.tracking import resolve_mode
 # The commands whose runs claims may need.
 COMMANDS = ("fit", "geometry", "attention", "disable", "wic", "sts", "pretrain")
 # The options that name data which files of claims ask for.
-DATA = ("other_corpus", "third_corpus", "wic", "sts", "static")
+DATA = ("other_corpus", "third_corpus", "wic", "sts", "static", "pairs", "roles")
 
 
 @command
@@ -41,14 +41,14 @@ def reproduce(
     config: dict[str, Any],
     paper: str | None = None, models: str | list[str] | None = None, claims: int | str | list[int | str] = "all",
     corpus: str = "builtin", other_corpus: str | None = None, third_corpus: str | None = None,
-    wic: str | None = None, sts: str | None = None, static: str | None = None, dry_run: bool = False,
-    runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
-    wandb: WandbOptions = WandbOptions(),
+    wic: str | None = None, sts: str | None = None, static: str | None = None, pairs: str | None = None,
+    roles: str | None = None, dry_run: bool = False, runs: str = "runs", name: str | None = None,
+    cache: str | None = None, quiet: bool = False, wandb: WandbOptions = WandbOptions(),
 ) -> Reproduction | None:  # fmt: skip
     """Measure what a paper claims on the models at hand, and give a verdict on each claim.
 
     Args:
-        paper: The paper, such as luo2021; may be given without --paper.
+        paper: The paper: kovaleva2019 or luo2021; may be given without --paper.
         models: Models to measure: aliases, hub ids or local folders, as for --model; NAME=FOLDER says that a folder
             holds a model of the paper, such as bert=FOLDER; pretrain-tiny and pretrain-base are encoders that are
             trained here, with position embeddings and without. By default the built-in model and those models of the
@@ -60,6 +60,9 @@ def reproduce(
         wic: Folder of the WiC data set, for claims about word senses, given as to `wic`.
         sts: Folder with STS12 to STS16, STS-B and SICK, for claims about similarity, given as to `sts`.
         static: File of word vectors in GloVe's format, for claims about static vectors.
+        pairs: File of pairs of sentences, for claims about heads that read two sentences, given as to `attention`.
+        roles: Role links, for claims about semantic roles, given as to `attention`; without them, the subjects and
+            objects of a treebank are taken.
         dry_run: Only say which runs are needed and which of them are there, with an estimate of time and disk.
         runs: Folder of runs. Runs with the same settings that are in it are read, and the others are made there.
         name: Name of the table's folder; PAPER-YYYYMMDD-HHMMSS by default.
@@ -76,7 +79,7 @@ def reproduce(
     say = terminal.silence if quiet else terminal.say
     if not paper:
         raise UserError(f"`reproduce` takes a paper: {', '.join(papers())}.")
-    if "-" in (corpus, other_corpus, third_corpus):
+    if "-" in (corpus, other_corpus, third_corpus, pairs, roles):
         raise UserError("`-`: several runs read the text, and standard input can be read only once; give a file.")
     of = read_paper(paper, MEASURES)
     wanted = chosen_claims(claims, of)

@@ -12,7 +12,9 @@ import pytest
 import yaml
 
 from planted_claims import paper
+from probing.claims.claim import read_paper
 from probing.claims.estimate import Size, seconds
+from probing.claims.measures import MEASURES
 from probing.claims.planning import (
     Fingerprints,
     Given,
@@ -29,6 +31,7 @@ from probing.cli.arguments import parse
 from probing.cli.option_values import defaults
 from probing.cli.pretraining_options import EncoderOptions, TrainingOptions, chosen_recipe
 from probing.cli.python_calls import unchecked
+from probing.commands.attention import attention
 from probing.commands.fit import fit
 from probing.commands.geometry import geometry
 from probing.commands.pretrain import pretrain
@@ -84,6 +87,20 @@ def test_defaults_are_not_typed_and_what_is_not_given_is_lacking() -> None:
         "python -m probing geometry --draws 10", "python -m probing fit"
     ]  # fmt: skip
     assert [need.lacking for need in needs] == ["", "`--other_corpus`", ""]
+
+
+def test_pairs_are_read_in_place_of_the_corpus() -> None:
+    of = read_paper("kovaleva2019", MEASURES)
+    usual = {"attention": defaults(attention)}
+    without = needs_of(["attention", "pairs"], of, "minilm", Given("text.txt", {"pairs": None, "roles": None}), usual)
+    assert [need.lacking for need in without] == ["", "`--pairs`"]
+    there = needs_of(
+        ["attention", "pairs"], of, "minilm", Given("text.txt", {"pairs": "p.tsv", "roles": "r.tsv"}), usual
+    )
+    assert [need.line for need in there] == [
+        "python -m probing attention --corpus text.txt --roles r.tsv",
+        "python -m probing attention --pairs p.tsv --parts classes",
+    ]
 
 
 def finished(place: Path, kind: str | None, corpus: str = "c1", model: str = "m1", **config: Any) -> Path:

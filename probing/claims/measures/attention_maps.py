@@ -1,0 +1,118 @@
+"""Which classes the maps of attention heads have, and which tokens the layers attend to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
+
+from probing.claims.measures.registry import NotMeasurable, Subject, difference, from_row, measure
+from probing.claims.verdict import Measured
+from probing.runs.kinds import Attention
+from probing.tables.heads import SPECIAL, of_all_maps, of_measure
+
+# How tokenizers call the special tokens at the beginning and at the end of a sentence.
+FIRST, LAST = ("[CLS]", "<s>"), ("[SEP]", "</s>")
+
+
+@measure("attention", "pairs")
+def rarest_class(subject: Subject) -> Measured:
+    """Return the share of maps that have the rarest of the five classes, over single sentences and pairs of them.
+
+    Single sentences have no block. The control is the share of maps of pairs that would be block with the boundary of
+    each pair moved, over the share that is: below 1, some heads know where the boundary is.
+    """
+    of_pairs, of_sentences = (_shares(subject.run(name)) for name in ("pairs", "attention"))
+    rows = [*of_pairs.values(), *(row for name, row in of_sentences.items() if name != "block")]
+    rarest, block = min(rows, key=lambda row: row["share"]), of_pairs["block"]
+    control = block["share_moved"] / block["share"] if block["share"] else None
+    return from_row(rarest, "share", control=control)
+
+
+@measure("pairs")
+def heterogeneous_share(subject: Subject) -> Measured:
+    """Return the share of heterogeneous maps, which have none of the other classes, over pairs of sentences.
+
+    The control is how far it moves when all thresholds of the classes are 25% lower or higher.
+    """
+    run: Attention = subject.run("pairs")
+    row = _shares(run)["heterogeneous"]
+    factors = {other["factor"] for other in run.attention_classes}
+    moved = [of_all_maps(vars(run), factor)["heterogeneous"]["share"] for factor in factors]
+    return from_row(row, "share", control=max(abs(share - row["share"]) for share in moved))
+
+
+@measure("attention")
+def words_in_stripes(subject: Subject, types: Sequence[str]) -> Measured:
+    """Return the part of types of words in the attention that special tokens and they get more than other words.
+
+    The value is x / (x + s): a token of the type that gets most attention gets 1 + x times that of the mean word, and a
+    special token 1 + s times; what is below 0 counts as 0. All are means over all heads, and words are all tokens that
+    are not special. The interval is that of two means of which it is not known how they vary together. The control is
+    the lift of special tokens, 1 under uniform attention, when weights are multiplied by the norms of what heads read.
+
+    Args:
+        subject: The model.
+        types: The types of words, such as `NOUN` and `subject`.
+    """
+    run: Attention = subject.run("attention")
+    if missing := [one for one in types if not of_measure(run.attention_layers, "lift", one)]:
+        raise NotMeasurable(f"a treebank as `--corpus`, with tokens of the types {', '.join(missing)}")
+    lift = max((_mean_over_layers(run, "lift", one) for one in types), key=lambda one: one.value)
+    mass, by_norm = (_mean_over_layers(run, name, SPECIAL) for name in ("mass", "norm_mass"))
+    share = mass.value / _mean_over_layers(run, "lift", SPECIAL).value  # of the tokens
+
+    def part(of_type: float, of_special: float) -> float:
+        of_mean_word = (1 - of_special) / (1 - share)
+        x, s = (max(one / of_mean_word - 1, 0.0) for one in (of_type, of_special / share))
+        return x / (x + s) if x + s else 0.0
+
+    ends = [part(*both) for both in product((lift.low, lift.high), (mass.low, mass.high))]
+    return Measured(part(lift.value, mass.value), min(ends), max(ends), control=by_norm.value / share)
+
+
+@measure("attention")
+def layers_from_first_to_last(subject: Subject) -> Measured:
+    """Return by how many layers attention to the last special token comes later than that to the first one.
+
+    Both are mean layers, weighted by the attention to `[CLS]` and to `[SEP]`, or what a tokenizer has in their place.
+    The ends of the interval are the most that the intervals of the layers allow.
+    """
+    run: Attention = subject.run("attention")
+    first, last = (_mean_layer(run, names) for names in (FIRST, LAST))
+    return difference(last, first)
+
+
+def _shares(run: Attention) -> dict[str, Mapping[str, Any]]:
+    """Return the row of each class over all maps."""
+    found = of_all_maps(vars(run))
+    if not found:
+        raise NotMeasurable("the run sorted no maps into classes")
+    return found
+
+
+def _mean_layer(run: Attention, names: Sequence[str]) -> Measured:
+    """Return the mean layer of the attention to a special token, which has one of some names.
+
+    Its ends are those where the intervals of all layers up to one are at one end, and those of the others at the other:
+    a weighted mean is monotone in each weight, so that none is lower or higher.
+    """
+    rows = next((rows for name in names if (rows := of_measure(run.attention_layers, "mass", name))), None)
+    if rows is None:
+        raise NotMeasurable(f"a tokenizer with a special token {' or '.join(names)}")
+    masses = {row["layer"]: from_row(row) for row in sorted(rows, key=lambda row: row["layer"])}
+
+    def mean(ends: Sequence[str]) -> float:
+        weights = [getattr(mass, end) for mass, end in zip(masses.values(), ends, strict=True)]
+        return sum(layer * weight for layer, weight in zip(masses, weights, strict=True)) / sum(weights)
+
+    n = len(masses)
+    low = min(mean(["high"] * k + ["low"] * (n - k)) for k in range(n + 1))
+    high = max(mean(["low"] * k + ["high"] * (n - k)) for k in range(n + 1))
+    return Measured(mean(["value"] * n), low, high)
+
+
+def _mean_over_layers(run: Attention, name: str, to: str) -> Measured:
+    rows = [from_row(row) for row in of_measure(run.attention_layers, name, to)]
+    value, low, high = (sum(getattr(row, end) for row in rows) / len(rows) for end in ("value", "low", "high"))
+    return Measured(value, low, high)

@@ -1,0 +1,40 @@
+"""Every claim that is measured is confirmed by a survey of which it is true, and not by one of which it is false."""
+
+from __future__ import annotations
+
+import pytest
+
+from planted_attention import runs_of
+from probing.claims.claim import Claim, read_paper
+from probing.claims.evaluation import Model, rows_of
+from probing.claims.measures import MEASURES
+
+PAPER = read_paper("kovaleva2019", MEASURES)
+MEASURED = [(claim, model) for claim in PAPER.claims if claim.reading for model in claim.models]
+
+
+def name(value: object) -> str:
+    return str(value.id) if isinstance(value, Claim) else str(value)
+
+
+@pytest.mark.parametrize(("claim", "model"), MEASURED, ids=name)
+def test_a_claim_is_confirmed_where_it_is_true_and_not_where_it_is_false(claim: Claim, model: str) -> None:
+    for true, verdict in ((True, "confirmed"), (False, "not confirmed")):
+        (row,) = rows_of([claim], [Model(model, runs_of(true))], PAPER)
+        assert row["verdict"] == verdict
+
+
+def test_another_model_has_analogues_of_its_own_heads() -> None:
+    rows = {}
+    for true, met in ((True, "yes"), (False, "no")):
+        rows = {row["id"]: row for row in rows_of(PAPER.claims, [Model("other", runs_of(true))], PAPER)}
+        assert {row["verdict"] for row in rows.values()} == {"analogue", "not testable here"}
+        assert {number: row["met"] for number, row in rows.items() if "met" in row} == dict.fromkeys(
+            [1, 2, 3, 6, 7, 8], met
+        )
+    assert all("GLUE" in rows[number]["lacking"] or "RTE" in rows[number]["lacking"] for number in (4, 5, 9, 10))
+
+
+def test_the_paper_has_10_claims() -> None:
+    assert [claim.id for claim in PAPER.claims] == list(range(1, 11))
+    assert PAPER.models == ["own", "bert-uncased"]
