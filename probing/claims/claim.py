@@ -179,7 +179,8 @@ class _Checked:
             own = {key: described[key] for key in self._OF_READING if key in described}
             if "measure" in other:  # whose control is another one as well
                 own = {}
-            analogue = self._reading({**own, **other}) if reading and not wrong else None
+            is_described = reading is not None or "measure" in other
+            analogue = self._reading({**own, **other}) if is_described and not wrong else None
         elif other == "none":
             if not lacking:
                 self._say("it has no analogue and does not say what is `lacking`")

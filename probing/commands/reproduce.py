@@ -48,7 +48,7 @@ def reproduce(
     """Measure what a paper claims on the models at hand, and give a verdict on each claim.
 
     Args:
-        paper: The paper: kovaleva2019 or luo2021; may be given without --paper.
+        paper: The paper: kovaleva2019, luo2021 or shi2022; may be given without --paper.
         models: Models to measure: aliases, hub ids or local folders, as for --model; NAME=FOLDER says that a folder
             holds a model of the paper, such as bert=FOLDER; pretrain-tiny and pretrain-base are encoders that are
             trained here, with position embeddings and without. By default the built-in model and those models of the

@@ -46,7 +46,7 @@ SMOOTHING_COLUMNS = ("layer", "measure", "value", "low", "high", "n_sentences")
 # Values of each sentence and block, in the order of `smoothing_sentences.csv`.
 BY_SENTENCE = (
     "sigma_1", "sigma_2", "lambda_max", "attention_factor", "distance_before", "distance_after", "bound_published",
-    "bound", "bound_per_matrix",
+    "bound", "bound_per_matrix", "attention_reach",
 )  # fmt: skip
 # Most entries of attention matrices that are held at a time, over all blocks.
 _ATTENTION = 2**25
@@ -145,6 +145,24 @@ def attention_eigenvalues(attention: Tensor, mask: Tensor) -> Tensor:
     rows = attention.double() * queries
     away = (rows - rows.sum(2, keepdim=True) / queries.sum(2, keepdim=True)) * queries
     return torch.linalg.eigvalsh(away.mT @ away)[..., -1].clamp_min(0)
+
+
+def attention_reach(states: Tensor, attention: Tensor, mask: Tensor, eigenvalues: Tensor) -> Tensor:
+    """Return how near attention comes to its bound in Lemma 1: d_M(A H) / (sqrt(lambda) d_M(H)), the most of all heads.
+
+    By the lemma it is at most 1. It is 0 where both sides are, such as for a single token. Shape (batch,), float64.
+
+    Args:
+        states: Hidden states that enter the block, shape (batch, sequence, d_model).
+        attention: Rows of queries summing to 1 over keys, shape (batch, n_heads, sequence, sequence).
+        mask: Which entries are tokens, shape (batch, sequence).
+        eigenvalues: Largest eigenvalue of each head, shape (batch, n_heads).
+    """
+    wide, before, roots = states.double(), distance_to_equal_rows(states, mask), eigenvalues.sqrt()
+    after = torch.stack([distance_to_equal_rows(head.double() @ wide, mask) for head in attention.unbind(1)], 1)
+    limits = roots * before[:, None]
+    there = roots > _ROUNDING  # below, what is left of d_M is rounding
+    return torch.where(there & (limits > 0), after / limits, 0.0).amax(1)
 
 
 @dataclass(frozen=True)
@@ -269,12 +287,13 @@ def _measure_batch(
     for layer, (block, of_block) in enumerate(zip(blocks, of_blocks, strict=True)):
         # Blocks that share their parameters call the same LayerNorms, one after the other.
         sigma_1, sigma_2 = (deviations[norm].pop(0) for norm in (block.norm_1, block.norm_2))
-        eigenvalues = attention_eigenvalues(on_float64_device(attentions[layer]), mask)
+        attention, state = on_float64_device(attentions[layer]), on_float64_device(states[layer])
+        eigenvalues = attention_eigenvalues(attention, mask)
         v = bounds(of_block, sigma_1, sigma_2, eigenvalues)
         found.append(
             torch.stack([
                 sigma_1, sigma_2, eigenvalues.amax(1), v.attention_factor, distances[layer], distances[layer + 1],
-                v.published, v.corrected, v.per_matrix,
+                v.published, v.corrected, v.per_matrix, attention_reach(state, attention, mask, eigenvalues),
             ])
         )  # fmt: skip
     return torch.stack(found).cpu().numpy()
@@ -292,6 +311,7 @@ class Summary:
         self.of_blocks, self.seed = of_blocks, seed
         self.means: list[dict[str, MeanOverSentences]] = [{} for _ in of_blocks]
         self.closest = np.full(len(of_blocks), np.nan)
+        self.reach = np.zeros(len(of_blocks))
         self.counts = np.zeros((len(of_blocks), len(_BINS) + 1), dtype=np.int64)
 
     def update(self, sentences: Sentences) -> None:
@@ -322,6 +342,7 @@ class Summary:
                 mean = self.means[block].setdefault(name, MeanOverSentences())
                 mean.update(torch.from_numpy(of_sentences), drawn)
             self.closest[block] = np.fmax(self.closest[block], np.fmax.reduce(ratio / named["bound_per_matrix"]))
+            self.reach[block] = np.fmax(self.reach[block], np.fmax.reduce(named["attention_reach"]))
             bins = np.digitize(np.log10(product[np.isfinite(product)]), _BINS)
             self.counts[block] += np.bincount(bins, minlength=len(_BINS) + 1)
 
@@ -337,6 +358,7 @@ class Summary:
                 })  # fmt: skip
             fixed = {
                 "largest_share_of_bound": float(self.closest[layer - 1]),
+                "largest_attention_reach": float(self.reach[layer - 1]),
                 **{f"sigma_product_q{q}": _quantile(self.counts[layer - 1], q / 100) for q in QUANTILES},
                 "singular_value_largest": of_block.largest,
                 "singular_value_value_output": float(of_block.value_output.max()),

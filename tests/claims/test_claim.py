@@ -74,6 +74,16 @@ def test_a_claim_is_read_with_its_reading_and_its_analogue() -> None:
     assert second.lacking == "a measure"
 
 
+def test_an_analogue_may_have_a_measure_of_its_own_where_the_paper_s_models_have_none() -> None:
+    content = deepcopy(GOOD)
+    measure = {"measure": "extreme_share", "with": {"role": "minimum"}, "criterion": "> 0.5"}
+    content["claims"][1]["analogue"] = measure
+    (_, second) = paper_of("x", content, MEASURES).claims
+    assert second.reading is None
+    assert second.analogue is not None
+    assert second.analogue.measure == "extreme_share"
+
+
 def change(**values: Any) -> Callable[[dict[str, Any]], None]:
     return lambda content: content["claims"][0].update(values)
 

@@ -23,6 +23,7 @@ from probing.internals.smoothing_bound import (
     Sentences,
     Summary,
     attention_eigenvalues,
+    attention_reach,
     constants,
     distance_to_equal_rows,
     least_deviation,
@@ -75,6 +76,20 @@ def test_attention_stretches_no_sentence_more_than_its_eigenvalue_and_some_as_mu
         away = attention[0, 0] - attention[0, 0].mean(0)
         worst = torch.linalg.svd(away).Vh[0][:, None]
         assert distance(attention[0, 0] @ worst) == pytest.approx(most * distance(worst))
+
+
+def test_attention_reaches_its_bound_in_the_direction_that_it_stretches_most(generator: torch.Generator) -> None:
+    """The first sentence has such states for its second head, and the second one is padded and has one token."""
+    attention = torch.softmax(3 * torch.randn(2, 2, 5, 5, generator=generator, dtype=torch.float64), -1)
+    attention[1] = torch.eye(5)
+    away = attention[0, 1] - attention[0, 1].mean(0)
+    states = torch.randn(2, 5, 3, generator=generator, dtype=torch.float64)
+    states[0] = torch.linalg.svd(away).Vh[0][:, None] * torch.tensor([1.0, -2.0, 0.5]) + 7
+    mask = torch.tensor([[True] * 5, [True] + [False] * 4])
+    found = attention_reach(states, attention, mask, attention_eigenvalues(attention, mask))
+    assert found.tolist() == pytest.approx([1, 0])
+    uniform = torch.full((2, 2, 5, 5), 0.2)
+    assert attention_reach(states, uniform, mask, attention_eigenvalues(uniform, mask)).tolist() == [0, 0]
 
 
 def test_eigenvalues_of_attention_that_is_known() -> None:
@@ -167,13 +182,15 @@ def naive(encoder: Any, ids: NDArray[np.integer]) -> list[dict[str, float]]:
             x @ w[f"attention.self.{part}.weight"].T + w[f"attention.self.{part}.bias"]
             for part in ("query", "key", "value")
         )
-        added, roots, singular = np.zeros((n, d)) + w["attention.output.dense.bias"], [], []
+        added, roots, singular, reaches = np.zeros((n, d)) + w["attention.output.dense.bias"], [], [], [0.0]
         for head in range(heads):
             own = slice(head * d // heads, (head + 1) * d // heads)
             attention = softmax(q[:, own] @ k[:, own].T / math.sqrt(d / heads), axis=1)
             w_o = w["attention.output.dense.weight"].T[own]
             added += attention @ v[:, own] @ w_o
             roots.append(np.linalg.svd(centre @ attention)[1][0])
+            if n > 1:
+                reaches.append(np.linalg.norm(centre @ attention @ x) / (roots[-1] * np.linalg.norm(centre @ x)))
             singular.append(np.linalg.svd(w["attention.self.value.weight"].T[:, own] @ w_o)[1][0])
         gains = [w["attention.output.LayerNorm.weight"], w["output.LayerNorm.weight"]]
         h = norm_of(x + added, gains[0], w["attention.output.LayerNorm.bias"])
@@ -195,6 +212,7 @@ def naive(encoder: Any, ids: NDArray[np.integer]) -> list[dict[str, float]]:
             "bound_published": (1 + s**2) * (1 + max(roots) * heads * s) / (sigma_1 * sigma_2),
             "bound": (1 + c * s**2) * (1 + max(roots) * heads * s) * gain / (sigma_1 * sigma_2),
             "bound_per_matrix": (1 + c * s_1 * s_2) * factor * gain / (sigma_1 * sigma_2),
+            "attention_reach": max(reaches),
         })  # fmt: skip
         x = out
     return rows
@@ -228,6 +246,7 @@ def test_no_sentence_is_beyond_its_bound(family: str, checkpoints: dict[str, Pat
         for name in ("bound", "bound_per_matrix"):
             assert (found["distance_after"] <= found[name] * found["distance_before"] * (1 + 1e-6)).all()
         assert (found["bound_per_matrix"] <= found["bound"] * (1 + 1e-9)).all()
+        assert (found["attention_reach"] <= 1 + 1e-6).all()
         assert (found["distance_after"] > 0).any()
         shrink(encoder, scale)
 
@@ -285,4 +304,5 @@ def test_the_summary_is_that_of_all_sentences_at_once(bert: Any, tokens: Tokens)
     several = [i for i, length in enumerate(LENGTHS) if length > 1]
     ratio = found["distance_after"][:, several] / found["distance_before"][:, several]
     assert of("distance_ratio") == pytest.approx(ratio.mean(1))
+    assert of("largest_attention_reach") == pytest.approx(found["attention_reach"].max(1))
     assert of("largest_share_of_bound") == pytest.approx((ratio / found["bound_per_matrix"][:, several]).max(1))

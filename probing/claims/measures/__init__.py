@@ -5,11 +5,13 @@ from probing.claims.measures import (  # noqa: F401  importing them registers wh
     cosines,
     extremes,
     idle_heads,
+    layers_of_heads,
     linguistic_heads,
     norms_and_tables,
     position_probes,
     pretrained,
     several,
     tasks,
+    token_similarity,
 )
 from probing.claims.measures.registry import MEASURES as MEASURES

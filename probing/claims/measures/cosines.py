@@ -25,7 +25,7 @@ def growth(subject: Subject, of: str) -> Measured:
         subject: The model.
         of: The measure, such as `mean_cosine`.
     """
-    rows = _by_layer(subject.run("geometry"), of)
+    rows = by_layer(subject.run("geometry"), of)
     if len({row["value"] for row in rows.values()}) < 3:
         raise NotMeasurable(f"fewer than three layers have a {of.replace('_', ' ')} of their own")
     layers, values = (rankdata(found) for found in (list(rows), [row["value"] for row in rows.values()]))
@@ -35,7 +35,7 @@ def growth(subject: Subject, of: str) -> Measured:
 @measure("geometry")
 def least_mean_cosine(subject: Subject, first_layer: int = 1) -> Measured:
     """Return the least mean cosine of the layers from one on. The control is that of the input, layer 0."""
-    every = _by_layer(subject.run("geometry"), "mean_cosine")
+    every = by_layer(subject.run("geometry"), "mean_cosine")
     control = every[0]["value"] if 0 in every else None
     return _least([from_row(row, control=control) for row in _from(every, first_layer).values()])
 
@@ -47,8 +47,8 @@ def clipped_mean_cosine(subject: Subject) -> Measured:
     The control is the most that clipping as many random neurons changes the mean cosine in these layers.
     """
     geometry: Geometry = subject.run("geometry")
-    clipped, plain = _clipped(geometry, "mean_cosine"), _by_layer(geometry, "mean_cosine")
-    random = _by_layer(geometry, "mean_cosine", "clip_random")
+    clipped, plain = _clipped(geometry, "mean_cosine"), by_layer(geometry, "mean_cosine")
+    random = by_layer(geometry, "mean_cosine", "clip_random")
     changes = [abs(random[layer]["value"] - plain[layer]["value"]) for layer in clipped if layer in random]
     control = max(changes) if changes else None
     return max((from_row(row, control=control) for row in clipped.values()), key=lambda one: one.value)
@@ -68,8 +68,8 @@ def share_removed_by_clipping(subject: Subject) -> Measured:
     cosine; the control is the median of what random neurons take away.
     """
     geometry: Geometry = subject.run("geometry")
-    plain = _from(_by_layer(geometry, "mean_cosine"), 1)
-    clipped, random = (_by_layer(geometry, "mean_cosine", kind) for kind in ("clip", "clip_random"))
+    plain = _from(by_layer(geometry, "mean_cosine"), 1)
+    clipped, random = (by_layer(geometry, "mean_cosine", kind) for kind in ("clip", "clip_random"))
     _clipped(geometry, "mean_cosine")  # refuses models without outliers
 
     def removed(layer: int) -> Measured:
@@ -91,7 +91,7 @@ def least_removed_by_clipping(subject: Subject, first_layer: int = 1) -> Measure
     The interval is that of two means of which it is not known how they vary together: wider than that of their pairs.
     """
     geometry: Geometry = subject.run("geometry")
-    plain, clipped = _by_layer(geometry, "mean_cosine"), _clipped(geometry, "mean_cosine")
+    plain, clipped = by_layer(geometry, "mean_cosine"), _clipped(geometry, "mean_cosine")
     return _least([
         difference(from_row(row), from_row(clipped[layer])) if layer in clipped else Measured.exact(0.0)
         for layer, row in _from(plain, first_layer).items()
@@ -106,7 +106,7 @@ def least_gain_of_self_similarity(subject: Subject) -> Measured:
     together: wider than that of their pairs.
     """
     geometry: Geometry = subject.run("geometry")
-    plain = _from(_by_layer(geometry, "self_similarity_adjusted"), 1)
+    plain = _from(by_layer(geometry, "self_similarity_adjusted"), 1)
     clipped = _clipped(geometry, "self_similarity_adjusted")
     return _least([
         difference(from_row(clipped[layer]), from_row(row)) if layer in clipped else Measured.exact(0.0)
@@ -150,11 +150,11 @@ def largest_whitened_mean_cosine(subject: Subject) -> Measured:
 
     Its magnitude counts. Whitening was fitted on another corpus than it is measured on.
     """
-    rows = _from(_by_layer(subject.run("held_out"), "mean_cosine", "whiten"), 1)
+    rows = _from(by_layer(subject.run("held_out"), "mean_cosine", "whiten"), 1)
     return max((magnitude(from_row(row)) for row in rows.values()), key=lambda one: one.value)
 
 
-def _by_layer(geometry: Geometry, name: str, transform: str = "none") -> dict[int, Mapping[str, Any]]:
+def by_layer(geometry: Geometry, name: str, transform: str = "none") -> dict[int, Mapping[str, Any]]:
     """Return the row of a measure in each layer, by ascending layers."""
     rows = [row for row in geometry.geometry if (row["transform"], row["measure"]) == (transform, name)]
     return {row["layer"]: row for row in sorted(rows, key=lambda row: row["layer"])}
@@ -173,7 +173,7 @@ def _clipped(geometry: Geometry, name: str) -> dict[int, Mapping[str, Any]]:
     Raises:
         NotMeasurable: If there are none.
     """
-    found = {layer: row for layer, row in _by_layer(geometry, name, "clip").items() if layer}
+    found = {layer: row for layer, row in by_layer(geometry, name, "clip").items() if layer}
     if not found:
         raise NotMeasurable("no layer above the embeddings has an outlier that could be clipped")
     return found

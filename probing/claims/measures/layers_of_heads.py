@@ -1,0 +1,80 @@
+"""How alike the maps of consecutive layers are, and what fusing layers does to a frozen model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from probing.claims.measures.registry import NotMeasurable, Subject, difference, from_row, measure
+from probing.claims.verdict import Measured
+from probing.runs.kinds import Attention
+
+
+@measure("attention")
+def least_similarity_of_maps(subject: Subject, from_depth: float) -> Measured:
+    """Return the cosine of the maps of two consecutive layers, the least from a depth of the model on.
+
+    The control is the same without special tokens, whose columns make any two maps alike.
+
+    Args:
+        subject: The model.
+        from_depth: The share of the blocks at which the first of the two layers begins.
+    """
+    run: Attention = subject.run("attention")
+    found = []
+    for name in ("cosine", "cosine_without_special"):
+        rows = [row for row in run.similarity if row["measure"] == name]
+        depth = max((row["other_layer"] for row in rows), default=0)
+        upper = [from_row(row) for row in rows if row["layer"] >= from_depth * depth]
+        if not upper:
+            raise NotMeasurable("two consecutive layers")
+        found.append(min(upper, key=lambda one: one.value))
+    as_published, without = found
+    return Measured(as_published.value, as_published.low, as_published.high, without.value)
+
+
+@measure("fusion")
+def least_gain_by_fusion(subject: Subject, fusion: str) -> Measured:
+    """Return what a fusion of layers adds to the accuracy of a probe on the last layer, the least over tasks.
+
+    The control is what it adds to the layer that is best on validation sentences: where the last layer is not the best
+    one, choosing another is a gain as well.
+
+    Args:
+        subject: The model.
+        fusion: The fusion, such as `gate`.
+    """
+    rows = [row for row in _fused(subject, fusion) if row["measure"] == "difference"]
+    least = {
+        against: min((row for row in rows if row["against"] == against), key=lambda row: row["value"])
+        for against in ("last layer", "best layer")
+    }
+    return from_row(least["last layer"], control=least["best layer"]["value"])
+
+
+@measure("fusion")
+def similarity_after_fusion(subject: Subject, fusion: str) -> Measured:
+    """Return how much more alike the tokens of a sentence are in a fusion than in the last layer: the most of tasks.
+
+    The interval is that of two means of which it is not known how they vary together. The control is the same of the
+    mean of the layers, whose weights are not learned.
+
+    Args:
+        subject: The model.
+        fusion: The fusion, such as `gate`.
+    """
+    run: Attention = subject.run("fusion")
+    fused = [from_row(row) for row in _fused(subject, fusion) if row["measure"] == "cosine"]
+    others = [row for row in run.fusion if row["measure"] == "cosine"]
+    last = from_row(max((row for row in others if row["fusion"] == "layer"), key=lambda row: row["layer"]))
+    (mean,) = (row["value"] for row in others if row["fusion"] == "equal")
+    found = difference(max(fused, key=lambda one: one.value), last)
+    return Measured(found.value, found.low, found.high, mean - last.value)
+
+
+def _fused(subject: Subject, fusion: str) -> list[Mapping[str, Any]]:
+    run: Attention = subject.run("fusion")
+    rows: list[Mapping[str, Any]] = [row for row in run.fusion if row["fusion"] == fusion]
+    if not rows:
+        raise NotMeasurable("a task whose labels the corpus has")
+    return rows
