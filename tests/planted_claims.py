@@ -114,6 +114,7 @@ class _World:
                 yield {
                     "layer": layer, "neuron": neuron, "mean": float(means[neuron]), "sd": 1.0,
                     "cosine_share": 0.4 if neuron in flagged else 0.0005,
+                    "beyond_share": 0.999 if neuron in flagged else 0.01,
                     "argmin_share": share if role == "minimum" else 0.0001,
                     "argmax_share": share if role == "maximum" else 0.0001,
                 }  # fmt: skip

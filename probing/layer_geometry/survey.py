@@ -26,7 +26,7 @@ from probing.tables.schema import ALL_LAYERS
 from probing.transforms.affine import Fitting, Kind, Transform, fit_transform, identity, random_neurons
 
 OUTLIER_COLUMNS = ("definition", "layer", "neuron", "value", "special_tokens")
-DIMENSION_COLUMNS = ("layer", "neuron", "mean", "sd", "cosine_share", "argmin_share", "argmax_share")
+DIMENSION_COLUMNS = ("layer", "neuron", "mean", "sd", "cosine_share", "argmin_share", "argmax_share", "beyond_share")
 
 Rows = list[dict[str, Any]]
 
@@ -295,6 +295,7 @@ def _dimension_rows(seen: Look, special_tokens: SpecialTokens, result: Measured)
     columns = {
         "mean": profile.mean, "sd": np.sqrt(profile.variance), "cosine_share": result.cosine_shares.numpy(),
         "argmin_share": profile.argmin_share, "argmax_share": profile.argmax_share,
+        "beyond_share": profile.beyond_share,
     }  # fmt: skip
     return [
         {"layer": seen.layer, "neuron": k} | {name: float(values[k]) for name, values in columns.items()}

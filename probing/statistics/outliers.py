@@ -24,6 +24,8 @@ DEFINITIONS: tuple[Definition, ...] = ("argmin_share", "argmax_share", "mean_pro
 SHARE = 0.5
 # In standard deviations; Luo, Kulmizev & Mao choose from the profile by eye.
 MEAN_DEVIATIONS = 5.0
+# In standard deviations of a token's own neurons.
+TOKEN_DEVIATIONS = 3.0
 # In mean variances (Rudman, Chen & Eickhoff 2023).
 VARIANCES = 5.0
 # Puccetti et al. (2022): a parameter deviates by more than 3 sd, in more than 3 layers, and 6 neurons are taken.
@@ -58,6 +60,7 @@ class Profile:
         variance: Population variance of each neuron.
         argmin_share: Share of the tokens in which the neuron is the smallest.
         argmax_share: Share of the tokens in which the neuron is the largest.
+        beyond_share: Share of the tokens in which the neuron is more than 3 sd from the mean of that token's neurons.
     """
 
     n_tokens: int
@@ -65,6 +68,7 @@ class Profile:
     variance: Array
     argmin_share: Array
     argmax_share: Array
+    beyond_share: Array
 
 
 class ProfileAccumulator:
@@ -76,7 +80,7 @@ class ProfileAccumulator:
 
     def __init__(self, d_model: int) -> None:
         self.mean = RunningMean(d_model)
-        self.squares, self.smallest, self.largest = np.zeros(d_model), np.zeros(d_model), np.zeros(d_model)
+        self.squares, self.smallest, self.largest, self.beyond = np.zeros((4, d_model))
 
     @property
     def n_tokens(self) -> int:
@@ -88,6 +92,8 @@ class ProfileAccumulator:
         for states in hidden_states.split(ROWS):
             deviations = self.mean.update(states.double()).numpy()
             self.squares += np.einsum("nd,nd->d", deviations, deviations)
+            squares = np.square(states.numpy() - states.numpy().mean(1, keepdims=True))
+            self.beyond += (squares > TOKEN_DEVIATIONS**2 * squares.mean(1, keepdims=True)).sum(0)
         states, d_model = hidden_states.numpy(), hidden_states.shape[1]
         self.smallest += np.bincount(states.argmin(1), minlength=d_model)
         self.largest += np.bincount(states.argmax(1), minlength=d_model)
@@ -101,7 +107,8 @@ class ProfileAccumulator:
         if not self.n_tokens:
             raise ValueError("no tokens to take a profile of")
         n = self.n_tokens
-        return Profile(n, self.mean.mean.numpy(), self.squares / n, self.smallest / n, self.largest / n)
+        shares = (found / n for found in (self.smallest, self.largest, self.beyond))
+        return Profile(n, self.mean.mean.numpy(), self.squares / n, *shares)
 
 
 def pooled(profiles: Sequence[Profile]) -> Profile:
@@ -114,7 +121,8 @@ def pooled(profiles: Sequence[Profile]) -> Profile:
 
     mean = mean_of([profile.mean for profile in profiles])
     within = mean_of([profile.variance + (profile.mean - mean) ** 2 for profile in profiles])
-    shares = ([getattr(profile, name) for profile in profiles] for name in ("argmin_share", "argmax_share"))
+    names = ("argmin_share", "argmax_share", "beyond_share")
+    shares = ([getattr(profile, name) for profile in profiles] for name in names)
     return Profile(n, mean, within, *map(mean_of, shares))
 
 

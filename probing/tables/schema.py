@@ -55,7 +55,7 @@ _NUMBERS = (
     "contrast_held", "word_mass_held", "loss", "train_loss", "unigram_loss", "max_mean_sd", "equivariance",
     "first_value", "last_value", "bias", "others_gain", "others_bias", "standardised", "by_scaled_input",
     "by_centring", "by_input", "by_gain", "by_bias", "by_others_bias",
-    "measured", "control", "published_value",
+    "measured", "control", "published_value", "beyond_share",
     "generalisation", "first_auxiliary", "first_noun", "preference", "good_log_probability", "bad_log_probability",
     "clear_share",
     *(f"{of}{column}" for of in ("random", "matched") for column in ("", "_lowest", "_highest", "_percentile", "_p")),

@@ -40,11 +40,23 @@ def test_a_profile_is_what_numpy_says_in_batches_or_not() -> None:
         np.testing.assert_allclose(got.argmax_share, [(x.argmax(1) == k).mean() for k in range(7)])
 
 
+def test_tokens_are_counted_in_which_a_neuron_is_far_from_that_tokens_own_mean() -> None:
+    states = noise(300, 40) + 5
+    states[:120, 3] -= 9
+    states[200:, 4] += torch.linspace(0, 9, 100)
+    beyond = [[abs(value - token.mean()) > 3 * token.std() for value in token] for token in states.double().numpy()]
+    for got in (profile(states), profile(states, 1, 1, 200)):
+        np.testing.assert_allclose(got.beyond_share, np.mean(beyond, axis=0))
+    assert profile(states).beyond_share[3] > 0.35
+    assert 0.1 < profile(states).beyond_share[4] < 0.3
+    assert profile(states).beyond_share[5:].max() < 0.05
+
+
 def test_pooled_profiles_are_that_of_all_tokens() -> None:
     states = noise(300, 7) * torch.arange(1, 8)
     got, expected = outliers.pooled([profile(states[:40]), profile(states[40:])]), profile(states)
     assert got.n_tokens == 300
-    for name in ("mean", "variance", "argmin_share", "argmax_share"):
+    for name in ("mean", "variance", "argmin_share", "argmax_share", "beyond_share"):
         np.testing.assert_allclose(getattr(got, name), getattr(expected, name), rtol=1e-10)
 
 

@@ -34,6 +34,28 @@ def extreme_share(subject: Subject, role: Role) -> Measured:
     return Measured(found.value, found.low, found.high, others, (neuron,))
 
 
+@measure("geometry")
+def least_share_beyond(subject: Subject, role: Role) -> Measured:
+    """Return the share of tokens in which an outlier is beyond 3 sd of the token's own neurons: the least over layers.
+
+    The interval is Wilson's with as many trials as sentences. The control is the largest such share of another neuron
+    in that layer.
+    """
+    geometry: Geometry = subject.run("geometry")
+    neuron, n = subject.neuron(role), n_sentences(geometry)
+    by_layer: dict[int, dict[int, float]] = {}
+    for row in above_embeddings(geometry.dimensions):
+        if "beyond_share" not in row:
+            raise NotMeasurable("the run is of an earlier version, which did not count such tokens; make it again")
+        by_layer.setdefault(row["layer"], {})[row["neuron"]] = row["beyond_share"]
+    if not by_layer or any(neuron not in shares for shares in by_layer.values()):
+        raise NotMeasurable(f"the model has no neuron {neuron}")
+    least = min(by_layer.values(), key=lambda shares: shares[neuron])
+    found = _share(least[neuron], n)
+    others = max(share for one, share in least.items() if one != neuron)
+    return Measured(found.value, found.low, found.high, others, (neuron,))
+
+
 @measure("geometry", "elsewhere", "third")
 def change_over_texts(subject: Subject, roles: list[Role] | None = None) -> Measured:
     """Return how much the share of tokens of which an outlier is the extreme neuron differs between three texts.

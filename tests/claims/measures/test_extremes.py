@@ -16,6 +16,7 @@ from probing.claims.measures.extremes import (
     layers_of,
     layers_of_outliers,
     least_deviation,
+    least_share_beyond,
     n_sentences,
 )
 from probing.claims.measures.registry import NotMeasurable, Subject
@@ -52,6 +53,18 @@ def test_a_share_is_the_mean_over_the_layers_above_the_embeddings() -> None:
     for end in (found.low, found.high):
         assert abs(0.8 - end) == pytest.approx(1.959964 * math.sqrt(end * (1 - end) / 400))
     assert found.low < 0.8 < found.high
+
+
+def test_tokens_that_have_the_outlier_are_counted_in_the_layer_where_they_are_fewest() -> None:
+    geometry = run([[0.0] * 3] * 3)
+    with pytest.raises(NotMeasurable, match="of an earlier version"):
+        least_share_beyond(subject(geometry, minimum=0), "minimum")
+    for row, share in zip(geometry.dimensions, (0.1, 0.9, 0.9, 0.95, 0.0, 0.0, 0.8, 0.2, 0.3), strict=True):
+        row["beyond_share"] = share
+    found = least_share_beyond(subject(geometry, minimum=0), "minimum")
+    assert (found.value, found.control, (found.low, found.high)) == (0.8, 0.3, _wilson(0.8, 400))
+    with pytest.raises(NotMeasurable, match="has no neuron 9"):
+        least_share_beyond(subject(geometry, minimum=9), "minimum")
 
 
 def test_shares_on_three_texts_are_compared_with_the_first() -> None:
