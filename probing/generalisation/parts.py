@@ -69,9 +69,9 @@ class Text:
         n_words = np.array([len(words) for words in self.corpus.words or ()])
         if (lacking := np.flatnonzero(found < n_words)).size:
             raise UserError(
-                f"`--model`: of {self.corpus.name}, `{self.corpus.sentences[lacking[0]]}` keeps {found[lacking[0]]} of "
-                f"{n_words[lacking[0]]} words; choose a model that reads whole sentences of {tokens.lengths.max()} "
-                "tokens and more."
+                f"`--model`: of the {self.corpus.name}, `{self.corpus.sentences[lacking[0]]}` keeps only "
+                f"{found[lacking[0]]} of {n_words[lacking[0]]} words; choose a model that reads all words of longer "
+                "sentences."
             )
 
     def examples(self, store: Activations, chosen: NDArray[np.bool_]) -> Examples:

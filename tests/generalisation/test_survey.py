@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from probing.cache.store import ActivationStore
 from probing.cache.tokens import Tokens
+from probing.errors import UserError
 from probing.generalisation.grammar import AUXILIARIES
 from probing.generalisation.parts import Parts, Sizes, Text
 from probing.generalisation.survey import answers_of, task_rows
@@ -99,3 +100,14 @@ def test_each_distractor_has_its_sentences(rows: Any) -> None:
         assert sum(kind["n"] for kind in own) == SIZES.generalisation
         right = sum(kind["n"] * kind["generalisation"] for kind in own)
         assert right == pytest.approx(row["generalisation"] * SIZES.generalisation)
+
+
+def test_a_sentence_of_which_a_word_is_cut_is_refused() -> None:
+    text = Parts.of("subject_noun", Sizes(3, 2, 4), 0).training
+    whole = tokens_of(text)
+    text.check(whole)
+    last = whole.lengths[0] - 2  # the full stop, before the special token
+    lengths = whole.lengths - (np.arange(whole.n_sentences) == 0).astype(np.int32)
+    tokens = Tokens(lengths, np.delete(whole.input_ids, last), np.delete(whole.words, last))
+    with pytest.raises(UserError, match=r"sentences of the task subject noun, to train on, .* keeps only"):
+        text.check(tokens)
