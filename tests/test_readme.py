@@ -75,6 +75,7 @@ def toy(tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str], monk
     (tmp_path / "minimal.tsv").write_text("The [MASK] reads.\tprobe\ttoken\tagreement\n")
     pairs = zip(sentences[::2], sentences[1::2], strict=True)
     (tmp_path / "pairs.tsv").write_text("".join(f"{first}\t{second}\n" for first, second in pairs))
+    (tmp_path / "minimal.tsv").write_text("The [MASK] reads a layer.\tprobe\ttoken\tsubject\n")
     reviews = ({"text": text, "label": "LONG" if len(text) > 150 else "SHORT"} for text in sentences)
     (tmp_path / "reviews.jsonl").write_text("".join(f"{json.dumps(review)}\n" for review in reviews))
     ratings = ({"text": text, "label": len(text) / 10} for text in sentences)
