@@ -8,15 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from probing.checkpoints.emergence import Thresholds, emergence
 from probing.checkpoints.losses import loss_rows
 from probing.checkpoints.survey import Found
 from probing.runtime.versions import versions
 from probing.tables.columns import without_nan
-from probing.tables.csv_files import write_csv
-from probing.tables.series import COLUMNS
 
 KIND = "series of checkpoints"
 
@@ -43,22 +39,6 @@ def tables_of(found: Found, thresholds: Thresholds) -> Tables:
     return {
         "series": rows, "series_outliers": outliers, "emergence": emergence(rows, deviations, steps, thresholds),
     }  # fmt: skip
-
-
-def write(folder: Path, config: Mapping[str, Any], tables: Tables) -> list[Path]:
-    """Write tables and the configuration, and return their paths.
-
-    Args:
-        folder: The run's folder.
-        config: The resolved configuration as plain values.
-        tables: Rows by the name of their table.
-    """
-    paths = [folder / "config.yaml"]
-    paths[0].write_text(yaml.safe_dump(dict(config), sort_keys=False))
-    for name, rows in tables.items():
-        paths.append(folder / f"{name}.csv")
-        write_csv(paths[-1], rows, COLUMNS[name])
-    return paths
 
 
 def write_summary(

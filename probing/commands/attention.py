@@ -237,12 +237,14 @@ def _write(
     from probing.heads.examples.example_maps import write_examples
     from probing.heads.examples.example_sentences import examples_of
     from probing.heads.figures import write_figures
-    from probing.heads.results import write, write_summary
+    from probing.heads.results import write_summary
+    from probing.tables import heads, position_heads
+    from probing.tables.csv_files import write_tables
 
     subject, stores = measured
     examples = examples_of(subject, stores)
     watch.end("examples")
-    files = write(folder, config, tables)
+    files = write_tables(folder, config, tables, {**heads.COLUMNS, **position_heads.COLUMNS})
     files += [write_examples(folder, examples)] if examples else []
     formats = figure_formats(config["figure_format"])
     against = subject.asked.against

@@ -190,9 +190,11 @@ def _write(
 ) -> None:  # fmt: skip
     """Write tables, figures and summary into the run's folder, and log them."""
     from probing.disabling.figures import write_figures
-    from probing.disabling.results import write, write_summary
+    from probing.disabling.results import write_summary
+    from probing.tables.csv_files import write_tables
+    from probing.tables.disabling import COLUMNS
 
-    files = write(folder, config, found)
+    files = write_tables(folder, config, found.tables, COLUMNS)
     figures = write_figures(folder / "figures", found.tables, model_name, figure_formats(config["figure_format"]))
     watch.end("write")
     files.append(write_summary(folder, found, stores, watch.timings()))

@@ -20,7 +20,7 @@ from probing.runs.loading import read_folder
 from probing.runs.tracked import tracking
 from probing.runtime.distributed import is_main_process
 from probing.runtime.stopwatch import Stopwatch
-from probing.tables.hierarchy import CONTROLS, ITSELF, LINEAR, of_model, tasks_of
+from probing.tables.hierarchy import COLUMNS, CONTROLS, ITSELF, LINEAR, of_model, tasks_of
 from probing.tracking import Tracker, resolve_mode
 
 
@@ -101,9 +101,10 @@ def _write(
 ) -> None:  # fmt: skip
     """Write tables, figure and summary into the run's folder, and log them."""
     from probing.generalisation.figures import write_figure
-    from probing.generalisation.results import write, write_summary
+    from probing.generalisation.results import write_summary
+    from probing.tables.csv_files import write_tables
 
-    files, rows = write(folder, config, found), found.tables["hierarchy"]
+    files, rows = write_tables(folder, config, found.tables, COLUMNS), found.tables["hierarchy"]
     figures = write_figure(
         folder / "figures" / "hierarchy", rows, model_name, figure_formats(config["figure_format"])
     )  # fmt: skip

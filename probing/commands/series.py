@@ -168,11 +168,12 @@ def _write(
         tracker: The run on W&B, if there is one.
     """
     from probing.checkpoints.figures import write_figures
-    from probing.checkpoints.results import tables_of, write, write_summary
-    from probing.tables.series import by_step
+    from probing.checkpoints.results import tables_of, write_summary
+    from probing.tables.csv_files import write_tables
+    from probing.tables.series import COLUMNS, by_step
 
     tables = tables_of(found, asked[1])
-    files = write(folder, config, tables)
+    files = write_tables(folder, config, tables, COLUMNS)
     formats = figure_formats(config["figure_format"])
     figures = write_figures(folder / "figures", tables, _title(found.checkpoints), formats)
     watch.end("write")

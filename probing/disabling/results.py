@@ -7,34 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from probing.cache import ActivationStore
 from probing.data.preparation import origin
 from probing.disabling.survey import Found
 from probing.runtime.versions import versions
 from probing.tables.columns import without_nan
-from probing.tables.csv_files import write_csv
-from probing.tables.disabling import COLUMNS
 from probing.tables.readout_names import POSITION
 
 KIND = "disabling of heads and layers"
-
-
-def write(folder: Path, config: Mapping[str, Any], found: Found) -> list[Path]:
-    """Write tables and the configuration, and return their paths.
-
-    Args:
-        folder: The run's folder.
-        config: The resolved configuration as plain values.
-        found: What was found.
-    """
-    paths = [folder / "config.yaml"]
-    paths[0].write_text(yaml.safe_dump(dict(config), sort_keys=False))
-    for name, rows in found.tables.items():
-        paths.append(folder / f"{name}.csv")
-        write_csv(paths[-1], rows, COLUMNS[name])
-    return paths
 
 
 def write_summary(

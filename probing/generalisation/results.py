@@ -8,33 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from probing.data.preparation import origin
 from probing.generalisation.parts import Sizes
 from probing.generalisation.survey import Found
 from probing.runtime.versions import versions
 from probing.tables.columns import without_nan
-from probing.tables.csv_files import write_csv
-from probing.tables.hierarchy import COLUMNS
 
 KIND = "linear order or hierarchy"
-
-
-def write(folder: Path, config: Mapping[str, Any], found: Found) -> list[Path]:
-    """Write tables and the configuration, and return their paths.
-
-    Args:
-        folder: The run's folder.
-        config: The resolved configuration as plain values.
-        found: What was found.
-    """
-    paths = [folder / "config.yaml"]
-    paths[0].write_text(yaml.safe_dump(dict(config), sort_keys=False))
-    for name, rows in found.tables.items():
-        paths.append(folder / f"{name}.csv")
-        write_csv(paths[-1], rows, COLUMNS[name])
-    return paths
 
 
 def write_summary(folder: Path, found: Found, sizes: Sizes, timings: Mapping[str, float]) -> Path:

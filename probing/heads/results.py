@@ -7,34 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from probing.cache import ActivationStore, Request
 from probing.heads.rows import Rows
 from probing.heads.subject import Subject
 from probing.runtime.versions import versions
-from probing.tables import heads, position_heads
 from probing.tables.columns import without_nan
-from probing.tables.csv_files import write_csv
 from probing.tables.heads import of_all_maps
 
 KIND = "survey of attention heads"
-
-
-def write(folder: Path, config: Mapping[str, Any], tables: Mapping[str, Rows]) -> list[Path]:
-    """Write tables and the configuration, and return their paths.
-
-    Args:
-        folder: The run's folder.
-        config: The resolved configuration as plain values.
-        tables: Rows by the name of their table.
-    """
-    paths = [folder / "config.yaml"]
-    paths[0].write_text(yaml.safe_dump(dict(config), sort_keys=False))
-    for name, rows in tables.items():
-        paths.append(folder / f"{name}.csv")
-        write_csv(paths[-1], rows, {**heads.COLUMNS, **position_heads.COLUMNS}[name])
-    return paths
 
 
 def write_summary(

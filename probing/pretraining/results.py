@@ -8,13 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from probing.corpus import Corpus
 from probing.pretraining.growth import growth_of
 from probing.pretraining.packing import PackedText
 from probing.runtime.versions import versions
-from probing.tables.csv_files import write_csv
+from probing.tables.csv_files import write_tables
 from probing.tables.pretraining import COLUMNS, judge
 
 KIND = "pretraining with and without positions"
@@ -33,10 +31,7 @@ def write(
         corpus: The corpus.
         text: The packed text.
     """
-    paths = [folder / "config.yaml", *(folder / f"{name}.csv" for name in tables), folder / "results.json"]
-    paths[0].write_text(yaml.safe_dump(dict(config), sort_keys=False))
-    for path, (name, rows) in zip(paths[1:], tables.items(), strict=False):
-        write_csv(path, rows, COLUMNS[name])
+    paths = [*write_tables(folder, config, tables, COLUMNS), folder / "results.json"]
     judgement = judge(tables["arms"])
     summary = {
         "kind": KIND,

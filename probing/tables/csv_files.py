@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,26 @@ def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str]) -> None:
         writer = csv.DictWriter(file, present, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows({name: _cell(name, value) for name, value in row.items()} for row in rows)
+
+
+def write_tables(
+    folder: Path, config: Mapping[str, Any], tables: Mapping[str, Sequence[Row]], columns: Mapping[str, Sequence[str]]
+) -> list[Path]:
+    """Write the configuration and the tables of a run, and return their paths.
+
+    Args:
+        folder: The run's folder.
+        config: The resolved configuration as plain values.
+        tables: Rows by the name of their table.
+        columns: The columns of each table.
+    """
+    import yaml
+
+    paths = [folder / "config.yaml", *(folder / f"{name}.csv" for name in tables)]
+    paths[0].write_text(yaml.safe_dump(dict(config), sort_keys=False))
+    for path, (name, rows) in zip(paths[1:], tables.items(), strict=True):
+        write_csv(path, rows, columns[name])
+    return paths
 
 
 def read_csv(path: Path) -> Table:

@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from probing.runtime.versions import versions
 from probing.tables.cloze import COLUMNS
 from probing.tables.columns import without_nan
-from probing.tables.csv_files import write_csv
+from probing.tables.csv_files import write_tables
 from probing.word_prediction.predictor import Found
 
 KIND = "predictions at masks"
@@ -30,8 +28,7 @@ def write(
         fingerprint: Fingerprint of the model.
         timings: Times in seconds.
     """
-    paths = [folder / "config.yaml", folder / "results.json"]
-    paths[0].write_text(yaml.safe_dump(dict(config), sort_keys=False))
+    paths = [*write_tables(folder, config, found.tables, COLUMNS), folder / "results.json"]
     summary = {
         "kind": KIND,
         "versions": versions(),
@@ -41,8 +38,5 @@ def write(
         "timings": dict(timings),
         **{name: [without_nan(row) for row in rows] for name, rows in found.tables.items()},
     }
-    paths[1].write_text(json.dumps(summary, indent=2))
-    for name, rows in found.tables.items():
-        paths.append(folder / f"{name}.csv")
-        write_csv(paths[-1], rows, COLUMNS[name])
+    paths[-1].write_text(json.dumps(summary, indent=2))
     return paths
