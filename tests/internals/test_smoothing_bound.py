@@ -92,6 +92,16 @@ def test_attention_reaches_its_bound_in_the_direction_that_it_stretches_most(gen
     assert attention_reach(states, uniform, mask, attention_eigenvalues(uniform, mask)).tolist() == [0, 0]
 
 
+def test_attention_that_is_uniform_up_to_rounding_reaches_nothing(generator: torch.Generator) -> None:
+    states, mask = 1e3 * torch.randn(20, 7, 5, generator=generator), torch.ones(20, 7, dtype=torch.bool)
+    attention = (1e-8 * torch.randn(20, 2, 7, 7, generator=generator)).softmax(-1)
+    assert len(attention.unique()) > 1
+    assert attention_reach(states, attention, mask, attention_eigenvalues(attention, mask)).tolist() == [0] * 20
+    apart = (1e-4 * torch.randn(20, 2, 7, 7, generator=generator)).softmax(-1)
+    found = attention_reach(states, apart, mask, attention_eigenvalues(apart, mask))
+    assert ((found > 0.1) & (found <= 1 + 1e-6)).all()
+
+
 def test_eigenvalues_of_attention_that_is_known() -> None:
     n = 6
     uniform, identity = torch.full((n, n), 1 / n), torch.eye(n)
