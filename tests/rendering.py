@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
@@ -46,21 +45,22 @@ def rendered() -> Iterator[None]:
 
 @contextmanager
 def rendered_once(names: set[str]) -> Iterator[None]:
-    """Write figures as users get them, but those of these names; the names of others are added.
+    """Write the PNG of a figure as users get it, but of these names one pixel; the names of others are added.
+
+    Vector forms are one pixel: they take twice as long, and are looked at where a figure is tested by itself.
 
     Args:
         names: Names of figures that were written before.
     """
-    new: WeakSet[Figure] = WeakSet()
 
-    def save(figure: Figure, path: Path, **options: Any) -> None:
+    def save(figure: Figure, path: Path, *, format: str, **options: Any) -> None:
         name = path.name.strip(".").split(".")[0]  # of a partial file, too
-        if name not in names:  # the first format; others of the same figure follow
+        is_new = format == "png" and name not in names
+        if is_new:
             names.add(name)
-            new.add(figure)
-        (_render if figure in new else _write_pixel)(figure, path, **options)
+        (_render if is_new else _write_pixel)(figure, path, format=format, **options)
 
-    with _writing(save, lambda figure: _fit(figure) if figure in new else figure.bbox_inches):
+    with _writing(save, lambda figure: figure.bbox_inches):
         yield
 
 
