@@ -38,8 +38,7 @@ QUICK = (
     "fit --task half.py",
     "fit --corpus reviews",
     "extract",
-    "attention",
-    "disable",
+    "attention --corpus dev.conllu",
     "cache",
     "sts",
     "wic",
@@ -203,7 +202,13 @@ def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path, fi
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*(does not have many workers|tensorboardX):UserWarning")
 @pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
-@pytest.mark.parametrize("page", WITH_PYTHON, ids=label)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=label(page), marks=pytest.mark.slow if label(page) == "docs/python.md" else ())
+        for page in WITH_PYTHON
+    ],
+)
 def test_the_python_of_the_readme_and_the_pages_runs(page: Path, toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = probing.fit
 

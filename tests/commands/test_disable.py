@@ -125,6 +125,7 @@ def test_a_killed_run_goes_on_with_the_next_unit_and_ends_with_the_same_numbers(
     assert {path.stem for path in (few.folder / "figures").glob("*.png")} == {"heads_zero"}
 
 
+@pytest.mark.slow
 def test_probes_are_trained_again_without_the_units_that_cost_most_and_random_ones(
     made: Disabled, place: Path, checkpoints: dict[str, Path], corpus_file: Path
 ) -> None:

@@ -47,6 +47,7 @@ def test_a_run_has_its_figures_in_that_format_and_its_page_as_always(run: Run) -
     assert load_run(run.folder).config["figure_format"] == "svg"
 
 
+@pytest.mark.slow
 def test_other_commands_write_what_is_asked_for(run: Run, tmp_path: Path, corpus_file: Path) -> None:
     common: dict[str, Any] = {"quiet": True, "wandb": NO_WANDB}
     ranked = rank(str(run.folder), layer=1, curves=True, k=[4], draws=1, figure_format=["pdf", "svg"], **common)

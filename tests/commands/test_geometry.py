@@ -350,6 +350,7 @@ def clipped_fit(bent: Path, corpus_file: Path, place: Path) -> Run:
     return made
 
 
+@pytest.mark.slow
 def test_fit_on_clipped_activations_stands_beside_the_same_probe_on_them_as_they_are(clipped_fit: Run) -> None:
     stored = transforms.load(clipped_fit.folder / "transform.safetensors")
     assert {layer: t.clipped for layer, t in stored.items()} == {0: [11], 2: [11]}

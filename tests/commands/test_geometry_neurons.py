@@ -87,6 +87,7 @@ def made(place: Path, fitted: Path) -> Geometry:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_planted_neurons_are_ranked_first_and_cost_more_than_others(made: Geometry, fitted: Path) -> None:
     rows = made.neuron_interventions
     assert {row["changed_layer"] for row in rows} == {1}
@@ -123,6 +124,7 @@ def test_planted_neurons_are_ranked_first_and_cost_more_than_others(made: Geomet
     assert (row["random_lowest"], row["random_highest"]) == (min(draws), max(draws))
 
 
+@pytest.mark.slow
 def test_results_are_read_back_shown_and_logged(made: Geometry) -> None:
     again = load_run(made.folder)
     assert isinstance(again, Geometry)
@@ -142,6 +144,7 @@ def test_results_are_read_back_shown_and_logged(made: Geometry) -> None:
     assert all(logged.rows(name) for name in ("neuron_interventions", "neuron_draws", "figures/neurons_layer_1"))
 
 
+@pytest.mark.slow
 def test_the_report_says_what_the_terminal_says(made: Geometry, fitted: Path, tmp_path: Path) -> None:
     page = html.unescape(report([str(fitted), str(made.folder)], output=str(tmp_path / "page.html")).read_text())
     for line in conclusions(made.neuron_interventions):

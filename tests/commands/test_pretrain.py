@@ -137,6 +137,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files if path.is_file()}
 
 
+@pytest.mark.slow
 def test_the_configuration_of_a_run_repeats_it_to_the_byte(made: Pretraining, place: Path) -> None:
     config = yaml.safe_load((made.folder / "config.yaml").read_text())
     assert config["training"]["steps"] == 12
@@ -146,6 +147,7 @@ def test_the_configuration_of_a_run_repeats_it_to_the_byte(made: Pretraining, pl
     assert contents(place / "again") == contents(made.folder)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_where_it_stopped(
     made: Pretraining, corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,7 @@ def same(found: list[dict[str, Any]], expected: list[dict[str, Any]], left_out: 
                 assert row[name] == other[name], name
 
 
+@pytest.mark.slow
 def test_the_activations_of_a_run_give_its_tables(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:

@@ -251,6 +251,7 @@ def test_the_linear_judge_is_right_as_often_as_sklearn_says(plain: Path, monkeyp
     assert np.count_nonzero(judged.correct_by_sentence) > 0
 
 
+@pytest.mark.slow
 @rendered()
 def test_how_many_neurons_from_the_command_line(planted: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(planted)

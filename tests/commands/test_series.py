@@ -83,6 +83,7 @@ def made(place: Path) -> CheckpointSeries:
     return measured(place, place / "step*", name="all", wandb=WandbOptions("offline"), figure_format="png,pdf")
 
 
+@pytest.mark.slow
 def test_what_is_planted_from_a_step_on_is_found_from_that_step_on(made: CheckpointSeries) -> None:
     found = {(row["quantity"], row["layer"], row.get("neuron")): row for row in made.emergence}
     steps = {at: (row.get("step_before"), row.get("step")) for at, row in found.items()}
@@ -160,6 +161,7 @@ def read_columns(path: Path) -> list[str]:
     return path.read_text().splitlines()[0].split(",")
 
 
+@pytest.mark.slow
 def test_a_killed_series_goes_on_with_the_next_checkpoint_and_ends_with_the_same_bytes(
     made: CheckpointSeries, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

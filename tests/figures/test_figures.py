@@ -245,6 +245,7 @@ def of_curves(path: Path) -> None:
 DRAWERS = (of_fit, of_compare, of_curves, of_geometry, of_wic, of_sts, of_sweep, of_deep_sweep)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", DRAWERS)
 def test_legends_stand_beside_the_data_and_no_text_covers_another(
     draw: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -173,6 +173,7 @@ def test_it_is_what_probe_trains(Xy: Any, tmp_path: Path) -> None:
     assert run.accuracy[0]["cross_entropy"] == pytest.approx(found["test/cross_entropy"], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_model_and_a_corpus(checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path) -> None:
     data = ActivationDataModule.from_text(str(checkpoints["bert"]), str(corpus_file), layer=1, cache=tmp_path / "cache")
     assert data.sides.ordinal

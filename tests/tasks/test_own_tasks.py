@@ -388,6 +388,7 @@ def installed(file: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedP
     return probing
 
 
+@pytest.mark.slow
 def test_a_task_comes_from_an_installed_package(
     installed: Callable[..., subprocess.CompletedProcess[str]], bare: dict[str, Any], tmp_path: Path
 ) -> None:
