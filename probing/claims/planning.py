@@ -12,6 +12,7 @@ from typing import Any
 
 from probing.claims.claim import Claim, Paper, Reading
 from probing.claims.measures.registry import MEASURES
+from probing.data.control_names import chosen_controls
 from probing.errors import UserError
 from probing.runs.folder import PARTIAL
 
@@ -190,9 +191,18 @@ def existing(
         of_these = all(key["model"] == fingerprints.model for key in keys) and (
             not corpora or not is_of_text or fingerprints.corpus in corpora
         )
-        if of_these and all(config.get(name) == value for name, value in wanted.items() if name not in told):
+        same = (_serves(name, config.get(name), value) for name, value in wanted.items() if name not in told)
+        if of_these and all(same):
             return place
     return None
+
+
+def _serves(option: str, found: Any, wanted: Any) -> bool:
+    """Return whether a run with one value of an option has what another value asks for: controls may be more."""
+    if option != "controls":
+        return bool(found == wanted)
+    # Runs of claims are those of positions, whose labels are numbers in order.
+    return {*chosen_controls(wanted, ordinal=True)} <= {*chosen_controls(found, ordinal=True)}
 
 
 def _read(place: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:

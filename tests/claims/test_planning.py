@@ -84,7 +84,7 @@ def test_a_run_is_the_command_line_that_makes_it(model: str) -> None:
 def test_defaults_are_not_typed_and_what_is_not_given_is_lacking() -> None:
     needs = needs_of(["geometry", "held_out", "positions"], paper(), "minilm", given(), DEFAULTS)
     assert [need.line for need in needs if not need.lacking] == [
-        "python -m probing geometry --draws 10", "python -m probing fit"
+        "python -m probing geometry --draws 10", "python -m probing fit --controls permuted_positions"
     ]  # fmt: skip
     assert [need.lacking for need in needs] == ["", "`--other_corpus`", ""]
 
@@ -176,6 +176,18 @@ def test_a_run_of_fit_is_one_without_a_kind(tmp_path: Path) -> None:
     assert found(tmp_path, Need("positions", "fit", {})) == made
     finished(tmp_path / "b", None, arrays={})
     assert found(tmp_path / "b", Need("positions", "fit", {})) is None
+
+
+@pytest.mark.parametrize(
+    ("there", "serves"),
+    [("all", True), (["shuffled", "permuted_positions"], True), ("permuted_positions", True), ("shuffled", False),
+     ("none", False)],
+)  # fmt: skip
+def test_a_run_with_more_controls_than_are_asked_for_is_taken(there: Any, serves: bool, tmp_path: Path) -> None:
+    made = finished(tmp_path / "a", None, controls=there)
+    need = Need("positions", "fit", {"controls": "permuted_positions"})
+    assert found(tmp_path, need) == (made if serves else None)
+    assert found(tmp_path, Need("positions", "fit", {})) == (made if there == "all" else None)
 
 
 def test_models_are_named_and_may_be_in_folders() -> None:
