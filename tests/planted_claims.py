@@ -53,7 +53,9 @@ def runs_of(model: str, true: bool) -> Mapping[str, Any]:
         # On other texts, the shares are a little others, or those of other neurons.
         **{name: _geometry(geometry=Table(world.cosines()), dimensions=Table(world.dimensions(0.01 if true else 0.2)))
            for name in ("elsewhere", "third")},
-        "stream": _geometry(norm_changes=Table(world.norm_changes()), path=Table(world.path())),
+        "stream": _geometry(
+            norm_changes=Table(world.norm_changes()), path=Table(world.path()), first_row=Table(world.first_row())
+        ),
         "held_out": _geometry(geometry=Table(world.whitened())),
         "positions": Run(Path("fit"), {}, {}, Table(world.accuracy()), Table(world.neurons())),
         "heads": Attention(Path("attention"), {}, {}, heads=Table(world.heads())),
@@ -184,6 +186,17 @@ class _World:
                 yield {**here, "kind": "outliers", "where": "both", "value": sign * left, "outlier": "no"}
                 yield {**here, "kind": "outliers", "where": "first", "value": sign * 14.0, "outlier": "yes"}
                 yield {**here, "kind": "random", "draw": 1, "where": "both", "value": sign * 14.5, "outlier": "yes"}
+
+    def first_row(self) -> Iterator[dict[str, Any]]:
+        for role, neuron in self.roles.items():
+            sign = {"minimum": -1, "maximum": 1}[role]
+            # BERT's outlier of words comes from the first row, RoBERTa's does not.
+            left = 1.0 if self.true == (self.model == "bert") else 13.0
+            for layer in self.layers:
+                here = {"layer": layer, "neuron": neuron}
+                yield {**here, "kind": "intact", "value": sign * 14.0, "outlier": "yes"}
+                yield {**here, "kind": "outliers", "value": sign * left, "outlier": "yes" if left > 5 else "no"}
+                yield {**here, "kind": "random", "draw": 1, "value": sign * 13.5, "outlier": "yes"}
 
     def path(self) -> Iterator[dict[str, Any]]:
         for neuron, kind in ((self.roles["minimum"], "both"), (3, "first_row"), (5, "layers"), (6, "random")):

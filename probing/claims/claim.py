@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,18 @@ class Reading:
         criterion: The range of its value by the claim.
         control: The range of its control, if it has one.
         arguments: Arguments of the measure.
+        criterion_of: The range of single models, of which the paper says another thing than of the others.
     """
 
     measure: str
     criterion: Range
     control: Range | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    criterion_of: Mapping[str, Range] = field(default_factory=dict)
+
+    def of(self, model: str) -> Reading:
+        """Return how the claim is measured and judged on a model."""
+        return replace(self, criterion=self.criterion_of.get(model, self.criterion))
 
 
 @dataclass(frozen=True)
@@ -154,9 +160,9 @@ class _Checked:
         measures: The known measures.
     """
 
-    _KEYS = ("id", "says", "where", "published", "models", "value", "measure", "with", "criterion", "control",
-             "analogue", "lacking")  # fmt: skip
-    _OF_READING = ("measure", "with", "criterion", "control")
+    _KEYS = ("id", "says", "where", "published", "models", "value", "measure", "with", "criterion", "criterion_of",
+             "control", "analogue", "lacking")  # fmt: skip
+    _OF_READING = ("measure", "with", "criterion", "criterion_of", "control")
 
     def __init__(self, described: Any, runs: Mapping[str, Any], measures: Mapping[str, Any]) -> None:
         self.runs, self.measures = runs, measures
@@ -191,6 +197,8 @@ class _Checked:
         values = dict(value) if isinstance(value, Mapping) else dict.fromkeys(models, value)
         if others := set(values) - set(models):
             self._say(f"`value` has {min(others)}, which is not among `models`")
+        if reading and (others := set(reading.criterion_of) - set(models)):
+            self._say(f"`criterion_of` has {min(others)}, which is not among `models`")
         return Claim(
             described["id"], says, described["where"], str(described["published"]), models, reading, analogue, lacking,
             values,
@@ -209,10 +217,11 @@ class _Checked:
         try:
             criterion = Range.parse(str(described.get("criterion", "")))
             control = Range.parse(str(described["control"])) if "control" in described else None
+            of = {model: Range.parse(str(said)) for model, said in described.get("criterion_of", {}).items()}
         except ValueError as error:
             self._say(str(error))
             return None
-        return Reading(name, criterion, control, arguments)
+        return Reading(name, criterion, control, arguments, of)
 
     def _say(self, problem: str) -> None:
         self.problems.append(f"{self.name}: {problem}")

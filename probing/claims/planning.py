@@ -86,7 +86,8 @@ class Given:
 
 def reading_of(claim: Claim, model: str, paper: Paper) -> Reading | None:
     """Return how a claim is measured on a model: as on the paper's own ones, or as an analogue; None if it is not."""
-    return claim.reading if model in paper.models else claim.analogue
+    reading = claim.reading if model in paper.models else claim.analogue
+    return reading and reading.of(model)
 
 
 def runs_of(claims: Sequence[Claim], model: str, paper: Paper) -> list[str]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from probing.figures.formats import USUAL
 from probing.figures.style import BLUE, GREY, ORANGE, PURPLE, error_bars, joined, name_layers, write_drawings
+from probing.internals.first_row import first_row_conclusions
 from probing.internals.norms_report import (
     changes_conclusions,
     changes_tables,
@@ -232,8 +233,9 @@ def inside_tables(
     norms: Sequence[Row] = (),
     norm_changes: Sequence[Row] = (),
     path: Sequence[Row] = (),
+    first_row: Sequence[Row] = (),
 ) -> list[Any]:
-    """Return the tables of what was measured, smoothing first."""
+    """Return the tables of what was measured, smoothing first; of the first row there is a sentence alone."""
     return [
         *([smoothing_table(smoothing)] if smoothing else []), *interventions_tables(interventions),
         *([norms_table(norms)] if norms else []), *(changes_tables(norm_changes) if norm_changes else []),
@@ -247,12 +249,13 @@ def inside_conclusions(
     norms: Sequence[Row] = (),
     norm_changes: Sequence[Row] = (),
     path: Sequence[Row] = (),
+    first_row: Sequence[Row] = (),
 ) -> list[str]:
     """Return what was found, a sentence for each question that was asked."""
     made = [(smoothing_conclusion, smoothing), (interventions_conclusion, interventions), (terms_conclusion, norms)]
     said = [conclude(rows) for conclude, rows in made if rows]
     said += changes_conclusions(norm_changes) if norm_changes else []
-    return said + (path_conclusions(path) if path else [])
+    return said + (path_conclusions(path) if path else []) + first_row_conclusions(first_row)
 
 
 def write_inside_figures(

@@ -26,7 +26,7 @@ INTERVENTION_COLUMNS = (
     "percentile", "p_value", "n_tokens",
 )  # fmt: skip
 
-Where = Literal["inside", "after", "first", "second", "both"]
+Where = Literal["inside", "after", "first", "second", "both", "first_row"]
 Kind = Literal["outliers", "largest_gain", "random"]
 Array = NDArray[np.float64]
 
@@ -37,7 +37,8 @@ class Condition:
 
     Args:
         where: `inside`: in every LayerNorm after a block; `after`: in the last hidden states only. Where parameters are
-            made ordinary: in the `first` norm of every block, the `second`, or `both`.
+            made ordinary: in the `first` norm of every block, the `second`, or `both`; or in the position table's
+            row of the first position (`first_row`).
         kind: How the neurons were chosen.
         neurons: Indices of the neurons, ascending.
         draw: Number of the random draw, from 1; 0 if they are not random.

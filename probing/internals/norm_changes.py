@@ -123,7 +123,7 @@ def change_norms(
         with replaced(modules, condition.neurons, ordinary):
             reads[condition], deviations[condition] = read()
     pairs = [(layer, neuron) for layer, those in sorted(outliers.items()) for neuron in those]
-    rows = [row for pair in pairs for row in _deviation_rows(*pair, before, deviations, n_tokens)]
+    rows = [row for pair in pairs for row in deviation_rows(*pair, before, deviations, n_tokens)]
     return rows + effect_rows(intact, reads)
 
 
@@ -138,7 +138,7 @@ def _mean_of_others(neurons: set[int]) -> Callable[[Tensor], float]:
     return mean
 
 
-def _deviation_rows(
+def deviation_rows(
     layer: int, neuron: int, before: Array, after: Mapping[Condition, Array], n_tokens: int
 ) -> list[dict[str, Any]]:
     """Return the rows of a neuron's distance from the others in one layer."""

@@ -15,10 +15,12 @@ from probing.cache import ActivationStore
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.errors import UserError
+from probing.internals.first_row import change_first_row
 from probing.internals.interventions import Read
 from probing.internals.measuring import interventions, masked_words, position_reader, smoothing
 from probing.internals.norm_changes import PLACES, change_norms, chosen_conditions, see_layers
 from probing.internals.norm_terms import norm_means, norm_rows
+from probing.internals.parameters import find_parameters
 from probing.internals.readouts import PROBE_TOKENS, draw_sentences
 from probing.internals.stream_path import FIRST, groups_of, path_means, path_rows
 from probing.models import ModelSource, load_masked_lm
@@ -32,6 +34,8 @@ Say = Callable[[str], None]
 
 # Number of other neurons that are followed for comparison with the outliers.
 RANDOM = 10
+# Number of tokens, about, over which means of layers are taken while a row of the position table is changed.
+ROW_TOKENS = 5_000
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,7 @@ def measure_inside(folder: Path, subject: Subject, inside: Mapping[str, bool]) -
     if inside["norms"]:
         found["norms"], found["norm_changes"] = measure_norms(subject)
     if inside["path"]:
-        found["path"] = measure_path(subject)
+        found["path"], found["first_row"] = measure_path(subject), measure_first_row(subject)
     return found
 
 
@@ -225,6 +229,30 @@ def measure_path(subject: Subject) -> Rows:
         return []
     others = _others(means[FIRST].shape[1], list(kinds), subject.seed)
     return path_rows(sites, means, groups, {**kinds, **dict.fromkeys(others, "random")})
+
+
+def measure_first_row(subject: Subject) -> Rows:
+    """Measure which outliers words still have without those of the position table's first row.
+
+    Returns:
+        Rows of `first_row.csv`; empty if there are no outliers, too many of them, or no table of positions.
+    """
+    outliers = {layer: list(those) for layer, those in subject.outliers.items() if layer and those}
+    named = {neuron for those in outliers.values() for neuron in those}
+    encoder, pad_token_id = subject.encoder, subject.pad_token_id
+    anatomy = examine(encoder, pad_token_id)
+    parameters, table = find_parameters(encoder, anatomy), anatomy.position_table
+    if not named or table is None or parameters.position_table is None:
+        return []
+    if 2 * len(named) > parameters.position_table.shape[1]:
+        return []
+    tokens, _ = draw_sentences(subject.store.tokens, ROW_TOKENS, subject.seed)
+    counts = subject.counts(tokens)
+    return change_first_row(
+        table, parameters.first_row, outliers,
+        lambda: see_layers(encoder, anatomy, tokens, counts, pad_token_id).deviations,
+        subject.n_draws, subject.seed, int(counts.sum()), lambda what: subject.progress(f"path: {what}"),
+    )  # fmt: skip
 
 
 def _kinds(sites: Sequence[Site], first: NDArray[np.float64], outliers: Mapping[int, Sequence[int]]) -> dict[int, str]:

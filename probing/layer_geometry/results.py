@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from probing.internals.first_row import FIRST_ROW_COLUMNS
 from probing.internals.interventions import INTERVENTION_COLUMNS
 from probing.internals.norm_changes import NORM_CHANGE_COLUMNS
 from probing.internals.norm_terms import NORM_COLUMNS
@@ -38,11 +39,14 @@ _COLUMNS = {
     "norms": NORM_COLUMNS,
     "norm_changes": NORM_CHANGE_COLUMNS,
     "path": PATH_COLUMNS,
+    "first_row": FIRST_ROW_COLUMNS,
     "neuron_interventions": NEURON_INTERVENTION_COLUMNS,
     "neuron_draws": NEURON_DRAW_COLUMNS,
 }
 # Tables that are made only on request.
-_OPTIONAL = ("first_token", "smoothing", "interventions", "norms", "norm_changes", "path", "neuron_interventions")
+_OPTIONAL = (
+    "first_token", "smoothing", "interventions", "norms", "norm_changes", "path", "first_row", "neuron_interventions",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -133,6 +133,7 @@ class Geometry:
         norms: Rows of `norms.csv`; empty if it was not measured.
         norm_changes: Rows of `norm_changes.csv`; empty if it was not measured.
         path: Rows of `path.csv`; empty if it was not measured.
+        first_row: Rows of `first_row.csv`; empty if it was not measured.
         neuron_interventions: Rows of `neuron_interventions.csv`; empty if no neurons were named.
     """
 
@@ -145,6 +146,7 @@ class Geometry:
     norms: list[dict[str, Any]] = field(default_factory=list)
     norm_changes: list[dict[str, Any]] = field(default_factory=list)
     path: list[dict[str, Any]] = field(default_factory=list)
+    first_row: list[dict[str, Any]] = field(default_factory=list)
     neuron_interventions: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -306,7 +308,7 @@ def _read_geometry(folder: Path) -> Geometry:
         name: (read_csv if name == "outliers" else read_measured)(path) if path.is_file() else []
         for name in (
             "outliers", "first_token", "smoothing", "interventions", "norms", "norm_changes", "path",
-            "neuron_interventions",
+            "first_row", "neuron_interventions",
         )
         for path in [folder / f"{name}.csv"]
     }  # fmt: skip

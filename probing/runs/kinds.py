@@ -54,6 +54,7 @@ class Geometry(ResultFolder):
         norms: Rows of `norms.csv`; empty if not asked for or without outliers.
         norm_changes: Rows of `norm_changes.csv`; empty if not asked for or without outliers.
         path: Rows of `path.csv`; empty if not asked for or without outliers.
+        first_row: Rows of `first_row.csv`; empty likewise, or without a position table.
         neuron_interventions: Rows of `neuron_interventions.csv`; empty if no neurons were named.
         neuron_draws: Rows of `neuron_draws.csv`, likewise.
     """
@@ -70,12 +71,13 @@ class Geometry(ResultFolder):
     norms: Table = field(default_factory=Table)
     norm_changes: Table = field(default_factory=Table)
     path: Table = field(default_factory=Table)
+    first_row: Table = field(default_factory=Table)
     neuron_interventions: Table = field(default_factory=Table)
     neuron_draws: Table = field(default_factory=Table)
 
     @property
     def _inside(self) -> tuple[Table, ...]:
-        return self.smoothing, self.interventions, self.norms, self.norm_changes, self.path
+        return self.smoothing, self.interventions, self.norms, self.norm_changes, self.path, self.first_row
 
     def tables(self) -> list[Any]:
         """Return the measurements as rich tables."""

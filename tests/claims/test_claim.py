@@ -102,6 +102,8 @@ def change(**values: Any) -> Callable[[dict[str, Any]], None]:
         (change(measure="extreme_shares"), "no measure extreme_shares.*extreme_share"),
         (change(criterion="big"), "claim 1: `big` is no range"),
         (change(control="small"), "claim 1: `small` is no range"),
+        (change(criterion_of={"bert": "huge"}), "claim 1: `huge` is no range"),
+        (change(criterion_of={"gpt2": "> 1"}), "claim 1: `criterion_of` has gpt2, which is not among `models`"),
         (change(**{"with": {"rôle": "minimum"}}), "does not take these arguments"),
         (change(**{"with": {}}), "does not take these arguments"),
         (change(analogue="none"), "does not say what is `lacking`"),

@@ -124,13 +124,41 @@ def deviation_with_ordinary_norms(subject: Subject, role: Role) -> Measured:
     neuron = subject.neuron(role)
     rows = [row for row in subject.run("stream").norm_changes if row["measure"] == "deviations"]
     rows = [row for row in above_embeddings(rows) if row["neuron"] == neuron]
+    rows = [row for row in rows if row["kind"] == "intact" or row["where"] == "both"]
+    lacking = "the norms of its blocks could not be changed, or it has no outlier behind them"
+    return _left_of_outlier(rows, role, neuron, lacking)
+
+
+@measure("geometry", "stream")
+def deviation_without_first_row(subject: Subject, role: Role) -> Measured:
+    """Return how far an outlier of words still is from the other neurons without its entry in the first position's row.
+
+    In sd, the most over the layers where it is an outlier of the intact model. The control is the same with random
+    neurons' entries changed in its place: the least over draws and these layers.
+    """
+    neuron = subject.neuron(role)
+    every = subject.run("stream").first_row
+    if not every:
+        raise NotMeasurable("it has no table of positions as wide as its hidden states, or no outliers")
+    rows = [row for row in above_embeddings(every) if row["neuron"] == neuron]
+    return _left_of_outlier(rows, role, neuron, "it is an outlier of no layer")
+
+
+def _left_of_outlier(rows: Rows, role: Role, neuron: int, lacking: str) -> Measured:
+    """Return how far an outlier still is from other neurons, the most over the layers where the intact model has it.
+
+    The control is the least with random neurons changed in its place.
+
+    Raises:
+        NotMeasurable: If it was not changed in any such layer; the message is `lacking`.
+    """
     layers = {row["layer"] for row in rows if row["kind"] == "intact" and row["outlier"] == "yes"}
-    both = [row for row in rows if row["layer"] in layers and row.get("where") == "both"]
+    here = [row for row in rows if row["layer"] in layers]
     changed, control = (
-        [SIGNS[role] * row["value"] for row in both if row["kind"] == kind] for kind in ("outliers", "random")
+        [SIGNS[role] * row["value"] for row in here if row["kind"] == kind] for kind in ("outliers", "random")
     )
     if not changed:
-        raise NotMeasurable("the norms of its blocks could not be changed, or it has no outlier behind them")
+        raise NotMeasurable(lacking)
     return Measured.exact(max(changed), control=min(control, default=None), neurons=(neuron,))
 
 

@@ -46,7 +46,10 @@ def _first_token(geometry: Geometry) -> list[Html]:
 
 def _inside(geometry: Geometry) -> list[Html]:
     """Return the terminal's results on what was measured by running the model itself."""
-    measured = geometry.smoothing, geometry.interventions, geometry.norms, geometry.norm_changes, geometry.path
+    measured = (
+        geometry.smoothing, geometry.interventions, geometry.norms, geometry.norm_changes, geometry.path,
+        geometry.first_row,
+    )  # fmt: skip
     neurons = geometry.neuron_interventions
     tables = [*inside_tables(*measured), *neuron_interventions.tables(neurons)]
     lines = [*inside_conclusions(*measured), *neuron_interventions.conclusions(neurons)]

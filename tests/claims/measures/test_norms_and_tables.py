@@ -120,6 +120,22 @@ def test_what_is_left_with_ordinary_norms_is_the_most_over_the_layers_of_the_out
         measures.deviation_with_ordinary_norms(subject([]), "minimum")
 
 
+def test_what_is_left_without_the_first_row_is_the_most_over_the_layers_of_the_outlier() -> None:
+    def row(layer: int, kind: str, value: float, neuron: int = 7) -> dict[str, Any]:
+        outlier = "yes" if abs(value) > 5 else "no"
+        return {"layer": layer, "neuron": neuron, "kind": kind, "value": value, "outlier": outlier}
+
+    rows = [row(0, "intact", -9), row(0, "outliers", -9), row(1, "intact", -8), row(2, "intact", -7)]
+    rows += [row(3, "intact", -4), row(3, "outliers", -12), row(1, "intact", 9, 8), row(1, "outliers", 9, 8)]
+    rows += [row(1, "outliers", -3), row(2, "outliers", 2), row(1, "random", -8), row(2, "random", -6.5)]
+    found = measures.deviation_without_first_row(subject([], {"first_row": Table(rows)}), "minimum")
+    assert (found.value, found.control, found.neurons) == (3, 6.5, (7,))
+    with pytest.raises(NotMeasurable, match="outlier of no layer"):
+        measures.deviation_without_first_row(subject([], {"first_row": Table(rows)}, minimum=9), "minimum")
+    with pytest.raises(NotMeasurable, match="no table of positions"):
+        measures.deviation_without_first_row(subject([]), "minimum")
+
+
 def test_models_without_a_table_are_not_measured() -> None:
     for measure in (measures.outliers_of_first_position, measures.other_rows_with_outlier):
         with pytest.raises(NotMeasurable, match="no table of positions"):
