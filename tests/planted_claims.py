@@ -60,6 +60,7 @@ def runs_of(model: str, true: bool) -> Mapping[str, Any]:
         "positions": Run(Path("fit"), {}, {}, Table(world.accuracy()), Table(world.neurons())),
         "heads": Attention(Path("attention"), {}, {}, heads=Table(world.heads())),
         "senses": WordsInContext(Path("wic"), {}, {}, Table(), Table(world.senses())),
+        "labels": Run(Path("fit"), {}, {}, Table(world.labels()), Table()),
         "similarity": SentenceSimilarity(Path("sts"), {}, {}, Table(), Table(world.similarity())),
     }  # fmt: skip
 
@@ -259,6 +260,12 @@ class _World:
                     "threshold": threshold,
                     **gains,
                 }
+
+    def labels(self) -> Iterator[dict[str, Any]]:
+        for layer in self.layers:
+            change = -0.002 if self.true else -0.05
+            yield {"layer": layer, "accuracy": 0.86 + change, "untransformed_accuracy": 0.86, "majority_accuracy": 0.55,
+                   "above_untransformed_low": change - 0.003, "above_untransformed_high": change + 0.003}  # fmt: skip
 
     def similarity(self) -> Iterator[dict[str, Any]]:
         about = {"protocol": "held_out", "aggregation": "all"}

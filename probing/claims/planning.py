@@ -12,7 +12,6 @@ from typing import Any
 
 from probing.claims.claim import Claim, Paper, Reading
 from probing.claims.measures.registry import MEASURES
-from probing.data.control_names import chosen_controls
 from probing.errors import UserError
 from probing.runs.folder import PARTIAL
 
@@ -33,6 +32,8 @@ BESIDE_THE_POINT = ("name", "tokenizer", "runs", "cache", "quiet", "wandb", "fig
 # Data that the user gives: an option of `reproduce` by its name, behind a dollar. Where it is not given, an option with
 # a question mark is left out, and with another one the run cannot be made.
 _DATUM = re.compile(r"\$(?P<name>\w+)(?P<optional>\??)")
+# Options that name what is measured, where a run that has measured more serves as well.
+OF_WHICH_MORE_SERVES = ("controls", "transforms")
 # Options that name a text which a run reads in place of `--corpus`.
 OTHER_TEXTS = ("pairs",)
 # Options that commands take without their name.
@@ -199,11 +200,11 @@ def existing(
 
 
 def _serves(option: str, found: Any, wanted: Any) -> bool:
-    """Return whether a run with one value of an option has what another value asks for: controls may be more."""
-    if option != "controls":
+    """Return whether a run with one value of an option has what another value asks for: of some it may have more."""
+    if option not in OF_WHICH_MORE_SERVES or found == wanted:
         return bool(found == wanted)
-    # Runs of claims are those of positions, whose labels are numbers in order.
-    return {*chosen_controls(wanted, ordinal=True)} <= {*chosen_controls(found, ordinal=True)}
+    has, asked = ({*(value.split(",") if isinstance(value, str) else value)} for value in (found, wanted))
+    return "all" in has or asked <= has
 
 
 def _read(place: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:

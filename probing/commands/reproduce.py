@@ -31,7 +31,7 @@ from probing.tracking import resolve_mode
 # The commands whose runs claims may need.
 COMMANDS = ("fit", "geometry", "attention", "disable", "wic", "sts", "pretrain")
 # The options that name data which files of claims ask for.
-DATA = ("other_corpus", "third_corpus", "wic", "sts", "static", "pairs", "roles")
+DATA = ("other_corpus", "third_corpus", "wic", "sts", "static", "labels", "pairs", "roles")
 
 
 @command
@@ -41,9 +41,9 @@ def reproduce(
     config: dict[str, Any],
     paper: str | None = None, models: str | list[str] | None = None, claims: int | str | list[int | str] = "all",
     corpus: str = "builtin", other_corpus: str | None = None, third_corpus: str | None = None,
-    wic: str | None = None, sts: str | None = None, static: str | None = None, pairs: str | None = None,
-    roles: str | None = None, dry_run: bool = False, runs: str = "runs", name: str | None = None,
-    cache: str | None = None, quiet: bool = False, wandb: WandbOptions = WandbOptions(),
+    wic: str | None = None, sts: str | None = None, static: str | None = None, labels: str | None = None,
+    pairs: str | None = None, roles: str | None = None, dry_run: bool = False, runs: str = "runs",
+    name: str | None = None, cache: str | None = None, quiet: bool = False, wandb: WandbOptions = WandbOptions(),
 ) -> Reproduction | None:  # fmt: skip
     """Measure what a paper claims on the models at hand, and give a verdict on each claim.
 
@@ -60,6 +60,8 @@ def reproduce(
         wic: Folder of the WiC data set, for claims about word senses, given as to `wic`.
         sts: Folder with STS12 to STS16, STS-B and SICK, for claims about similarity, given as to `sts`.
         static: File of word vectors in GloVe's format, for claims about static vectors.
+        labels: Sentences with labels, such as SST-2, for claims about supervised tasks: a .jsonl file or a data set, as
+            for `fit --task sentence_label`.
         pairs: File of pairs of sentences, for claims about heads that read two sentences, given as to `attention`.
         roles: Role links, for claims about semantic roles, given as to `attention`; without them, the subjects and
             objects of a treebank are taken.
@@ -79,7 +81,7 @@ def reproduce(
     say = terminal.silence if quiet else terminal.say
     if not paper:
         raise UserError(f"`reproduce` takes a paper: {', '.join(papers())}.")
-    if "-" in (corpus, other_corpus, third_corpus, pairs, roles):
+    if "-" in (corpus, other_corpus, third_corpus, labels, pairs, roles):
         raise UserError("`-`: several runs read the text, and standard input can be read only once; give a file.")
     of = read_paper(paper, MEASURES)
     wanted = chosen_claims(claims, of)

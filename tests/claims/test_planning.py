@@ -47,14 +47,14 @@ def claims(*numbers: int) -> list[Any]:
 
 
 def given(other: str | None = None, corpus: str = "builtin") -> Given:
-    return Given(corpus, {"other_corpus": other, "third_corpus": None})
+    return Given(corpus, {"other_corpus": other, "third_corpus": None, "labels": None})
 
 
 def test_the_runs_of_claims_are_those_of_their_measures() -> None:
     assert runs_of(claims(1), "bert", paper()) == ["geometry"]
     assert runs_of(claims(19), "bert", paper()) == ["positions"]
     assert runs_of(claims(52, 9, 23), "bert", paper()) == ["geometry", "stream", "held_out", "positions"]
-    assert runs_of(claims(47), "bert", paper()) == []
+    assert runs_of(claims(47), "bert", paper()) == ["labels"]
 
 
 def test_claims_on_other_claims_need_the_runs_of_these() -> None:
@@ -84,9 +84,19 @@ def test_a_run_is_the_command_line_that_makes_it(model: str) -> None:
 def test_defaults_are_not_typed_and_what_is_not_given_is_lacking() -> None:
     needs = needs_of(["geometry", "held_out", "positions"], paper(), "minilm", given(), DEFAULTS)
     assert [need.line for need in needs if not need.lacking] == [
-        "python -m probing geometry --draws 10", "python -m probing fit --controls permuted_positions"
+        "python -m probing geometry --transforms clip --draws 10", "python -m probing fit --controls permuted_positions"
     ]  # fmt: skip
     assert [need.lacking for need in needs] == ["", "`--other_corpus`", ""]
+
+
+def test_sentences_with_labels_are_another_text_and_lack_where_they_are_not_given() -> None:
+    (without,) = needs_of(["labels"], paper(), "minilm", given(), DEFAULTS)
+    assert without.lacking == "`--labels`"
+    (there,) = needs_of(["labels"], paper(), "minilm", Given("text.txt", {"labels": "sst.jsonl"}), DEFAULTS)
+    assert there.has_own_text
+    options = parse("fit", unchecked(fit), shlex.split(there.line)[4:])
+    asked = {"corpus": "sst.jsonl", "task": "sentence_label", "transform": "clip", "replicates": 0, "evidence": "none"}
+    assert {name: options[name] for name in asked} == asked
 
 
 def test_pairs_are_read_in_place_of_the_corpus() -> None:
@@ -181,7 +191,7 @@ def test_a_run_of_fit_is_one_without_a_kind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("there", "serves"),
     [("all", True), (["shuffled", "permuted_positions"], True), ("permuted_positions", True), ("shuffled", False),
-     ("none", False)],
+     ("shuffled,permuted_positions", True), ("none", False)],
 )  # fmt: skip
 def test_a_run_with_more_controls_than_are_asked_for_is_taken(there: Any, serves: bool, tmp_path: Path) -> None:
     made = finished(tmp_path / "a", None, controls=there)

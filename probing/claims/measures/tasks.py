@@ -1,13 +1,16 @@
-"""What clipping, whitening and static vectors are worth to word senses (WiC) and to similarity of sentences (STS)."""
+"""What clipping, whitening and static vectors are worth to word senses, to similarity of sentences, and to labels."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from probing.claims.measures.registry import NotMeasurable, Subject, difference, from_row, measure
+from probing.claims.measures.extremes import above_embeddings
+from probing.claims.measures.registry import NotMeasurable, Subject, difference, from_row, magnitude, measure
 from probing.claims.verdict import Measured
+from probing.tables.columns import ends
 
 _NOTHING: Mapping[str, Sequence[float]] = MappingProxyType({})
 
@@ -77,6 +80,29 @@ def least_lead_of_static(subject: Subject, transform: str, sets: Sequence[str]) 
 def least_lead_over_static(subject: Subject, transform: str, sets: Sequence[str]) -> Measured:
     """Return the least by which a transform is better than static vectors over sets; for the rest, as the gain."""
     return _least([difference(own, static) for own, static in _beside_static(subject, transform, sets)], len(sets))
+
+
+@measure("labels")
+def change_of_accuracy_on_labels(subject: Subject) -> Measured:
+    """Return by how much clipping changes the accuracy on labels of sentences: the most over layers, as a magnitude.
+
+    Probes read the mean of a sentence's tokens (Luo, Kulmizev & Mao 2021, table 3), one of the states as they are and
+    one with the outliers clipped; the interval is that of pairs of answers. The control is how much better than the
+    most frequent label the probe of the states as they are is, the least over layers: where it has learned nothing,
+    clipping can take nothing away.
+    """
+    rows = above_embeddings(subject.run("labels").accuracy)
+    found = [
+        Measured(row["accuracy"] - row["untransformed_accuracy"], *apart)
+        for row in rows
+        if (apart := ends(row, "above_untransformed")) is not None
+    ]
+    if not found:
+        raise NotMeasurable("the run has no interval, for which it would need more sentences")
+    if not any((one.value, one.low, one.high) != (0, 0, 0) for one in found):
+        raise NotMeasurable("no layer has an outlier that could be clipped")
+    learned = min(row["untransformed_accuracy"] - row["majority_accuracy"] for row in rows)
+    return replace(max(map(magnitude, found), key=lambda one: one.value), control=learned)
 
 
 def _of_senses(rows: Sequence[Mapping[str, Any]], protocol: str, transform: str) -> Mapping[str, Any]:

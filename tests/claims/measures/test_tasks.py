@@ -10,6 +10,7 @@ import pytest
 from probing.claims.measures import tasks
 from probing.claims.measures.registry import NotMeasurable, Subject
 from probing.runs.kinds import SentenceSimilarity, WordsInContext
+from probing.runs.run import Run
 from probing.tables.rows import Table
 
 WIDTH = 0.01
@@ -52,6 +53,31 @@ def test_one_transform_leads_over_another_by_the_difference_of_their_gains() -> 
 
 def test_thresholds_are_those_of_the_published_way() -> None:
     assert tasks.change_of_threshold(senses(), "clip").value == pytest.approx(-0.3)
+
+
+def labels(*changes: tuple[float, float, float], plain: float = 0.8) -> Subject:
+    rows = [
+        {"layer": layer, "accuracy": plain + value, "untransformed_accuracy": plain,
+         "majority_accuracy": 0.5 + layer / 10, "above_untransformed_low": low, "above_untransformed_high": high}
+        for layer, (value, low, high) in enumerate(changes)
+    ]  # fmt: skip
+    return Subject("m", {"labels": Run(Path("r"), {}, {}, Table(rows), Table())})
+
+
+def test_the_change_on_labels_is_that_of_the_layer_with_most_and_above_the_embeddings() -> None:
+    found = tasks.change_of_accuracy_on_labels(labels((-0.3, -0.4, -0.2), (0.01, -0.01, 0.03), (-0.02, -0.05, 0.01)))
+    assert (found.value, found.low, found.high) == pytest.approx((0.02, 0, 0.05))
+    assert found.control == pytest.approx(0.8 - 0.7)
+    nothing = tasks.change_of_accuracy_on_labels(labels((0, 0, 0), (0.01, 0.005, 0.015), plain=0.4))
+    assert (nothing.low, nothing.control) == pytest.approx((0.005, -0.2))
+
+
+def test_where_nothing_was_clipped_or_there_is_no_interval_labels_tell_nothing() -> None:
+    with pytest.raises(NotMeasurable, match="no layer has an outlier"):
+        tasks.change_of_accuracy_on_labels(labels((0.1, 0.1, 0.1), (0, 0, 0), (0, 0, 0)))
+    few = {"layer": 1, "accuracy": 0.5, "untransformed_accuracy": 0.5, "majority_accuracy": 0.5}
+    with pytest.raises(NotMeasurable, match="no interval"):
+        tasks.change_of_accuracy_on_labels(Subject("m", {"labels": Run(Path("r"), {}, {}, Table([few]), Table())}))
 
 
 def test_without_outliers_there_is_nothing_clipped() -> None:
