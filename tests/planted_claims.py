@@ -168,8 +168,12 @@ class _World:
                 yield {
                     "parameter": "position", "row": row, "position": row, "neuron": neuron,
                     "rank": first if is_extreme else middle, "deviations": sign * (12.0 if is_extreme else 0.2),
+                    "n_outliers": 4 if self.true else 0,
                 }  # fmt: skip
             yield {"parameter": "mean_token", "neuron": neuron, "rank": middle, "deviations": 0.1}
+            for row in range(2):
+                far = 0.3 if self.true else 9.0
+                yield {"parameter": "segment", "row": row, "neuron": neuron, "rank": middle, "deviations": far}
             for parameter in ("gain", "bias"):
                 for layer in range(1, self.depth + 1):
                     here = {"parameter": parameter, "neuron": neuron, "rank": 1 if self.true else middle}

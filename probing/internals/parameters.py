@@ -1,8 +1,8 @@
-"""Outliers in a model's parameters: its position table, its token embeddings and its LayerNorms.
+"""Outliers in a model's parameters: its position table, its segment and token embeddings, and its LayerNorms.
 
 Parameters are found by running the model on a few tokens, never by module names: the output of an embedding shows
-whether it encodes positions or tokens, and the input and output of a norm show which layer's hidden state it produces
-or reads.
+whether it encodes positions, segments or tokens, and the input and output of a norm show which layer's hidden state it
+produces or reads.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from torch import Tensor, nn
 
 from probing.models.anatomy import Anatomy
 from probing.models.norms import is_norm
+from probing.statistics.outliers import MEAN_DEVIATIONS
 
 PARAMETER_COLUMNS = (
     "parameter", "module", "layer", "row", "position", "neuron", "value", "rank", "absolute_rank", "deviations",
+    "n_outliers",
 )  # fmt: skip
 
 # Length of the token sequence that the model is run on.
@@ -53,12 +55,14 @@ class Parameters:
         first_row: Row of position 0: 2 for RoBERTa, whose first two rows are never used.
         mean_token: Mean row of the input embedding, shape (d_model,); None if that has another width.
         norms: The norms, in the order of their first call.
+        segment_table: Segment embeddings (token types), shape (n_types, d_model); None if there are none of this width.
     """
 
     position_table: Tensor | None
     first_row: int
     mean_token: Tensor | None
     norms: tuple[Norm, ...]
+    segment_table: Tensor | None = None
 
     @property
     def output_norms(self) -> list[Norm]:
@@ -85,9 +89,12 @@ def find_parameters(encoder: nn.Module, anatomy: Anatomy) -> Parameters:
     calls: list[tuple[str, Tensor, Tensor]] = []
     rows: list[Tensor] = []
     handles = [module.register_forward_hook(_noting(name, calls), with_kwargs=True) for name, module in norms.items()]
-    table = anatomy.position_table
+    table, segments = anatomy.position_table, list[tuple[nn.Module, Tensor]]()
     if table is not None:
         handles.append(table.register_forward_hook(lambda _, args, out: rows.append(out)))
+    others = [module for module in encoder.modules() if isinstance(module, nn.Embedding)]
+    others = [module for module in others if module not in (table, encoder.get_input_embeddings())]  # type: ignore[operator]
+    handles += [one.register_forward_hook(lambda module, args, out: segments.append((module, out))) for one in others]
     try:
         output = encoder(input_ids=input_ids, attention_mask=torch.ones_like(input_ids), output_hidden_states=True)
     finally:
@@ -107,7 +114,14 @@ def find_parameters(encoder: nn.Module, anatomy: Anatomy) -> Parameters:
         0 if weight is None else _first_row(weight, rows[0].float().cpu()),
         embedding.detach().float().mean(0).cpu() if embedding.shape[1] == d_model else None,
         tuple(found),
+        next((_values(module, "weight") for module, out in segments if _tells_segments(out, d_model)), None),
     )
+
+
+def _tells_segments(out: Tensor, d_model: int) -> bool:
+    """Return whether an embedding gives all tokens of a single sentence the same vector of the model's width."""
+    same = out.reshape(-1, out.shape[-1])
+    return out.shape[-1] == d_model and len(same) >= _LENGTH and bool((same == same[0]).all())
 
 
 def _noting(name: str, calls: list[tuple[str, Tensor, Tensor]]) -> Callable[..., None]:
@@ -147,8 +161,9 @@ def parameter_rows(parameters: Parameters, neurons: Sequence[int]) -> list[dict[
 
     A row has the neuron's value, its rank by signed value (1 is the largest, d_model the smallest), its rank by
     magnitude (1 is the farthest from 0), and its distance from the mean of all neurons in standard deviations
-    (`deviations`). Luo, Kulmizev & Mao (2021) do not say which of the two ranks they give. Of equal values the lower
-    neuron comes first. Rows of the position table that no position uses have no position.
+    (`deviations`), with how many neurons are beyond 5 of these (`n_outliers`). Luo, Kulmizev & Mao (2021) do not say
+    which of the two ranks they give. Of equal values the lower neuron comes first. Rows of the position table that no
+    position uses have no position.
 
     Args:
         parameters: Parameters of a model.
@@ -174,6 +189,9 @@ def _vectors(parameters: Parameters) -> Iterator[tuple[Tensor, dict[str, Any]]]:
         for row, vector in enumerate(table):
             position = row - parameters.first_row
             yield vector, {"parameter": "position", "row": row} | ({"position": position} if position >= 0 else {})
+    if parameters.segment_table is not None:
+        for row, vector in enumerate(parameters.segment_table):
+            yield vector, {"parameter": "segment", "row": row}
     if parameters.mean_token is not None:
         yield parameters.mean_token, {"parameter": "mean_token"}
     for norm in parameters.norms:
@@ -187,6 +205,7 @@ def _ranks(vector: Tensor, about: dict[str, Any], neurons: Sequence[int]) -> Ite
     values = vector.double().numpy()
     signed, absolute = (_ranks_of(key) for key in (values, np.abs(values)))
     sd = values.std()
+    n_outliers = int((np.abs(values - values.mean()) > MEAN_DEVIATIONS * sd).sum())
     for neuron in neurons:
         deviations = float((values[neuron] - values.mean()) / sd) if sd > 0 else 0.0
         yield {
@@ -196,6 +215,7 @@ def _ranks(vector: Tensor, about: dict[str, Any], neurons: Sequence[int]) -> Ite
             "rank": int(signed[neuron]),
             "absolute_rank": int(absolute[neuron]),
             "deviations": deviations,
+            "n_outliers": n_outliers,
         }
 
 

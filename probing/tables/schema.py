@@ -27,7 +27,8 @@ _WHOLE_NUMBERS = (
     "n_neurons", "n_removed", "n_random", "n_no_signal", "n_pairs", "n_train_pairs", "n_chosen_on", "n_clipped",
     "n_gained", "n_lost", "word_index", "n_fitted_sentences", "n_fitted_vectors", "n_fitted_dimensions", "n_train",
     "n_test", "offset", "other_layer", "other_head", "n", "n_unmatched", "seed", "step", "outlier_neuron",
-    "first_seen", "step_before", "half_step", "norm", "changed_layer", "n_disabled", "id", "line", "n_right",
+    "n_outliers", "first_seen", "step_before", "half_step", "norm", "changed_layer", "n_disabled", "id", "line",
+    "n_right",
 )  # fmt: skip
 _NUMBERS = (
     "contribution", "ratio", "share", "contribution_centred", "contribution_companion", "correlation", "eta_squared",

@@ -77,6 +77,17 @@ def test_berts_output_norms_are_those_behind_blocks_and_gpt2s_those_that_read(ch
     }  # fmt: skip
 
 
+def test_segments_are_told_from_positions_and_tokens(checkpoints: dict[str, Path]) -> None:
+    for family in ("bert", "roberta", "xlm-roberta", "distilbert", "mpnet", "gpt2", "deberta-v2", "t5"):
+        encoder, found = of(checkpoints[family])
+        rows = [row for row in parameter_rows(found, [3, 5]) if row["parameter"] == "segment"]
+        assert bool(rows) == (family in ("bert", "roberta", "xlm-roberta")), family
+        if rows:
+            table = encoder.embeddings.token_type_embeddings.weight
+            assert len(rows) == 2 * len(table)
+            assert [row["value"] for row in rows] == [float(table[row["row"], row["neuron"]]) for row in rows]
+
+
 def test_rows_are_the_models_own_numbers_with_ranks_by_loops(checkpoints: dict[str, Path]) -> None:
     encoder, found = of(checkpoints["roberta"])
     rows = parameter_rows(found, [5, 11])
@@ -103,4 +114,12 @@ def test_of_equal_values_the_lower_neuron_comes_first_and_a_flat_vector_has_no_d
     assert [row["absolute_rank"] for row in rows[4:]] == [2, 1, 3, 4]
     assert [row["deviations"] for row in rows[:4]] == [0, 0, 0, 0]
     assert np.allclose([row["deviations"] for row in rows[4:]], np.array([1, -2, 1, 0]) / np.std([1, -2, 1, 0]))
+    assert {row["n_outliers"] for row in rows} == {0}
     assert not_applicable(flat) == ["position table", "LayerNorm bias"]
+
+
+def test_neurons_far_from_the_others_are_counted_whichever_are_listed() -> None:
+    vector = torch.zeros(100)
+    vector[[7, 8, 9]] = torch.tensor([-9.0, 9.0, 1.0])
+    (row,) = parameter_rows(Parameters(None, 0, vector, ()), [50])
+    assert row["n_outliers"] == 2

@@ -30,14 +30,14 @@ def outliers_of_first_position(subject: Subject, role: Role) -> Measured:
 def other_rows_with_outlier(subject: Subject, role: Role) -> Measured:
     """Return in how many rows other than the first position's an outlier is beyond 5 sd of the other neurons.
 
-    These are the rows of the other positions and the mean row of the token embeddings. The control is its deviation, in
-    the direction of its role, in the row of the first position.
+    These are the rows of the other positions, those of segments, and the mean row of the token embeddings. The control
+    is its deviation, in the direction of its role, in the row of the first position.
     """
     neuron = subject.neuron(role)
     rows = _of(neuron, _position_rows(subject))
-    tokens = _of(neuron, [row for row in subject.run("geometry").parameters if row["parameter"] == "mean_token"])
+    embeddings = [row for row in subject.run("geometry").parameters if row["parameter"] in ("segment", "mean_token")]
     first = [row for row in rows if row.get("position") == 0]
-    others = [row for row in rows if row.get("position", 0) != 0] + tokens
+    others = [row for row in rows if row.get("position", 0) != 0] + _of(neuron, embeddings)
     if not first or len(others) < 2:
         raise NotMeasurable("its table of positions has a single row")
     beyond = sum(abs(row["deviations"]) > MEAN_DEVIATIONS for row in others)
@@ -48,7 +48,7 @@ def other_rows_with_outlier(subject: Subject, role: Role) -> Measured:
 def deviation_in_rows(subject: Subject, roles: list[Role], rows: list[int]) -> Measured:
     """Return how far outliers are from the other neurons in a row of the table of positions: the least of them, in sd.
 
-    Of several rows the one counts where that is most.
+    Of several rows the one counts where that is most. The control is how many neurons of it are beyond 5 sd.
 
     Args:
         subject: The model.
@@ -57,15 +57,16 @@ def deviation_in_rows(subject: Subject, roles: list[Role], rows: list[int]) -> M
     """
     chosen = subject.outliers(roles)
     table = _position_rows(subject)
-    least = []
+    least: list[tuple[float, int]] = []
     for number in rows:
         here = [row for row in table if row["row"] == number]
         if here:
             found = [SIGNS[role] * _of(neuron, here)[0]["deviations"] for role, neuron in chosen.items()]
-            least.append(min(found))
+            least.append((min(found), here[0]["n_outliers"]))
     if not least:
         raise NotMeasurable(f"its table of positions has no row {rows[0]}")
-    return Measured.exact(max(least), neurons=tuple(chosen.values()))
+    value, n_outliers = max(least)
+    return Measured.exact(value, control=n_outliers, neurons=tuple(chosen.values()))
 
 
 @measure("geometry")

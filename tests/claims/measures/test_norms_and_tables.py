@@ -17,7 +17,8 @@ D_MODEL = 10
 
 def position(row: int, neuron: int, deviations: float, rank: int = 5, first_row: int = 0) -> dict[str, Any]:
     real = {"position": row - first_row} if row >= first_row else {}
-    return {"parameter": "position", "row": row, "neuron": neuron, "deviations": deviations, "rank": rank, **real}
+    here = {"parameter": "position", "row": row, "neuron": neuron, "deviations": deviations, "rank": rank, **real}
+    return {**here, "n_outliers": 10 * row}
 
 
 def token(neuron: int, deviations: float) -> dict[str, Any]:
@@ -56,6 +57,8 @@ def test_other_rows_are_those_of_other_positions_and_that_of_tokens() -> None:
     assert (found.value, found.control) == (3, 12)
     none = measures.other_rows_with_outlier(subject([*rows[:2], token(7, 1.0)]), "minimum")
     assert none.value == 0
+    segments = [{"parameter": "segment", "row": row, "neuron": 7, "deviations": z} for row, z in enumerate((6, -2))]
+    assert measures.other_rows_with_outlier(subject([*rows[:2], token(7, 1.0), *segments]), "minimum").value == 1
 
 
 def test_rows_that_no_position_uses_are_not_counted() -> None:
@@ -66,7 +69,8 @@ def test_rows_that_no_position_uses_are_not_counted() -> None:
 def test_of_several_rows_the_one_with_the_farthest_outliers_counts() -> None:
     rows = [position(3, 7, -6), position(3, 8, 2), position(5, 7, -9), position(5, 8, 7), position(4, 7, -50)]
     roles: Any = ["minimum", "maximum"]
-    assert measures.deviation_in_rows(subject(rows), roles, [3, 5]).value == 7
+    found = measures.deviation_in_rows(subject(rows), roles, [3, 5])
+    assert (found.value, found.control) == (7, 50)
     assert measures.deviation_in_rows(subject(rows), roles, [3]).value == 2
     with pytest.raises(NotMeasurable, match="no row 9"):
         measures.deviation_in_rows(subject(rows), roles, [9])
