@@ -13,6 +13,7 @@ from probing.claims.verdict import Measured
 from probing.tables.columns import ends
 
 _NOTHING: Mapping[str, Sequence[float]] = MappingProxyType({})
+_NO_LEADS: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
 
 @measure("senses")
@@ -57,14 +58,35 @@ def change_of_threshold(subject: Subject, transform: str) -> Measured:
 
 
 @measure("similarity")
-def least_gain_on_sets(subject: Subject, transform: str, sets: Sequence[str]) -> Measured:
+def least_gain_on_sets(
+    subject: Subject, transform: str, sets: Sequence[str], leads: Mapping[str, Mapping[str, Any]] = _NO_LEADS
+) -> Measured:  # fmt: skip
     """Return the least that a transform adds to Spearman's correlation over sets, at layers chosen on other pairs.
 
     All pairs of a set are taken together; the interval is that of pairs. The control is the number of sets that are
     missing.
+
+    Args:
+        subject: The model.
+        transform: The transform.
+        sets: The sets.
+        leads: Of single models, `by` how much the transform is also said to be better than the one that it is
+            compared with (`over`) on some of the `sets`. What is left of that lead counts as a gain, with an interval
+            as if nothing were known of how the two vary together.
     """
-    found = [from_row(row, "gain", "gain") for row in _of_sets(subject, "mean", transform, sets).values()]
-    return _least(found, len(sets))
+    gains = _gains(subject, transform, sets)
+    least = _least([*gains.values()], len(sets))
+    said = leads.get(subject.model, {})
+    if there := [name for name in said.get("sets", ()) if name in gains]:
+        others, by = _gains(subject, said["over"], there), Measured.exact(said["by"])
+        left = [difference(difference(gains[name], other), by) for name, other in others.items()]
+        least = min([least, *(replace(one, control=least.control) for one in left)], key=lambda one: one.value)
+    return least
+
+
+def _gains(subject: Subject, transform: str, sets: Sequence[str]) -> dict[str, Measured]:
+    rows = _of_sets(subject, "mean", transform, sets)
+    return {name: from_row(row, "gain", "gain") for name, row in rows.items()}
 
 
 @measure("similarity")

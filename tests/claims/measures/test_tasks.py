@@ -111,6 +111,23 @@ def test_the_least_gain_is_over_the_sets_that_are_there_and_the_control_counts_t
     assert found.control == 1
 
 
+def test_what_is_left_of_a_lead_counts_as_a_gain_where_it_is_claimed() -> None:
+    clipped = [row("STS12", "clip", 0.55), row("STS13", "clip", 0.52)]
+    whitened = [row("STS12", "whiten", 0.9), row("STS13", "whiten", 0.8)]
+    runs = similarity([*clipped, *whitened]).runs
+
+    def least(model: str, *claimed: str) -> Any:
+        leads = {"m": {"over": "clip", "by": 0.25, "sets": claimed}}
+        return tasks.least_gain_on_sets(Subject(model, runs), "whiten", ["STS12", "STS13", "STS14"], leads)
+
+    found = least("m", "STS12", "STS13", "STS14")
+    assert (found.value, found.low, found.high) == pytest.approx((0.3 - 0.02 - 0.25, 0.01, 0.05))
+    assert found.control == 1
+    assert least("m", "STS12").value == pytest.approx(0.4 - 0.05 - 0.25)
+    assert least("other", "STS12", "STS13").value == pytest.approx(0.3)
+    assert least("m", "STS14").value == pytest.approx(0.3)  # which is missing, and counted so
+
+
 def test_of_a_set_of_several_parts_the_test_part_counts() -> None:
     assert tasks.least_gain_on_sets(similarity(), "clip", ["STS-B"]).value == pytest.approx(0.1)
     assert tasks.least_gain_on_sets(similarity(SETS[::-1]), "clip", ["STS-B"]).value == pytest.approx(0.1)
