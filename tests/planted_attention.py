@@ -19,7 +19,10 @@ def runs_of(true: bool) -> Mapping[str, Any]:
     Args:
         true: Whether what the paper says is true of the model.
     """
-    return {"attention": survey(true), "pairs": Attention(Path("pairs"), {}, {}, attention_classes=classes(true))}
+    return {
+        "attention": survey(true), "pairs": Attention(Path("pairs"), {}, {}, attention_classes=classes(true)),
+        "change": Attention(Path("change"), {}, {}, change=Table(_changed(true))),
+    }  # fmt: skip
 
 
 def survey(true: bool) -> Attention:
@@ -61,6 +64,16 @@ def _attended(true: bool) -> Iterator[Row]:
         for to in ("NOUN", "VERB", "PRON", "subject", "object", "negation"):
             lift = 0.5 if to != "subject" else 0.6 if true else 3.0
             yield {"layer": layer, "measure": "lift", "to": to, **with_interval(lift)}
+
+
+def _changed(true: bool) -> Iterator[Row]:
+    """Yield how alike the maps of two checkpoints are; where the claims are false, the first two differ most."""
+    for layer in range(1, N_LAYERS + 1):
+        kept = 1 - layer / 50 if true else 0.5 + layer / 50
+        for measure, value in (("cosine", kept), ("jensen_shannon", 1 - kept)):
+            yield {"layer": layer, "measure": measure, "of": "same", **with_interval(value)}
+            yield {"layer": layer, "measure": measure, "of": "other heads", **with_interval(0.4)}
+            yield {"layer": layer, "head": 3, "measure": measure, "of": "same", **with_interval(0.1)}
 
 
 def _near(true: bool) -> Iterator[Row]:

@@ -269,6 +269,7 @@ class _World:
         for layer in self.layers:
             change = -0.002 if self.true else -0.05
             yield {"layer": layer, "accuracy": 0.86 + change, "untransformed_accuracy": 0.86, "majority_accuracy": 0.55,
+                   "n_clipped": 1,
                    "above_untransformed_low": change - 0.003, "above_untransformed_high": change + 0.003}  # fmt: skip
 
     def similarity(self) -> Iterator[dict[str, Any]]:

@@ -31,7 +31,7 @@ from probing.tracking import resolve_mode
 # The commands whose runs claims may need.
 COMMANDS = ("fit", "geometry", "attention", "disable", "wic", "sts", "pretrain")
 # The options that name data which files of claims ask for.
-DATA = ("other_corpus", "third_corpus", "wic", "sts", "static", "labels", "pairs", "roles")
+DATA = ("other_corpus", "third_corpus", "wic", "sts", "static", "labels", "pairs", "roles", "untuned")
 
 
 @command
@@ -42,8 +42,9 @@ def reproduce(
     paper: str | None = None, models: str | list[str] | None = None, claims: int | str | list[int | str] = "all",
     corpus: str = "builtin", other_corpus: str | None = None, third_corpus: str | None = None,
     wic: str | None = None, sts: str | None = None, static: str | None = None, labels: str | None = None,
-    pairs: str | None = None, roles: str | None = None, dry_run: bool = False, runs: str = "runs",
-    name: str | None = None, cache: str | None = None, quiet: bool = False, wandb: WandbOptions = WandbOptions(),
+    pairs: str | None = None, roles: str | None = None, untuned: str | None = None, dry_run: bool = False,
+    runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
+    wandb: WandbOptions = WandbOptions(),
 ) -> Reproduction | None:  # fmt: skip
     """Measure what a paper claims on the models at hand, and give a verdict on each claim.
 
@@ -65,6 +66,8 @@ def reproduce(
         pairs: File of pairs of sentences, for claims about heads that read two sentences, given as to `attention`.
         roles: Role links, for claims about semantic roles, given as to `attention`; without them, the subjects and
             objects of a treebank are taken.
+        untuned: Model that the models were tuned from, for claims about what tuning changes, given as --against to
+            `attention`.
         dry_run: Only say which runs are needed and which of them are there, with an estimate of time and disk.
         runs: Folder of runs. Runs with the same settings that are in it are read, and the others are made there.
         name: Name of the table's folder; PAPER-YYYYMMDD-HHMMSS by default.

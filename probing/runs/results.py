@@ -41,6 +41,8 @@ from probing.tables.columns import (
 )
 from probing.tables.csv_files import write_csv
 from probing.tasks import short_name
+from probing.transforms.affine import Transform
+from probing.transforms.erasure import Changed
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,10 @@ class Measured:
             row["selectivity"] = row["accuracy"] - row["control_task_accuracy"]
         if (stability := self.evidence[i].stability) is not None:
             row["bootstrap_overlap"] = stability.bootstrap_overlap
+        if self.transform == "clip":
+            assert isinstance(train.store, Changed)
+            clip = train.store.changes[fit.layer]
+            row["n_clipped"] = len(clip.clipped) if isinstance(clip, Transform) else 0
         if self.codes:
             row["online_code_bits"], row["uniform_code_bits"] = self.codes[i].online, self.codes[i].uniform
             row["compression"] = self.codes[i].compression

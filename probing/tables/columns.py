@@ -22,8 +22,8 @@ ACCURACY_COLUMNS = (
         for control in (*CONTROLS, *TRANSFORM_CONTROLS)
         for column in (f"{control}_accuracy", f"above_{control}_low", f"above_{control}_high")
     ),
-    "selectivity", "bootstrap_overlap", "more_penalty_overlap", "more_penalty_spearman", "less_penalty_overlap",
-    "less_penalty_spearman", "online_code_bits", "uniform_code_bits", "compression",
+    "n_clipped", "selectivity", "bootstrap_overlap", "more_penalty_overlap", "more_penalty_spearman",
+    "less_penalty_overlap", "less_penalty_spearman", "online_code_bits", "uniform_code_bits", "compression",
     "validation_cross_entropy", *SIZE_COLUMNS, "flag",
 )  # fmt: skip
 # Of numbers, where the R² of a ridge probe stands in the place of the accuracy.

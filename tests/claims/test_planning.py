@@ -89,6 +89,16 @@ def test_defaults_are_not_typed_and_what_is_not_given_is_lacking() -> None:
     assert [need.lacking for need in needs] == ["", "`--other_corpus`", ""]
 
 
+def test_the_model_that_another_was_tuned_from_is_what_it_is_compared_with() -> None:
+    of = read_paper("kovaleva2019", MEASURES)
+    usual = {"attention": defaults(attention)}
+    (without,) = needs_of(["change"], of, "own", Given("text.txt", {"untuned": None}), usual)
+    assert without.lacking == "`--untuned`"
+    (there,) = needs_of(["change"], of, "tuned", Given("text.txt", {"untuned": "bert-uncased"}), usual)
+    words = "attention --model tuned --corpus text.txt --parts change --against bert-uncased"
+    assert there.line == f"python -m probing {words}"
+
+
 def test_sentences_with_labels_are_another_text_and_lack_where_they_are_not_given() -> None:
     (without,) = needs_of(["labels"], paper(), "minilm", given(), DEFAULTS)
     assert without.lacking == "`--labels`"

@@ -357,6 +357,7 @@ def test_fit_on_clipped_activations_stands_beside_the_same_probe_on_them_as_they
     for row in clipped_fit.accuracy:
         for name in ("untransformed", "others_clipped", "untrained"):
             assert 0 < row[f"{name}_accuracy"] <= 1
+        assert row["n_clipped"] == 1
         # One of 48 neurons does not hold position.
         assert row["accuracy"] == pytest.approx(row["untransformed_accuracy"], abs=0.1)
     dead = [row for row in clipped_fit.neurons if row["neuron"] == 11]

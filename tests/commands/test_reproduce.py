@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 from html import escape
 from pathlib import Path
@@ -137,6 +138,24 @@ def test_a_folder_may_hold_a_model_of_the_paper_which_then_has_a_verdict(
     assert made.results["runs"]["bert"] == load_run(place / "first").results["runs"][str(checkpoints["bert"])]
     (line,) = made.conclusions()
     assert "2 not testable here" in line
+
+
+def test_sentences_with_labels_are_read_for_the_claim_on_them(
+    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sentences = corpus_file.read_text().splitlines()
+    middle = sorted(map(len, sentences))[len(sentences) // 2]
+    rows = [{"text": sentence, "label": "long" if len(sentence) > middle else "short"} for sentence in sentences]
+    labels = tmp_path / "labels.jsonl"
+    labels.write_text("\n".join(map(json.dumps, rows)))
+    asked = options(checkpoints, corpus_file, tmp_path / "runs", claims="47", labels=str(labels), quiet=False)
+    for made_or_read in ("run 1 of 1", ": read from "):
+        found = reproduce(**asked)
+        assert found is not None
+        assert made_or_read in capsys.readouterr().err
+        (row,) = (row for row in found.claims if row["model"] not in ("bert", "roberta"))
+        # None of 16 neurons can be beyond 5 standard deviations of all.
+        assert row["lacking"] == "no layer has an outlier that could be clipped"
 
 
 def test_models_of_the_paper_that_cannot_be_reached_are_no_error(place: Path, corpus_file: Path) -> None:

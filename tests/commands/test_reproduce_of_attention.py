@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from families import masked_lm
 from probing import Reproduction, reproduce
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
+from tuned import other_queries, tuned
 
 NO_WANDB: Any = {"mode": "disabled"}
 PAIRS = [f"word {'ab' * i} goes\tthe next one is {i}" for i in range(1, 26)]
@@ -17,8 +19,10 @@ PAIRS = [f"word {'ab' * i} goes\tthe next one is {i}" for i in range(1, 26)]
 
 def made(model: Path, corpus: Path, folder: Path, **others: Any) -> Reproduction:
     found = reproduce(
-        "kovaleva2019", models=str(model), claims="1,2,6,7,9", corpus=str(corpus), runs=str(folder),
-        wandb=NO_WANDB, **others,
+        **{
+            "paper": "kovaleva2019", "models": str(model), "claims": "1,2,6,7,9", "corpus": str(corpus),
+            "runs": str(folder), "wandb": NO_WANDB, **others,
+        }
     )  # fmt: skip
     assert found is not None
     return found
@@ -50,6 +54,28 @@ def test_pairs_are_read_in_place_of_the_corpus_and_known_by_their_content(
     assert changed.results["runs"] != first.results["runs"]
     without = made(**options)
     assert {row["lacking"] for row in without.claims if row["id"] in (1, 2) and row["model"] != "own"} == {"`--pairs`"}
+
+
+def test_a_model_is_compared_with_the_one_that_it_was_tuned_from(
+    tmp_path: Path, corpus_file: Path, capsys: pytest.CaptureFixture[str], sentences: list[str]
+) -> None:
+    # The last two of three blocks read what the second one, whose queries were changed, makes of the text.
+    before = masked_lm(tmp_path / "before", "bert", sentences)
+    options: dict[str, Any] = {
+        "model": tuned(before, other_queries),
+        "corpus": corpus_file,
+        "folder": tmp_path / "runs",
+    }
+    for made_or_read in ("run 1 of 1", ": read from "):
+        found = made(**options, claims="4", untuned=str(before))
+        assert made_or_read in capsys.readouterr().err
+        (row,) = (row for row in found.claims if row["model"] != "own")
+        assert row["met"] == "yes"
+        assert row["measured"] > 0
+        assert row["control"] > 0
+    same = made(**{**options, "model": before}, claims="4", untuned=str(before))
+    (row,) = (row for row in same.claims if row["model"] != "own")
+    assert (row["measured"], row["met"]) == (0, "no")
 
 
 def test_pairs_that_are_none_are_refused_before_anything_is_run(

@@ -1,4 +1,4 @@
-"""How alike the maps of consecutive layers are, and what fusing layers does to a frozen model."""
+"""How alike the maps of consecutive layers and of two checkpoints are, and what fusing the layers of a model does."""
 
 from __future__ import annotations
 
@@ -31,6 +31,31 @@ def least_similarity_of_maps(subject: Subject, from_depth: float) -> Measured:
         found.append(min(upper, key=lambda one: one.value))
     as_published, without = found
     return Measured(as_published.value, as_published.low, as_published.high, without.value)
+
+
+@measure("change")
+def lead_of_change_in_last_layers(subject: Subject, n_layers: int) -> Measured:
+    """Return by how much less alike the maps of two checkpoints are in each of the last layers than in any lower one.
+
+    By the cosine of the maps, mean over heads: the least of the lower layers less the most of the last ones. The
+    control is the same by the Jensen-Shannon divergence of their rows, which is not small for any two maps.
+
+    Args:
+        subject: The model.
+        n_layers: Number of last layers.
+    """
+    run: Attention = subject.run("change")
+    found = []
+    for name, sign in (("cosine", 1), ("jensen_shannon", -1)):
+        rows = [row for row in run.change if (row["measure"], row["of"]) == (name, "same") and not row.get("head")]
+        rows.sort(key=lambda row: row["layer"])
+        if len(rows) <= n_layers:
+            raise NotMeasurable("more layers than these")
+        lower, last = rows[:-n_layers], rows[-n_layers:]
+        ends = min(lower, key=lambda row: sign * row["value"]), max(last, key=lambda row: sign * row["value"])
+        found.append(difference(*(from_row(row) for row in (ends if sign > 0 else ends[::-1]))))
+    by_cosine, by_divergence = found
+    return Measured(by_cosine.value, by_cosine.low, by_cosine.high, by_divergence.value)
 
 
 @measure("fusion")

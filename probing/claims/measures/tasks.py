@@ -106,14 +106,16 @@ def least_lead_over_static(subject: Subject, transform: str, sets: Sequence[str]
 
 @measure("labels")
 def change_of_accuracy_on_labels(subject: Subject) -> Measured:
-    """Return by how much clipping changes the accuracy on labels of sentences: the most over layers, as a magnitude.
+    """Return by how much clipping changes the accuracy on labels of sentences: the most over layers with outliers.
 
     Probes read the mean of a sentence's tokens (Luo, Kulmizev & Mao 2021, table 3), one of the states as they are and
     one with the outliers clipped; the interval is that of pairs of answers. The control is how much better than the
     most frequent label the probe of the states as they are is, the least over layers: where it has learned nothing,
     clipping can take nothing away.
     """
-    rows = above_embeddings(subject.run("labels").accuracy)
+    rows = [row for row in above_embeddings(subject.run("labels").accuracy) if row["n_clipped"]]
+    if not rows:
+        raise NotMeasurable("no layer has an outlier that could be clipped")
     found = [
         Measured(row["accuracy"] - row["untransformed_accuracy"], *apart)
         for row in rows
@@ -121,8 +123,6 @@ def change_of_accuracy_on_labels(subject: Subject) -> Measured:
     ]
     if not found:
         raise NotMeasurable("the run has no interval, for which it would need more sentences")
-    if not any((one.value, one.low, one.high) != (0, 0, 0) for one in found):
-        raise NotMeasurable("no layer has an outlier that could be clipped")
     learned = min(row["untransformed_accuracy"] - row["majority_accuracy"] for row in rows)
     return replace(max(map(magnitude, found), key=lambda one: one.value), control=learned)
 

@@ -16,7 +16,26 @@ from probing.tables.rows import Table
 
 def subject(**tables: list[dict[str, Any]]) -> Subject:
     run = Attention(Path("attention"), {}, {}, **{name: Table(rows) for name, rows in tables.items()})
-    return Subject("any", {"attention": run, "fusion": run})
+    return Subject("any", {"attention": run, "fusion": run, "change": run})
+
+
+def changed(measure: str, *values: float, of: str = "same") -> list[dict[str, Any]]:
+    return [
+        {"measure": measure, "of": of, "layer": layer, **with_interval(value)}
+        for layer, value in enumerate(values, start=1)
+    ]
+
+
+def test_the_last_layers_change_most_if_each_of_them_changes_more_than_every_other() -> None:
+    rows = [*changed("cosine", 0.9, 0.8, 0.95, 0.6, 0.7), *changed("jensen_shannon", 0.1, 0.3, 0.2, 0.5, 0.35)]
+    rows += [*changed("cosine", 0.1, 0.1, 0.1, 0.9, 0.9, of="other heads")]
+    rows += [{**row, "head": 2, "value": 0.0} for row in changed("cosine", 0, 0, 0, 0, 0)]
+    found = measures.lead_of_change_in_last_layers(subject(change=rows), 2)
+    assert (found.value, found.low, found.high) == pytest.approx((0.8 - 0.7, 0.096, 0.104))
+    assert found.control == pytest.approx(0.35 - 0.3)
+    assert measures.lead_of_change_in_last_layers(subject(change=rows[::-1]), 3).value == pytest.approx(0.8 - 0.95)
+    with pytest.raises(NotMeasurable, match="more layers"):
+        measures.lead_of_change_in_last_layers(subject(change=rows), 5)
 
 
 def pairs_of_layers(measure: str, *values: float) -> list[dict[str, Any]]:

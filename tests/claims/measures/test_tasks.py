@@ -55,10 +55,11 @@ def test_thresholds_are_those_of_the_published_way() -> None:
     assert tasks.change_of_threshold(senses(), "clip").value == pytest.approx(-0.3)
 
 
-def labels(*changes: tuple[float, float, float], plain: float = 0.8) -> Subject:
+def labels(*changes: tuple[float, float, float], plain: float = 0.8, clipped: int = 2) -> Subject:
     rows = [
         {"layer": layer, "accuracy": plain + value, "untransformed_accuracy": plain,
-         "majority_accuracy": 0.5 + layer / 10, "above_untransformed_low": low, "above_untransformed_high": high}
+         "majority_accuracy": 0.5 + layer / 10, "n_clipped": clipped,
+         "above_untransformed_low": low, "above_untransformed_high": high}
         for layer, (value, low, high) in enumerate(changes)
     ]  # fmt: skip
     return Subject("m", {"labels": Run(Path("r"), {}, {}, Table(rows), Table())})
@@ -74,8 +75,8 @@ def test_the_change_on_labels_is_that_of_the_layer_with_most_and_above_the_embed
 
 def test_where_nothing_was_clipped_or_there_is_no_interval_labels_tell_nothing() -> None:
     with pytest.raises(NotMeasurable, match="no layer has an outlier"):
-        tasks.change_of_accuracy_on_labels(labels((0.1, 0.1, 0.1), (0, 0, 0), (0, 0, 0)))
-    few = {"layer": 1, "accuracy": 0.5, "untransformed_accuracy": 0.5, "majority_accuracy": 0.5}
+        tasks.change_of_accuracy_on_labels(labels((0, 0, 0), (0, -0.1, 0.1), clipped=0))
+    few = {"layer": 1, "accuracy": 0.5, "untransformed_accuracy": 0.5, "majority_accuracy": 0.5, "n_clipped": 1}
     with pytest.raises(NotMeasurable, match="no interval"):
         tasks.change_of_accuracy_on_labels(Subject("m", {"labels": Run(Path("r"), {}, {}, Table([few]), Table())}))
 
