@@ -6,6 +6,7 @@ the model's own mask token is.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -64,16 +65,17 @@ class Prompts:
     left_out: dict[str, int]
 
 
-def read_pairs(file: str) -> tuple[list[Pair], int]:
+def read_pairs(file: str, typed: str | None = None) -> tuple[list[Pair], int]:
     """Return the distinct pairs of a file, and the number of repeated ones.
 
     Args:
         file: The file, or `builtin`.
+        typed: How the user named it, for messages; as the argument of `cloze` by default.
 
     Raises:
         UserError: If it cannot be read, or a line is no pair.
     """
-    typed = f"cloze {file}"
+    typed = typed or f"cloze {file}"
     if file == BUILTIN:
         lines = files(__package__).joinpath("pairs.tsv").read_text(encoding="utf-8").splitlines()
     else:
@@ -83,6 +85,12 @@ def read_pairs(file: str) -> tuple[list[Pair], int]:
         raise UserError(f"`{typed}` holds no pair: it is empty or blank; give {READABLE}.")
     distinct = {(pair.text, pair.good, pair.bad, pair.group): pair for pair in reversed(found)}
     return sorted(distinct.values(), key=lambda pair: pair.line), len(found) - len(distinct)
+
+
+def fingerprint_of(pairs: Sequence[Pair]) -> str:
+    """Return the SHA-256 of the pairs, which does not depend on the file that they are in."""
+    cells = ("\t".join((pair.text, pair.good, pair.bad, pair.group)) for pair in pairs)
+    return hashlib.sha256("\n".join(cells).encode()).hexdigest()
 
 
 def _pairs_of(lines: Iterable[str], typed: str) -> Iterator[Pair]:

@@ -22,7 +22,7 @@ from probing.readouts.masked_words import MaskedText, MaskedWordLoss, masked_lm_
 from probing.statistics.intervals import mean_interval
 from probing.tables.cloze import INTACT, REPLACED
 from probing.word_prediction.changed_text import SHUFFLED, Masked, replaced, shuffled
-from probing.word_prediction.minimal_pairs import Pair, Prompts, prompts_of
+from probing.word_prediction.minimal_pairs import Pair, Prompts, fingerprint_of, prompts_of
 from probing.word_prediction.pair_scores import group_rows, log_probabilities, pair_rows
 
 Row = dict[str, Any]
@@ -229,11 +229,13 @@ class Found:
         tables: Rows by the name of their table.
         left_out: Why pairs were left out, with their number.
         n_tokens: Number of tokens of the corpus that were read.
+        fingerprints: Fingerprint of the corpus and of the pairs, where there are these.
     """
 
     tables: Mapping[str, list[Row]]
     left_out: Mapping[str, int]
     n_tokens: int
+    fingerprints: Mapping[str, str]
 
 
 def survey(predictor: Predictor, asked: Asked, say: Callable[[str], None]) -> Found:
@@ -258,7 +260,10 @@ def survey(predictor: Predictor, asked: Asked, say: Callable[[str], None]) -> Fo
         tables |= predictor.ask(prompts, size)
     if sample:
         tables["changes"] = change_rows(predictor, sample, size, asked.seed, say)
-    return Found(tables, prompts.left_out if prompts else {}, sample.text.tokens.n_tokens if sample else 0)
+    fingerprints = {"pairs": fingerprint_of(asked.pairs)} if asked.pairs else {}
+    fingerprints |= {"corpus": asked.corpus.fingerprint} if asked.corpus else {}
+    n_tokens = sample.text.tokens.n_tokens if sample else 0
+    return Found(tables, prompts.left_out if prompts else {}, n_tokens, fingerprints)
 
 
 def _request(predictor: Predictor, asked: Asked) -> Request:

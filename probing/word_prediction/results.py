@@ -33,6 +33,7 @@ def write(
         "kind": KIND,
         "versions": versions(),
         "model": {"name": config["model"], "fingerprint": fingerprint},
+        **{name: {"fingerprint": print_} for name, print_ in found.fingerprints.items()},
         "left_out": dict(found.left_out),
         "n_tokens": found.n_tokens,
         "timings": dict(timings),

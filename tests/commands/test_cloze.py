@@ -12,7 +12,9 @@ from families import masked_lm
 from probing import Cloze, cloze, load_run
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
+from probing.corpus import load_corpus
 from probing.tables.csv_files import read_csv
+from probing.word_prediction.minimal_pairs import fingerprint_of, read_pairs
 from rendering import rendered
 from wandb_reader import read_offline_runs
 
@@ -82,6 +84,8 @@ def test_pairs_and_changes_are_on_disk_and_repeat(
     results = json.loads((folder / "results.json").read_text())
     assert results["left_out"] == {"a word is not a single piece of the vocabulary": 1}
     assert 0 < results["n_tokens"] <= 3000
+    assert results["corpus"]["fingerprint"] == load_corpus(str(treebank)).fingerprint
+    assert results["pairs"]["fingerprint"] == fingerprint_of(read_pairs(str(pairs))[0])
     (tracked,) = read_offline_runs(folder)
     assert len(tracked.table("changes")) == len(changes)
     made = load_run(folder)
