@@ -83,6 +83,17 @@ def layers_from_first_to_last(subject: Subject) -> Measured:
     return difference(last, first)
 
 
+@measure("attention")
+def layers_from_last_to_punctuation(subject: Subject) -> Measured:
+    """Return by how many layers attention to punctuation comes later than that to the last special token.
+
+    The mean layers and their interval are those of `layers_from_first_to_last`.
+    """
+    run: Attention = subject.run("attention")
+    last, punctuation = (_mean_layer(run, names) for names in (LAST, ("punctuation",)))
+    return difference(punctuation, last)
+
+
 def _shares(run: Attention) -> dict[str, Mapping[str, Any]]:
     """Return the row of each class over all maps."""
     found = of_all_maps(vars(run))
