@@ -54,7 +54,8 @@ FLOORS = (
     {"heads", "layer_geometry", "runs"},
     {"checkpoints", "downstream", "generalisation", "page", "pretraining", "sweeps"},
     {"readouts"},
-    {"claims", "disabling", "word_prediction"},
+    {"disabling", "word_prediction"},
+    {"claims"},
     {"commands"},
 )
 

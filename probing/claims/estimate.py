@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from probing.claims.planning import Need
 
 # Processor seconds of a command for a million activations (tokens x layers x neurons), on one core of a server: from
 # runs of the built-in model on its corpus, which has 169 million, and good to a factor of two or three.
-_SECONDS = {"fit": 3.6, "geometry": 0.3, "attention": 0.7, "disable": 2.0, "wic": 0.2, "sts": 0.2}
+_SECONDS = {
+    "fit": 3.6, "geometry": 0.3, "attention": 0.7, "disable": 2.0, "hierarchy": 0.7, "cloze": 1.0, "wic": 0.2,
+    "sts": 0.2,
+}  # fmt: skip
+# Tokens that a command reads whatever the corpus is: those of its own sentences.
+_OWN_TOKENS = {"hierarchy": 120_000}
+# Most tokens of the corpus that a command reads by default.
+_MOST_TOKENS = {"disable": 20_000, "cloze": 20_000}
 # Seconds of a training by its size: of a processor, and of the four A100 of the paper together.
 _TRAINING_S = {"tiny": 100.0, "base": 4 * 35 * 3600.0}
 # What its options add.
@@ -58,4 +65,5 @@ def seconds(need: Need, size: Size) -> float:
     if need.command == "pretrain":
         return _TRAINING_S[options["size"]] * options["seeds"] * len(str(options["arms"]).split(","))
     rate = _SECONDS[need.command] + sum(rate for name, rate in _SECONDS_OF_OPTIONS.items() if options.get(name))
-    return rate * size.n_activations / 1e6
+    n_tokens = _OWN_TOKENS.get(need.command, min(size.n_tokens, _MOST_TOKENS.get(need.command, size.n_tokens)))
+    return rate * replace(size, n_tokens=n_tokens).n_activations / 1e6

@@ -21,6 +21,8 @@ KINDS: Mapping[str, str | None] = {
     "geometry": "geometry",
     "attention": "survey of attention heads",
     "disable": "disabling of heads and layers",
+    "hierarchy": "linear order or hierarchy",
+    "cloze": "predictions at masks",
     "wic": "word-in-context evaluation",
     "sts": "similarity evaluation",
     "pretrain": "pretraining with and without positions",
@@ -35,9 +37,9 @@ _DATUM = re.compile(r"\$(?P<name>\w+)(?P<optional>\??)")
 # Options that name what is measured, where a run that has measured more serves as well.
 OF_WHICH_MORE_SERVES = ("controls", "transforms")
 # Options that name a text which a run reads in place of `--corpus`.
-OTHER_TEXTS = ("pairs",)
+OTHER_TEXTS = ("pairs", "file")
 # Options that commands take without their name.
-_WORDS = ("folder", "folders")
+_WORDS = ("folder", "folders", "file")
 
 
 @dataclass(frozen=True)
@@ -186,11 +188,12 @@ def existing(
         if found is None or found[1].get("kind") != KINDS[need.command] or "arrays" in found[0]:
             continue
         config, keys = {**defaults, **found[0]}, list(_keys(found[1].get("cache", {})))
-        corpora = {key["corpus"] for key in keys} | _text(found[1])
+        corpora = {key["corpus"] for key in keys} | _named(found[1], "corpus", "pairs")
+        models = {key["model"] for key in keys} | _named(found[1], "model")
         # A run of another text than that of all runs is told by its name.
         is_of_text = "corpus" in defaults and not need.has_own_text
-        told = ({"model"} if keys else set()) | ({"corpus"} if corpora and is_of_text else set())
-        of_these = all(key["model"] == fingerprints.model for key in keys) and (
+        told = ({"model"} if models else set()) | ({"corpus"} if corpora and is_of_text else set())
+        of_these = all(model == fingerprints.model for model in models) and (
             not corpora or not is_of_text or fingerprints.corpus in corpora
         )
         same = (_serves(name, config.get(name), value) for name, value in wanted.items() if name not in told)
@@ -255,10 +258,10 @@ def _others(reading: Reading, model: str) -> list[int]:
     return found
 
 
-def _text(results: Mapping[str, Any]) -> set[str]:
-    """Return the fingerprint of the text of a training, which has no cache; nothing of other runs."""
-    corpus = results.get("corpus")
-    return {corpus["fingerprint"]} if isinstance(corpus, Mapping) and "fingerprint" in corpus else set()
+def _named(results: Mapping[str, Any], *names: str) -> set[str]:
+    """Return the fingerprints that the results of a run without a cache give of its model or its texts."""
+    found = (results.get(name) for name in names)
+    return {one["fingerprint"] for one in found if isinstance(one, Mapping) and "fingerprint" in one}
 
 
 def _keys(found: Any) -> Iterator[Mapping[str, Any]]:

@@ -30,6 +30,7 @@ from probing.corpus.pairs import read_pairs
 from probing.errors import UserError, about_option, as_clause
 from probing.models import ALIASES, load_config, resolve_model
 from probing.models.source import is_downloaded
+from probing.word_prediction import minimal_pairs
 
 # The model that needs no network, and that is measured where no other is named.
 BUILTIN = "minilm"
@@ -130,11 +131,31 @@ def plan(
             continue
         runs[name] = []
         for need in needs_of(names, paper, where, given, defaults):
-            text = read_pairs(need.options["pairs"]) if "pairs" in need.options else corpus
-            prints = Fingerprints(source.fingerprint(), text.fingerprint)
+            sentences, fingerprint = _text_of(need, corpus)
+            prints = Fingerprints(source.fingerprint(), fingerprint)
             there = None if need.lacking else existing(need, finished, defaults[need.command], prints)
-            runs[name].append(Planned(need, there, Size.of(text.sentences, settings)))
+            runs[name].append(Planned(need, there, Size.of(sentences, settings)))
     return Plan(paper, runs, lacking)
+
+
+def _text_of(need: Need, corpus: Corpus) -> tuple[Sequence[str], str]:
+    """Return the sentences that a run reads, with their fingerprint.
+
+    Args:
+        need: The run.
+        corpus: The text of all runs, which a run of pairs does not read.
+
+    Raises:
+        UserError: If a file of pairs cannot be read.
+    """
+    if "pairs" in need.options:
+        pairs = read_pairs(need.options["pairs"])
+        return pairs.sentences, pairs.fingerprint
+    if need.command == "cloze" and "corpus" not in need.options:
+        file = need.options.get("file", minimal_pairs.BUILTIN)
+        asked, _ = minimal_pairs.read_pairs(file, f"--cloze {file}")
+        return [pair.text for pair in asked], minimal_pairs.fingerprint_of(asked)
+    return corpus.sentences, corpus.fingerprint
 
 
 def _trainings(

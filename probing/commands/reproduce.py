@@ -29,9 +29,9 @@ from probing.tables.claims import plan_tables
 from probing.tracking import resolve_mode
 
 # The commands whose runs claims may need.
-COMMANDS = ("fit", "geometry", "attention", "disable", "wic", "sts", "pretrain")
+COMMANDS = ("fit", "geometry", "attention", "disable", "hierarchy", "cloze", "wic", "sts", "pretrain")
 # The options that name data which files of claims ask for.
-DATA = ("other_corpus", "third_corpus", "wic", "sts", "static", "labels", "pairs", "roles", "untuned")
+DATA = ("other_corpus", "third_corpus", "wic", "sts", "static", "labels", "pairs", "roles", "untuned", "cloze")
 
 
 @command
@@ -42,14 +42,14 @@ def reproduce(
     paper: str | None = None, models: str | list[str] | None = None, claims: int | str | list[int | str] = "all",
     corpus: str = "builtin", other_corpus: str | None = None, third_corpus: str | None = None,
     wic: str | None = None, sts: str | None = None, static: str | None = None, labels: str | None = None,
-    pairs: str | None = None, roles: str | None = None, untuned: str | None = None, dry_run: bool = False,
-    runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
+    pairs: str | None = None, roles: str | None = None, untuned: str | None = None, cloze: str | None = None,
+    dry_run: bool = False, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
     wandb: WandbOptions = WandbOptions(),
 ) -> Reproduction | None:  # fmt: skip
     """Measure what a paper claims on the models at hand, and give a verdict on each claim.
 
     Args:
-        paper: The paper: kovaleva2019, luo2021 or shi2022; may be given without --paper.
+        paper: The paper: bertology, kovaleva2019, luo2021 or shi2022; may be given without --paper.
         models: Models to measure: aliases, hub ids or local folders, as for --model; NAME=FOLDER says that a folder
             holds a model of the paper, such as bert=FOLDER; pretrain-tiny and pretrain-base are encoders that are
             trained here, with position embeddings and without. By default the built-in model and those models of the
@@ -68,6 +68,8 @@ def reproduce(
             objects of a treebank are taken.
         untuned: Model that the models were tuned from, for claims about what tuning changes, given as --against to
             `attention`.
+        cloze: File of pairs of words at a mask, for claims about negation and agreement, given as to `cloze`; without
+            it, the forty pairs that come with the program.
         dry_run: Only say which runs are needed and which of them are there, with an estimate of time and disk.
         runs: Folder of runs. Runs with the same settings that are in it are read, and the others are made there.
         name: Name of the table's folder; PAPER-YYYYMMDD-HHMMSS by default.
@@ -141,7 +143,9 @@ def _function(name: str) -> Callable[..., Any]:
 
 def _make(common: Mapping[str, Any], name: str, options: Mapping[str, Any]) -> Path:
     """Make a run of a command and return its folder; its tables are on disk and not shown."""
+    function = _function(name)
+    own = defaults(function)
     with contextlib.redirect_stdout(io.StringIO()):
-        made = _function(name)(**options, **common)
+        made = function(**options, **{option: value for option, value in common.items() if option in own})
     folder: Path = made.folder
     return folder

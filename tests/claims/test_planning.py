@@ -26,17 +26,23 @@ from probing.claims.planning import (
     runs_of,
     split_models,
 )
-from probing.claims.session import Plan, _compares, plan
+from probing.claims.session import Plan, Planned, _compares, plan
 from probing.cli.arguments import parse
 from probing.cli.option_values import defaults
 from probing.cli.pretraining_options import EncoderOptions, TrainingOptions, chosen_recipe
 from probing.cli.python_calls import unchecked
 from probing.commands.attention import attention
+from probing.commands.cloze import cloze
+from probing.commands.disable import disable
 from probing.commands.fit import fit
 from probing.commands.geometry import geometry
+from probing.commands.hierarchy import hierarchy
 from probing.commands.pretrain import pretrain
+from probing.commands.sts import sts
 from probing.corpus import load_corpus
 from probing.errors import UserError
+from probing.models import resolve_model
+from probing.word_prediction.minimal_pairs import BUILTIN, fingerprint_of, read_pairs
 
 DEFAULTS = {"fit": defaults(fit), "geometry": defaults(geometry), "pretrain": defaults(pretrain)}
 PRINTS = Fingerprints("m1", "c1")
@@ -279,3 +285,87 @@ def test_a_finished_training_of_the_same_text_and_recipe_is_taken(tmp_path: Path
         (made / "results.json").write_text(json.dumps(results))
     (one,) = planned(tmp_path, {"pretrain-tiny": "pretrain-tiny"}, 32).models["pretrain-tiny"]
     assert one.there == tmp_path / "same"
+
+
+# The commands of the runs of `bertology`.
+OF_BERTOLOGY: dict[str, Any] = {
+    "fit": fit, "attention": attention, "disable": disable, "hierarchy": hierarchy, "cloze": cloze, "sts": sts
+}  # fmt: skip
+USUAL = {name: defaults(function) for name, function in OF_BERTOLOGY.items()}
+PAIR = "They [MASK] here.\tare\tis\tagreement\n"
+
+
+@pytest.fixture
+def toy(checkpoints: dict[str, Path]) -> Path:
+    return checkpoints["bert"]
+
+
+def of_bertology(
+    model: Path, place: Path, cloze_file: Path | None = None, folder: Path | None = None
+) -> dict[str, Planned]:
+    """Return the planned runs of a model by their names."""
+    of = read_paper("bertology", MEASURES)
+    data = {"cloze": None if cloze_file is None else str(cloze_file), "sts": None if folder is None else str(folder)}
+    text = load_corpus(["one two three", "four five six"])
+    made = plan(of, of.claims, {"m": str(model)}, Given("text.conllu", data), text, USUAL, place)
+    return {one.need.name: one for one in made.models["m"]}
+
+
+def test_runs_on_grammars_at_masks_and_of_disabled_heads_are_command_lines(toy: Path, tmp_path: Path) -> None:
+    file = tmp_path / "pairs.tsv"
+    file.write_text(PAIR)
+    runs = of_bertology(toy, tmp_path, file, tmp_path / "sts")
+    lines = {name: one.need.line for name, one in runs.items()}
+    assert lines["hierarchy"] == f"python -m probing hierarchy --model {toy}"
+    assert lines["minimal_pairs"] == f"python -m probing cloze --model {toy} {file}"
+    assert lines["changed_text"] == f"python -m probing cloze --model {toy} --corpus text.conllu"
+    assert lines["disabled"] == f"python -m probing disable --model {toy} --corpus text.conllu --kinds zero --retrain 0"
+    for name, one in runs.items():
+        words = shlex.split(lines[name])
+        found = parse(words[3], unchecked(OF_BERTOLOGY[words[3]]), words[4:])
+        assert {option: found[option] for option in one.need.options} == dict(one.need.options)
+        assert one.seconds > 0
+    assert "disabled_words" not in runs  # which is of models with a head alone
+    assert runs["minimal_pairs"].seconds < runs["changed_text"].seconds < runs["hierarchy"].seconds
+
+
+def test_without_a_file_the_pairs_of_the_program_are_asked_about(toy: Path, tmp_path: Path) -> None:
+    need = of_bertology(toy, tmp_path)["minimal_pairs"].need
+    assert (need.line, need.lacking) == (f"python -m probing cloze --model {toy}", "")
+    assert of_bertology(toy, tmp_path)["pooling"].need.lacking == "`--sts`"
+    with pytest.raises(UserError, match=r"`--cloze .*no\.tsv`"):
+        of_bertology(toy, tmp_path, tmp_path / "no.tsv")
+
+
+def test_a_finished_run_of_the_same_pairs_or_the_same_text_is_taken(toy: Path, tmp_path: Path) -> None:
+    model = resolve_model(str(toy)).fingerprint()
+    builtin, text = fingerprint_of(read_pairs(BUILTIN)[0]), load_corpus(["one two three", "four five six"]).fingerprint
+    for name, results, config in (
+        ("pairs", {"pairs": {"fingerprint": builtin}}, {"file": None, "corpus": None}),
+        ("text", {"corpus": {"fingerprint": text}}, {"file": None, "corpus": "the same.conllu"}),
+    ):
+        (made := tmp_path / name).mkdir()
+        (made / "config.yaml").write_text(yaml.safe_dump({**config, "model": "elsewhere"}))
+        summary = {"kind": "predictions at masks", "model": {"name": "elsewhere", "fingerprint": model}, **results}
+        (made / "results.json").write_text(json.dumps(summary))
+    runs = of_bertology(toy, tmp_path)
+    assert (runs["minimal_pairs"].there, runs["changed_text"].there) == (tmp_path / "pairs", tmp_path / "text")
+    file = tmp_path / "own.tsv"
+    file.write_text(PAIR)
+    assert of_bertology(toy, tmp_path, file)["minimal_pairs"].there is None
+    (tmp_path / "text" / "results.json").write_text(
+        json.dumps({"kind": "predictions at masks", "model": {"fingerprint": "other"}, "corpus": {"fingerprint": text}})
+    )
+    assert of_bertology(toy, tmp_path)["changed_text"].there is None
+
+
+def test_a_run_on_sentences_of_its_own_is_taken_whatever_the_text_is(toy: Path, tmp_path: Path) -> None:
+    made = finished(
+        tmp_path / "a",
+        "linear order or hierarchy",
+        corpus="sentences of a grammar",
+        model=resolve_model(str(toy)).fingerprint(),
+    )
+    assert of_bertology(toy, tmp_path)["hierarchy"].there == made
+    finished(tmp_path / "b" / "c", "linear order or hierarchy", model="m2")
+    assert of_bertology(toy, tmp_path / "b")["hierarchy"].there is None

@@ -1,0 +1,43 @@
+"""Every claim that is measured is confirmed by runs of which it is true, and not by runs of which it is false."""
+
+from __future__ import annotations
+
+import pytest
+
+from planted_bertology import runs_of
+from probing.claims.claim import Claim, read_paper
+from probing.claims.evaluation import Model, rows_of
+from probing.claims.measures import MEASURES
+
+PAPER = read_paper("bertology", MEASURES)
+MEASURED = [(claim, model) for claim in PAPER.claims if claim.reading for model in claim.models]
+
+
+def name(value: object) -> str:
+    return str(value.id) if isinstance(value, Claim) else str(value)
+
+
+@pytest.mark.parametrize(("claim", "model"), MEASURED, ids=name)
+def test_a_claim_is_confirmed_where_it_is_true_and_not_where_it_is_false(claim: Claim, model: str) -> None:
+    for true, verdict in ((True, "confirmed"), (False, "not confirmed")):
+        (row,) = rows_of([claim], [Model(model, runs_of(true))], PAPER)
+        assert row["verdict"] == verdict
+
+
+def test_another_model_has_analogues_of_every_claim_that_is_measured() -> None:
+    for true, met in ((True, "yes"), (False, "no")):
+        rows = {row["id"]: row for row in rows_of(PAPER.claims, [Model("other", runs_of(true))], PAPER)}
+        measured = {claim.id for claim in PAPER.claims if claim.reading}
+        assert {number: row["met"] for number, row in rows.items() if "met" in row} == dict.fromkeys(measured, met)
+        assert all(rows[number]["lacking"] for number in set(rows) - measured)
+
+
+def test_without_a_head_of_its_own_a_model_is_measured_by_its_probes() -> None:
+    rows = {row["id"]: row for row in rows_of(PAPER.claims, [Model("other", runs_of(True))], PAPER)}
+    assert [rows[number]["measure"] for number in (29, 30)] == ["spare_heads_of_positions", "gain_for_positions"]
+
+
+def test_the_survey_has_37_claims_of_which_29_are_measured() -> None:
+    assert [claim.id for claim in PAPER.claims] == list(range(1, 38))
+    assert {claim.id for claim in PAPER.claims if claim.reading is None} == {10, 12, 32, 33, 34, 35, 36, 37}
+    assert PAPER.models == ["bert", "bert-uncased", "bert-large"]
