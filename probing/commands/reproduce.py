@@ -77,19 +77,14 @@ def reproduce(
     Returns:
         The table of claims; None for a dry run.
     """
-    from probing.claims.claim import chosen_claims, papers, read_paper
+    from probing.claims.claim import chosen_claims, read_paper
     from probing.claims.measures import MEASURES
     from probing.claims.planning import Given, split_models
     from probing.runtime import terminal
 
     refuse_several("reproduce")
-    say = terminal.silence if quiet else terminal.say
-    if not paper:
-        raise UserError(f"`reproduce` takes a paper: {', '.join(papers())}.")
-    if "-" in (corpus, other_corpus, third_corpus, labels, pairs, roles):
-        raise UserError("`-`: several runs read the text, and standard input can be read only once; give a file.")
-    of = read_paper(paper, MEASURES)
-    wanted = chosen_claims(claims, of)
+    paper = _checked(paper, corpus, other_corpus, third_corpus, labels, pairs, roles)
+    wanted = chosen_claims(claims, of := read_paper(paper, MEASURES))
     resolve_mode(wandb.mode)
     cached, place = places(cache, runs, name)
     text, named = load_corpus(corpus), None if models is None else split_models(models)
@@ -105,15 +100,15 @@ def reproduce(
         if dry_run:
             terminal.show(*plan_tables(planned))
             return None
-        common: dict[str, Any] = {"runs": runs, "cache": str(cached), "quiet": quiet}
-        common["wandb"] = replace(wandb, group=wandb.group or paper)
+        tracked = replace(wandb, group=wandb.group or paper)
+        common = {"runs": runs, "cache": str(cached), "quiet": quiet, "wandb": tracked}
+        say = terminal.silence if quiet else terminal.say
         with _continuable(place):
             made, folders = carry_out(planned, partial(_make, common), load_run, say)
         watch.end("run")
         rows = rows_of(wanted, made, of)
         config["models"] = list(planned.models)
-        folder = RunFolder(place, name, paper, figures=False)
-        with tracking(folder, wandb, config) as tracker:
+        with tracking(folder := RunFolder(place, name, paper, figures=False), wandb, config) as tracker:
             watch.end("judge")
             files = write(folder.path, config, rows, of, folders, watch.timings())
             if tracker:
@@ -121,6 +116,17 @@ def reproduce(
         found = read_folder(Reproduction, folder.finish())
     say_results(found, tracker.where(found.folder) if tracker else None, quiet)
     return found
+
+
+def _checked(paper: str | None, *texts: str | None) -> str:
+    """Return the name of the paper; refuse none, and texts that several runs could not read."""
+    from probing.claims.claim import papers
+
+    if not paper:
+        raise UserError(f"`reproduce` takes a paper: {', '.join(papers())}.")
+    if "-" in texts:
+        raise UserError("`-`: several runs read the text, and standard input can be read only once; give a file.")
+    return paper
 
 
 @contextlib.contextmanager

@@ -166,7 +166,7 @@ def test_models_of_the_paper_that_cannot_be_reached_are_no_error(place: Path, co
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "`reproduce` takes a paper: kovaleva2019, luo2021"),
+        ([], "`reproduce` takes a paper: bertology, kovaleva2019, luo2021"),
         (["luo2020"], "did you mean `luo2021`"),
         (["luo2021", "--claims", "0"], "--claims 0"),
         (["luo2021", "--models", "no/such/model"], "`--models no/such/model`"),
