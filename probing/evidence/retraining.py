@@ -75,14 +75,35 @@ class Retraining:
         return replace(self, layers=[self.layers[layer_index]], fits=[self.fits[layer_index]])
 
 
+@dataclass(frozen=True)
+class Surroundings:
+    """What is known near the optimum of one layer's finished probe.
+
+    Args:
+        readout: A local model of the mean test cross-entropy as a function of the weight on raw hidden states.
+        curvature: The objective's curvature in the space where weights are penalised; None where the blocks of so many
+            classes would be too large.
+    """
+
+    readout: Readout
+    curvature: ClassCurvature | None
+
+
 def strengthened(
     evidence: Sequence[Evidence], retraining: Retraining, n_replicates: int, removals: bool
 ) -> tuple[list[Evidence], Tensor | None]:
     """Add to each layer's evidence what was asked for; return it with the replicates' weights, None without them."""
-    found, weight = list(evidence), None
-    if n_replicates:
-        found, weight = with_replicates(found, retraining, n_replicates)
-    return with_intercept_probes(with_removals(found, retraining), retraining) if removals else found, weight
+    found, weights = list(evidence), []
+    for i, one in enumerate(evidence if n_replicates or removals else ()):
+        # One layer after the other, since the curvature of a single layer may take a gigabyte.
+        here = retraining.of_layer(i)
+        near = surroundings(here)
+        if n_replicates:
+            one, weight = _with_replicates(one, here, n_replicates, near)
+            weights.append(weight)
+        found[i] = _with_removals(one, here, near) if removals else one
+    found = with_intercept_probes(found, retraining) if removals else found
+    return found, torch.stack(weights, 1) if weights else None
 
 
 def with_replicates(
@@ -99,15 +120,9 @@ def with_replicates(
         The evidence, and the replicates' weights on raw hidden states, shape (n_replicates, n_layers, n_classes,
         d_model).
     """
-    draws = bootstrap(retraining.sides.train, n_replicates, retraining.seed)
-    problems = replicate_problems(len(evidence), retraining.training.penalty, draws)
-    fits = retraining.train("bootstraps", problems)
-    weight = torch.stack([fit.weight for fit in fits]).unflatten(0, (len(evidence), n_replicates))
-    found = [
-        replace(one, stability=stability_of(_scores(fit.weight[None], one)[0], _scores(own, one)))
-        for fit, own, one in zip(retraining.fits, weight, evidence, strict=True)
-    ]
-    return found, weight.transpose(0, 1).contiguous()
+    found, weight = strengthened(evidence, retraining, n_replicates, removals=False)
+    assert weight is not None
+    return found, weight
 
 
 def with_removals(evidence: Sequence[Evidence], retraining: Retraining) -> list[Evidence]:
@@ -115,23 +130,45 @@ def with_removals(evidence: Sequence[Evidence], retraining: Retraining) -> list[
 
     Also add the stability of each layer's ranking under more and under less penalty.
     """
-    penalty = retraining.training.penalty
-    others = retraining.train("other penalties", penalty_problems(len(evidence), penalty))
-    found = []
-    for i, (fit, one) in enumerate(zip(retraining.fits, evidence, strict=True)):
-        own, changed = _scores(fit.weight[None], one), _scores_of(others[2 * i : 2 * i + 2], one)
-        estimate = unique(fit.weight, retraining.training.scaling(fit.moments), penalty.l2)
-        effects, drawn = _ablation_effects(retraining.of_layer(i), one, torch.from_numpy(own[0]))
-        found.append(
-            replace(
-                one,
-                unique=estimate,
-                penalty_stability=penalty_stability(own[0], changed),
-                ablation_effects=effects,
-                matched=drawn,
-            )
-        )
-    return found
+    layers = (retraining.of_layer(i) for i in range(len(evidence)))
+    return [_with_removals(one, here, surroundings(here)) for one, here in zip(evidence, layers, strict=True)]
+
+
+def _with_replicates(
+    evidence: Evidence, retraining: Retraining, n_replicates: int, near: Surroundings
+) -> tuple[Evidence, Tensor]:
+    """Do for one layer what `with_replicates` does; its weights have the shape (n_replicates, n_classes, d_model)."""
+    (fit,), (layer,) = retraining.fits, retraining.layers
+    draws = bootstrap(retraining.sides.train, n_replicates, retraining.seed)
+    problems = _preconditioned(replicate_problems(1, retraining.training.penalty, draws), near)
+    weight = torch.stack([one.weight for one in retraining.train(f"layer {layer}: bootstraps", problems)])
+    stability = stability_of(_scores(fit.weight[None], evidence)[0], _scores(weight, evidence))
+    return replace(evidence, stability=stability), weight
+
+
+def _with_removals(evidence: Evidence, retraining: Retraining, near: Surroundings) -> Evidence:
+    """Do for one layer what `with_removals` does."""
+    (fit,), (layer,), penalty = retraining.fits, retraining.layers, retraining.training.penalty
+    others = _preconditioned(penalty_problems(1, penalty), near)
+    changed = _scores_of(retraining.train(f"layer {layer}: other penalties", others), evidence)
+    (own,) = _scores(fit.weight[None], evidence)
+    effects, drawn = _ablation_effects(retraining, evidence, torch.from_numpy(own), near)
+    return replace(
+        evidence,
+        unique=unique(fit.weight, retraining.training.scaling(fit.moments), penalty.l2),
+        penalty_stability=penalty_stability(own, changed),
+        ablation_effects=effects,
+        matched=drawn,
+    )
+
+
+def _preconditioned(problems: Sequence[Problem], near: Surroundings) -> list[Problem]:
+    """Return the problems with the curvature near the layer's finished probe, which takes a third of the passes.
+
+    With another penalty its ridge is not theirs, which costs fewer passes than another inverse.
+    """
+    # With an l1 penalty, most weights leave or enter zero on the way, and the curvature is restricted to the others.
+    return [one if one.penalty.l1 else replace(one, curvature=near.curvature) for one in problems]
 
 
 def with_intercept_probes(evidence: Sequence[Evidence], retraining: Retraining) -> list[Evidence]:
@@ -160,7 +197,7 @@ def with_intercept_probes(evidence: Sequence[Evidence], retraining: Retraining) 
 
 
 def _ablation_effects(
-    retraining: Retraining, evidence: Evidence, scores: Tensor
+    retraining: Retraining, evidence: Evidence, scores: Tensor, near: Surroundings
 ) -> tuple[dict[int, AblationEffect], list[int]]:
     """Retrain one layer's probe without each of its first neurons and without each of as many matched neurons."""
     (fit,), training, sides = retraining.fits, retraining.training, retraining.sides
@@ -168,7 +205,7 @@ def _ablation_effects(
     top = live[: min(REMOVED, len(live) // 2)]
     drawn = matched(top, live[len(top) :], evidence.moments.sd, retraining.seed)
     removed, others = [*top, *drawn], torch.arange(len(scores))
-    readout, curvature = _surroundings(sides, retraining.layers[0], fit, training, retraining.seed)
+    readout, curvature = near.readout, near.curvature
     penalty, scaling = training.penalty, training.scaling(fit.moments)
     starts = (
         without(fit.weight, removed, scaling, penalty.l2)
@@ -181,7 +218,7 @@ def _ablation_effects(
         Problem(f"without_{n}", 0, penalty, start, others != n, curvature=curvature, readout=readout)
         for n, start in zip(removed, starts, strict=True)
     ]
-    whole, *changed = retraining.train(f"layer {fit.layer} without a neuron", problems, test=True)
+    whole, *changed = retraining.train(f"layer {fit.layer}: without a neuron", problems, test=True)
     clusters = sides.test.clusters
     with_all, n_tokens = clusters(whole.cross_entropy_by_sentence), clusters(sides.test.tokens_by_sentence())
     effects = {
@@ -191,16 +228,9 @@ def _ablation_effects(
     return effects, drawn
 
 
-def _surroundings(
-    sides: Sides, layer: int, fit: LayerFit, training: Training, seed: int
-) -> tuple[Readout, ClassCurvature | None]:
-    """Stream one layer's tokens, divided among ranks, and return test cross-entropy and curvature near its probe.
-
-    Returns:
-        A local model of the mean test cross-entropy as a function of the weight on raw hidden states, and the
-        objective's curvature in the space where weights are penalised; None where the blocks of so many classes would
-        be too large.
-    """
+def surroundings(retraining: Retraining) -> Surroundings:
+    """Stream one layer's tokens, divided among ranks, and return test cross-entropy and curvature near its probe."""
+    (fit,), (layer,), sides, training = retraining.fits, retraining.layers, retraining.sides, retraining.training
     n_classes, d_model = fit.weight.shape
     gradient, doubt = torch.zeros(n_classes, d_model, dtype=torch.float64), torch.zeros(n_classes, dtype=torch.float64)
     for batch in read_share(sides.test, [layer]):
@@ -210,13 +240,14 @@ def _surroundings(
     gradient, doubt = (sum_over_ranks(total) / sides.test.n_tokens for total in (gradient, doubt))
     readout = Readout(gradient.float(), fit.objective, RESOLUTION, SHARE)
     if not curvature_fits(n_classes, d_model):
-        return readout, None
+        return Surroundings(readout, None)
     thresholds = doubt.float() * (sides.train.n_tokens / (CURVATURE_SAMPLES * d_model))
-    blocks = ClassCurvatureAccumulator(fit.weight, thresholds, seed)
+    blocks = ClassCurvatureAccumulator(fit.weight, thresholds, retraining.seed)
     for batch in read_share(sides.train, [layer]):
         blocks.update(batch.hidden_states[0])
     blocks.all_reduce(sum_over_ranks)
-    return readout, blocks.result(training.scaling(fit.moments), sides.train.n_tokens, training.penalty.l2)
+    curvature = blocks.result(training.scaling(fit.moments), sides.train.n_tokens, training.penalty.l2)
+    return Surroundings(readout, curvature)
 
 
 def _scores(weights: Tensor, evidence: Evidence) -> np.ndarray[Any, np.dtype[np.float64]]:
