@@ -57,15 +57,15 @@ def deviation_in_rows(subject: Subject, roles: list[Role], rows: list[int]) -> M
     """
     chosen = subject.outliers(roles)
     table = _position_rows(subject)
-    least: list[tuple[float, int]] = []
+    least: list[tuple[float, int | None]] = []  # runs of former versions did not count outliers
     for number in rows:
         here = [row for row in table if row["row"] == number]
         if here:
             found = [SIGNS[role] * _of(neuron, here)[0]["deviations"] for role, neuron in chosen.items()]
-            least.append((min(found), here[0]["n_outliers"]))
+            least.append((min(found), here[0].get("n_outliers")))
     if not least:
         raise NotMeasurable(f"its table of positions has no row {rows[0]}")
-    value, n_outliers = max(least)
+    value, n_outliers = max(least, key=lambda one: one[0])
     return Measured.exact(value, control=n_outliers, neurons=tuple(chosen.values()))
 
 
