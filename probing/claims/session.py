@@ -38,6 +38,9 @@ BUILTIN = "minilm"
 # Why a single model has no runs of trainings.
 _NOT_OF_ONE_MODEL = f"encoders with and without position embeddings: `--models {TRAINED_HERE}tiny` trains small ones"
 
+# Tasks whose labels are a column of a treebank.
+OF_TREEBANKS = ("upos", "xpos", "deprel")
+
 # Makes a run of a command with these options and returns its folder.
 Maker = Callable[[str, Mapping[str, Any]], Path]
 Say = Callable[[str], None]
@@ -130,12 +133,20 @@ def plan(
             lacking[name] = f"{ALIASES.get(name, name)}, which cannot be read: {as_clause(error)}"
             continue
         runs[name] = []
-        for need in needs_of(names, paper, where, given, defaults):
+        for stated in needs_of(names, paper, where, given, defaults):
+            need = _with_columns(stated, corpus)
             sentences, fingerprint = _text_of(need, corpus)
             prints = Fingerprints(source.fingerprint(), fingerprint)
             there = None if need.lacking else existing(need, finished, defaults[need.command], prints)
             runs[name].append(Planned(need, there, Size.of(sentences, settings)))
     return Plan(paper, runs, lacking)
+
+
+def _with_columns(need: Need, corpus: Corpus) -> Need:
+    """Return a run, which lacks a treebank if its task reads a column that the corpus does not have."""
+    task = need.options.get("task")
+    has_column = task not in OF_TREEBANKS or task in corpus.columns
+    return need if has_column else replace(need, lacking="a treebank as `--corpus`")
 
 
 def _text_of(need: Need, corpus: Corpus) -> tuple[Sequence[str], str]:

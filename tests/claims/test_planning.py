@@ -39,7 +39,7 @@ from probing.commands.geometry import geometry
 from probing.commands.hierarchy import hierarchy
 from probing.commands.pretrain import pretrain
 from probing.commands.sts import sts
-from probing.corpus import load_corpus
+from probing.corpus import Corpus, load_corpus
 from probing.errors import UserError
 from probing.models import resolve_model
 from probing.word_prediction.minimal_pairs import BUILTIN, fingerprint_of, read_pairs
@@ -292,6 +292,7 @@ OF_BERTOLOGY: dict[str, Any] = {
     "fit": fit, "attention": attention, "disable": disable, "hierarchy": hierarchy, "cloze": cloze, "sts": sts
 }  # fmt: skip
 USUAL = {name: defaults(function) for name, function in OF_BERTOLOGY.items()}
+SENTENCES = load_corpus(["one two three", "four five six"])
 PAIR = "They [MASK] here.\tare\tis\tagreement\n"
 
 
@@ -301,12 +302,11 @@ def toy(checkpoints: dict[str, Path]) -> Path:
 
 
 def of_bertology(
-    model: Path, place: Path, cloze_file: Path | None = None, folder: Path | None = None
+    model: Path, place: Path, cloze_file: Path | None = None, folder: Path | None = None, text: Corpus = SENTENCES
 ) -> dict[str, Planned]:
     """Return the planned runs of a model by their names."""
     of = read_paper("bertology", MEASURES)
     data = {"cloze": None if cloze_file is None else str(cloze_file), "sts": None if folder is None else str(folder)}
-    text = load_corpus(["one two three", "four five six"])
     made = plan(of, of.claims, {"m": str(model)}, Given("text.conllu", data), text, USUAL, place)
     return {one.need.name: one for one in made.models["m"]}
 
@@ -324,7 +324,7 @@ def test_runs_on_grammars_at_masks_and_of_disabled_heads_are_command_lines(toy: 
         words = shlex.split(lines[name])
         found = parse(words[3], unchecked(OF_BERTOLOGY[words[3]]), words[4:])
         assert {option: found[option] for option in one.need.options} == dict(one.need.options)
-        assert one.seconds > 0
+        assert (one.seconds > 0) is (one.need.lacking == "")
     assert "disabled_words" not in runs  # which is of models with a head alone
     assert runs["minimal_pairs"].seconds < runs["changed_text"].seconds < runs["hierarchy"].seconds
 
@@ -339,7 +339,7 @@ def test_without_a_file_the_pairs_of_the_program_are_asked_about(toy: Path, tmp_
 
 def test_a_finished_run_of_the_same_pairs_or_the_same_text_is_taken(toy: Path, tmp_path: Path) -> None:
     model = resolve_model(str(toy)).fingerprint()
-    builtin, text = fingerprint_of(read_pairs(BUILTIN)[0]), load_corpus(["one two three", "four five six"]).fingerprint
+    builtin, text = fingerprint_of(read_pairs(BUILTIN)[0]), SENTENCES.fingerprint
     for name, results, config in (
         ("pairs", {"pairs": {"fingerprint": builtin}}, {"file": None, "corpus": None}),
         ("text", {"corpus": {"fingerprint": text}}, {"file": None, "corpus": "the same.conllu"}),
@@ -369,3 +369,11 @@ def test_a_run_on_sentences_of_its_own_is_taken_whatever_the_text_is(toy: Path, 
     assert of_bertology(toy, tmp_path)["hierarchy"].there == made
     finished(tmp_path / "b" / "c", "linear order or hierarchy", model="m2")
     assert of_bertology(toy, tmp_path / "b")["hierarchy"].there is None
+
+
+def test_labels_of_a_treebank_are_known_to_be_lacking_before_anything_is_run(toy: Path, tmp_path: Path) -> None:
+    assert of_bertology(toy, tmp_path)["relations"].need.lacking == "a treebank as `--corpus`"
+    assert of_bertology(toy, tmp_path)["relations"].seconds == 0
+    file = tmp_path / "bank.conllu"
+    file.write_text("\n".join("1\tGo\t_\tVERB\t_\t_\t0\troot\t_\t_\n" for _ in range(3)) + "\n")
+    assert of_bertology(toy, tmp_path, text=load_corpus(str(file)))["relations"].need.lacking == ""
