@@ -30,7 +30,7 @@ from probing.evidence.with_intercept import (
     with_constants,
 )
 from probing.probes.class_curvature import SAMPLES as CURVATURE_SAMPLES
-from probing.probes.class_curvature import ClassCurvature, ClassCurvatureAccumulator
+from probing.probes.class_curvature import ClassCurvature, ClassCurvatureAccumulator, cost_in_passes
 from probing.probes.class_curvature import fits as curvature_fits
 from probing.probes.objective import cross_entropy_sums
 from probing.probes.problem import Problem
@@ -45,6 +45,8 @@ VARIANT_TOLERANCE = 1e-3
 # Largest error of the test cross-entropy of a probe without a neuron, compared with its optimum: RESOLUTION nats, or
 # SHARE of the increase of the training objective without the neuron.
 RESOLUTION, SHARE = 1e-5, 0.005
+# Passes that the curvature saves a bootstrap.
+SAVED = 8
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def strengthened(
     for i, one in enumerate(evidence if n_replicates or removals else ()):
         # One layer after the other, since the curvature of a single layer may take a gigabyte.
         here = retraining.of_layer(i)
-        near = surroundings(here)
+        near = surroundings(here, with_curvature=removals or _pays(here, n_replicates))
         if n_replicates:
             one, weight = _with_replicates(one, here, n_replicates, near)
             weights.append(weight)
@@ -228,7 +230,13 @@ def _ablation_effects(
     return effects, drawn
 
 
-def surroundings(retraining: Retraining) -> Surroundings:
+def _pays(retraining: Retraining, n_replicates: int) -> bool:
+    """Return whether curvature that only bootstraps use takes less time than the passes that it saves them."""
+    (fit,) = retraining.fits
+    return cost_in_passes(retraining.sides.train.n_tokens, fit.weight.shape[1]) < SAVED * n_replicates
+
+
+def surroundings(retraining: Retraining, with_curvature: bool = True) -> Surroundings:
     """Stream one layer's tokens, divided among ranks, and return test cross-entropy and curvature near its probe."""
     (fit,), (layer,), sides, training = retraining.fits, retraining.layers, retraining.sides, retraining.training
     n_classes, d_model = fit.weight.shape
@@ -239,7 +247,7 @@ def surroundings(retraining: Retraining) -> Surroundings:
         doubt += sums.class_covariance[0].diagonal()
     gradient, doubt = (sum_over_ranks(total) / sides.test.n_tokens for total in (gradient, doubt))
     readout = Readout(gradient.float(), fit.objective, RESOLUTION, SHARE)
-    if not curvature_fits(n_classes, d_model):
+    if not with_curvature or not curvature_fits(n_classes, d_model):
         return Surroundings(readout, None)
     thresholds = doubt.float() * (sides.train.n_tokens / (CURVATURE_SAMPLES * d_model))
     blocks = ClassCurvatureAccumulator(fit.weight, thresholds, retraining.seed)

@@ -14,9 +14,12 @@ from torch import Tensor
 
 from probing.data.examples import Batch
 from probing.probes.class_curvature import ClassCurvature
+from probing.probes.midway_curvature import MidwayCurvature
 from probing.probes.objective import cross_entropy_sums
+from probing.probes.problem import Problem
 from probing.probes.solvers import Evaluation, Preconditioner, Readout, Solution, Solver, lbfgs
 from probing.runtime.float64 import float64_device, on_float64_device, to_float64
+from probing.statistics.scaling import Scaling
 
 if TYPE_CHECKING:
     from probing.probes.linear import LinearProbe
@@ -62,6 +65,7 @@ class FullPasses:
         self.solvers: dict[int, Solver] = {}
         self.solutions: dict[int, Solution] = {}
         self.gaps = [math.inf] * len(probe.problems)
+        self.midway = MidwayCurvature(len(probe.problems), tolerance)
         self.first_objectives: dict[int, float] = {}
         # What the last pass found, and the points for the next one. Until that begins, the probe keeps the weights that
         # its last values belong to, for validation and checkpoints.
@@ -77,6 +81,7 @@ class FullPasses:
         """Set up a solver for each problem, preconditioned by its layer's second moment."""
         probe = self.probe
         self.solvers, self.solutions, self.requested = {}, {}, {}
+        self.midway = MidwayCurvature(len(probe.problems), self.tolerance)
         for layer_index, group in probe.by_layer().items():
             # The neurons that at least one problem of the layer uses.
             inverse_scale = to_float64(probe.inverse_scale[group].amax(0))
@@ -102,6 +107,8 @@ class FullPasses:
         for i, point in self.requested.items():
             self.probe.scaled_weight.data[i] = point
         self.requested, self.curves = {}, {}
+        for i in self.midway.asked:
+            self.midway.begin(i, self.probe.weight[i], self.class_covariance[i], self._n_tokens(i))
         (P, C, d), device = self.probe.scaled_weight.shape, float64_device(self.probe.device)
         self.cross_entropy = torch.zeros(P, dtype=torch.float64, device=device)
         self.gradient = torch.zeros(P, C, d, dtype=torch.float64, device=device)
@@ -123,11 +130,13 @@ class FullPasses:
             own = None if counts is None else counts[group]
             labels = self._labels(batch, group)
             # A preconditioner that is the same at every point needs no curvature there.
-            is_needed = any(self.probe.problems[i].curvature is None for i in group)
+            is_needed = any(self.probe.problems[i].curvature is None and i not in self.midway.known for i in group)
             sums = cross_entropy_sums(weight[group], batch.hidden_states[layer_index], labels, own, is_needed)
             self.cross_entropy[group] += sums.cross_entropy
             self.gradient[group] += on_float64_device(sums.gradient)
             self.class_covariance[group] += on_float64_device(sums.class_covariance)
+        for i in self.midway.asked:
+            self.midway.update(i, batch.hidden_states[self.probe.problems[i].layer_index], batch.labels)
         if self.probe.trainer.is_last_batch:
             self._end_pass()
 
@@ -156,16 +165,38 @@ class FullPasses:
             total.copy_(strategy.reduce(total, reduce_op="sum"))
             total.div_(n_tokens.view(-1, *[1] * (total.dim() - 1)))
         self.gradient *= on_float64_device(probe.inverse_scale)[:, None]
+        measured = {i: self._midway_curvature(i) for i in sorted(self.midway.asked)}
         for i in self.solvers:
             value, point, problem = float(self.cross_entropy[i]), probe.scaled_weight.data[i], probe.problems[i]
             gradient, covariance = (of[i].float().to(probe.device) for of in (self.gradient, self.class_covariance))
-            here = Evaluation(value, gradient, covariance)
+            here = Evaluation(value, gradient, covariance, measured.get(i))
             self.evaluations[i], self.gaps[i] = here, problem.penalty.optimality_gap(point, here.gradient)
+            if self._may_be_measured(problem):
+                self.midway.passed(i, self.gaps[i], point.shape, self._n_tokens(i))
             objective = here.value + problem.penalty(point)
             self.first_objectives.setdefault(i, objective)
             self.curves[f"train/{problem.name}/objective"] = objective
             self.curves[f"train/{problem.name}/optimality_gap"] = self.gaps[i]
         cast(LightningOptimizer, probe.optimizers()).step()
+
+    def _midway_curvature(self, i: int) -> ClassCurvature:
+        """Return the curvature of a problem that was summed in this pass."""
+        probe, problem = self.probe, self.probe.problems[i]
+        scaling = Scaling(probe.moments[problem.layer_index], probe.penalty_space)
+        reduced = partial(probe.trainer.strategy.reduce, reduce_op="sum")
+        return self.midway.end(i, reduced, scaling, self._n_tokens(i), problem.penalty.l2)
+
+    def _n_tokens(self, i: int) -> int:
+        """Return the number of training tokens of a problem."""
+        return self.probe.moments[self.probe.problems[i].layer_index].n_tokens
+
+    def _may_be_measured(self, problem: Problem) -> bool:
+        """Return whether a problem's curvature may be measured midway.
+
+        Accelerators make passes faster than inverses. With an l1 penalty, weights leave and enter zero on the way.
+        """
+        is_plain = problem.curvature is None and problem.neurons is None and problem.draws is None
+        return is_plain and not problem.penalty.l1 and self.probe.device.type == "cpu"
 
     def _advance(self) -> None:
         for i in list(self.solvers):
@@ -190,6 +221,7 @@ class FullPasses:
             point = self.solvers[problem].send(evaluation)
         except StopIteration as stop:
             del self.solvers[problem]
+            self.midway.solved(problem)
             self.solutions[problem] = stop.value
             self.probe.scaled_weight.data[problem] = stop.value.point
         else:

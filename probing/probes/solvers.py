@@ -35,11 +35,13 @@ class Evaluation:
         value: Mean cross-entropy in nats.
         gradient: Gradient with respect to the scaled weights, shape (n_classes, d_model).
         class_covariance: Mean over tokens of diag(p) - p p', the curvature in the logits, shape (n_classes, n_classes).
+        curvature: Curvature near this point, which replaces the preconditioner from here on; None to keep it.
     """
 
     value: float
     gradient: Tensor
     class_covariance: Tensor
+    curvature: ClassCurvature | None = None
 
 
 @dataclass(frozen=True)
@@ -231,6 +233,9 @@ def lbfgs(
     if (here := (yield point)) is None:
         return Solution(point, math.inf, math.inf, 0, converged=False)
     while True:
+        if here.curvature is not None:
+            preconditioner, is_linear = here.curvature, not penalty.l1
+            history.precondition(preconditioner.at(here.class_covariance, penalty.l2) if is_linear else None)
         value = here.value + penalty(point)
         subgradient = penalty.subgradient(point, here.gradient)
         gap = penalty.optimality_gap(point, here.gradient)
@@ -318,6 +323,16 @@ class _History:
                 made = preconditioned - last.preconditioned
             self.pairs = [*self.pairs[1 - HISTORY :], _Pair(step, change, _dot(step, change), made)]
         self.last = _Visit(point, gradient, preconditioned)
+
+    def precondition(self, precondition: Callable[[Tensor], Tensor] | None) -> None:
+        """Exchange the preconditioner for one that is the same at every point; None if it is not to be remembered."""
+
+        def made(tensor: Tensor) -> Tensor | None:
+            return None if precondition is None else precondition(tensor)
+
+        self.pairs = [pair._replace(preconditioned=made(pair.change)) for pair in self.pairs]
+        if self.last is not None:
+            self.last = self.last._replace(preconditioned=made(self.last.gradient))
 
     def inverse_hessian(
         self, gradient: Tensor, initial: Callable[[Tensor], Tensor], free: Tensor | None = None

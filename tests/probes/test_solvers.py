@@ -322,3 +322,24 @@ def test_a_constant_preconditioner_is_applied_to_each_gradient_only_once() -> No
         n_applied = len(applied)
         assert_close(once.inverse_hessian(gradient, initial), expected, rtol=1e-4, atol=1e-4)
         assert len(applied) == n_applied
+
+
+def test_a_preconditioner_that_is_exchanged_on_the_way_acts_as_if_it_had_been_there_from_the_start() -> None:
+    generator = torch.Generator().manual_seed(0)
+    factor = torch.randn(12, 12, generator=generator)
+    hessian = factor @ factor.T + torch.eye(12)
+    inverse = torch.linalg.inv(hessian + 0.1 * torch.eye(12))
+
+    def later(vector: torch.Tensor) -> torch.Tensor:
+        return (inverse @ vector.flatten()).view_as(vector)
+
+    exchanged, throughout = _History(), _History()
+    for i in range(6):
+        point = torch.randn(3, 4, generator=generator)
+        gradient = (hessian @ point.flatten()).view_as(point)
+        exchanged.visit(point, gradient, None if i < 4 else later(gradient))
+        throughout.visit(point, gradient, later(gradient))
+        if i == 3:
+            exchanged.precondition(later)
+    expected = throughout.inverse_hessian(gradient, later)
+    assert_close(exchanged.inverse_hessian(gradient, later), expected, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,116 @@
+"""Curvature that is measured while a probe is trained: when it is, and that the probe ends at the same minimum."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from probing.probes import midway_curvature
+from probing.probes.class_curvature import ClassCurvature
+from probing.probes.midway_curvature import JUDGED_BY, MidwayCurvature, passes_left
+from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, objective, optimum, positional, scaled_features
+from synthetic import sides as sides_of
+
+pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
+SHAPE = torch.Size((3, 4))
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let curvature be measured on few tokens, as soon as it can be judged, and note of which problems it is."""
+    found: list[int] = []
+    original = MidwayCurvature.end
+
+    def noted(self: MidwayCurvature, problem: int, *args: object) -> ClassCurvature:
+        found.append(problem)
+        return original(self, problem, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(MidwayCurvature, "end", noted)
+    for name, value in {"LEAST_TOKENS": 0, "NEAR": 10.0, "AFTER": -math.inf}.items():
+        monkeypatch.setattr(midway_curvature, name, value)
+    return found
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Data:
+    """Two layers in which a class's tokens are elsewhere than the others', so that no Kronecker product fits well."""
+    tokens = make_tokens(np.random.default_rng(0).integers(8, 13, 120).tolist())
+    layers = [np.maximum(positional(tokens, 12, 1.0, seed), 0).astype(np.float32) for seed in (0, 1)]
+    return sides_of(make_store(tmp_path / "store", layers, tokens, shard_tokens=400))
+
+
+def test_the_passes_that_are_left_follow_from_those_behind() -> None:
+    halved = [0.5**i for i in range(JUDGED_BY + 3)]
+    assert passes_left(halved, halved[-1] / 2**7) == pytest.approx(7)
+    assert passes_left([1.0] * 20, 1e-3) == math.inf
+    assert math.isnan(passes_left(halved[:JUDGED_BY], 1e-9))
+    assert math.isnan(passes_left([math.inf, *halved[:JUDGED_BY]], 1e-9))
+
+
+def test_the_probe_ends_at_the_same_minimum_after_fewer_passes(
+    data: Data, measured: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as context:
+        context.setattr(midway_curvature, "AFTER", math.inf)
+        without = data.fit((0, 1), tolerance=1e-7)
+    assert not measured
+    fits = data.fit((0, 1), tolerance=1e-7)
+    assert sorted(measured) == [0, 1]
+    for fit, slow in zip(fits, without, strict=True):
+        assert fit.converged
+        x, y = scaled_features(data.train, fit.layer)
+        best = objective(optimum(x, y, len(data.classes), 0, 1e-3), x, y, 0, 1e-3)[0]
+        scaled = fit.weight.double().numpy() * fit.moments.sd.numpy()
+        assert -1e-6 <= objective(scaled, x, y, 0, 1e-3)[0] - best <= 1e-6
+        assert fit.n_passes < slow.n_passes
+
+
+def test_with_l1_none_is_measured(data: Data, measured: list[int]) -> None:
+    assert data.fit((0, 1), l1=5e-3)[0].converged
+    assert not measured
+
+
+def test_a_layer_gets_the_same_curvature_alone_and_among_others(data: Data, measured: list[int]) -> None:
+    both, (alone,) = data.fit((0, 1)), data.fit((1,))
+    assert alone.n_passes == both[1].n_passes
+    torch.testing.assert_close(alone.weight, both[1].weight, rtol=1e-3, atol=1e-4 * float(alone.weight.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("n_tokens", "gaps", "is_asked"),
+    [
+        (10**6, [0.02 * 0.9**i for i in range(9)], True),  # slow
+        (10**6, [0.02 * 0.1**i for i in range(9)], False),  # fast
+        (10**6, [2 * 0.9**i for i in range(9)], False),  # still far
+        (4000, [0.02 * 0.9**i for i in range(9)], False),  # passes take no time
+    ],
+)
+def test_it_is_measured_where_many_passes_are_left(n_tokens: int, gaps: list[float], is_asked: bool) -> None:
+    found = MidwayCurvature(1, 1e-6)
+    for gap in gaps:
+        found.passed(0, gap, SHAPE, n_tokens)
+    assert (found.asked == {0}) is is_asked
+
+
+def test_of_a_wide_layer_on_few_tokens_it_would_take_longer_than_the_passes() -> None:
+    for width, is_asked in ((64, True), (4096, False)):
+        found = MidwayCurvature(1, 1e-6)
+        for i in range(9):
+            found.passed(0, 0.02 * 0.8**i, torch.Size((2, width)), 10_000)
+        assert (found.asked == {0}) is is_asked
+
+
+def test_no_more_is_held_than_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(midway_curvature, "MOST_BYTES", 2 * 4 * 3 * 4**2)
+    found = MidwayCurvature(3, 1e-6)
+    for i in range(9):
+        for problem in range(3):
+            found.passed(problem, 0.02 * 0.9**i, SHAPE, 10**6)
+    assert found.asked == {0, 1}
+    found.solved(1)
+    found.passed(2, 0.005, SHAPE, 10**6)
+    assert found.asked == {0, 2}
