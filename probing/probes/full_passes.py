@@ -71,6 +71,7 @@ class FullPasses:
         # its last values belong to, for validation and checkpoints.
         self.evaluations: dict[int, Evaluation] = {}
         self.curves: dict[str, float] = {}
+        self.class_covariance = torch.zeros(0)
         self.requested: dict[int, Tensor] = {}
 
     def optimizer(self) -> torch.optim.Optimizer:
