@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.data.examples import Sides, read_share
+from probing.data.examples import Examples, Sides, read_share
 from probing.evidence.leave_one_out import (
     REMOVED,
     AblationEffect,
@@ -42,9 +43,10 @@ from probing.runtime.distributed import sum_over_ranks
 
 # Largest distance of changed probes from their optima, in nats; ranks no longer move by then.
 VARIANT_TOLERANCE = 1e-3
-# Largest error of the test cross-entropy of a probe without a neuron, compared with its optimum: RESOLUTION nats, or
-# SHARE of the increase of the training objective without the neuron.
-RESOLUTION, SHARE = 1e-5, 0.005
+# Largest error of the test cross-entropy of a probe without a neuron, compared with its optimum: RESOLUTION nats, SHARE
+# of the increase of the training objective without the neuron, or PART of half the width of the effect's interval, to
+# which the error is added. The probe with all neurons, from which every effect is taken, is allowed a fifth of that.
+RESOLUTION, SHARE, PART = 1e-5, 0.005, 0.05
 # Passes that the curvature saves a bootstrap.
 SAVED = 8
 
@@ -214,12 +216,13 @@ def _ablation_effects(
         if curvature is None
         else without_by_class(fit.weight, removed, scaling, curvature)
     )
+    resolutions = _resolutions(retraining, starts)
     # The full probe is retrained as well, because it is only as close to its optimum as its own tolerance.
-    problems = [Problem("with_all", 0, penalty, curvature=curvature, readout=readout)]
-    problems += [
-        Problem(f"without_{n}", 0, penalty, start, others != n, curvature=curvature, readout=readout)
-        for n, start in zip(removed, starts, strict=True)
-    ]
+    most = replace(readout, resolution=max(RESOLUTION, min(resolutions, default=0.0) / 5))
+    problems = [Problem("with_all", 0, penalty, curvature=curvature, readout=most)]
+    for n, start, resolution in zip(removed, starts, resolutions, strict=True):
+        own = replace(readout, resolution=resolution)
+        problems.append(Problem(f"without_{n}", 0, penalty, start, others != n, curvature=curvature, readout=own))
     whole, *changed = retraining.train(f"layer {fit.layer}: without a neuron", problems, test=True)
     clusters = sides.test.clusters
     with_all, n_tokens = clusters(whole.cross_entropy_by_sentence), clusters(sides.test.tokens_by_sentence())
@@ -228,6 +231,32 @@ def _ablation_effects(
         for n, other in zip(removed, changed, strict=True)
     }  # fmt: skip
     return effects, drawn
+
+
+def _resolutions(retraining: Retraining, starts: Sequence[Tensor]) -> list[float]:
+    """Return how near each probe without a neuron must come to its test cross-entropy at the optimum, in nats.
+
+    Args:
+        retraining: Retraining of one layer.
+        starts: Initial weights of each such probe, whose interval is about that of the optimum.
+    """
+    (fit,), (layer,), test = retraining.fits, retraining.layers, retraining.sides.test
+    with_all, *others = _test_losses(test, layer, [fit.weight, *starts])
+    n_tokens = test.clusters(test.tokens_by_sentence())
+    effects = (ablation_effect(test.clusters(with_all), test.clusters(one), n_tokens, 0.0) for one in others)
+    # Of too few sentences there is no interval.
+    return [RESOLUTION if math.isnan(e.low) else max(RESOLUTION, PART * (e.high - e.low) / 2) for e in effects]
+
+
+def _test_losses(test: Examples, layer: int, weights: Sequence[Tensor]) -> NDArray[np.float64]:
+    """Return the cross-entropy of each test sentence under several weights, in nats, shape (n, n_sentences)."""
+    total = torch.zeros(len(weights), test.store.tokens.n_sentences, dtype=torch.float64)
+    for batch in read_share(test, [layer]):
+        states = batch.hidden_states[0].to(weights[0])
+        for own, weight in zip(total, weights, strict=True):
+            loss = torch.nn.functional.cross_entropy(states @ weight.T, batch.labels, reduction="none")
+            own.index_add_(0, batch.sentences, loss.double())
+    return sum_over_ranks(total).numpy()
 
 
 def _pays(retraining: Retraining, n_replicates: int) -> bool:
@@ -258,10 +287,10 @@ def surroundings(retraining: Retraining, with_curvature: bool = True) -> Surroun
     return Surroundings(readout, curvature)
 
 
-def _scores(weights: Tensor, evidence: Evidence) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _scores(weights: Tensor, evidence: Evidence) -> NDArray[np.float64]:
     """Return the contributions of the neurons under several weights, shape (n, d_model)."""
     return np.stack([mean_contribution(weight, evidence.magnitudes).numpy() for weight in weights])
 
 
-def _scores_of(fits: Sequence[LayerFit], evidence: Evidence) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _scores_of(fits: Sequence[LayerFit], evidence: Evidence) -> NDArray[np.float64]:
     return _scores(torch.stack([fit.weight for fit in fits]), evidence)
