@@ -21,8 +21,9 @@ from probing.statistics.scaling import Scaling
 AFTER, JUDGED_BY = 8, 5
 # Fewest tokens: a pass over fewer takes hardly any time.
 LEAST_TOKENS = 4096
-# Largest optimality gap, in nats: farther away the curvature still changes.
-NEAR = 0.05
+# Largest optimality gap, in nats: farther away the curvature still changes. And the smallest, in tolerances: nearer to
+# it, the first passes after a warm start promise more passes than there will be.
+NEAR, FAR = 0.05, 30.0
 # Most bytes of curvature of all problems of a stack; further problems go on without.
 MOST_BYTES = 2**28
 # Rows that are copied at a time.
@@ -71,7 +72,7 @@ class MidwayCurvature:
             n_tokens: Number of training tokens.
         """
         self.gaps[problem].append(gap)
-        if problem in self.known or not self.tolerance < gap <= NEAR or n_tokens < LEAST_TOKENS:
+        if problem in self.known or not FAR * self.tolerance < gap <= NEAR or n_tokens < LEAST_TOKENS:
             return
         n_bytes = 4 * shape[0] * shape[1] ** 2
         if (len(self.known) + len(self.asked) + 1) * n_bytes > MOST_BYTES:

@@ -30,7 +30,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return original(self, problem, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(MidwayCurvature, "end", noted)
-    for name, value in {"LEAST_TOKENS": 0, "NEAR": 10.0, "AFTER": -math.inf}.items():
+    for name, value in {"LEAST_TOKENS": 0, "NEAR": 10.0, "FAR": 1.0, "AFTER": -math.inf}.items():
         monkeypatch.setattr(midway_curvature, name, value)
     return found
 
@@ -87,6 +87,7 @@ def test_a_layer_gets_the_same_curvature_alone_and_among_others(data: Data, meas
         (10**6, [0.02 * 0.1**i for i in range(9)], False),  # fast
         (10**6, [2 * 0.9**i for i in range(9)], False),  # still far
         (4000, [0.02 * 0.9**i for i in range(9)], False),  # passes take no time
+        (10**6, [2e-5 * 0.9**i for i in range(9)], False),  # nearly there
     ],
 )
 def test_it_is_measured_where_many_passes_are_left(n_tokens: int, gaps: list[float], is_asked: bool) -> None:
