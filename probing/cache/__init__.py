@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -101,8 +102,7 @@ def activations(
         UserError: If the cache cannot be written, or the model or its tokenizer cannot be loaded.
         RunError: If the extraction failed; finished shards stay in the cache.
     """
-    key = request.key()
-    folder = cache / f"{request.source.short_name}-{fingerprint(key)[:16]}"
+    key, folder = request.key(), entry_folder(request, cache)
     if not is_main_process():
         _extract(request, folder, None, trainer_options, callbacks)
         return ActivationStore(folder)
@@ -128,10 +128,17 @@ def activations(
             if not store.records():
                 remove(folder)  # for example if the weights cannot be loaded
             raise
+        # The model and its trainer refer to each other: without this, each corpus would leave one model in memory.
+        gc.collect()
         if left := store.missing(request.layers):
             raise RunError(f"{len(left)} shards of {folder} were not extracted; run the same command again")
         store.touch()
     return store
+
+
+def entry_folder(request: Request, cache: Path) -> Path:
+    """Return the folder of a request's entry in a cache, whether it is there or not."""
+    return cache / f"{request.source.short_name}-{fingerprint(request.key())[:16]}"
 
 
 def _whole(folder: Path, layers: Sequence[int]) -> ActivationStore | None:

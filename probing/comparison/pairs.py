@@ -22,13 +22,17 @@ from probing.data.examples import Examples, read
 from probing.data.words import common_words, pool_words
 from probing.errors import UserError
 from probing.rankings.contributions import sentence_contributions
+from probing.runtime.memory import check_memory
 from probing.statistics.bootstrap import resampled_means
 from probing.statistics.intervals import MIN_SENTENCES
 
 Array = NDArray[np.float64]
 
-# Number of resampled sets of sentences behind an interval, and of sentences whose words are pooled at a time.
-DRAWS, BLOCK = 100, 256
+# Number of resampled sets of sentences behind an interval.
+DRAWS = 100
+# Most sentences whose words are pooled at a time, and about how many bytes of their hidden states by both models: the
+# words are copied four times, which took a gigabyte at 256 sentences and thirteen layers of 768 neurons.
+BLOCK, BLOCK_BYTES = 256, 64 * 2**20
 
 AGREEMENT_COLUMNS = (
     "model_a", "layer_a", "model_b", "layer_b", "matching", "statistic", "value", "low", "high", "p_value",
@@ -125,8 +129,13 @@ def cross_moments(a: Readings, b: Readings) -> tuple[CrossMoments, CrossMoments]
     """Return the covariances of the neurons of two models over words of the even sentences, and of the odd ones.
 
     Raises:
-        UserError: If one half of the sentences has no word in common.
+        UserError: If one half of the sentences has no word in common, or the covariances do not fit in memory.
     """
+    n_a, n_b = (len(of.layers) * of.store.plan.d_model for of in (a, b))
+    check_memory(
+        2 * 4 * n_a * n_b, f"covariances of {n_a} neurons with {n_b}, in all layers of two runs,",
+        "compare runs of fewer layers",
+    )  # fmt: skip
     shape = (len(a.layers), len(b.layers)), (a.store.plan.d_model, b.store.plan.d_model)
     halves = CrossMomentsAccumulator(*shape), CrossMomentsAccumulator(*shape)
     for keys, states_a, states_b in _shared_words(a, b):
@@ -139,8 +148,12 @@ def cross_moments(a: Readings, b: Readings) -> tuple[CrossMoments, CrossMoments]
 
 
 def _shared_words(a: Readings, b: Readings) -> Iterator[tuple[NDArray[np.int64], list[Tensor], list[Tensor]]]:
-    for first in range(0, a.tokens.n_sentences, BLOCK):
-        last = min(first + BLOCK, a.tokens.n_sentences)
+    per_sentence = sum(
+        4 * len(of.layers) * of.store.plan.d_model * of.tokens.n_tokens / of.tokens.n_sentences for of in (a, b)
+    )
+    size = min(BLOCK, max(1, int(BLOCK_BYTES / per_sentence)))
+    for first in range(0, a.tokens.n_sentences, size):
+        last = min(first + size, a.tokens.n_sentences)
         (keys_a, states_a), (keys_b, states_b) = a.words(first, last), b.words(first, last)
         rows_a, rows_b = (torch.from_numpy(rows) for rows in common_words(keys_a, keys_b))
         yield keys_a[rows_a.numpy()], [states[rows_a] for states in states_a], [states[rows_b] for states in states_b]

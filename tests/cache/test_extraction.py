@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import gc
 import platform
 import re
 import shutil
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -139,6 +141,27 @@ def test_cached_rows_are_the_plain_forward_pass_sentence_by_sentence(
             assert_close(rows[layer][own], states[layer][0], rtol=1e-4, atol=1e-4)
         seen = own.stop
     assert seen == stored.plan.n_tokens == len(rows[0])
+
+
+def test_no_model_is_left_in_memory_behind_an_extraction(
+    request_for: Callable[..., Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[weakref.ref[Any]] = []
+
+    def load(request: Request) -> Any:
+        found = cache_module_load(request)
+        loaded.append(weakref.ref(found[0]))
+        return found
+
+    cache_module_load = cache_module.load
+    monkeypatch.setattr(cache_module, "load", load)
+    gc.disable()  # as it may not come by in a command of many corpora
+    try:
+        activations(request_for([0, 1]), tmp_path, CPU)
+        assert len(loaded) == 1
+        assert loaded[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_batches_of_another_size_give_the_same_activations(request_for: Callable[..., Request], tmp_path: Path) -> None:

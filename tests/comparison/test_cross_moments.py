@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 from probing.comparison.cross_moments import CrossMoments, CrossMomentsAccumulator
+from probing.comparison.pairs import cross_moments
+from probing.errors import UserError
+from probing.runtime import memory
 
 D = 12
 
@@ -157,3 +161,10 @@ def test_inputs_stay_as_they_were() -> None:
     accumulator.result()
     assert torch.equal(a[0], before[0])
     assert torch.equal(b[0], before[1])
+
+
+def test_covariances_that_do_not_fit_in_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide: Any = SimpleNamespace(layers=range(25), store=SimpleNamespace(plan=SimpleNamespace(d_model=1024)))
+    monkeypatch.setattr(memory, "memory_bytes", lambda: 4 * 10**9)
+    with pytest.raises(UserError, match=r"25600 neurons with 25600.*5.2 GB.*this machine has 4.0 GB.*fewer layers"):
+        cross_moments(wide, wide)

@@ -19,8 +19,8 @@ Aggregation = Literal["all", "mean", "wmean"]
 AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
 
 Array = NDArray[np.float64]
-# Number of lists that are made at once, each without one pair.
-_AT_ONCE = 256
+# Number of lists that are ranked at once.
+_AT_ONCE = 128
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,12 @@ def weighted_spearman(a: Array, b: Array, times: NDArray[np.float32]) -> Array:
     Returns:
         Shape (n_lists,); NaN where all values of a side are equal.
     """
+    # In blocks: the ranks of all bootstrap draws of 10,000 pairs at once would take half a gigabyte.
+    blocks = (times[first : first + _AT_ONCE] for first in range(0, len(times), _AT_ONCE))
+    return np.concatenate([_weighted_spearman(a, b, block) for block in blocks])
+
+
+def _weighted_spearman(a: Array, b: Array, times: NDArray[np.float32]) -> Array:
     ranks_a, ranks_b = _ranks(a, times), _ranks(b, times)
     n = times.sum(1, dtype=np.float64)
     # The mean rank is the same in both.

@@ -91,3 +91,13 @@ def test_pseudo_values_are_those_of_leaving_out_each_pair_and_their_mean_is_the_
     spread = weighted_spearman(a, b, draws.times).std()
     assert found.std() / np.sqrt(300) == pytest.approx(spread, rel=0.15)
     assert pseudo_values(np.ones(30), b[:30]).tolist() == [0] * 30
+
+
+def test_many_lists_are_ranked_in_blocks_as_each_by_itself(values: tuple[np.ndarray, ...]) -> None:
+    a, b, subset = values
+    times = Draws.of(subset, 0, 300).times
+    found = weighted_spearman(a, b, times)
+    assert found.shape == (300,)
+    for draw in (0, 127, 128, 299):
+        written_out = np.repeat(np.arange(len(a)), times[draw].astype(int))
+        assert found[draw] == pytest.approx(spearmanr(a[written_out], b[written_out]).statistic, abs=1e-9)

@@ -1,0 +1,46 @@
+"""How much memory this machine, or the container in which the program runs, has."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from probing.errors import UserError
+
+# Limits that Linux sets to a group of processes, such as those of a container or of a SLURM job.
+LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+def memory_bytes() -> int | None:
+    """Return the bytes of memory that processes can use in all; None where the system does not say."""
+    found = []
+    with suppress(AttributeError, ValueError, OSError):  # Windows has no `sysconf`
+        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for limit in LIMITS:
+        with suppress(OSError, ValueError):  # without a limit the file says "max"
+            found.append(int(limit.read_text()))
+    return min(found, default=None)
+
+
+def gigabytes(n_bytes: float) -> str:
+    """Return a number of bytes in words."""
+    return f"{n_bytes / 1e9:.1f} GB"
+
+
+def check_memory(needed: int, what: str, way_out: str) -> None:
+    """Refuse what cannot fit in the memory of the machine.
+
+    Args:
+        needed: Bytes that it takes, about.
+        what: What takes them, as the subject of a sentence in the plural.
+        way_out: What the user can do.
+
+    Raises:
+        UserError: If it does not fit; not where the memory is not known.
+    """
+    most = memory_bytes()
+    if most is not None and needed > most:
+        raise UserError(
+            f"{what} need about {gigabytes(needed)} of memory and this machine has {gigabytes(most)}; {way_out}."
+        )
