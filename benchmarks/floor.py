@@ -11,21 +11,20 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
+from probing.models import load_config, resolve_model
+from probing.models.forward_cost import Blocks
+from probing.runtime.rates import rate
+
 DTYPES = ("float32", "bfloat16")
-BEST_OF, ATTEMPT_S = 3, 0.15
 MEMORY_BYTES, DISK_BYTES = 256 * 2**20, 256 * 2**20
 
 
-def shapes(model: str) -> tuple[list[tuple[str, int, int, int]], int]:
-    """Return a block's matrices as (name, inputs, outputs, how many), and the number of blocks."""
-    from probing.models import load_config, resolve_model
-
-    config = load_config(resolve_model(model))
-    d, wide = config.hidden_size, getattr(config, "intermediate_size", 4 * config.hidden_size)
-    return [("square", d, d, 4), ("widen", d, wide, 1), ("narrow", wide, d, 1)], config.num_hidden_layers
+def blocks(model: str) -> Blocks:
+    """Return the sizes of a model's blocks."""
+    return Blocks.of(load_config(resolve_model(model)))
 
 
 def seconds(model: str, n_tokens: float, token_pairs: float, rates: Mapping[str, float], dtype: str) -> float:
@@ -34,46 +33,20 @@ def seconds(model: str, n_tokens: float, token_pairs: float, rates: Mapping[str,
     Args:
         model: Alias or folder of the model.
         n_tokens: Number of tokens, without padding.
-        token_pairs: Sum over the sentences of their squared lengths, for the products of attention, which are
-            counted at the rate of the square matrices.
+        token_pairs: Sum over the sentences of their squared lengths.
         rates: Rates from `product_rates`, in GFLOP/s.
         dtype: Data type of the products.
     """
-    matrices, n_blocks = shapes(model)
-    linear = sum(2 * n_tokens * k * n * times / rates[f"{dtype}_{name}"] for name, k, n, times in matrices)
-    attention = 4 * token_pairs * matrices[0][1] / rates[f"{dtype}_square"]
-    return n_blocks * (linear + attention) / 1e9
-
-
-def rate(work: Callable[[], object], amount: float) -> float:
-    """Return the best rate over several attempts, in units of `amount` per second."""
-    work()
-    best = 0.0
-    for _ in range(BEST_OF):
-        start, n = time.perf_counter(), 0
-        while time.perf_counter() - start < ATTEMPT_S:
-            work()
-            n += 1
-        best = max(best, n * amount / (time.perf_counter() - start))
-    return best
+    sizes = blocks(model)
+    return sizes.seconds(
+        n_tokens, token_pairs, {one.name: 1e9 * rates[f"{dtype}_{one.name}"] for one in sizes.matrices}
+    )
 
 
 def product_rates(model: str, rows: int) -> dict[str, float]:
     """Return the rates of a block's products, in GFLOP/s, as its linear layers call them."""
-    import torch
-    from torch.nn.functional import linear
-
-    found = {}
-    with torch.inference_mode():
-        for dtype in DTYPES:
-            for name, k, n, _ in shapes(model)[0]:
-                x, weight, bias = (torch.randn(*size).to(getattr(torch, dtype)) for size in ((rows, k), (n, k), (n,)))
-
-                def product(x: object = x, weight: object = weight, bias: object = bias) -> object:
-                    return linear(x, weight, bias)  # type: ignore[arg-type]
-
-                found[f"{dtype}_{name}"] = rate(product, 2 * rows * k * n) / 1e9
-    return found
+    found = {dtype: blocks(model).rates(rows, dtype, rate) for dtype in DTYPES}
+    return {f"{dtype}_{name}": value / 1e9 for dtype, rates in found.items() for name, value in rates.items()}
 
 
 def memory_rate() -> float:

@@ -131,10 +131,11 @@ def environment(threads: int) -> dict[str, str]:
 
 
 def measure(command: Sequence[str], threads: int = 1) -> dict[str, Any]:
-    """Run a command; return the last JSON line it printed, with `wall_s` and `peak_anonymous_mb`.
+    """Run a command; return the last JSON line it printed, with `wall_s`, `peak_anonymous_mb` and `peak_mapped_mb`.
 
-    The latter, in MiB, is the largest RssAnon observed: memory that belongs to no file, which is what can run out. It
-    is absent where the system does not report it.
+    The latter two, in MiB, are the largest RssAnon and RssFile observed: memory that belongs to no file, which is what
+    can run out, and pages of mapped files, which the system takes back when it needs them. They are absent where the
+    system does not report them.
 
     Raises:
         BenchmarkError: If the command fails or prints no JSON; the message ends with its last lines of standard error.
@@ -152,37 +153,42 @@ def measure(command: Sequence[str], threads: int = 1) -> dict[str, Any]:
                 raise BenchmarkError(f"{' '.join(command)}: given up after {GIVE_UP_S:.0f} s") from None
             raise
         finally:
-            wall, peak_mb = time.perf_counter() - start, peak.stop()
+            wall, memory = time.perf_counter() - start, peak.stop()
         out.seek(0)
         err.seek(0)
         lines = [line for line in out.read().splitlines() if line.startswith("{")]
         if process.returncode or not lines:
             said = "\n".join(err.read().splitlines()[-20:])
             raise BenchmarkError(f"{' '.join(command)}\nended with {process.returncode}, having said:\n{said}")
-    memory = {} if peak_mb is None else {"peak_anonymous_mb": peak_mb}
     return {**json.loads(lines[-1]), "wall_s": wall, **memory}
 
 
+# What the system calls the memory of a process that belongs to no file, and that which is mapped from files.
+KINDS = {"RssAnon": "peak_anonymous_mb", "RssFile": "peak_mapped_mb"}
+
+
 class _Peak:
-    """Watches the anonymous memory of a process."""
+    """Watches the memory of a process."""
 
     def __init__(self, pid: int) -> None:
-        self.path, self.peak_kb, self.ended = Path(f"/proc/{pid}/status"), 0, threading.Event()
+        self.path, self.ended = Path(f"/proc/{pid}/status"), threading.Event()
+        self.peak_kb = dict.fromkeys(KINDS, 0)
         self.thread = threading.Thread(target=self._watch, daemon=True)
         self.thread.start()
 
     def _watch(self) -> None:
         while not self.ended.wait(LOOK_S):
             try:
-                found = re.search(r"^RssAnon:\s+(\d+) kB", self.path.read_text(), re.MULTILINE)
+                found = re.findall(r"^(RssAnon|RssFile):\s+(\d+) kB", self.path.read_text(), re.MULTILINE)
             except OSError:
                 return
-            self.peak_kb = max(self.peak_kb, int(found[1]) if found else 0)
+            for kind, kb in found:
+                self.peak_kb[kind] = max(self.peak_kb[kind], int(kb))
 
-    def stop(self) -> float | None:
+    def stop(self) -> dict[str, float]:
         self.ended.set()
         self.thread.join()
-        return self.peak_kb / 1024 or None
+        return {KINDS[kind]: kb / 1024 for kind, kb in self.peak_kb.items() if kb}
 
 
 def interleave(

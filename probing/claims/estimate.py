@@ -1,69 +1,75 @@
-"""About how long runs take and how much they write, before anything is read by a model."""
+"""About how long the runs take that claims need, before a model reads anything; by the same count as that of `fit`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from probing.cache.estimate import Reading, Speed
 from probing.claims.planning import Need
+from probing.cli.options import ProbeOptions, as_options
+from probing.corpus import assign_splits
+from probing.data.control_names import chosen_controls
+from probing.data.examples import choose_classes, class_of_tokens
+from probing.models import load_config
+from probing.runs.estimate import Probes
+from probing.tasks import load_task
 
-# Processor seconds of a command for a million activations (tokens x layers x neurons), on one core of a server: from
-# runs of the built-in model on its corpus, which has 169 million, and good to a factor of two or three.
-_SECONDS = {
-    "fit": 3.6, "geometry": 0.3, "attention": 0.7, "disable": 2.0, "hierarchy": 0.7, "cloze": 1.0, "wic": 0.2,
-    "sts": 0.2,
-}  # fmt: skip
-# Tokens that a command reads whatever the corpus is: those of its own sentences.
-_OWN_TOKENS = {"hierarchy": 120_000}
-# Most tokens of the corpus that a command reads by default.
-_MOST_TOKENS = {"disable": 20_000, "cloze": 20_000}
+# Floating-point operations for each activation (tokens x layers x neurons) at the rate of products, beside the reading:
+# from runs of the built-in model on its corpus on a core of 150 GFLOP/s, and good to a factor of two or three.
+_OPERATIONS = {"geometry": 27e3, "attention": 87e3, "wic": 15e3, "sts": 15e3, "hierarchy": 105e3, "cloze": 150e3}
+# Tokens that a command reads whatever the corpus is, those of its own sentences; and most of the corpus, by default.
+_OWN_TOKENS, _MOST_TOKENS = {"hierarchy": 120_000}, {"disable": 20_000, "cloze": 20_000}
+# What options add.
+_OF_OPTIONS = {"norms": 225e3, "path": 45e3}
 # Seconds of a training by its size: of a processor, and of the four A100 of the paper together.
 _TRAINING_S = {"tiny": 100.0, "base": 4 * 35 * 3600.0}
-# What its options add.
-_SECONDS_OF_OPTIONS = {"norms": 1.5, "path": 0.3}
-# Tokens for each word of English, and special tokens of a sentence.
-_PIECES, _SPECIAL = 1.3, 2
-_BYTES = 4
 
 
-@dataclass(frozen=True)
-class Size:
-    """What a model reads of a text.
+def training_seconds(need: Need) -> float:
+    """Return about how many processor seconds a training of encoders takes."""
+    options: Mapping[str, Any] = need.options
+    return _TRAINING_S[options["size"]] * options["seeds"] * len(str(options["arms"]).split(","))
+
+
+def seconds(need: Need, defaults: Mapping[str, Any], reading: Reading, speed: Speed) -> float:
+    """Return about how many seconds a run takes beside the reading of the text.
 
     Args:
-        n_tokens: Number of tokens, about.
-        n_layers: Number of layers, the embeddings among them.
-        d_model: Number of neurons of a layer.
+        need: The run.
+        defaults: The defaults of the command's options.
+        reading: The text that it reads.
+        speed: This machine's rates.
     """
-
-    n_tokens: int
-    n_layers: int
-    d_model: int
-
-    @classmethod
-    def of(cls, sentences: Sequence[str], config: Any) -> Size:
-        """Return the size of sentences under a model of this configuration."""
-        words = sum(len(sentence.split()) for sentence in sentences)
-        n_tokens = round(_PIECES * words + _SPECIAL * len(sentences))
-        return cls(n_tokens, int(config.num_hidden_layers) + 1, int(config.hidden_size))
-
-    @property
-    def n_activations(self) -> int:
-        """Number of activations in all layers."""
-        return self.n_tokens * self.n_layers * self.d_model
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of the activations on disk."""
-        return _BYTES * self.n_activations
-
-
-def seconds(need: Need, size: Size) -> float:
-    """Return about how many processor seconds a run takes."""
-    options: Mapping[str, Any] = need.options
-    if need.command == "pretrain":
-        return _TRAINING_S[options["size"]] * options["seeds"] * len(str(options["arms"]).split(","))
-    rate = _SECONDS[need.command] + sum(rate for name, rate in _SECONDS_OF_OPTIONS.items() if options.get(name))
+    options, size = {**defaults, **need.options}, reading.size
     n_tokens = _OWN_TOKENS.get(need.command, min(size.n_tokens, _MOST_TOKENS.get(need.command, size.n_tokens)))
-    return rate * replace(size, n_tokens=n_tokens).n_activations / 1e6
+    share = n_tokens / max(size.n_tokens, 1)
+    forward_s = share * speed.forward_s(size)
+    if need.command == "fit":
+        probes, n_readings = _probes(options, reading)
+        return n_readings * forward_s + probes.seconds(probes.measured_pass(), speed.rates["square"])
+    if need.command == "disable":
+        # A head, or a layer, is disabled in a pass through the later blocks, which are half of them on average.
+        blocks = speed.blocks.n_blocks
+        n_heads = int(getattr(load_config(reading.request.source), "num_attention_heads", 1))
+        return forward_s * blocks * (n_heads + 1) / 2
+    operations = _OPERATIONS[need.command] + sum(more for name, more in _OF_OPTIONS.items() if options.get(name))
+    return operations * share * size.n_activations / speed.rates["square"]
+
+
+def _probes(options: Mapping[str, Any], reading: Reading) -> tuple[Probes, int]:
+    """Return the probes of a run of `fit`, and how many more readings its controls take."""
+    corpus, tokens = reading.request.corpus, reading.tokens
+    task = load_task(options["task"], options["task_args"])
+    splits = assign_splits(corpus.sentences, options["seed"])
+    classes = choose_classes(tokens, corpus, task, splits)
+    labels, _ = class_of_tokens(tokens, corpus, task, splits, classes, "train")
+    controls = chosen_controls(options["controls"], task.ordinal, False, not len(classes))
+    probe = as_options(ProbeOptions, options["probe"], "probe")
+    asked = Probes.asked(
+        reading.request.layers, controls, options["replicates"], options["evidence"] == "all", options["mdl"], probe
+    )
+    size = reading.size
+    known = replace(asked, n_tokens=int((labels >= 0).sum()), n_classes=max(len(classes), 1), d_model=size.width)
+    return known, len({"permuted_positions", "untrained"} & set(controls))

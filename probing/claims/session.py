@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from probing.cache.estimate import Reading, Speed
+from probing.cache.source import ActivationSource
 from probing.claims.claim import Claim, Paper
-from probing.claims.estimate import Size, seconds
+from probing.claims.estimate import seconds, training_seconds
 from probing.claims.evaluation import Model
 from probing.claims.planning import (
     TRAINED_HERE,
@@ -23,13 +25,12 @@ from probing.claims.planning import (
     needs_of,
     runs_of,
 )
-from probing.cli.pretraining_options import EncoderOptions, TrainingOptions, chosen_recipe
-from probing.cli.pretraining_options import Size as Size_
-from probing.corpus import Corpus
+from probing.cli.pretraining_options import EncoderOptions, Size, TrainingOptions, chosen_recipe
+from probing.corpus import Corpus, from_sentences
 from probing.corpus.pairs import read_pairs
 from probing.errors import UserError, about_option, as_clause
 from probing.models import ALIASES, load_config, resolve_model
-from probing.models.source import is_downloaded
+from probing.models.source import ModelSource, is_downloaded
 from probing.word_prediction import minimal_pairs
 
 # The model that needs no network, and that is measured where no other is named.
@@ -53,17 +54,14 @@ class Planned:
     Args:
         need: The run.
         there: Its folder if it is there already.
-        size: What it reads.
+        seconds: About how many seconds it will take; 0 if it is there, or not estimated.
+        n_bytes: About how many bytes of activations it adds to the cache; 0 likewise.
     """
 
     need: Need
     there: Path | None
-    size: Size
-
-    @property
-    def seconds(self) -> float:
-        """About how many processor seconds it will take."""
-        return 0.0 if self.there or self.need.lacking else seconds(self.need, self.size)
+    seconds: float = 0.0
+    n_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -87,14 +85,13 @@ class Plan:
 
     @property
     def n_bytes(self) -> int:
-        """About how many bytes of activations are cached."""
-        sizes = (next((one.size for one in runs if one in self.to_run), None) for runs in self.models.values())
-        return sum(size.n_bytes for size in sizes if size)
+        """About how many bytes of activations are added to the cache."""
+        return sum(one.n_bytes for one in self.to_run)
 
 
 def plan(
     paper: Paper, claims: Sequence[Claim], named: Mapping[str, str] | None, given: Given, corpus: Corpus,
-    defaults: Mapping[str, Mapping[str, Any]], place: Path,
+    defaults: Mapping[str, Mapping[str, Any]], place: Path, cache: Path | None = None,
 ) -> Plan:  # fmt: skip
     """Return what claims need, and what of it is there.
 
@@ -106,6 +103,7 @@ def plan(
         corpus: The text.
         defaults: The defaults of the options of each command.
         place: The folder of runs.
+        cache: The folder of the cache, to estimate what the runs take; None leaves that out.
 
     Raises:
         UserError: If a model that is none of the paper's is not found, or a file of pairs cannot be read.
@@ -126,19 +124,21 @@ def plan(
                 continue
             with about_option("--models"):
                 source = resolve_model(where)
-                settings = load_config(source)
+                load_config(source)
         except UserError as error:
             if name not in paper.models or is_trained_here(name):
                 raise
             lacking[name] = f"{ALIASES.get(name, name)}, which cannot be read: {as_clause(error)}"
             continue
         runs[name] = []
+        costs = _Costs(source, cache, defaults) if cache else None
         for stated in needs_of(names, paper, where, given, defaults):
             need = _with_columns(stated, corpus)
-            sentences, fingerprint = _text_of(need, corpus)
+            text, fingerprint = _text_of(need, corpus)
             prints = Fingerprints(source.fingerprint(), fingerprint)
             there = None if need.lacking else existing(need, finished, defaults[need.command], prints)
-            runs[name].append(Planned(need, there, Size.of(sentences, settings)))
+            is_to_be_made = not there and not need.lacking
+            runs[name].append(Planned(need, there, *(costs.of(need, text) if costs and is_to_be_made else ())))
     return Plan(paper, runs, lacking)
 
 
@@ -149,8 +149,8 @@ def _with_columns(need: Need, corpus: Corpus) -> Need:
     return need if has_column else replace(need, lacking="a treebank as `--corpus`")
 
 
-def _text_of(need: Need, corpus: Corpus) -> tuple[Sequence[str], str]:
-    """Return the sentences that a run reads, with their fingerprint.
+def _text_of(need: Need, corpus: Corpus) -> tuple[Corpus, str]:
+    """Return the text that a run reads, with its fingerprint.
 
     Args:
         need: The run.
@@ -161,12 +161,39 @@ def _text_of(need: Need, corpus: Corpus) -> tuple[Sequence[str], str]:
     """
     if "pairs" in need.options:
         pairs = read_pairs(need.options["pairs"])
-        return pairs.sentences, pairs.fingerprint
+        return pairs, pairs.fingerprint
     if need.command == "cloze" and "corpus" not in need.options:
         file = need.options.get("file", minimal_pairs.BUILTIN)
         asked, _ = minimal_pairs.read_pairs(file, f"--cloze {file}")
-        return [pair.text for pair in asked], minimal_pairs.fingerprint_of(asked)
-    return corpus.sentences, corpus.fingerprint
+        return from_sentences("cloze", [pair.text for pair in asked]), minimal_pairs.fingerprint_of(asked)
+    return corpus, corpus.fingerprint
+
+
+class _Costs:
+    """Estimates what the runs of a model take, of which only the first one that reads a text waits for the model.
+
+    Args:
+        source: The model.
+        cache: The folder of the cache.
+        defaults: The defaults of the options of each command.
+    """
+
+    def __init__(self, source: ModelSource, cache: Path, defaults: Mapping[str, Mapping[str, Any]]) -> None:
+        layers = range(load_config(source).num_hidden_layers + 1)
+        self.source, self.defaults = ActivationSource(source, layers, cache), defaults
+        self.readings: dict[tuple[str, Any], Reading] = {}
+        self.speed: Speed | None = None
+
+    def of(self, need: Need, text: Corpus) -> tuple[float, int]:
+        """Return about how many seconds a run takes, and how many bytes it adds to the cache."""
+        key = text.fingerprint, need.options.get("corpus") if need.has_own_text else None
+        reading = self.readings.get(key) or Reading.of(self.source.request(text), self.source.cache)
+        self.speed = self.speed or Speed.measure(reading.request)
+        own = seconds(need, self.defaults[need.command], reading, self.speed)
+        if key in self.readings or need.command == "hierarchy":  # which reads sentences of its own
+            return own, 0
+        self.readings[key] = reading
+        return own + reading.seconds(self.speed), reading.missing_bytes
 
 
 def _trainings(
@@ -179,17 +206,17 @@ def _trainings(
         UserError: If there is no such size.
     """
     size = model.removeprefix(TRAINED_HERE)
-    if size not in get_args(Size_):
-        sizes = ", ".join(f"{TRAINED_HERE}{one}" for one in get_args(Size_))
+    if size not in get_args(Size):
+        sizes = ", ".join(f"{TRAINED_HERE}{one}" for one in get_args(Size))
         raise UserError(f"`--models {model}`: encoders that are trained here are {sizes}.")
-    shape, recipe = chosen_recipe(cast(Size_, size), EncoderOptions(), TrainingOptions())
+    shape, recipe = chosen_recipe(cast(Size, size), EncoderOptions(), TrainingOptions())
     usual = {**defaults["pretrain"], "encoder": asdict(shape), "training": asdict(recipe)}
     found = []
     for need in needs_of(names, paper, model, replace(given, data={**given.data, "size": size}), defaults):
         digest = hashlib.sha256(f"{corpus.fingerprint} {need.line}".encode()).hexdigest()[:8]
         named = replace(need, options={**need.options, "name": f"{model}-{digest}"})
         there = existing(need, finished, usual, Fingerprints("", corpus.fingerprint))
-        found.append(Planned(named, there, Size(0, 0, 0)))
+        found.append(Planned(named, there, 0.0 if there or need.lacking else training_seconds(need)))
     return found
 
 

@@ -105,13 +105,14 @@ def fit(
             batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
             shows_progress=progress, site=site, tokenizer=tokenizer, without_first=first_token == "exclude",
         )  # fmt: skip
-        sides, others, fitted, stores = _read(source, text, token_task, probe, group_by, wanted, transform, seed)
+        more = replicates, evidence == "all", mdl
+        sides, others, fitted, stores = _read(source, text, token_task, probe, group_by, wanted, transform, seed, more)
         watch.end("extract")
         default = f"{source.model.short_name}-{short_name(config['task'])}"
         folder = RunFolder(place, name, default) if is_main_process() else None
         kept = keep_inputs(config, source.model.name, folder) if folder else []
         with tracking(folder, wandb, config) as tracker:
-            asked = Asked(replicates, evidence == "all", mdl, transform, seed, n_heads_of(stores[0]))
+            asked = Asked(*more, transform, seed, n_heads_of(stores[0]))
             measured = measure(
                 sides, others, source.layers, probe, asked, source.trainer, terminal.training_bars(progress),
                 watch, say, tracker and tracker.logger, str(folder.path) if folder else None,
@@ -135,7 +136,7 @@ def _controls(
 
 def _read(
     source: Any, text: tuple[Any, Any], task: TokenTask, probe: ProbeOptions, group_by: GroupBy,
-    controls: Sequence[str], transform: Any, seed: int,
+    controls: Sequence[str], transform: Any, seed: int, more: tuple[int, bool, bool],
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
     """Return the examples, those of each control, the fitted transforms, if any, and the activations of each corpus.
 
@@ -149,11 +150,14 @@ def _read(
         controls: Names of the controls.
         transform: The option's value.
         seed: Seed of every random draw.
+        more: Number of bootstraps, whether probes are retrained, and whether labels are encoded.
     """
     from probing.data.preparation import control_sides, read_sides
+    from probing.runs.estimate import announced
     from probing.transforms.of_examples import transform_all
 
-    sides, stores = read_sides(source, *text, task, probe, group_by)
+    announce = announced(source, text[0], controls, seed, *more, probe)
+    sides, stores = read_sides(source, *text, task, probe, group_by, announce)
     others, fitted = control_sides(controls, sides, text[0], source, seed), None
     if transform != "none":
         sides, others, fitted = transform_all(transform, sides, others, source.layers, seed)

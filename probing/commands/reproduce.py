@@ -96,7 +96,7 @@ def reproduce(
         watch = Stopwatch()
         given = Given(corpus, {name: config[name] for name in DATA} | {"size": None})
         usual = {name: defaults(_function(name)) for name in COMMANDS}
-        planned = plan(of, wanted, named, given, text, usual, place)
+        planned = plan(of, wanted, named, given, text, usual, place, cached if dry_run else None)
         if dry_run:
             terminal.show(*plan_tables(planned))
             return None

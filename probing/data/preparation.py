@@ -20,6 +20,8 @@ from probing.statistics.intervals import MIN_SENTENCES
 from probing.tasks import Labels, TokenTask, unit_of
 
 GroupBy = Literal["auto", "sentence", "document"]
+# Called with the tokens of the training corpus, the number of classes, and that of training examples.
+Announce = Callable[[Tokens, int, int], None]
 
 
 def origin(store: ActivationStore) -> dict[str, Any]:
@@ -92,6 +94,7 @@ def read_sides(
     task: TokenTask,
     probe: ProbeOptions,
     group_by: GroupBy,
+    announce: Announce = lambda tokens, n_classes, n_train: None,
 ) -> tuple[Sides, list[ActivationStore]]:
     """Read the corpora and label their tokens; return the sides and the activations of each corpus.
 
@@ -102,12 +105,13 @@ def read_sides(
         task: The task, which gives the labels.
         probe: The probe options, which decide whether validation tokens are needed.
         group_by: The option's value: whether intervals are over sentences or documents.
+        announce: Called once examples are known, before the model reads the corpora.
 
     Raises:
         UserError: If a required side has no examples, or if documents are requested but the corpus has none.
     """
     by_document = goes_by_document(group_by, corpora[-1], splits[-1])
-    stores = source.read(corpora, example_checks(task, corpora, splits, probe, source.say))
+    stores = source.read(corpora, example_checks(task, corpora, splits, probe, source.say, announce))
     say_what_was_left_out(corpora, stores, source.say)
     return label_sides(stores, corpora, splits, task, by_document), stores
 
@@ -142,6 +146,7 @@ def example_checks(
     splits: Sequence[Sequence[Split]],
     probe: ProbeOptions,
     say: Callable[[str], None],
+    announce: Announce = lambda tokens, n_classes, n_train: None,
 ) -> list[Callable[[Tokens], None]]:
     """Return a check for each corpus, which refuses a side without examples and reports tokens without a class.
 
@@ -150,6 +155,7 @@ def example_checks(
     """
     chooses = probe.solver == "adam" or probe.l2 == "auto"
     classes: Labels  # set by the check of the first corpus, which runs first
+    n_of: dict[Split, int] = {}
 
     def check(tokens: Tokens, part: int) -> None:
         nonlocal classes
@@ -157,7 +163,7 @@ def example_checks(
             classes = choose_classes(tokens, corpora[0], task, splits[0])
         for side in _sides_of(part, len(corpora)):
             labels, n_dropped = class_of_tokens(tokens, corpora[part], task, splits[part], classes, side)
-            n = int((labels >= 0).sum())
+            n_of[side] = n = int((labels >= 0).sum())
             if not n and (chooses or side != "validation"):
                 has = "is" if unit_of(task) == "sentence" else "has a token"
                 way_out = "give more sentences" + _ways_out(side, probe)
@@ -167,6 +173,8 @@ def example_checks(
                     f"{side}: {n_dropped} of {n + n_dropped} {unit_of(task)}s are left out: their label is too rare to "
                     "be a class"
                 )
+        if part == 0:
+            announce(tokens, len(classes), n_of["train"])
 
     return [partial(check, part=part) for part in range(len(corpora))]
 

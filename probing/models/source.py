@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -88,17 +89,28 @@ class ModelSource:
         Raises:
             UserError: If a file cannot be read.
         """
-        digest = hashlib.sha256()
-        for pattern in _DESCRIPTION_FILES + (WEIGHT_FILES if weights else ()):
-            for path in sorted(self.folder.glob(pattern)):
-                try:
-                    digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
-                    with path.open("rb") as file:
-                        while block := file.read(1 << 20):
-                            digest.update(block)
-                except OSError as error:
-                    raise UserError(f"`--model {self.name}`: {path} cannot be read ({as_clause(error)}).") from None
-        return digest.hexdigest()
+        patterns = _DESCRIPTION_FILES + (WEIGHT_FILES if weights else ())
+        paths = [path for pattern in patterns for path in sorted(self.folder.glob(pattern))]
+        try:
+            return _digest(tuple((path, (at := path.stat()).st_size, at.st_mtime_ns) for path in paths))
+        except OSError as error:
+            path = error.filename
+            raise UserError(f"`--model {self.name}`: {path} cannot be read ({as_clause(error)}).") from None
+
+
+@lru_cache(maxsize=64)
+def _digest(files: tuple[tuple[Path, int, int], ...]) -> str:
+    """SHA-256 (hex) of the names, sizes and contents of files, each given with its size and time of change.
+
+    A command asks several times for that of the same weights, whose hash takes a second for a base-size model.
+    """
+    digest = hashlib.sha256()
+    for path, n_bytes, _ in files:
+        digest.update(f"{path.name}\0{n_bytes}\0".encode())
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
 
 
 def resolve_model(name: str, revision: str | None = None) -> ModelSource:

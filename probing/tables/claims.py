@@ -98,8 +98,8 @@ def plan_tables(planned: Any) -> list[Any]:
     to_run = planned.to_run
     total, size = sum(one.seconds for one in to_run), planned.n_bytes
     runs = plain_table(
-        f"{count(len(to_run), 'run')} to make: about {_minutes(total)} of processor time, and at most "
-        f"{size / 1e9:.2f} GB of cached activations"
+        f"{count(len(to_run), 'run')} to make: about {_minutes(total)} with nothing else on this machine, and "
+        f"{size / 1e9:.2f} GB of activations added to the cache"
     )
     for heading in ("model", "run", "is there", "about"):
         runs.add_column(heading, overflow="fold")

@@ -12,8 +12,10 @@ import pytest
 import yaml
 
 from planted_claims import paper
+from probing.cache import Request
+from probing.cache.estimate import Reading, Speed
 from probing.claims.claim import read_paper
-from probing.claims.estimate import Size, seconds
+from probing.claims.estimate import seconds
 from probing.claims.measures import MEASURES
 from probing.claims.planning import (
     Fingerprints,
@@ -39,9 +41,10 @@ from probing.commands.geometry import geometry
 from probing.commands.hierarchy import hierarchy
 from probing.commands.pretrain import pretrain
 from probing.commands.sts import sts
-from probing.corpus import Corpus, load_corpus
+from probing.corpus import Corpus, from_sentences, load_corpus
 from probing.errors import UserError
-from probing.models import resolve_model
+from probing.models import load_config, resolve_model
+from probing.models.forward_cost import Blocks
 from probing.word_prediction.minimal_pairs import BUILTIN, fingerprint_of, read_pairs
 
 DEFAULTS = {"fit": defaults(fit), "geometry": defaults(geometry), "pretrain": defaults(pretrain)}
@@ -226,16 +229,20 @@ def test_models_are_named_and_may_be_in_folders() -> None:
             split_models(typed)
 
 
-def test_estimates_grow_with_the_text_and_the_model() -> None:
-    class Config:
-        num_hidden_layers, hidden_size = 6, 384
+def test_estimates_grow_with_the_text_and_with_what_is_asked(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    model = resolve_model(str(checkpoints["bert"]))
+    speed = Speed(Blocks.of(load_config(model)), {"square": 1e9, "widen": 1e9, "narrow": 1e9})
 
-    size = Size.of(["one two three"] * 100, Config())
-    assert size == Size(round(1.3 * 300) + 200, 7, 384)
-    assert size.n_bytes == size.n_tokens * 7 * 384 * 4
+    def takes(need: Need, n: int) -> float:
+        text = from_sentences("made up", [f"one two three {i}" for i in range(n)])
+        reading = Reading.of(Request(model, text, [0, 1, 2]), tmp_path)
+        return seconds(need, DEFAULTS[need.command], reading, speed)
+
     plain, more = Need("geometry", "geometry", {}), Need("stream", "geometry", {"norms": True})
-    assert 0 < seconds(plain, size) < seconds(more, size)
-    assert seconds(plain, Size.of(["one two three"] * 200, Config())) == pytest.approx(2 * seconds(plain, size))
+    assert 0 < takes(plain, 100) < takes(more, 100)
+    assert takes(plain, 200) == pytest.approx(2 * takes(plain, 100), rel=0.1)  # numbers have one piece or more
+    bare = {"controls": "none", "evidence": "none", "replicates": 0}
+    assert 0 < takes(Need("positions", "fit", bare), 100) < takes(Need("positions", "fit", {}), 100)
 
 
 def test_claims_on_trainings_concern_the_encoders_that_are_trained_here() -> None:
@@ -302,19 +309,23 @@ def toy(checkpoints: dict[str, Path]) -> Path:
 
 
 def of_bertology(
-    model: Path, place: Path, cloze_file: Path | None = None, folder: Path | None = None, text: Corpus = SENTENCES
-) -> dict[str, Planned]:
+    model: Path, place: Path, cloze_file: Path | None = None, folder: Path | None = None, text: Corpus = SENTENCES,
+    cache: Path | None = None,
+) -> dict[str, Planned]:  # fmt: skip
     """Return the planned runs of a model by their names."""
     of = read_paper("bertology", MEASURES)
     data = {"cloze": None if cloze_file is None else str(cloze_file), "sts": None if folder is None else str(folder)}
-    made = plan(of, of.claims, {"m": str(model)}, Given("text.conllu", data), text, USUAL, place)
+    made = plan(of, of.claims, {"m": str(model)}, Given("text.conllu", data), text, USUAL, place, cache)
     return {one.need.name: one for one in made.models["m"]}
 
 
-def test_runs_on_grammars_at_masks_and_of_disabled_heads_are_command_lines(toy: Path, tmp_path: Path) -> None:
+def test_runs_on_grammars_at_masks_and_of_disabled_heads_are_command_lines(
+    toy: Path, tmp_path: Path, sentences: list[str]
+) -> None:
     file = tmp_path / "pairs.tsv"
     file.write_text(PAIR)
-    runs = of_bertology(toy, tmp_path, file, tmp_path / "sts")
+    text = from_sentences("text", sentences)
+    runs = of_bertology(toy, tmp_path, file, tmp_path / "sts", text, tmp_path / "cache")
     lines = {name: one.need.line for name, one in runs.items()}
     assert lines["hierarchy"] == f"python -m probing hierarchy --model {toy}"
     assert lines["minimal_pairs"] == f"python -m probing cloze --model {toy} {file}"
