@@ -41,6 +41,50 @@ def larger(n_words: int, seed: int = 0) -> list[str]:
     return list(found)
 
 
+# Parts of the sets of similarity, with their real numbers of pairs.
+SIMILARITY = {
+    **{f"STS{year}": n for year, n in ((12, 3108), (13, 1500), (14, 3750), (15, 3000), (16, 1186))},
+    **{f"STSB/{part}": n for part, n in (("train", 5749), ("dev", 1500), ("test", 1379))},
+    **{f"SICK/{part}": n for part, n in (("train", 4500), ("trial", 500), ("test_annotated", 4927))},
+}
+
+
+def write_similarity(folder: Path, n_sentences: int, n_words: int = 8, seed: int = 0) -> Path:
+    """Write sets that look like STS12 to STS16, STS-B and SICK and have as many pairs, with scores of common words.
+
+    The sentences of a set are drawn from a few, so that a model reads them soon; memory goes with the pairs.
+
+    Args:
+        folder: The folder of the sets.
+        n_sentences: Number of distinct sentences of each part.
+        n_words: Most words of a sentence.
+        seed: Seed of the pairs.
+    """
+    texts = iter(larger(len(SIMILARITY) * n_sentences * 40, seed))
+    generator = random.Random(seed)
+    for name, n_pairs in SIMILARITY.items():
+        some = [" ".join(next(texts).split()[:n_words]) for _ in range(n_sentences)]
+        pairs = [(generator.choice(some), generator.choice(some)) for _ in range(n_pairs)]
+        scores = [round(len({*a.split()} & {*b.split()}) * 5 / n_words, 2) for a, b in pairs]
+        rated = list(zip(pairs, scores, strict=True))
+        top, _, part = name.partition("/")
+        if top == "STSB":
+            lines = [f"g\tf\ty\t{i}\t{score}\t{a}\t{b}" for i, ((a, b), score) in enumerate(rated)]
+            files = {f"sts-{part}.csv": lines}
+        elif top == "SICK":
+            head = "pair_ID\tsentence_A\tsentence_B\trelatedness_score"
+            files = {f"SICK_{part}.txt": [head, *(f"{i}\t{a}\t{b}\t{s}" for i, ((a, b), s) in enumerate(rated))]}
+        else:
+            files = {
+                "STS.input.x.txt": [f"{a}\t{b}" for (a, b), _ in rated],
+                "STS.gs.x.txt": [f"{s}" for _, s in rated],
+            }
+        (folder / top).mkdir(parents=True, exist_ok=True)
+        for file, lines in files.items():
+            write_text(folder / top / file, lines)
+    return folder
+
+
 def word_labels(texts: Sequence[str], seed: int = 0, at_least: int = 50) -> tuple[list[list[str]], list[str]]:
     """Label each word, split at blanks, with its position, or `BEYOND` after the last position that is a class.
 

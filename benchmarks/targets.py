@@ -28,6 +28,7 @@ TARGETS = {
         "whole job, text to ranked tables of all layers, cold, against NeuroX's", "5 times faster", "10 times"
     ),
     "memory": Target("peak anonymous memory when the sentences are doubled", "changes by less than 10%"),
+    "memory_of_commands": Target("peak anonymous memory of any command, also on a base-size model", "under 1500 MiB"),
     "slope": Target("cost against tokens, log-log slope", "1.0 ± 0.1"),
     "cache_bytes": Target("cache on disk against d_model x dtype size per token and layer", "at most 2% more"),
     "help": Target("`python -m probing --help`", "under 1 second"),
