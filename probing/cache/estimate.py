@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ class Speed:
         is_on_gpu = torch.cuda.is_available() and (trainer or {}).get("accelerator", "auto") not in ("cpu", "mps")
         blocks = Blocks.of(load_config(request.source))
         device, rows = ("cuda", batch_tokens_of(request)) if is_on_gpu else ("cpu", ROWS_CPU)
-        return cls(blocks, blocks.rates(rows, request.dtype, undisturbed_rate, device))
+        return cls(blocks, blocks.rates(rows, request.dtype, partial(undisturbed_rate, device=device), device))
 
     def forward_s(self, size: Size) -> float:
         """Return about how many seconds a forward pass through all blocks takes, with the caching of what it gives."""

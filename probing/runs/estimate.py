@@ -141,7 +141,7 @@ class Probes:
         def once() -> None:
             float(cross_entropy_sums(weight, states, labels).cross_entropy.sum())  # waits for a GPU
 
-        return 1 / undisturbed_rate(once, rows)
+        return 1 / undisturbed_rate(once, rows, device)
 
     def memory(self) -> dict[str, int]:
         """Return about how many bytes of anonymous memory the parts take that grow, by what they grow with."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from probing.runtime.rates import rate, undisturbed_rate
 
@@ -36,4 +37,21 @@ def test_an_undisturbed_rate_is_that_of_the_fastest_call(monkeypatch: pytest.Mon
     def work() -> None:
         clock[0] += next(took)
 
-    assert undisturbed_rate(work, 1) == pytest.approx(100)
+    assert undisturbed_rate(work, 1, "cuda") == pytest.approx(100)
+
+
+def test_a_processors_rate_is_that_of_one_thread_times_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, seen, before = [0.0], set[int](), torch.get_num_threads()
+    monkeypatch.setattr("probing.runtime.rates.time.perf_counter", lambda: clock[0])
+
+    def work() -> None:
+        seen.add(torch.get_num_threads())
+        clock[0] += 0.01
+
+    torch.set_num_threads(2)
+    try:
+        assert undisturbed_rate(work, 1) == pytest.approx(200)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == {1}
