@@ -25,6 +25,7 @@ import safetensors.torch
 from conftest import BARE_ARGS
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
+from probing.models import source
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 
@@ -576,10 +577,11 @@ def test_weights_that_may_not_be_read_are_refused(
     desk: Path, tmp_path: Path, refusal: Callable[[list[str]], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = Path.open
+    source._digest.cache_clear()  # what was read before is not opened again
 
     def guarded(path: Path, *args: Any, **keywords: Any) -> Any:
         if path.name == "model.safetensors":
-            raise PermissionError(errno.EACCES, "Permission denied")
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return opened(path, *args, **keywords)
 
     monkeypatch.setattr(Path, "open", guarded)

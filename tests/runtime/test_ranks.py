@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -221,6 +222,10 @@ MORE = ["--layer", "2", "--replicates", "2", "--controls", "shuffled", "--probe.
 LESS = ["--layer", "2", *BARE_ARGS, "--probe.l2", "0.01"]
 
 
+def _without_numbers(said: str) -> list[str]:
+    return [re.sub(r"[0-9.e+-]+", "#", line)[:40] for line in said.splitlines()[:-1]]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "args"),
@@ -240,8 +245,8 @@ def test_two_processes_make_what_one_makes_each_half_of_it(
     assert_same_tables(one, two.folder)
     assert len(list(two.folder.glob("runs/*"))) == 1
     assert len(list(two.folder.glob("runs/*/wandb/offline-run-*"))) == 1
-    # The first rank alone speaks; names of runs differ.
-    assert [line[:40] for line in said_by_two.splitlines()[:-1]] == [line[:40] for line in said.splitlines()[:-1]]
+    # The first rank alone speaks. The numbers are those of the tables, up to rounding; names of runs differ.
+    assert _without_numbers(said_by_two) == _without_numbers(said)
     lines = [line for line in errors.splitlines() if "OMP_NUM_THREADS" not in line]
     assert len(lines) == len(set(lines))
     # Each shard is read by one rank alone, all through the training and the evidence.
