@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from claim_cases import measured, name, verdicts
 from planted_bertology import runs_of
 from probing.claims.claim import Claim, read_paper
 from probing.claims.evaluation import Model, rows_of
 from probing.claims.measures import MEASURES
 
 PAPER = read_paper("bertology", MEASURES)
-MEASURED = [(claim, model) for claim in PAPER.claims if claim.reading for model in claim.models]
 
 
-def name(value: object) -> str:
-    return str(value.id) if isinstance(value, Claim) else str(value)
-
-
-@pytest.mark.parametrize(("claim", "model"), MEASURED, ids=name)
+@pytest.mark.parametrize(("claim", "model"), measured(PAPER), ids=name)
 def test_a_claim_is_confirmed_where_it_is_true_and_not_where_it_is_false(claim: Claim, model: str) -> None:
-    for true, verdict in ((True, "confirmed"), (False, "not confirmed")):
-        (row,) = rows_of([claim], [Model(model, runs_of(true))], PAPER)
-        assert row["verdict"] == verdict
+    assert verdicts(PAPER, claim, model, runs_of) == ["confirmed", "not confirmed"]
 
 
 def test_another_model_has_analogues_of_every_claim_that_is_measured() -> None:
