@@ -141,7 +141,8 @@ class Reading:
 
     def memory_bytes(self) -> int:
         """Return about how many bytes of memory reading takes: the weights, and two shards, one of which is written."""
-        sizes, config = Blocks.of(load_config(self.request.source)), load_config(self.request.source)
+        config = load_config(self.request.source)
+        sizes = Blocks.of(config)
         weights = sizes.n_blocks * sum(one.inputs * one.outputs * one.times for one in sizes.matrices)
         weights += config.vocab_size * sizes.d_model
         return int(weights * self.size.itemsize + 2 * SHARD_BYTES) if self.missing else 0
