@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,10 +34,26 @@ def product(a: Tensor, b: Tensor) -> Tensor:
         a: The first one.
         b: The second one, on the same device.
     """
-    if a.numel() * b.shape[-1] < LEAST or not _is_for_onednn(a):
+    with _fastest(a, b):
         return a @ b
-    with _by_onednn():
-        return a @ b
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add the product of two matrices, of shapes (n, k) and (k, m), to a third one.
+
+    Args:
+        total: The one that is changed, shape (n, m).
+        a: The first factor.
+        b: The second one, on the same device.
+    """
+    with _fastest(a, b):
+        total.addmm_(a, b)
+
+
+def _fastest(a: Tensor, b: Tensor) -> AbstractContextManager[None]:
+    """Return the context in which the product of two matrices is computed."""
+    is_large = a.numel() * b.shape[-1] >= LEAST
+    return _by_onednn() if is_large and _is_for_onednn(a) else nullcontext()
 
 
 @contextmanager

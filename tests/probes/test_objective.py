@@ -115,3 +115,16 @@ def test_values_are_summed_in_float64_from_float32_activations(batch: Batch) -> 
     # Logits near 5 in float32: 17 errors of about 5e-7.
     expected = cross_entropy_sums(weight, hidden_states, labels).cross_entropy
     torch.testing.assert_close(sums.cross_entropy, expected, rtol=1e-6, atol=1e-5)
+
+
+def test_probabilities_too_small_for_products_of_float32_change_nothing() -> None:
+    """Logits that are 100 apart have probabilities whose products are denormal numbers, or 0."""
+    weight, states = 100 * torch.eye(3), torch.eye(3).repeat(50, 1)
+    labels = torch.arange(3).repeat(50)
+    wrong = labels.roll(1)
+    kinds = torch.float32, torch.float64
+    sums, exact = (cross_entropy_sums(weight[None].to(kind), states.to(kind), wrong) for kind in kinds)
+    assert float(sums.cross_entropy) == pytest.approx(150 * 100, rel=1e-6)  # not cut off
+    torch.testing.assert_close(sums.gradient.double(), exact.gradient, rtol=1e-6, atol=1e-12)
+    right = cross_entropy_sums(weight[None], states, labels).gradient[0]
+    assert float(right[~torch.eye(3, dtype=torch.bool)].min()) > torch.finfo(torch.float32).tiny

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from probing.runtime import products
-from probing.runtime.products import LEAST, fast_linear_maps, is_onednn_faster, product
+from probing.runtime.products import LEAST, add_product, fast_linear_maps, is_onednn_faster, product
 
 
 @pytest.fixture
@@ -116,3 +116,12 @@ def test_it_is_not_used_where_it_does_not_help_or_is_less_exact(monkeypatch: pyt
         assert is_onednn_faster() == hasattr(torch.backends.mkldnn, "matmul")
     finally:
         is_onednn_faster.cache_clear()
+
+
+def test_a_product_is_added_to_what_is_there(numbers: torch.Generator, calls: list[int]) -> None:
+    for n, n_calls in ((300, 1), (20, 1)):
+        a, b, total = (torch.randn(size, generator=numbers) for size in ((n, 256), (256, 300), (n, 300)))
+        expected = total.double() + a.double() @ b.double()
+        add_product(total, a, b)
+        assert error(total, expected) < 1e-5
+        assert len(calls) == n_calls
