@@ -14,9 +14,8 @@ from torch import Tensor
 
 from probing.data.examples import Batch
 from probing.probes.class_curvature import ClassCurvature
-from probing.probes.midway_curvature import MidwayCurvature
+from probing.probes.midway_curvature import MidwayCurvature, Visited
 from probing.probes.objective import cross_entropy_sums
-from probing.probes.problem import Problem
 from probing.probes.solvers import Evaluation, Preconditioner, Readout, Solution, Solver, lbfgs
 from probing.runtime.float64 import float64_device, on_float64_device, to_float64
 from probing.statistics.scaling import Scaling
@@ -71,7 +70,6 @@ class FullPasses:
         # its last values belong to, for validation and checkpoints.
         self.evaluations: dict[int, Evaluation] = {}
         self.curves: dict[str, float] = {}
-        self.class_covariance = torch.zeros(0)
         self.requested: dict[int, Tensor] = {}
 
     def optimizer(self) -> torch.optim.Optimizer:
@@ -94,7 +92,8 @@ class FullPasses:
                 own = of_all() if problem.curvature is None else problem.curvature.to(probe.device)
                 if problem.neurons is not None:
                     own = _narrowed(own, scaled, problem.neurons.to(scaled), probe.device)
-                self.solvers[i] = lbfgs(start, problem.penalty, own, self.tolerance, self._readout(i))
+                wants = partial(self._wants_curvature, i)
+                self.solvers[i] = lbfgs(start, problem.penalty, own, self.tolerance, self._readout(i), wants)
                 next(self.solvers[i])
 
     def _readout(self, i: int) -> Readout | None:
@@ -108,8 +107,6 @@ class FullPasses:
         for i, point in self.requested.items():
             self.probe.scaled_weight.data[i] = point
         self.requested, self.curves = {}, {}
-        for i in self.midway.asked:
-            self.midway.begin(i, self.probe.weight[i], self.class_covariance[i], self._n_tokens(i))
         (P, C, d), device = self.probe.scaled_weight.shape, float64_device(self.probe.device)
         self.cross_entropy = torch.zeros(P, dtype=torch.float64, device=device)
         self.gradient = torch.zeros(P, C, d, dtype=torch.float64, device=device)
@@ -136,7 +133,7 @@ class FullPasses:
             self.cross_entropy[group] += sums.cross_entropy
             self.gradient[group] += on_float64_device(sums.gradient)
             self.class_covariance[group] += on_float64_device(sums.class_covariance)
-        for i in self.midway.asked:
+        for i in self.midway.sums:
             self.midway.update(i, batch.hidden_states[self.probe.problems[i].layer_index], batch.labels)
         if self.probe.trainer.is_last_batch:
             self._end_pass()
@@ -166,14 +163,12 @@ class FullPasses:
             total.copy_(strategy.reduce(total, reduce_op="sum"))
             total.div_(n_tokens.view(-1, *[1] * (total.dim() - 1)))
         self.gradient *= on_float64_device(probe.inverse_scale)[:, None]
-        measured = {i: self._midway_curvature(i) for i in sorted(self.midway.asked)}
+        measured = {i: self._midway_curvature(i) for i in sorted(self.midway.sums)}
         for i in self.solvers:
             value, point, problem = float(self.cross_entropy[i]), probe.scaled_weight.data[i], probe.problems[i]
             gradient, covariance = (of[i].float().to(probe.device) for of in (self.gradient, self.class_covariance))
             here = Evaluation(value, gradient, covariance, measured.get(i))
             self.evaluations[i], self.gaps[i] = here, problem.penalty.optimality_gap(point, here.gradient)
-            if self._may_be_measured(problem):
-                self.midway.passed(i, self.gaps[i], point.shape, self._n_tokens(i))
             objective = here.value + problem.penalty(point)
             self.first_objectives.setdefault(i, objective)
             self.curves[f"train/{problem.name}/objective"] = objective
@@ -191,13 +186,21 @@ class FullPasses:
         """Return the number of training tokens of a problem."""
         return self.probe.moments[self.probe.problems[i].layer_index].n_tokens
 
-    def _may_be_measured(self, problem: Problem) -> bool:
-        """Return whether a problem's curvature may be measured midway.
+    def _wants_curvature(self, i: int, here: Evaluation, gap: float, n_passes: int) -> bool:
+        """Return whether a problem's curvature is measured at its point, and prepare for that.
 
         Accelerators make passes faster than inverses. With an l1 penalty, weights leave and enter zero on the way.
         """
+        probe, problem = self.probe, self.probe.problems[i]
         is_plain = problem.curvature is None and problem.neurons is None and problem.draws is None
-        return is_plain and not problem.penalty.l1 and self.probe.device.type == "cpu"
+        if not is_plain or problem.penalty.l1 or probe.device.type != "cpu":
+            return False
+        weight, n_tokens = probe.weight[i], self._n_tokens(i)
+        point = Visited(gap, n_passes, float(here.class_covariance.trace()))
+        if not self.midway.asks(i, point, weight.shape, n_tokens):
+            return False
+        self.midway.begin(i, weight, here.class_covariance, n_tokens)
+        return True
 
     def _advance(self) -> None:
         for i in list(self.solvers):

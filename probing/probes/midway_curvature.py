@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,34 +17,63 @@ from torch import Tensor
 from probing.probes.class_curvature import SAMPLES, ClassCurvature, ClassCurvatureAccumulator, cost_in_passes
 from probing.statistics.scaling import Scaling
 
-# Number of passes with the curvature until a problem is solved, and of the last passes by which those without it are
-# judged.
+# Number of passes with the curvature until a problem is solved, and of the last points by which the passes without it
+# are judged.
 AFTER, JUDGED_BY = 8, 5
 # Fewest tokens: a pass over fewer takes hardly any time.
 LEAST_TOKENS = 4096
-# Largest optimality gap, in nats: farther away the curvature still changes. And the smallest, in tolerances: nearer to
-# it, the first passes after a warm start promise more passes than there will be.
-NEAR, FAR = 0.05, 30.0
+# Largest optimality gap, in nats: farther from the optimum, the curvature still changes.
+NEAR = 0.05
+# The same for a probe that guesses among many classes, as with shuffled labels: for one whose mean doubt is at least
+# that of five classes, and changed over the last points by at most this share.
+NEAR_GUESSES, LEAST_DOUBT, SETTLED = 2.0, 0.8, 0.002
+# The smallest gap, in tolerances: nearer to the optimum, the first passes after a warm start promise more passes than
+# there will be.
+FAR = 30.0
 # Most bytes of curvature of all problems of a stack; further problems go on without.
 MOST_BYTES = 2**28
 # Rows that are copied at a time.
 ROWS = 4096
 
 
-def passes_left(gaps: Sequence[float], tolerance: float) -> float:
-    """Return how many passes are left to the tolerance, if the gap goes on falling as it did in the last passes.
+class Visited(NamedTuple):
+    """A point on a solver's way.
 
     Args:
-        gaps: Optimality gap after each pass, in nats.
+        gap: Optimality gap there, in nats.
+        n_passes: Number of passes that it took to get there.
+        doubt: Mean over tokens of 1 - sum of p_k^2 there, the trace of the class covariance.
+    """
+
+    gap: float
+    n_passes: int
+    doubt: float
+
+
+def passes_left(points: Sequence[Visited], tolerance: float) -> float:
+    """Return how many passes are left to the tolerance, if the gap goes on falling as it did at the last points.
+
+    Args:
+        points: The points on the way.
         tolerance: The gap at which the problem is solved, in nats.
 
     Returns:
-        Infinite where the gap did not fall; NaN where there are too few passes to judge by.
+        Infinite where the gap did not fall; NaN where there are too few points to judge by.
     """
-    if len(gaps) <= JUDGED_BY or not math.isfinite(gaps[-1 - JUDGED_BY]):
+    if len(points) <= JUDGED_BY or not math.isfinite(points[-1 - JUDGED_BY].gap):
         return math.nan
-    fall = math.log(gaps[-1 - JUDGED_BY] / gaps[-1]) / JUDGED_BY
-    return math.log(gaps[-1] / tolerance) / fall if fall > 0 else math.inf
+    before, here = points[-1 - JUDGED_BY], points[-1]
+    fall = math.log(before.gap / here.gap) / (here.n_passes - before.n_passes)
+    return math.log(here.gap / tolerance) / fall if fall > 0 else math.inf
+
+
+def is_near(points: Sequence[Visited]) -> bool:
+    """Return whether the curvature at the last of some points is about that at the optimum."""
+    here = points[-1]
+    if here.gap <= NEAR or len(points) <= JUDGED_BY:
+        return here.gap <= NEAR
+    is_guess = here.doubt >= LEAST_DOUBT and abs(here.doubt - points[-1 - JUDGED_BY].doubt) <= SETTLED * here.doubt
+    return is_guess and here.gap <= NEAR_GUESSES
 
 
 class MidwayCurvature:
@@ -56,37 +86,36 @@ class MidwayCurvature:
 
     def __init__(self, n_problems: int, tolerance: float) -> None:
         self.tolerance = tolerance
-        self.gaps: list[list[float]] = [[] for _ in range(n_problems)]
-        # Problems whose curvature is summed in the next pass, and whose curvature is known.
-        self.asked: set[int] = set()
-        self.known: set[int] = set()
+        self.visited: list[list[Visited]] = [[] for _ in range(n_problems)]
+        # Sums of the problems whose curvature the next pass measures, and the problems whose curvature is known.
         self.sums: dict[int, ClassCurvatureAccumulator] = {}
+        self.known: set[int] = set()
 
-    def passed(self, problem: int, gap: float, shape: torch.Size, n_tokens: int) -> None:
-        """Note a problem's gap after a pass, and ask for its curvature in the next one where it would pay.
+    def asks(self, problem: int, point: Visited, shape: torch.Size, n_tokens: int) -> bool:
+        """Note a point on a problem's way, and return whether the curvature there would pay.
 
         Args:
             problem: Index of the problem.
-            gap: Its optimality gap, in nats.
+            point: The point.
             shape: Shape of its weights, (n_classes, d_model).
             n_tokens: Number of training tokens.
         """
-        self.gaps[problem].append(gap)
-        if problem in self.known or not FAR * self.tolerance < gap <= NEAR or n_tokens < LEAST_TOKENS:
-            return
+        points = self.visited[problem]
+        points.append(point)
+        if problem in self.known or point.gap <= FAR * self.tolerance or not is_near(points) or n_tokens < LEAST_TOKENS:
+            return False
         n_bytes = 4 * shape[0] * shape[1] ** 2
-        if (len(self.known) + len(self.asked) + 1) * n_bytes > MOST_BYTES:
-            return
-        if passes_left(self.gaps[problem], self.tolerance) > AFTER + cost_in_passes(n_tokens, shape[1]):
-            self.asked.add(problem)
+        if (len(self.known) + len(self.sums) + 1) * n_bytes > MOST_BYTES:
+            return False
+        return passes_left(points, self.tolerance) > AFTER + cost_in_passes(n_tokens, shape[1])
 
     def begin(self, problem: int, weight: Tensor, class_covariance: Tensor, n_tokens: int) -> None:
-        """Begin a pass in which the curvature of a problem that was asked for is summed.
+        """Prepare the sums of a problem, which the next pass takes.
 
         Args:
             problem: Index of the problem.
             weight: Its weights on raw hidden states, shape (n_classes, d_model).
-            class_covariance: Mean over tokens of diag(p) - p p' in the last pass, shape (n_classes, n_classes).
+            class_covariance: Mean over tokens of diag(p) - p p' there, shape (n_classes, n_classes).
             n_tokens: Number of training tokens.
         """
         thresholds = class_covariance.diagonal().float() * (n_tokens / (SAMPLES * weight.shape[1]))
@@ -117,12 +146,10 @@ class MidwayCurvature:
         """
         sums = self.sums.pop(problem)
         sums.all_reduce(sum_over_ranks)
-        self.asked.remove(problem)
         self.known.add(problem)
         return sums.result(scaling, n_tokens, l2)
 
     def solved(self, problem: int) -> None:
         """Forget a problem."""
         self.known.discard(problem)
-        self.asked.discard(problem)
         self.sums.pop(problem, None)

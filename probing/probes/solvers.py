@@ -37,7 +37,7 @@ class Evaluation:
         value: Mean cross-entropy in nats.
         gradient: Gradient with respect to the scaled weights, shape (n_classes, d_model).
         class_covariance: Mean over tokens of diag(p) - p p', the curvature in the logits, shape (n_classes, n_classes).
-        curvature: Curvature near this point, which replaces the preconditioner from here on; None to keep it.
+        curvature: Curvature at this point, which replaces the preconditioner from here on; None to keep it.
     """
 
     value: float
@@ -215,6 +215,7 @@ def lbfgs(
     preconditioner: Preconditioner | ClassCurvature,
     tolerance: float,
     readout: Readout | None = None,
+    wants_curvature: Callable[[Evaluation, float, int], bool] = lambda here, gap, n_passes: False,
 ) -> Solver:
     """Minimise cross-entropy plus penalty by preconditioned L-BFGS, orthant-wise where l1 > 0.
 
@@ -228,19 +229,21 @@ def lbfgs(
         preconditioner: An approximation of the inverse Hessian.
         tolerance: Stop when the optimality gap is at most this many nats.
         readout: If given, stop instead when the readout is near enough to its value at the optimum.
+        wants_curvature: Told the evaluation, the optimality gap and the number of passes at each point on the way, says
+            whether that point is to be evaluated once more, with the curvature there.
     """
-    point, history, n_passes = start, _History(), 1
+    point, history, n_passes, step = start, _History(), 1, 1.0
     is_linear = preconditioner.is_constant and not penalty.l1
     judge = None if readout is None else _Shift(readout)
     if (here := (yield point)) is None:
         return Solution(point, math.inf, math.inf, 0, converged=False)
+    gap = penalty.optimality_gap(point, here.gradient)
     while True:
         if here.curvature is not None:
             preconditioner, is_linear = here.curvature, not penalty.l1
             history.precondition(preconditioner.at(here.class_covariance, penalty.l2) if is_linear else None)
         value = here.value + penalty(point)
         subgradient = penalty.subgradient(point, here.gradient)
-        gap = penalty.optimality_gap(point, here.gradient)
         precondition = preconditioner.at(here.class_covariance, penalty.l2)
         preconditioned = precondition(subgradient) if judge is not None or is_linear else None
         history.visit(point, here.gradient + 2 * penalty.l2 * point, preconditioned if is_linear else None)
@@ -251,7 +254,6 @@ def lbfgs(
         if is_solved:
             return Solution(point, value, gap, n_passes, True, shift)
         direction = _direction(history, point, subgradient, precondition, penalty)
-        step = 1.0
         while True:
             trial = point + step * direction
             if penalty.l1:
@@ -268,6 +270,13 @@ def lbfgs(
             if step < SMALLEST_STEP:  # the points no longer differ in float32
                 return Solution(point, value, gap, n_passes, False, shift)
         point, here = trial, there
+        # Where classes are told apart with a wide margin, full steps are too long many times in a row.
+        step = 1.0 if penalty.l1 else min(1.0, 2 * step)
+        gap = penalty.optimality_gap(point, here.gradient)
+        if gap > tolerance and wants_curvature(here, gap, n_passes):
+            if (again := (yield point)) is None:
+                return Solution(point, here.value + penalty(point), gap, n_passes, False)
+            here, n_passes = again, n_passes + 1
 
 
 def _direction(

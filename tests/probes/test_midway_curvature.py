@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 
 from probing.probes import midway_curvature
 from probing.probes.class_curvature import ClassCurvature
-from probing.probes.midway_curvature import JUDGED_BY, MidwayCurvature, passes_left
+from probing.probes.midway_curvature import JUDGED_BY, MidwayCurvature, Visited, passes_left
 from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, objective, optimum, positional, scaled_features
 from synthetic import sides as sides_of
 
@@ -43,12 +44,20 @@ def data(tmp_path: Path) -> Data:
     return sides_of(make_store(tmp_path / "store", layers, tokens, shard_tokens=400))
 
 
+def points(gaps: Iterable[float]) -> list[Visited]:
+    """Return points with these gaps, each a pass after the last one, of a probe that doubts little."""
+    return [Visited(gap, i, 0.1) for i, gap in enumerate(gaps, 1)]
+
+
 def test_the_passes_that_are_left_follow_from_those_behind() -> None:
-    halved = [0.5**i for i in range(JUDGED_BY + 3)]
-    assert passes_left(halved, halved[-1] / 2**7) == pytest.approx(7)
-    assert passes_left([1.0] * 20, 1e-3) == math.inf
+    halved = points(0.5**i for i in range(JUDGED_BY + 3))
+    assert passes_left(halved, halved[-1].gap / 2**7) == pytest.approx(7)
+    # Where every other pass was a step that was too long, twice as many are left.
+    slower = [one._replace(n_passes=2 * one.n_passes) for one in halved]
+    assert passes_left(slower, halved[-1].gap / 2**7) == pytest.approx(14)
+    assert passes_left(points([1.0] * 20), 1e-3) == math.inf
     assert math.isnan(passes_left(halved[:JUDGED_BY], 1e-9))
-    assert math.isnan(passes_left([math.inf, *halved[:JUDGED_BY]], 1e-9))
+    assert math.isnan(passes_left(points([math.inf, *(one.gap for one in halved[:JUDGED_BY])]), 1e-9))
 
 
 def test_the_probe_ends_at_the_same_minimum_after_fewer_passes(
@@ -92,26 +101,38 @@ def test_a_layer_gets_the_same_curvature_alone_and_among_others(data: Data, meas
 )
 def test_it_is_measured_where_many_passes_are_left(n_tokens: int, gaps: list[float], is_asked: bool) -> None:
     found = MidwayCurvature(1, 1e-6)
-    for gap in gaps:
-        found.passed(0, gap, SHAPE, n_tokens)
-    assert (found.asked == {0}) is is_asked
+    assert [found.asks(0, point, SHAPE, n_tokens) for point in points(gaps)][-1] is is_asked
+
+
+def test_where_a_probe_guesses_it_is_measured_sooner() -> None:
+    far = [Visited(1.5 * 0.95**i, i, 0.9) for i in range(9)]
+    assert MidwayCurvature(1, 1e-6).asks(0, far[-1], SHAPE, 10**6) is False  # by one point, nothing is known
+
+    def is_asked(points: list[Visited]) -> bool:
+        found = MidwayCurvature(1, 1e-6)
+        return [found.asks(0, point, SHAPE, 10**6) for point in points][-1]
+
+    assert is_asked(far)
+    assert not is_asked([one._replace(doubt=0.5) for one in far])  # between few classes
+    assert not is_asked([one._replace(doubt=0.9 + 0.01 * i) for i, one in enumerate(far)])  # still changing
+    assert not is_asked([one._replace(gap=10 * one.gap) for one in far])  # still far
 
 
 def test_of_a_wide_layer_on_few_tokens_it_would_take_longer_than_the_passes() -> None:
     for width, is_asked in ((64, True), (4096, False)):
-        found = MidwayCurvature(1, 1e-6)
-        for i in range(9):
-            found.passed(0, 0.02 * 0.8**i, torch.Size((2, width)), 10_000)
-        assert (found.asked == {0}) is is_asked
+        found, gaps = MidwayCurvature(1, 1e-6), (0.02 * 0.8**i for i in range(9))
+        asked = [found.asks(0, point, torch.Size((2, width)), 10_000) for point in points(gaps)]
+        assert asked[-1] is is_asked
 
 
 def test_no_more_is_held_than_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(midway_curvature, "MOST_BYTES", 2 * 4 * 3 * 4**2)
-    found = MidwayCurvature(3, 1e-6)
-    for i in range(9):
+    found, asked = MidwayCurvature(3, 1e-6), []
+    for point in points(0.02 * 0.9**i for i in range(9)):
         for problem in range(3):
-            found.passed(problem, 0.02 * 0.9**i, SHAPE, 10**6)
-    assert found.asked == {0, 1}
+            if problem not in asked and found.asks(problem, point, SHAPE, 10**6):
+                asked.append(problem)
+                found.begin(problem, torch.zeros(SHAPE), torch.eye(3), 10**6)
+    assert asked == [0, 1]
     found.solved(1)
-    found.passed(2, 0.005, SHAPE, 10**6)
-    assert found.asked == {0, 2}
+    assert found.asks(2, Visited(0.005, 10, 0.1), SHAPE, 10**6)

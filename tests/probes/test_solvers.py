@@ -66,6 +66,33 @@ def solve(
     raise AssertionError("the solver went on without an evaluation")
 
 
+def test_curvature_is_wanted_at_points_that_are_kept_and_not_where_a_step_was_too_long() -> None:
+    x, y = problem(0)
+    offered: list[tuple[Evaluation, int]] = []
+
+    def wants(here: Evaluation, gap: float, n_passes: int) -> bool:
+        offered.append((here, n_passes))
+        return len(offered) == 2
+
+    # With so small a curvature, the first steps are far too long.
+    steep = Preconditioner(torch.from_numpy(x.T @ x / len(x)) * 1e-3)
+    penalty = Penalty(0.0, 1e-2)
+    solver = lbfgs(torch.zeros(4, x.shape[1]), penalty, steep, 1e-6, wants_curvature=wants)
+    point, points, values = next(solver), [], []
+    while len(offered) < 2:
+        here = evaluate(point, x, y)
+        points.append(point)
+        values.append(here.value + penalty(point))
+        point = solver.send(here)
+    assert offered[1][1] == len(points) > 3  # some steps were too long
+    assert torch.equal(point, points[-1])
+    assert values[-1] == min(values)
+    asked = point
+    point = solver.send(evaluate(point, x, y))
+    assert not torch.equal(point, asked)
+    assert solver.send(evaluate(point, x, y)) is not None
+
+
 # --- l2 alone ---
 
 
