@@ -8,7 +8,7 @@ probe, where retraining after small changes starts, L-BFGS needs 5 passes instea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -90,7 +90,27 @@ class ClassCurvature:
 
     def at(self, class_covariance: Tensor, l2: float) -> Callable[[Tensor], Tensor]:
         """Return the map from gradients to steps, which is the same at every point."""
-        return lambda gradient: self.without((self.inverse @ gradient[:, :, None]).squeeze(2))
+        return lambda gradient: steps([self], [gradient])[0]
+
+
+def steps(curvatures: Sequence[ClassCurvature], gradients: Sequence[Tensor]) -> list[Tensor]:
+    """Apply each curvature to its gradient; blocks that several share are read from memory once.
+
+    Args:
+        curvatures: The curvature of each problem.
+        gradients: The gradient of each, shape (n_classes, d_model).
+
+    Returns:
+        What `ClassCurvature.at` makes of each, shape (n_classes, d_model).
+    """
+    shared: dict[int, list[int]] = {}
+    for i, curvature in enumerate(curvatures):
+        shared.setdefault(curvature.inverse.data_ptr(), []).append(i)
+    found: dict[int, Tensor] = {}
+    for group in shared.values():
+        together = curvatures[group[0]].inverse @ torch.stack([gradients[i] for i in group], 2)
+        found |= {i: curvatures[i].without(step) for i, step in zip(group, together.unbind(2), strict=True)}
+    return [found[i] for i in range(len(curvatures))]
 
 
 class ClassCurvatureAccumulator:

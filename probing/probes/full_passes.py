@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
@@ -13,7 +13,7 @@ from pytorch_lightning.core.optimizer import LightningOptimizer
 from torch import Tensor
 
 from probing.data.examples import Batch
-from probing.probes.class_curvature import ClassCurvature
+from probing.probes.class_curvature import ClassCurvature, steps
 from probing.probes.midway_curvature import MidwayCurvature, Visited
 from probing.probes.objective import cross_entropy_sums
 from probing.probes.solvers import Evaluation, Preconditioner, Readout, Solution, Solver, lbfgs
@@ -62,6 +62,8 @@ class FullPasses:
     def __init__(self, probe: LinearProbe, tolerance: float) -> None:
         self.probe, self.tolerance = probe, tolerance
         self.solvers: dict[int, Solver] = {}
+        # Preconditioners that are the same at every point, of problems without an l1 penalty.
+        self.constant: dict[int, ClassCurvature] = {}
         self.solutions: dict[int, Solution] = {}
         self.gaps = [math.inf] * len(probe.problems)
         self.midway = MidwayCurvature(len(probe.problems), tolerance)
@@ -79,7 +81,7 @@ class FullPasses:
     def begin(self) -> None:
         """Set up a solver for each problem, preconditioned by its layer's second moment."""
         probe = self.probe
-        self.solvers, self.solutions, self.requested = {}, {}, {}
+        self.solvers, self.solutions, self.requested, self.constant = {}, {}, {}, {}
         self.midway = MidwayCurvature(len(probe.problems), self.tolerance)
         for layer_index, group in probe.by_layer().items():
             # The neurons that at least one problem of the layer uses.
@@ -92,6 +94,8 @@ class FullPasses:
                 own = of_all() if problem.curvature is None else problem.curvature.to(probe.device)
                 if problem.neurons is not None:
                     own = _narrowed(own, scaled, problem.neurons.to(scaled), probe.device)
+                if isinstance(own, ClassCurvature) and not problem.penalty.l1:
+                    self.constant[i] = own
                 wants = partial(self._wants_curvature, i)
                 self.solvers[i] = lbfgs(start, problem.penalty, own, self.tolerance, self._readout(i), wants)
                 next(self.solvers[i])
@@ -164,16 +168,25 @@ class FullPasses:
             total.div_(n_tokens.view(-1, *[1] * (total.dim() - 1)))
         self.gradient *= on_float64_device(probe.inverse_scale)[:, None]
         measured = {i: self._midway_curvature(i) for i in sorted(self.midway.sums)}
-        for i in self.solvers:
+        gradients = {i: self.gradient[i].float().to(probe.device) for i in self.solvers}
+        preconditioned = self._preconditioned(gradients)
+        for i, gradient in gradients.items():
             value, point, problem = float(self.cross_entropy[i]), probe.scaled_weight.data[i], probe.problems[i]
-            gradient, covariance = (of[i].float().to(probe.device) for of in (self.gradient, self.class_covariance))
-            here = Evaluation(value, gradient, covariance, measured.get(i))
+            covariance = self.class_covariance[i].float().to(probe.device)
+            here = Evaluation(value, gradient, covariance, measured.get(i), preconditioned.get(i))
             self.evaluations[i], self.gaps[i] = here, problem.penalty.optimality_gap(point, here.gradient)
             objective = here.value + problem.penalty(point)
             self.first_objectives.setdefault(i, objective)
             self.curves[f"train/{problem.name}/objective"] = objective
             self.curves[f"train/{problem.name}/optimality_gap"] = self.gaps[i]
         cast(LightningOptimizer, probe.optimizers()).step()
+
+    def _preconditioned(self, gradients: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """Return what constant preconditioners make of the objective's gradients, all at once."""
+        constant = {i: self.constant[i] for i in gradients if i in self.constant}
+        points, problems = self.probe.scaled_weight.data, self.probe.problems
+        smooth = [problems[i].penalty.subgradient(points[i], gradients[i]) for i in constant]
+        return dict(zip(constant, steps(list(constant.values()), smooth), strict=True))
 
     def _midway_curvature(self, i: int) -> ClassCurvature:
         """Return the curvature of a problem that was summed in this pass."""

@@ -38,12 +38,15 @@ class Evaluation:
         gradient: Gradient with respect to the scaled weights, shape (n_classes, d_model).
         class_covariance: Mean over tokens of diag(p) - p p', the curvature in the logits, shape (n_classes, n_classes).
         curvature: Curvature at this point, which replaces the preconditioner from here on; None to keep it.
+        preconditioned: What the preconditioner makes of the objective's subgradient, where that is known already, shape
+            (n_classes, d_model).
     """
 
     value: float
     gradient: Tensor
     class_covariance: Tensor
     curvature: ClassCurvature | None = None
+    preconditioned: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -245,7 +248,9 @@ def lbfgs(
         value = here.value + penalty(point)
         subgradient = penalty.subgradient(point, here.gradient)
         precondition = preconditioner.at(here.class_covariance, penalty.l2)
-        preconditioned = precondition(subgradient) if judge is not None or is_linear else None
+        preconditioned = here.preconditioned
+        if preconditioned is None and (judge is not None or is_linear):
+            preconditioned = precondition(subgradient)
         history.visit(point, here.gradient + 2 * penalty.l2 * point, preconditioned if is_linear else None)
         shift = math.nan
         if judge is not None and preconditioned is not None:

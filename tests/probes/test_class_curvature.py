@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from probing.probes.class_curvature import MOST_BYTES, ClassCurvature, ClassCurvatureAccumulator, fits
+from probing.probes.class_curvature import MOST_BYTES, ClassCurvature, ClassCurvatureAccumulator, fits, steps
 from probing.statistics.moments import Moments
 from probing.statistics.scaling import Scaling
 
@@ -82,6 +82,18 @@ def test_without_some_neurons_it_is_that_of_the_others(removed: list[int]) -> No
     step = torch.linalg.solve(blocks, gradient.double()[:, rest, None]).squeeze(2)
     torch.testing.assert_close(found[:, rest], (step - step.mean(0)).float(), rtol=1e-3, atol=1e-4)
     assert not found[:, removed].any()
+
+
+def test_steps_of_several_problems_are_those_of_each_alone() -> None:
+    states, weight = example()
+    generator = torch.Generator().manual_seed(2)
+    one, other = (curvature(states, times * weight, torch.ones(D)) for times in (1, 2))
+    without = one.within((torch.arange(D) != 3).float())
+    problems = [one, without, other, one]
+    gradients = [torch.randn(K, D, generator=generator) for _ in problems]
+    for problem, gradient, step in zip(problems, gradients, steps(problems, gradients), strict=True):
+        torch.testing.assert_close(step, problem.at(torch.empty(0), L2)(gradient), rtol=1e-4, atol=1e-5)
+    assert not steps([], [])
 
 
 def test_what_others_predict_of_a_neuron_is_read_off_them() -> None:
