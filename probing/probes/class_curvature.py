@@ -61,8 +61,7 @@ class ClassCurvature:
             blocks: Means over tokens, without the penalty, shape (n_classes, d_model, d_model).
             l2: Strength of the penalty on the same weights.
         """
-        ridge = 2 * l2 * torch.eye(blocks.shape[1], dtype=torch.float64)
-        return cls(torch.stack([torch.linalg.inv(block.double() + ridge).float() for block in blocks]))
+        return cls(torch.stack([_inverse(block, l2) for block in blocks]))
 
     def to(self, device: torch.device) -> ClassCurvature:
         """Return a copy on a device."""
@@ -148,11 +147,19 @@ class ClassCurvatureAccumulator:
         self.blocks = sum_over_ranks(self.blocks)
 
     def result(self, scaling: Scaling, n_tokens: int, l2: float) -> ClassCurvature:
-        """Return the curvature in the space of the penalty.
+        """Return the curvature in the space of the penalty, which takes the place of the sums in memory.
 
         Args:
             scaling: The scaling of the layer's neurons.
             n_tokens: Number of tokens added.
             l2: Strength of the penalty.
         """
-        return ClassCurvature.of(scaling.products(self.blocks / n_tokens), l2)
+        for block in self.blocks:
+            block.copy_(_inverse(scaling.products(block / n_tokens), l2))
+        return ClassCurvature(self.blocks)
+
+
+def _inverse(block: Tensor, l2: float) -> Tensor:
+    """Return the inverse of a class's block and the penalty's 2 l2, computed in float64, in float32."""
+    ridge = 2 * l2 * torch.eye(len(block), dtype=torch.float64)
+    return torch.linalg.inv(block.double() + ridge).float()
