@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -97,7 +98,9 @@ def read_sts(sources: Sequence[str]) -> list[SentencePairs]:
 
 def _folder(source: str) -> Iterator[SentencePairs]:
     root, before = Path(source), len(source)
-    files = sorted(path for path in root.rglob("*") if path.is_file())
+    # `rglob` would leave out folders that are links.
+    paths = (Path(folder, name) for folder, _, names in os.walk(root, followlinks=True) for name in names)
+    files = sorted(path for path in paths if path.is_file())
     inputs: dict[Path, list[Path]] = {}
     for path in files:
         if path.match("STS.input.*.txt"):

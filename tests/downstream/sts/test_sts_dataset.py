@@ -36,6 +36,13 @@ def test_a_set_is_known_by_its_folder_alone(tmp_path: Path, monkeypatch: pytest.
     assert (found.label, found.subsets) == ("STS15", ("headlines",))
 
 
+def test_sets_are_found_in_folders_that_are_links(tmp_path: Path) -> None:
+    write_semeval(tmp_path / "elsewhere" / "STS12", "headlines", sentence_pairs(5, 0))
+    (tmp_path / "sts").mkdir()
+    (tmp_path / "sts" / "STS12").symlink_to(tmp_path / "elsewhere" / "STS12")
+    assert [one.label for one in read_sts([str(tmp_path / "sts")])] == ["STS12"]
+
+
 def test_pairs_without_a_score_or_a_sentence_are_dropped_and_counted(tmp_path: Path) -> None:
     (tmp_path / "STS16").mkdir()
     (tmp_path / "STS16" / "STS.input.x.txt").write_text("a b\tb  c\nd\te\nf\tg\n\th\na b\tf\tsource\n")
