@@ -162,7 +162,7 @@ def with_number_removals(
     found = []
     for fit, one in zip(fits, evidence, strict=True):
         inverse = fit.spectrum.inverse(l2)
-        others = [_scores(_raw(fit, fit.spectrum.solve(fit.product, l2 * times)), one) for times in PENALTIES.values()]
+        others = [_scores(_raw(fit, fit.spectrum.solve(fit.product, l2 * 10.0**n)), one) for n in PENALTIES.values()]
         effects, drawn = _ablation_effects(sides, fit, one, inverse, seed)
         found.append(
             replace(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -61,6 +61,7 @@ class Retraining:
         fits: The finished probes.
         training: The training options of the finished probes.
         seed: Seed of the bootstraps and of the matched neurons.
+        starts: Initial weights of each layer's probe under each of `PENALTIES`, where they are known.
     """
 
     sides: Sides
@@ -68,6 +69,7 @@ class Retraining:
     fits: Sequence[LayerFit]
     training: Training
     seed: int
+    starts: Mapping[str, Sequence[Tensor] | None] = field(default_factory=dict)
 
     def train(self, what: str, problems: Sequence[Problem], test: bool = False) -> list[LayerFit]:
         """Train changed probes, all in one stack."""
@@ -76,7 +78,8 @@ class Retraining:
 
     def of_layer(self, layer_index: int) -> Retraining:
         """Return the retraining of one layer, given its index, so that no other layer is read."""
-        return replace(self, layers=[self.layers[layer_index]], fits=[self.fits[layer_index]])
+        starts = {name: [weights[layer_index]] for name, weights in self.starts.items() if weights}
+        return replace(self, layers=[self.layers[layer_index]], fits=[self.fits[layer_index]], starts=starts)
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,7 @@ def _with_replicates(
 def _with_removals(evidence: Evidence, retraining: Retraining, near: Surroundings) -> Evidence:
     """Do for one layer what `with_removals` does."""
     (fit,), (layer,), penalty = retraining.fits, retraining.layers, retraining.training.penalty
-    others = _preconditioned(penalty_problems(1, penalty), near)
+    others = _preconditioned(penalty_problems(1, penalty, retraining.starts), near)
     changed = _scores_of(retraining.train(f"layer {layer}: other penalties", others), evidence)
     (own,) = _scores(fit.weight[None], evidence)
     effects, drawn = _ablation_effects(retraining, evidence, torch.from_numpy(own), near)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,8 +19,8 @@ from probing.statistics.rank_similarity import neuron_ranks, spearman, top_overl
 
 # Size of the top whose overlap is measured, between bootstraps and between penalties.
 TOP_OF_BOOTSTRAPS, TOP_OF_PENALTIES = 20, 10
-# Factors on the penalty: choices that other studies might have made.
-PENALTIES = {"more": 10.0, "less": 0.1}
+# Decades by which the penalty is stronger or weaker: choices that other studies might have made.
+PENALTIES = {"more": 1, "less": -1}
 
 
 def bootstrap(train: Examples, n_replicates: int, seed: int) -> Tensor:
@@ -42,10 +43,20 @@ def replicate_problems(n_layers: int, penalty: Penalty, draws: Tensor) -> list[P
     return [Problem(f"replicate_{r}", layer_index, penalty, draws=drawn) for layer_index, (r, drawn) in pairs]
 
 
-def penalty_problems(n_layers: int, penalty: Penalty) -> list[Problem]:
-    """Return a problem for each layer and each other penalty; the problems of a layer are consecutive."""
-    others = {name: Penalty(penalty.l1 * times, penalty.l2 * times) for name, times in PENALTIES.items()}
-    return [Problem(name, i, other) for i in range(n_layers) for name, other in others.items()]
+def penalty_problems(
+    n_layers: int, penalty: Penalty, starts: Mapping[str, Sequence[Tensor] | None] | None = None
+) -> list[Problem]:
+    """Return a problem for each layer and each other penalty; the problems of a layer are consecutive.
+
+    Args:
+        n_layers: Number of layers.
+        penalty: The penalty of the finished probes.
+        starts: Initial weights of each layer's probe under each of `PENALTIES`, where they are known.
+    """
+    known = starts or {}
+    others = {name: Penalty(penalty.l1 * 10.0**n, penalty.l2 * 10.0**n) for name, n in PENALTIES.items()}
+    pairs = itertools.product(range(n_layers), others.items())
+    return [Problem(name, i, own, weights[i] if (weights := known.get(name)) else None) for i, (name, own) in pairs]
 
 
 @dataclass(frozen=True)

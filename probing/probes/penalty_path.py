@@ -9,7 +9,7 @@ passes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,14 +50,14 @@ class PenaltyPath:
         layers: Layer numbers.
         l2: The penalties tried, descending, half a decade apart.
         cross_entropy: Mean over validation tokens in nats, shape (n_penalties, n_layers).
-        weights: Weights of each layer's probe at the chosen penalty, on raw hidden states, within `TOLERANCE` of the
-            optimum.
+        around: Weights of each layer's probe at penalties up to a decade from the chosen one, by the number of half
+            decades from it, on raw hidden states, within `TOLERANCE` of the optimum.
     """
 
     layers: Sequence[int]
     l2: Sequence[float]
     cross_entropy: NDArray[np.float64]
-    weights: Sequence[Tensor]
+    around: Mapping[int, Sequence[Tensor]]
 
     @property
     def best(self) -> int:
@@ -68,6 +68,21 @@ class PenaltyPath:
     def chosen(self) -> float:
         """The chosen penalty."""
         return self.l2[self.best]
+
+    @property
+    def weights(self) -> Sequence[Tensor]:
+        """Weights of each layer's probe at the chosen penalty."""
+        return self.around[0]
+
+    def starts(self, decades: int) -> Sequence[Tensor] | None:
+        """Return initial weights for a penalty a decade stronger (1) or weaker (-1), for each layer.
+
+        They are those of the path, or extrapolated where that ended half a decade away; None where it ended at once.
+        """
+        if 2 * decades in self.around:
+            return self.around[2 * decades]
+        near = [self.around[i] for i in (decades, 0) if i in self.around]
+        return [2 * last - former for last, former in zip(*near, strict=True)] if len(near) == 2 else None
 
     @property
     def alone(self) -> list[float]:
@@ -124,8 +139,9 @@ def choose_penalty(
     found = walk(train, len(layers))
     indices = sorted(found, reverse=True)
     means = np.array([[fit.metrics["cross_entropy"] for fit in found[index]] for index in indices])
-    best = found[indices[int(means.mean(1).argmin())]]
-    return PenaltyPath(layers, [strength(index) for index in indices], means, [fit.weight for fit in best])
+    best = indices[int(means.mean(1).argmin())]
+    around = {i - best: [fit.weight for fit in fits] for i, fits in found.items() if abs(i - best) <= 2}
+    return PenaltyPath(layers, [strength(index) for index in indices], means, around)
 
 
 def walk(train: Callable[[float, Sequence[Tensor | None]], list[LayerFit]], n_layers: int) -> dict[int, list[LayerFit]]:

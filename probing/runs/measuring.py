@@ -11,6 +11,7 @@ from probing.data.examples import Sides
 from probing.data.layer_moments import layer_moments
 from probing.evidence.by_position import accuracy_by_position
 from probing.evidence.retraining import Retraining, strengthened
+from probing.evidence.stability import PENALTIES
 from probing.evidence.table import Evidence, collect_evidence
 from probing.probes.online_code import online_code
 from probing.probes.options import penalised
@@ -87,7 +88,8 @@ def measure(
     evidence = collect_evidence(sides.train, sides.test, layers, moments, len(sides.classes))
     replicates = None
     if isinstance(training.solver, Lbfgs) and all(fit.converged for fit in fits):
-        retraining = Retraining(sides, layers, fits, training, asked.seed)
+        others = {name: path.starts(decades) for name, decades in PENALTIES.items()} if path else {}
+        retraining = Retraining(sides, layers, fits, training, asked.seed, others)
         evidence, replicates = strengthened(evidence, retraining, asked.n_replicates, asked.retraining)
     elif asked.n_replicates or asked.retraining:
         say("the probes are not at their optimum, so --replicates and --evidence are skipped")

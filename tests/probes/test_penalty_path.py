@@ -15,9 +15,20 @@ import torch
 from probing.data.constant_answer import constant_cross_entropy_by_sentence, prior_cross_entropy_by_sentence
 from probing.data.examples import Sides
 from probing.data.layer_moments import layer_moments
-from probing.probes.penalty_path import FIRST, STRONGEST, WEAKEST, PenaltyPath, choose_penalty, strength, walk
+from probing.probes.penalty_path import (
+    FIRST,
+    STRONGEST,
+    TOLERANCE,
+    WEAKEST,
+    PenaltyPath,
+    choose_penalty,
+    strength,
+    walk,
+)
+from probing.probes.problem import problem_of_layer
 from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
+from probing.probes.training import train_problems
 from probing.tables.probes import penalty_lines
 from synthetic import (
     LIGHTNING_WARNINGS,
@@ -183,7 +194,7 @@ def test_without_validation_tokens_there_is_nothing_to_choose_by(few: Sides) -> 
 
 
 def test_the_choice_is_told_with_its_neighbours_and_with_what_each_layer_would_take() -> None:
-    path = PenaltyPath([0, 6], [1e-2, 3.16e-3, 1e-3], np.array([[1.0, 2.0], [0.6, 1.8], [0.5, 2.5]]), [])
+    path = PenaltyPath([0, 6], [1e-2, 3.16e-3, 1e-3], np.array([[1.0, 2.0], [0.6, 1.8], [0.5, 2.5]]), {})
     assert penalty_lines(path.summary()) == [
         "Penalty: l2 3.2e-03 for all layers, chosen for the lowest mean cross-entropy of validation tokens "
         "(1.2000 nats; 1.5000 with l2 1.0e-02 and 1.5000 with l2 1.0e-03).",
@@ -193,6 +204,30 @@ def test_the_choice_is_told_with_its_neighbours_and_with_what_each_layer_would_t
 
 
 def test_the_choice_for_a_single_layer_speaks_of_no_others() -> None:
-    path = PenaltyPath([6], [1e-2, 3.16e-3, 1e-3], np.array([[2.0], [1.8], [2.5]]), [])
+    path = PenaltyPath([6], [1e-2, 3.16e-3, 1e-3], np.array([[2.0], [1.8], [2.5]]), {})
     (line,) = penalty_lines(path.summary())
     assert line.startswith("Penalty: l2 3.2e-03, chosen for the lowest mean cross-entropy")
+
+
+def test_probes_a_decade_away_start_on_the_path_or_on_the_line_through_its_end() -> None:
+    chosen, half, decade = (torch.full((2, 3), value) for value in (1.0, 1.5, 7.0))
+
+    def starts(around: dict[int, list[torch.Tensor]], decades: int) -> list[float] | None:
+        found = PenaltyPath([6], [1e-2], np.zeros((1, 1)), around).starts(decades)
+        return None if found is None else [float(weight.mean()) for weight in found]
+
+    assert starts({0: [chosen], 2: [decade], 1: [half]}, 1) == [7.0]
+    assert starts({0: [chosen], -1: [half]}, -1) == [2.0]
+    assert starts({0: [chosen]}, -1) is None
+
+
+def test_the_path_keeps_the_probes_around_the_chosen_penalty(few: Sides) -> None:
+    moments = layer_moments(few.train, [0])
+    path = choose_penalty(few, [0], moments, TRAINING)
+    assert set(path.around) <= {-2, -1, 0, 1, 2}
+    assert 0 in path.around
+    for half_decades, (weight,) in path.around.items():
+        penalty = Penalty(0.0, strength(round(2 * np.log10(path.chosen)) + half_decades))
+        problem = problem_of_layer(0, 0, penalty, weight)
+        (fit,) = train_problems(few, [0], moments, [problem], TRAINING.loosened(TOLERANCE))
+        assert fit.n_passes <= 2

@@ -99,8 +99,8 @@ def read_sts(sources: Sequence[str]) -> list[SentencePairs]:
 def _folder(source: str) -> Iterator[SentencePairs]:
     root, before = Path(source), len(source)
     # `rglob` would leave out folders that are links.
-    paths = (Path(folder, name) for folder, _, names in os.walk(root, followlinks=True) for name in names)
-    files = sorted(path for path in paths if path.is_file())
+    listed = (Path(folder, name) for folder, _, names in os.walk(root, followlinks=True) for name in names)
+    files = sorted(path for path in listed if path.is_file())
     inputs: dict[Path, list[Path]] = {}
     for path in files:
         if path.match("STS.input.*.txt"):
