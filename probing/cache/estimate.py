@@ -17,7 +17,7 @@ from probing.cache.plan import SHARD_BYTES
 from probing.cache.store import ActivationStore, DamagedCache, NewerCache
 from probing.cache.tokens import Tokens
 from probing.models import load_config, load_tokenizer
-from probing.models.forward_cost import Blocks
+from probing.models.forward_cost import Blocks, weight_bytes
 from probing.runtime.rates import undisturbed_rate
 
 # Share of the time of a reading that its matrix products take: the rest is GELU, attention and norms, padding, and
@@ -141,8 +141,6 @@ class Reading:
 
     def memory_bytes(self) -> int:
         """Return about how many bytes of memory reading takes: the weights, and two shards, one of which is written."""
-        config = load_config(self.request.source)
-        sizes = Blocks.of(config)
-        weights = sizes.n_blocks * sum(one.inputs * one.outputs * one.times for one in sizes.matrices)
-        weights += config.vocab_size * sizes.d_model
-        return int(weights * self.size.itemsize + 2 * SHARD_BYTES) if self.missing else 0
+        if not self.missing:
+            return 0
+        return weight_bytes(load_config(self.request.source), self.size.itemsize) + 2 * SHARD_BYTES

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +25,7 @@ from probing.models.anatomy import Anatomy, examine
 from probing.models.sites import activations
 from probing.runtime.distributed import launched
 from probing.runtime.interrupts import interrupts_pass
+from probing.runtime.memory import give_back_memory
 from probing.statistics.permutation import permute_within_sentences
 
 
@@ -319,16 +318,6 @@ def run_pass(make: Callable[[Executor], ShardPass], folder: Path, trainer: pl.Tr
         raise not_written(folder, error) from error
     finally:
         give_back_memory()
-
-
-def give_back_memory() -> None:
-    """Return the allocator's free memory to the operating system, under glibc.
-
-    Memory that one thread frees is not reused by others. The free memory of readers and writer therefore grows from
-    shard to shard, by 100 MiB over 18 shards, and 300 MiB would stay unused after the extraction.
-    """
-    with suppress(AttributeError, OSError, TypeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def trainer_keywords(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from probing.cache.tokens import Tokens
 from probing.internals.interventions import Condition, Read, Where, among, effect_rows, replaced
 from probing.internals.readouts import BATCH_TOKENS, token_batches
 from probing.models.anatomy import Anatomy, hidden_states
+from probing.runtime.memory import give_back_memory
 from probing.statistics.outliers import MEAN_DEVIATIONS, deviations_of
 from probing.transforms.affine import random_neurons
 
@@ -122,6 +123,7 @@ def change_norms(
         ordinary = _mean_of_others({*named, *condition.neurons})
         with replaced(modules, condition.neurons, ordinary):
             reads[condition], deviations[condition] = read()
+        give_back_memory()
     pairs = [(layer, neuron) for layer, those in sorted(outliers.items()) for neuron in those]
     rows = [row for pair in pairs for row in deviation_rows(*pair, before, deviations, n_tokens)]
     return rows + effect_rows(intact, reads)

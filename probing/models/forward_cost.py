@@ -26,6 +26,18 @@ class Matrix(NamedTuple):
     times: int
 
 
+def weight_bytes(config: Any, itemsize: int) -> int:
+    """Return the bytes of a model's weights, those of its blocks and its embeddings of tokens.
+
+    Args:
+        config: The model's configuration.
+        itemsize: Bytes of a weight.
+    """
+    sizes = Blocks.of(config)
+    of_block = sum(one.inputs * one.outputs * one.times for one in sizes.matrices)
+    return itemsize * (sizes.n_blocks * of_block + int(getattr(config, "vocab_size", 0)) * sizes.d_model)
+
+
 @dataclass(frozen=True)
 class Blocks:
     """The sizes that the cost of a forward pass depends on.

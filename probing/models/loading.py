@@ -8,8 +8,10 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from probing.errors import UserError, as_clause
+from probing.models.forward_cost import weight_bytes
 from probing.models.objects import ModelObject, encoder_in
 from probing.models.source import WEIGHT_FILES, ModelSource, has
+from probing.runtime.memory import check_memory
 
 if TYPE_CHECKING:
     import torch
@@ -92,12 +94,14 @@ def load_encoder(source: ModelSource, random_weights_seed: int | None = None, dt
         dtype: The parameters' dtype, by its name in torch.
 
     Raises:
-        UserError: If weights are missing, in whole or in part, or are not safetensors or plain tensors.
+        UserError: If weights are missing, in whole or in part, are not safetensors or plain tensors, or do not fit in
+            the memory of the machine.
     """
     import torch
     from transformers import AutoModel
 
     config = load_config(source)
+    _check_memory(source, config, getattr(torch, dtype))
     if random_weights_seed is not None:
         with torch.random.fork_rng(devices=[]), building(source):
             torch.manual_seed(random_weights_seed)
@@ -143,8 +147,15 @@ def load_masked_lm(source: ModelSource) -> nn.Module | None:
     config = load_config(source)
     if config.is_encoder_decoder or type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
         return None
+    _check_memory(source, config, torch.float32)
     model, report = _read_weights(AutoModelForMaskedLM, source, config, torch.float32)
     return None if report["missing_keys"] or report["mismatched_keys"] else model.eval()
+
+
+def _check_memory(source: ModelSource, config: Any, dtype: torch.dtype) -> None:
+    """Refuse a model whose weights do not fit in the memory of the machine, before any of them is read."""
+    what, way_out = f"`--model {source.name}`: its weights", "take a smaller model, or a machine with more memory"
+    check_memory(weight_bytes(config, dtype.itemsize), what, way_out)
 
 
 def _read_weights(kind: Any, source: ModelSource, config: Any, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:

@@ -1,7 +1,8 @@
-"""How much memory this machine, or the container in which the program runs, has."""
+"""How much memory this machine, or the container in which the program runs, has, and giving it back."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -44,3 +45,13 @@ def check_memory(needed: int, what: str, way_out: str) -> None:
         raise UserError(
             f"{what} need about {gigabytes(needed)} of memory and this machine has {gigabytes(most)}; {way_out}."
         )
+
+
+def give_back_memory() -> None:
+    """Return the allocator's free memory to the operating system, under glibc.
+
+    Memory that one thread frees is not reused by others, so that free memory grows with every pass over a text: by
+    100 MiB over 18 shards of an extraction, after which 300 MiB would stay unused.
+    """
+    with suppress(AttributeError, OSError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)

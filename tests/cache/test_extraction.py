@@ -30,7 +30,6 @@ from families import untouched
 from probing import cache as cache_module
 from probing.cache import ActivationStore, Request, activations, plan, store
 from probing.cache.extraction import (
-    give_back_memory,
     n_readers,
     share_out,
     trainer_keywords,
@@ -40,6 +39,7 @@ from probing.corpus import from_sentences
 from probing.errors import RunError, UserError
 from probing.models import load_tokenizer, resolve_model
 from probing.models.anatomy import Anatomy
+from probing.runtime.memory import give_back_memory
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
 pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")

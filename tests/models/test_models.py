@@ -29,6 +29,7 @@ from probing.models import (
     resolve_model,
 )
 from probing.models.anatomy import examine, hidden_states, n_token_types
+from probing.runtime import memory
 
 # The same products in float32 in other shapes: a few units in the last place of values around 1 to 10.
 ROUNDING: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
@@ -276,6 +277,19 @@ def test_a_folder_without_weights_offers_the_randomly_initialised_model(tiny_mod
         load(folder)
     model: Any = load(folder, seed=0)
     assert model.config.hidden_size == D_MODEL
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_a_model_whose_weights_do_not_fit_in_memory_is_refused_before_they_are_read(
+    checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch, seed: int | None
+) -> None:
+    folder = checkpoints["bert"]
+    blocks = sum(p.numel() for name, p in load(folder).named_parameters() if "layer." in name and p.dim() == 2)
+    monkeypatch.setattr(memory, "memory_bytes", lambda: 4 * blocks)
+    with pytest.raises(UserError, match=r"its weights need about 0.0 GB of memory and this machine has 0.0 GB; take a"):
+        load(folder, seed=seed)
+    monkeypatch.setattr(memory, "memory_bytes", lambda: 10**9)
+    load(folder, seed=seed)
 
 
 def test_plain_tensors_in_the_older_format_are_read(tiny_model: Callable[..., Path], sentences: list[str]) -> None:
