@@ -165,7 +165,8 @@ def _accuracy(figure: Figure, models: Sequence[str], runs: Runs) -> None:
         axes.set_title(model)
         if (run := runs.get(f"fit-{model}")) is not None:
             depth = depth_of(model, runs)
-            _line(axes, depth, run.accuracy, "accuracy", "accuracy_low", "accuracy_high", colour, mark, "probe")
+            ends, label = ("accuracy_low", "accuracy_high"), f"probe, {model}"
+            _line(axes, depth, run.accuracy, "accuracy", *ends, colour, mark, label)
             for (name, words), look in zip(controls_of(run.accuracy).items(), CONTROL_LOOKS, strict=False):
                 at = [depth(row["layer"]) for row in run.accuracy]
                 axes.plot(at, [row[f"{name}_accuracy"] for row in run.accuracy], label=words, **look)
@@ -175,7 +176,7 @@ def _accuracy(figure: Figure, models: Sequence[str], runs: Runs) -> None:
     handles = {
         label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=6)
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4)
 
 
 def _anisotropy(figure: Figure, models: Sequence[str], runs: Runs) -> None:

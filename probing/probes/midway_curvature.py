@@ -1,4 +1,4 @@
-"""Curvature of a probe that is still far from solved, measured in one of its passes, where that saves passes.
+"""Curvature of a probe that is still far from solved, measured in a pass of its own, where that saves more passes.
 
 The Kronecker model of `Preconditioner` takes 130 passes for positions on layer 3 of the built-in model, since every
 class has its tokens elsewhere. `ClassCurvature` knows that. It costs as much as some passes, so that it is measured
@@ -24,9 +24,9 @@ AFTER, JUDGED_BY = 8, 5
 LEAST_TOKENS = 4096
 # Largest optimality gap, in nats: farther from the optimum, the curvature still changes.
 NEAR = 0.05
-# The same for a probe that guesses among many classes, as with shuffled labels: for one whose mean doubt is at least
-# that of five classes, and changed over the last points by at most this share.
-NEAR_GUESSES, LEAST_DOUBT, SETTLED = 2.0, 0.8, 0.002
+# The same for a probe that guesses among many classes, as with shuffled labels: for one whose Gini impurity is at least
+# that of a guess among five, and changed over the last points by at most this share.
+NEAR_GUESSES, LEAST_IMPURITY, SETTLED = 2.0, 0.8, 0.002
 # The smallest gap, in tolerances: nearer to the optimum, the first passes after a warm start promise more passes than
 # there will be.
 FAR = 30.0
@@ -42,12 +42,13 @@ class Visited(NamedTuple):
     Args:
         gap: Optimality gap there, in nats.
         n_passes: Number of passes that it took to get there.
-        doubt: Mean over tokens of 1 - sum of p_k^2 there, the trace of the class covariance.
+        impurity: Gini impurity of what is predicted there, the mean over tokens of 1 - sum of p_k^2: the trace of the
+            class covariance.
     """
 
     gap: float
     n_passes: int
-    doubt: float
+    impurity: float
 
 
 def passes_left(points: Sequence[Visited], tolerance: float) -> float:
@@ -72,7 +73,8 @@ def is_near(points: Sequence[Visited]) -> bool:
     here = points[-1]
     if here.gap <= NEAR or len(points) <= JUDGED_BY:
         return here.gap <= NEAR
-    is_guess = here.doubt >= LEAST_DOUBT and abs(here.doubt - points[-1 - JUDGED_BY].doubt) <= SETTLED * here.doubt
+    change = abs(here.impurity - points[-1 - JUDGED_BY].impurity)
+    is_guess = here.impurity >= LEAST_IMPURITY and change <= SETTLED * here.impurity
     return is_guess and here.gap <= NEAR_GUESSES
 
 

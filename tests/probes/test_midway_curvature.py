@@ -45,7 +45,7 @@ def data(tmp_path: Path) -> Data:
 
 
 def points(gaps: Iterable[float]) -> list[Visited]:
-    """Return points with these gaps, each a pass after the last one, of a probe that doubts little."""
+    """Return points with these gaps, each a pass after the last one, of a probe that is nearly certain."""
     return [Visited(gap, i, 0.1) for i, gap in enumerate(gaps, 1)]
 
 
@@ -113,8 +113,8 @@ def test_where_a_probe_guesses_it_is_measured_sooner() -> None:
         return [found.asks(0, point, SHAPE, 10**6) for point in points][-1]
 
     assert is_asked(far)
-    assert not is_asked([one._replace(doubt=0.5) for one in far])  # between few classes
-    assert not is_asked([one._replace(doubt=0.9 + 0.01 * i) for i, one in enumerate(far)])  # still changing
+    assert not is_asked([one._replace(impurity=0.5) for one in far])  # between few classes
+    assert not is_asked([one._replace(impurity=0.9 + 0.01 * i) for i, one in enumerate(far)])  # still changing
     assert not is_asked([one._replace(gap=10 * one.gap) for one in far])  # still far
 
 
