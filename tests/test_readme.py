@@ -237,8 +237,8 @@ def test_the_pages_with_python_are_found() -> None:
     }
 
 
-def test_commands_for_several_processes_are_understood() -> None:
-    # Started for real in test_ranks.py; here, that no option of theirs is misspelled.
+def test_commands_that_are_not_run_are_understood() -> None:
+    # Those for several processes are started for real in test_ranks.py; here, that no option is misspelled.
     blocks = [block for language, block in BLOCKS if language == "sh"]
     found = [line.split("-m probing ")[1] for block in blocks for line in block.splitlines() if "-m probing" in line]
     assert len(found) >= 4
@@ -246,7 +246,7 @@ def test_commands_for_several_processes_are_understood() -> None:
         name, *args = shlex.split(line)
         module, function = COMMANDS[name].split(":")
         options = parse(name, getattr(import_module(module), function), args)
-        check_trainer_options(options["trainer"] or {}, "lbfgs")
+        check_trainer_options(options.get("trainer") or {}, "lbfgs")
 
 
 def test_every_option_that_the_readme_and_the_pages_name_exists() -> None:
