@@ -213,10 +213,19 @@ def assert_same_tables(one: Path, two: Path) -> None:
         for row, other in zip(rows, others, strict=True):
             assert row.keys() == other.keys()
             for column, value in row.items():
-                # The same float64 sums in another order. How far below the tolerance a gap is hangs on their rounding.
-                nearly = ProbeOptions().tolerance if column == "optimality_gap" else 1e-6
-                if value != other[column]:
-                    assert float(other[column]) == pytest.approx(float(value), rel=1e-4, abs=nearly), column
+                if value != other[column]:  # the same float64 sums in another order
+                    assert float(other[column]) == pytest.approx(float(value), rel=2e-3, abs=_nearly(row, column)), (
+                        column
+                    )
+
+
+def _nearly(row: dict[str, Any], column: str) -> float:
+    """Return how far apart two numbers may be: after which pass a probe is near enough hangs on rounding."""
+    if column == "optimality_gap":
+        return ProbeOptions().tolerance
+    if column.startswith("cross_entropy_without"):  # both are solved to a twentieth of half its interval
+        return 0.1 * (float(row["cross_entropy_without_high"]) - float(row["cross_entropy_without_low"]))
+    return 1e-6
 
 
 # --- what two processes make ---
