@@ -122,7 +122,7 @@ def variants(accelerator: str) -> list[LayerFit]:
     states = torch.randn(N, D, generator=generator)
     labels = (states[:, :3] + torch.randn(N, 3, generator=generator)).argmax(1)
     data = ActivationDataModule.from_arrays(states.to(DEVICE if accelerator == "mps" else "cpu"), labels, seed=1)
-    curvature = ClassCurvature.of(0.2 * torch.eye(D).expand(3, D, D), PENALTY.l2)
+    curvature = ClassCurvature(torch.eye(D).expand(3, D, D) / (0.2 + 2 * PENALTY.l2))
     others, readout = torch.arange(D) != 2, Readout(torch.randn(3, D, generator=generator), resolution=1e-3)
     plain = Problem("plain", 0, PENALTY)
     problems = [

@@ -53,16 +53,6 @@ class ClassCurvature:
         self.inverse, self.removed = inverse, torch.tensor([], dtype=torch.int64) if removed is None else removed
         self.columns = inverse[:, :, self.removed]
 
-    @classmethod
-    def of(cls, blocks: Tensor, l2: float) -> ClassCurvature:
-        """Return the curvature with the given blocks, to which the penalty adds 2 l2.
-
-        Args:
-            blocks: Means over tokens, without the penalty, shape (n_classes, d_model, d_model).
-            l2: Strength of the penalty on the same weights.
-        """
-        return cls(torch.stack([_inverse(block, l2) for block in blocks]))
-
     def to(self, device: torch.device) -> ClassCurvature:
         """Return a copy on a device."""
         return ClassCurvature(self.inverse.to(device), self.removed.to(device))
