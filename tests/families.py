@@ -250,11 +250,16 @@ def _unigram(sentences: list[str], with_start: bool) -> dict[str, Any]:
 
 def make_checkpoint(folder: Path, family: str, sentences: list[str], seed: int = 0) -> Path:
     """Save a tiny model whose every parameter is random, gains and biases too, with its tokenizer."""
-    import torch
     from transformers import AutoModel
 
     tokenizer = make_tokenizer(FAMILIES[family].tokenizer, sentences)
-    model = AutoModel.from_config(FAMILIES[family].config(len(tokenizer)))
+    return save_at_random(folder, AutoModel.from_config(FAMILIES[family].config(len(tokenizer))), tokenizer, seed)
+
+
+def save_at_random(folder: Path, model: Any, tokenizer: Any, seed: int = 0) -> Path:
+    """Save a model with its tokenizer, its parameters drawn from the seed alone."""
+    import torch
+
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -302,18 +307,10 @@ def page_row(family: str, folder: Path) -> str:
 
 def masked_lm(folder: Path, family: str, sentences: list[str]) -> Path:
     """Save a tiny model with its head, all parameters random."""
-    import torch
     from transformers import AutoModelForMaskedLM
 
     tokenizer = make_tokenizer(FAMILIES[family].tokenizer, sentences)
-    model = AutoModelForMaskedLM.from_config(FAMILIES[family].config(len(tokenizer)))
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_at_random(folder, AutoModelForMaskedLM.from_config(FAMILIES[family].config(len(tokenizer))), tokenizer)
 
 
 def batch_of(folder: Path, sentences: list[str]) -> dict[str, Any]:
