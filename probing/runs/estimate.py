@@ -24,8 +24,8 @@ from probing.corpus import Corpus
 from probing.data.controls import CONTROL_DRAWS
 from probing.evidence.leave_one_out import REMOVED
 from probing.probes.class_curvature import fits
+from probing.probes.history import LONGEST
 from probing.probes.objective import cross_entropy_sums
-from probing.probes.solvers import HISTORY
 from probing.runtime.memory import check_memory, gigabytes
 from probing.runtime.rates import undisturbed_rate
 from probing.tables.wording import count
@@ -146,7 +146,7 @@ class Probes:
     def memory(self) -> dict[str, int]:
         """Return about how many bytes of anonymous memory the parts take that grow, by what they grow with."""
         weights = 4 * self.n_classes * self.d_model
-        of_problem = weights * (3 * HISTORY + _COPIES)
+        of_problem = weights * (3 * LONGEST + _COPIES)
         second_moments = 8 * self.d_model**2 * self.n_layers
         stacks = {"layers": self.n_layers * of_problem}
         if self.n_replicates and not self.is_adam:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from torch.testing import assert_close
 
-from probing.probes.solvers import Evaluation, Penalty, Preconditioner, Solution, _History, lbfgs
+from probing.probes.solvers import Evaluation, Penalty, Preconditioner, Solution, lbfgs
 from synthetic import objective, optimum
 
 
@@ -327,46 +327,3 @@ def test_values_that_are_not_finite_end_in_an_honest_solution() -> None:
     assert solution is not None
     assert not solution.converged
     assert not solution.point.any()  # the last point that was known
-
-
-def test_a_constant_preconditioner_is_applied_to_each_gradient_only_once() -> None:
-    """The direction is that of the two-loop recursion with the map applied wherever that says."""
-    generator = torch.Generator().manual_seed(0)
-    root = torch.randn(12, 12, generator=generator)
-    inverse, hessian = root @ root.T + torch.eye(12), torch.diag(torch.rand(12, generator=generator) + 0.5)
-    once, anew, applied = _History(), _History(), []
-
-    def initial(vector: torch.Tensor) -> torch.Tensor:
-        applied.append(vector)
-        return (inverse @ vector.flatten()).view_as(vector)
-
-    for _ in range(6):
-        point = torch.randn(3, 4, generator=generator)
-        gradient = (hessian @ point.flatten()).view_as(point)
-        once.visit(point, gradient, initial(gradient))
-        anew.visit(point, gradient, None)
-        expected = anew.inverse_hessian(gradient, initial)
-        n_applied = len(applied)
-        assert_close(once.inverse_hessian(gradient, initial), expected, rtol=1e-4, atol=1e-4)
-        assert len(applied) == n_applied
-
-
-def test_a_preconditioner_that_is_exchanged_on_the_way_acts_as_if_it_had_been_there_from_the_start() -> None:
-    generator = torch.Generator().manual_seed(0)
-    factor = torch.randn(12, 12, generator=generator)
-    hessian = factor @ factor.T + torch.eye(12)
-    inverse = torch.linalg.inv(hessian + 0.1 * torch.eye(12))
-
-    def later(vector: torch.Tensor) -> torch.Tensor:
-        return (inverse @ vector.flatten()).view_as(vector)
-
-    exchanged, throughout = _History(), _History()
-    for i in range(6):
-        point = torch.randn(3, 4, generator=generator)
-        gradient = (hessian @ point.flatten()).view_as(point)
-        exchanged.visit(point, gradient, None if i < 4 else later(gradient))
-        throughout.visit(point, gradient, later(gradient))
-        if i == 3:
-            exchanged.precondition(later)
-    expected = throughout.inverse_hessian(gradient, later)
-    assert_close(exchanged.inverse_hessian(gradient, later), expected, rtol=1e-4, atol=1e-4)
