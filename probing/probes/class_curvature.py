@@ -127,10 +127,10 @@ class ClassCurvatureAccumulator:
         weights = p * (1 - p)
         drawn = torch.rand(p.shape, generator=self.generator) * self.thresholds < weights
         counted = torch.maximum(weights, self.thresholds)
-        for k, own in enumerate(drawn.T):
+        for block, own, times in zip(self.blocks, drawn.T.contiguous(), counted.T.contiguous(), strict=True):
             rows = own.nonzero().squeeze(1)
-            there = hidden_states[rows]
-            self.blocks[k].addmm_((there * counted[rows, k, None]).T, there)
+            there = hidden_states.index_select(0, rows)
+            block.addmm_((there * times.index_select(0, rows)[:, None]).T, there)
 
     def all_reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
         """All-reduce the sums of all ranks."""

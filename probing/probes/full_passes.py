@@ -15,7 +15,7 @@ from torch import Tensor
 from probing.data.examples import Batch
 from probing.probes.class_curvature import ClassCurvature, steps
 from probing.probes.midway_curvature import MidwayCurvature, Visited
-from probing.probes.objective import cross_entropy_sums
+from probing.probes.objective import Workspace, cross_entropy_sums
 from probing.probes.solvers import Evaluation, Preconditioner, Readout, Solution, Solver, lbfgs
 from probing.runtime.float64 import float64_device, on_float64_device, to_float64
 from probing.statistics.scaling import Scaling
@@ -67,6 +67,7 @@ class FullPasses:
         self.solutions: dict[int, Solution] = {}
         self.gaps = [math.inf] * len(probe.problems)
         self.midway = MidwayCurvature(len(probe.problems), tolerance)
+        self.workspace = Workspace()
         self.first_objectives: dict[int, float] = {}
         # What the last pass found, and the points for the next one. Until that begins, the probe keeps the weights that
         # its last values belong to, for validation and checkpoints.
@@ -133,10 +134,10 @@ class FullPasses:
             labels = self._labels(batch, group)
             # A preconditioner that is the same at every point needs no curvature there.
             is_needed = any(self.probe.problems[i].curvature is None and i not in self.midway.known for i in group)
-            sums = cross_entropy_sums(weight[group], batch.hidden_states[layer_index], labels, own, is_needed)
-            self.cross_entropy[group] += sums.cross_entropy
-            self.gradient[group] += on_float64_device(sums.gradient)
-            self.class_covariance[group] += on_float64_device(sums.class_covariance)
+            states = batch.hidden_states[layer_index]
+            sums = cross_entropy_sums(weight[group], states, labels, own, is_needed, self.workspace)
+            for total, own_sum in zip((self.cross_entropy, self.gradient, self.class_covariance), sums, strict=True):
+                total.index_add_(0, torch.tensor(group, device=total.device), to_float64(own_sum))
         for i in self.midway.sums:
             self.midway.update(i, batch.hidden_states[self.probe.problems[i].layer_index], batch.labels)
         if self.probe.trainer.is_last_batch:

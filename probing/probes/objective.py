@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,9 +13,11 @@ from probing.runtime.float64 import float64_device, on_float64_device
 from probing.runtime.products import add_product, product
 
 # Number of logits processed at a time, and the limits of the number of examples: small enough for intermediate results
-# to stay in the processor's cache, large enough for efficient products. Chosen by timing 1, 4 and 20 stacked problems
-# with 65 classes on two cores.
-BLOCK, LEAST_ROWS, MOST_ROWS = 2**20, 512, 2048
+# to stay in the processor's cache, large enough for efficient products. Chosen by timing 1, 3, 7 and 21 stacked
+# problems with 65 classes on two cores.
+BLOCK, LEAST_ROWS, MOST_ROWS = 2**20, 512, 4096
+# Examples of a block whose class covariance is computed. It preconditions and does not move the optimum.
+SAMPLED = 1024
 # Least logarithm of a probability. With float32, products of smaller ones are denormal numbers, with which a processor
 # takes up to ten times as long; beside a probability of 1, e^-40 is far below rounding.
 LEAST_LOG_P = -40.0
@@ -38,12 +42,33 @@ class Sums(NamedTuple):
     Args:
         cross_entropy: Cross-entropy in nats, shape (n_problems,), float64, on the device that holds float64.
         gradient: Gradient with respect to the weight, shape (n_problems, n_classes, d_model).
-        class_covariance: Sum of diag(p) - p p', shape (n_problems, n_classes, n_classes).
+        class_covariance: Sum of diag(p) - p p', shape (n_problems, n_classes, n_classes), estimated on the first
+            `SAMPLED` examples of each block.
     """
 
     cross_entropy: Tensor
     gradient: Tensor
     class_covariance: Tensor
+
+
+class Workspace:
+    """Memory that every block uses again, because new pages of memory take longer than what is written to them."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Tensor] = {}
+
+    def take(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Return a tensor of a shape, whose values are those that it was last left with.
+
+        Args:
+            name: What it is for; a tensor is valid until its name is taken again.
+            shape: Its shape.
+            like: A tensor of the same dtype on the same device.
+        """
+        size, kept = math.prod(shape), self.kept.get(name)
+        if kept is None or kept.numel() < size or kept.dtype != like.dtype or kept.device != like.device:
+            kept = self.kept[name] = like.new_empty(size)
+        return kept[:size].view(*shape)
 
 
 def cross_entropy_sums(
@@ -52,6 +77,7 @@ def cross_entropy_sums(
     labels: Tensor,
     counts: Tensor | None = None,
     with_curvature: bool = True,
+    workspace: Workspace | None = None,
 ) -> Sums:
     """Return value and derivatives of the summed cross-entropy of probes that read the same layer.
 
@@ -62,6 +88,7 @@ def cross_entropy_sums(
             (n_problems, n_tokens), where -1 must be at the same tokens in all problems.
         counts: How often each token counts in each problem, shape (n_problems, n_tokens); once if None.
         with_curvature: Whether the class covariance is computed; it is 0 otherwise.
+        workspace: Memory that is used again where many batches are summed.
     """
     n_problems, n_classes, d_model = weight.shape
     rows = ((labels if labels.dim() == 1 else labels[0]) >= 0).nonzero().squeeze(1)
@@ -71,13 +98,16 @@ def cross_entropy_sums(
         weight.new_zeros(n_problems, n_classes, n_classes),
     )
     n = min(max(BLOCK // (n_problems * n_classes), LEAST_ROWS), MOST_ROWS)
-    # Every block is copied to the same two places, because new pages of memory take longer than the copies.
-    picked, converted = hidden_states.new_empty(n, d_model), weight.new_empty(n, d_model)
-    for block in rows.split(n) if len(rows) else ():
-        here = torch.index_select(hidden_states, 0, block, out=picked[: len(block)])
-        here = converted[: len(block)].copy_(here) if here.dtype != weight.dtype else here
+    workspace = Workspace() if workspace is None else workspace
+    labels, counts = labels[..., rows], None if counts is None else counts[:, rows]
+    for i in range(0, len(rows), n):
+        block = slice(i, i + n)
+        picked = workspace.take("picked", (len(rows[block]), d_model), hidden_states)
+        here = torch.index_select(hidden_states, 0, rows[block], out=picked)
+        if here.dtype != weight.dtype:
+            here = workspace.take("converted", here.shape, weight).copy_(here)
         own = None if counts is None else counts[:, block]
-        _add_block(sums, weight, here, labels[..., block], own, with_curvature)
+        _add_block(sums, weight, here, labels[..., block], own, with_curvature, workspace)
     return sums
 
 
@@ -88,19 +118,24 @@ def _add_block(
     labels: Tensor,
     counts: Tensor | None,
     with_curvature: bool,
+    workspace: Workspace,
 ) -> None:
     n_problems, n_classes, d_model = weight.shape
     n_tokens = len(hidden_states)
     target = labels.expand(n_problems, n_tokens)[:, None]
     times = torch.ones((), device=weight.device, dtype=weight.dtype) if counts is None else counts[:, None]
     # With classes before tokens, both products read contiguous rows.
-    logits = product(weight.view(-1, d_model), hidden_states.T).view(n_problems, n_classes, n_tokens)
-    log_p = logits.log_softmax(1)
+    shape = (n_problems, n_classes, n_tokens)
+    logits = workspace.take("logits", shape, weight)
+    product(weight.view(-1, d_model), hidden_states.T, out=logits.view(-1, n_tokens))
+    log_p = torch.log_softmax(logits, 1, out=workspace.take("log_p", shape, weight))
     sums.cross_entropy.sub_(on_float64_device(log_p.gather(1, target) * times).sum((1, 2), dtype=torch.float64))
     p = log_p.clamp_(min=LEAST_LOG_P).exp_()
     counted = p if counts is None else p * times
     if with_curvature:
-        sums.class_covariance.diagonal(dim1=1, dim2=2).add_(counted.sum(2))
-        sums.class_covariance.sub_(product(counted, p.transpose(1, 2)))
+        sampled = counted[..., :SAMPLED]
+        covariance = product(sampled, p[..., :SAMPLED].transpose(1, 2)).neg_()
+        covariance.diagonal(dim1=1, dim2=2).add_(sampled.sum(2))
+        sums.class_covariance.add_(covariance, alpha=max(n_tokens / SAMPLED, 1.0))
     residual = counted.scatter_add_(1, target, -times.expand_as(target).to(p.dtype))
     add_product(sums.gradient.view(-1, d_model), residual.flatten(0, 1), hidden_states)

@@ -27,15 +27,16 @@ LEAST, LEAST_WEIGHTS = 2**24, 2**16
 _ERROR = 1e-5
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
+def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """Return the product of two matrices, of shapes (n, k) and (k, m), or of as many of each, stacked.
 
     Args:
         a: The first one.
         b: The second one, on the same device.
+        out: Where the product is written, if given.
     """
     with _fastest(a, b):
-        return a @ b
+        return torch.matmul(a, b, out=out)
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
