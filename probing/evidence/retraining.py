@@ -30,7 +30,6 @@ from probing.evidence.with_intercept import (
     start_with_intercept,
     with_constants,
 )
-from probing.probes.class_curvature import SAMPLES as CURVATURE_SAMPLES
 from probing.probes.class_curvature import ClassCurvature, ClassCurvatureAccumulator, cost_in_passes
 from probing.probes.class_curvature import fits as curvature_fits
 from probing.probes.objective import cross_entropy_sums
@@ -49,6 +48,9 @@ VARIANT_TOLERANCE = 1e-3
 RESOLUTION, SHARE, PART = 1e-5, 0.005, 0.05
 # Passes that the curvature saves a bootstrap.
 SAVED = 8
+# Number of sampled tokens per class's block, in multiples of its width: twice that of a single probe's curvature, as
+# some thirty problems use it. They take an eighth fewer passes with 16 than with 8, and 4% fewer still with 32.
+SAMPLES = 16
 
 
 @dataclass(frozen=True)
@@ -281,7 +283,7 @@ def surroundings(retraining: Retraining, with_curvature: bool = True) -> Surroun
     readout = Readout(gradient.float(), fit.objective, RESOLUTION, SHARE)
     if not with_curvature or not curvature_fits(n_classes, d_model):
         return Surroundings(readout, None)
-    thresholds = doubt.float() * (sides.train.n_tokens / (CURVATURE_SAMPLES * d_model))
+    thresholds = doubt.float() * (sides.train.n_tokens / (SAMPLES * d_model))
     blocks = ClassCurvatureAccumulator(fit.weight, thresholds, retraining.seed)
     for batch in read_share(sides.train, [layer]):
         blocks.update(batch.hidden_states[0])
