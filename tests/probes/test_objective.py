@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from probing.probes.objective import cross_entropy_sums
+from probing.probes.objective import MOST_ROWS, SAMPLED, Workspace, cross_entropy_sums
 
 # Sums of float64 terms in two orders: a few units in the last place of values near 10.
 EXACT: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-11}
@@ -128,3 +128,35 @@ def test_probabilities_too_small_for_products_of_float32_change_nothing() -> Non
     torch.testing.assert_close(sums.gradient.double(), exact.gradient, rtol=1e-6, atol=1e-12)
     right = cross_entropy_sums(weight[None], states, labels).gradient[0]
     assert float(right[~torch.eye(3, dtype=torch.bool)].min()) > torch.finfo(torch.float32).tiny
+
+
+def test_memory_that_was_used_before_changes_nothing(batch: Batch) -> None:
+    """Whatever was summed there: more or fewer problems and tokens, in another dtype."""
+    weight, hidden_states, labels = batch
+    workspace = Workspace()
+    cases = [
+        (weight, hidden_states),
+        (weight[:1], hidden_states[:4]),
+        (weight.float(), hidden_states),
+        (weight, hidden_states),
+    ]
+    for w, states in cases:
+        alone = cross_entropy_sums(w, states.to(w), labels[: len(states)])
+        after = cross_entropy_sums(w, states, labels[: len(states)], workspace=workspace)
+        assert all(torch.equal(one, other) for one, other in zip(alone, after, strict=True))
+
+
+def test_of_many_tokens_all_count_and_a_part_gives_the_class_covariance() -> None:
+    generator = torch.Generator().manual_seed(0)
+    n = 2 * MOST_ROWS + SAMPLED + 300
+    weight = torch.randn(2, 3, 4, generator=generator, dtype=torch.float64)
+    states, labels = torch.randn(n, 4, generator=generator).double(), torch.randint(3, (n,), generator=generator)
+    counts = torch.stack([torch.ones(n), torch.arange(n) % 3]).double()
+    found = cross_entropy_sums(weight, states, labels, counts)
+    parts = zip(states.split(99), labels.split(99), counts.split(99, 1), strict=True)
+    rows = [cross_entropy_sums(weight, *part) for part in parts]
+    for name in ("cross_entropy", "gradient"):
+        torch.testing.assert_close(getattr(found, name), sum(getattr(row, name) for row in rows), **EXACT)
+    exact = sum(row.class_covariance for row in rows)
+    torch.testing.assert_close(found.class_covariance, exact, rtol=0.1, atol=0.01 * float(exact.max()))
+    assert not torch.allclose(found.class_covariance, exact, rtol=1e-6)

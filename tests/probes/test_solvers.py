@@ -8,7 +8,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
-from torch.testing import assert_close
 
 from probing.probes.solvers import Evaluation, Penalty, Preconditioner, Solution, lbfgs
 from synthetic import objective, optimum
