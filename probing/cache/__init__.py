@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from probing.corpus import Corpus
 from probing.errors import RunError, UserError
 from probing.models import ModelSource, SiteName, length_limits, load_config, load_encoder, load_tokenizer
 from probing.runtime.distributed import end_together, is_main_process
+from probing.runtime.memory import drop_garbage
 
 if TYPE_CHECKING:
     from torch import nn
@@ -129,7 +129,7 @@ def activations(
                 remove(folder)  # for example if the weights cannot be loaded
             raise
         # The model and its trainer refer to each other: without this, each corpus would leave one model in memory.
-        gc.collect()
+        drop_garbage()
         if left := store.missing(request.layers):
             raise RunError(f"{len(left)} shards of {folder} were not extracted; run the same command again")
         store.touch()

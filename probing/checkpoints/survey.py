@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from glob import escape
@@ -15,6 +14,7 @@ from probing.checkpoints.measures import MEASURES, How, Rows, Text, key_of
 from probing.checkpoints.names import Checkpoint
 from probing.checkpoints.store import Document, kept
 from probing.errors import UserError
+from probing.runtime.memory import drop_garbage
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def survey(
 
             here[name], was_kept = kept(source.cache, key_of(name, source, text, how), make, source.say)
             were_kept += [name] * was_kept
-            gc.collect()  # the model that was read, before the next one is loaded
+            drop_garbage()  # the model that was read, before the next one is loaded
         _check_text(checkpoints[0], measured[0] if measured else here, checkpoint, here)
         measured.append(here)
         n_kept += len(were_kept)

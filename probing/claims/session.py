@@ -31,7 +31,7 @@ from probing.corpus.pairs import read_pairs
 from probing.errors import UserError, about_option, as_clause
 from probing.models import ALIASES, load_config, resolve_model
 from probing.models.source import ModelSource, is_downloaded
-from probing.runtime.memory import give_back_memory
+from probing.runtime.memory import drop_garbage
 from probing.word_prediction import minimal_pairs
 
 # The model that needs no network, and that is measured where no other is named.
@@ -254,7 +254,7 @@ def carry_out(planned: Plan, make: Maker, load: Callable[[Path], Any], say: Say)
             except UserError as error:
                 lacking[one.need.name] = as_clause(error)
                 say(f"{one.need.line} is left out: {as_clause(error)}")
-            give_back_memory()
+            drop_garbage()
         loaded = {run: load(place) for run, place in places.items()}
         models.append(Model(name, loaded, {one.need.name: one.need.line for one in runs}, lacking))
         folders[name] = {run: str(place) for run, place in places.items()}

@@ -39,6 +39,7 @@ from probing.probes.solvers import Readout
 from probing.probes.training import LayerFit, train_variants
 from probing.rankings.contributions import mean_contribution
 from probing.runtime.distributed import sum_over_ranks
+from probing.runtime.memory import drop_garbage
 
 # Largest distance of changed probes from their optima, in nats; ranks no longer move by then.
 VARIANT_TOLERANCE = 1e-3
@@ -111,6 +112,8 @@ def strengthened(
             one, weight = _with_replicates(one, here, n_replicates, near)
             weights.append(weight)
         found[i] = _with_removals(one, here, near) if removals else one
+        del near
+        drop_garbage()  # the stacks of this layer, which hold its curvature
     found = with_intercept_probes(found, retraining) if removals else found
     return found, torch.stack(weights, 1) if weights else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -55,3 +56,12 @@ def give_back_memory() -> None:
     """
     with suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def drop_garbage() -> None:
+    """Free objects that refer to each other, as a model and its trainer do, and give their memory back.
+
+    Python searches for them by their number. A few may hold gigabytes long before it does.
+    """
+    gc.collect()
+    give_back_memory()
