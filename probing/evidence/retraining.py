@@ -106,6 +106,7 @@ def strengthened(
     found, weights = list(evidence), []
     for i, one in enumerate(evidence if n_replicates or removals else ()):
         # One layer after the other, since the curvature of a single layer may take a gigabyte.
+        drop_garbage()  # the stacks of the last layer, which hold its curvature
         here = retraining.of_layer(i)
         near = surroundings(here, with_curvature=removals or _pays(here, n_replicates))
         if n_replicates:
@@ -113,7 +114,7 @@ def strengthened(
             weights.append(weight)
         found[i] = _with_removals(one, here, near) if removals else one
         del near
-        drop_garbage()  # the stacks of this layer, which hold its curvature
+    drop_garbage()
     found = with_intercept_probes(found, retraining) if removals else found
     return found, torch.stack(weights, 1) if weights else None
 

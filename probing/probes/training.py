@@ -25,6 +25,7 @@ from probing.probes.metrics import ProbeMetrics
 from probing.probes.problem import Problem, problem_of_layer
 from probing.probes.recipe import Adam, Lbfgs, Training
 from probing.runtime.interrupts import interrupts_pass
+from probing.runtime.memory import drop_garbage
 from probing.runtime.trainer import build_trainer
 from probing.statistics.moments import Moments
 
@@ -254,6 +255,7 @@ def train_controls(
     for name, draws in controls.items():
         own, moments = layers[:1] if name == "token" else layers, None
         for sides in draws:
+            drop_garbage()  # the stack that was trained before
             fits = train_probes(sides, own, training.for_controls(), name, moments=moments)
             found.setdefault(name, []).append(fits)
             moments = [fit.moments for fit in found[name][0]]  # draws have the same activations
