@@ -61,7 +61,7 @@ def give_back_memory() -> None:
 def drop_garbage() -> None:
     """Free objects that refer to each other, as a model and its trainer do, and give their memory back.
 
-    Python searches for them by their number. A few may hold gigabytes long before it does.
+    Python searches for such objects when many of them have gathered, however much memory a few of them hold.
     """
     gc.collect()
     give_back_memory()
