@@ -58,9 +58,10 @@ def test_the_result_is_that_of_two_loops_over_the_last_pairs(n: int, made: bool)
 
 
 def test_in_a_subspace_pairs_without_curvature_there_are_left_out() -> None:
-    history, points, gradients, diagonal = walk(9, made=False)
+    # With this seed it is the last pair, by which the preconditioner is scaled.
+    history, points, gradients, diagonal = walk(9, made=False, seed=23)
     free = torch.zeros(3, 4)
-    free[1, 2:] = 1.0
+    free[2] = 1.0
 
     def within(vector: Tensor) -> Tensor:
         return free * diagonal * vector
