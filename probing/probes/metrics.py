@@ -9,16 +9,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, MeanMetric, Metric
-from torchmetrics.classification import MulticlassStatScores
 
 from probing.runtime.float64 import float64_device, to_float64
 
 
-class SumBySentence(Metric):
-    """Sums a value of each test token, such as being right, by sentence of the corpus.
+class SumBy(Metric):
+    """Sums a value of each test token, such as being right, by its class or by its sentence of the corpus.
 
     Args:
-        n_sentences: Number of sentences of the corpus.
+        n_groups: Number of classes or of sentences.
         dtype: Dtype of the sums.
     """
 
@@ -26,17 +25,17 @@ class SumBySentence(Metric):
     higher_is_better = None
     full_state_update = False
 
-    def __init__(self, n_sentences: int, dtype: torch.dtype) -> None:
+    def __init__(self, n_groups: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.add_state("total", torch.zeros(n_sentences, dtype=dtype), dist_reduce_fx="sum")
+        self.add_state("total", torch.zeros(n_groups, dtype=dtype), dist_reduce_fx="sum")
 
-    def update(self, values: Tensor, sentences: Tensor) -> None:
-        """Add tokens: the value and the sentence index of each, both of shape (n,)."""
+    def update(self, values: Tensor, groups: Tensor) -> None:
+        """Add tokens: the value and the group's index of each, both of shape (n,)."""
         device = self.total.device
-        self.total.index_add_(0, sentences.to(device), values.to(device).to(self.total.dtype))
+        self.total.index_add_(0, groups.to(device), values.to(device).to(self.total.dtype))
 
     def compute(self) -> Tensor:
-        """Return the sums, shape (n_sentences,)."""
+        """Return the sums, shape (n_groups,)."""
         return self.total
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = ()) -> nn.Module:
@@ -58,12 +57,11 @@ class ProbeMetrics(nn.Module):
     def __init__(self, classes: Tensor, ordinal: bool, n_sentences: int | None) -> None:
         super().__init__()
         self.register_buffer("classes", classes, persistent=False)
-        n_classes = len(classes)
-        self.by_class = MulticlassStatScores(n_classes, average="none")
+        self.tokens_by_class, self.correct_by_class = (SumBy(len(classes), torch.int64) for _ in range(2))
         self.cross_entropy = MeanMetric(nan_strategy="disable")  # a training that diverges must not look finite
         if n_sentences is not None:
-            self.correct_by_sentence = SumBySentence(n_sentences, torch.int64)
-            self.cross_entropy_by_sentence = SumBySentence(n_sentences, torch.float64)
+            self.correct_by_sentence = SumBy(n_sentences, torch.int64)
+            self.cross_entropy_by_sentence = SumBy(n_sentences, torch.float64)
         if ordinal:
             self.within_one = MeanMetric()
             self.mean_absolute_error = MeanAbsoluteError()
@@ -71,12 +69,14 @@ class ProbeMetrics(nn.Module):
     def update(self, logits: Tensor, labels: Tensor, sentences: Tensor) -> None:
         """Add tokens: logits of shape (n, n_classes), labels and sentences of shape (n,)."""
         predicted = logits.argmax(-1)
-        self.by_class.update(predicted, labels)
+        is_correct = predicted == labels
+        self.tokens_by_class.update(torch.ones_like(labels), labels)
+        self.correct_by_class.update(is_correct, labels)
         cross_entropy = nn.functional.cross_entropy(logits, labels, reduction="none")
         self.cross_entropy.update(cross_entropy)
         if hasattr(self, "correct_by_sentence"):
             self.cross_entropy_by_sentence.update(cross_entropy, sentences)
-            self.correct_by_sentence.update(predicted == labels, sentences)
+            self.correct_by_sentence.update(is_correct, sentences)
         if hasattr(self, "within_one"):
             values = cast(Tensor, self.classes).float()
             distance = (values[predicted] - values[labels]).abs()
@@ -86,8 +86,7 @@ class ProbeMetrics(nn.Module):
     def by_sentence(self, name: Literal["correct", "cross_entropy"]) -> NDArray[Any]:
         """Return the number of tokens predicted rightly, or the cross-entropy in nats, summed by sentence."""
         sums = getattr(self, f"{name}_by_sentence").compute()
-        # `compute()` squeezes a single sentence to a scalar.
-        values: NDArray[Any] = sums.cpu().numpy().reshape(-1)
+        values: NDArray[Any] = sums.cpu().numpy().reshape(-1)  # `compute()` squeezes a single sum to a scalar
         return values
 
     def compute(self) -> dict[str, float]:
@@ -95,11 +94,11 @@ class ProbeMetrics(nn.Module):
 
         `macro_accuracy` is the mean over the classes that have test tokens.
         """
-        right, n_tokens = to_float64(self.by_class.compute())[:, [0, 4]].T
+        correct, n_tokens = (to_float64(sums.compute()) for sums in (self.correct_by_class, self.tokens_by_class))
         there = n_tokens > 0
         found = {
-            "accuracy": float(right.sum() / n_tokens.sum()),
-            "macro_accuracy": float((right[there] / n_tokens[there]).mean()),
+            "accuracy": float(correct.sum() / n_tokens.sum()),
+            "macro_accuracy": float((correct[there] / n_tokens[there]).mean()),
         }
         names = ("within_one", "mean_absolute_error", "cross_entropy")
         return found | {name: float(getattr(self, name).compute()) for name in names if hasattr(self, name)}

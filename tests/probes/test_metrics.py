@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, log_loss, mean_absolute_error, recall_score
 
-from probing.probes.metrics import ProbeMetrics, SumBySentence
+from probing.probes.metrics import ProbeMetrics, SumBy
 
 # Labels with a gap: distances are between labels, not between classes.
 CLASSES = torch.tensor([1, 2, 3, 7, 9])
@@ -74,7 +74,7 @@ def test_right_tokens_are_counted_by_sentence(tokens: tuple[torch.Tensor, torch.
 
 
 def test_counts_of_ranks_add_up() -> None:
-    one, other = SumBySentence(3, torch.int64), SumBySentence(3, torch.int64)
+    one, other = SumBy(3, torch.int64), SumBy(3, torch.int64)
     one.update(torch.tensor([True, False, True]), torch.tensor([0, 0, 2]))
     other.update(torch.tensor([True]), torch.tensor([2]))
     add: Any = one._reductions["total"]
