@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from inspect import signature
 from os import PathLike, fspath
@@ -35,10 +36,17 @@ def command(function: Callable[_P, _T]) -> Callable[_P, _T]:
     def called(*args: _P.args, **keywords: _P.kwargs) -> _T:
         bound = signature(function).bind(*args, **keywords)
         bound.arguments.update(converted(function, bound.arguments))
-        return function(*bound.args, **bound.kwargs)
+        with _algorithms_kept() if "trainer" in bound.signature.parameters else nullcontext():
+            return function(*bound.args, **bound.kwargs)
 
     vars(called)[_UNCHECKED] = function
     return called
+
+
+def _algorithms_kept() -> AbstractContextManager[None]:
+    from probing.runtime.trainer import algorithms_kept  # imports torch
+
+    return algorithms_kept()
 
 
 def unchecked(function: Callable[..., _T]) -> Callable[..., _T]:

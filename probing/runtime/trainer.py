@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -37,6 +38,8 @@ _AT_LEAST = {
 }  # fmt: skip
 # Strategies under which the trained weights are available in the command's own process.
 STRATEGIES = ("auto", "ddp")
+# Set by a Trainer that is to be deterministic.
+_CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def check_trainer_options(options: Mapping[str, Any], solver: str) -> None:
@@ -120,6 +123,21 @@ def _rank_problems(options: Mapping[str, Any]) -> list[str]:
                 "would wait for one another; give fewer"
             )
     return problems
+
+
+@contextmanager
+def algorithms_kept() -> Iterator[None]:
+    """Give torch's choice of algorithms back as it was, which a Trainer makes for the whole process, for good."""
+    mode, benchmark = torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark
+    workspace = os.environ.get(_CUBLAS)
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+        torch.backends.cudnn.benchmark = benchmark
+        os.environ.pop(_CUBLAS, None)
+        if workspace is not None:
+            os.environ[_CUBLAS] = workspace
 
 
 def build_trainer(

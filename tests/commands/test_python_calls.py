@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,19 @@ def test_every_command_can_be_called_so(name: str) -> None:
     text = next(option for option in ("cache", "output", "runs") if option in options)
     with pytest.raises(UserError, match=rf"`{text}=3\.5`: expected text"):
         called(**{text: 3.5})
+
+
+def test_a_deterministic_run_leaves_the_algorithms_of_a_notebook_as_they_were(
+    quick: Fit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    quick(trainer={"accelerator": "cpu", "deterministic": True})
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.backends.cudnn.benchmark
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    with pytest.raises(UserError, match="max_epochs"):
+        quick(trainer={"accelerator": "cpu", "deterministic": True, "max_epochs": 0})
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 # --- sentences ---

@@ -21,7 +21,7 @@ from probing.probes.problem import Problem
 from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
 from probing.probes.training import LayerFit, train_problems
-from probing.runtime.trainer import check_trainer_options
+from probing.runtime.trainer import algorithms_kept, check_trainer_options
 from probing.statistics.scaling import PenaltySpace
 from synthetic import (
     LIGHTNING_WARNINGS,
@@ -297,7 +297,8 @@ def test_a_share_of_the_batches_is_refused_since_their_number_is_not_known() -> 
     ],
 )
 def test_options_that_can_be_met_are_accepted(options: Any, solver: str) -> None:
-    check_trainer_options(options, solver)
+    with algorithms_kept():
+        check_trainer_options(options, solver)
 
 
 # --- several processes ---
