@@ -91,6 +91,14 @@ def make_sentences(n: int, seed: int = 0, longest: int = 40) -> list[str]:
     return list(found)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def searched_once() -> Iterator[None]:
+    """Look for garbage in what a file's tests leave once: the program searches whenever it frees a model."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def own_environment() -> Iterator[None]:
     """Give back the environment variables as they were: libraries set some, such as the mode of W&B."""
