@@ -34,15 +34,15 @@ from probing.tables.wording import count
 LARGE = 10**9
 
 # Passes over the training tokens that each kind of probe takes, about, in a layer, with what its solver does between
-# them: from runs of models of 384 and 768 neurons with 11,000 training tokens, and 47,000 of the former.
-PASSES = {"path": 110, "probe": 50, "control": 50, "replicate": 15, "penalties": 60, "removal": 20, "intercept": 50}
+# them: from runs of models of 384 and 768 neurons with 11,000 and 47,000 training tokens.
+PASSES = {"path": 110, "probe": 50, "control": 50, "replicate": 15, "penalties": 20, "removal": 10, "intercept": 30}
 CODES = 3  # an online code takes that many times the passes of the path and the probe
 EPOCHS = 30  # of Adam, whose passes in small batches take longer
 # Tokens of the pass that is timed.
 _ROWS = 512
 # Operations of the eigenvectors of a layer in multiples of d_model ** 3, and of retraining without neurons by the
 # curvature of each class in multiples of d_model ** 2, which is read from memory again and again.
-_EIGENVECTORS, _CURVATURE = 30, 150_000
+_EIGENVECTORS, _CURVATURE = 30, 30_000
 
 # Seconds that every run takes for libraries, tables and figures.
 _START_S = 15.0
