@@ -134,13 +134,16 @@ def test_a_deterministic_run_leaves_the_algorithms_of_a_notebook_as_they_were(
     quick: Fit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     quick(trainer={"accelerator": "cpu", "deterministic": True})
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.backends.cudnn.benchmark
-    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     with pytest.raises(UserError, match="max_epochs"):
         quick(trainer={"accelerator": "cpu", "deterministic": True, "max_epochs": 0})
     assert not torch.are_deterministic_algorithms_enabled()
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
 
 
 # --- sentences ---
