@@ -229,15 +229,18 @@ def test_importing_probing_is_cheap_and_changes_nothing() -> None:
     assert not {"torch", "numpy", "jsonargparse", "wandb", "matplotlib"} & set(modules)
 
 
-# argparse itself passes over a closed pipe.
-@pytest.mark.parametrize(("args", "status"), [("cache ls --cache nothing", 141), ("fit --help", 0), ("--help", 141)])
-def test_output_that_nobody_reads_any_more_ends_quietly(args: str, status: int) -> None:
+# argparse itself passes over a closed pipe, if it is the one that finds it so: Python writes to it when its buffer is full.
+@pytest.mark.parametrize(
+    ("args", "statuses"), [("cache ls --cache nothing", {141}), ("fit --help", {0, 141}), ("--help", {141})]
+)
+def test_output_that_nobody_reads_any_more_ends_quietly(args: str, statuses: set[int]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "probing", *args.split()]
     ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
     os.close(writing)
-    assert (ended.returncode, ended.stderr) == (status, b"")
+    assert ended.stderr == b""
+    assert ended.returncode in statuses
 
 
 def test_public_names_are_what_they_say() -> None:
