@@ -229,7 +229,7 @@ def test_importing_probing_is_cheap_and_changes_nothing() -> None:
     assert not {"torch", "numpy", "jsonargparse", "wandb", "matplotlib"} & set(modules)
 
 
-# argparse itself passes over a closed pipe, if it is the one that finds it so: Python writes to it when its buffer is full.
+# argparse itself passes over a closed pipe if it finds it: Python writes there when its buffer is full, or at the end.
 @pytest.mark.parametrize(
     ("args", "statuses"), [("cache ls --cache nothing", {141}), ("fit --help", {0, 141}), ("--help", {141})]
 )
