@@ -7,6 +7,7 @@ from argparse import SUPPRESS
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from os.path import isfile
 from typing import Any, NoReturn
 
@@ -74,7 +75,7 @@ def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[
             given.take_file(value or "")
     of_groups = [(option, value) for option, value in typed if given.is_file_of_group(option, value)]
     for option, value in of_groups:
-        given.take_file(value or "", with_underscores(option).removeprefix("--"))
+        given.take_file(value or "", _name(option))
     typed = [pair for pair in typed if pair not in of_groups]
     words = [option for option, _ in typed if not option.startswith("-")]
     one = next((option for option in WORD if option in known), None)
@@ -90,9 +91,7 @@ def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[
         typed = [pair for pair in typed if pair not in first]
     if one or many:
         typed = [(option, value) for option, value in typed if option not in words]
-    for option, value in typed:
-        if option != "--config":
-            given.take_typed(option, value)
+    given.take_typed([(option, value) for option, value in typed if option != "--config"])
     return {key: value for key, value in given.keywords().items() if key not in ("config", "print_config")}
 
 
@@ -113,7 +112,7 @@ def checked(
 
 def as_mapping(words: Sequence[str]) -> dict[str, Any]:
     """Return command-line words, such as `--layer` and `6`, as a mapping; an option without a value is true."""
-    pairs = ((with_underscores(option).removeprefix("--"), value) for option, value in _typed(words))
+    pairs = ((_name(option), value) for option, value in _typed(words))
     return {name: True if value is None else as_yaml(value) for name, value in pairs}
 
 
@@ -176,21 +175,42 @@ class Given:
         parsed = self._parser.parse_args([], namespace=self._namespace)
         return {**vars(self._parser.instantiate(parsed)), **self._mappings}
 
-    def take_typed(self, option: str, value: str | None) -> None:
-        """Take an option from the command line, such as `--seed` and `3`."""
-        name = with_underscores(option).removeprefix("--")
+    def take_typed(self, typed: Sequence[tuple[str, str | None]]) -> None:
+        """Take options from the command line, such as `--seed` and `3`, in their order."""
+        for is_plain, pairs in groupby(typed, lambda pair: self._is_plain(*pair)):
+            if not (is_plain and self._take_together(pairs := list(pairs))):
+                for option, value in pairs:  # to name those that are wrong
+                    self._take_one(option, value)
+
+    def _is_plain(self, option: str, value: str | None) -> bool:
+        """Whether the parser takes an option from the command line as it is written there, if its value is right."""
+        name = _name(option).removesuffix("+")
+        is_right = option.startswith("--") and name in self._types and not is_mapping(self._types[name])
+        return is_right and not self._is_missing(name, value, COMMAND_LINE)
+
+    def _take_together(self, pairs: Sequence[tuple[str, str | None]]) -> bool:
+        """Take options in one pass over the parser's arguments; take none, and return false, where one is wrong."""
+        try:
+            self._namespace = self._parser.parse_args([_argument(*pair) for pair in pairs], self._namespace)
+        except _WRONG:
+            return False
+        return True
+
+    def _take_one(self, option: str, value: str | None) -> None:
+        name = _name(option)
         if not re.match("--[A-Za-z]", option):
             problem = f"`{option}` is not an option: options begin with two hyphens, and lists are written 0,3,6"
             self._problems.append(problem)
         elif name in self._groups or is_mapping(self._types.get(name.split(".")[0])):
             self.take_mapping({name: None if value is None else as_yaml(value)}, COMMAND_LINE)
         elif self._is_known(name.removesuffix("+"), COMMAND_LINE):
-            argument = f"--{name}" if value is None else f"--{name}={value}"
-            self._take(name, value, COMMAND_LINE, lambda base: self._parser.parse_args([argument], base))
+            self._take(
+                name, value, COMMAND_LINE, lambda base: self._parser.parse_args([_argument(option, value)], base)
+            )
 
     def is_file_of_group(self, option: str, value: str | None) -> bool:
         """Whether an option from the command line, such as `--probe FILE.yaml`, names the file of a group."""
-        name = with_underscores(option).removeprefix("--")
+        name = _name(option)
         return name in self._groups and bool(value) and (str(value).endswith((".yaml", ".yml")) or isfile(str(value)))
 
     def take_file(self, path: str, group: str = "") -> None:
@@ -286,6 +306,16 @@ def with_underscores(arg: str) -> str:
     """Return an option spelled with underscores: `--test-corpus=a-b` is `--test_corpus=a-b`."""
     name, equals, value = arg.partition("=")
     return f"--{name[2:].replace('-', '_')}{equals}{value}" if re.match(r"--[a-z]", name) else arg
+
+
+def _name(option: str) -> str:
+    """Return the name of an option from the command line."""
+    return with_underscores(option).removeprefix("--")
+
+
+def _argument(option: str, value: str | None) -> str:
+    """Return an option and its value as one word, as the parser takes them."""
+    return f"--{_name(option)}" if value is None else f"--{_name(option)}={value}"
 
 
 def _typed(args: Sequence[str]) -> Iterator[tuple[str, str | None]]:
