@@ -46,7 +46,8 @@ def processes() -> ForkServerContext:
     )  # fmt: skip
     probing = [f"probing.{name}" for name in rooms]
     models = ["transformers.models.bert.modeling_bert"]
-    context.set_forkserver_preload(["pytorch_lightning", "transformers", "matplotlib.pyplot", *models, *probing])
+    libraries = ["pytorch_lightning", "transformers", "matplotlib.pyplot"]
+    context.set_forkserver_preload([*libraries, *models, *probing, "no_garbage_before"])
     return context
 
 
