@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from socket import socket
 from typing import Any
 
 # Longest a process may take before it counts as hanging.
@@ -49,6 +50,40 @@ def processes() -> ForkServerContext:
     libraries = ["pytorch_lightning", "transformers", "matplotlib.pyplot"]
     context.set_forkserver_preload([*libraries, *models, *probing, "no_garbage_before"])
     return context
+
+
+def in_two_ranks(target: Callable[..., Any], *args: Any) -> list[tuple[Any, str]]:
+    """Call a function in two processes of one job, as torchrun starts them; return what each returned and printed."""
+    context = processes()
+    with socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    both = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    both |= {"GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test"}
+    results = [context.Queue() for _ in range(2)]
+    ranks = [
+        context.Process(target=_as_rank, args=(result, {**both, "RANK": rank, "LOCAL_RANK": rank}, target, args))
+        for rank, result in zip("01", results, strict=True)
+    ]
+    for rank in ranks:
+        rank.start()
+    found = [result.get(timeout=PATIENCE_S) for result in results]
+    for rank in ranks:
+        rank.join(PATIENCE_S)
+    assert [rank.exitcode for rank in ranks] == [0, 0]
+    return found
+
+
+def _as_rank(result: Any, variables: dict[str, str], target: Callable[..., Any], args: Sequence[Any]) -> None:
+    os.environ.update(variables)
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        found = target(*args)
+    result.put((found, said.getvalue()))
+    from torch import distributed  # gloo's threads may outlive the interpreter, and then abort it
+
+    if distributed.is_initialized():
+        distributed.barrier()
+        distributed.destroy_process_group()
 
 
 def small_shards(shard_tokens: int) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from inspect import signature
 from os import PathLike, fspath
@@ -36,17 +36,21 @@ def command(function: Callable[_P, _T]) -> Callable[_P, _T]:
     def called(*args: _P.args, **keywords: _P.kwargs) -> _T:
         bound = signature(function).bind(*args, **keywords)
         bound.arguments.update(converted(function, bound.arguments))
-        with _algorithms_kept() if "trainer" in bound.signature.parameters else nullcontext():
+        with _process_kept() if "trainer" in bound.signature.parameters else nullcontext():
             return function(*bound.args, **bound.kwargs)
 
     vars(called)[_UNCHECKED] = function
     return called
 
 
-def _algorithms_kept() -> AbstractContextManager[None]:
+@contextmanager
+def _process_kept() -> Iterator[None]:
+    """Leave torch's algorithms as they were, and spare what the process holds each search for garbage."""
+    from probing.runtime.memory import heap_set_aside
     from probing.runtime.trainer import algorithms_kept  # imports torch
 
-    return algorithms_kept()
+    with algorithms_kept(), heap_set_aside():
+        yield
 
 
 def unchecked(function: Callable[..., _T]) -> Callable[..., _T]:

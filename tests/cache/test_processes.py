@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ from typing import Any
 import pytest
 
 import fault_loop
-from fault_loop import contents, extract_with_small_shards, processes
+from fault_loop import contents, extract_with_small_shards, in_two_ranks, processes
+from probing.cache import ActivationStore
 from probing.runtime.distributed import is_main_process
 
 LAYERS = [0, 1, 2, 3]
@@ -169,44 +169,43 @@ def test_no_fault_loses_anything_or_makes_a_wrong_table(capsys: pytest.CaptureFi
 
 # --- ranks ---
 
-# `python -m probing` with small shards; the second rank is slow, so that the first has done its share long before.
-WITH_SMALL_SHARDS = f"""
-import gc, os, sys, time
-gc.disable()  # imports create none
-from probing.__main__ import main
-from probing.cache import plan, store
-plan.SHARD_BYTES, plan.MIN_SHARD_TOKENS = 0, {SHARD_TOKENS}
-write = store.ActivationStore.write
-def write_slowly(self, *args):
-    time.sleep(0.03 if os.environ.get("LOCAL_RANK") == "1" else 0)
-    write(self, *args)
-store.ActivationStore.write = write_slowly
-gc.enable()
-if __name__ == "__main__":
-    sys.exit(main())
-"""
+
+def type_extract(args: list[str], shard_tokens: int | None) -> int:
+    """Type `probing extract` in a rank; the second one is slow, so that the first has done its share long before."""
+    from probing.__main__ import COMMANDS
+    from probing.cli.commandline import run
+    from probing.runtime.distributed import is_main_process
+
+    if shard_tokens:
+        fault_loop.small_shards(shard_tokens)
+    write = ActivationStore.write
+
+    def write_slowly(self: ActivationStore, *args: Any) -> None:
+        time.sleep(0 if is_main_process() else 0.03)
+        write(self, *args)
+
+    ActivationStore.write = write_slowly  # type: ignore[method-assign]
+    return run(COMMANDS, ["extract", *args])
 
 
-def extract_in_two_ranks(
-    program: list[str], model: Path, corpus: Path, cache: Path
-) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable, *program, "extract", "--model", str(model), "--corpus", str(corpus), "--batch_tokens", "256",
-        "--cache", str(cache), "--trainer.accelerator", "cpu", "--trainer.strategy", "ddp", "--trainer.devices", "2",
+def extract_in_two_ranks(model: Path, corpus: Path, cache: Path, shard_tokens: int | None) -> str:
+    args = [
+        "--model", str(model), "--corpus", str(corpus), "--batch_tokens", "256", "--cache", str(cache),
+        "--trainer.accelerator", "cpu",
     ]  # fmt: skip
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    (first, said), (second, said_by_second) = in_two_ranks(type_extract, args, shard_tokens)
+    assert (first, second) == (0, 0)
+    assert not said_by_second
+    return said
 
 
 @pytest.mark.slow
 def test_two_ranks_give_the_bytes_of_one(
     checkpoints: dict[str, Path], sentences: list[str], uninterrupted: dict[str, bytes], tmp_path: Path
 ) -> None:
-    (tmp_path / "program.py").write_text(WITH_SMALL_SHARDS)
-    (tmp_path / "sentences.txt").write_text("\n".join(sentences))
-    program = [str(tmp_path / "program.py")]
-    done = extract_in_two_ranks(program, checkpoints["bert"], tmp_path / "sentences.txt", tmp_path / "cache")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count(f"tokens of {len(sentences)} sentences") == 1  # the first rank alone speaks
+    (corpus := tmp_path / "sentences.txt").write_text("\n".join(sentences))
+    said = extract_in_two_ranks(checkpoints["bert"], corpus, tmp_path / "cache", SHARD_TOKENS)
+    assert said.count(f"tokens of {len(sentences)} sentences") == 1
     found = contents(tmp_path / "cache")
     shards = [name for name in uninterrupted if "layer_" in name]
     assert {name: found[name] for name in shards} == {name: uninterrupted[name] for name in shards}
@@ -225,8 +224,7 @@ def records(found: dict[str, bytes]) -> list[bytes]:
 def test_a_rank_that_is_left_without_a_shard_waits_for_the_other(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:
-    done = extract_in_two_ranks(["-m", "probing"], checkpoints["bert"], corpus_file, tmp_path)
-    assert done.returncode == 0, done.stderr
+    extract_in_two_ranks(checkpoints["bert"], corpus_file, tmp_path, None)
     assert len(list(tmp_path.glob("*/layer_*/*.safetensors"))) == len(LAYERS)  # the corpus is one shard
 
 

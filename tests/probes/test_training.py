@@ -1,9 +1,5 @@
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +8,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from conftest import ROOT
+from fault_loop import in_two_ranks
 from probing.cache.store import ActivationStore
 from probing.data.controls import shuffled
 from probing.data.layer_moments import layer_moments
@@ -21,6 +17,7 @@ from probing.probes.problem import Problem
 from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
 from probing.probes.training import LayerFit, train_problems
+from probing.runtime.distributed import launched
 from probing.runtime.trainer import algorithms_kept, check_trainer_options
 from probing.statistics.scaling import PenaltySpace
 from synthetic import (
@@ -311,34 +308,8 @@ def test_what_is_at_odds_with_torchrun_is_refused(monkeypatch: pytest.MonkeyPatc
         check_trainer_options({"accelerator": "cpu", "devices": 1}, "lbfgs")
 
 
-TWO_RANKS = """
-import gc, json, sys, warnings
-from pathlib import Path
-
-gc.disable()  # imports create none
-warnings.simplefilter("ignore")
-from test_training import found_by
-from synthetic import sides
-
-from probing.cache.store import ActivationStore
-from probing.runtime.distributed import is_main_process
-
-if __name__ == "__main__":
-    folder, out = sys.argv[1:]
-    data = sides(ActivationStore(Path(folder)))
-    found = {solver: found_by(data, solver, devices=2, strategy="ddp") for solver in ("lbfgs", "adam")}
-    if is_main_process():
-        Path(out).write_text(json.dumps(found))
-    from torch import distributed  # gloo's threads may outlive the interpreter, and then abort it
-
-    distributed.barrier()
-    distributed.destroy_process_group()
-    gc.freeze()
-"""
-
-
 def found_by(data: Data, solver: str, **trainer: Any) -> list[dict[str, Any]]:
-    """Return what a solver finds on two layers, as JSON has it."""
+    """Return what a solver finds on two layers, as plain values."""
     trainer = {"accelerator": "cpu", "max_epochs": 1000 if solver == "lbfgs" else 5, **trainer}
     return [
         {"metrics": f.metrics, "correct": f.correct_by_sentence.tolist(), "gap": f.optimality_gap,
@@ -347,18 +318,18 @@ def found_by(data: Data, solver: str, **trainer: Any) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def found_in_rank(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return what both solvers find on activations that other ranks read, too."""
+    data = sides(ActivationStore(folder))
+    return {solver: found_by(data, solver, **launched()) for solver in ("lbfgs", "adam")}
+
+
 @pytest.mark.slow
-def test_two_ranks_train_what_one_trains(data: Data, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(TWO_RANKS)
-    out, store = tmp_path / "found.json", data.train.store
+def test_two_ranks_train_what_one_trains(data: Data) -> None:
+    store = data.train.store
     assert isinstance(store, ActivationStore)
-    here = os.pathsep.join(str(folder) for folder in (ROOT / "tests", ROOT / "tests" / "probes"))
-    # The script starts its second rank itself, by Lightning's launcher.
-    subprocess.run(
-        [sys.executable, "script.py", str(store.folder), str(out)], cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": here}, check=True, timeout=600, capture_output=True,
-    )  # fmt: skip
-    by_two = json.loads(out.read_text())
+    (by_two, _), (by_second, _) = in_two_ranks(found_in_rank, store.folder)
+    assert by_second == by_two
     for one, two in zip(found_by(data, "lbfgs", devices=1), by_two["lbfgs"], strict=True):
         # The same sums in another order.
         assert two["correct"] == one["correct"]
