@@ -177,8 +177,9 @@ class Given:
 
     def take_typed(self, typed: Sequence[tuple[str, str | None]]) -> None:
         """Take options from the command line, such as `--seed` and `3`, in their order."""
-        for is_plain, pairs in groupby(typed, lambda pair: self._is_plain(*pair)):
-            if not (is_plain and self._take_together(pairs := list(pairs))):
+        for is_plain, group in groupby(typed, lambda pair: self._is_plain(*pair)):
+            pairs = list(group)
+            if not (is_plain and self._take_together(pairs)):
                 for option, value in pairs:  # to name those that are wrong
                     self._take_one(option, value)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fault_loop
 from fault_loop import contents, extract_with_small_shards, in_two_ranks, processes
@@ -180,9 +181,9 @@ def type_extract(args: list[str], shard_tokens: int | None) -> int:
         fault_loop.small_shards(shard_tokens)
     write = ActivationStore.write
 
-    def write_slowly(self: ActivationStore, *args: Any) -> None:
+    def write_slowly(self: ActivationStore, layer: int, shard: int, hidden_states: torch.Tensor) -> None:
         time.sleep(0 if is_main_process() else 0.03)
-        write(self, *args)
+        write(self, layer, shard, hidden_states)
 
     ActivationStore.write = write_slowly  # type: ignore[method-assign]
     return run(COMMANDS, ["extract", *args])
