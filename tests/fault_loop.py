@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -52,8 +53,17 @@ def processes() -> ForkServerContext:
     return context
 
 
-def in_two_ranks(target: Callable[..., Any], *args: Any) -> list[tuple[Any, str]]:
-    """Call a function in two processes of one job, as torchrun starts them; return what each returned and printed."""
+@dataclass(frozen=True)
+class Rank:
+    """What a function returned in one process of a job, and what it printed."""
+
+    found: Any
+    out: str
+    error: str
+
+
+def in_two_ranks(target: Callable[..., Any], *args: Any) -> list[Rank]:
+    """Call a function in two processes of one job, which have the variables that torchrun gives its own."""
     context = processes()
     with socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -76,9 +86,9 @@ def in_two_ranks(target: Callable[..., Any], *args: Any) -> list[tuple[Any, str]
 
 def _as_rank(result: Any, variables: dict[str, str], target: Callable[..., Any], args: Sequence[Any]) -> None:
     os.environ.update(variables)
-    with contextlib.redirect_stdout(io.StringIO()) as said:
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as error:
         found = target(*args)
-    result.put((found, said.getvalue()))
+    result.put(Rank(found, out.getvalue(), error.getvalue()))
     from torch import distributed  # gloo's threads may outlive the interpreter, and then abort it
 
     if distributed.is_initialized():

@@ -194,10 +194,10 @@ def extract_in_two_ranks(model: Path, corpus: Path, cache: Path, shard_tokens: i
         "--model", str(model), "--corpus", str(corpus), "--batch_tokens", "256", "--cache", str(cache),
         "--trainer.accelerator", "cpu",
     ]  # fmt: skip
-    (first, said), (second, said_by_second) = in_two_ranks(type_extract, args, shard_tokens)
-    assert (first, second) == (0, 0)
-    assert not said_by_second
-    return said
+    first, second = in_two_ranks(type_extract, args, shard_tokens)
+    assert (first.found, second.found) == (0, 0), first.error
+    assert not second.out
+    return first.out
 
 
 @pytest.mark.slow

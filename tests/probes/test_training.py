@@ -328,7 +328,7 @@ def found_in_rank(folder: Path) -> dict[str, list[dict[str, Any]]]:
 def test_two_ranks_train_what_one_trains(data: Data) -> None:
     store = data.train.store
     assert isinstance(store, ActivationStore)
-    (by_two, _), (by_second, _) = in_two_ranks(found_in_rank, store.folder)
+    by_two, by_second = (rank.found for rank in in_two_ranks(found_in_rank, store.folder))
     assert by_second == by_two
     for one, two in zip(found_by(data, "lbfgs", devices=1), by_two["lbfgs"], strict=True):
         # The same sums in another order.
