@@ -27,7 +27,7 @@ SETTING: Mapping[str, str] = {
 
 # Rooms that add up over all tokens, whose sums two threads cut in another place. On the short sums of the others, two
 # threads take twice the time of one.
-_THREADED = {"evidence", "layer_geometry", "probes", "runtime", "statistics"}
+_THREADED = {"layer_geometry", "probes", "runtime", "statistics"}
 
 # What computes imports one of these, and none of those: training loops, models and drawings are slow to test, and
 # compute nothing that these have not.
