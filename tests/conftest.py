@@ -37,7 +37,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as numeric the tests of all that computes, and put files with slow tests first.
+    """Mark as numeric the tests of all that computes, and put files first whose tests are slow or wait for a server.
 
     Workers take a file at a time: what takes long is not to begin when nothing else is left.
     """
@@ -45,8 +45,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path in numeric:
             item.add_marker("numeric")
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    takes_long = {
+        item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("patient")
+    }
+    items.sort(key=lambda item: item.path not in takes_long)
 
 
 def pytest_collection_finish() -> None:
