@@ -140,6 +140,7 @@ class WandbServer:
         """Cut every connection and close the port."""
         self._dead = True
         self._closed.set()
+        # First the thread that accepts connections: over a closed socket it would take a processor for itself.
         self._http.shutdown()
         self._http.server_close()
 
@@ -156,8 +157,7 @@ class WandbServer:
         with self._lock:
             is_last = self._dies_at and b"mutation " + self._dies_at in body
             if is_last or (self._dies_after is not None and len(self.requests) >= self._dies_after):
-                self._dead = True
-                self._http.socket.close()
+                self.close()
                 self.died.set()
             if self._dead:
                 return None
