@@ -45,9 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path in numeric:
             item.add_marker("numeric")
-    takes_long = {
-        item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("patient")
-    }
+    takes_long = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("patient")}
     items.sort(key=lambda item: item.path not in takes_long)
 
 
