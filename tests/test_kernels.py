@@ -11,9 +11,6 @@ import torch
 
 from kernels import PACKAGE, computing, numeric_tests
 
-pytestmark = pytest.mark.numeric
-
-
 MODULES = {".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts): file for file in PACKAGE.rglob("*.py")}
 
 
@@ -47,6 +44,7 @@ def test_numeric_tests_carry_the_mark(request: pytest.FixtureRequest) -> None:
 # --- the settings that this process was started under have taken effect ---
 
 
+@pytest.mark.numeric
 @pytest.mark.skipif("ATEN_CPU_CAPABILITY" not in os.environ, reason="asked of torch by `make test-kernels`")
 def test_torch_has_the_kernels_asked_for() -> None:
     found, asked = torch.backends.cpu.get_cpu_capability(), os.environ["ATEN_CPU_CAPABILITY"].upper()
@@ -55,6 +53,7 @@ def test_torch_has_the_kernels_asked_for() -> None:
     assert found == asked
 
 
+@pytest.mark.numeric
 @pytest.mark.skipif(os.environ.get("MKL_CBWR") != "COMPATIBLE", reason="asked of MKL by `make test-kernels`")
 def test_mkl_rounds_products_before_it_adds_them() -> None:
     if not torch.backends.mkl.is_available():

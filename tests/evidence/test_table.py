@@ -1,9 +1,5 @@
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from probing_tasks.position import Position
 
-from conftest import ROOT
 from probing.cache.tokens import Tokens
 from probing.corpus import Split, assign_splits
 from probing.data import examples as examples_module
@@ -259,41 +254,6 @@ def test_random_labels_leave_no_neuron_a_signal_whatever_the_number_of_classes(t
     assert {row["flag"] for row in rows} == {"no-signal"}
     assert min(row["eta_squared_p"] for row in rows) < 0.02  # of 400
     assert min(row["eta_squared_q"] for row in rows) > 0.01
-
-
-SCRIPT = """
-import gc, json, sys, warnings
-from pathlib import Path
-
-gc.disable()  # imports create none
-warnings.simplefilter("ignore")
-from test_table import constant, informative, planted, table_of
-
-if __name__ == "__main__":
-    print("TABLE", json.dumps(table_of(Path(sys.argv[1]), *planted(n4=informative, n9=constant))))
-    gc.freeze()
-"""
-
-
-@pytest.mark.slow
-def test_the_table_does_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
-    here = os.pathsep.join(str(folder) for folder in (ROOT / "tests", ROOT / "tests" / "evidence"))
-    other = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # than this process has
-    environment = {
-        **os.environ,
-        "PYTHONPATH": here,
-        "PYTHONHASHSEED": other,
-        "OMP_NUM_THREADS": str(torch.get_num_threads()),
-    }
-    (tmp_path / "there").mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path / "there")], env=environment, check=True, capture_output=True,
-        text=True,
-    )  # fmt: skip
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("TABLE"))
-    rows = table_of(tmp_path, *planted(n4=informative, n9=constant))
-    assert len(rows) == N_NOISE
-    assert line == f"TABLE {json.dumps(rows)}"
 
 
 # --- flags and what they let one conclude ---
