@@ -64,6 +64,7 @@ def test_mkl_rounds_products_before_it_adds_them() -> None:
     assert not (left @ right).any()
 
 
+@pytest.mark.numeric
 def test_torch_has_the_threads_asked_for() -> None:
     # One unless asked otherwise: `conftest.py` sees to that.
     assert torch.get_num_threads() == int(os.environ["OMP_NUM_THREADS"])
