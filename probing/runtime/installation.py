@@ -25,11 +25,10 @@ def refuse_mixed_files() -> None:
         UserError: If the other distribution has files in this package's folder, or this package's `__init__.py` is not
             its own, as after the other one was installed later or was removed.
     """
-    import probing
-
     package = Path(__file__).resolve().parent.parent
     version = _other_in(package)
-    if version is None and hasattr(probing, "load_run"):
+    names = getattr(sys.modules["probing"], "__all__", ())
+    if version is None and "load_run" in names:
         return
     other = f"{OTHER} {version}" if version else OTHER
     raise UserError(
