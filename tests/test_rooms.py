@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-# Its names are imported when they are asked for; its submodules do not know what it offers.
-FACADE = "probing"
+# The facade, whose names are imported when they are asked for, and the table of commands stand above all rooms.
+ABOVE = {"probing", "probing.__main__"}
 
 
 def _name(file: Path) -> str:
@@ -19,12 +19,12 @@ def _name(file: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def _imports(file: Path, known: Mapping[str, Path]) -> Iterator[str]:
-    """Yield what a file imports, inside of functions too, but for what only type checkers read."""
+def _imports(file: Path, known: Mapping[str, Path], *, of_types: bool) -> Iterator[str]:
+    """Yield what a file imports, inside of functions too, and where asked for also what only type checkers read."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            node.body = []
+            node.body = node.body if of_types else []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -33,10 +33,14 @@ def _imports(file: Path, known: Mapping[str, Path]) -> Iterator[str]:
             yield from (name if name in known else node.module for name in inside)
 
 
+def _imports_of_all(*, of_types: bool) -> dict[str, set[str]]:
+    files = {_name(file): file for file in (ROOT / "probing").rglob("*.py")}
+    return {name: set(_imports(file, files, of_types=of_types)) - {name} for name, file in files.items()}
+
+
 @pytest.fixture(scope="module")
 def imports() -> dict[str, set[str]]:
-    files = {_name(file): file for file in (ROOT / "probing").rglob("*.py")}
-    return {name: set(_imports(file, files)) - {name} for name, file in files.items()}
+    return _imports_of_all(of_types=False)
 
 
 # From the ground up: a room imports rooms of lower floors, and its own files.
@@ -51,10 +55,10 @@ FLOORS = (
     {"tables", "probes", "transforms"},
     {"figures", "rankings"},
     {"comparison", "evidence", "internals"},
-    {"heads", "layer_geometry", "runs"},
-    {"checkpoints", "downstream", "generalisation", "page", "pretraining", "sweeps"},
-    {"readouts"},
-    {"disabling", "word_prediction"},
+    {"layer_geometry", "runs"},
+    {"downstream", "heads", "sweeps"},
+    {"page", "pretraining", "readouts"},
+    {"diagnostics", "disabling"},
     {"claims"},
     {"commands"},
 )
@@ -64,11 +68,14 @@ def _room(module: str) -> str:
     return module.split(".")[1]
 
 
+def _inside(imports: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Return which of the package's modules each module of a room imports."""
+    return {name: others & set(imports) for name, others in imports.items() if name not in ABOVE}
+
+
 @pytest.fixture(scope="module")
 def inside(imports: dict[str, set[str]]) -> dict[str, set[str]]:
-    """Which of its own modules each module of the package imports, but for the facade and the table of commands."""
-    above = {FACADE, f"{FACADE}.__main__"}
-    return {name: others & set(imports) - above for name, others in imports.items() if name not in above}
+    return _inside(imports)
 
 
 def test_no_module_imports_one_that_imports_it(inside: dict[str, set[str]]) -> None:
@@ -85,13 +92,13 @@ def test_every_room_has_a_floor(inside: dict[str, set[str]]) -> None:
     assert {_room(name) for name in inside} == set(floors)
 
 
-def test_rooms_import_rooms_of_lower_floors_alone(inside: dict[str, set[str]]) -> None:
+def test_rooms_import_rooms_of_lower_floors_alone() -> None:
     floor_of = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
     upward = {
         (name, other)
-        for name, others in inside.items()
+        for name, others in _inside(_imports_of_all(of_types=True)).items()
         for other in others
-        if _room(other) != _room(name) and floor_of[_room(other)] >= floor_of[_room(name)]
+        if other in ABOVE or (_room(other) != _room(name) and floor_of[_room(other)] >= floor_of[_room(name)])
     }
     assert upward == set()
 

@@ -28,11 +28,11 @@ from probing.claims.planning import (
 from probing.cli.pretraining_options import EncoderOptions, Size, TrainingOptions, chosen_recipe
 from probing.corpus import Corpus, from_sentences
 from probing.corpus.pairs import read_pairs
+from probing.diagnostics.cloze import minimal_pairs
 from probing.errors import UserError, about_option, as_clause
 from probing.models import ALIASES, load_config, resolve_model
 from probing.models.source import ModelSource, is_downloaded
 from probing.runtime.memory import drop_garbage
-from probing.word_prediction import minimal_pairs
 
 # The model that needs no network, and that is measured where no other is named.
 BUILTIN = "minilm"

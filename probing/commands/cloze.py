@@ -55,10 +55,10 @@ def cloze(
     resolve_mode(wandb.mode)
     _, place = places(None, runs, name)
     with terminal.quiet_libraries():
-        from probing.word_prediction.figures import write_figures
-        from probing.word_prediction.minimal_pairs import BUILTIN, read_pairs
-        from probing.word_prediction.predictor import Asked, Predictor, survey
-        from probing.word_prediction.results import write
+        from probing.diagnostics.cloze.figures import write_figures
+        from probing.diagnostics.cloze.minimal_pairs import BUILTIN, read_pairs
+        from probing.diagnostics.cloze.predictor import Asked, Predictor, survey
+        from probing.diagnostics.cloze.results import write
 
         watch = Stopwatch()
         file = BUILTIN if file is None and corpus is None else file

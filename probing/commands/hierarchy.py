@@ -72,8 +72,8 @@ def hierarchy(
     cached, place = places(cache, runs, name)
     with terminal.quiet_libraries():
         from probing.cache.source import ActivationSource
-        from probing.generalisation.parts import Sizes
-        from probing.generalisation.survey import Asked, survey
+        from probing.diagnostics.hierarchy.parts import Sizes
+        from probing.diagnostics.hierarchy.survey import Asked, survey
 
         watch = Stopwatch()
         source = ActivationSource.of(
@@ -100,8 +100,8 @@ def _write(
     tracker: Tracker | None,
 ) -> None:  # fmt: skip
     """Write tables, figure and summary into the run's folder, and log them."""
-    from probing.generalisation.figures import write_figure
-    from probing.generalisation.results import write_summary
+    from probing.diagnostics.hierarchy.figures import write_figure
+    from probing.diagnostics.hierarchy.results import write_summary
     from probing.tables.csv_files import write_tables
 
     files, rows = write_tables(folder, config, found.tables, COLUMNS), found.tables["hierarchy"]

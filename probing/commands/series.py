@@ -79,10 +79,10 @@ def series(
     cached, place = places(cache, runs, name)
     only_accelerator(trainer or {}, "a series")
     with terminal.quiet_libraries():
-        from probing.checkpoints.emergence import Thresholds
-        from probing.checkpoints.measures import MEASURES, How, Text
-        from probing.checkpoints.names import find_checkpoints
-        from probing.checkpoints.survey import survey
+        from probing.pretraining.series.emergence import Thresholds
+        from probing.pretraining.series.measures import MEASURES, How, Text
+        from probing.pretraining.series.names import find_checkpoints
+        from probing.pretraining.series.survey import survey
 
         watch = Stopwatch()
         names = chosen("--measures", measures, list(MEASURES))
@@ -162,13 +162,13 @@ def _write(
     Args:
         folder: The run's folder.
         config: The resolved configuration.
-        found: The `probing.checkpoints.survey.Found`.
+        found: The `probing.pretraining.series.survey.Found`.
         asked: The measures and the thresholds.
         watch: The times so far.
         tracker: The run on W&B, if there is one.
     """
-    from probing.checkpoints.figures import write_figures
-    from probing.checkpoints.results import tables_of, write_summary
+    from probing.pretraining.series.figures import write_figures
+    from probing.pretraining.series.results import tables_of, write_summary
     from probing.tables.csv_files import write_tables
     from probing.tables.series import COLUMNS, by_step
 

@@ -1,1 +1,1 @@
-"""Small encoders that are pretrained from scratch, with and without position embeddings."""
+"""Small encoders that are pretrained from scratch, and what a training's checkpoints have learnt so far."""

@@ -42,10 +42,10 @@ from probing.commands.hierarchy import hierarchy
 from probing.commands.pretrain import pretrain
 from probing.commands.sts import sts
 from probing.corpus import Corpus, from_sentences, load_corpus
+from probing.diagnostics.cloze.minimal_pairs import BUILTIN, fingerprint_of, read_pairs
 from probing.errors import UserError
 from probing.models import load_config, resolve_model
 from probing.models.forward_cost import Blocks
-from probing.word_prediction.minimal_pairs import BUILTIN, fingerprint_of, read_pairs
 
 DEFAULTS = {"fit": defaults(fit), "geometry": defaults(geometry), "pretrain": defaults(pretrain)}
 PRINTS = Fingerprints("m1", "c1")

@@ -13,8 +13,8 @@ from probing import Cloze, cloze, load_run
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.corpus import load_corpus
+from probing.diagnostics.cloze.minimal_pairs import fingerprint_of, read_pairs
 from probing.tables.csv_files import read_csv
-from probing.word_prediction.minimal_pairs import fingerprint_of, read_pairs
 from rendering import rendered
 from wandb_reader import read_offline_runs
 

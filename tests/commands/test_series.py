@@ -16,8 +16,8 @@ from families import make_tokenizer
 from probing import CheckpointSeries, UserError, WandbOptions, attention, fit, geometry, load_run, series
 from probing.__main__ import COMMANDS
 from probing.cache.store import entries
-from probing.checkpoints import survey as series_survey
 from probing.cli.commandline import run
+from probing.pretraining.series import survey as series_survey
 from probing.tables.series import COLUMNS, conclusions
 from wandb_reader import read_offline_runs
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from probing import report
-from probing.checkpoints.emergence import Thresholds, emergence
 from probing.page.charts.axes import BY_STEP, Up
 from probing.page.charts.line_chart import x, y
 from probing.page.sections.terms import SERIES
+from probing.pretraining.series.emergence import Thresholds, emergence
 from probing.tables.csv_files import write_csv
 from probing.tables.series import COLUMNS
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from probing.checkpoints.names import find_checkpoints
 from probing.errors import UserError
+from probing.pretraining.series.names import find_checkpoints
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from probing.data.preparation import origin
-from probing.generalisation.parts import Sizes
-from probing.generalisation.survey import Found
+from probing.diagnostics.hierarchy.parts import Sizes
+from probing.diagnostics.hierarchy.survey import Found
 from probing.runtime.versions import versions
 from probing.tables.columns import without_nan
 

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from probing.cache.store import ActivationStore
 from probing.cache.tokens import Tokens
+from probing.diagnostics.hierarchy.grammar import AUXILIARIES
+from probing.diagnostics.hierarchy.parts import Parts, Sizes, Text
+from probing.diagnostics.hierarchy.survey import answers_of, task_rows
 from probing.errors import UserError
-from probing.generalisation.grammar import AUXILIARIES
-from probing.generalisation.parts import Parts, Sizes, Text
-from probing.generalisation.survey import answers_of, task_rows
 from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
 from probing.probes.training import train_probes

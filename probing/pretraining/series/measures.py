@@ -13,7 +13,6 @@ import numpy as np
 
 from probing.cache import ActivationStore
 from probing.cache.source import ActivationSource
-from probing.checkpoints.store import Document
 from probing.cli.options import ProbeOptions
 from probing.corpus import Corpus, Split
 from probing.data.preparation import control_sides, read_sides
@@ -25,6 +24,7 @@ from probing.heads.subject import Asked as AskedOfHeads
 from probing.heads.subject import Subject
 from probing.layer_geometry.survey import Plan, check_tokens, survey
 from probing.models import load_encoder, load_tokenizer
+from probing.pretraining.series.store import Document
 from probing.probes.recipe import Progress
 from probing.runs.measuring import Asked, measure
 from probing.runs.results import Measured

@@ -8,7 +8,7 @@ import pytest
 
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, from_words
-from probing.word_prediction.changed_text import Masked, replaced, shuffled
+from probing.diagnostics.cloze.changed_text import Masked, replaced, shuffled
 
 
 def text_of(n_sentences: int, seed: int = 0) -> Masked:

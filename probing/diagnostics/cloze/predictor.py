@@ -14,6 +14,9 @@ from torch import nn
 from probing.cache import Request, batch_tokens_of, tokens_of
 from probing.cache.extraction import forward_trainer
 from probing.corpus import Corpus
+from probing.diagnostics.cloze.changed_text import SHUFFLED, Masked, replaced, shuffled
+from probing.diagnostics.cloze.minimal_pairs import Pair, Prompts, fingerprint_of, prompts_of
+from probing.diagnostics.cloze.pair_scores import group_rows, log_probabilities, pair_rows
 from probing.errors import UserError
 from probing.internals.readouts import choose_masked, draw_sentences
 from probing.models import ModelSource, length_limits, load_tokenizer
@@ -21,9 +24,6 @@ from probing.models.anatomy import Anatomy, examine
 from probing.readouts.masked_words import MaskedText, MaskedWordLoss, masked_lm_of
 from probing.statistics.intervals import mean_interval
 from probing.tables.cloze import INTACT, REPLACED
-from probing.word_prediction.changed_text import SHUFFLED, Masked, replaced, shuffled
-from probing.word_prediction.minimal_pairs import Pair, Prompts, fingerprint_of, prompts_of
-from probing.word_prediction.pair_scores import group_rows, log_probabilities, pair_rows
 
 Row = dict[str, Any]
 

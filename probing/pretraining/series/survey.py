@@ -10,10 +10,10 @@ from typing import Any
 
 from probing.cache.source import ActivationSource
 from probing.cache.store import remove_unused
-from probing.checkpoints.measures import MEASURES, How, Rows, Text, key_of
-from probing.checkpoints.names import Checkpoint
-from probing.checkpoints.store import Document, kept
 from probing.errors import UserError
+from probing.pretraining.series.measures import MEASURES, How, Rows, Text, key_of
+from probing.pretraining.series.names import Checkpoint
+from probing.pretraining.series.store import Document, kept
 from probing.runtime.memory import drop_garbage
 
 

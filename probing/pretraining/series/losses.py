@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from probing.checkpoints.names import Checkpoint
+from probing.pretraining.series.names import Checkpoint
 from probing.tables.series import LOST, UNIGRAM
 
 # What the Trainer of transformers writes into each checkpoint.

@@ -7,7 +7,7 @@ import torch
 
 from probing.cache.tokens import Tokens
 from probing.data.examples import Examples
-from probing.generalisation.answers import answered_words, compared, counted
+from probing.diagnostics.hierarchy.answers import answered_words, compared, counted
 from synthetic import make_store
 
 # Four sentences with a special token at both ends; some words have two pieces.

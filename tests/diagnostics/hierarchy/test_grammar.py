@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from probing.generalisation.grammar import (
+from probing.diagnostics.hierarchy.grammar import (
     ADJECTIVES,
     AUXILIARIES,
     DETERMINERS,

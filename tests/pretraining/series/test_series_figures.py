@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from probing.checkpoints.emergence import Thresholds, emergence
-from probing.checkpoints.figures import curves
+from probing.pretraining.series.emergence import Thresholds, emergence
+from probing.pretraining.series.figures import curves
 
 
 def test_every_measure_has_a_panel_and_the_way_from_step_0_is_dotted() -> None:

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from probing.checkpoints.emergence import Thresholds, emergence
-from probing.checkpoints.losses import loss_rows
-from probing.checkpoints.survey import Found
+from probing.pretraining.series.emergence import Thresholds, emergence
+from probing.pretraining.series.losses import loss_rows
+from probing.pretraining.series.survey import Found
 from probing.runtime.versions import versions
 from probing.tables.columns import without_nan
 

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from probing.diagnostics.cloze.minimal_pairs import Prompts
 from probing.readouts.text import padded_batches
 from probing.statistics.intervals import binomial_interval, mean_interval
 from probing.tables.cloze import EVERY
-from probing.word_prediction.minimal_pairs import Prompts
 
 # By how much the probability of the good word has to be above that of the bad one to be called clear (Ettinger 2020).
 MARGIN = 0.01

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from probing.checkpoints.losses import loss_rows
-from probing.checkpoints.names import Checkpoint
+from probing.pretraining.series.losses import loss_rows
+from probing.pretraining.series.names import Checkpoint
 
 
 def told(folder: Path, step: int) -> dict[str, float]:

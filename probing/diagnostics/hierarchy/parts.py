@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, from_words
 from probing.data.examples import Activations, Examples, Sides
+from probing.diagnostics.hierarchy.grammar import Grammar, Sentence, Task
 from probing.errors import UserError
-from probing.generalisation.grammar import Grammar, Sentence, Task
 
 
 @dataclass(frozen=True)

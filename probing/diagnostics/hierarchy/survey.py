@@ -13,9 +13,9 @@ from probing.cache import ActivationStore
 from probing.cache.source import ActivationSource
 from probing.cli.options import ProbeOptions
 from probing.data.layer_moments import layer_moments
-from probing.generalisation.answers import Row, answered_words, compared, counted, generalised
-from probing.generalisation.grammar import Task
-from probing.generalisation.parts import Parts, Sizes
+from probing.diagnostics.hierarchy.answers import Row, answered_words, compared, counted, generalised
+from probing.diagnostics.hierarchy.grammar import Task
+from probing.diagnostics.hierarchy.parts import Parts, Sizes
 from probing.probes.options import penalised
 from probing.probes.recipe import Progress
 from probing.probes.training import LayerFit, train_probes

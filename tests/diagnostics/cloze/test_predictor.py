@@ -12,13 +12,13 @@ from scipy.special import log_softmax
 
 from families import masked_lm
 from probing.cache.tokens import tokenize
+from probing.diagnostics.cloze.changed_text import Masked, shuffled
+from probing.diagnostics.cloze.minimal_pairs import Pair
+from probing.diagnostics.cloze.pair_scores import group_rows
+from probing.diagnostics.cloze.predictor import Predictor, loss_row
 from probing.internals.readouts import choose_masked
 from probing.models import resolve_model
 from probing.statistics.intervals import binomial_interval
-from probing.word_prediction.changed_text import Masked, shuffled
-from probing.word_prediction.minimal_pairs import Pair
-from probing.word_prediction.pair_scores import group_rows
-from probing.word_prediction.predictor import Predictor, loss_row
 
 CPU = {"accelerator": "cpu"}
 

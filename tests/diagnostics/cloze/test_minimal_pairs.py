@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from families import FAMILIES, make_tokenizer
+from probing.diagnostics.cloze.minimal_pairs import MASK, prompts_of, read_pairs
 from probing.errors import UserError
-from probing.word_prediction.minimal_pairs import MASK, prompts_of, read_pairs
 
 KNOWN = ["The layer reads the token.", "The neuron reads the layer.", "Every probe reads the word that is here."] * 9
 

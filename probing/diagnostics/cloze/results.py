@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from probing.diagnostics.cloze.predictor import Found
 from probing.runtime.versions import versions
 from probing.tables.cloze import COLUMNS
 from probing.tables.columns import without_nan
 from probing.tables.csv_files import write_tables
-from probing.word_prediction.predictor import Found
 
 KIND = "predictions at masks"
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.data.examples import Examples, read
-from probing.generalisation.parts import Text
+from probing.diagnostics.hierarchy.parts import Text
 from probing.statistics.intervals import accuracy_interval, difference_interval
 
 # A row of a table.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from probing.checkpoints.emergence import Course, Thresholds, emergence, stays_from
+from probing.pretraining.series.emergence import Course, Thresholds, emergence, stays_from
 from probing.tables.series import LOST, UNIGRAM, conclusions
 
 STEPS = [0, 1, 10, 100, 1000]
