@@ -16,6 +16,7 @@ import pytest
 from families import FAMILIES as ALL_FAMILIES
 from families import make_checkpoint
 from kernels import numeric_tests
+from probing.runtime.memory import set_heap_aside
 
 # Imports create no garbage, and what they create is never garbage: looked through again and again, it took a quarter
 # of the time of importing and a tenth of that of testing.
@@ -53,7 +54,7 @@ def pytest_collection_finish() -> None:
     """Collect garbage from now on, but look for none in what was imported."""
     import hypothesis  # noqa: F401  on import it looks for generators of random numbers, which it finds by the collector
 
-    gc.freeze()
+    set_heap_aside()
     gc.set_threshold(10_000, 10, 10)
     gc.enable()
     # Each trainer reads the metadata of all installed packages, which stay the same.

@@ -4,6 +4,6 @@ A process that searches writes to every object that it looks at, so that one tha
 parent, which takes many times as long as the search.
 """
 
-import gc
+from probing.runtime.memory import set_heap_aside
 
-gc.freeze()
+set_heap_aside()

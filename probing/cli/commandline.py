@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import gc
 import os
 import signal
 import sys
@@ -18,6 +17,7 @@ from probing.errors import RunError, UserError, did_you_mean, one_line
 from probing.runtime.distributed import end_others, end_with_parent, is_main_process, lost_rank, wait_for_first_rank
 from probing.runtime.installation import started_as
 from probing.runtime.interrupts import Terminated, interrupt_behind, signals_interrupt
+from probing.runtime.memory import set_heap_aside
 from probing.runtime.versions import own_version
 
 RUN_ERROR, USER_ERROR, INTERRUPTED, PIPE_CLOSED, TERMINATED = 1, 2, 130, 141, 143
@@ -44,10 +44,10 @@ def run_process(commands: Mapping[str, str], args: Sequence[str]) -> int:
             os.kill(os.getpid(), number)
 
     atexit.register(end)  # the first function registered runs last
-    gc.freeze()  # of this process the libraries are kept to its end, so that no search for garbage need read them
+    set_heap_aside()  # of this process the libraries are kept to its end, so that no search for garbage need read them
     status = run(commands, args)
     ended_by += [_SIGNALS[status]] if status in _SIGNALS else []
-    gc.freeze()  # the interpreter's own last search would read everything once more, which takes a second
+    set_heap_aside()  # the interpreter's own last search would read everything once more, which takes a second
     return status
 
 

@@ -68,18 +68,36 @@ def drop_garbage() -> None:
     give_back_memory()
 
 
+# Whether this program has set objects aside. Python can say whether any are, but counts them, which takes long.
+_is_set_aside = False
+
+
+def heap_is_set_aside() -> bool:
+    """Return whether this program leaves objects out of the searches for garbage."""
+    return _is_set_aside
+
+
+def set_heap_aside() -> None:
+    """Leave all objects of before out of the searches for garbage, to the end of the process."""
+    global _is_set_aside
+    gc.freeze()
+    _is_set_aside = True
+
+
 @contextmanager
 def heap_set_aside() -> Iterator[None]:
     """Leave all objects of before out of the searches for garbage: with all libraries, each would take 0.2 s.
 
-    Does nothing where objects are set aside already: the program does so for the whole of its process.
+    Does nothing where objects are set aside already, by the program for the whole of its process or by its caller.
     """
-    if gc.get_freeze_count():
+    global _is_set_aside
+    if _is_set_aside or gc.get_freeze_count():
         yield
         return
     gc.collect()  # what was garbage before is not to be kept
-    gc.freeze()
+    set_heap_aside()
     try:
         yield
     finally:
         gc.unfreeze()
+        _is_set_aside = False

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from probing.runtime.distributed import is_main_process
+from probing.runtime.memory import heap_is_set_aside, set_heap_aside
 
 # Width of tables where the output is not a terminal.
 PLAIN_WIDTH = 110
@@ -198,16 +199,16 @@ def _bar() -> Any:
 def _without_garbage_collection() -> Iterator[None]:
     """Disable garbage collection during imports, which create no garbage: it took a quarter of their time.
 
-    Where the process is a command's own, which says so by objects that are frozen, what was imported is frozen too:
-    later collections do not read it. In a notebook, that would keep the user's garbage as well.
+    Where the process is a command's own, which sets all objects aside, what was imported is set aside too: later
+    collections do not read it. In a notebook, that would keep the user's garbage as well.
     """
     was_enabled, n_modules = gc.isenabled(), len(sys.modules)
     gc.disable()
     try:
         yield
     finally:
-        if len(sys.modules) > n_modules and gc.get_freeze_count():
-            gc.freeze()
+        if len(sys.modules) > n_modules and heap_is_set_aside():
+            set_heap_aside()
         if was_enabled:
             gc.enable()
 

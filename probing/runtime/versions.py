@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from functools import cache
 from importlib.metadata import version
 
 # Name of this distribution.
@@ -10,11 +11,15 @@ PACKAGE = "neuron-probing"
 _LIBRARIES = ("torch", "pytorch-lightning", "transformers", "torchmetrics", "numpy", "safetensors", "wandb")
 
 
+# Each version is read from a file, which does not change while the process runs.
+_version = cache(version)
+
+
 def own_version() -> str:
     """Return this package's version."""
-    return version(PACKAGE)
+    return _version(PACKAGE)
 
 
 def versions() -> dict[str, str]:
     """Return the versions of Python, of this package, and of the libraries that results depend on."""
-    return {"python": platform.python_version(), **{name: version(name) for name in (PACKAGE, *_LIBRARIES)}}
+    return {"python": platform.python_version(), **{name: _version(name) for name in (PACKAGE, *_LIBRARIES)}}

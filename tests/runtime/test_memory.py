@@ -30,8 +30,11 @@ class Knot:
         self.itself = self
 
 
-def test_searches_for_garbage_read_what_is_new_alone_and_old_garbage_is_freed_before() -> None:
+def test_searches_for_garbage_read_what_is_new_alone_and_old_garbage_is_freed_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gc.unfreeze()
+    monkeypatch.setattr(memory, "_is_set_aside", False)
     try:
         old = weakref.ref(Knot())
         with memory.heap_set_aside():
