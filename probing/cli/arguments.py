@@ -53,20 +53,7 @@ def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[
         UserError: If files cannot be read, options or keys are unknown, or values have the wrong type; it names all
             problems.
     """
-    parser = Parser(prog=f"{started_as()} {name}", allow_abbrev=False, print_config=None)
-    parser.add_argument(
-        "--config", action=ActionConfigFile, help="YAML file of options; the command line overrides it."
-    )
-    parser.add_argument(
-        PRINT_CONFIG, nargs="?", metavar="=comments", default=SUPPRESS,
-        help="Print all options with their values as a file for --config, and do nothing else; "
-        f"{PRINT_CONFIG}=comments also describes each.",
-    )  # fmt: skip
-    parser.add_options(function)
-    known = option_types(function)
-    for action in parser._actions:
-        if any(option.startswith(f"{action.dest}.") for option in known):
-            action.help = f"YAML file of the options that begin with --{action.dest}; those override it."
+    parser, known = _parser_of_command(f"{started_as()} {name}", function), option_types(function)
     if {"-h", "--help"} & set(args):
         parser.parse_args(["--help"])
     given, typed = Given(parser, function, name), list(_typed(args))
@@ -106,6 +93,26 @@ def checked(
     given = Given(_parser_of(function), function, owner)
     given.take_mapping(options, source)
     return given.keywords()
+
+
+@cache
+def _parser_of_command(prog: str, function: Callable[..., Any]) -> Parser:
+    """Return the parser of a command line that begins with the words `prog`."""
+    parser = Parser(prog=prog, allow_abbrev=False, print_config=None)
+    parser.add_argument(
+        "--config", action=ActionConfigFile, help="YAML file of options; the command line overrides it."
+    )
+    parser.add_argument(
+        PRINT_CONFIG, nargs="?", metavar="=comments", default=SUPPRESS,
+        help="Print all options with their values as a file for --config, and do nothing else; "
+        f"{PRINT_CONFIG}=comments also describes each.",
+    )  # fmt: skip
+    parser.add_options(function)
+    known = option_types(function)
+    for action in parser._actions:
+        if any(option.startswith(f"{action.dest}.") for option in known):
+            action.help = f"YAML file of the options that begin with --{action.dest}; those override it."
+    return parser
 
 
 @cache
