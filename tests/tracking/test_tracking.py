@@ -174,9 +174,10 @@ def test_the_mode_that_a_logger_of_lightning_leaves_behind_is_understood(
 
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    _ = WandbLogger(save_dir=tmp_path, offline=True).experiment
+    run = WandbLogger(save_dir=tmp_path, offline=True).experiment
     assert os.environ["WANDB_MODE"] not in get_args(Mode)
     assert resolve_mode("auto") == "offline"
+    run.finish()  # or it would go on to read what this process prints
     monkeypatch.setenv("WANDB_MODE", "run")
     assert resolve_mode("auto") == "online"
 
