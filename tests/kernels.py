@@ -13,16 +13,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import pytest
-
 TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "probing"
+
+N_THREADS = 2
 
 # What sets the kernels of torch, of MKL and of numpy's BLAS: at the other end from the processor's own. Threads that
 # wait are to sleep: on a busy machine they would keep each other from working.
 SETTING: Mapping[str, str] = {
     "ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "OPENBLAS_CORETYPE": "Prescott",
-    "OMP_WAIT_POLICY": "PASSIVE",
+    "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(N_THREADS),
 }  # fmt: skip
 
 # Rooms that add up over all tokens, whose sums two threads cut in another place. On the short sums of the others, two
@@ -62,24 +62,22 @@ def _imported(file: Path) -> set[str]:
     return {name.split(".")[0] for name in plain + names}
 
 
+def n_threads_of(file: Path) -> int:
+    """Return the number of threads that torch has in the tests of a file, under the setting above."""
+    parts = file.relative_to(TESTS).parts
+    return N_THREADS if len(parts) == 1 or parts[0] in _THREADED else 1
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run the numeric tests under that arithmetic, and return pytest's status.
 
     Args:
         arguments: Further arguments of pytest.
     """
-    threaded = {file for file in numeric_tests() if file.relative_to(TESTS).parts[0] in _THREADED}
-    statuses = [_run(numeric_tests() - threaded, 1, arguments), _run(threaded, 2, arguments)]
-    # Arguments such as `-k` may choose tests of one half alone.
-    return next((status for status in statuses if status not in (0, pytest.ExitCode.NO_TESTS_COLLECTED)), min(statuses))
-
-
-def _run(files: set[Path], n_threads: int, arguments: Sequence[str]) -> int:
     # Other files need not be read.
-    names = [str(file) for file in [TESTS / "test_kernels.py", *sorted(files)]]
+    names = [str(file) for file in [TESTS / "test_kernels.py", *sorted(numeric_tests())]]
     command = [sys.executable, "-m", "pytest", "-n", "0", "-m", _CHOICE, *names, *arguments]
-    environment = {**os.environ, **SETTING, "OMP_NUM_THREADS": str(n_threads)}
-    return subprocess.run(command, env=environment, check=False).returncode
+    return subprocess.run(command, env={**os.environ, **SETTING}, check=False).returncode
 
 
 if __name__ == "__main__":

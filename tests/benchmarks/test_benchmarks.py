@@ -19,6 +19,7 @@ import pytest
 
 from benchmarks import commands, floor, scaling
 from benchmarks.__main__ import COMPARISONS, main
+from benchmarks.contestants.answers import states
 from benchmarks.contestants.files import forget, size
 from benchmarks.corpora import BEYOND, larger, sentences, word_labels
 from benchmarks.harness import (
@@ -282,8 +283,7 @@ def test_extraction_and_a_plain_loop_take_turns_for_real_and_agree(
 
     def check(answers: Mapping[str, Path]) -> list[Check]:
         entry, file = commands.entry(answers["ours"]), answers["loop"] / "loop.pt"
-        of_loop = commands.peer(sys.executable, "answers", "states", model, corpus_file, entry, file)
-        found = commands.prepare(small, of_loop)["loop"]
+        found = states(model, str(corpus_file), str(entry), str(file))["loop"]
         stored = sum(path.stat().st_size for path in entry.rglob("*") if path.is_file())
         sizes.append(stored)
         return [Check("hidden states", found, 1e-4)]

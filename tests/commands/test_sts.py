@@ -18,7 +18,6 @@ from probing.runs.evaluations import SentenceSimilarity
 from probing.runs.loading import load_run
 from probing.runs.run import load_fit
 from probing.tables.csv_files import read_csv
-from rendering import rendered
 from wandb_reader import read_offline_runs
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
@@ -43,7 +42,6 @@ def find(rows: list[dict[str, Any]], **wanted: object) -> dict[str, Any]:
     return row
 
 
-@rendered()
 @pytest.mark.slow
 def test_sentences_that_share_words_are_alike_and_all_of_it_is_on_disk(
     data: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]

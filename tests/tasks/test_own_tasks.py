@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -348,8 +348,8 @@ def test_options_of_a_file_are_checked_as_any_others(file: Path) -> None:
 
 
 @pytest.fixture
-def installed(file: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Install a package with the task `half` by pip, not editable; return a function that runs `probing` beside it."""
+def installed(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install a package with the task `half` by pip, not editable, into a folder from which this process imports."""
     source, site = tmp_path / "source", tmp_path / "site"
     (source / "my_tasks").mkdir(parents=True)
     (source / "my_tasks" / "__init__.py").touch()
@@ -377,29 +377,18 @@ def installed(file: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedP
     subprocess.run([*pip, "--no-build-isolation", "--target", str(site), str(source)], check=True, capture_output=True)
     for path in sorted(source.rglob("*"), reverse=True):
         path.unlink() if path.is_file() else path.rmdir()
-    paths = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
-
-    def probing(*args: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "probing", *args],
-            env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-
-    return probing
+    monkeypatch.syspath_prepend(site)
 
 
 @pytest.mark.slow
 def test_a_task_comes_from_an_installed_package(
-    installed: Callable[..., subprocess.CompletedProcess[str]], bare: dict[str, Any], tmp_path: Path
+    installed: None, bare: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ended = installed(
-        "fit", "--model", bare["model"], "--corpus", bare["corpus"], "--runs", bare["runs"], "--layer", "2",
-        "--task", "half", "--task_args.least", "6", "--name", "half", "--wandb.mode", "disabled", "--quiet",
-        *BARE_ARGS,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
+    args = [f"--{name}={bare[name]}" for name in ("model", "corpus", "runs")]
+    args += ["--layer=2", "--task=half", "--task_args.least=6", "--name=half", "--wandb.mode=disabled", *BARE_ARGS]
+    assert run(COMMANDS, ["fit", *args]) == 0
     made = load_run(tmp_path / "runs" / "half")
     assert (made.config["task"], made.results["classes"]) == ("half", ["first", "second"])
-    wrong = installed("fit", "--task", "hafl")
-    assert wrong.returncode == 2
-    assert "did you mean `half`?" in wrong.stderr
+    capsys.readouterr()
+    assert run(COMMANDS, ["fit", "--task", "hafl"]) == 2
+    assert "did you mean `half`?" in capsys.readouterr().err
