@@ -131,12 +131,18 @@ def sentences() -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -> dict[str, Path]:
+def long_sentences() -> list[str]:
+    """200 distinct sentences of 3 to 40 words, always the same."""
+    return make_sentences(200)
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory, long_sentences: list[str]) -> dict[str, Path]:
     """A tiny checkpoint for each family, made when it is first asked for; read only."""
 
     class Checkpoints(dict[str, Path]):
         def __missing__(self, family: str) -> Path:
-            self[family] = make_checkpoint(folder / f"tiny-{family}", family, sentences)
+            self[family] = make_checkpoint(folder / f"tiny-{family}", family, long_sentences)
             return self[family]
 
     folder = tmp_path_factory.mktemp("checkpoints")
@@ -144,11 +150,11 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) 
 
 
 @pytest.fixture
-def tiny_model(tmp_path: Path, sentences: list[str]) -> Callable[..., Path]:
+def tiny_model(tmp_path: Path, long_sentences: list[str]) -> Callable[..., Path]:
     """Make a tiny checkpoint in the test's own folder, to be changed at will: `tiny_model(family, seed=0)`."""
 
     def make(family: str, seed: int = 0) -> Path:
-        return make_checkpoint(tmp_path / f"own-{family}-{seed}", family, sentences, seed)
+        return make_checkpoint(tmp_path / f"own-{family}-{seed}", family, long_sentences, seed)
 
     return make
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import probing
-from conftest import BARE, BARE_ARGS
+from conftest import BARE, BARE_ARGS, make_sentences
 from downstream_data import word_pairs, write_sts, write_wic
 from families import masked_lm
 from pages import PAGES, README, ROOT, code_blocks, label
@@ -170,7 +170,7 @@ def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path, fi
     if args[0] == "series":
         args += ["--corpus", "sentences.txt", "--probe.l2=1e-2"]
     if args[0] == "cloze":  # which needs a model with a head
-        args += ["--model", str(masked_lm(Path("masked"), "bert", Path("sentences.txt").read_text().splitlines()))]
+        args += ["--model", str(masked_lm(Path("masked"), "bert", make_sentences(200)))]
     if args[0] == "hierarchy":
         args += ["--train_sentences", "60", "--test_sentences", "20", "--generalisation_sentences", "20"]
         args += ["--probe.l2", "1e-2"]

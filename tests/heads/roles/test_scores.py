@@ -185,8 +185,8 @@ def test_what_lengths_explain_is_that_of_least_squares_with_a_mean_for_each_kind
     np.testing.assert_array_equal(at_one_length(values, linked, stratum, np.full(80, 9)), values)
 
 
-def test_scores_are_read_from_a_model(checkpoints: dict[str, Path], sentences: list[str], tmp_path: Path) -> None:
-    short = [sentence for sentence in sentences if 5 < len(sentence.split()) <= 12][:8]
+def test_scores_are_read_from_a_model(checkpoints: dict[str, Path], long_sentences: list[str], tmp_path: Path) -> None:
+    short = [sentence for sentence in long_sentences if 5 < len(sentence.split()) <= 12][:8]
     path = tmp_path / "roles.tsv"
     path.write_text("".join(f"{s}\t1\tx\t3-4\n{s}\t4\ty\t0\n" for s in short), encoding="utf-8")
     links = read_role_links(str(path))
