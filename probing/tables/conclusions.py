@@ -58,16 +58,35 @@ def conclusion(rows: Sequence[Mapping[str, Any]], task: str) -> str:
             f"it stands in for the missing intercept and is no evidence of {task}"
         )
     elif "offset" in top["flag"]:
-        said = f"This overstates it: {_centred(top, 'only ')}. Still, {explained}: it carries some {task}"
+        said = f"This overstates it: {_centred(top, 'only ')}. Still, {explained}: it {_carries(top, 'some ')}{task}"
     elif "no-signal" in top["flag"]:
         said = f"By itself it {apart} no better than {chance}: it can be useful only together with other neurons"
     else:
         centred = _centred(top)
         said = (
-            f"{centred[0].upper()}{centred[1:]}, and {explained}: it carries {task} and makes up "
+            f"{centred[0].upper()}{centred[1:]}, and {explained}: it {_carries(top)}{task} and makes up "
             f"{top['share']:.1%} of the layer's total contribution"
         )
-    return f"{who}{_range(top)}. {said}.{_without_it(rows)}"
+    return f"{who}{_range(top)}. {said}.{_without_it(rows)}{_not_measured(top)}"
+
+
+def _carries(top: Mapping[str, Any], how_much: str = "") -> str:
+    """Return the verb for a neuron that tells the classes apart: it carries them if a probe without it does worse.
+
+    Args:
+        top: The neuron's row.
+        how_much: Stands behind the verb of a neuron that carries them.
+    """
+    removed = str(top.get("removed") or "")
+    is_worse = removed and NEGLIGIBLE not in removed and BELOW_RESOLUTION not in removed
+    return f"carries {how_much}" if is_worse else "varies with "
+
+
+def _not_measured(top: Mapping[str, Any]) -> str:
+    """Say which evidence on the neuron this run has not; nothing where it has all."""
+    lacking = ["how stable its rank is"] if "rank_low" not in top else []
+    lacking += ["what a probe loses without it"] if not top.get("removed") else []
+    return f" This run did not measure {listed(lacking)}." if lacking else ""
 
 
 def _range(top: Mapping[str, Any]) -> str:

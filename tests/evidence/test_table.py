@@ -91,7 +91,7 @@ def test_an_informative_neuron_among_noise_is_first_without_a_flag(tmp_path: Pat
     assert rows[0]["neuron"] == 4
     assert rows[0]["flag"] == ""
     assert rows[0]["ratio"] > 5
-    assert "it carries position" in conclusion(rows, "position")
+    assert "it varies with position" in conclusion(rows, "position")
 
 
 def test_a_neuron_that_hardly_varies_is_dead_with_no_contribution_at_all(tmp_path: Path) -> None:
@@ -283,10 +283,36 @@ def row(**values: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+MEASURED: dict[str, Any] = {
+    "rank_low": 1, "rank_high": 1, "removed": "top", "cross_entropy_without": 0.02, "cross_entropy_without_low": 0.01,
+    "cross_entropy_without_high": 0.03,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("removed", ["", "top, negligible", "top, below resolution"])
+@pytest.mark.parametrize(("flag", "how_much"), [("", ""), ("offset", "some ")])
+def test_a_neuron_carries_what_is_predicted_only_if_a_probe_without_it_does_worse(
+    removed: str, flag: str, how_much: str
+) -> None:
+    assert f"it carries {how_much}position" in conclusion([row(**MEASURED, flag=flag)], "position")
+    said = conclusion([row(**{**MEASURED, "removed": removed}, flag=flag)], "position")
+    assert "it varies with position" in said
+    assert "carries" not in said
+
+
+def test_evidence_that_was_not_measured_is_named() -> None:
+    assert "did not measure" not in conclusion([row(**MEASURED)], "position")
+    both = conclusion([row()], "position")
+    assert both.endswith(" This run did not measure how stable its rank is and what a probe loses without it.")
+    only = conclusion([row(rank_low=1, rank_high=2)], "position")
+    assert only.endswith(" This run did not measure what a probe loses without it.")
+
+
 def test_a_neuron_without_flags_carries_what_is_predicted() -> None:
-    said = conclusion([row()], "position")
+    said = conclusion([row(**MEASURED)], "position")
     assert said.startswith(
-        "Layer 3: neuron 17 contributes most, 8.2 times the layer's mean. Centring leaves 75% of its"
+        "Layer 3: neuron 17 contributes most, 8.2 times the layer's mean (rank 1 in this probe and all its bootstraps)."
+        " Centring leaves 75% of its"
     )
     assert "position explains 25.0% of its variance beyond chance (z = 99)" in said
     assert "it carries position" in said
