@@ -68,9 +68,11 @@ def say_where(folder: Path, where: str | None) -> None:
 
     Args:
         folder: Folder on disk.
-        where: Address on Weights & Biases, if they were logged there.
+        where: Address on Weights & Biases, or the command that uploads them; None if they are not tracked.
     """
-    print(f"Results: {folder}" + (f"; on Weights & Biases: {where}" if where else ""))
+    is_sent = where is not None and where.startswith("http")
+    there = f"; {'on' if is_sent else 'to upload to'} Weights & Biases: {where}" if where else ""
+    print(f"Results: {folder}{there}")
 
 
 def say_results(made: ResultFolder, where: str | None, quiet: bool) -> None:

@@ -1,10 +1,13 @@
-"""What a command reads because of a finished run of `fit`: its model, its corpus and its split."""
+"""What a command takes from a finished run of `fit`: its model, its corpus, its split, and how it was tracked."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from probing.cli.options import WandbOptions
 from probing.errors import UserError
 from probing.models import site_of
 from probing.runs.run import Run
@@ -44,3 +47,17 @@ def read_as_run(
                 "one of the two out."
             )
         config[option] = made[option]
+
+
+def tracked_like(run: Run, options: WandbOptions) -> WandbOptions:
+    """Return where results that are added to a run are tracked: with the mode `auto`, where the run was.
+
+    A run that was made offline on purpose is thereby not uploaded in part. The variable `WANDB_MODE` takes precedence.
+
+    Args:
+        run: The run.
+        options: The options of the command.
+    """
+    made = run.config["wandb"]["mode"]
+    is_open = options.mode == "auto" and not os.environ.get("WANDB_MODE")
+    return replace(options, mode=made) if is_open else options

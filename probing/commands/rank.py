@@ -12,6 +12,7 @@ from probing.cli.options import WandbOptions
 from probing.cli.python_calls import command
 from probing.cli.shared_options import with_shared_help
 from probing.commands.folders import cache_folder, say_where, writable_folder
+from probing.commands.of_run import tracked_like
 from probing.errors import UserError, did_you_mean, out_of_range, refuse
 from probing.models import from_the_end, layer_numbers, site_of, what_is_a_neuron
 from probing.runs.kinds import Rankings
@@ -27,6 +28,7 @@ from probing.runs.run import Row, Run, load_fit_of_classes
 from probing.runtime.distributed import refuse_several
 from probing.tables.rankings import curves_lines, rankings_lines
 from probing.tables.rows import Table as Rows
+from probing.tables.wording import layers_named
 from probing.tracking import Tracker, resolve_mode
 
 
@@ -62,7 +64,7 @@ def rank(
         seed: Seed of every random draw: random neurons, and a sample of the tokens where not all are used.
         cache: Folder of cached activations; the one that the run used by default.
         quiet: Print result lines only, without tables.
-        wandb: Where and how to track the rankings in Weights & Biases.
+        wandb: Where and how to track the rankings in Weights & Biases; with the mode auto, where the run was tracked.
 
     Returns:
         The rankings.
@@ -107,7 +109,7 @@ def rank(
         ranked = {name: Rows(rows) for name, rows in rankings.items()}
         made = Rankings(place, run.config, run.results, ranked, Rows(evaluation), Rows(erasure), Rows(curve_rows))
         figures = _write(made, run, layers, finished.label, figure_formats(figure_format))
-    where = _track(made, wandb, f"{run.folder.name}-rankings", config, figures)
+    where = _track(made, tracked_like(run, wandb), f"{run.folder.name}-rankings", config, figures)
     _report(made, run, where, quiet)
     return made
 
@@ -169,7 +171,7 @@ def _layers(layer: Layers, run: Run) -> list[int]:
     there = [row["layer"] for row in run.accuracy]
     wanted = from_the_end(layer_numbers(layer) or there, there)
     if missing := [number for number in wanted if number not in there]:
-        raise UserError(f"`--layer {missing[0]}` is not in {run.folder}, which has {', '.join(map(str, there))}.")
+        raise UserError(f"`--layer {missing[0]}` is not in {run.folder}, which has {layers_named(there)} alone.")
     return wanted
 
 

@@ -292,7 +292,7 @@ def test_how_many_neurons_from_the_command_line(planted: Path, capsys: pytest.Ca
     ("args", "words"),
     [
         ([], "`rank` takes the folder of one finished run"),
-        (["nowhere"], "`nowhere` is no finished run"),
+        (["nowhere"], "`nowhere` does not exist"),
         (["RUN", "RUN"], "`rank` takes one folder, and 2 are given"),
         (["RUN", "--method", "anvoa"], "`--method anvoa` is no method (did you mean `anova`?); they are contribution,"),
         (["RUN", "--method", "anova,,weight"], "`--method ` is no method"),
@@ -343,6 +343,16 @@ def test_a_run_without_validation_tokens_is_ranked_by_what_needs_none(
     with pytest.raises(UserError, match="`--curves` need some"):
         rank(str(plain), method="anova", curves=True, quiet=True, wandb=NO_WANDB)
     assert rank(str(plain), method="anova", layer=1, quiet=True, wandb=NO_WANDB).rankings["anova"]
+
+
+@pytest.mark.parametrize(("variable", "is_tracked"), [("", False), ("offline", True)])
+def test_rankings_are_tracked_where_the_run_was_unless_asked_otherwise(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, is_tracked: bool
+) -> None:
+    copy = shutil.copytree(plain, tmp_path / "copy")  # of a run that is not tracked at all
+    monkeypatch.setenv("WANDB_MODE", variable)
+    rank(str(copy), method="random", layer=1, cache=str(plain.parent / "cache"), quiet=True)
+    assert (copy / "rankings" / "wandb").is_dir() == is_tracked
 
 
 def test_a_comparison_is_no_run_to_rank(plain: Path, tmp_path: Path) -> None:
