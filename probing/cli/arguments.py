@@ -109,7 +109,12 @@ def _parser_of_command(prog: str, function: Callable[..., Any]) -> Parser:
     )  # fmt: skip
     parser.add_options(function)
     known = option_types(function)
+    words = [f"[{word.upper()}]" for word in WORD if word in known]
+    words += [f"[{word.upper()} ...]" for word in WORDS if word in known]
+    parser.usage = " ".join([prog, *words, "[OPTIONS]"])
     for action in parser._actions:
+        # The form that appends to a list of a file stays possible.
+        action.option_strings = [option for option in action.option_strings if not option.endswith("+")]
         if any(option.startswith(f"{action.dest}.") for option in known):
             action.help = f"YAML file of the options that begin with --{action.dest}; those override it."
     return parser

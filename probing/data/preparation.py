@@ -171,7 +171,7 @@ def example_checks(
             if n_dropped:
                 say(
                     f"{side}: {n_dropped} of {n + n_dropped} {unit_of(task)}s are left out: their label is too rare to "
-                    "be a class"
+                    "be a class (`--task_args.min_count` sets how often it must occur in training)"
                 )
         if part == 0:
             announce(tokens, len(classes), n_of["train"])

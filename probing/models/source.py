@@ -207,13 +207,16 @@ def _refusal(name: str, revision: str | None, error: Exception, option: str = "-
     """Return what to say where a model cannot be had."""
     from huggingface_hub.errors import HFValidationError
 
+    aliases = f"aliases are {', '.join(ALIASES)}"
     if isinstance(error, HFValidationError):
         reason, near = "is neither an alias, a folder, nor a hub id", did_you_mean(name, ALIASES)
+        hints = [aliases, _WAYS_OUT]
     else:
+        hints = [_WAYS_OUT, aliases]
         reason, is_no_name = _why_not_downloaded(error)
         near = did_you_mean(name, ALIASES) if is_no_name and name not in ALIASES else ""
     typed = f"`--model {name}" + (f" {option} {revision}`" if revision else "`")
-    return UserError(f"{typed} {reason}{near}; aliases are {', '.join(ALIASES)}; {_WAYS_OUT}.")
+    return UserError(f"{typed} {reason}{near}; {'; '.join(hints)}.")
 
 
 def _why_not_downloaded(error: Exception) -> tuple[str, bool]:

@@ -25,7 +25,8 @@ def kind_of(folder: Path, wrote: str) -> str | None:
     if not (folder / "results.json").is_file() or folder.name.endswith(PARTIAL):
         partial = folder.with_name(folder.name + PARTIAL)
         hint = f"; {partial} is one that did not finish" if partial.is_dir() else ""
-        raise UserError(f"`{folder}` is no finished run: expected a folder that {wrote} wrote{hint}.")
+        found = "is no finished run" if folder.exists() else "does not exist"
+        raise UserError(f"`{folder}` {found}: expected a folder that {wrote} wrote{hint}.")
     with reading(folder):
         kind: str | None = json.loads((folder / "results.json").read_text()).get("kind")
         return kind

@@ -104,7 +104,12 @@ def test_usage_lines_name_the_program_as_it_was_started(
     assert capsys.readouterr().out.startswith(f"usage: {started} COMMAND [OPTIONS]   ({started} COMMAND --help")
     with pytest.raises(SystemExit, match="0"):
         run(COMMANDS, ["cache", "ls", "--help"])
-    assert capsys.readouterr().out.startswith(f"usage: {started} cache ls [--config CONFIG]")
+    assert capsys.readouterr().out.startswith(f"usage: {started} cache ls [OPTIONS]\n")
+    with pytest.raises(SystemExit, match="0"):
+        run(COMMANDS, ["rank", "--help"])
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"usage: {started} rank [FOLDER] [OPTIONS]\n")
+    assert "--method METHOD\n" in shown
     with pytest.raises(SystemExit, match="0"):
         run(COMMANDS, ["fit", "--help"])
     assert "YAML file of the options that begin with --probe" in " ".join(capsys.readouterr().out.split())

@@ -165,7 +165,7 @@ def test_many_to_one_may_use_a_neuron_twice(runs: Path) -> None:
     ("change", "words"),
     [
         (lambda runs: [str(runs / "bert")], "two or more finished runs"),
-        (lambda runs: [str(runs / "bert"), str(runs / "nowhere")], "is no finished run"),
+        (lambda runs: [str(runs / "bert"), str(runs / "nowhere")], "does not exist"),
         (lambda runs: [str(runs / "bert"), str(runs / "cache")], "is no finished run"),
     ],
 )

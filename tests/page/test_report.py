@@ -407,7 +407,7 @@ def test_the_page_goes_into_the_run_or_beside_several(
     ("args", "words"),
     [
         ([], "`report` takes the folders of finished runs"),
-        (["nowhere"], "`nowhere` is no finished run: expected a folder that `fit` wrote"),
+        (["nowhere"], "`nowhere` does not exist: expected a folder that `fit` wrote"),
         (["a.partial"], "`a.partial` is no finished run"),
         (["half"], "that `fit` wrote; half.partial is one that did not finish"),
         (["notes.txt"], "`notes.txt` is no finished run"),
