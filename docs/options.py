@@ -15,7 +15,7 @@ PAGE = Path(__file__).with_name("options.md")
 
 HEAD = """# Options
 
-*What can be said on the command line?*
+*Which options does each command have?*
 
 `make docs` writes this page from the help of each command. Options are spelled with underscores; hyphens are accepted
 too. A yes/no option may stand alone (`--quiet`). Every command takes `--config FILE.yaml`, and the command line

@@ -1,4 +1,4 @@
-"""About how long a model reads a text, and how much its hidden states take on disk, before it reads anything."""
+"""Estimates, before any work, of the time in which a model reads a text and of the disk space of its hidden states."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from probing.models import load_config, load_tokenizer
 from probing.models.forward_cost import Blocks, weight_bytes
 from probing.runtime.rates import undisturbed_rate
 
-# Share of the time of a reading that its matrix products take: the rest is GELU, attention and norms, padding, and
-# writing (`make bench` measures .42 to .46 of the built-in model; wider models have more of it in products).
+# Share of the time of reading a text that is spent in matrix products. The rest is GELU, attention, norms, padding and
+# writing. (`make bench` measures .42 to .46 for the built-in model; for wider models the share is larger.)
 PRODUCTS = 0.5
 # Most rows of the products that are timed: on a processor they take a millisecond.
 ROWS_CPU = 256
@@ -97,7 +97,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Reading:
-    """What is left of a request to be read.
+    """A request, and how much of it is not cached yet.
 
     Args:
         request: The request.

@@ -69,7 +69,7 @@ class ActivationSource:
             revision: Branch, tag or commit of the model on the hub.
             layer: Layers, as typed.
             trainer: Arguments of Lightning's Trainer.
-            solver: What the arguments are for.
+            solver: The solver for which the Trainer's arguments are checked, `lbfgs` or `adam`.
             tokenizer: Tokenizer of a model that is an object.
             how: Further fields of the source.
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MANIFEST, TOKENS = "manifest.jsonl", "tokens.safetensors"
-# Most files that a store keeps memory-mapped: mapping them again in every pass costs a sixth of the pass. The system
-# allows about 65,000 mappings per process. Further files are mapped at each read.
+# Maximum number of files that a store keeps memory-mapped; further files are mapped at each read. Mapping all files
+# again in every pass would take a sixth of the time of the pass. The system allows about 65,000 mappings per process.
 MOST_MAPPED = 8192
 
 

@@ -19,9 +19,9 @@ from probing.errors import UserError
 CHUNK = 1024
 # Most tokens, and most words, of a sentence: the table stores the index of a word as int16.
 LONGEST = 2**15 - 1
-# What stands for the word of a token that belongs to none: the tokenizer added it, or it is set aside, or both.
+# Word index of tokens that belong to no word: the tokenizer added the token, it is set aside (not measured), or both.
 ADDED, SET_ASIDE, ADDED_SET_ASIDE = -1, -2, -3
-# Columns of the table that some tables have not.
+# Columns that not every table has.
 _OPTIONAL = ("spans", "segments", "token_types")
 
 

@@ -50,14 +50,14 @@ class TrainingOptions:
         batch_size: Number of rows in a batch, over all processes: 64 or 256.
         learning_rate: Highest learning rate: 2e-3 or 1e-4.
         warm_up: Number of steps in which the learning rate rises; then it falls linearly to 0: 150 or 10,000.
-        beta1: First momentum of AdamW: 0.9.
-        beta2: Second momentum of AdamW: 0.98.
+        beta1: Decay rate of AdamW's running mean of the gradient: 0.9.
+        beta2: Decay rate of AdamW's running mean of the squared gradient: 0.98.
         epsilon: Epsilon of AdamW: 1e-6.
         weight_decay: Weight decay of AdamW: 0.01.
         masked: Share of tokens that are predicted: 0.15.
-        held_out_rows: Most rows of held-out text on which the loss is measured: 1,000.
+        held_out_rows: Maximum number of rows of held-out text on which the loss is measured: 1,000.
         checkpoint_factor: Each checkpoint has this many times the steps of the one before: 2.
-        save_every: Number of steps between states from which a killed run is continued: 100 or 1,000.
+        save_every: Number of steps between saved states, from which an interrupted run continues: 100 or 1,000.
     """
 
     steps: int | None = None

@@ -19,14 +19,13 @@ DESCRIPTIONS = {
     "activation function (mlp), or a coordinate of a head's output inside block k (attention).",
     "corpus": "Text to read: builtin, a file (.txt with one sentence per line, .conllu, .tsv, .jsonl; also as .gz), "
     "hf:NAME?config=C&split=S&column=T, or - for standard input.",
-    "first_token": "Whether the first token of each sequence is measured: include, or exclude, which leaves it out of "
-    "what is measured, not of what the model reads. In decoders it often collects attention and has outliers of its "
-    "own.",
+    "first_token": "Whether the first token of each sequence is measured: include or exclude; the model reads it in "
+    "both cases. In decoders the first token often attracts much attention and has outliers of its own.",
     "max_length": "Maximum length of a tokenised sentence, special tokens included; longer ones are truncated. The "
     "model's own limit by default.",
-    "batch_tokens": "Maximum number of tokens in one forward pass, padding included; fixed when the cache entry is "
-    "made.",
-    "tokenizer": "Tokenizer of a model that is an object; from Python alone.",
+    "batch_tokens": "Maximum number of tokens in one forward pass, padding included; an existing cache entry keeps the "
+    "value that it was made with.",
+    "tokenizer": "Tokenizer of a model that is given as an object; only from Python.",
     "definition": "Definition of the outliers that are clipped, as for `geometry`.",
     "components": "Number of directions that whitening keeps; all that vary by default.",
     "seed": "Seed of every random draw: bootstrap samples, clip_random's neurons and random weights.",

@@ -49,15 +49,16 @@ def attention(
         dtype: Precision of the forward pass.
         test_corpus: Treebank on which relations and trees are tested, given like --corpus; without it, they are tested
             on the test part of --corpus.
-        pairs: Pairs of sentences to read, in place of --corpus, as one input each: a file with lines first TAB second.
+        pairs: Pairs of sentences to read in place of --corpus, each pair as one input: a file with two sentences on
+            each line, separated by a tab.
         roles: Role links to follow: a file with lines text TAB predicate TAB role TAB filler, whose words are counted
             from 0, such as 3 or 3-4, or framenet:FOLDER; without it, the subjects and objects of a treebank.
         against: Another checkpoint of the model, an alias, a hub id or a local folder with the same tokenizer, to
             compare its heads, hidden states and parameters with those of --model: the part change.
-        as_published: Compare maps of 200 x 200 tokens, rows of padding included, with those of --against too, over the
-            first 1,000 sentences, as the code of Kovaleva et al. (2019) does.
-        run: Folder of a run of fit on position, of the same model: find the heads that attend to a fixed offset, and
-            whether they read the neurons that the run ranks first.
+        as_published: With --against, also compare the heads as the code of Kovaleva et al. (2019) does: by maps of
+            200 x 200 tokens, which include rows of padding, over the first 1,000 sentences.
+        run: Folder of a run of fit on position, of the same model. With it, find the heads that attend to a fixed
+            offset, and measure whether they read the neurons that the run ranks first.
         parts: Parts of the survey: all, or some of classes, profile, tokens, words, rollout, similarity, relations,
             trees, roles, change (with --against), position_heads and position_neurons (with --run), first_token (with
             --first_token exclude), attention_probe and fusion. The last two take long and are not among all. Parts that

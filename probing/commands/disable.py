@@ -57,19 +57,20 @@ def disable(
         run: Finished run of `fit` for the task position, whose probes read the later layers; its model, its corpus and
             its split are then read. By default, probes are trained as `fit` trains them.
         units: What is disabled: heads, layers (all heads of a layer) or all.
-        kinds: What stands in the place of a head's output: all, or some of uniform (its output under uniform
-            attention), zero, mean (over training tokens), resample (its output at a random token of another sentence);
-            skip takes a layer out as a whole.
+        kinds: What replaces a head's output: all, or some of uniform (its output under uniform attention), zero, mean
+            (over training tokens), resample (its output at a random token of another sentence), and skip, which removes
+            a whole layer.
         readouts: What is read while something is disabled, one or more: position (by probes of the later layers), mlm
             (the loss of masked words, by the model's own head), sts=DIR (Spearman's correlation of the last layer's
             cosines with human scores), wic=DIR (accuracy of the last layer's cosines), with data as of sts and wic.
-        tokens: Most tokens of the test sentences that are read, and of the training sentences that stand in their
-            place; sentences are drawn.
-        retrain: Number of the heads and of the layers that cost most, and of as many random ones, without which probes
-            are also trained again, by the first of the kinds; 0 for none.
-        prune: Whether heads, and layers, are also disabled cumulatively, by zero or else by mean, the least important
-            first, beside random orders and the reverse order.
-        prune_share: Share of the heads, or layers, that is added at each step of --prune; 0 for one after the other.
+        tokens: Maximum number of tokens of the test sentences that are read, and also of the training sentences from
+            which replacement values come; if there are more, sentences are drawn at random.
+        retrain: Retrain probes without each of this many heads and layers with the largest effect, and without each of
+            as many random ones, by the first of the kinds; 0 retrains no probe.
+        prune: Also disable heads, and layers, cumulatively: the least important first, and for comparison in random
+            orders and in the reverse order; by zero if it is among the kinds, otherwise by mean.
+        prune_share: Share of all heads, or layers, that is disabled in addition at each step of --prune; 0 disables one
+            more at each step.
         seed: Seed of every random draw: the split, the sentences that are read, tokens that replace others, random
             weights.
         name: Name of this run; MODEL-disable-YYYYMMDD-HHMMSS by default.

@@ -84,25 +84,27 @@ def geometry(
         smoothing_bound: Also run the model to measure, for every sentence, how each block changes the distance between
             tokens and how much it can at most: every term of Theorem 2 of Shi et al. (2022). Post-LN models only.
         interventions: Also set the outliers to 0 inside the model, in the LayerNorm after every block, and measure how
-            well the model then predicts masked words or, without a head for these, how well positions can be read off;
-            the same with outliers clipped after the model. With --neurons or --from_run, change these neurons instead.
+            well the model then predicts masked words or, without a head for these, how well probes then read
+            positions. Outliers that are clipped only after the model are measured in the same way. With --neurons or
+            --from_run, change these neurons instead.
         neurons: Neurons, such as 18,99, that are changed inside the model in the hidden states of each layer of
             --layer, to measure what later layers lose beside random sets of as many; with --kind direction also all.
         from_run: Finished run of `fit`, whose neurons with the largest contributions are changed, as many as --top, in
             each of its layers and of --layer; its model, its corpus and its split are then read.
-        kind: What stands in the place of neurons: mean (over training tokens), zero, resample (their values at a random
-            token of another sentence), direction (their values without what tells the position linearly, by LEACE),
-            shuffled (the same for positions that are permuted within sentences, as a control); some of these, or all.
-        at: Whether neurons are changed at words, or everywhere, special tokens too.
+        kind: What replaces the neurons: mean (over training tokens), zero, resample (their values at a random token of
+            another sentence), direction (their values after linear erasure of the position, by LEACE), shuffled (as
+            direction, but for positions that are permuted within sentences, as a control); some of these, or all.
+        at: Whether neurons are changed at words only, or everywhere, which includes special tokens.
         readouts: What is read while neurons are changed, one or more: position (by probes of the later layers and by
             heads), or others as in `disable`: mlm (the loss of masked words, by the model's own head), sts=DIR,
             wic=DIR.
-        tokens: Most tokens of the test sentences that are read while neurons are changed, and of the training
-            sentences that values come from; sentences are drawn.
-        retrain: Number of random sets and of matched ones, of the largest size, for which a probe of the last layer is
-            also trained again, as for the neurons themselves; 0 for none at all.
-        norms: Also split the mean of each outlier behind the norms of every block into terms, and measure what is left
-            of it, of position and of the loss of masked words with the gain and the bias that other neurons have.
+        tokens: Maximum number of tokens of the test sentences that are read while neurons are changed, and also of the
+            training sentences from which replacement values come; if there are more, sentences are drawn at random.
+        retrain: For the neurons and for this many random and as many matched sets of the largest size, also retrain a
+            probe of the last layer while they are changed; 0 retrains no probe.
+        norms: Also split the mean output of each outlier in every norm of every block into terms. Then set the
+            outliers' gains and biases to the mean of the other neurons', and measure the outliers again, how well
+            probes read positions, and the loss of masked words.
         path: Also follow outliers along the residual stream, from the embeddings through the terms that blocks add to
             it and their norms, on the first token and on words.
         seed: Seed of every random draw: tokens, neurons, sentences and random weights.

@@ -48,8 +48,8 @@ def hierarchy(
         controls: Controls that the model is compared with: all, none, or some of untrained (a randomly initialised
             model) and permuted_positions (the model reads each sentence with its tokens permuted).
         train_sentences: Number of sentences that probes are trained on.
-        test_sentences: Number of sentences of the same kind that the penalty is chosen on, and of further ones that
-            probes are tested on.
+        test_sentences: Number of validation sentences, on which the penalty is chosen, and also of test sentences; both
+            are of the same kind as the training sentences.
         generalisation_sentences: Number of sentences in which the two rules differ.
         seed: Seed of every random draw: the sentences, permuted tokens, adam's batches, random weights.
         name: Name of this run; MODEL-hierarchy-YYYYMMDD-HHMMSS by default.

@@ -50,16 +50,17 @@ def pretrain(
     """Pretrain encoders that differ only in what tells them positions, and measure outliers in their checkpoints.
 
     Args:
-        corpus: Text to learn from; a tenth of its documents, or without these of its sentences, is held out. Given as
-            builtin, a file (.txt with one sentence per line, .conllu, .tsv, .jsonl; also as .gz),
-            hf:NAME?config=C&split=S&column=T, or - for standard input.
-        arms: What tells positions: all, or some of learned (a table of embeddings), none, constant (every token is told
-            the same position), causal (none, with attention to earlier tokens alone), sinusoidal (a table of sines
-            that is not trained), rotary (queries and keys rotated by the position).
+        corpus: Text to learn from; a tenth of its documents is held out, or a tenth of its sentences if it marks fewer
+            than 20 documents. Given as builtin, a file (.txt with one sentence per line, .conllu, .tsv, .jsonl; also as
+            .gz), hf:NAME?config=C&split=S&column=T, or - for standard input.
+        arms: How the encoder is given positions: all, or some of learned (a table of embeddings), none, constant (every
+            token is given the same position), causal (as none, but each token attends only to itself and earlier
+            tokens), sinusoidal (a table of sines that is not trained), rotary (queries and keys rotated by the
+            position).
         seeds: Number of trainings of each arm, with the seeds from --seed on.
         size: Shape of the encoder and its training, which --encoder and --training change: tiny trains in minutes on a
             processor, base is that of Luo, Kulmizev & Mao (2021).
-        sentences: Most held-out sentences on which checkpoints are measured.
+        sentences: Maximum number of held-out sentences on which checkpoints are measured.
         seed: Seed of the division of the text, of what is drawn to measure, and first seed of the trainings: initial
             weights, order of the text, masks.
         name: Name of this run; pretrain-SIZE-YYYYMMDD-HHMMSS by default. A killed run of this name goes on where it

@@ -17,7 +17,8 @@ def report(folders: list[str] | None = None, output: str | None = None) -> Path:
 
     Args:
         folders: Folders of finished runs, of one comparison of them, and of results of `attention`, `disable`,
-            `pretrain`, `series`, `reproduce`, `geometry`, `wic` or `sts`; may be given without `--folders`.
+            `pretrain`, `series`, `hierarchy`, `cloze`, `reproduce`, `geometry`, `wic` or `sts`; may be given
+            without `--folders`.
         output: File to write. By default RUN/report.html, for several runs report-A-B.html beside the first, and with a
             comparison report.html in its folder. An existing report is replaced.
 

@@ -53,8 +53,8 @@ def reproduce(
         models: Models to measure: aliases, hub ids or local folders, as for --model; NAME=FOLDER says that a folder
             holds a model of the paper, such as bert=FOLDER; pretrain-tiny and pretrain-base are encoders that are
             trained here, with position embeddings and without. By default the built-in model and those models of the
-            paper that are on this machine; others of the paper are downloaded if they are named. Of models that are
-            none of the paper's, the table says analogue and gives no verdict on the paper.
+            paper that are on this machine; other models of the paper are downloaded if you name them. For a model that
+            is not one of the paper's, the table says analogue and gives no verdict on the paper.
         claims: Numbers of the claims, such as 19-28,31; all by default.
         other_corpus: Another text, given like --corpus, for claims about held-out text and about several texts.
         third_corpus: A third text, for claims about several texts.
@@ -66,8 +66,8 @@ def reproduce(
         pairs: File of pairs of sentences, for claims about heads that read two sentences, given as to `attention`.
         roles: Role links, for claims about semantic roles, given as to `attention`; without them, the subjects and
             objects of a treebank are taken.
-        untuned: Model that the models were tuned from, for claims about what tuning changes, given as --against to
-            `attention`.
+        untuned: Pretrained model from which the models were fine-tuned, for claims about what fine-tuning changes,
+            given as --against to `attention`.
         cloze: File of pairs of words at a mask, for claims about negation and agreement, given as to `cloze`; without
             it, the forty pairs that come with the program.
         dry_run: Only say which runs are needed and which of them are there, with an estimate of time and disk.

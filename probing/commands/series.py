@@ -49,11 +49,12 @@ def series(
             (outliers, anisotropy) and attention (heads at fixed offsets, attention to special tokens).
         test_corpus: Corpus on which probes and position heads are tested, given like --corpus; the test part of
             --corpus then joins the training part.
-        threshold_loss: Nats by which the held-out loss is to be below that of a model of token frequencies, or, where
-            that is not known, below that of the first checkpoint.
-        threshold_position: Accuracy by which the probe is to be above one that sees the token alone, with the whole
-            interval.
-        threshold_outliers: Number of sd by which the mean of a neuron is to differ from the means of the others.
+        threshold_loss: The loss has fallen once the held-out loss is this many nats below that of a model that knows
+            only token frequencies or, if that is not known, below that of the first checkpoint.
+        threshold_position: Position is encoded once the accuracy of its probe exceeds that of a probe of the token
+            alone by this much; the lower end of the interval decides.
+        threshold_outliers: A neuron is an outlier once its mean is this many standard deviations from the mean of the
+            neurons' means.
         keep_activations: Keep the hidden states of every checkpoint in the cache, for other commands; by default, those
             that the series made are removed once the checkpoint is measured.
         seed: Seed of every random draw, the same for all checkpoints.

@@ -1,4 +1,4 @@
-"""Evidence for the ranking of a ridge probe; what probes of classes are retrained for has a closed form here."""
+"""Evidence for the ranking of a ridge probe: closed forms for what needs retraining with a probe of classes."""
 
 from __future__ import annotations
 

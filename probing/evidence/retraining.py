@@ -41,13 +41,13 @@ from probing.rankings.contributions import mean_contribution
 from probing.runtime.distributed import sum_over_ranks
 from probing.runtime.memory import drop_garbage
 
-# Largest distance of changed probes from their optima, in nats; ranks no longer move by then.
+# Largest distance of changed probes from their optima, in nats; training further does not change ranks any more.
 VARIANT_TOLERANCE = 1e-3
 # Largest error of the test cross-entropy of a probe without a neuron, compared with its optimum: RESOLUTION nats, SHARE
 # of the increase of the training objective without the neuron, or PART of half the width of the effect's interval, to
 # which the error is added. The probe with all neurons, from which every effect is taken, is allowed a fifth of that.
 RESOLUTION, SHARE, PART = 1e-5, 0.005, 0.05
-# Passes that the curvature saves a bootstrap.
+# Number of passes that the curvature saves for each bootstrap.
 SAVED = 8
 # Number of sampled tokens per class's block, in multiples of its width: twice that of a single probe's curvature, as
 # some thirty problems use it. They take an eighth fewer passes with 16 than with 8, and 4% fewer still with 32.
@@ -176,9 +176,10 @@ def _with_removals(evidence: Evidence, retraining: Retraining, near: Surrounding
 
 
 def _preconditioned(problems: Sequence[Problem], near: Surroundings) -> list[Problem]:
-    """Return the problems with the curvature near the layer's finished probe, which takes a third of the passes.
+    """Return the problems with the curvature near the layer's finished probe, which reduces their passes to a third.
 
-    With another penalty its ridge is not theirs, which costs fewer passes than another inverse.
+    The curvature includes the penalty of the finished probe, also for problems with another penalty. This costs them
+    some passes, but less time than another inverse.
     """
     # With an l1 penalty, most weights leave or enter zero on the way, and the curvature is restricted to the others.
     return [one if one.penalty.l1 else replace(one, curvature=near.curvature) for one in problems]
@@ -247,13 +248,13 @@ def _resolutions(retraining: Retraining, starts: Sequence[Tensor]) -> list[float
 
     Args:
         retraining: Retraining of one layer.
-        starts: Initial weights of each such probe, whose interval is about that of the optimum.
+        starts: Initial weights of each such probe; the interval of the effect at these is about that at the optimum.
     """
     (fit,), (layer,), test = retraining.fits, retraining.layers, retraining.sides.test
     with_all, *others = _test_losses(test, layer, [fit.weight, *starts])
     n_tokens = test.clusters(test.tokens_by_sentence())
     effects = (ablation_effect(test.clusters(with_all), test.clusters(one), n_tokens, 0.0) for one in others)
-    # Of too few sentences there is no interval.
+    # With too few test sentences there is no interval.
     return [RESOLUTION if math.isnan(e.low) else max(RESOLUTION, PART * (e.high - e.low) / 2) for e in effects]
 
 

@@ -18,8 +18,8 @@ from probing.statistics.scaling import Scaling
 
 # Most bytes of the blocks of all classes; if they need more, the Kronecker model is used.
 MOST_BYTES = 2**30
-# Number of sampled tokens per class's block, in multiples of its width; with all tokens the blocks would cost more than
-# they save.
+# Number of tokens sampled for the block of each class, in multiples of d_model; with all tokens, computing the blocks
+# would take more time than they save.
 SAMPLES = 8
 
 

@@ -31,11 +31,11 @@ FEW = 10
 class SolverSteps(torch.optim.Optimizer):
     """One step a pass, in which every unsolved problem moves to the point that its solver requests.
 
-    As an optimiser of Lightning's the passes are counted as its steps, on which checkpoints and loggers rely.
+    Because this is an optimiser, Lightning counts the passes as its steps; checkpoints and loggers rely on this count.
 
     Args:
         weight: The stacked parameter.
-        advance: Moves it.
+        advance: Moves every unsolved problem in `weight` to its next point.
     """
 
     def __init__(self, weight: Tensor, advance: Callable[[], None]) -> None:
@@ -69,8 +69,8 @@ class FullPasses:
         self.midway = MidwayCurvature(len(probe.problems), tolerance)
         self.workspace = Workspace()
         self.first_objectives: dict[int, float] = {}
-        # What the last pass found, and the points for the next one. Until that begins, the probe keeps the weights that
-        # its last values belong to, for validation and checkpoints.
+        # What the last pass found, and the points for the next pass. Until the next pass begins, the probe keeps the
+        # weights of the last pass, so that validation and checkpoints use weights that match the logged values.
         self.evaluations: dict[int, Evaluation] = {}
         self.curves: dict[str, float] = {}
         self.requested: dict[int, Tensor] = {}
@@ -203,7 +203,8 @@ class FullPasses:
     def _wants_curvature(self, i: int, here: Evaluation, gap: float, n_passes: int) -> bool:
         """Return whether a problem's curvature is measured at its point, and prepare for that.
 
-        Accelerators make passes faster than inverses. With an l1 penalty, weights leave and enter zero on the way.
+        It is not measured on accelerators, which speed up passes more than inverses, so it would not save time there.
+        With an l1 penalty it is not measured either, because weights become zero or nonzero from step to step.
         """
         probe, problem = self.probe, self.probe.problems[i]
         is_plain = problem.curvature is None and problem.neurons is None and problem.draws is None

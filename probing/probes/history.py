@@ -1,8 +1,9 @@
-"""What the last steps of L-BFGS say about the objective's curvature, applied to a gradient all at once.
+"""The inverse Hessian of L-BFGS, from the last pairs of a step and a change of the gradient, applied in a few products.
 
-The two-loop recursion (Nocedal & Wright 2006, algorithm 7.4) reads one pair of a step and a change after the other,
-with several small operations for each. Its loops are two triangular systems in the products of steps and changes (Byrd,
-Nocedal & Schnabel 1994, theorem 2.2): with those at hand, four products with all pairs give the same result.
+The two-loop recursion (Nocedal & Wright 2006, algorithm 7.4) reads one pair after the other, with several small
+operations for each. Its two loops solve two triangular systems whose entries are products of steps and changes (Byrd,
+Nocedal & Schnabel 1994, theorem 2.2). If these products are stored, four products with all pairs at once give the same
+result.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ class _Pairs(NamedTuple):
 class History:
     """The last pairs of a step and the change of the gradient along it, and the inverse Hessian that they give.
 
-    Where the preconditioner is the same at every point, it is applied once for each: what it makes of the gradient less
-    some changes is what it made of the gradient less what it made of these.
+    A preconditioner that is the same at every point is linear and fixed, so it is applied only once to each gradient,
+    and the results are stored. The preconditioned difference of a gradient and some changes is then the difference of
+    stored results.
     """
 
     def __init__(self) -> None:

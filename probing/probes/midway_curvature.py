@@ -1,8 +1,9 @@
-"""Curvature of a probe that is still far from solved, measured in a pass of its own, where that saves more passes.
+"""Curvature of a probe that is still far from its optimum, measured in an extra pass if it saves more than it costs.
 
-The Kronecker model of `Preconditioner` takes 130 passes for positions on layer 3 of the built-in model, since every
-class has its tokens elsewhere. `ClassCurvature` knows that. It costs as much as some passes, so that it is measured
-only where more of them are left, judged by the last ones.
+With the Kronecker model of `Preconditioner`, positions on layer 3 of the built-in model take 130 passes, because the
+hidden states of each class have a different second moment. `ClassCurvature` takes this into account, but measuring it
+costs as much time as several passes. So it is measured only if more passes than that are left, as estimated from the
+last passes.
 """
 
 from __future__ import annotations
@@ -17,20 +18,21 @@ from torch import Tensor
 from probing.probes.class_curvature import SAMPLES, ClassCurvature, ClassCurvatureAccumulator, cost_in_passes
 from probing.statistics.scaling import Scaling
 
-# Number of passes with the curvature until a problem is solved, and of the last points by which the passes without it
-# are judged.
+# Typical number of passes to the optimum once the curvature is known, and number of the last points from which the
+# number of passes without the curvature is estimated.
 AFTER, JUDGED_BY = 8, 5
 # Fewest tokens: a pass over fewer takes hardly any time.
 LEAST_TOKENS = 4096
 # Largest optimality gap, in nats: farther from the optimum, the curvature still changes.
 NEAR = 0.05
-# The same for a probe that guesses among many classes, as with shuffled labels: for one whose Gini impurity is at least
-# that of a guess among five, and changed over the last points by at most this share.
+# The same limit for a probe that can only guess among many classes, as with shuffled labels. A probe counts as guessing
+# if its Gini impurity is at least that of a uniform guess among five classes, and has changed over the last points by
+# at most the share SETTLED.
 NEAR_GUESSES, LEAST_IMPURITY, SETTLED = 2.0, 0.8, 0.002
-# The smallest gap, in tolerances: nearer to the optimum, the first passes after a warm start promise more passes than
-# there will be.
+# The smallest gap, in multiples of the tolerance, at which the curvature is measured. Nearer to the optimum, the first
+# passes after a warm start make the estimated number of further passes too large.
 FAR = 30.0
-# Most bytes of curvature of all problems of a stack; further problems go on without.
+# Maximum number of bytes for the curvature of all problems of a stack; further problems are solved without curvature.
 MOST_BYTES = 2**28
 # Rows that are copied at a time.
 ROWS = 4096
@@ -94,7 +96,7 @@ class MidwayCurvature:
         self.known: set[int] = set()
 
     def asks(self, problem: int, point: Visited, shape: torch.Size, n_tokens: int) -> bool:
-        """Note a point on a problem's way, and return whether the curvature there would pay.
+        """Record a point on a problem's way, and return whether measuring the curvature there would save time.
 
         Args:
             problem: Index of the problem.

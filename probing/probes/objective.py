@@ -1,4 +1,4 @@
-"""A bias-free softmax probe: what its weights leave open, and its cross-entropy, gradient and curvature."""
+"""A bias-free softmax probe: centred weights, which are unique, and cross-entropy, gradient and curvature."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from probing.runtime.products import add_product, product
 # to stay in the processor's cache, large enough for efficient products. Chosen by timing 1, 3, 7 and 21 stacked
 # problems with 65 classes on two cores.
 BLOCK, LEAST_ROWS, MOST_ROWS = 2**20, 512, 4096
-# Examples of a block whose class covariance is computed. It preconditions and does not move the optimum.
+# Number of examples of each block from which the class covariance is estimated. It is used only for preconditioning,
+# which does not change the optimum.
 SAMPLED = 1024
 # Least logarithm of a probability. With float32, products of smaller ones are denormal numbers, with which a processor
 # takes up to ten times as long; beside a probability of 1, e^-40 is far below rounding.
@@ -52,7 +53,7 @@ class Sums(NamedTuple):
 
 
 class Workspace:
-    """Memory that every block uses again, because new pages of memory take longer than what is written to them."""
+    """Memory that all blocks reuse, because allocating new pages takes longer than writing to them."""
 
     def __init__(self) -> None:
         self.kept: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""The strength of the l2 penalty, chosen on validation sentences: one value for all layers, so that layers compare.
+"""The strength of the l2 penalty, chosen on validation sentences; one value, which makes layers comparable.
 
 With too weak a penalty, probes overfit if there are few tokens for the width, and accuracy hardly shows it: on 500
 sentences, probes of a base-size model predicted worse than a constant answer with a penalty that suits 50,000 tokens.
@@ -25,7 +25,7 @@ from probing.probes.training import LayerFit, train_problems
 from probing.statistics.moments import Moments
 
 # Half decades: l2 = 10 ** (index / 2). The walk begins at 1e-2, which takes few passes, and ends at 1e-10 or 100 at the
-# latest. There probes are hardly penalised, or hardly differ from a uniform prediction.
+# latest. At 1e-10 probes are hardly penalised; at 100 they hardly differ from a uniform prediction.
 FIRST, WEAKEST, STRONGEST = -4, -20, 4
 # Tolerance of probes on the path, in nats. Tolerances of 1e-2 and 1e-3 gave the same choice, with mean validation
 # cross-entropies .0005 to .01 apart, while neighbours of the chosen penalty differed by .01 and more.

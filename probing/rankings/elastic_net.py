@@ -14,8 +14,8 @@ from probing.probes.solvers import Evaluation, Penalty, Preconditioner, Solution
 # model all but three of 384 neurons have entered by then.
 STEPS, LAST = 30, 1e-2
 # At each step: bound on the distance from the optimum in nats, and the largest number of passes. On the built-in
-# model's layer 6 the first 10, 50 and 100 neurons share 9, 50 and 100 with those of a bound of 1e-3 and 60 passes,
-# which take 1.4 times as long.
+# model's layer 6, the first 10, 50 and 100 neurons have 9, 50 and 100 in common with the result of a bound of 1e-3 and
+# 60 passes, which takes 1.4 times as long.
 TOLERANCE, MAX_PASSES = 1e-2, 20
 
 

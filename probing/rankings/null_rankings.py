@@ -18,8 +18,9 @@ from probing.probes.training import LayerFit, train_probes, train_problems
 from probing.rankings.contributions import MagnitudeAccumulator, mean_contribution
 
 # Bound on the distance of shuffled-label probes from their optima, in nats; the true distance is about its hundredth.
-# On the built-in model (65 positions; 16 parts of speech) rankings then correlate by .99 or more with those of the
-# optima, and the agreement of two of them changes by .003 or less, where it varies by .04 from draw to draw.
+# On the built-in model (65 positions; 16 parts of speech) rankings at this tolerance correlate by .99 or more with
+# those at the optima, and the agreement of two of them changes by .003 or less; for comparison, it varies by .04
+# between draws.
 NULL_TOLERANCE = 0.1
 
 

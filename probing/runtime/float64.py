@@ -1,7 +1,7 @@
 """Where float64 is computed: on a tensor's own device, or on the processor if the device has no float64, as MPS.
 
-What is copied for that is small: a value per token of a block, or sums of a batch. Products of activations stay on the
-device, in float32.
+Only small tensors are copied to the processor: one value per token of a block, or the sums of a batch. Products of
+activations stay on the device, in float32.
 """
 
 from __future__ import annotations

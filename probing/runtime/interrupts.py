@@ -14,12 +14,12 @@ class Terminated(KeyboardInterrupt):
     """Raised on SIGTERM, which `kill` sends, and a batch system at the end of a job's time."""
 
 
-# Seconds after which a signal is sent again that arrived while an object was finalised.
+# Seconds after which a signal that arrived while an object was finalised is sent again.
 AGAIN_S = 0.05
 _KINDS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
 # The last interrupt: an exception raised while C code runs may be replaced by another exception.
 _received: type[KeyboardInterrupt] | None = None
-# Sends a signal again that arrived while an object was finalised.
+# Timer that sends such a signal again.
 _again: threading.Timer | None = None
 
 
@@ -75,7 +75,7 @@ def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
 
 @contextmanager
 def interrupts_pass() -> Iterator[None]:
-    """Raise an interrupt again that Lightning's Trainer has turned into a SystemExit, whose status may be 0."""
+    """Raise the interrupt again if Lightning's Trainer has turned it into a SystemExit, whose status may be 0."""
     try:
         yield
     except SystemExit as stop:

@@ -1,4 +1,4 @@
-"""How much memory this machine, or the container in which the program runs, has, and giving it back."""
+"""The memory of this machine, or of the container in which the program runs, and ways to release memory."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def check_memory(needed: int, what: str, way_out: str) -> None:
     """Refuse what cannot fit in the memory of the machine.
 
     Args:
-        needed: Bytes that it takes, about.
-        what: What takes them, as the subject of a sentence in the plural.
+        needed: Approximate number of bytes that are needed.
+        what: What needs them: a plural noun phrase, the subject of the message.
         way_out: What the user can do.
 
     Raises:
-        UserError: If it does not fit; not where the memory is not known.
+        UserError: If the memory is known and too small.
     """
     most = memory_bytes()
     if most is not None and needed > most:
@@ -62,7 +62,7 @@ def give_back_memory() -> None:
 def drop_garbage() -> None:
     """Free objects that refer to each other, as a model and its trainer do, and give their memory back.
 
-    Python searches for such objects when many of them have gathered, however much memory a few of them hold.
+    Python itself looks for such objects only when there are many of them, even if a few hold much memory.
     """
     gc.collect()
     give_back_memory()
@@ -78,7 +78,7 @@ def heap_is_set_aside() -> bool:
 
 
 def set_heap_aside() -> None:
-    """Leave all objects of before out of the searches for garbage, to the end of the process."""
+    """Leave all objects that exist now out of later garbage collections, to the end of the process."""
     global _is_set_aside
     gc.freeze()
     _is_set_aside = True
@@ -86,9 +86,9 @@ def set_heap_aside() -> None:
 
 @contextmanager
 def heap_set_aside() -> Iterator[None]:
-    """Leave all objects of before out of the searches for garbage: with all libraries, each would take 0.2 s.
+    """Leave all objects that exist now out of garbage collections: with all libraries, each would take 0.2 s.
 
-    Does nothing where objects are set aside already, by the program for the whole of its process or by its caller.
+    Does nothing if objects are set aside already, by this program for its whole process or by its caller.
     """
     global _is_set_aside
     if _is_set_aside or gc.get_freeze_count():

@@ -15,7 +15,7 @@ _outputs: set[str] = set()
 
 
 class NotebookProgress(Progress):
-    """Shows the bars that rich shows in a terminal, as an output of the cell that is replaced at each step.
+    """Shows the bars that rich shows in a terminal, as an output below the cell; each step replaces this output.
 
     rich's own way into notebooks needs ipywidgets, both in the kernel and in the browser. The output is empty once the
     bar is at its end, so that a saved notebook has no bars.

@@ -1,10 +1,10 @@
 """Large products of float32 matrices on the processor, by oneDNN where that is as exact as torch's own and faster.
 
-torch multiplies by MKL, which computes with vectors of 256 bits on AMD's processors. oneDNN, which is part of torch,
-uses their 512: 2.1 to 2.4 times as fast, with the same accuracy. torch calls it for float32 only where bfloat16 is
-allowed inside of products. Processors without matrix tiles then still compute in float32; on others, or wherever a
-product is found to be less exact, torch's own is used. So is it for small matrices, since oneDNN prepares each new
-shape for longer than their product takes.
+torch multiplies with MKL, which uses vectors of 256 bits on AMD's processors. oneDNN, which is part of torch, uses
+vectors of 512 bits there: it is 2.1 to 2.4 times as fast, with the same accuracy. torch calls oneDNN for float32 only
+if bfloat16 is allowed inside products. Processors without matrix tiles still compute in float32 then. On other
+processors, and if a test product is less exact, torch's own products are used. They are also used for small matrices,
+because oneDNN takes longer to prepare for a new shape than such a product takes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-# Multiplications of a product, and weights of a linear map, from which on oneDNN is worth its preparation.
+# Fewest multiplications of a product, and fewest weights of a linear map, for which oneDNN's preparation is worthwhile.
 LEAST, LEAST_WEIGHTS = 2**24, 2**16
-# Largest error of a product, relative to its largest entry: of float32 it is below 1e-6, of bfloat16 above 1e-3.
+# Largest accepted error of a product, relative to its largest entry. With float32 it is below 1e-6, with bfloat16 above
+# 1e-3.
 _ERROR = 1e-5
 
 

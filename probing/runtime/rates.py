@@ -29,8 +29,9 @@ def rate(work: Callable[[], object], amount: float, attempts: int = 3, attempt_s
 def undisturbed_rate(work: Callable[[], object], amount: float, device: str = "cpu") -> float:
     """Return the rate that the machine has with nothing else running, also where it is busy now.
 
-    It is that of the fastest of many short calls, since few of them are interrupted. On a processor, they run in one
-    thread, and the rate is multiplied by the number of threads: on a busy machine threads wait for each other.
+    This is the rate of the fastest of many short calls, because few short calls are interrupted. On a processor, calls
+    run in one thread, and the rate is multiplied by the number of threads, because on a busy machine threads wait for
+    each other.
 
     Args:
         work: Work of about a millisecond, by torch.

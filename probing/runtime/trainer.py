@@ -127,7 +127,7 @@ def _rank_problems(options: Mapping[str, Any]) -> list[str]:
 
 @contextmanager
 def algorithms_kept() -> Iterator[None]:
-    """Give torch's choice of algorithms back as it was, which a Trainer makes for the whole process, for good."""
+    """Restore torch's choice of algorithms, which a Trainer changes for the whole process and does not restore."""
     mode, benchmark = torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark
     workspace = os.environ.get(_CUBLAS)
     try:

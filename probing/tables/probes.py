@@ -10,6 +10,7 @@ from probing.runtime.terminal import plain_table
 from probing.tables.columns import (
     BELOW_RESOLUTION,
     NEGLIGIBLE,
+    NEGLIGIBLE_NATS,
     R2,
     UNINFORMATIVE,
     Row,
@@ -186,13 +187,19 @@ def neurons_table(rows: Sequence[Row], site: str = "residual") -> Any:
     captions = [what_is_a_neuron(site)]
     captions += ["range: best and worst rank over this probe and its bootstraps"] * has_range
     if score is R2:
-        captions.append(
-            "eta sq.: squared correlation with the number beyond chance; z: the correlation in sd of chance"
-        )
+        captions += [
+            "eta sq.: squared correlation with the number, minus its mean for permuted numbers",
+            "z: the correlation in standard deviations of that with permuted numbers",
+        ]
     else:
-        captions.append("eta sq.: share of variance that the class explains beyond chance; z: the same in sd of chance")
+        captions += [
+            "eta sq.: share of variance that the class explains, minus the share that permuted labels explain",
+            "z: eta sq. in standard deviations of the share that permuted labels explain",
+        ]
     lost = "R²" if score is R2 else "nats"
     captions += [f"without it: {lost} that a probe retrained without the neuron loses"] * has_removals
+    if any(NEGLIGIBLE in str(row.get("removed")) for row in rows):
+        captions.append(f"{NEGLIGIBLE}: the whole interval of what it loses is within {NEGLIGIBLE_NATS} of 0")
     if far := [row for row in rows if _is_far(row)]:
         from probing.tables.columns import FAR
 
