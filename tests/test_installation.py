@@ -37,13 +37,23 @@ def test_every_package_is_installed(setup: ConfigParser) -> None:
 
 def test_every_file_that_is_no_module_is_installed(setup: ConfigParser) -> None:
     found = {
-        (".".join(file.parent.relative_to(ROOT).parts), file.name)
+        file.relative_to(ROOT)
         for file in (ROOT / "probing").rglob("*")
         if file.is_file() and file.suffix not in (".py", ".pyc")
     }
-    listed = {(package, name) for package, names in setup["options.package_data"].items() for name in names.split()}
-    assert found | {("probing_claims", "*.yaml")} == listed
-    assert {file.suffix for file in (ROOT / "conf" / "claims").iterdir()} == {".yaml"}
+    listed = {
+        package: [file.relative_to(ROOT) for name in names.split() for file in ROOT.glob(f"{_folder(package)}/{name}")]
+        for package, names in setup["options.package_data"].items()
+    }
+    assert all(listed.values())
+    assert found == {file for package, files in listed.items() for file in files if package != "probing_claims"}
+    assert {file.name for file in (ROOT / "conf" / "claims").iterdir()} == {
+        file.name for file in listed["probing_claims"]
+    }
+
+
+def _folder(package: str) -> str:
+    return {"probing_claims": "conf/claims"}.get(package, package.replace(".", "/"))
 
 
 def test_the_script_is_not_named_as_that_of_an_unrelated_distribution(setup: ConfigParser) -> None:

@@ -139,3 +139,13 @@ def test_files_and_functions_have_a_comfortable_size(file: Path) -> None:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef):
             assert (node.end_lineno or 0) - node.lineno < 80, node.name
+
+
+def test_files_of_a_page_have_a_comfortable_size() -> None:
+    lengths = {
+        file.name: file.read_text(encoding="utf-8").count("\n")
+        for suffix in ("js", "css", "html")
+        for file in (ROOT / "probing").rglob(f"*.{suffix}")
+    }
+    assert len(lengths) > 5
+    assert max(lengths.values()) <= 400, lengths

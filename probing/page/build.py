@@ -39,6 +39,9 @@ ROOM, PER_NEURON = 4_600_000, 90
 # Number of characters that a page may have for the example sentences of heads.
 ROOM_OF_EXAMPLES = 1_100_000
 
+# Parts of the script, of which each uses only those before it.
+SCRIPT = ("packed_numbers", "elements", "neuron_table", "neurons", "heads", "page")
+
 # What makes the section of results that have one of their own.
 _SECTIONS: Mapping[type[ResultFolder], Callable[[Any, str], Html]] = {
     Disabled: disabling_section,
@@ -59,7 +62,7 @@ def build(sources: Sources, defaults: Mapping[str, Any]) -> bytes:
         sources: Sources of the page.
         defaults: Default values of the options of `fit`, which commands on the page omit.
     """
-    script, style = _file("script.js"), _file("style.css")
+    script, style = page_script(), _file("style.css")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     title = answers.title(sources)
     page = Template(_file("page.html")).substitute(
@@ -164,6 +167,11 @@ def _answers(sources: Sources) -> Html:
         parts.append(element("h3", "Between them"))
         parts += [element("p", sentence, class_="answer") for sentence in found]
     return element("section", element("h2", "Question and answer"), *parts, id="answer")
+
+
+def page_script() -> str:
+    """Return the script of the page."""
+    return "\n".join(['"use strict";', *(_file(f"script/{name}.js") for name in SCRIPT)])
 
 
 def _file(name: str) -> str:

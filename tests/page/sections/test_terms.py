@@ -28,6 +28,7 @@ from probing.internals.stream_path import PATH_COLUMNS
 from probing.layer_geometry.first_token import FIRST_TOKEN_COLUMNS
 from probing.layer_geometry.layers import GEOMETRY_COLUMNS
 from probing.layer_geometry.survey import OUTLIER_COLUMNS
+from probing.page.build import SCRIPT, page_script
 from probing.page.neuron_table import COLUMNS
 from probing.page.sections.terms import FLAGS, MEASURES, terms_section
 from probing.page.sources import Sources
@@ -222,8 +223,14 @@ def test_every_line_of_a_chart_is_explained(part: str, page: str) -> None:
     assert {line.split(", ")[0] for line in lines} <= set(explained(page)[PARTS[part]])
 
 
+def test_the_script_has_every_part(page: str) -> None:
+    parts = {path.name.removesuffix(".js") for path in files("probing.page").joinpath("script").iterdir()}
+    assert parts == set(SCRIPT)
+    assert f"<script>{page_script()}</script>" in page
+
+
 def test_what_the_script_tells_of_a_neuron_is_explained(page: str) -> None:
-    script = files("probing.page").joinpath("script.js").read_text()
+    script = page_script()
     facts = re.findall(r'entries\.push\(\["([^"]+)"', script)
     facts += [f"activation {key}" for key in re.findall(r'\["(\w+)", "[^"]*of its activations', script)]
     assert facts == ["95% range of that", "activation mean", "activation sd"]
