@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
+from multiprocessing.forkserver import ensure_running
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from socket import socket
@@ -50,6 +51,14 @@ def processes() -> ForkServerContext:
     models = ["transformers.models.bert.modeling_bert"]
     libraries = ["pytorch_lightning", "transformers", "matplotlib.pyplot"]
     context.set_forkserver_preload([*libraries, *models, *probing, "no_garbage_before"])
+    # Modules that the server does not find are left out without a word, and it does not know the paths of this process.
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    try:
+        ensure_running()
+    finally:
+        del os.environ["PYTHONPATH"]
+        os.environ |= {} if before is None else {"PYTHONPATH": before}
     return context
 
 

@@ -98,6 +98,23 @@ def interrupt(moment: str, events: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
 
+def tell_what_is_there(results: Any) -> None:
+    """Send whether this process was forked with the program imported, and with all of it set aside."""
+    import gc
+    import sys
+
+    results.put(("probing.commands.fit" in sys.modules, gc.get_freeze_count() > 100_000))
+
+
+def test_processes_start_with_everything_imported_and_out_of_the_searches_for_garbage() -> None:
+    context = processes()
+    results = context.Queue()
+    job = context.Process(target=tell_what_is_there, args=(results,))
+    job.start()
+    assert results.get(timeout=PATIENCE_S) == (True, True)
+    job.join(PATIENCE_S)
+
+
 @pytest.mark.slow
 def test_two_processes_ask_at_once_and_one_extracts(
     checkpoints: dict[str, Path], sentences: list[str], uninterrupted: dict[str, bytes], tmp_path: Path
