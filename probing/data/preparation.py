@@ -167,7 +167,9 @@ def example_checks(
             if not n and (chooses or side != "validation"):
                 has = "is" if unit_of(task) == "sentence" else "has a token"
                 way_out = "give more sentences" + _ways_out(side, probe)
-                raise UserError(f"`--corpus`: no sentence of the {side} part {has} of any class; {way_out}.")
+                n_sentences = splits[part].count(side)
+                none = f"none of the {n_sentences} sentences" if n_sentences else "no sentence"
+                raise UserError(f"`--corpus`: {none} of the {side} part {has} of any class; {way_out}.")
             if n_dropped:
                 say(
                     f"{side}: {n_dropped} of {n + n_dropped} {unit_of(task)}s are left out: their label is too rare to "

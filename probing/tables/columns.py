@@ -67,8 +67,9 @@ NEGLIGIBLE_NATS = 1e-3
 def accuracy_flag(row: Row) -> str:
     """Return `uninformative` where a layer's probe does not beat a constant answer, otherwise an empty text.
 
-    A probe beats it where the lower end of `information`, the nats it saves over the shares of the classes in
-    training, is above 0, or the value itself where the test sentences are too few for an interval.
+    A probe beats it if the lower end of `information` is above 0, or the value itself if the test sentences are too few
+    for an interval. `information` is the nats that the probe saves over the constant answer: the shares of the classes
+    in training, or a uniform guess if that is better.
     """
     low = row.get("information_low")
     least = row["information"] if low is None or math.isnan(low) else low

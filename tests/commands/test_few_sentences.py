@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probing import ProbeOptions, Run, WandbOptions, fit
+from probing import ProbeOptions, Run, UserError, WandbOptions, fit
+from probing.corpus import assign_splits
 from probing.figures.probes import error_bars
 from probing.page.charts.line_chart import Line, line_chart
 from probing.statistics.intervals import MIN_SENTENCES
@@ -141,3 +142,15 @@ def test_a_chart_draws_bars_only_where_there_are_intervals() -> None:
     assert drawn.count('class="bar"') == 1
     assert "0.500 (0.400 to 0.600)" in drawn
     assert "layer 1: 0.600<" in drawn
+
+
+def test_sentences_of_a_part_without_labels_are_counted(checkpoints: dict[str, Path], corpus_file: Path) -> None:
+    sentences = corpus_file.read_text().splitlines()
+    lines = []
+    for sentence, side in zip(sentences, assign_splits(sentences, 0), strict=True):
+        lines += [f"{word}\t{'_' if side == 'validation' else word[0] < 'n'}" for word in sentence.split()] + [""]
+    labelled = corpus_file.with_name("without-validation.tsv")
+    labelled.write_text("\n".join(lines))
+    options: dict[str, Any] = {"corpus": str(labelled), "task": "label", "runs": str(corpus_file.parent)}
+    with pytest.raises(UserError, match=r"none of the 22 sentences of the validation part has a token of any class"):
+        fit(model=str(checkpoints["bert"]), wandb=WandbOptions(mode="disabled"), quiet=True, **options)
