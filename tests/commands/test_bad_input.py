@@ -556,7 +556,7 @@ def test_a_full_disk_while_writing_results_leaves_no_run(
     cached: Path, target: str, refusal: Callable[[list[str]], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(target, safetensors_on_a_full_disk if "save_file" in target else full_disk)
-    sentence = refusal(["fit", "--layer", "0", "--cache", "cached", "--trainer.max_epochs", "2"])
+    sentence = refusal(["fit", "--layer", "0", "--cache", "cached", "--trainer.max_epochs", "2", *BARE_ARGS])
     assert re.search(r"`--runs runs`: the results could not be written \(.*No space left.*make room", sentence)
 
 

@@ -349,7 +349,8 @@ def test_a_run_without_validation_tokens_is_ranked_by_what_needs_none(
 def test_rankings_are_tracked_where_the_run_was_unless_asked_otherwise(
     plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, is_tracked: bool
 ) -> None:
-    copy = shutil.copytree(plain, tmp_path / "copy")  # of a run that is not tracked at all
+    # Of a run that is not tracked at all.
+    copy = shutil.copytree(plain, tmp_path / "copy", ignore=shutil.ignore_patterns("rankings"))
     monkeypatch.setenv("WANDB_MODE", variable)
     rank(str(copy), method="random", layer=1, cache=str(plain.parent / "cache"), quiet=True)
     assert (copy / "rankings" / "wandb").is_dir() == is_tracked
