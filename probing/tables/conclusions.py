@@ -73,12 +73,14 @@ def conclusion(rows: Sequence[Mapping[str, Any]], task: str) -> str:
 def _carries(top: Mapping[str, Any], how_much: str = "") -> str:
     """Return the verb for a neuron that tells the classes apart: it carries them if a probe without it does worse.
 
+    The loss must be above 0 by its whole interval, and its interval must reach `NEGLIGIBLE_NATS`.
+
     Args:
         top: The neuron's row.
         how_much: Stands behind the verb of a neuron that carries them.
     """
-    removed = str(top.get("removed") or "")
-    is_worse = removed and NEGLIGIBLE not in removed and BELOW_RESOLUTION not in removed
+    loss = ends(top, score_of_neurons(top).without) if top.get("removed") else None
+    is_worse = loss is not None and loss[0] > 0 and loss[1] >= NEGLIGIBLE_NATS
     return f"carries {how_much}" if is_worse else "varies with "
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -289,13 +290,23 @@ MEASURED: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("removed", ["", "top, negligible", "top, below resolution"])
+@pytest.mark.parametrize(
+    ("removed", "low", "high"),
+    [
+        ("", math.nan, math.nan),
+        ("top, negligible", -0.0001, 0.0002),
+        ("top, below resolution", -0.01, 0.02),
+        ("top", 0.0001, 0.0004),  # more than nothing, and less than what counts
+        ("top", -0.02, -0.01),
+    ],
+)
 @pytest.mark.parametrize(("flag", "how_much"), [("", ""), ("offset", "some ")])
 def test_a_neuron_carries_what_is_predicted_only_if_a_probe_without_it_does_worse(
-    removed: str, flag: str, how_much: str
+    removed: str, low: float, high: float, flag: str, how_much: str
 ) -> None:
     assert f"it carries {how_much}position" in conclusion([row(**MEASURED, flag=flag)], "position")
-    said = conclusion([row(**{**MEASURED, "removed": removed}, flag=flag)], "position")
+    loss = {"removed": removed, "cross_entropy_without_low": low, "cross_entropy_without_high": high}
+    said = conclusion([row(**{**MEASURED, **loss}, flag=flag)], "position")
     assert "it varies with position" in said
     assert "carries" not in said
 
