@@ -65,10 +65,11 @@ class WordLabels(Task):
     def labels(self, tokens: Tokens, corpus: Corpus) -> Labels:
         """Return each word's value at one of its pieces; shape (n_tokens,).
 
-        It is empty elsewhere and for `_`, or None where values are numbers.
+        At other pieces, and for the value `_`, it is an empty string, or None if values are numbers.
 
         Raises:
-            UserError: If the corpus has no such column.
+            UserError: If the corpus has no such column, the column does not have one value per word, or a value is not
+                a finite number although `numbers` is true.
         """
         rows = corpus.columns.get(self.column)
         if rows is None:

@@ -30,10 +30,11 @@ class SentenceLabel(SentenceTask):
     numbers: bool = False
 
     def labels(self, tokens: Tokens, corpus: Corpus) -> list[Any]:
-        """Return each sentence's value, empty where it has none, or None for a number; shape (n_sentences,).
+        """Return each sentence's value, shape (n_sentences,); a missing one is an empty string, or None if `numbers`.
 
         Raises:
-            UserError: If the corpus has no such column, or its values are numbers with a fraction.
+            UserError: If the corpus has no such column, or a value does not suit the task: a number with a fraction if
+                classes are predicted, or anything but a finite number or null if numbers are.
         """
         columns = corpus.sentence_columns
         values = columns.get(self.column, columns.get("labels") if self.column == "label" else None)

@@ -1,19 +1,19 @@
 """Agreement of two scorings of the same neurons, each number beside its value under chance.
 
-**Chance** permutes one scoring among the neurons at random. P-values are one-sided: the share of permutations that
-agree at least as much, the true one included. The question is whether two rankings agree more than unrelated ones
-would; opposed rankings do not agree. This takes the neurons of a layer to be exchangeable; where many of them carry the
-same information, chance varies more than this and p-values are too small. Where neurons were matched by their
-activations, even unrelated rankings agree a little. If such rankings are given (`unrelated`), chance is moved up to
-their mean agreement and keeps the spread of the permutations; the lower end of its interval stays. It is never moved
-down, so p-values only grow.
+**Chance** permutes one scoring among the neurons at random. P-values are one-sided: the share of permutations,
+including the true order, that agree at least as much. The question is whether two rankings agree more than unrelated
+ones would; opposed rankings do not agree. This assumes that the neurons of a layer are exchangeable; if many of them
+carry the same information, agreement by chance varies more than under permutation, and p-values are too small. Where
+neurons were matched by their activations, even unrelated rankings agree a little. If such rankings are given
+(`unrelated`) and their mean agreement is above that of the permutations, the mean, the upper end and the values behind
+the p-value are raised by the difference; the lower end stays. Chance is never lowered, so p-values only grow.
 
-**The interval** of a value is not the interval of chance. The neurons of a layer are not a sample of others, and a
-bootstrap of neurons counts duplicates as agreement; what could have come out otherwise is the sentences. The interval
-is therefore made from scorings on resampled sentences (`probing.statistics.bootstrap.resampled_means`), and is NaN
-where none are given. Resampling adds sampling noise once more, which lowers every agreement, so only the spread of the
-resampled values is used, laid around the value. The interval covers the mean agreement of runs on as many sentences (in
-trials 88 to 99 times of 100); more sentences would raise that agreement.
+**The interval** of a value is not the interval of chance. The sampling unit is the sentence: the neurons of a layer are
+not a sample of a larger set, and a bootstrap of neurons would count duplicates as agreement. The interval is therefore
+computed from scorings on resampled sentences (`probing.statistics.bootstrap.resampled_means`), and is NaN if none are
+given. Resampling adds sampling noise a second time, which lowers every agreement. So only the deviations of the
+resampled values from their mean are used, and they are added to the value. The interval covers the mean agreement of
+runs on as many sentences (in trials 88 to 99 times of 100); more sentences would raise that agreement.
 
 **Dead neurons** score exactly 0. A neuron that is dead in both runs says nothing about either ranking, yet at the
 bottom of both it would look like agreement. Spearman and Kendall use the neurons that are live in both. Overlap and
@@ -102,8 +102,8 @@ def agreement(
         scores_b: Scores of the same neurons in the same order, or of those they were matched with, shape (n,).
         k: Size of the top.
         persistence: p of rank-biased overlap; the higher it is, the more of the ranking counts.
-        groups: The neuron of the other model that each neuron was matched with, shape (n,). Needed where several
-            neurons share one: they then share its score in every permutation too.
+        groups: The neuron of the other model that each neuron was matched with, shape (n,). Needed if several neurons
+            have the same partner: they then have the same score in every permutation too.
         draws: Scores of each side on resampled sentences, both of shape (n_draws, n). Row i is compared with row i, so
             runs on the same corpus should use the same sentences in each row.
         unrelated: Pairs of scorings that were obtained in the same way and are unrelated, both of a pair of the same

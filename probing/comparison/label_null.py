@@ -1,4 +1,4 @@
-"""P-values of agreement against rankings under shuffled labels, of which only few can be afforded.
+"""P-values of agreement against rankings under shuffled labels, of which only a few can be computed.
 
 Two rankings of one model agree whatever their labels: large neurons contribute to any probe, and some replace the
 intercept that it lacks. Permuting scores among neurons does not show this; rankings trained on shuffled labels do
@@ -24,12 +24,13 @@ Array = NDArray[np.float64]
 
 
 def label_chance(value: float, null: Array) -> Chance:
-    """Return chance under shuffled labels, for the side with the largest p-value and, of equal ones, the largest mean.
+    """Return chance under shuffled labels, for the side with the largest p-value; if they are equal, the largest mean.
 
     Args:
         value: Agreement of the true rankings.
-        null: Agreement under shuffled labels of each task in turn, shape (n_sides, n_draws). It is NaN in draws whose
-            ranking is empty, which count as no agreement.
+        null: Agreement under shuffled labels of each task in turn, shape (n_sides, n_draws). A draw whose ranking is
+            empty is NaN: it never agrees as much as the true rankings, is 0 in the interval, and is left out of the
+            mean.
     """
     p_values = (1 + (null >= value - ROUNDING).sum(1)) / (1 + null.shape[1])
     means = [float(np.mean(side[~np.isnan(side)])) if (~np.isnan(side)).any() else 0.0 for side in null]
@@ -41,7 +42,8 @@ def label_chance(value: float, null: Array) -> Chance:
 def max_p_values(values: Array, null: Array) -> Array:
     """Return p-values corrected for multiple tests: the probability that any of them is at most alpha is at most alpha.
 
-    Each pair is standardised over its draws and its true value together, which keeps them exchangeable.
+    The values of a pair of layers, its draws and its true value, are standardised together, so that they stay
+    exchangeable.
 
     Args:
         values: Agreement of the true rankings in each pair of layers, NaN where there is none, shape (n_pairs,).

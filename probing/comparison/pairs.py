@@ -30,8 +30,9 @@ Array = NDArray[np.float64]
 
 # Number of resampled sets of sentences behind an interval.
 DRAWS = 100
-# Most sentences whose words are pooled at a time, and about how many bytes of their hidden states by both models: the
-# words are copied four times, which took a gigabyte at 256 sentences and thirteen layers of 768 neurons.
+# Maximum number of sentences whose words are pooled at a time, and about the maximum number of bytes of their hidden
+# states in both models. The words are copied four times, which took a gigabyte at 256 sentences and thirteen layers of
+# 768 neurons.
 BLOCK, BLOCK_BYTES = 256, 64 * 2**20
 
 AGREEMENT_COLUMNS = (

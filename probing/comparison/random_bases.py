@@ -65,9 +65,9 @@ def random_bases(d_model: int, n: int, seed: int) -> Tensor:
 def rotation_null(weight: Tensor, test: Examples, layers: Sequence[int], seed: int, n: int = BASES) -> RotationNull:
     """Rank the neurons of random bases by their mean contribution; the probes are rotated with the activations.
 
-    A rotated probe gives the same logits. It is the optimum in the new basis as far as the neurons have equal sd, since
-    the penalty scales each by its sd. It costs 2 n_bases n_tokens d_model^2 FLOP per layer and one pass over the test
-    tokens.
+    A rotated probe gives the same logits. It would be the optimum in the new basis if all neurons had the same sd,
+    because the penalty scales each neuron by its sd. The ranking costs 2 n_bases n_tokens d_model^2 FLOP per layer and
+    one pass over the test tokens.
 
     Args:
         weight: Weights of the probes, shape (n_layers, n_classes, d_model).

@@ -196,7 +196,7 @@ def from_words(
 
 
 def from_pairs(name: str, pairs: Iterable[tuple[str, str]]) -> Corpus:
-    """Build a corpus from pairs of sentences with single spaces, at least one; repeated pairs are dropped."""
+    """Build a corpus from one or more pairs of sentences, which have single spaces only; repeated pairs are dropped."""
     listed = list(pairs)
     distinct = list(dict.fromkeys(listed))
     texts, seconds = tuple(" ".join(pair) for pair in distinct), tuple(len(first) + 1 for first, _ in distinct)
@@ -227,7 +227,7 @@ def _distinct(rows: Sequence[Hashable], name: str, option: str) -> tuple[list[in
 
 
 def split_key(sentence: str) -> str:
-    """The words of a sentence without case and punctuation; near-duplicates share them and their side."""
+    """Return a sentence's words without case and punctuation; near-duplicates have the same key and side."""
     return " ".join(re.findall(r"\w+", sentence.casefold())) or sentence
 
 

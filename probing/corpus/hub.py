@@ -20,9 +20,9 @@ _KINDS = ("parquet", "arrow", "csv", "json", "text", "cache")
 def read_dataset(source: str, option: str) -> Rows:
     """Return the rows of a data set's column: strings, or lists of strings where rows are lists of words.
 
-    Empty rows are left out. Only file formats that need neither code nor unpickling are read. With words, the other
-    columns that are lists are values of the words (`ner_tags`); columns of single values are values of the sentence.
-    Classes have their names.
+    Empty rows are left out. Only file formats that need neither code nor unpickling are read. If rows are lists of
+    words, other columns of lists have a value for each word (`ner_tags`); columns of single values have a value for
+    each sentence. Numbers of classes are replaced by the names of the classes.
 
     Args:
         source: `hf:NAME?config=C&split=S&column=T`. NAME is a folder or a hub id; the split is `train`
@@ -168,7 +168,7 @@ class _Column(NamedTuple):
     names: Sequence[str] | None
 
     def value(self, value: Any, text: Any) -> Any:
-        """Return the value of a row with that text, classes by their names; a class below 0 is none."""
+        """Return a row's value, with class numbers replaced by names; a class number below 0 means no value."""
         if self.of_words:
             return values_of_words(map(self._named, [None] * len(text) if value is None else value))
         return self._named(value)

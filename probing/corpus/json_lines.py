@@ -9,7 +9,7 @@ from typing import Any
 from probing.corpus.rows import Rows, values_of_words, with_label
 from probing.errors import UserError
 
-# Names of the text, of which the first that a line has is taken.
+# Possible names of the text; the first of these that the first line has is used for all lines.
 _WORDS, _TEXT = ("words", "tokens"), ("text", "sentence")
 _EXPECTED = '{"words": ["A", "word"], "labels": ["DET", "NOUN"]} or {"text": "A sentence.", "label": "short"}'
 
@@ -17,9 +17,10 @@ _EXPECTED = '{"words": ["A", "word"], "labels": ["DET", "NOUN"]} or {"text": "A 
 def read_json_lines(lines: Iterable[str], typed: str) -> Rows:
     """Return the sentences of a .jsonl file with their annotations.
 
-    The text is the list `words` (or `tokens`), or else `text` (or `sentence`). Other lists are values of the words, of
-    which `labels` is also the column `label`; other values are of the sentence. Values of other kinds, and lists where
-    there are no words, are left out. A value that a line lacks, or that is null, is unspecified.
+    The text is the list `words` (or `tokens`), or else `text` (or `sentence`); the first line decides which. If
+    sentences are lists of words, every other list has a value for each word, and `labels` is also available as `label`.
+    Single values belong to the sentence. Objects, and lists if sentences are not lists of words, are left out. A value
+    that a line lacks, or that is null, counts as missing.
 
     Args:
         lines: Lines of the file.

@@ -17,7 +17,7 @@ def read_pairs(name: str, option: str = "--pairs") -> Corpus:
         option: The option that names it, for messages.
 
     Raises:
-        UserError: If it cannot be read, a line is no pair, or there is none.
+        UserError: If the source cannot be read, a line is not a pair, or there is no pair at all.
     """
     typed = f"{option} {name}"
     pairs = list(_pairs_of(read_lines(name, option), typed))

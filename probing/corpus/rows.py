@@ -39,6 +39,6 @@ def values_of_words(values: Iterable[Any]) -> tuple[str, ...]:
 
 
 def with_label(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return columns of words, of which `labels` is also found as `label`."""
+    """Return columns of words; if there is a column `labels` and no `label`, add it under the name `label`."""
     named = {_LABEL: columns[_LABELS]} if _LABELS in columns and _LABEL not in columns else {}
     return {**columns, **named}

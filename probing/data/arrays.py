@@ -53,7 +53,7 @@ class ArrayActivations:
         rows, array = self.shard_tokens(self.plan.shards[shard]), self.layers[layer]
         picked = array[rows] if self._is_sorted else array[self._rows(rows, array)]
         if not isinstance(picked, Tensor):
-            # A copy where the array is read-only, since tensors cannot be.
+            # A read-only array is copied here, because tensors cannot be read-only.
             picked = torch.from_numpy(np.require(picked, requirements=["C", "W"]))
         return picked.detach().to("cpu", torch.float32)
 

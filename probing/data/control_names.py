@@ -2,8 +2,8 @@
 
 `shuffled`: labels permuted within each sentence; accuracy comes only from a sentence's length and words. Labels of
     sentences are permuted among sentences.
-`token`: each token's input embedding instead of its hidden state; shows what the token alone tells. For sentences the
-    embeddings are pooled.
+`token`: each token's input embedding instead of its hidden state; shows what can be predicted from the token's identity
+    alone. For sentences the embeddings are pooled.
 `permuted_positions`: hidden states of the same model for sentences whose tokens are permuted; for position this is the
     true floor, independent of how the model encodes order.
 `untrained`: hidden states of a randomly initialised model; for position a ceiling rather than a floor, because the
@@ -47,7 +47,8 @@ def chosen_controls(
     """
     wanted = chosen("--controls", "none" if typed in ("0", [], ["0"]) else typed, [*CONTROLS], "none")
     if typed in ("all", ["all"]):
-        # Permuted tokens are a floor only for positions, and memorised words do not tell positions.
+        # `permuted_positions` is a floor only for tasks about positions; `control_task` measures memorised words, which
+        # do not predict positions.
         wanted.remove("control_task" if ordinal else "permuted_positions")
         left_out = of_sentences or numbers
         return [name for name in wanted if not (left_out and name in ("control_task", "permuted_positions"))]

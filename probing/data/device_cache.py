@@ -12,7 +12,7 @@ SHARE = 0.5
 
 
 class DeviceCache(Dataset[Batch]):
-    """Batches of which as many as fit are copied to a device once, in the first pass; the others in every pass.
+    """Keeps copies of as many batches as fit on a device; all other batches must be copied again in every pass.
 
     Args:
         batches: The batches to read.

@@ -45,7 +45,7 @@ class Batch(NamedTuple):
         hidden_states: Hidden states of each requested layer, shape (n, d_model).
         labels: Class of each row, shape (n,); -1 for rows that are not examples, which only `open_shard` returns.
         sentences: Index of each row's sentence, shape (n,).
-        rows: Index of each row's token in the store, for a word that of its first piece, shape (n,).
+        rows: Index of each row's token in the store, shape (n,); for a word, the index of its first piece.
     """
 
     hidden_states: tuple[Tensor, ...]
@@ -346,8 +346,8 @@ def class_of_tokens(
 ) -> tuple[NDArray[np.int64], int]:
     """Return each token's class, -1 on another side or without a class, and the number of tokens without a class.
 
-    For a task of sentences, it is each sentence's class, and the number of sentences without one. Where the task
-    predicts numbers, it is the index of each number among those of the corpus.
+    For a task of sentences, these are each sentence's class and the number of sentences without one. If the task
+    predicts numbers, the index of each number among the corpus's distinct numbers takes the place of the class.
 
     Args:
         tokens: The table of tokens.
@@ -368,10 +368,10 @@ def class_of_tokens(
 
 
 def choose_classes(tokens: Tokens, corpus: Corpus, task: TokenTask, splits: Sequence[Split]) -> Labels:
-    """Return the labels with enough training examples, ascending.
+    """Return the labels with enough training examples, ascending; none if the task predicts numbers.
 
     Raises:
-        UserError: If there are fewer than two.
+        UserError: If there are fewer than two, or no token or sentence has a label.
     """
     in_train = np.array([split == "train" for split in splits])
     labels = labels_of(task, tokens, corpus)

@@ -85,7 +85,7 @@ class ActivationDataModule(pl.LightningDataModule):
         batch_size: int | None = None,
         seed: int = 0,
     ) -> ActivationDataModule:
-        """Take the activations of a model that reads a corpus; what the cache does not have is extracted.
+        """Take the activations of a model that reads a corpus; activations that are not in the cache are extracted.
 
         Args:
             model: Alias, hub id or folder of the model.

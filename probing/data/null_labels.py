@@ -20,8 +20,8 @@ def permute_among_types(labels: NDArray[_Label], types: NDArray[np.uint64], n_dr
     """Return draws of the labels in which the tokens of each word type have the labels of another type.
 
     A label then depends on the word type as much as before, but carries no information about the word or about the
-    token's position. Random labels, drawn for each token or for each word type (Hewitt & Liang 2019), have the same
-    distribution as these draws, and so have statistics of them.
+    token's position. If the labels themselves are random, drawn for each token or for each word type (Hewitt & Liang
+    2019), they have the same distribution as these draws, and so has every statistic of them.
 
     Types exchange labels with types of similar frequency (see `_like_frequency`). If two types are not equally
     frequent, the labels of the rarer one are repeated for all tokens of the other.

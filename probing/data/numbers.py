@@ -1,4 +1,4 @@
-"""Numbers as targets: the different ones take the place of classes, so that examples of both kinds are alike."""
+"""Numbers as targets: examples store the index of a distinct number in the place of a class."""
 
 from __future__ import annotations
 

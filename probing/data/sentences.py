@@ -18,12 +18,12 @@ from probing.tasks import Pooling
 if TYPE_CHECKING:
     from probing.data.examples import Activations
 
-# Pooled vectors are kept up to this size; beyond, they are pooled again in every pass.
+# Maximum size of the pooled vectors that are kept in memory; other vectors are pooled again in every pass.
 KEPT_BYTES = 2**30
 
 
 def one_token_each(tokens: Tokens) -> Tokens:
-    """Return a table with one token for each sentence, which belongs to no word but its own.
+    """Return a table with one token for each sentence; each token is a word of its own.
 
     Its id is a number that depends on the sentence's tokens, so that different sentences are different types.
     """
@@ -87,5 +87,5 @@ class SentenceVectors:
 
 
 def exchanged(store: Activations, change: Callable[[Activations], Activations]) -> Activations:
-    """Return other activations in the place of a store, pooled where the store is."""
+    """Replace the activations of a store; if the store pools sentences, replace those that it pools."""
     return SentenceVectors(change(store.base), store.pooling) if isinstance(store, SentenceVectors) else change(store)

@@ -14,7 +14,8 @@ from probing.data.examples import Activations
 from probing.data.words import pool_words
 from probing.downstream.pooling_names import Pooling
 
-# `first_last` averages with the first block's output (Su et al. 2021); SimCSE uses the embeddings instead.
+# The layer that `first_last` averages with the requested one: the first block's output (Su et al. 2021); SimCSE takes
+# the embeddings instead.
 FIRST = 1
 
 
@@ -101,7 +102,8 @@ def _keys(sentences: NDArray[np.integer], words: NDArray[np.integer]) -> NDArray
 def cosines(first: Tensor, second: Tensor) -> NDArray[np.float64]:
     """Return the cosine of each pair of rows, rounded to 7 decimals; 0 where one of them is all zeros.
 
-    The same word at the same position has the same embedding up to rounding, which would break such ties at random.
+    A word at the same position in two sentences has the same embedding except for rounding errors. Without the rounding
+    to 7 decimals, these errors would order such pairs at random.
 
     Args:
         first: First vector of each pair, shape (n, d_model).

@@ -59,10 +59,11 @@ class MeanCosineAccumulator:
     later papers draw a thousand, whose standard error is about .003). The contribution of neuron k is cc_k =
     ((sum_i u_ik)^2 - sum_i u_ik^2) / (N (N - 1)), the closed form of Timkey & van Schijndel's (2021).
 
-    Over all tokens, long sentences count more and some pairs come from one sentence. Neither is so with one token per
-    sentence, which is the published quantity: pass one row per sentence for it.
+    Over all tokens, long sentences have a larger weight, and some pairs are from one sentence. The published quantity
+    avoids both by taking one token per sentence; to compute it, pass one row per sentence.
 
-    Where a draw of sentences contains a sentence twice, its copies are not paired: that would count as a cosine of 1.
+    If a draw contains a sentence twice, tokens of the two copies are not paired, because a token and its copy have a
+    cosine of 1.
 
     Args:
         d: Width of the vectors.
@@ -129,7 +130,8 @@ class ClippedCosines:
 
     def update(self, vectors: Tensor) -> None:
         """Add vectors, shape (n, d); vectors of length 0 are treated as in `normalise`."""
-        # Sum what remains: subtracting the removed part from the whole would leave only rounding where little remains.
+        # Sum the squares of the neurons that remain: if they are small, subtracting the others' from the total would
+        # leave only rounding errors.
         left = (vectors.square() @ self.kept.to(vectors.dtype)).T
         inverse = torch.where(left > torch.finfo(left.dtype).tiny, left.rsqrt(), 0.0)
         self.totals += (inverse @ vectors).double()
@@ -210,7 +212,8 @@ def cosines_of_pairs(vectors: Tensor, first: NDArray[np.int64], second: NDArray[
 def ethayarajh(one_per_sentence: Tensor, generator: np.random.Generator) -> float:
     """Return the mean cosine of 1,000 pairs of one random token each of 1,000 sentences (Ethayarajh 2019, his code).
 
-    Pairs are drawn with replacement, and a vector may be paired with itself, which adds up to (1 - A) / 1000.
+    Pairs are drawn with replacement, and a vector may be paired with itself. With n sentences and a mean cosine A of
+    different vectors, this raises the expected result by (1 - A) / n.
 
     Args:
         one_per_sentence: One token of each sentence, shape (n_sentences, d); at most 1,000 of them are used.

@@ -1,10 +1,10 @@
 """The share of a neuron's variance explained by position, frequency, frequent tokens, punctuation and special tokens.
 
 Luo, Kulmizev & Mao (2021) trace outliers to position, Puccetti et al. (2022) to frequency. Frequent tokens are often
-punctuation, which often ends a sentence. All sources are therefore in one regression, which says of each what it
-explains alone and what it adds to the others. The most frequent tokens are few, and a neuron may have a value for each
-of them that is unrelated to its frequency. These tokens have a column each, so that frequency adds only what holds
-among the other tokens too.
+punctuation, which often ends a sentence. All sources are therefore in one regression, which gives what each source
+explains alone and what it adds to the other sources. The most frequent tokens are few, and a neuron may have a value
+for each of them that is unrelated to its frequency. Each of these tokens therefore has a column of its own, so that
+frequency adds only what also holds among the other tokens.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ Array = NDArray[np.float64]
 class Regressors:
     """The regressors of a neuron, for each token.
 
-    Position has a column for each position. Frequency is the logarithm of the token's count in the corpus, with a
-    column for each of its octaves, so that it is as free in shape as position. The `COMMONEST` tokens have a column
-    each. Special tokens have a column each too; in the columns of frequency and of the most frequent tokens they have
-    the mean of the other tokens, so that these columns do not distinguish them. Sources may overlap: [CLS] is always at
-    position 0.
+    Position has a column for each position. Frequency has a column for the logarithm of the token's count in the corpus
+    and one for each octave of the count, so that its effect may have any shape, as that of position may. The
+    `COMMONEST` tokens have a column each. Special tokens have a column each too; in the columns of frequency and of the
+    most frequent tokens they have the mean of the other tokens, so that these columns do not distinguish them. Sources
+    may overlap: [CLS] is always at position 0.
 
     Args:
         tokens: The token table.

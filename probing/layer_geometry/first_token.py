@@ -1,8 +1,8 @@
-"""What the first token of each sentence has of its own: outliers and norms without it, with it, and of it alone.
+"""Outliers and norms of tokens without the first token of each sentence, with it, and of the first tokens alone.
 
-In decoders the first token collects the attention that heads have nothing else to do with (Xiao et al. 2023, arXiv
-2309.17453), and a few of its neurons are far larger than anywhere else (Sun et al. 2024, arXiv 2402.17762). Over all
-tokens, such a neuron can be an outlier although it is one of a single token per sentence.
+In decoders the first token receives the attention that heads do not need elsewhere (Xiao et al. 2023, arXiv
+2309.17453), and a few of its neurons are far larger than anywhere else (Sun et al. 2024, arXiv 2402.17762). Such a
+neuron can be an outlier over all tokens, although it is large in a single token per sentence only.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from probing.statistics.outliers import Profile, deviations_of, outliers_of
 
 FIRST_TOKEN_COLUMNS = ("layer", "first_token", "measure", "neuron", "value", "n_tokens")
-# Measures that are not outliers: the root mean square of the norms of tokens, the share of their squared norms that is
-# the mean's, the mean cosine of two tokens, and the deviation of the neuron whose mean is farthest from the others', in
-# sd, with its sign.
+# Measures that are not outliers: the root mean square of the norms of tokens, the share of their mean squared norm that
+# is due to the mean vector, the mean cosine of two tokens, and the largest deviation of a neuron's mean from the mean
+# over all neurons, in sd over neurons, with its sign.
 NORM, ENERGY, COSINE, FARTHEST = "rms_norm", "mean_energy_share", "mean_cosine", "farthest_mean"
 
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 _LENGTH, _PADDING = 11, 4
 # Largest relative change of hidden states through padding that still counts as rounding.
 _ROUNDING = {"float32": 1e-5, "bfloat16": 0.03, "float16": 0.005}
-# XLNet asks whether two tokens have the same type, whatever their numbers, so that its configuration has no limit.
+# Number of token type ids that is assumed if the configuration gives none. XLNet needs no limit: it only compares
+# whether two tokens have the same type.
 _ANY_TYPE = 2**7
 
 
@@ -184,8 +185,9 @@ def examination_inputs(encoder: nn.Module, pad_token_id: int) -> dict[str, Tenso
 def n_token_types(encoder: nn.Module, pad_token_id: int = 0) -> int:
     """Return how many token type ids an encoder tells apart, for the two sentences of a pair; 0 if it takes none.
 
-    That it has the argument does not say it: RoBERTa has a single type, and GPT-2 takes the number for that of a token,
-    whose embedding it adds. So the encoder is run with zeros, which must be what it has without types.
+    The argument `token_type_ids` alone does not show this: RoBERTa has a single type, and GPT-2 treats a type as a
+    token id, whose embedding it adds. So the encoder is also run with all types 0, which must give the same hidden
+    states as no types.
 
     Args:
         encoder: A model in evaluation mode, on any device.

@@ -1,11 +1,11 @@
 """Finds the heads of an encoder by running it, and reads what each head attends to.
 
 A head's attention is seen where torch computes it, in any implementation that transformers selects: as a call of
-`scaled_dot_product_attention`, or as a softmax over keys whose result is multiplied by the values. Nothing of the model
-is replaced, so its hidden states are those that it has without a reader, to the bit. In particular the masks are those
-that the model made for its own attention. (An attention function registered with transformers' `AttentionInterface`
-gets no mask unless it is registered with `AttentionMaskInterface` too, and padding is then attended to without a
-warning; and some families do not ask that interface.)
+`scaled_dot_product_attention`, or as a softmax over keys whose result is multiplied by the values. No part of the model
+is replaced, so the hidden states are bit-identical to those of a run in which attention is not read, and the masks are
+those that the model made for its own attention. (An attention function registered with transformers'
+`AttentionInterface` would get no mask unless it is registered with `AttentionMaskInterface` too; padding would then be
+attended to without a warning. Some families do not use that interface at all.)
 
 Names of modules and model families play no role. The k-th attention of a forward pass is that of block k. The output
 projection of a block is the linear map whose input begins with the heads' outputs, which are known: they are the
@@ -156,7 +156,7 @@ class AttentionWatch(TorchFunctionMode):
         super().__init__()
         self.see, (self.n, self.length) = see, shape
         self.weights: Tensor | None = None  # a softmax that has not been multiplied by values yet
-        self.address = 0  # of the tensor that stands for it
+        self.address = 0  # data address of the tensor that now holds this softmax, possibly reshaped
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -250,7 +250,7 @@ class _Seen:
     calls: list[_Call]
 
     def feeds(self, call: _Call) -> bool:
-        """Whether what the module reads begins with the outputs of the heads, one after the other."""
+        """Whether the module's input begins with the concatenated outputs of the heads."""
         n_heads, d_head = self.values.shape[1], self.values.shape[3]
         if call.given.dim() != 3 or call.given.shape[-1] < n_heads * d_head:
             return False

@@ -1,4 +1,4 @@
-"""Which words a model cannot tell apart."""
+"""The normalisation of words by a tokenizer; a model cannot distinguish words that it maps to the same text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def word_folding(tokenizer: Any) -> Callable[[str], str]:
-    """Return the tokenizer's normaliser of words; that of an uncased tokenizer lowers case and drops accents.
+    """Return the function by which a tokenizer normalises words; an uncased one lowercases and removes accents.
 
     Args:
         tokenizer: A fast tokenizer.

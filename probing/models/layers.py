@@ -35,7 +35,7 @@ def parse_layers(layer: int | str | Sequence[int], n_layers: int, model: str, si
 
 
 def layer_numbers(layer: int | str | Sequence[int]) -> list[int] | None:
-    """Return the requested layers, ascending, or None for all; this needs no model, so that -1 stays -1.
+    """Return the requested layers, ascending, or None for all; -1 stays -1, because no model is given here.
 
     Raises:
         UserError: If a layer is not a whole number.
@@ -50,7 +50,7 @@ def layer_numbers(layer: int | str | Sequence[int]) -> list[int] | None:
 
 
 def from_the_end(layers: Sequence[int], there: Sequence[int]) -> list[int]:
-    """Return layer numbers, ascending, where negative ones count from the end of those that are there."""
+    """Return layer numbers, ascending, with each negative number replaced by `there[number]`, counted from the end."""
     return sorted({there[k] if -len(there) <= k < 0 else k for k in layers})
 
 

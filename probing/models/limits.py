@@ -39,7 +39,7 @@ def max_length_of(config: Any, tokenizer: Any, make: Callable[[Any], Any] | None
     Args:
         config: The model's configuration.
         tokenizer: Its tokenizer.
-        make: Makes a model of a configuration; that of its family by default.
+        make: Function that builds a model from a configuration; by default, `AutoModel` builds it.
     """
     rows = getattr(config, "max_position_embeddings", None) or 0
     limits = [tokenizer.model_max_length]
@@ -51,7 +51,8 @@ def max_length_of(config: Any, tokenizer: Any, make: Callable[[Any], Any] | None
 def _rows_before_the_first_position(config: Any, rows: int, make: Callable[[Any], Any] | None) -> int:
     """Return the number of rows of the position table that are not positions.
 
-    RoBERTa and similar models number positions from the row after that of the padding token, which the table declares.
+    In RoBERTa and similar models, the row of position 0 follows that of the padding token, whose index is the table's
+    `padding_idx`.
     """
     import torch
     from torch import nn

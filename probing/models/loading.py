@@ -86,7 +86,7 @@ def load_tokenizer(source: ModelSource) -> Any:
 def load_encoder(source: ModelSource, random_weights_seed: int | None = None, dtype: str = "float32") -> nn.Module:
     """Load the model in evaluation mode; with `random_weights_seed`, initialise it randomly from its configuration.
 
-    An encoder-decoder gives its encoder, a language model everything before its head.
+    Of an encoder-decoder, only the encoder is returned; of a language model, everything before its head.
 
     Args:
         source: The model's files.

@@ -1,6 +1,6 @@
 """LayerNorms and RMS norms: h = gain (x - m) / sigma + bias, with m = 0 in an RMS norm.
 
-Which of the two a module is, and with which epsilon, is told by what it computes, not by its name.
+The kind of a norm and its epsilon are recognised by what the module computes, not by its name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Norm:
     """How a module normalises vectors.
 
     Args:
-        gain: Gain of each neuron, shape (d_model,), float64; one more than the module's weight where it adds 1 to it.
+        gain: Gain of each neuron, shape (d_model,), float64; the module's weight, plus 1 if the module adds 1 to it.
         bias: Bias of each neuron, shape (d_model,), float64; 0 where the module has none.
         centres: Whether the mean of the neurons is subtracted, as in LayerNorm.
         epsilon: What is added to the variance, or to the mean square.

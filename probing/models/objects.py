@@ -67,7 +67,7 @@ class ModelObject(ModelSource):
 
 
 def encoder_in(model: Any) -> Any:
-    """Return what turns text into hidden states: of an encoder-decoder the encoder, else all before the head."""
+    """Return the part that computes hidden states: the encoder of an encoder-decoder, otherwise all before the head."""
     return model.get_encoder() if model.config.is_encoder_decoder else model.base_model
 
 
@@ -128,13 +128,13 @@ def model_object(model: Any, tokenizer: Any) -> ModelObject:
 
 
 def _descriptions(model: Any, tokenizer: Any) -> Iterator[str]:
-    """Yield what determines the hidden states beside the tensors."""
+    """Yield descriptions of everything that determines the hidden states, except the tensors."""
     of_model = {name: value for name, value in model.config.to_dict().items() if name not in _NOT_OF_THE_MODEL}
     yield json.dumps(of_model, sort_keys=True, default=str)
     for kind in dict.fromkeys(type(module) for module in model.modules()):
         yield f"{kind.__module__}.{kind.__qualname__}"
         if kind.__module__.split(".")[0] not in _LIBRARIES:
-            with suppress(OSError, TypeError):  # of a class that was typed at a prompt there is no source
+            with suppress(OSError, TypeError):  # a class that was defined at a prompt has no source
                 yield inspect.getsource(kind)
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     yield json.dumps({name: value for name, value in backend.items() if name not in _OF_THE_LAST_CALL})

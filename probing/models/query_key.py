@@ -1,9 +1,10 @@
 """Finds W_Q and W_K of every head by running the encoder.
 
-Names of modules and model families play no role. Two outputs of linear maps are the queries and the keys of a block if
-the softmax of their products is its attention, or if what lacks is a number for each offset of the key from the query:
-a bias of relative positions, which is then read off a longer sequence. A model whose scores have another term, or whose
-queries and keys are rotated before they meet, has no such maps and is refused.
+Names of modules and model families play no role. The outputs of two linear maps are the queries and the keys of a block
+if the softmax of their products equals the block's attention. The scores may also contain a bias of relative positions,
+one number for each offset of the key from the query; this bias is then computed from a longer sequence. A model whose
+scores contain any other term, or that rotates queries and keys before it multiplies them, has no such maps and is
+refused.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class QueryKey:
         query_bias: b_Q times the scale, shape (heads, d_head).
         key: W_K of each head, shape (heads, d_model, d_head).
         norm: The norm between the block's input and x; None if x is that input itself.
-        biases: The bias at each offset less that at 0, shape (heads, 2 * longest - 1), float64, offsets ascending and 0
-            in the middle; NaN where no key is seen. None if there is no bias.
+        biases: The bias at each offset minus the bias at offset 0, shape (heads, 2 * longest - 1), float64; offsets
+            ascend, with 0 in the middle. NaN at offsets where no key is attended to. None if there is no bias.
     """
 
     query: Tensor
@@ -74,7 +75,7 @@ def find_query_keys(
         longest: Length of the longest sequence whose biases of relative positions are needed.
 
     Raises:
-        UserError: If there are none whose products, with a bias for each offset, give the attention.
+        UserError: If a block has no queries and keys whose products, with a bias for each offset, give its attention.
     """
     inputs = examination_inputs(encoder, pad_token_id)
     found = [_query_key(block, heads) for block in _observe(encoder, anatomy, inputs)]
@@ -105,7 +106,7 @@ class _Call:
 
 @dataclass
 class _Block:
-    """What enters a block, the calls of modules without parts before its attention, and the attention."""
+    """A block's input, the calls of modules without submodules before its attention, and the attention."""
 
     given: Tensor
     calls: list[_Call] = field(default_factory=list)
@@ -126,7 +127,8 @@ def _observe(encoder: nn.Module, anatomy: Anatomy, inputs: dict[str, Tensor], ke
         given = args[0] if args else next(iter(kwargs.values()), None)
         if not blocks or blocks[-1].probabilities is not None:
             return
-        # Only what is made for each token: a copy of the attention itself would be taken for it by who watches.
+        # Copy only outputs with one vector per token: if the attention itself were copied here, `AttentionWatch` would
+        # follow the copy instead.
         is_of_tokens = isinstance(made, Tensor) and made.shape[:-1] == blocks[-1].given.shape[:-1]
         if is_of_tokens and isinstance(given, Tensor) and given.is_floating_point():
             blocks[-1].calls.append(_Call(module, given.clone(), made.clone()))
@@ -199,7 +201,7 @@ def _biases_of(block: _Block, found: QueryKey, heads: Heads) -> Tensor:
 
 
 def _biases(probabilities: Tensor, scores: Tensor) -> Tensor:
-    """Return what the log of the attention has at each offset beyond the scores, less that at offset 0.
+    """Return the log of the attention minus the scores, as a mean at each offset, relative to offset 0.
 
     Args:
         probabilities: Attention, shape (heads, length, length).
@@ -209,7 +211,7 @@ def _biases(probabilities: Tensor, scores: Tensor) -> Tensor:
         Shape (heads, 2 * length - 1); NaN where no key is seen.
     """
     beyond = probabilities.log() - scores
-    # A query's attention sums to 1, which moves all its logs alike.
+    # The softmax shifts all logs of a query's attention by the same constant, which this subtraction removes.
     beyond = beyond - beyond.diagonal(0, 1, 2)[..., None]
     beyond = beyond.where(beyond.isfinite(), torch.nan)
     length = scores.shape[1]
@@ -217,7 +219,7 @@ def _biases(probabilities: Tensor, scores: Tensor) -> Tensor:
 
 
 def _norm_before(block: _Block, call: _Call) -> tuple[bool, nn.Module | None]:
-    """Return whether it is known how a map's input comes from the block's, and the norm between them, if any."""
+    """Return whether a map reads the block's input, either directly or after one norm, and this norm, if any."""
     if torch.equal(call.given, block.given):
         return True, None
     for other in block.calls:

@@ -1,9 +1,10 @@
 """Finds what is added to the residual stream on its way through an encoder, and its norms, by running the model.
 
-Names of modules and model families play no role. Of every block, the two modules are sought whose outputs, added to
-what enters the block, give what leaves it: its attention and its feed-forward part. In a post-LN block the sum goes
-through a norm after each of them. The embeddings are sought in the same way: tables whose rows add up to layer 0,
-before a norm or without one. What does not add up is not guessed at.
+Names of modules and model families play no role. In every block, two modules are sought whose outputs, added to the
+block's input, give its output: its attention and its feed-forward part. In a post-LN block, each of the two sums passes
+through a norm. The embeddings are found in the same way: as tables whose rows add up to layer 0, before a norm or
+without one. If the terms of a block do not add up, `NotFound` is raised; if those of the embeddings do not, the path
+begins at the first block's input.
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ class Site:
 
     Args:
         layer: Number of the block it is in; 0 for the embeddings.
-        name: `word`, `position`, `type`, whose sum is `sum`, `norm`, or `embeddings` as a whole; in blocks `attention`,
-            `sum_attention`, `norm_1`, `feed_forward`, `sum_feed_forward`, `norm_2`; `final_norm`.
+        name: In the embeddings, `word`, `position` and `type`, their `sum`, and `norm`, or only `embeddings` if these
+            are not found; in blocks, `attention`, `sum_attention`, `norm_1`, `feed_forward`, `sum_feed_forward`,
+            `norm_2`; after the last block, `final_norm`.
         tap: Where its vectors are read.
         is_term: Whether it is a term that is added to the stream, and not the stream itself.
     """
@@ -123,7 +125,7 @@ def watching(encoder: nn.Module, anatomy: Anatomy, modules: Sequence[nn.Module],
         encoder: The encoder.
         anatomy: Its structure; its blocks are known.
         modules: The modules, blocks or parts of blocks or neither.
-        see: Receives each tensor when it is there; the model may change it in place afterwards.
+        see: Called with each tensor as soon as it is computed; the model may change the tensor in place afterwards.
     """
     block, is_inside, calls = 0, False, dict[nn.Module, int]()
 
@@ -202,7 +204,7 @@ def find_norms(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int = 0) -> l
         pad_token_id: Id of the padding token.
 
     Raises:
-        NotFound: If a block has more or fewer, or one is neither a LayerNorm nor an RMS norm.
+        NotFound: If a block does not have two norms, or one of them is neither a LayerNorm nor an RMS norm.
     """
     seen, found = _examine(encoder, anatomy, pad_token_id), list[BlockNorm]()
     name_of, d_model = {module: name for name, module in encoder.named_modules()}, seen.states[0].shape[-1]

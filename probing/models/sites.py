@@ -1,14 +1,14 @@
 """Finds the units of the MLP and the outputs of the heads inside the blocks of an encoder, by running it.
 
-Names of modules and model families play no role, and no size is guessed from the configuration. Both sites are the
-input of a linear map, and what a map computes is read from gradients during one forward pass. A gradient is exactly 0
-where there is no path, so the rules are about structure and need no tolerance:
+Names of modules and model families play no role. Only the number of heads is read from the configuration, and it is
+checked. Both sites are the input of a linear map, and what a map computes is read from gradients during one forward
+pass. A gradient is exactly 0 where there is no path, so the rules are about structure and need no tolerance:
 
-- The attention output projection is the first linear map of a block that reads other tokens than its own. Everything
-  before it (queries, keys, values) reads its own token alone, everything after it reads what it has mixed. It is
-  accepted only if its input is a concatenation of heads. A head's query decides which tokens all of its neurons read,
-  and those of no other head. So both halves of every slice, one slice per head, must be computed from outputs of
-  earlier maps that they share and that no other slice is computed from.
+- The attention output projection is the first linear map of a block whose input for a token depends on other tokens.
+  The inputs of the maps before it (queries, keys, values) depend on their own token only. The projection is accepted
+  only if its input is a concatenation of heads. The query of a head decides which tokens all neurons of this head read,
+  and it affects no other head. So both halves of every slice, one slice per head, must be computed from outputs of
+  earlier maps that the two halves share and from which no other slice is computed.
 - The second matrix of the MLP is the linear map whose input has, as its i-th unit, a nonlinear function of the i-th
   output of an earlier map (of two outputs where there is a gate) at the same token and of nothing else that this map
   computes.
@@ -250,7 +250,7 @@ def _mlp(block: _Block) -> _Call:
 
 def _first_mixing(block: _Block) -> _Call | None:
     """Return the first call of a linear map that reads other tokens of the block's input than its own."""
-    last = block.rows[1] - 1  # a causal model shows all tokens to the last one only
+    last = block.rows[1] - 1  # in a causal model, only the last token can read all others
     for call in block.calls:
         if call.given.shape[:2] == block.rows:
             (gradient,) = _gradients(call.given[0, last], [block.given])
@@ -303,7 +303,7 @@ def _is_activation(units: Tensor, made: Tensor) -> bool:
         return False
     by_unit = gradient.unflatten(-1, (-1, width)).float()
     slopes_differ = (by_unit != by_unit[:1, :1]).any()
-    # Another token or another unit would be a path that is none of the activation function's.
+    # A dependence on another token or on another unit cannot come from an activation function.
     token = units.shape[1] // 2
     (at_token,) = _gradients(units[0, token], [made])
     at_token[0, token] = 0

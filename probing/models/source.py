@@ -44,7 +44,7 @@ ALIASES = {
     "pythia": "EleutherAI/pythia-160m",
 }
 
-# What the name of a model that was an object begins with, in a run's configuration.
+# Prefix of a model's name in a run's configuration if the model was given as an object.
 OBJECT = "object:"
 
 # The package that carries the trained weights of `minilm`: the extra `minilm` of this distribution.
@@ -102,7 +102,8 @@ class ModelSource:
 def _digest(files: tuple[tuple[Path, int, int], ...]) -> str:
     """SHA-256 (hex) of the names, sizes and contents of files, each given with its size and time of change.
 
-    A command asks several times for that of the same weights, whose hash takes a second for a base-size model.
+    The result is cached: a command asks several times for the same weights, and hashing those of a base-size model
+    takes a second.
     """
     digest = hashlib.sha256()
     for path, n_bytes, _ in files:
@@ -180,7 +181,7 @@ def _from_hub(name: str, revision: str | None) -> Path:
 
 
 def check_revision(name: str, revision: str, option: str = "--revision") -> None:
-    """Ask for the configuration of a model's revision alone, which is small; the local hub cache is tried first.
+    """Check that a model's revision exists, by getting only its configuration; the local hub cache is tried first.
 
     Args:
         name: Alias or hub id of the model.
@@ -204,7 +205,7 @@ def check_revision(name: str, revision: str, option: str = "--revision") -> None
 
 
 def _refusal(name: str, revision: str | None, error: Exception, option: str = "--revision") -> UserError:
-    """Return what to say where a model cannot be had."""
+    """Return the error for a model that cannot be found, with hints on how to name one."""
     from huggingface_hub.errors import HFValidationError
 
     aliases = f"aliases are {', '.join(ALIASES)}"

@@ -1,9 +1,9 @@
 """Correlation of each neuron with a number, compared with numbers permuted within sentences or among them.
 
-The sum of products of a neuron and the numbers has, under permutation within a block, a mean, a variance and a third
-central moment in closed form; blocks are independent, so these add up. With a and b the deviations of the two from
-their means in a block of n, the variance is sum a^2 sum b^2 / (n - 1) and the third moment
-n sum a^3 sum b^3 / ((n - 1) (n - 2)).
+Under permutation within a block, the sum of products of a neuron and the numbers has a mean, a variance and a third
+central moment in closed form; blocks are independent, so the moments of all blocks add up. Let a and b be the
+deviations of the neuron and of the numbers from their means in a block of n examples. Then the variance is
+`sum a^2 sum b^2 / (n - 1)`, and the third moment is `n sum a^3 sum b^3 / ((n - 1) (n - 2))`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from probing.statistics.permutation_moments import power_sums
 from probing.statistics.separation import ROUNDING, SMALLEST_P, Separation, upper_tail
 
-# A distribution that is less skewed than this is symmetric for what its tails are needed for.
+# A distribution with a smaller skewness is treated as symmetric: Student's t alone then gives the p-value.
 SYMMETRIC = 1e-2
 
 
@@ -31,7 +31,7 @@ class CorrelationSums:
         expected: Its mean under permutation, shape (d_model,).
         variance: Its variance under permutation, shape (d_model,).
         third: Its third central moment under permutation, shape (d_model,).
-        freedom: Sum over blocks of their size less 1, where the numbers differ.
+        freedom: Degrees of freedom: the sum of (size - 1) over the blocks in which the numbers are not all equal.
         log_permutations: Log of the number of permutations.
     """
 
@@ -62,7 +62,7 @@ class CorrelationSums:
         self.product += (states.double() - mean).T @ numbers
         self.expected += (n * a.mean * b.mean).sum(0)
         self.variance += (a.squares * b.squares / (n - 1).clamp(min=1)).sum(0)
-        # In blocks of less than three, the deviations have no third moment.
+        # In blocks of fewer than three examples the cubes of the deviations sum to 0.
         self.third += (a.cubes * b.cubes * n / ((n - 1) * (n - 2)).clamp(min=1)).sum(0)
         differ = b.squares[:, 0] > 0
         self.freedom += (n[differ] - 1).sum()
@@ -80,9 +80,10 @@ class CorrelationSums:
     def separation(self, total: Tensor) -> Separation:
         """Return the squared correlation beyond chance, its z and its p-value.
 
-        z is the distance of the correlation from its mean under permutation, in standard deviations of it, never below
-        0. The p-value is two-sided: the larger of that of Student's t, which is nearly exact for one block of values
-        without outliers, and that of a gamma distribution with the exact skewness, which outliers need.
+        z is the absolute distance of the correlation from its mean under permutation, in standard deviations under
+        permutation. The p-value is two-sided and the larger one of two: that of Student's t, which is nearly exact for
+        one block of values without outliers, and that of a gamma distribution with the exact skewness, which is needed
+        for values with outliers.
 
         Args:
             total: Sum of squares of the neuron's deviations times that of the numbers', shape (d_model,).

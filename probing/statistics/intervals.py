@@ -23,8 +23,9 @@ LEVEL = 0.95
 ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 # With fewer clusters the variance between clusters is too uncertain, and no interval is given.
 MIN_SENTENCES = 20
-# Assumed where the data cannot show how alike the tokens of a sentence are, because hardly any token is right or hardly
-# any is wrong. It is above the measured values: .003 to .06 for positions, on the built-in model's layers.
+# Correlation between the tokens of a sentence in being predicted rightly, assumed where the data cannot show it because
+# nearly all tokens are right or nearly all are wrong. It is above the measured values: .003 to .06 for positions, on
+# the built-in model's layers.
 INTRA_SENTENCE_CORRELATION = 0.1
 
 NO_INTERVAL = (math.nan, math.nan)
@@ -36,9 +37,9 @@ def accuracy_interval(correct: Sums, n_tokens: NDArray[np.int64], level: float =
     """Return the interval of an accuracy, by default of 95%: Wilson's interval (1927) at the effective sample size.
 
     The effective sample size is the number of tokens over the design effect (Korn & Graubard 1998; Franco et al. 2019).
-    Wilson's interval acts as though t^2 more tokens were seen, half of them right. Here these tokens also have the
-    design effect that `INTRA_SENTENCE_CORRELATION` implies, so that an accuracy of 0 or 1, which shows no variance, has
-    an interval.
+    Wilson's interval is equivalent to adding t^2 tokens, half of them right. Here, the added tokens have the design
+    effect that `INTRA_SENTENCE_CORRELATION` implies. So the interval has a positive width even if the accuracy is 0 or
+    1, where the data show no variance.
 
     Args:
         correct: Number of tokens predicted rightly in each sentence, shape (n_sentences,).
@@ -83,9 +84,9 @@ def binomial_interval(n_right: int, n: int, level: float = LEVEL) -> tuple[float
 def difference_interval(difference: Sums, n_tokens: NDArray[np.int64]) -> tuple[float, float]:
     """Return the 95% interval of the difference of two accuracies on the same tokens, paired by sentence.
 
-    It is `mean_interval` with a least variance: that of one effective token which only the first probe predicts rightly
-    and one which only the second does, in the manner of Bonett & Price (2012). Two probes that agree on every test
-    token need not agree on all others.
+    It is `mean_interval` with a lower bound on the variance, in the manner of Bonett & Price (2012): the variance if
+    the first probe alone were right on one effective token, and the second probe alone on another. The bound is needed
+    because two probes that agree on every test token may disagree on other tokens.
 
     Args:
         difference: Number of tokens that the first predicts rightly minus that of the second, shape (n_sentences,).
@@ -155,8 +156,8 @@ def _holds_0(found: _Ratio, least: float, t: float) -> bool:
 def mean_interval(sums: Sums, n_tokens: NDArray[np.int64]) -> tuple[float, float]:
     """Return the 95% interval of a mean over tokens, such as a cross-entropy or the paired difference of two.
 
-    It is Student's t interval, with an end moved outwards where the skewness over sentences asks for that (the cubic
-    transformation of Hall 1992). It is never shortened, because the skewness of few sentences is itself uncertain.
+    It is Student's t interval. If the skewness over sentences requires it, an end is moved outwards (the cubic
+    transformation of Hall 1992). No end is moved inwards, because the skewness of few sentences is itself uncertain.
 
     Args:
         sums: Sum over the tokens of each sentence, shape (n_sentences,); for a paired difference, the difference of
@@ -261,7 +262,7 @@ def scope(results: Mapping[str, Any], test_corpus: str | None) -> str:
     if few := few_clusters(results):
         return few
     over = _over(results)
-    if over["unit"] in ("row", "group"):  # of arrays, of which nobody knows where they come from
+    if over["unit"] in ("row", "group"):  # from arrays, whose origin is not known
         return f"Intervals are over {over['n']:,} test {over['unit']}s and hold for others drawn as these were."
     of = test_corpus if test_corpus else "the same corpus; --test_corpus tests on another text"
     return f"Intervals are over {over['n']:,} test {over['unit']}s and hold for other {over['unit']}s of {of}."

@@ -158,5 +158,5 @@ class CovarianceAccumulator:
 
 
 def hardly_vary(sd: Tensor, size: Tensor) -> Tensor:
-    """Return whether each neuron varies no more than rounding errors, or hardly beside the others; shape (d_model,)."""
+    """Return whether each neuron varies by no more than rounding errors, or much less than most; shape (d_model,)."""
     return sd <= torch.maximum(DEAD * sd.median(), ROUNDING * size)

@@ -20,7 +20,7 @@ from probing.statistics.running_mean import ROWS, RunningMean
 Definition = Literal["argmin_share", "argmax_share", "mean_profile", "layer_norm", "variance"]
 DEFINITIONS: tuple[Definition, ...] = ("argmin_share", "argmax_share", "mean_profile", "layer_norm", "variance")
 
-# Luo, Kulmizev & Mao choose by eye, at shares of .88 and more. Below .5 most tokens have another extreme neuron.
+# Luo, Kulmizev & Mao choose by eye, at shares of .88 and more. Below .5, other neurons are extreme in most tokens.
 SHARE = 0.5
 # In standard deviations; Luo, Kulmizev & Mao choose from the profile by eye.
 MEAN_DEVIATIONS = 5.0

@@ -54,7 +54,7 @@ def _power_sums(states: Tensor, lengths: Tensor) -> PowerSums:
 
 
 class LabelMoments(NamedTuple):
-    """Contribution of each sentence's labels to the moments of u, its sums of deviations over permuted classes.
+    """Contribution of each sentence's labels to the moments of u, the classes' sums of deviations under permutation.
 
     The sum of class c is divided by the root of the class's size, so that |u|^2 is a between-class sum of squares. With
     s2, s3 and s4 the sentence's sums of squares, cubes and fourth powers:

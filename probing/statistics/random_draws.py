@@ -12,10 +12,10 @@ LEVEL = 0.95
 
 
 def widened(value: float, interval: tuple[float, float], draws: Sequence[float]) -> tuple[float, float]:
-    """Widen an interval that takes the draws as given, so that it covers new draws too.
+    """Widen an interval that holds for the given draws only, so that it also covers the variation between draws.
 
-    At each end two distances from the value are added in squares (Zou & Donner 2008): that of the given interval, and
-    that of Student's t interval for the mean over draws.
+    At each end, the distances of two intervals from the value are combined as the root of their sum of squares (Zou &
+    Donner 2008): the distance of the given interval, and that of Student's t interval for the mean over draws.
 
     Args:
         value: The estimate that the interval belongs to.

@@ -32,7 +32,7 @@ def top_overlap(ranks_a: Ranks, ranks_b: Ranks, k: int) -> Array:
         ranks_b: Ranks of one or more other rankings, shape (..., n).
         k: Number of neurons at the top.
     """
-    # Where there are fewer neurons than k, n + 1 still means unranked.
+    # If there are fewer than k neurons, rank n + 1 must not count as being in the top, since it means unranked.
     return (np.maximum(ranks_a, ranks_b) <= min(k, len(ranks_a))).sum(-1) / k
 
 
@@ -40,8 +40,9 @@ def rank_biased_overlap(ranks_a: Ranks, ranks_b: Ranks, p: float) -> Array:
     """Return the extrapolated rank-biased overlap of two lists (Webber, Moffat & Zobel 2010, RBO_ext, equation 32).
 
     X_d, the overlap at depth d, counts the neurons whose larger rank is at most d. The measure is linear in X: it is a
-    sum over neurons of a value that depends on the larger rank alone. Two full rankings share all neurons at depth n,
-    so where n is not large against 1 / (1 - p) even unrelated rankings come near 1: compare with the value by chance.
+    sum over neurons of a value that depends on the larger rank alone. Two complete rankings share all neurons at depth
+    n. So, unless n is much larger than 1 / (1 - p), even unrelated rankings have a value near 1: compare it with the
+    value under chance.
 
     Args:
         ranks_a: Ranks from `neuron_ranks`, shape (n,). The ranked neurons are the list, so lists may differ in length.

@@ -50,9 +50,9 @@ class SeparationAccumulator:
     """Takes batches of whole sentences of one layer and returns how its neurons separate the classes.
 
     Mean and variance of the null are exact. Its upper tail is approximated by the Pearson type III distribution, a
-    shifted gamma, with the same mean and variance. Its skewness is that of Gaussian sums over classes (as in Imhof 1961
-    for quadratic forms in Gaussians), times the ratio of the exact variance to theirs where that is above 1.
-    `docs/eta_squared.md` says how good the approximation is.
+    shifted gamma, with the same mean and variance. The skewness is computed as if the sums over classes were Gaussian
+    (as Imhof 1961 does for quadratic forms in Gaussians), and multiplied by the ratio of the exact variance to the
+    Gaussian one if this ratio is above 1. `docs/eta_squared.md` says how good the approximation is.
 
     Args:
         mean: Mean of the training tokens, shape (d_model,), float64; it is subtracted first, which only reduces
@@ -162,7 +162,7 @@ class SeparationAccumulator:
 
 
 def _inverse_root(sizes: Tensor) -> Tensor:
-    """Return the factor of the sums over classes; for a class without tokens it does not matter."""
+    """Return 1 / sqrt(size), which multiplies the sums over classes; a size of 0 counts as 1, since that sum is 0."""
     return sizes.clamp(min=1).rsqrt()
 
 

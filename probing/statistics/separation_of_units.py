@@ -14,7 +14,8 @@ from probing.statistics.separation import Separation, SeparationAccumulator
 class UnitSeparationAccumulator:
     """Takes batches of exchangeable units, such as sentences of one label each, and says how neurons separate them.
 
-    All units together are one block of the null distribution, as the tokens of a single sentence are elsewhere.
+    Under the null, labels are permuted among all units, as `SeparationAccumulator` permutes them among the tokens of a
+    sentence.
 
     Args:
         mean: Mean of the units, shape (d_model,), float64.

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from probing.statistics.bootstrap import percentile_interval
 
-# Fewer draws than for sentences in memory: each draw holds d_model sums for each layer and transform.
+# Fewer draws than if the sentences were in memory, because here each draw needs d_model sums for every layer and
+# transform.
 N_DRAWS = 400
 
 

@@ -94,7 +94,7 @@ def classes_of(task: TokenTask, labels: Labels, n_sentences: int) -> Labels:
         n_sentences: Number of training sentences.
 
     Raises:
-        UserError: If the task returns something else than some of the labels.
+        UserError: If the task returns anything but a list or an array of values of the type of its labels.
     """
     returned, unit = f"the task {type(task).__name__}: `classes` returned", unit_of(task)
     chosen = task.classes(labels, n_sentences)
@@ -107,9 +107,9 @@ def classes_of(task: TokenTask, labels: Labels, n_sentences: int) -> Labels:
 
 
 def _where_known(values: Any) -> tuple[Any, Any]:
-    """Return labels that are listed as true, false or None without None, and where they were not None.
+    """Return a list of true, false and None with False in place of None, and where its values are not None.
 
-    Other labels are returned as they are, with True: text and numbers have a value for the absence of a label.
+    Other labels are returned unchanged, with True: text and numbers have values that mean "no label".
     """
     kinds = set(map(type, values)) if isinstance(values, list | tuple) else set()
     if type(None) not in kinds or kinds == {type(None)} or not kinds <= {type(None), bool, np.bool_}:

@@ -105,7 +105,7 @@ def _missing(task: Any) -> str:
     """Return what a class or an object lacks to be a task, in words."""
     if getattr(task if isinstance(task, type) else type(task), "labels", None) is Task.labels:
         return "a method `labels` of its own"
-    # An object may have the last two as fields.
+    # The last two may be fields that only an object has, so a class is not checked for them.
     needed = ("labels", "classes", "ordinal", "word_means")[: 2 if isinstance(task, type) else None]
     lacking = [f"`{name}`" for name in needed if not hasattr(task, name)]
     return " and ".join(filter(None, [", ".join(lacking[:-1]), *lacking[-1:]]))
@@ -114,7 +114,7 @@ def _missing(task: Any) -> str:
 def _class_of(typed: str) -> type:
     """Return the class that `FILE.py:CLASS` or `MODULE:CLASS` names.
 
-    Only a class that is a task is returned, so that a configuration cannot have another one built.
+    A class that is not a task is refused, so that a configuration cannot have an arbitrary class instantiated.
     """
     place, _, name = typed.rpartition(":") if ":" in typed else (typed, "", "")
     module = _module_of_file(Path(place), typed) if place.endswith(".py") else _module(place, typed)
@@ -193,7 +193,7 @@ def _where(error: Exception, path: Path) -> str:
 
 
 def _place(kind: type) -> str:
-    """Return the module of a class as a configuration names it: by its file where it cannot be imported by its name."""
+    """Return a class's module for a configuration: its name, or its file if it cannot be imported by its name."""
     name = kind.__module__
     file = getattr(sys.modules.get(name), "__file__", None)
     if file and (name == "__main__" or name.startswith(_OF_A_FILE)):

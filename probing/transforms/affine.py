@@ -65,7 +65,7 @@ class Transform:
 
     @property
     def clipped(self) -> list[int]:
-        """Neurons whose images are constant, if each neuron is mapped by itself; empty otherwise."""
+        """Neurons whose images are constant, if `linear` has one factor per neuron; empty if it is a matrix."""
         return (self.linear == 0).nonzero().squeeze(1).tolist() if self.linear.ndim == 1 else []
 
     def moments(self, before: Covariance) -> Covariance:

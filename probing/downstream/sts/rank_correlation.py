@@ -103,11 +103,11 @@ def _ranks(values: Array, times: NDArray[np.float32]) -> Array:
 
 
 def pseudo_values(a: Array, b: Array) -> Array:
-    """Return a number for each pair of values, whose mean is Spearman's correlation and whose spread its error.
+    """Return a number for each pair of values; their mean and standard error are those of Spearman's correlation.
 
     They are the jackknife's pseudo-values (Tukey 1958), n r - (n - 1) r_i, where r_i leaves out pair i, moved by a
-    constant so that their mean is r itself. Their standard error is that of the correlation, and the difference of two
-    such lists is what the difference of two correlations on the same pairs varies by.
+    constant so that their mean is r itself. The standard error of the difference of two such lists is that of the
+    difference of two correlations on the same pairs.
 
     Args:
         a: First values, shape (n,).

@@ -1,9 +1,9 @@
 """How well the cosine of two sentences' vectors agrees with human scores of their similarity: every set, layer, space.
 
-Two protocols are reported. `held_out` uses the layer that is best on the dev part of STS-B, without the pairs that the
-set itself has (STS-B was drawn from STS12 to STS16, among others); for that dev part itself, the layer that is best on
-the training part. `published` uses the best layer on the very set it is reported on, as papers do, which is too high by
-construction.
+Two protocols are reported. `held_out` uses the layer that is best on the dev part of STS-B, after the pairs that also
+occur in the evaluated set are removed (STS-B was drawn from STS12 to STS16, among others). For the dev part of STS-B
+itself, it uses the layer that is best on the training part of STS-B. `published` uses the layer that is best on the
+evaluated set itself, as papers do, which gives a result that is too high by construction.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def reported(sets: Sequence[SentencePairs]) -> list[SentencePairs]:
 
 
 def choice(target: SentencePairs, sets: Sequence[SentencePairs]) -> Choice | None:
-    """Return the pairs used to choose the layer for a set; None if STS-B is missing."""
+    """Return the pairs used to choose the layer for a set; None if there are fewer than three, as without STS-B."""
     part = "train" if (target.name, target.part) == (STS_B, "dev") else "dev"
     found = next((one for one in sets if (one.name, one.part) == (STS_B, part)), None)
     if found is None:

@@ -129,7 +129,7 @@ def fitted_texts(vectors: Vectors, targets: Sequence[SentencePairs], fit_on: str
     """Return the text that the transforms of each set are fitted on, by the set's label.
 
     Sentences of any set that is reported on are left out, since sets overlap: STS-B was drawn from STS12 to STS16 and
-    others. With `target` the text consists of these sentences only.
+    others. With `target`, the text of each set consists of all its own sentences instead.
     """
     if fit_on == "target":
         everything = zip(vectors.sets, vectors.stores, strict=True)

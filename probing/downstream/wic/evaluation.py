@@ -33,7 +33,7 @@ def with_both_words(pairs: WordPairs, tokens: Tokens) -> WordPairs:
 
 
 def target_check(pairs: WordPairs) -> Callable[[Tokens], None]:
-    """Return a check that raises a `UserError` for tokens in which no pair has kept both words."""
+    """Return a check that raises a `UserError` if, after truncation, no pair has its word in both sentences."""
 
     def check(tokens: Tokens) -> None:
         if not with_both_words(pairs, tokens).n_pairs:

@@ -34,9 +34,9 @@ class Rule:
 
 
 def best_threshold(scores: Scores, labels: Labels) -> Rule:
-    """Return the threshold with the most correct labels, of all: between any two scores and beyond both ends.
+    """Return the threshold with the most correct labels, among those between any two scores and beyond both ends.
 
-    Of equally good thresholds the lowest is returned.
+    If several thresholds are equally good, the lowest is returned.
 
     Args:
         scores: Score of each pair, shape (n,).
@@ -45,10 +45,11 @@ def best_threshold(scores: Scores, labels: Labels) -> Rule:
     values, group = np.unique(scores, return_inverse=True)
     yes = np.bincount(group, weights=labels, minlength=len(values))
     no = np.bincount(group, weights=~labels, minlength=len(values))
-    # Right with a threshold above the k lowest values: the noes among these and the yeses among the others.
+    # Number of correct labels if the threshold is above the k lowest values: the noes among these and the yeses among
+    # the other values.
     right = np.concatenate([[0.0], np.cumsum(no)]) + np.concatenate([[0.0], np.cumsum(yes[::-1])])[::-1]
     best = int(right.argmax())
-    # Halfway, but below the upper value if no floating-point number lies between.
+    # Halfway between neighbouring values; the lower value if no floating-point number lies between them.
     halfway = np.minimum((values[:-1] + values[1:]) / 2, np.nextafter(values[1:], -np.inf))
     thresholds = np.concatenate([[values[0] - 1], halfway, [values[-1]]])
     return Rule(float(thresholds[best]), float(right[best] / len(labels)))
@@ -57,7 +58,7 @@ def best_threshold(scores: Scores, labels: Labels) -> Rule:
 def best_published_threshold(scores: Scores, labels: Labels) -> Rule:
     """Return the best of the nine thresholds .1 to .9, the lowest of equally good ones.
 
-    So coarse a grid favours spaces whose cosines spread over it.
+    Such a coarse grid favours spaces whose cosines spread over the range of the thresholds.
     """
     accuracies = [accuracy(scores, labels, threshold) for threshold in PUBLISHED_THRESHOLDS]
     best = int(np.argmax(accuracies))

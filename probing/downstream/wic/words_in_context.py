@@ -101,9 +101,10 @@ def _row(one: Scored, train: Labels, reported: Labels, seed: int) -> Row:
 def chosen(
     scored: Sequence[Scored], rows: Sequence[Mapping[str, Any]], train: Labels, reported: Labels, part: str, seed: int
 ) -> list[Row]:
-    """Return the result of each space by either protocol, and that of always answering yes, as in `chosen.csv`.
+    """Return the result of each space under each protocol, and that of always answering yes, as in `chosen.csv`.
 
-    Spaces are compared with the plain one by McNemar's test; p-values are corrected for their number (Holm).
+    Under `held_out`, each space is compared with the plain one by McNemar's test; p-values are corrected for the number
+    of spaces (Holm).
 
     Args:
         scored: Cosines in every layer and space.
