@@ -3,8 +3,8 @@
 With too weak a penalty, probes overfit if there are few tokens for the width, and accuracy hardly shows it: on 500
 sentences, probes of a base-size model predicted worse than a constant answer with a penalty that suits 50,000 tokens.
 The validation cross-entropy shows it. The penalties form a grid of half decades. All layers are trained together, from
-strong to weak penalties, and each probe starts from its optimum at the previous penalty, so that a step takes few
-passes.
+strong to weak penalties, and each probe starts from a linear extrapolation of its optima at the previous two penalties,
+so that a step takes few passes.
 """
 
 from __future__ import annotations
