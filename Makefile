@@ -13,8 +13,8 @@ ENV := .venv
 CONSTRAINTS := -c constraints.txt
 endif
 PY := $(ENV)/bin/python
-# Of 19,000 installed modules a fit imports 4,000: they are compiled then, and others are not. The pip that comes with
-# Python 3.11 takes half as long again as today's.
+# A fit imports 4,000 of the 19,000 installed modules. Modules are compiled when they are first imported, not by pip, so
+# that the others are not compiled. The pip that comes with Python 3.11 takes 1.5 times as long as the current one.
 PIP_INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check $(if $(PYTHONDONTWRITEBYTECODE),,--no-compile) $(CONSTRAINTS)
 INSTALLED := $(ENV)/.neuron-probing-installed
 DOCS := $(ENV)/.neuron-probing-docs-installed
@@ -24,11 +24,12 @@ DOCS := $(ENV)/.neuron-probing-docs-installed
 fit: $(INSTALLED)
 	$(PY) -m probing fit --layer 6 $(ARGS)
 
-# What a change is tested by while it is made: everything but what is slow and seldom fails.
+# Tests to run while a change is made: all except those that are slow and seldom fail.
 test: $(INSTALLED)
 	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
 
-# Everything that needs neither a server that does not answer, nor minutes a test, nor a model to be downloaded.
+# All tests except those that wait for a server that does not answer, that take about a minute or more each, or that
+# need a downloaded model.
 # Files are taken in the order in which conftest.py puts them: what takes long comes first.
 test-all: $(INSTALLED)
 	$(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not patient and not several and not fuzz and not base" $(ARGS)
@@ -43,7 +44,7 @@ bench: $(INSTALLED)
 models: $(INSTALLED)
 	$(PY) -m benchmarks.models $(ARGS)
 
-# The page of options from the help, and the site, in which no link may be dead.
+# Write the page of options from the help, and build the site; a dead link is an error.
 docs: $(DOCS)
 	$(PY) docs/options.py
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict $(ARGS)

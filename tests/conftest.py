@@ -18,8 +18,8 @@ from families import make_checkpoint
 from kernels import n_threads_of, numeric_tests
 from probing.runtime.memory import set_heap_aside
 
-# Imports create no garbage, and what they create is never garbage: looked through again and again, it took a quarter
-# of the time of importing and a tenth of that of testing.
+# Nothing that imports create becomes garbage. The collector would search it again and again, which took a quarter of
+# the time of importing and a tenth of the time of testing.
 gc.disable()
 
 # Read by huggingface_hub when it is first imported: no test reaches the network, whatever is asked.
@@ -30,7 +30,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_configure() -> None:
-    """Write figures as one pixel, but for tests of figures."""
+    """Write every figure as a single pixel, except in tests of figures."""
     from rendering import without_rendering  # imports numpy, which reads the number of threads above
 
     without_rendering()
@@ -38,9 +38,9 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as numeric the tests of all that computes, and put files first whose tests are slow or wait for a server.
+    """Mark the tests of modules that compute as numeric, and put files with slow or patient tests first.
 
-    Workers take a file at a time: what takes long is not to begin when nothing else is left.
+    A worker takes one file at a time: if a long file began last, the other workers would wait for it.
     """
     numeric = numeric_tests()
     for item in items:
@@ -52,24 +52,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Collect garbage from now on, but look for none in what was imported."""
-    import hypothesis  # noqa: F401  on import it looks for generators of random numbers, which it finds by the collector
+    import hypothesis  # noqa: F401  its import searches for random-number generators by means of the collector
 
     set_heap_aside()
     gc.set_threshold(10_000, 10, 10)
     gc.enable()
-    # Each trainer reads the metadata of all installed packages, which stay the same.
+    # Each Trainer reads the entry points of all installed packages. They do not change, so they are read only once.
     if registry := sys.modules.get("lightning_fabric.utilities.registry"):
         registry.entry_points = cache(registry.entry_points)  # type: ignore[attr-defined]
 
 
 ROOT = Path(__file__).parent.parent
 
-# A ranking without the evidence that takes more training, at a penalty that is not chosen, and strong enough for tiny
-# models to be at their optimum in a few passes: tests of other things need neither.
+# Options of a fit without the evidence that needs more training and with a given penalty, for tests of other things.
+# The penalty is so strong that probes of tiny models reach their optimum in a few passes.
 BARE: dict[str, Any] = {"replicates": 0, "controls": "none", "evidence": "none", "probe": {"l2": 1e-2}}
 BARE_ARGS = ["--replicates=0", "--controls=none", "--evidence=none", "--probe.l2=1e-2"]
 
-# Those that stand for the others where every family would take long.
+# The families that stand for all families in tests for which all would take too long.
 FAMILIES = ("bert", "roberta", "distilbert")
 # A real model of 12 blocks and 768 neurons, for tests marked `base`.
 BASE_MODEL = ROOT / "runs" / "models" / "all-mpnet-base-v2"
@@ -99,7 +99,7 @@ def make_sentences(n: int, seed: int = 0, longest: int = 40) -> list[str]:
 
 @pytest.fixture(autouse=True, scope="module")
 def searched_once() -> Iterator[None]:
-    """Look for garbage in what a file's tests leave once: the program searches whenever it frees a model."""
+    """Collect garbage once per file of tests, and exclude what is left: the program collects when it frees a model."""
     yield
     gc.collect()
     gc.freeze()
@@ -107,7 +107,7 @@ def searched_once() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def threads(request: pytest.FixtureRequest) -> None:
-    """Leave the threads that `make test-kernels` gives to torch to the files whose sums they cut."""
+    """Under `make test-kernels`, let torch use two threads only in files whose sums are divided among threads."""
     if os.environ["OMP_NUM_THREADS"] != "1":
         import torch
 
@@ -116,7 +116,7 @@ def threads(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True)
 def own_environment() -> Iterator[None]:
-    """Give back the environment variables as they were: libraries set some, such as the mode of W&B."""
+    """Restore the environment variables after each test: libraries set some, such as the mode of W&B."""
     before = dict(os.environ)
     yield
     for name in os.environ.keys() - before.keys():

@@ -18,11 +18,11 @@ class Family:
     """One row of the table of families in docs/models.md.
 
     Args:
-        title: As people write it.
+        title: Name of the family as people write it.
         published: Aliases and well-known models.
         tokenizer: Which of `TOKENIZERS` it has.
         config: Returns a tiny configuration for a size of the vocabulary.
-        n_layers: Blocks of that.
+        n_layers: Number of blocks of this configuration.
     """
 
     title: str
@@ -52,7 +52,7 @@ def _config(model_type: str, **own: Any) -> Callable[[int], Any]:
 
 
 def _config_alone(model_type: str, **own: Any) -> Callable[[int], Any]:
-    """Return a maker of configurations whose sizes have names of their own."""
+    """Return a maker of configurations whose sizes have other names than those in `_config`."""
 
     def make(vocab_size: int) -> Any:
         from transformers import CONFIG_MAPPING
@@ -143,7 +143,7 @@ FAMILIES: dict[str, Family] = {
 # --- tokenizers ---
 
 # Vocabularies are chosen here: the trainers of WordPiece and Unigram break ties by a hash that differs from process
-# to process, so that models of the same seed would read other pieces in each run of the tests. That of BPE does not.
+# to process, so that models of the same seed would read other pieces in each run of the tests. BPE's trainer does not.
 
 
 def _pieces(tokenizer: Any, sentences: list[str], inside: str) -> Counter[str]:
@@ -191,7 +191,8 @@ def _wordpiece(sentences: list[str], lowercase: bool, roberta: bool) -> dict[str
     tokenizer.add_special_tokens(special)
     ids = {piece: i for i, piece in enumerate(pieces)}
     tokenizer.post_processor = processors.BertProcessing((end, ids[end]), (start, ids[start]))
-    # Byte-level tokenizers here keep transformers' very large number, so that only the model limits its length.
+    # Byte-level tokenizers do not get a `model_max_length` here, so that only the model limits the length of a
+    # sentence.
     return {
         "tokenizer_object": tokenizer, "cls_token": start, "sep_token": end, "pad_token": pad, "unk_token": unknown,
         "mask_token": mask, "model_max_length": MAX_LENGTH,
@@ -199,7 +200,7 @@ def _wordpiece(sentences: list[str], lowercase: bool, roberta: bool) -> dict[str
 
 
 def _byte_level(sentences: list[str], variant: str) -> dict[str, Any]:
-    """Return byte-level BPE with <s> and </s>, with <s> first, or as in GPT-2 with neither and without padding."""
+    """Return byte-level BPE: with <s> and </s>, with <s> alone, or as in GPT-2 with neither and without padding."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     # The order gives <s> 0, <pad> 1, </s> 2, <unk> 3, as in the published RoBERTa.
@@ -223,7 +224,7 @@ def _byte_level(sentences: list[str], variant: str) -> dict[str, Any]:
 
 
 def _unigram(sentences: list[str], with_start: bool) -> dict[str, Any]:
-    """Return what SentencePiece makes: words marked where they begin, </s> at the end, in XLM-R <s> at the start."""
+    """Return Unigram as SentencePiece makes it: beginnings of words are marked, </s> ends a text; XLM-R adds <s>."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     special = ["<s>", "<pad>", "</s>", "<unk>"] if with_start else ["<pad>", "</s>", "<unk>"]
@@ -271,7 +272,7 @@ def save_at_random(folder: Path, model: Any, tokenizer: Any, seed: int = 0) -> P
 
 
 def untouched(folder: Path, **options: Any) -> Any:
-    """Load the encoder as anyone does."""
+    """Load the encoder with transformers alone."""
     from transformers import AutoModel
 
     model = AutoModel.from_pretrained(folder, **options).eval()

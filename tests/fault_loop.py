@@ -39,8 +39,8 @@ LAYERS = [0, 1, 3]
 
 
 def processes() -> ForkServerContext:
-    """Return what starts processes, from one that has imported the libraries but computed nothing: in milliseconds."""
-    # A test runner's own main module may have lost its specification, for which multiprocessing asks.
+    """Return a context that starts processes in milliseconds, from a server that has only imported the libraries."""
+    # multiprocessing reads `__spec__` of the main module, which may be missing under a test runner.
     vars(sys.modules["__main__"]).setdefault("__spec__", None)
     context = multiprocessing.get_context("forkserver")
     rooms = (
@@ -51,7 +51,7 @@ def processes() -> ForkServerContext:
     models = ["transformers.models.bert.modeling_bert"]
     libraries = ["pytorch_lightning", "transformers", "matplotlib.pyplot"]
     context.set_forkserver_preload([*libraries, *models, *probing, "no_garbage_before"])
-    # Modules that the server does not find are left out without a word, and it does not know the paths of this process.
+    # The server silently skips modules that it does not find, and it does not know the import paths of this process.
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     try:
@@ -72,7 +72,7 @@ class Rank:
 
 
 def in_two_ranks(target: Callable[..., Any], *args: Any) -> list[Rank]:
-    """Call a function in two processes of one job, which have the variables that torchrun gives its own."""
+    """Call a function in two processes of one job, with the environment variables that torchrun sets."""
     context = processes()
     with socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -139,7 +139,7 @@ def contents(cache: Path) -> dict[str, bytes]:
     for path in sorted(cache.glob("*/**/*")):
         if path.is_file() and path.suffix != ".lock" and ".partial-" not in str(path):
             content = path.read_bytes()
-            if path.name == MANIFEST:  # a torn line stays where it was torn; the records count
+            if path.name == MANIFEST:  # a line that a kill cut short stays there; only whole records are compared
                 header, *lines = content.split(b"\n")
                 content = b"\n".join([header, *sorted({line for line in lines if is_record(line)})])
             found[str(path.relative_to(cache))] = content
@@ -204,7 +204,7 @@ class Loop:
 
     Args:
         folder: Where everything is made.
-        seed: Of all that is random.
+        seed: Seed of every random draw.
         shard_tokens: Size of a shard.
     """
 
@@ -244,7 +244,7 @@ class Loop:
 
     @staticmethod
     def tables_of(run: Path) -> dict[str, bytes]:
-        """Return what a run found out; of tensors the numbers, since the library writes their names in any order."""
+        """Return a run's tables, and the numbers of its tensors: the library writes their names in any order."""
         found = {name: (run / name).read_bytes() for name in TABLES if (run / name).exists()}
         return {
             name: content[8 + int.from_bytes(content[:8], "little") :] if name.endswith(".safetensors") else content
@@ -252,13 +252,13 @@ class Loop:
         }
 
     def cache(self) -> Path:
-        """Return the cache, a copy of the whole one where there is none."""
+        """Return the cache; if it has no entry, copy the complete one first."""
         cache = self.runs / "cache"
         if not any(cache.glob(f"*/{MANIFEST}")):
             shutil.copytree(self.start, cache, dirs_exist_ok=True)
         return cache
 
-    # A fault each; its name and what is left behind are counted.
+    # Each of these methods makes one fault and returns what it did or left behind, which `main` counts.
 
     def kill(self) -> str:
         """Kill a run at any moment, most of the time one that has everything to extract."""
@@ -302,7 +302,7 @@ class Loop:
 
             with contextlib.redirect_stdout(io.StringIO()):
                 prune(cache=str(self.runs / "cache"), unused_days=0, yes=True)
-        allowed = {0, 1} if state == "pruned" else {0}  # what was removed in use is a failed run
+        allowed = {0, 1} if state == "pruned" else {0}  # a run fails if its entry is removed while it is read
         for command in commands:
             status = command.end()
             if command not in killed and status not in allowed:
@@ -318,7 +318,7 @@ class Loop:
         return "a half-written file" if any(self.runs.glob("cache/**/*.partial-*")) else "whole files"
 
     def recover(self) -> None:
-        """Run the command once more; note whatever is not as if nothing had happened."""
+        """Run the command once more, and record every difference from a run without faults."""
         whole = {
             path: path.stat().st_ino
             for path in self.runs.glob("cache/*/layer_*/*.safetensors")

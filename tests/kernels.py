@@ -1,7 +1,8 @@
-"""Run the numeric tests under other arithmetic than this processor's own; `make test-kernels` does.
+"""Run the numeric tests with other arithmetic than that of this processor, as `make test-kernels` does.
 
 Processors differ in how many numbers their kernels add at a time and in whether they round a product before it is
-added, and threads in where sums are cut. What fails under this setting fails on some other machine.
+added; and the number of threads decides where sums are divided. A test that fails under this setting fails on some
+other machine.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ PACKAGE = TESTS.parent / "probing"
 
 N_THREADS = 2
 
-# What sets the kernels of torch, of MKL and of numpy's BLAS: at the other end from the processor's own. Threads that
-# wait are to sleep: on a busy machine they would keep each other from working.
+# Variables that choose the kernels of torch, of MKL and of numpy's BLAS: the simplest ones, unlike those that a modern
+# processor chooses. Waiting threads sleep: on a busy machine, active waiting would keep other threads from working.
 SETTING: Mapping[str, str] = {
     "ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "OPENBLAS_CORETYPE": "Prescott",
     "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(N_THREADS),
 }  # fmt: skip
 
-# Rooms that add up over all tokens, whose sums two threads cut in another place. On the short sums of the others, two
-# threads take twice the time of one.
+# Packages that sum over all tokens: two threads divide these sums in other places than one thread. On the short sums of
+# other packages, two threads take twice the time of one.
 _THREADED = {"layer_geometry", "probes", "runtime", "statistics"}
 
-# What computes imports one of these, and none of those: training loops, models and drawings are slow to test, and
-# compute nothing that these have not.
+# A module computes if it imports a package of `_ARITHMETIC` and none of `_ABOVE`: training loops, models and figures
+# are slow to test, and compute nothing that the other modules do not.
 _ARITHMETIC = {"numpy", "scipy", "torch"}
 _ABOVE = {"matplotlib", "pytorch_lightning", "torchmetrics", "transformers"}
 
@@ -45,7 +46,7 @@ def computing() -> list[Path]:
 
 
 def numeric_tests() -> set[Path]:
-    """Return the test files that are numeric: those that stand where a module that computes does."""
+    """Return the numeric test files: `test_NAME.py` in the same folder of tests as a module NAME that computes."""
     places = (TESTS / file.relative_to(PACKAGE).with_name(f"test_{file.name}") for file in computing())
     return {place for place in places if place.exists()}
 
@@ -55,7 +56,7 @@ def _room(file: Path) -> str:
 
 
 def _imported(file: Path) -> set[str]:
-    """Return the packages that a file imports when it is imported itself."""
+    """Return the packages that a file imports at its top level."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     plain = [alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names]
     names = [node.module or "" for node in tree.body if isinstance(node, ast.ImportFrom)]
@@ -74,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
     Args:
         arguments: Further arguments of pytest.
     """
-    # Other files need not be read.
+    # The files are named so that pytest need not import the others.
     names = [str(file) for file in [TESTS / "test_kernels.py", *sorted(numeric_tests())]]
     command = [sys.executable, "-m", "pytest", "-n", "0", "-m", _CHOICE, *names, *arguments]
     return subprocess.run(command, env={**os.environ, **SETTING}, check=False).returncode

@@ -12,7 +12,7 @@ from typing import Any
 from probing.claims.verdict import Range
 from probing.errors import UserError, did_you_mean, refuse
 
-# How the folder `conf/claims` of the checkout is called where the distribution is installed.
+# Name of the installed package that holds the files of the checkout's folder `conf/claims`.
 PACKAGE = "probing_claims"
 _LONGEST = 120
 
@@ -23,10 +23,10 @@ class Reading:
 
     Args:
         measure: Name of the measure.
-        criterion: The range of its value by the claim.
-        control: The range of its control, if it has one.
+        criterion: The range in which the value lies if the claim is right.
+        control: The range in which the control must lie; None if the measure has no control.
         arguments: Arguments of the measure.
-        criterion_of: The range of single models, of which the paper says another thing than of the others.
+        criterion_of: Criteria of single models about which the paper makes a different statement, by model.
     """
 
     measure: str
@@ -50,10 +50,10 @@ class Claim:
         where: Where it stands in the paper.
         published: The published value, in words.
         models: Models that it is about, by the names that `--model` takes.
-        reading: How it is measured on these; None if that is not built yet.
+        reading: How the claim is measured on these models; None if this is not implemented.
         analogue: How it is measured on other models; None if there is no analogue.
-        lacking: Why it is not measured, or has no analogue: what that would need.
-        values: The published value of each model, where it is on the scale of what is measured.
+        lacking: What would be needed to measure the claim, or to measure an analogue of it.
+        values: The published value of each model, if it is on the same scale as the measured value.
     """
 
     id: int
@@ -74,8 +74,8 @@ class Paper:
     Args:
         name: The name that `reproduce` takes.
         title: Authors, year and title.
-        outliers: Of each model of the paper, its outliers as published: `minimum`, `maximum`, or both.
-        runs: Of each run that measures read, by the name that they ask for, the command and its options.
+        outliers: The published outliers of each model of the paper: `minimum`, `maximum`, or both.
+        runs: The command and the options of each run that measures read, by the run's name.
         claims: The claims, in their order.
     """
 

@@ -1,4 +1,4 @@
-"""About how long the runs take that claims need, before a model reads anything; by the same count as that of `fit`."""
+"""Estimates, made before a model reads anything, of the time that the runs for claims take."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from probing.models import load_config
 from probing.runs.estimate import Probes
 from probing.tasks import load_task
 
-# Floating-point operations for each activation (tokens x layers x neurons) at the rate of products, beside the reading:
-# from runs of the built-in model on its corpus on a core of 150 GFLOP/s, and good to a factor of two or three.
+# Floating-point operations per activation (tokens x layers x neurons) of each command, apart from reading the text, at
+# the rate of matrix products. They come from runs of the built-in model on its corpus on a core of 150 GFLOP/s, and are
+# accurate to a factor of two or three.
 _OPERATIONS = {"geometry": 27e3, "attention": 87e3, "wic": 15e3, "sts": 15e3, "hierarchy": 105e3, "cloze": 150e3}
-# Tokens that a command reads whatever the corpus is, those of its own sentences; and most of the corpus, by default.
+# Number of tokens of the sentences that a command generates itself, whatever the corpus is; and the maximum number of
+# tokens of the corpus that a command reads by default.
 _OWN_TOKENS, _MOST_TOKENS = {"hierarchy": 120_000}, {"disable": 20_000, "cloze": 20_000}
-# What options add.
+# Operations per activation that these options add.
 _OF_OPTIONS = {"norms": 225e3, "path": 45e3}
-# Seconds of a training by its size: of a processor, and of the four A100 of the paper together.
+# Seconds of one training by its size: on a processor (tiny), and summed over the paper's four A100 GPUs (base).
 _TRAINING_S = {"tiny": 100.0, "base": 4 * 35 * 3600.0}
 
 
@@ -34,7 +36,7 @@ def training_seconds(need: Need) -> float:
 
 
 def seconds(need: Need, defaults: Mapping[str, Any], reading: Reading, speed: Speed) -> float:
-    """Return about how many seconds a run takes beside the reading of the text.
+    """Estimate how many seconds a run takes, apart from reading the text into the cache.
 
     Args:
         need: The run.

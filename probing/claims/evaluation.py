@@ -12,7 +12,7 @@ from probing.claims.planning import concerns, reading_of, runs_of
 from probing.claims.verdict import Measured, Range, Verdict, judge
 
 ANALOGUE = "analogue"
-# What a verdict says of a criterion alone, where it says nothing about the paper.
+# Whether the criterion is met, by verdict. For an analogue this is the only result: it is no verdict on the paper.
 _MET: Mapping[Verdict, str] = {"confirmed": "yes", "not confirmed": "no", "unclear": "unclear"}
 
 
@@ -24,7 +24,7 @@ class Model:
         name: Its name, as typed.
         runs: Its finished runs, by the names by which measures ask for them.
         commands: The command line of each run.
-        lacking: Why a run is not there, by its name; under the empty name, why none is.
+        lacking: Why a run is missing, by its name; the empty name stands for all runs of the model.
     """
 
     name: str
@@ -36,7 +36,8 @@ class Model:
 def rows_of(claims: Sequence[Claim], models: Sequence[Model], paper: Paper) -> list[dict[str, Any]]:
     """Return a row for each claim and each model that it is measured on.
 
-    Of a model that a claim is about, the row has a verdict; of a model that is none of the paper's, it says `analogue`.
+    If the claim is about the model, the row has a verdict; if the paper is not about the model, the row says
+    `analogue`.
 
     Args:
         claims: The claims.
@@ -66,7 +67,7 @@ class _Judged:
         self._subject = Subject(model.name, model.runs, published, self._holds, others)
 
     def row(self, claim: Claim) -> dict[str, Any]:
-        """Return the row of a claim; what there is none of is left out."""
+        """Return the row of a claim; columns without a value are left out."""
         reading = self._reading(claim)
         measured, lacking = self._measured(claim)
         about = {

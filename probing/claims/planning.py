@@ -27,14 +27,15 @@ KINDS: Mapping[str, str | None] = {
     "sts": "similarity evaluation",
     "pretrain": "pretraining with and without positions",
 }
-# What the names of encoders begin with that `pretrain` trains here; the size follows, such as pretrain-tiny.
+# Prefix of the names of encoders that `pretrain` trains on this machine; the size follows, as in pretrain-tiny.
 TRAINED_HERE = "pretrain-"
 # Options that say where and how a run was made, and not what is in it.
 BESIDE_THE_POINT = ("name", "tokenizer", "runs", "cache", "quiet", "wandb", "figure_format", "trainer", "batch_tokens")
-# Data that the user gives: an option of `reproduce` by its name, behind a dollar. Where it is not given, an option with
-# a question mark is left out, and with another one the run cannot be made.
+# A value that the user gives: a dollar sign and the name of an option of `reproduce`. If the user does not give it, an
+# option of the run whose value ends with a question mark is left out; without the question mark, the run cannot be
+# made.
 _DATUM = re.compile(r"\$(?P<name>\w+)(?P<optional>\??)")
-# Options that name what is measured, where a run that has measured more serves as well.
+# Options that list what is measured: a finished run that measured more than is needed can be used, too.
 OF_WHICH_MORE_SERVES = ("controls", "transforms")
 # Options that name a text which a run reads in place of `--corpus`.
 OTHER_TEXTS = ("pairs", "file")
@@ -51,7 +52,7 @@ class Need:
         command: The command that makes it.
         options: The options that are not the defaults, with the model and the corpus.
         lacking: What it would need that was not given, as a clause; empty if it can be made.
-        has_own_text: Whether it reads another text than all runs do.
+        has_own_text: Whether the paper's file gives this run a corpus of its own, instead of the corpus of all runs.
     """
 
     name: str
@@ -105,14 +106,14 @@ def runs_of(claims: Sequence[Claim], model: str, paper: Paper) -> list[str]:
 
 
 def is_trained_here(model: str) -> bool:
-    """Return whether a name stands for encoders that are pretrained here, of one size, and for no single model."""
+    """Return whether a name stands for all encoders of one size that are pretrained here, not for a single model."""
     return model.startswith(TRAINED_HERE)
 
 
 def concerns(claim: Claim, model: str, paper: Paper) -> bool:
-    """Return whether a claim has a row for a model: what it is about, or else what is none of the paper's models.
+    """Return whether a claim has a row for a model: if it is about the model, or if the paper is not about the model.
 
-    Encoders that are pretrained here have rows for the claims alone that are measured on these.
+    Encoders that are pretrained here have rows only for claims that are measured on runs of `pretrain`.
     """
     if model in paper.models:
         return model in claim.models
@@ -179,8 +180,10 @@ def existing(
     Args:
         need: The run that is needed.
         places: The folders of finished runs.
-        defaults: The defaults of the command's options. An option that a run does not have had its default.
-        fingerprints: Those of the model and the text, by which these are told where the run names them.
+        defaults: The defaults of the command's options. An option that is missing in a run's configuration had its
+            default.
+        fingerprints: Fingerprints of the model and the text. Where a run records fingerprints, these are compared
+            instead of the options that name the model and the text.
     """
     wanted = {name: value for name, value in {**defaults, **need.options}.items() if name not in BESIDE_THE_POINT}
     for place in sorted(places, key=lambda path: (path.stat().st_mtime, path.name), reverse=True):
@@ -190,7 +193,7 @@ def existing(
         config, keys = {**defaults, **found[0]}, list(_keys(found[1].get("cache", {})))
         corpora = {key["corpus"] for key in keys} | _named(found[1], "corpus", "pairs")
         models = {key["model"] for key in keys} | _named(found[1], "model")
-        # A run of another text than that of all runs is told by its name.
+        # A run with a corpus of its own is compared by the name of the corpus, not by a fingerprint.
         is_of_text = "corpus" in defaults and not need.has_own_text
         told = ({"model"} if models else set()) | ({"corpus"} if corpora and is_of_text else set())
         of_these = all(model == fingerprints.model for model in models) and (
@@ -203,7 +206,7 @@ def existing(
 
 
 def _serves(option: str, found: Any, wanted: Any) -> bool:
-    """Return whether a run with one value of an option has what another value asks for: of some it may have more."""
+    """Return whether a run that has the value `found` of an option has all that `wanted` asks for; it may have more."""
     if option not in OF_WHICH_MORE_SERVES or found == wanted:
         return bool(found == wanted)
     has, asked = ({*(value.split(",") if isinstance(value, str) else value)} for value in (found, wanted))

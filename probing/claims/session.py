@@ -54,9 +54,9 @@ class Planned:
 
     Args:
         need: The run.
-        there: Its folder if it is there already.
-        seconds: About how many seconds it will take; 0 if it is there, or not estimated.
-        n_bytes: About how many bytes of activations it adds to the cache; 0 likewise.
+        there: Its folder if the run exists already; otherwise None.
+        seconds: About how many seconds it will take; 0 if it exists already, or if this is not estimated.
+        n_bytes: About how many bytes of activations it adds to the cache; 0 in the same cases.
     """
 
     need: Need
@@ -94,12 +94,12 @@ def plan(
     paper: Paper, claims: Sequence[Claim], named: Mapping[str, str] | None, given: Given, corpus: Corpus,
     defaults: Mapping[str, Mapping[str, Any]], place: Path, cache: Path | None = None,
 ) -> Plan:  # fmt: skip
-    """Return what claims need, and what of it is there.
+    """Return the runs that claims need, and which of them exist already.
 
     Args:
         paper: The paper.
         claims: The claims.
-        named: Where each model is found that the user named; None for those at hand.
+        named: Where each model that the user named is found; None stands for the models on this machine.
         given: What the user gave for all runs.
         corpus: The text.
         defaults: The defaults of the options of each command.
@@ -171,7 +171,7 @@ def _text_of(need: Need, corpus: Corpus) -> tuple[Corpus, str]:
 
 
 class _Costs:
-    """Estimates what the runs of a model take, of which only the first one that reads a text waits for the model.
+    """Estimates what the runs of a model take; reading a text counts once, for the first run that reads it.
 
     Args:
         source: The model.
@@ -201,7 +201,7 @@ def _trainings(
     names: Sequence[str], model: str, paper: Paper, given: Given, corpus: Corpus,
     defaults: Mapping[str, Mapping[str, Any]], finished: Sequence[Path],
 ) -> list[Planned]:  # fmt: skip
-    """Return the trainings of encoders of a size, which have a name, by which a killed one is continued.
+    """Return the runs of `pretrain` for encoders of a size; each has a fixed name, by which a killed run is continued.
 
     Raises:
         UserError: If there is no such size.
@@ -224,7 +224,8 @@ def _trainings(
 def carry_out(planned: Plan, make: Maker, load: Callable[[Path], Any], say: Say) -> tuple[list[Model], dict[str, Any]]:
     """Make the runs that are not there, one after the other, and return the models with all runs and their folders.
 
-    A run that a model refuses, such as one of the norms of blocks that have none, leaves its claims without a value.
+    A run can be impossible for a model, such as a measurement of norms in blocks without norms; its claims then have no
+    value.
 
     Args:
         planned: What is to be run.

@@ -72,7 +72,8 @@ def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[
     if words and one:
         given.take_mapping({one: words[0]}, COMMAND_LINE)
     elif words and many:
-        # A shell makes many words of the pattern in `--checkpoints DIR/*`, of which the first follows the option.
+        # A shell expands the pattern in `--checkpoints DIR/*` to many words, and only the first of them follows the
+        # option.
         first = [pair for pair in typed if with_underscores(pair[0]) == f"--{many}"]
         given.take_mapping({many: [*(value for _, value in first if value), *words]}, COMMAND_LINE)
         typed = [pair for pair in typed if pair not in first]
@@ -113,7 +114,7 @@ def _parser_of_command(prog: str, function: Callable[..., Any]) -> Parser:
     words += [f"[{word.upper()} ...]" for word in WORDS if word in known]
     parser.usage = " ".join([prog, *words, "[OPTIONS]"])
     for action in parser._actions:
-        # The form that appends to a list of a file stays possible.
+        # Hide `--OPTION+`, which appends to a list of a file, from the help; it remains possible.
         action.option_strings = [option for option in action.option_strings if not option.endswith("+")]
         if any(option.startswith(f"{action.dest}.") for option in known):
             action.help = f"YAML file of the options that begin with --{action.dest}; those override it."
@@ -122,7 +123,7 @@ def _parser_of_command(prog: str, function: Callable[..., Any]) -> Parser:
 
 @cache
 def _parser_of(function: Callable[..., Any]) -> Parser:
-    """Return a parser of a function's options, which is made once: that is half of the work of a check."""
+    """Return a parser of a function's options, made once per function: making it is half of the work of a check."""
     parser = Parser()
     parser.add_options(function)
     return parser
@@ -299,7 +300,7 @@ class Given:
             self._problems.append(f"{source.value(name, value)}: expected {expected(hint)}")
 
     def _is_missing(self, name: str, value: Any, source: OptionSource) -> bool:
-        """Whether the parser would take a value for one that is not given, or a file name cannot have it."""
+        """Whether the parser would treat a value as not given, or the value cannot be part of a file name."""
         if value is None:
             return source is not COMMAND_LINE and not admits_none(self._types[name.removesuffix("+")])
         return value == "" or "\0" in str(value)

@@ -49,7 +49,7 @@ def chosen_with_data(
     Args:
         option: The option, such as `--readouts`, for messages.
         typed: The value that the user typed: several are separated by commas.
-        known: All known names, with how the data of each is called, None where there is none.
+        known: All known names, each with what its data is called in messages; None if it needs no data.
 
     Raises:
         UserError: If a name is unknown or there twice, or data is missing or not needed.

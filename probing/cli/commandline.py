@@ -44,10 +44,10 @@ def run_process(commands: Mapping[str, str], args: Sequence[str]) -> int:
             os.kill(os.getpid(), number)
 
     atexit.register(end)  # the first function registered runs last
-    set_heap_aside()  # of this process the libraries are kept to its end, so that no search for garbage need read them
+    set_heap_aside()  # libraries stay until the process ends, so no garbage collection needs to search them
     status = run(commands, args)
     ended_by += [_SIGNALS[status]] if status in _SIGNALS else []
-    set_heap_aside()  # the interpreter's own last search would read everything once more, which takes a second
+    set_heap_aside()  # otherwise the interpreter's last garbage collection would take a second
     return status
 
 

@@ -42,7 +42,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _without_objects(hint: Any) -> Any:
-    """Return an annotation for the command line: where text will do, without classes of the library's own."""
+    """Return an annotation for the command line: if it allows text, without all classes that are not built in."""
     parts = get_args(hint)
     if get_origin(hint) not in (Union, UnionType) or str not in parts:
         return hint

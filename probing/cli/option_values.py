@@ -19,7 +19,8 @@ FirstToken = Literal["include", "exclude"]
 
 Layers = int | list[int] | str
 
-# What Python may give where the command line has a name. The parser of arguments sees the name alone.
+# Types of options that take a name on the command line, and also an object in Python. The parser of arguments sees only
+# the type of the name.
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -41,8 +42,8 @@ _Result = TypeVar("_Result")
 def resolved(command: Callable[Concatenate[dict[str, Any], _Options], _Result]) -> Callable[_Options, _Result]:
     """Give a command its resolved options as its first argument, which its callers do not see.
 
-    These are all options as plain values, without the run's name, for `config.yaml` and W&B. Groups of options that are
-    given as mappings, as in a run's configuration, are given to the command as what they are. Formats of figures, which
+    These are all options as plain values, without the run's name, for `config.yaml` and W&B. A group of options that
+    is given as a mapping, as in a run's configuration, is converted to its dataclass. Formats of figures, which
     are written after all other work, are checked here.
     """
     whole: Callable[..., _Result] = command

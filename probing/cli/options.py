@@ -21,7 +21,7 @@ _Options = TypeVar("_Options")
 
 
 def are_options(value: Any) -> bool:
-    """Return whether a value is options that belong together: NAME.FIELD of a command, in a class of this room.
+    """Return whether a value is a group of options, NAME.FIELD of a command: a dataclass of the package `probing.cli`.
 
     A task, which Python may give in the place of its name, can be a dataclass too.
     """

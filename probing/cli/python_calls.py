@@ -45,7 +45,7 @@ def command(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 @contextmanager
 def _process_kept() -> Iterator[None]:
-    """Leave torch's algorithms as they were, and spare what the process holds each search for garbage."""
+    """Restore torch's algorithms afterwards, and exclude the objects that exist already from garbage collection."""
     from probing.runtime.memory import heap_set_aside
     from probing.runtime.trainer import algorithms_kept  # imports torch
 
@@ -65,7 +65,7 @@ def converted(function: Callable[..., Any], arguments: Mapping[str, Any], name: 
     Args:
         function: The command.
         arguments: Its arguments.
-        name: What it is called in messages, if not by its own name.
+        name: Name of the command in messages; its own name by default.
 
     Raises:
         UserError: If a value is not one that the option takes.

@@ -1,1 +1,1 @@
-"""One file a command: it reads options, calls the rooms below, and prints."""
+"""One file per command: it reads options, calls the packages below, and prints."""

@@ -220,7 +220,8 @@ def _report(run: Run, where: str | None, quiet: bool) -> None:
         for row in run.accuracy:
             print(probes.result_line(row, run.top(row["layer"], 5)))
     else:
-        # A screen shows the last layer's ranking, and of the others what is to be said of the top; all are on disk.
+        # The terminal shows the last layer's ranking, and for the other layers only conclusions; all rankings are on
+        # disk.
         site = site_of(run.config)
         terminal.show(probes.neurons_table(run.top(layers[-1]), site), probes.accuracy_table(run.results["layers"]))
         if heads := [row for row in run.heads if row["layer"] == layers[-1]]:

@@ -35,7 +35,7 @@ def places(cache: str | None, runs: str, name: str | None) -> tuple[Path, Path]:
 
 
 def keep_inputs(config: dict[str, Any], model: str, folder: RunFolder) -> list[Path]:
-    """Say in the configuration what was given as objects: the model's name, and files of lists of sentences.
+    """Replace objects in the configuration by text: the model by its name, lists of sentences by files that hold them.
 
     Args:
         config: The configuration, which is changed.
@@ -106,7 +106,7 @@ def writable_folder(path: str | Path, typed: str, way_out: str) -> Path:
 
 
 def only_accelerator(trainer: Mapping[str, Any], what: str) -> None:
-    """Refuse arguments of the Trainer that a command cannot honour which runs in one process.
+    """Refuse arguments of the Trainer other than the accelerator, for a command that runs in one process.
 
     Args:
         trainer: The arguments.

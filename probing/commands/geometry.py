@@ -241,7 +241,7 @@ def _check_corpora(corpus: Source, fit_corpus: Source | None) -> None:
 
 
 def _check_inside(source: Any, inside: Mapping[str, bool]) -> None:
-    """Refuse a model in which what is asked for cannot be told, before its activations are extracted."""
+    """Refuse a model in which the requested quantities cannot be measured, before its activations are extracted."""
     from probing.internals.stream_measuring import check
 
     check(source.model, inside["norms"], inside["path"])

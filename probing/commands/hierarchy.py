@@ -1,4 +1,4 @@
-"""`hierarchy`: does a probe go on by linear order, or by hierarchy, where it has been told neither?"""
+"""`hierarchy`: does a probe generalise by linear order or by hierarchy, if its training sentences fit both?"""
 
 from __future__ import annotations
 

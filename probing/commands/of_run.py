@@ -17,7 +17,7 @@ def read_as_run(
     run: Run, typed: str, config: dict[str, Any], usual: Mapping[str, Any], options: Sequence[str],
     further: Mapping[str, bool] | None = None,
 ) -> None:  # fmt: skip
-    """Note in a command's configuration what is read because of a run, whose hidden states are read again.
+    """Set the options of a command that must be those of a run, because the run's hidden states are read again.
 
     Args:
         run: The run.

@@ -128,7 +128,7 @@ def _folder(place: Path, name: str, config: dict[str, Any], text: Corpus) -> Res
 
 @contextmanager
 def _continuable(folder: ResumableFolder, first: bool) -> Iterator[None]:
-    """Say after an interrupt how to go on, and leave no folder behind for what is refused."""
+    """After an interrupt, say how to continue; after a refused request, leave no folder behind."""
     try:
         yield
     except BaseException as error:

@@ -47,7 +47,7 @@ class Cumulative:
         readers: The model.
         units: Whether heads or layers are disabled.
         kind: What stands in their place.
-        stands: The same as outputs of heads, shape (n_layers, width).
+        stands: The replacement of the outputs of heads, shape (n_layers, width).
         blocks: The blocks that are changed.
         share: Share of the units that is added at each step.
         seed: Seed of the random orders.
@@ -111,7 +111,7 @@ class Cumulative:
     def _sums(self, files: dict[int, list[Unit]], readout: Readout, store: PassStore) -> dict[int, NDArray[np.float64]]:
         """Return what each pass gives in the last layer, shape (n_items,), by the index of its file.
 
-        What is the same in several orders, such as nothing and everything, has one file.
+        A set of units that occurs in several orders, such as the empty set or the set of all, has only one file.
         """
         first: dict[frozenset[str], int] = {}
         file_of = {

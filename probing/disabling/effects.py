@@ -1,4 +1,4 @@
-"""Rows of the tables of `disable`: effects paired by sentence, and the unit that it is better to be without."""
+"""Rows of the tables of `disable`: effects paired by sentence, and the unit whose disabling helps most."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Measured:
         return float((self.right - self.intact)[items].sum() / self.n[items].sum())
 
     def gain(self, items: NDArray[np.bool_] | slice = slice(None)) -> float:
-        """Return the effect over some items, with the sign by which more is better."""
+        """Return the effect over some items, with the sign chosen so that a positive value is an improvement."""
         return self.measure.sign * self.effect(items)
 
     def tested(self, items: NDArray[np.bool_] | slice = slice(None)) -> dict[str, Any]:
@@ -84,9 +84,9 @@ def effect_rows(measured: Sequence[Measured]) -> Rows:
     """Return the rows of `disabled.csv`.
 
     `effect` is the measure, such as the share of examples that are predicted rightly, minus that of the intact model,
-    paired by item. `percentile` is the percentage of the other heads that cost less in the same layer by the same kind.
-    p-values are two-sided and corrected (Holm) for the number of heads, or layers, and of layers that are read, for
-    each kind and readout.
+    paired by item. `percentile` is the percentage of the other heads that cost less when disabled, measured in the same
+    layer and by the same kind of replacement. p-values are two-sided and corrected (Holm) for the number of heads, or
+    layers, and of layers that are read, for each kind and readout.
     """
     rows: Rows = []
     for one in measured:
@@ -120,7 +120,7 @@ def _percentile(measured: Sequence[Measured], rows: Rows, i: int, members: Seque
 
 
 def better_without_rows(measured: Sequence[Measured], seed: int) -> Rows:
-    """Return the rows of `better_without.csv`: the best unit to be without, chosen on one half, reported on the other.
+    """Return the rows of `better_without.csv`: the unit whose disabling helps most on one half, tested on the other.
 
     There is a row for heads and for layers, for each kind, readout and layer that is read. p-values are two-sided and
     corrected for the number of rows (Holm).

@@ -1,4 +1,4 @@
-"""Importance of heads by gradients (Michel et al. 2019, section 4.1), for the loss of a frozen probe."""
+"""Importance of heads by gradients (Michel et al. 2019, section 4.1), for the loss of a readout."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from probing.statistics.intervals import mean_interval
 def head_gradients(
     model: LaterBlocks, inputs: Mapping[str, Tensor], loss: Loss, changes: Mapping[int, Change] | None = None
 ) -> Tensor:
-    """Return the gradient of each sentence's loss with respect to a factor of each head's output, which is 1.
+    """Return the gradient of each sentence's loss with respect to a factor, equal to 1, of each head's output.
 
-    The factors have a sentence and a head each, so that the gradients of different sentences are not added up.
+    There is one factor for each sentence and head, so that the gradients of different sentences are not added up.
 
     Args:
         model: The model.
         inputs: `input_ids` and `attention_mask`, shape (batch, sequence).
         loss: The loss of each sentence.
-        changes: What is changed meanwhile in what the output projections of some blocks receive, as `LaterBlocks.run`
-            takes it.
+        changes: Changes, during the pass, of what the output projections of some blocks receive, as `LaterBlocks.run`
+            takes them.
 
     Returns:
         Shape (n_layers, batch, heads).
@@ -98,15 +98,16 @@ def importance(
 def importance_rows(
     found: NDArray[np.float32], n_examples: NDArray[np.int64], blocks: Sequence[int], layer: int, readout: str
 ) -> list[dict[str, Any]]:
-    """Return the rows of `importance.csv`: the mean over sentences with its 95% interval, and its share of the layer.
+    """Return the rows of `importance.csv`: the mean over items with its 95% interval, and normalised by layer.
 
-    `normalised` is the mean over the Euclidean norm of the means of the layer's heads, as Michel et al. report it.
+    `normalised` is the mean divided by the Euclidean norm of the means of all heads of the layer, as Michel et al.
+    report it.
 
     Args:
-        found: Of each sentence, shape (n_sentences, n_layers, heads).
+        found: Absolute gradient of each item, such as a sentence, shape (n_items, n_layers, heads).
         n_examples: Number of examples of each sentence, shape (n_sentences,); those without any do not count.
         blocks: The blocks to report.
-        layer: The layer whose probe's loss it is.
+        layer: The layer from which the loss is computed.
         readout: What was read.
     """
     counts = (n_examples > 0).astype(np.int64)

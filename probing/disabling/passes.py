@@ -56,7 +56,7 @@ class Passes:
     Args:
         readers: The model.
         text: The sentences that are read.
-        train: Training sentences, whose heads' outputs stand in the place of others.
+        train: Training sentences, from which the replacements of heads' outputs are taken.
         batch_tokens: Most tokens in a batch, padding included.
         seed: Seed of the draw of the tokens whose outputs replace others.
     """
@@ -89,7 +89,7 @@ class Passes:
         return self.text.states(self.change(job), layers)
 
     def replacements(self, block: int) -> Replacements:
-        """Return what may stand in the place of the outputs of a block's heads; that of one block is kept."""
+        """Return the possible replacements of the outputs of a block's heads; those of one block are kept in memory."""
         if self._replacements is None or self._replacements[0] != block:
             self._replacements = block, self._find_replacements(block)
         return self._replacements[1]

@@ -1,4 +1,4 @@
-"""Heads or layers are disabled one after the other until none is left: in the order of importance, and others."""
+"""Disables heads or layers cumulatively until none is left: in the order of importance, its reverse, and at random."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Together:
         return min(block for block, _ in self.heads) - 1
 
     def of_blocks(self) -> dict[int, OfOutputs]:
-        """Return for each block that is changed what it does to what the output projection receives."""
+        """Return for each changed block the function that changes the input of its output projection."""
         return {block: self._of_block(block) for block in sorted({block for block, _ in self.heads})}
 
     def _of_block(self, block: int) -> OfOutputs:
@@ -93,7 +93,7 @@ def counts(n_units: int, share: float) -> list[int]:
 
     Args:
         n_units: Number of units.
-        share: Share of them that is added at each step; one at least.
+        share: Share of the units that is added at each step; at least one unit is added.
     """
     step = max(1, round(share * n_units))
     return [*range(0, n_units, step), n_units]
@@ -102,8 +102,8 @@ def counts(n_units: int, share: float) -> list[int]:
 def scores(gradients: NDArray[np.float32], n: NDArray[np.int64], units: Sequence[Unit]) -> NDArray[np.float64]:
     """Return the importance of units: the mean over items of the absolute gradient of a factor of its output.
 
-    Those of heads are divided by the Euclidean norm of all heads of the layer (Michel et al. 2019, section 4.1). A
-    layer has one factor for all of its heads, whose gradient is the sum of theirs.
+    The importance of a head is divided by the Euclidean norm of the importances of all heads of the layer (Michel et
+    al. 2019, section 4.1). A layer has one factor for all of its heads; its gradient is the sum of their gradients.
 
     Args:
         gradients: Of each item's loss, shape (n_items, n_layers, heads).
@@ -200,8 +200,8 @@ def area_rows(curves: Sequence[Curve], n: NDArray[np.int64], named: Mapping[str,
     """Return the rows of `pruning_areas.csv`: the area under the curve of an order, beside that of random orders.
 
     `effect` is the difference from the mean of the random orders, paired by item. `percentile` is the percentage of
-    random orders that keep less, and `p_value` the rank of the order among them: how often one of them, or the order
-    itself, keeps as much, or as little for the reverse order.
+    random orders that keep less, and `p_value` is one-sided, by rank: the share of orders, among the random ones and
+    the order itself, that keep at least as much (for the reverse order, at most as much).
 
     Args:
         curves: A curve for each order.

@@ -41,7 +41,7 @@ class Replacements:
 
     Args:
         uniform: The outputs under uniform attention, shape (n_sentences, width), or (n_tokens, width) in causal models.
-        is_causal: Which of the two it is.
+        is_causal: Whether the model is causal, which decides the shape of `uniform`.
         mean: Mean of the outputs over training tokens, shape (width,).
         bank: Outputs at training tokens, shape (n, width).
         drawn: For each token of the text, the row of `bank` that replaces it, shape (n_tokens,).
@@ -77,7 +77,7 @@ class Replacements:
 
 
 def replacing(heads: slice, others: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return a function that replaces some columns of a tensor, which it leaves as it is.
+    """Return a function that returns a copy of a tensor in which some columns are replaced.
 
     Args:
         heads: The columns.

@@ -1,4 +1,4 @@
-"""Probes that are trained again on a model in which something is disabled: is position still there to be read?"""
+"""Retrains probes on a model in which something is disabled, to measure whether position can still be read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from probing.probes.recipe import Training
 from probing.probes.training import train_probes
 from probing.tasks import Labels
 
-# Bytes of hidden states in memory at a time; where all layers need more, passes are repeated for some layers each.
+# Maximum number of bytes of hidden states in memory; if all layers need more, passes are repeated for a few layers at a
+# time.
 MEMORY = 512 * 2**20
 _SHARD_TOKENS = 8192
 
@@ -102,7 +103,7 @@ def _in_memory(train: Labelled, test: Labelled, layers: Sequence[int]) -> Iterat
 
 
 def chosen_units(jobs: Sequence[Job], effects: Mapping[Job, float], n: int, seed: int) -> list[Job]:
-    """Return the heads that cost most and as many random others, and the same of layers, by one kind of replacement.
+    """Return the heads that cost most when disabled and as many random others, and likewise layers, for one kind.
 
     Args:
         jobs: The passes that were computed.

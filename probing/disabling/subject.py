@@ -39,8 +39,9 @@ from probing.runs.run import Run
 from probing.tables.readout_names import MLM, POSITION, STS, WIC
 from probing.tasks import Labels, load_task
 
-# As `fit` trains probes, but only until their accuracy no longer changes, since no neurons are ranked by them, and at a
-# penalty near those that `fit` chooses: to choose it takes longer than all passes. `--run` reads the probes of `fit`.
+# Probes are trained as by `fit`, with two differences. Training stops when accuracy no longer changes, because no
+# neurons are ranked by these probes. The penalty is fixed, near the values that `fit` chooses, because choosing it
+# takes longer than all passes. With `--run`, the probes of a run of `fit` are used instead.
 PROBE = ProbeOptions(l2=1e-4, tolerance=CONTROL_TOLERANCE)
 
 
@@ -76,7 +77,7 @@ def frozen_of(weight: Mapping[int, Tensor], classes: Sequence[Any], typed: str) 
 def frozen_of_run(
     run: Run, model: ModelSource, random_weights_seed: int | None, layers: Sequence[int], option: str
 ) -> Frozen | None:
-    """Return the probes of a run if they read positions from all of some layers.
+    """Return the probes of a run if they read positions from all of the given layers, otherwise None.
 
     Args:
         run: A run of `fit`.
@@ -237,7 +238,7 @@ class Subject:
     def probes(
         self, stores: Sequence[ActivationStore], store: PassStore | None, progress: Progress
     ) -> tuple[dict[int, Tensor], Labels]:
-        """Return the weight of each layer's probe, of another run or trained unless it is stored; and the classes.
+        """Return the weight of each layer's probe (of another run, stored, or trained now), and the classes.
 
         Args:
             stores: The activations of each corpus.
@@ -283,10 +284,10 @@ class Subject:
         )  # fmt: skip
 
     def pruning_sides(self, readout: Readout, train: Text, n_tokens: int, seed: int) -> tuple[Readout, Readout]:
-        """Return what decides on the order in which heads are disabled together, and what is reported.
+        """Return the readout that decides the order in which heads are disabled together, and the reported readout.
 
-        For masked words these are the training and the test sentences, for WiC the training and the dev pairs. Sets of
-        STS need not have a training part, so that these are two halves of the pairs that are read.
+        For masked words these are the training and the test sentences, for WiC the training and the dev pairs. A set of
+        STS may lack a training part, so the two readouts are the two halves of the pairs that are read.
 
         Args:
             readout: What is read out beside positions.
@@ -309,7 +310,7 @@ class Subject:
 
     @cached_property
     def rule(self) -> Rule:
-        """What tells senses apart by the cosine in the last layer."""
+        """The rule that decides, by the cosine in the last layer, whether two senses are the same."""
         return rule_of(self.wanted[WIC][TRAIN], self.stores_of_senses[0], self.source.layers[-1])
 
     def key_of_positions(self) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class Asked:
 
     @property
     def prune_kind(self) -> Kind:
-        """What stands in the place of what is disabled cumulatively: zeros, as published, or the mean."""
+        """The replacement of what is disabled cumulatively: zeros, as published, or the mean."""
         return "zero" if "zero" in self.kinds else "mean"
 
 
@@ -167,7 +167,7 @@ class _Work:
 
     @cached_property
     def jobs(self) -> list[Job]:
-        """Every pass that there can be; the file of each has the index of the job and one."""
+        """All possible passes; the index of a pass's file is the index of its job plus 1."""
         heads = self.subject.model.heads
         return all_jobs(heads.n_layers, heads.n_heads)
 
@@ -180,7 +180,7 @@ class _Work:
         return Passes(self.subject.readers, text, self.train, self.stores[-1].plan.batch_tokens, self.asked.seed)
 
     def positions(self) -> _Part:
-        """Read positions by probes, as they are and trained again."""
+        """Read positions by frozen and by retrained probes."""
         asked = self.asked
         with self._store(POSITION, self.subject.key_of_positions()) as store:
             probes, classes = self._probes(store)
@@ -271,7 +271,7 @@ class _Work:
     def _retrained(
         self, store: PassStore, results: Mapping[Job, Any], strongest: Sequence[Job], probes: Probes, classes: Labels
     ) -> dict[Job, Any]:
-        """Return what probes give that are trained again while a unit is disabled."""
+        """Return the results of probes that are retrained while a unit is disabled."""
         passes_of_train = cache(lambda: self._passes_over(self.train))
 
         def again(job: Job) -> Tensor:
@@ -329,7 +329,8 @@ def check(units: Sequence[UnitType], kinds: Sequence[Kind], prune: bool) -> None
     """Refuse a choice under which nothing is disabled.
 
     Raises:
-        UserError: If heads are to be skipped, or nothing that is asked for can stand in the place of several heads.
+        UserError: If heads alone are to be skipped, or if units are to be disabled cumulatively and neither zero nor
+            mean is among the kinds.
     """
     if prune and not {"zero", "mean"} & {*kinds}:
         raise UserError(

@@ -45,7 +45,7 @@ def fit_to_paper(figure: Figure) -> Bbox:
         size = float(text.get_fontsize())
         text.set_fontsize(min(size, max(LETTERS, size * new / width)))
     scale = new / width
-    # Letters shrink less than the width, so that the height does so, too.
+    # Letters shrink less than the width, and therefore the height shrinks less, too.
     figure.set_size_inches(new, max(height * scale, min(height * math.sqrt(scale), HEIGHT)))
     if is_small:
         below = [_below(figure, legend, panels[0]) for legend in figure.legends]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-# Least distance between two labels, and between step 0 and the next step as a share of the others' way.
+# Least distance between two labels, in characters; distance between step 0 and the next step, as a share of the
+# distance from there to the last step; and the least such distance, in powers of ten.
 _BETWEEN, _APART, _LEAST_APART = 1.5, 0.12, 0.3
 
 

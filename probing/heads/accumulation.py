@@ -41,14 +41,15 @@ _Begin = Callable[[Batch], Accumulator]
 
 @dataclass(frozen=True)
 class AttentionReader:
-    """What is known of an encoder whose attention is read.
+    """The structure of an encoder, as far as it is needed to read its attention.
 
     Args:
         anatomy: Its structure.
         heads: Its heads.
         projections: The output projection of each block; None if they cannot be told.
         pad_token_id: Id of the padding token.
-        n_token_types: Number of token types that it tells apart, 0 if none; asked for with pairs of sentences alone.
+        n_token_types: Number of token types that the encoder distinguishes, 0 if none; determined only for pairs of
+            sentences, otherwise 0.
     """
 
     anatomy: Anatomy
@@ -80,8 +81,8 @@ class AttentionReader:
 
         Args:
             encoder: The encoder.
-            batch: The sentences, where float64 is computed for the encoder's device.
-            begins: For each measure, what makes its accumulator.
+            batch: The sentences, on the device that computes float64 for the encoder's device (`float64_device`).
+            begins: For each measure, the function that makes its accumulator for a batch.
         """
         accumulators = [begin(batch) for begin in begins]
 
@@ -107,8 +108,8 @@ def accumulate(
 ) -> dict[str, SumsStore]:
     """Return the stored sums of each measure, by its name, reading the corpus for those that are missing.
 
-    As with activations, one job computes and others wait; shards are divided among the Trainer's ranks; a shard that
-    was finished is not read again.
+    As with activations, one job computes an entry while other jobs wait for it. The shards are divided among the
+    Trainer's ranks, and finished shards are not read again.
 
     Args:
         request: Model and corpus; its layers do not matter, because all heads are read.

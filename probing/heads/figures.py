@@ -78,7 +78,7 @@ def write_figures(
 
 
 def class_map(figure: Figure, rows: Sequence[Row], model: str) -> None:
-    """Draw the class that most maps of each head have, as a letter and a shade, and the share that has it."""
+    """Draw for each head the class that most of its maps have, as a letter and a shade, and the share of these maps."""
     axes = _map(figure, rows, lambda row: LETTERS[row["class"]][1], _letter)
     there = [name for name in CLASSES if any(row["class"] == name for row in rows)]
     legend = ", ".join(f"{LETTERS[name][0]} {name}" for name in there)
@@ -119,7 +119,7 @@ def special_tokens_by_layer(figure: Figure, rows: Sequence[Row], model: str) -> 
 
 
 def change_map(figure: Figure, rows: Sequence[Row], models: Sequence[str]) -> None:
-    """Draw how alike each head's maps are in two checkpoints, shaded by what two heads of the layer are."""
+    """Draw the cosine of each head's maps in two checkpoints; the shade compares it with two heads of the layer."""
     others = {row["layer"]: 1 - row["value"] for row in change.of_layers(rows, "cosine", "other heads")}
 
     def shade(row: Row) -> float:
@@ -162,7 +162,7 @@ def change_by_layer(figure: Figure, rows: Sequence[Row], models: Sequence[str]) 
 
 
 def class_examples(figure: Figure, examples: Examples, model: str) -> None:
-    """Draw a map of each class, of the head whose maps are most often of it, with the tokens along both sides."""
+    """Draw for each class a map of the head that has this class most often, with the tokens along both sides."""
     names = [name for name in CLASSES if name in examples.classes]
     columns = min(2, len(names))
     rows = -(-len(names) // columns)

@@ -20,7 +20,7 @@ class Kept:
 
     Args:
         by_sentence: Shape (batch, ...).
-        by_token: Shape (batch, sequence, ...); what stands at padding is not kept.
+        by_token: Shape (batch, sequence, ...); entries at padding are not kept.
         total: Any shape; the values of all batches are added up, without sentences, so that no interval by sentence
             can be computed from them.
         listed: For each sentence of the batch any number of rows, shape (n, ...), such as one for each pair of words.
@@ -47,8 +47,8 @@ class Measure(Protocol):
 
     Args:
         name: Its name, by which its sums are found.
-        settings: Whatever changes its values beside model and corpus, such as a version of its definition, and a
-            fingerprint of labels that do not come with the corpus. Sums of other settings are not read.
+        settings: Everything other than model and corpus that changes its values, such as a version of its definition,
+            and a fingerprint of labels that do not come with the corpus. Sums of other settings are not read.
     """
 
     @property
@@ -58,7 +58,7 @@ class Measure(Protocol):
     def settings(self) -> Mapping[str, Any]: ...  # noqa: D102
 
     def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Accumulator]:
-        """Prepare labels by token, and return what makes an accumulator for each batch. Threads call that at once."""
+        """Prepare labels by token, and return a function that makes a batch's accumulator; threads share it."""
 
 
 @dataclass(frozen=True)

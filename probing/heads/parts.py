@@ -63,7 +63,7 @@ def _lacks(subject: Subject, part: Part) -> str | None:
 
 
 def _lacks_sentences(subject: Subject, part: Part) -> str | None:
-    """Return what a part needs that does not read pairs, if the corpus is one of pairs."""
+    """Return what the part lacks if the corpus has pairs of sentences and the part cannot read them; otherwise None."""
     corpus = subject.request.corpus
     has_its_own = part.name == ROLES.name and subject.asked.roles is not None
     if corpus.seconds is None or part.name in OF_PAIRS or has_its_own:
@@ -109,7 +109,7 @@ def measure(
             stores |= {f"{name}/{measure}" if name else measure: store for measure, store in found.items()}
         if any(one.states for one in readings):
             read = replace(request, layers=range(subject.heads.n_layers))
-            # An entry of hidden states is read as one of sums is.
+            # A cache entry of hidden states is read in the same way as an entry of sums.
             stores[f"{name}/{STATES}"] = SumsStore(activations(read, cache, trainer_options, say, callbacks()).folder)
     if not is_main_process():  # it has read its share of the corpus
         for part in parts:
@@ -128,7 +128,7 @@ def measure(
 
 
 def _seen(subject: Subject, measure: Measure) -> Measure:
-    """Return a measure of the tokens that are measured."""
+    """Return the measure, changed to leave out the first token of each sentence if that is asked for."""
     return WithoutFirst(measure) if subject.asked.without_first and measure is not SINK else measure
 
 
@@ -231,12 +231,13 @@ PARTS = (
 )  # fmt: skip
 # Parts that read pairs of sentences, which have no annotation of words.
 OF_PAIRS = ("classes", "profile", "tokens", "first_token", "rollout", "similarity", "change")
-# Parts that are measured without the first token if that is asked for.
+# Parts that can be measured with `--first_token exclude`.
 WITHOUT_FIRST = (
     "classes", "profile", "tokens", "words", "first_token", "rollout", "similarity", "relations", "trees",
 )  # fmt: skip
 NAMES = [part.name for part in PARTS]
-# Parts that are measured without being named; those that are if there is another checkpoint, and if there is a run.
+# Parts that are measured by default, and those that are added by `--first_token exclude`, by `--against` and by
+# `--run`.
 USUAL = [part.name for part in PARTS if not part.by_name_only]
 OF_FIRST = ["first_token"]
 OF_AGAINST = [CHANGE.name]

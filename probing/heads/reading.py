@@ -71,7 +71,7 @@ class Batch:
 
     @cached_property
     def without_first(self) -> Batch:
-        """The same sentences, in which the first token is as padding is."""
+        """The same sentences, with the first token treated as padding."""
         mask = self.mask.clone()
         mask[:, 0] = False
         return replace(self, mask=mask, special=self.special & mask, words=torch.where(mask, self.words, -1))
@@ -89,7 +89,8 @@ class Attention:
     Args:
         layer: Number of the block, from 1.
         probabilities: Shape (batch, heads, from, to), float32; rows and columns of padding are 0, others sum to 1.
-        values: What each head adds up, shape (batch, heads, to, d_head); undefined for padding.
+        values: The value vectors of each head, of which attention takes weighted sums, shape (batch, heads, to,
+            d_head); undefined for padding.
         projection: The block's output projection; None if it cannot be told.
     """
 

@@ -17,7 +17,7 @@ from probing.heads.survey.profile import n_queries
 from probing.tables.schema import ALL_LAYERS
 
 Rows = list[dict[str, Any]]
-# Factors of the thresholds at which maps are classified; the first is that of the thresholds themselves.
+# Factors by which the thresholds of the classes are multiplied; the first factor is 1.
 FACTORS = (1.0, *SWEEP)
 BLOCKS = "block"
 _ENDS = {"": "value", "_low": "low", "_high": "high"}

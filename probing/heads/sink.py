@@ -33,8 +33,9 @@ def sink(attention: Attention, batch: Batch) -> dict[str, Tensor]:
 
     Returns:
         mass: The attention to it.
-        uniform: What it would be under uniform attention over the keys that a query may see.
-        norm_mass: The same of weights times norms, each row divided by its sum; absent if the model's output
+        uniform: The attention that the first token would get under uniform attention over the keys that a query may
+            see.
+        norm_mass: As `mass`, but of weights times norms, with each row divided by its sum; absent if the model's output
             projection cannot be told.
     """
     later = attention.probabilities[:, :, 1:]

@@ -29,9 +29,9 @@ from probing.models.anatomy import examine
 from probing.models.attention_heads import Heads
 from probing.models.query_key import QueryKey, find_query_keys
 
-# Names of what is read beside the corpus by the model.
+# Names of further readings: the name of the test corpus, and a prefix for readings by a randomly initialised model.
 TEST, UNTRAINED = "test", "untrained "
-# The name of the hidden states of a reading among its sums.
+# The name under which the hidden states of a reading stand among its sums.
 STATES = "states"
 
 
@@ -197,7 +197,7 @@ class Subject:
 
     @property
     def readings(self) -> dict[str, Request]:
-        """What parts that compare read beside the corpus: the test corpus, and both by a randomly initialised model.
+        """What comparing parts also read: the test corpus, and both corpora with a randomly initialised model.
 
         A model that is randomly initialised itself is not compared with another one.
         """
@@ -240,7 +240,8 @@ class Part:
         rows: Returns rows by the name of their table, from the sums of each measure by its name; those of
             another reading are found by its name and the measure's, with a slash between them.
         beside: Returns what is read beside the corpus.
-        by_name_only: Whether the part takes so much longer than the others that it has to be asked for by name.
+        by_name_only: Whether the part is left out by default, because it takes long or because it needs a further
+            option, which may then add it; see `probing.heads.parts`.
         trains: Whether rows come from probes that all ranks train together.
     """
 
@@ -254,5 +255,5 @@ class Part:
 
 
 def nothing(subject: Subject) -> None:
-    """Return what a part lacks that needs nothing of the corpus."""
+    """Return None: the part needs nothing that the corpus could lack."""
     return

@@ -12,7 +12,7 @@ from probing.cache.store import ActivationStore
 from probing.heads.measures import Kept
 from probing.heads.reading import Batch
 
-# Tokens in a shard, which is what a killed pass has to read again: some seconds of work.
+# Number of tokens in a shard. A pass that was killed has to read its unfinished shard again, which takes some seconds.
 SHARD_TOKENS = 8192
 
 
@@ -50,7 +50,7 @@ class SumsStore(ActivationStore):
         numbers = torch.where(chosen, counts, 0)
         rows: Tensor | None = None
         filled = 0
-        # Filled shard by shard, because the rows of a corpus in pieces and together would need twice the memory.
+        # Filled shard by shard: to hold the rows both in pieces and joined would need twice the memory.
         for shard in self.plan.shards:
             tensors = load_file(self.path(0, shard.index))
             if not tensors:

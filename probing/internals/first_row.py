@@ -1,8 +1,8 @@
-"""The row of the first position without its outliers: their entries are set to what the other rows have on average.
+"""Removes the outliers from the first position's row: their entries are set to the mean over later rows.
 
-BERT's outlier is in the row of the first position alone, that of [CLS], and yet in the hidden states of all tokens, and
-RoBERTa's is in most rows (Luo, Kulmizev & Mao 2021, section 5). What is measured is whether words still have the
-outlier when that row has it no longer, and, as a control, when random neurons of the row were changed.
+In BERT, only the row of the first position, that of [CLS], has the outlier, and yet the hidden states of all tokens
+have it; in RoBERTa, most rows have it (Luo, Kulmizev & Mao 2021, section 5). This module measures whether hidden states
+still have the outlier after it is removed from this row and, as a control, after random neurons of the row are changed.
 """
 
 from __future__ import annotations

@@ -235,7 +235,7 @@ def inside_tables(
     path: Sequence[Row] = (),
     first_row: Sequence[Row] = (),
 ) -> list[Any]:
-    """Return the tables of what was measured, smoothing first; of the first row there is a sentence alone."""
+    """Return the tables of what was measured, smoothing first; the measurement of the first row has only a sentence."""
     return [
         *([smoothing_table(smoothing)] if smoothing else []), *interventions_tables(interventions),
         *([norms_table(norms)] if norms else []), *(changes_tables(norm_changes) if norm_changes else []),

@@ -1,10 +1,10 @@
 """Interventions: remove some neurons from a model and measure what its output loses.
 
-Two different experiments share this name. Zeroed *inside the model*, a neuron's gain and bias are 0 in the LayerNorm
-after every block, so that it is 0 in everything a block passes on (Kovaleva et al. 2021; Puccetti et al. 2022: two
-neurons, 48 parameters, cost BERT nearly 30 points on MNLI). *Clipped after* the model, a neuron is 0 in the last hidden
-states only (Luo, Kulmizev & Mao 2021: little is lost). Both findings are right; here both are in one table, each beside
-the same with random neurons.
+Two different experiments share this name. If a neuron is zeroed *inside the model*, its gain and bias are set to 0 in
+the LayerNorm after every block, so that it is 0 in everything that a block passes on (Kovaleva et al. 2021; Puccetti et
+al. 2022: two neurons, 48 parameters, cost BERT nearly 30 points on MNLI). If a neuron is *clipped after* the model, it
+is set to 0 in the last hidden states only (Luo, Kulmizev & Mao 2021: little is lost). Both findings are right; one
+table shows both, each compared with the same change of random neurons.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Condition:
 
     Args:
         where: `inside`: in every LayerNorm after a block; `after`: in the last hidden states only. Where parameters are
-            made ordinary: in the `first` norm of every block, the `second`, or `both`; or in the position table's
-            row of the first position (`first_row`).
+            set to averages: in the `first` norm of every block, the `second`, or `both`; or in the position table's row
+            of the first position (`first_row`).
         kind: How the neurons were chosen.
         neurons: Indices of the neurons, ascending.
         draw: Number of the random draw, from 1; 0 if they are not random.
@@ -78,7 +78,7 @@ def replaced(norms: Sequence[nn.Module], neurons: Sequence[int], value_of: Calla
     Args:
         norms: Modules with a `weight` of shape (d_model,) and optionally a `bias`.
         neurons: Indices of the neurons.
-        value_of: Returns the value for a gain or a bias, given as it was, shape (d_model,).
+        value_of: Takes a gain or a bias as it was, shape (d_model,), and returns the value to set.
     """
     parameters = [
         parameter

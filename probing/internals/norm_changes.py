@@ -1,7 +1,7 @@
-"""Norms without their outliers: gains and biases of some neurons are set to what other neurons have on average.
+"""Sets gains and biases of some neurons in norms to the mean of the other neurons, to remove outliers.
 
 This is done in the first norm of every block, in the second, and in both, for the outliers and, as a control, for as
-many random neurons. What is measured is whether outliers are still there, and what the model's output loses.
+many random neurons. This measures whether the outliers are still there, and what the model's output loses.
 """
 
 from __future__ import annotations
@@ -106,10 +106,10 @@ def change_norms(
         say: Receives a line for each pass.
 
     Returns:
-        Rows of `norm_changes.csv`. Those of `deviations` say for each layer and neuron that is an outlier there how
-        many standard deviations its mean is from that of all neurons, and whether it is an `outlier` (more than 5);
-        `percentile` is the percentage of random draws that reduce this distance less, and `p_value` is by rank. The
-        others are as in `interventions.csv`.
+        Rows of `norm_changes.csv`. Rows with the measure `deviations` say, for each layer and each of its outliers, how
+        many standard deviations the mean of this neuron is from that of all neurons, and whether it is an `outlier`
+        (more than 5); `percentile` is the percentage of random draws that reduce this distance less, and `p_value` is
+        by rank. All other rows are as in `interventions.csv`.
     """
     named = sorted({neuron for those in outliers.values() for neuron in those})
     say("the intact model")

@@ -1,8 +1,9 @@
 """Terms of the outlier neurons in the outputs of a model's norms: h_k = gain_k (x_k - m) / sigma + bias_k.
 
-The means of all terms over tokens are exact, and so is how they are ordered here. With the gain and the bias that other
-neurons have on average, a neuron's mean output would be `by_input` + `by_others_bias`; `by_gain` and `by_bias` are what
-its own gain and its own bias add to that. A neuron that is an outlier by `by_input` was one before the norm.
+The means of the terms over tokens are exact, and the four terms add up exactly to a neuron's mean output. If the neuron
+had the mean gain and the mean bias of the other neurons, its mean output would be `by_input` + `by_others_bias`;
+`by_gain` and `by_bias` are what its own gain and its own bias add. A neuron whose `by_input` is an outlier was already
+one before the norm.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def run_watched(
         encoder: The encoder.
         anatomy: Its structure.
         modules: The modules.
-        see: Receives each tensor, of the batch that was yielded last.
+        see: Called with each tensor, which belongs to the batch that was yielded last.
         tokens: The token table of the sentences.
         pad_token_id: Token id that fills a batch.
     """

@@ -1,4 +1,4 @@
-"""The report of `geometry --norms`: terms of outliers in norms, and what is left of these with ordinary parameters."""
+"""The report of `geometry --norms`: terms of outliers in norms, and what average parameters leave of outliers."""
 
 from __future__ import annotations
 

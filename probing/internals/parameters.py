@@ -36,7 +36,8 @@ class Norm:
         module: Name of the module in the model.
         gain: Gain of each neuron, shape (d_model,).
         bias: Bias of each neuron, shape (d_model,); None if it has none.
-        layer: Number of the layer whose hidden state it produces or, if no norm produces that, reads; None otherwise.
+        layer: Number of the layer whose hidden state the norm produces or, if no norm produces this state, is the first
+            to read; None for all other norms.
     """
 
     module: str
@@ -74,9 +75,9 @@ class Parameters:
 def find_parameters(encoder: nn.Module, anatomy: Anatomy) -> Parameters:
     """Find the parameters of an encoder that have one value per neuron.
 
-    A norm belongs to layer k if it produces that hidden state (BERT: the norm after a block). If none does, the first
-    norm that reads it does (GPT-2: the first norm of the next block). A norm that blocks share is listed once, with
-    the first layer it serves.
+    A norm belongs to layer k if it produces that hidden state (BERT: the norm after a block). If no norm produces it,
+    the first norm that reads it belongs to layer k (GPT-2: the first norm of the next block). A norm that blocks share
+    is listed once, with the first layer it serves.
 
     Args:
         encoder: The model, in evaluation mode.

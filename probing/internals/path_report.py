@@ -51,7 +51,7 @@ class Course:
 
     Args:
         n_sites: Number of places on the stream.
-        beyond: The places where it is, in order.
+        beyond: The places where the neuron is so far from the others, in order.
         n_between: Number of places from the first to the last of these.
         top: Where it is farthest.
         end: The place after the last of `beyond`; None if there is none.

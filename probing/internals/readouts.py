@@ -25,14 +25,14 @@ from probing.probes.solvers import Penalty
 from probing.probes.training import LayerFit, train_probes
 from probing.tasks import TokenTask
 
-# Most tokens of the sampled sentences, over which each condition runs the model once.
+# Maximum number of tokens in the sampled sentences; for each condition, the model reads them once.
 MLM_TOKENS, PROBE_TOKENS = 10_000, 20_000
 # Share of a sentence's tokens that are masked, not counting special tokens (Devlin et al. 2019).
 MASKED = 0.15
 BATCH_TOKENS = 2048
 # Most variants whose logits are computed at once, and most entries in the logits of a batch over all variants.
 VARIANTS, _LOGITS = 16, 2**26
-# Most passes of a probe: its accuracy no longer changes by then, and no ranking is made of it.
+# Maximum number of passes to train a probe. Its accuracy no longer changes by then, and it is not used for a ranking.
 MAX_PASSES = 200
 # Number of sentences out of ten that probes are trained on.
 TRAIN_OF_TEN = 7
@@ -108,7 +108,8 @@ class MaskedHead:
     Args:
         model: The model with its head, in evaluation mode.
         encoder: The part of the model that returns hidden states.
-        input_ids: Some token ids, shape (1, n): the model is run on them once, to see in what form it takes states.
+        input_ids: Some token ids, shape (1, n): the model is run on them once, to see in what form the head takes
+            hidden states.
     """
 
     def __init__(self, model: nn.Module, encoder: nn.Module, input_ids: Tensor) -> None:
@@ -250,10 +251,10 @@ class _Held:
 class Position:
     """Measures the accuracy of linear probes that predict positions from the last hidden states.
 
-    `position_accuracy` is that of a reference probe, trained on the intact model as a masked-language-model head is: a
-    fall says that what it reads has changed. `position_accuracy_retrained` is that of a probe trained on the changed
-    model: a fall says that position can no longer be read from the states. Build this object while the model is
-    intact: it trains the reference probe.
+    `position_accuracy` is the accuracy of a reference probe that was trained on the intact model, like a
+    masked-language-model head: if it falls, the states that this probe reads have changed.
+    `position_accuracy_retrained` is the accuracy of a probe that is trained on the changed model: if it falls, position
+    can be read less well from the states. Build this object while the model is intact: it trains the reference probe.
 
     Args:
         states_of: Returns the last hidden states of the model in its present state, shape (n_tokens, d_model).

@@ -12,15 +12,16 @@ Biases are equal rows and change nothing. A post-LN block with h heads therefore
 
     v = (1 + c s_1 s_2) (1 + sum_k sqrt(lambda_k) s_k) max|gamma_1| max|gamma_2| / (sigma_1 sigma_2),
 
-where s_k is that of W_V W_O of head k, and s_1 and s_2 those of the feed-forward matrices: `bound_per_matrix`. The
-paper uses one s, the largest of all, and one lambda, the largest of all heads, and omits the gains and the slope of
-GELU (1.129):
+where s_k is the largest singular value of W_V W_O of head k, and s_1 and s_2 are those of the feed-forward matrices;
+this is `bound_per_matrix`. The paper uses a single s, the largest of all matrices, and a single lambda, the largest of
+all heads, and omits the gains and the slope of GELU (1.129):
 
     v = (1 + s^2) (1 + sqrt(lambda) h s) / (sigma_1 sigma_2): `bound_published`.
 
-Gains above 1 violate it. With the gains and the slope it holds: `bound`. (The paper's I - e e^T is no projection; read
-I - J.) For s -> 0 and gains of 1, v < 1 means sigma_1 sigma_2 > 1, which is what papers report. Where weights are not
-small, v is far above 1 and says nothing about what happens, so the measured ratio is reported beside it.
+With gains above 1, a model can exceed this value. With the gains and the slope included, the bound holds; this is
+`bound`. (The paper's I - e e^T is no projection; read I - J.) For s -> 0 and gains of 1, v < 1 means sigma_1 sigma_2 >
+1, which is what papers report. Where weights are not small, v is far above 1 and does not show what really happens, so
+the measured ratio is reported too.
 """
 
 from __future__ import annotations
@@ -148,9 +149,9 @@ def attention_eigenvalues(attention: Tensor, mask: Tensor) -> Tensor:
 
 
 def attention_reach(states: Tensor, attention: Tensor, mask: Tensor, eigenvalues: Tensor) -> Tensor:
-    """Return how near attention comes to its bound in Lemma 1: d_M(A H) / (sqrt(lambda) d_M(H)), the most of all heads.
+    """Return how near attention comes to the bound of Lemma 1, d_M(A H) / (sqrt(lambda) d_M(H)), maximum over heads.
 
-    By the lemma it is at most 1. It is 0 where both sides are, such as for a single token. Shape (batch,), float64.
+    By the lemma it is at most 1. It is 0 if both sides are 0, for example for a single token. Shape (batch,), float64.
 
     Args:
         states: Hidden states that enter the block, shape (batch, sequence, d_model).

@@ -1,4 +1,4 @@
-"""What `geometry` measures by running the model itself; here what norms and the residual stream make of outliers."""
+"""What `geometry` measures by running the model; defined here: outliers in norms and along the residual stream."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Say = Callable[[str], None]
 
 # Number of other neurons that are followed for comparison with the outliers.
 RANDOM = 10
-# Number of tokens, about, over which means of layers are taken while a row of the position table is changed.
+# Approximate number of tokens over which the means of layers are taken while a row of the position table is changed.
 ROW_TOKENS = 5_000
 
 
@@ -121,7 +121,7 @@ def check(source: ModelSource, norms: bool, path: bool) -> None:
 
     if not norms and not path:
         return
-    # Random weights show what the architecture computes as well as trained ones.
+    # The trained weights are loaded even if a run uses random ones: the architecture, which decides, is the same.
     encoder, pad_token_id = load_encoder(source), load_tokenizer(source).pad_token_id or 0
     anatomy = examine(encoder, pad_token_id, source.name)
     if norms:
@@ -156,7 +156,7 @@ def measure_inside(folder: Path, subject: Subject, inside: Mapping[str, bool]) -
 
 
 def measure_norms(subject: Subject) -> tuple[Rows, Rows]:
-    """Measure the terms of outliers in norms, and what is left without them.
+    """Measure the terms of outliers in norms, and what is left when outliers have average gains and biases.
 
     Returns:
         Rows of `norms.csv` and of `norm_changes.csv`; empty if there are no outliers, or too many.
@@ -208,7 +208,7 @@ _PARTS: tuple[Callable[[Read], dict[str, Any]], ...] = (lambda read: read.sums, 
 
 
 def measure_path(subject: Subject) -> Rows:
-    """Follow the outliers, those of the first row of the position table too, along the residual stream.
+    """Follow the outliers of layers and of the position table's first row along the residual stream.
 
     Returns:
         Rows of `path.csv`; empty if there are no outliers.
@@ -232,7 +232,7 @@ def measure_path(subject: Subject) -> Rows:
 
 
 def measure_first_row(subject: Subject) -> Rows:
-    """Measure which outliers words still have without those of the position table's first row.
+    """Measure which outliers of layers are left after the position table's first row loses its outliers.
 
     Returns:
         Rows of `first_row.csv`; empty if there are no outliers, too many of them, or no table of positions.

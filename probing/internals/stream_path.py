@@ -1,9 +1,9 @@
 """The path of outliers along the residual stream: from the embeddings through every term and norm to the last layer.
 
-Position row 0 of BERT, always that of [CLS], has two outliers, of which only one is an outlier of hidden states (Luo,
-Kulmizev & Mao 2021, section 3). Where on the path does the other end? At every site the mean vector of the first
-tokens, and that of words, is taken over the corpus, and a neuron's value is given in standard deviations of all
-neurons.
+Row 0 of BERT's position table, which is always that of [CLS], has two outliers, but only one of them is also an outlier
+of hidden states (Luo, Kulmizev & Mao 2021, section 3). Where on the path does the other one disappear? At every site,
+mean vectors over the corpus are computed, one of first tokens and one of words; a neuron's distance from the mean of
+all neurons is given in their standard deviations.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def _accuracies(subject: Subject) -> str:
     if len(rows) == 1:
         what = "an accuracy" if score is not R2 else "an R²"
         return f"In layer {first['layer']} the probe reaches {what} of {_share(first)}."
-    # Of equal maxima, the last: what matters is how far up the task can still be read off.
+    # Of equal maxima, take the last layer: it shows up to which layer the task can be decoded.
     best = max(reversed(rows), key=lambda row: row[score.name])
     parts = [f"{_share(first)} in layer {first['layer']}"]
     if best not in (first, last):

@@ -116,7 +116,7 @@ def _content(sources: Sources, defaults: Mapping[str, Any]) -> Html:
 
 
 def _anchored(sources: Sources) -> Iterator[tuple[str, Shown[ResultFolder]]]:
-    """Yield results that have a section of their own, with what it is linked by, such as series-0."""
+    """Yield the anchor of each result that has a section of its own, such as series-0, and the result."""
     numbers: Counter[str] = Counter()
     for one in sources.shown:
         name = _SECTIONS[type(one.made)].__name__.removesuffix("_section")

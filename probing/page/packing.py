@@ -35,8 +35,8 @@ def pack_floats(values: ArrayLike) -> dict[str, Any]:
 def pack_halves(values: ArrayLike) -> dict[str, Any]:
     """Return numbers as base64 of little-endian float16 (three digits), with the factor to multiply them by.
 
-    The factor, a power of two, takes the largest to between 1/2 and 1, so that none overflows; what is below 6e-8 of
-    the largest becomes 0. Infinities become not-a-number.
+    The factor is a power of two. Division by it brings the largest magnitude to between 1/2 and 1, so that no number
+    overflows; numbers below 6e-8 of the largest become 0. Infinities become not-a-number.
     """
     array = _finite(values)
     largest = float(np.nanmax(np.abs(array), initial=0.0))

@@ -1,4 +1,4 @@
-"""Sources of a page: finished runs, a comparison of them, and results of `geometry`, `attention`, `wic` and `sts`."""
+"""Sources of a page: finished runs, a comparison of them, and the results of other commands."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ class Sources:
         geometry: Results of `geometry`.
         evaluations: Results of `wic` and `sts`.
         surveys: Results of `attention`.
-        shown: Results of `disable`, `pretrain` and `series`.
+        shown: Results of the commands whose kinds are in `SHOWN`, such as `disable`.
     """
 
     subjects: Sequence[Subject]

@@ -68,7 +68,7 @@ def position_table(model: Any) -> nn.Parameter:
 def told(arm: str, input_ids: Tensor) -> dict[str, Tensor]:
     """Return what the model is given to read tokens: their ids, and in the arm `constant` also their positions.
 
-    A checkpoint needs no positions, since all of them are the same there.
+    A saved checkpoint needs no positions, since all rows of its table are the same.
     """
     if arm == "constant":
         return {"input_ids": input_ids, "position_ids": torch.zeros_like(input_ids)}
@@ -125,8 +125,8 @@ def common_parameters(models: Mapping[str, nn.Module]) -> dict[str, dict[str, Te
 def _sinusoids(n_positions: int, width: int) -> Tensor:
     """Return sines in the even and cosines in the odd columns, shape (n_positions, width).
 
-    Times the standard deviation of token embeddings, they are to these as in Vaswani et al. (2017), section 3.4, where
-    token embeddings have standard deviation 1.
+    Multiplied by the standard deviation of token embeddings, they have the same size relative to these as in Vaswani et
+    al. (2017), section 3.4, where token embeddings have standard deviation 1.
     """
     frequency = torch.exp(-math.log(10_000) * torch.arange(0, width, 2, dtype=torch.float64) / width)
     angle = torch.arange(n_positions, dtype=torch.float64)[:, None] * frequency

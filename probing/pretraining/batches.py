@@ -39,7 +39,7 @@ class Batch:
 
 
 class Masking:
-    """Chooses the tokens to predict, by the data collator of transformers: of these, 80% are masked, 10% exchanged.
+    """Chooses the tokens to predict, by transformers' data collator: 80% are masked, 10% replaced by random tokens.
 
     Args:
         tokenizer: The tokenizer; its special tokens are never predicted.
@@ -63,9 +63,9 @@ class Masking:
 class PackedRows(pl.LightningDataModule):
     """Packed rows in a shuffled order, with masked tokens; both depend on the seed and the number of the batch alone.
 
-    Processes divide each batch among them, so that their number changes neither order nor masks. Where gradients are
-    accumulated over several batches, these are the parts of one batch that is as many times larger. The state is the
-    number of steps that were trained, from which a killed run is continued.
+    The processes share the rows of each batch, so that their number changes neither order nor masks. If gradients are
+    accumulated over n batches, these are the parts of one batch that is n times as large. The state is the number of
+    steps that were trained, from which a killed run is continued.
 
     Args:
         text: The packed text.

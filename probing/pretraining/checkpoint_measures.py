@@ -27,7 +27,8 @@ from probing.runtime.distributed import is_main_process, sum_over_ranks
 from probing.statistics.outliers import Profile, ProfileAccumulator, by_mean_profile
 from probing.tasks import load_task
 
-# As `disable` trains probes: accuracy no longer changes, and the same penalty makes checkpoints comparable.
+# Options of the probes, as in `disable`: at this tolerance accuracy no longer changes, and one penalty for all
+# checkpoints makes them comparable.
 PROBE = ProbeOptions(l2=1e-4, tolerance=CONTROL_TOLERANCE)
 # Rows of held-out text whose tokens are permuted.
 PERMUTED_ROWS = 64
@@ -62,7 +63,7 @@ class Subject:
         """Return the subject, with at most `n_sentences` of the held-out sentences, evenly spread over the text."""
         step = max(1, -(-len(corpus.sentences) // n_sentences))
         read = corpus.subset(range(0, len(corpus.sentences), step))
-        # Another salt than that of the division, by which all of these sentences are on one side.
+        # The hash needs another salt than that of the division of the text, which puts all these sentences on one side.
         splits = [side_of(f"probe {split_key(sentence)}", seed) for sentence in read.sentences]
         own = {name: trainer[name] for name in ("accelerator", "devices", "num_nodes", "strategy") if name in trainer}
         return cls(read, splits, rows[:PERMUTED_ROWS].long(), seed, cache, own)
@@ -133,7 +134,7 @@ def equivariance(encoder: nn.Module, rows: Tensor, seed: int) -> list[float]:
     """Return for each layer how far it is from commuting with permutations of the tokens.
 
     Every row is read as it is and with all of its tokens in a random order. The value is the largest difference between
-    the state of a token in the one and in the other, divided by the root mean square of the states of the layer. It is
+    the states of a token in the two orders, divided by the root mean square of the states of the layer. It is
     0 but for rounding where nothing tells the model the positions of tokens.
 
     Args:

@@ -22,17 +22,18 @@ def growth_of(rows: Sequence[Mapping[str, Any]], arm: str = "learned") -> dict[s
     """Return the growth of the farthest mean above the embeddings with log2 of the steps, and what follows from it.
 
     For each seed, a line is fitted to the checkpoints after a sixteenth of the steps, by least squares. The slope is
-    the mean over seeds, with Student's t interval. From the mean value after the last step, the steps are extrapolated
-    after which it would be an outlier; their interval has the slopes at the ends of that interval, and no upper end
-    where the lower slope is 0 or less.
+    the mean over seeds, with Student's t interval. The number of steps after which the
+    farthest mean would be an outlier is extrapolated from its mean over seeds after the last step. The ends of its
+    interval follow from the ends of the slope's interval; it has no upper end if the lower slope is 0 or less.
 
     Args:
         rows: Rows of `arms.csv`.
         arm: Name of the arm.
 
     Returns:
-        The first step of the fit; `slope`, in sd for each doubling of the steps; `steps`; each with its ends, which are
-        None for a single seed. None if there are fewer than two checkpoints.
+        `first_step` of the fit; `slope`, in sd for each doubling of the steps; `now`, the farthest mean after the last
+        step, over seeds; and `steps`. `slope` and `steps` have the ends of an interval, which are None for a single
+        seed. None if there are fewer than two checkpoints.
     """
     here = [row for row in rows if row["arm"] == arm and row["layer"] > 0 and row["step"] > 0]
     last = max((row["step"] for row in here), default=0)

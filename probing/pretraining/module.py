@@ -27,7 +27,8 @@ class MaskedLanguageModel(pl.LightningModule):
         model: The encoder of transformers with its masked-language-model head.
         arm: Name of its arm, which says what it is told of positions.
         recipe: How it is trained.
-        seed: Seed of dropout, whose draws depend on the step alone, so that a continued run draws the same.
+        seed: Seed of dropout. A draw depends only on the seed, the step, the batch and the process, so that a continued
+            run draws the same.
     """
 
     def __init__(self, model: Any, arm: str, recipe: Recipe, seed: int) -> None:

@@ -21,7 +21,8 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 DOCUMENTS = 20
 # Most sentences that are tokenised at once.
 _CHUNK = 10_000
-# The share of the vocabulary that single characters may take; they take it twice, at the beginning of words and inside.
+# The size of the vocabulary divided by this is the maximum number of different characters. A character can take two
+# pieces, one at the beginning of words and one inside.
 _ALPHABET = 3
 # Most sentences that word pieces are trained on.
 _TRAINED_ON = 1_000_000
@@ -92,7 +93,8 @@ def prepare(
 def train_tokenizer(sentences: Sequence[str], vocabulary: int, lowercase: bool, row_length: int) -> Any:
     """Train word pieces, and return the fast tokenizer of transformers; the same sentences give the same tokenizer.
 
-    Characters that are too rare for a third of the vocabulary are unknown, so that pieces remain for words.
+    Only the most frequent characters are known, at most a third of the size of the vocabulary, so that pieces remain
+    for words.
     """
     from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
     from tokenizers.models import WordPiece
@@ -162,7 +164,7 @@ def packed(sentences: Sequence[str], tokenizer: Any, row_length: int) -> Tensor:
 
 
 def _log_unigram(rows: Tensor, tokenizer: Any) -> Tensor:
-    """Return log frequencies of ordinary tokens; each is counted once more, so that none is impossible."""
+    """Return the log frequencies of ordinary tokens; 1 is added to each count, so that no frequency is 0."""
     counts = torch.bincount(rows.flatten(), minlength=len(tokenizer)).double() + 1
     counts[tokenizer.all_special_ids] = 0  # these are never predicted
     return (counts / counts.sum()).log()

@@ -1,4 +1,4 @@
-"""Runs the later blocks of a model over a text while something is changed, and hands what they give to readouts."""
+"""Runs the later blocks of a model over a text while something is changed, and passes hidden states to readouts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from probing.readouts.later_blocks import LaterBlocks
 from probing.readouts.readout import Change, ReadableText, Readout
 from probing.readouts.text import Padded
 
-# Called with a reader's model, and with the batch, what blocks hand on beside hidden states, and the states.
+# Called with a reader's model, the batch, what blocks pass on in addition to hidden states, and the hidden states.
 Read = Callable[[LaterBlocks, Padded, Any, Tensor], None]
 
 
@@ -23,7 +23,7 @@ class Readers:
     """Copies of a model with the same weights, each for a thread.
 
     Args:
-        each: The encoders, and what is known of each.
+        each: Each encoder, with the object that runs its later blocks.
         pad_token_id: Id of the padding token.
         device: Where they are.
     """
@@ -56,10 +56,10 @@ class Readers:
 
 @dataclass(frozen=True)
 class Intact:
-    """Nothing is changed: what the others are compared with.
+    """No change: the intact model, with which changed models are compared.
 
     Args:
-        layer: The layer whose hidden states the blocks go on from.
+        layer: The layer from whose hidden states the later blocks are run.
     """
 
     layer: int

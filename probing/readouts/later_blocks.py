@@ -1,8 +1,9 @@
-"""Runs an encoder from one of its blocks on, from given hidden states, with the heads of that block changed.
+"""Runs an encoder from one of its blocks on, from given hidden states, with outputs of heads changed.
 
-The blocks below are not computed. Everything else of the forward pass is the model's own: its masks, what it hands from
-block to block beside the hidden states, and what follows the last block. Only the blocks' `forward` is replaced while
-the pass runs, by one that returns the given hidden states at once; afterwards it is what it was, also after an error.
+The blocks below are not computed. Everything else of the forward pass is the model's own: its masks, what it passes
+from block to block in addition to the hidden states, and what follows the last block. While the pass runs, the
+`forward` of the blocks is replaced; that of the blocks below only returns the given hidden states. The original
+`forward` is restored afterwards, also after an error.
 """
 
 from __future__ import annotations
@@ -73,9 +74,9 @@ class LaterBlocks:
         return slice(0, self.width) if head is None else slice((head - 1) * d_head, head * d_head)
 
     def beside_states(self, inputs: Mapping[str, Tensor]) -> tuple[Any, ...] | None:
-        """Return what a block hands on beside the hidden states, such as T5's position bias; None if it hands no tuple.
+        """Return what a block returns besides hidden states, such as T5's position bias; None if it returns no tuple.
 
-        Only the first block is run. What a block below the changed one hands on is the same for all blocks.
+        Only the first block is run, because all blocks below the changed one pass on the same.
         """
         found: list[tuple[Any, ...] | None] = []
 
@@ -103,11 +104,11 @@ class LaterBlocks:
             inputs: `input_ids` and `attention_mask`, shape (batch, sequence).
             block: The first block that is run, from 1; n_layers + 1 runs only what follows the last block.
             states: Hidden states that it receives, shape (batch, sequence, d_model).
-            beside: What the blocks below hand on beside them, as `beside_states` returns it.
+            beside: What the blocks below pass on in addition to hidden states, as `beside_states` returns it.
             layers: Layers to return, at least `block` - 1.
-            change: Takes what the output projection of this block receives, shape (batch, sequence, width), and returns
-                what it is to receive.
-            changes: The same for several blocks, by their number; of those below `block` nothing is run.
+            change: Takes the input of this block's output projection, shape (batch, sequence, width), and returns the
+                changed input.
+            changes: Such functions for several blocks, by their number; those of blocks below `block` have no effect.
 
         Returns:
             For each layer, shape (batch, sequence, d_model).
@@ -202,5 +203,5 @@ class LaterBlocks:
 
 
 def _with_first(args: tuple[Any, ...], kwargs: dict[str, Any], value: Tensor, name: str) -> tuple[Any, dict[str, Any]]:
-    """Return the arguments of a call with another first one, which has this name if it is given by name."""
+    """Return the arguments of a call with the first one replaced; `name` is its name if it is a keyword argument."""
     return ((value, *args[1:]), kwargs) if args else (args, {**kwargs, name: value})

@@ -80,7 +80,7 @@ class MaskedWordLoss:
         cls, model: nn.Module, encoder: nn.Module, anatomy: Anatomy, tokens: Tokens, mask_token_id: int,
         pad_token_id: int, batch_tokens: int, seed: int,
     ) -> MaskedWordLoss:  # fmt: skip
-        """Mask 15% of the words of each sentence.
+        """Mask 15% of the tokens of each sentence, not counting special tokens.
 
         Args:
             model: The model with its head.
@@ -90,7 +90,7 @@ class MaskedWordLoss:
             mask_token_id: Id of the mask token.
             pad_token_id: Id of the padding token.
             batch_tokens: Most tokens in a batch, padding included.
-            seed: Seed of the draw of the words.
+            seed: Seed of the draw of the tokens.
         """
         masked = choose_masked(tokens, seed)
         ids = np.where(masked, mask_token_id, tokens.input_ids).astype(np.int32)
@@ -101,7 +101,7 @@ class MaskedWordLoss:
     def with_masks(
         cls, model: nn.Module, text: MaskedText, masked: NDArray[np.bool_], input_ids: NDArray[np.int32]
     ) -> MaskedWordLoss:
-        """Return the readout of sentences whose masks are chosen.
+        """Return the readout of sentences whose masks are already chosen.
 
         Args:
             model: The model with its head.
@@ -206,7 +206,7 @@ def masked_lm_of(
         random_weights: Whether the model is randomly initialised.
         mask_token_id: Id of its mask token, None if it has none.
         asked: What needs the head, as the user typed it.
-        way_out: What else may be done than choosing another model.
+        way_out: What the user can do other than choose another model, for messages.
 
     Raises:
         UserError: If it has no such head with trained weights.

@@ -75,14 +75,14 @@ class Mentions:
 
 @dataclass(frozen=True, eq=False)
 class PairsReadout:
-    """The readout of pairs: what cosines tell of them.
+    """The readout of pairs by the cosines of their vectors.
 
     Args:
         name: Its name in tables.
         mentions: The words or sentences.
         pairs: The mentions of each pair, shape (n_pairs, 2).
         last: The layer that is read.
-        score: Takes the cosine of each pair and returns the measure as a number for each, whose mean it is.
+        score: Takes the cosine of each pair and returns a number for each pair; the measure is their mean.
         error: Takes the cosine of each pair and returns its loss, through which gradients flow.
         gold: What `score` and `error` were made of, for the keys of caches.
     """
@@ -145,8 +145,9 @@ class PairsReadout:
     def loss(self, batch: Padded, occurrences: NDArray[np.int64]) -> Loss:
         """Return a function whose gradients, added over the two sentences of a pair, are those of the pair's loss.
 
-        A pair's loss depends on two sentences, which may be in different batches. By the chain rule, its gradient is
-        the sum over both of that of the product of the sentence's vector with the loss's gradient in that vector.
+        A pair's loss depends on two sentences, which may be in different batches. By the chain rule, the gradient of
+        the loss is a sum over both sentences. The term of a sentence is the gradient of its vector's product with a
+        constant, the gradient of the loss with respect to this vector.
         """
         device = batch.mask.device
         mention = torch.from_numpy(self.pairs.ravel()[occurrences]).to(device)

@@ -1,7 +1,7 @@
-"""Position heads of the later layers: how much they still tell the word at their offset from other words, and attend.
+"""Position heads of later layers: their contrast for the word at their offset, and how much they attend to it.
 
-Both are computed from the hidden states that enter the head's block, among words alone: what sends attention to special
-tokens changes neither. See `probing.heads.position.contrast` for the contrast.
+Both are computed from the hidden states that enter the head's block, among words only, so that attention to special
+tokens affects neither. See `probing.heads.position.contrast` for the contrast.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def words_of(tokens: Tokens, is_causal: bool) -> Tensor:
 def find_position_heads(
     readers: Readers, text: ReadableText, batch_tokens: int, above: Sequence[int] = (0,)
 ) -> list[PositionHead]:
-    """Return the heads that attend to a fixed offset, and the clearest ones above some layers, which may be none.
+    """Return the position heads, and the clearest heads above some layers, which need not be position heads.
 
     A position head gives more than half of its attention to one offset (Clark et al. 2019), or attends there most in
-    nine of ten queries (Voita et al. 2019). Offsets are those with the most attention.
+    nine of ten queries (Voita et al. 2019). The offset of a head is the one with the most attention.
 
     Args:
         readers: The model.

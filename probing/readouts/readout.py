@@ -1,4 +1,4 @@
-"""What a readout is, and what a change of a model is: the two sides that meet in `probing.readouts.forward`."""
+"""The interfaces of a readout and of a change of a model, which `probing.readouts.forward` brings together."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Change(Protocol):
 
     @property
     def layer(self) -> int:
-        """The layer whose hidden states, of the intact model, the change starts from."""
+        """The layer from whose hidden states, in the intact model, the change starts."""
         ...
 
     def later(
@@ -61,7 +61,7 @@ class Reading(Protocol):
     """What is read of a model in one state; every batch of the text is given to it once."""
 
     def take(self, states: Mapping[int, Tensor], batch: Padded) -> None:
-        """Take the hidden states of a batch, by layer; called from several threads, with other batches."""
+        """Take the hidden states of a batch, by layer; several threads call this, with different batches."""
         ...
 
     def sums(self) -> Tensor:
@@ -93,7 +93,7 @@ class Readout(Protocol):
 
     @property
     def content(self) -> tuple[NDArray[Any], ...]:
-        """Everything but the model that decides what it gives, for the keys of caches."""
+        """Everything except the model that determines the results, for the keys of caches."""
         ...
 
     def layers(self, block: int) -> list[int]:
@@ -110,7 +110,7 @@ class Readout(Protocol):
         ...
 
     def loss(self, batch: Padded, occurrences: NDArray[np.int64]) -> Loss:
-        """Return a loss of which an item's gradient is the sum over its occurrences, 0 for items without examples.
+        """Return a loss; an item's gradient is the sum of those of its occurrences, and 0 for an item without examples.
 
         Args:
             batch: The sentences of some occurrences, with padding.

@@ -42,7 +42,7 @@ def similarity_readout(
 ) -> PairsReadout:  # fmt: skip
     """Return the readout of some pairs of a set: Spearman's correlation, all subsets of the set taken together.
 
-    The loss that gradients are of is the squared error of the cosines, where scores are brought to 0 to 1.
+    The loss for gradients is the squared difference between the cosines and the human scores, scaled to 0 to 1.
 
     Args:
         pairs: The set.
@@ -74,6 +74,6 @@ def drawn(pairs: SentencePairs, store: ActivationStore, n_tokens: int, seed: int
 
 
 def halves(kept: NDArray[np.int64], seed: int) -> Sequence[NDArray[np.int64]]:
-    """Divide pairs at random in two: one half decides on something, on the other it is reported."""
+    """Divide pairs at random into two halves: one to choose on, one to report on."""
     order = np.random.default_rng(seed).permutation(kept)
     return np.sort(order[: len(order) // 2]), np.sort(order[len(order) // 2 :])

@@ -133,12 +133,12 @@ def draw_text(store: Activations, candidates: NDArray[np.bool_], at_most: int, s
 
 
 def draw_others(sentences: NDArray[Any], others: NDArray[Any], is_same_text: bool, seed: int) -> NDArray[np.int64]:
-    """Draw for each token one that stands in its place, of another sentence.
+    """Draw for each token a token of another sentence that replaces it.
 
     Args:
         sentences: Index of the sentence of each token, shape (n,).
         others: The same of the tokens that are drawn from, shape (n_others,).
-        is_same_text: Whether both are sentences of one text, in which a token's own sentence is not another one.
+        is_same_text: Whether both are the same sentences; tokens of a token's own sentence are then not drawn for it.
         seed: Seed of the draw.
 
     Returns:

@@ -42,11 +42,11 @@ def read_senses(folder: str) -> Mapping[str, WordPairs]:
 
 @dataclass(frozen=True)
 class Rule:
-    """What tells senses apart by the cosine, chosen on training pairs of the intact model.
+    """The rule that decides by the cosine whether senses are the same, chosen on training pairs with the intact model.
 
     Args:
         threshold: A cosine above it means the same sense.
-        slope: Slope of the logistic curve of a cosine, whose loss gradients are of.
+        slope: Slope of the logistic curve of the cosine; gradients are those of its loss.
         offset: Its offset.
     """
 
@@ -87,10 +87,10 @@ def rule_of(pairs: WordPairs, store: ActivationStore, last: int) -> Rule:
 def senses_readout(
     pairs: WordPairs, store: ActivationStore, rule: Rule, n_tokens: int, last: int, seed: int
 ) -> PairsReadout:  # fmt: skip
-    """Return the readout of some pairs: the share that the threshold, which stays, gets right.
+    """Return the readout of some pairs: the share that the threshold, which is kept fixed, classifies correctly.
 
-    The loss that gradients are of is the cross-entropy, in nats, of the logistic curve, which stays as well: a share of
-    right answers has no gradient.
+    The loss for gradients is the cross-entropy, in nats, of the logistic curve, which is kept fixed as well; it is used
+    because a share of right answers has no gradient.
 
     Args:
         pairs: One part of the data set.

@@ -1,4 +1,4 @@
-"""About how long a run of `fit` takes, and how much disk and memory, said before a model reads anything.
+"""Estimates of the time, disk space and memory that a run of `fit` takes, made before a model reads anything.
 
 The time is that of floating-point operations, at the rate that this machine has with nothing else on it: of the matrix
 products of the blocks for hidden states (`probing.cache.estimate`), and of passes over the training tokens for probes,
@@ -33,8 +33,9 @@ from probing.tables.wording import count
 # A run whose cache is larger than this, in bytes, says what it takes before it begins.
 LARGE = 10**9
 
-# Passes over the training tokens that each kind of probe takes, about, in a layer, with what its solver does between
-# them: from runs of models of 384 and 768 neurons with 11,000 and 47,000 training tokens.
+# Approximate number of passes over the training tokens that each kind of probe takes in a layer, where the time that
+# the solver takes between passes is counted as passes, too. The numbers come from runs of models of 384 and 768 neurons
+# with 11,000 and 47,000 training tokens.
 PASSES = {"path": 110, "probe": 50, "control": 50, "replicate": 15, "penalties": 20, "removal": 10, "intercept": 30}
 CODES = 3  # an online code takes that many times the passes of the path and the probe
 EPOCHS = 30  # of Adam, whose passes in small batches take longer
@@ -144,7 +145,7 @@ class Probes:
         return 1 / undisturbed_rate(once, rows, device)
 
     def memory(self) -> dict[str, int]:
-        """Return about how many bytes of anonymous memory the parts take that grow, by what they grow with."""
+        """Return the approximate bytes of anonymous memory of the growing parts of a run, by what they grow with."""
         weights = 4 * self.n_classes * self.d_model
         of_problem = weights * (3 * LONGEST + _COPIES)
         second_moments = 8 * self.d_model**2 * self.n_layers
@@ -242,7 +243,7 @@ def duration(seconds: float) -> str:
 def announced(
     source: ActivationSource, corpora: Sequence[Corpus], controls: Sequence[str], seed: int, *asked: Any
 ) -> Callable[[Tokens, int, int], None]:
-    """Return what is called once tokens and classes of a run of `fit` are known, and before a model reads them.
+    """Return a function to call when the tokens and classes of a run of `fit` are known, before a model reads them.
 
     It refuses what does not fit in memory, and says what the run takes if its cache is large.
 

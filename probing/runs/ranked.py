@@ -33,7 +33,7 @@ class Judging:
     draws: int | None
 
     def fitting(self, usual: Sequence[int], d_model: int) -> list[int]:
-        """Return the numbers of neurons that are fewer than all; half of all where there are none."""
+        """Return the numbers of neurons that are below `d_model`; if none is, half of `d_model`."""
         return [size for size in self.sizes or usual if size < d_model] or [max(1, d_model // 2)]
 
 

@@ -33,7 +33,7 @@ def kind_of(folder: Path, wrote: str) -> str | None:
 
 
 def leaves_out_first(config: Mapping[str, Any]) -> bool:
-    """Return whether a run leaves out first tokens; configurations of earlier versions do not say it, and do not."""
+    """Return whether a run leaves out first tokens; runs of earlier versions, which lack the option, do not."""
     return bool(config.get("first_token") == "exclude")
 
 

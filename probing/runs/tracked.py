@@ -24,7 +24,7 @@ def tracking(
         folder: Folder of the run; None on other ranks than the first.
         options: Where and how to track the run.
         config: The run's resolved configuration.
-        light: Whether it is one of many runs, which are tracked with less.
+        light: Whether it is one of many runs, for which less is logged.
     """
     if folder is None:
         yield None

@@ -31,7 +31,7 @@ def check_installed() -> None:
 
 
 def suggest(sweep: Sweep, finished: Sequence[tuple[Point, float]], seed: int) -> Point:
-    """Return the point to try next; after the same trials it is the same point.
+    """Return the point to try next; the same trials and the same seed give the same point.
 
     Args:
         sweep: The sweep that is searched.

@@ -210,7 +210,7 @@ class _Solved:
         self.weights |= {key: (fit.weight, classes) for key, fit in fits.items()}
 
     def start(self, key: Key, classes: Labels) -> Tensor | None:
-        """Return the weights of another seed, 0 for classes that it does not have, shape (n_classes, d_model)."""
+        """Return known weights of a key, 0 for classes without any, shape (n_classes, d_model); None if unknown."""
         if key not in self.weights:
             return None
         weight, known = self.weights[key]

@@ -117,7 +117,7 @@ def _of(rows: Sequence[Row], measure: str, of: str) -> list[Row]:
 
 
 def _beside(rows: Sequence[Row], changed: Row, baselines: Mapping[str, str]) -> list[str]:
-    """Return what the same measure is for other things that are compared in this layer."""
+    """Return the values of the same measure for the baselines that are compared in this layer."""
     parts = []
     for of, words in baselines.items():
         for row in of_layers(rows, changed["measure"], of):
@@ -132,5 +132,5 @@ def _told(row: Row, beside: Sequence[str] = ()) -> str:
 
 
 def _number(value: float) -> str:
-    """Return a number with three decimals; what is not 1 does not read as if it were."""
+    """Return a number with three decimals; a number just below 1 is not rounded to 1."""
     return "above 0.9995" if 0.9995 <= value < 1 else f"{round(value, 3) + 0.0:.3f}"

@@ -1,4 +1,4 @@
-"""What the numbers of a layer support, of its first neuron and beside its controls, in a few sentences."""
+"""Sentences on what the numbers of a layer support: on its first neuron, and compared with its controls."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _carries(top: Mapping[str, Any], how_much: str = "") -> str:
 
     Args:
         top: The neuron's row.
-        how_much: Stands behind the verb of a neuron that carries them.
+        how_much: Text after the verb `carries`, such as `some `.
     """
     loss = ends(top, score_of_neurons(top).without) if top.get("removed") else None
     is_worse = loss is not None and loss[0] > 0 and loss[1] >= NEGLIGIBLE_NATS
@@ -85,7 +85,7 @@ def _carries(top: Mapping[str, Any], how_much: str = "") -> str:
 
 
 def _not_measured(top: Mapping[str, Any]) -> str:
-    """Say which evidence on the neuron this run has not; nothing where it has all."""
+    """Say which evidence on the neuron the run did not measure; return an empty text if it measured all."""
     lacking = ["how stable its rank is"] if "rank_low" not in top else []
     lacking += ["what a probe loses without it"] if not top.get("removed") else []
     return f" This run did not measure {listed(lacking)}." if lacking else ""
@@ -105,7 +105,7 @@ def _centred(top: Mapping[str, Any], only: str = "") -> str:
 
     Args:
         top: The neuron's row.
-        only: Stands before the share that is left.
+        only: Text before the share that is left, such as `only `.
     """
     value = with_intercept(top)
     if value is not None:
@@ -174,7 +174,7 @@ def not_above(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return found
 
 
-# How a score lies to that of a control.
+# Results of comparing a score with that of a control.
 ABOVE, BELOW, ALIKE = "above", "below", "not told apart from"
 
 

@@ -66,7 +66,7 @@ def read_csv(path: Path) -> Table:
 
 
 def read_measured(path: Path, may_be_empty: Sequence[str] = ()) -> Table:
-    """Read rows as the command had them that wrote them: cells without a value are absent.
+    """Read rows in the form that they had in the command that wrote them: cells without a value are absent.
 
     The ends of an interval that is not there are NaN.
 

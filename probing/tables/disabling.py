@@ -38,7 +38,7 @@ PLACES = {
     "resample": "its outputs at random tokens of other sentences",
     "skip": "the block skipped",
 }
-# What gradients are of.
+# The losses whose gradients tell the importance of heads.
 _LOSSES = {
     "position": "in nats, the loss of layer {layer}'s probe",
     "mlm": "in nats, the loss of masked words",
@@ -217,12 +217,12 @@ def _changes_most(most: Row) -> str:
 
 
 def _loses(most: Row) -> str:
-    """Return what a probe does without the unit that it loses most by, which may still be a gain."""
+    """Return a verb phrase for a probe without the unit whose absence costs it most; even this may be a gain."""
     return "loses most" if most["effect"] < 0 else "loses nothing, and gains least"
 
 
 def _trained_again(made: Tables) -> list[str]:
-    """Return for heads and for layers of how many a probe that is trained again does without."""
+    """Say, for heads and for layers, without how many of them a retrained probe reads less, and which costs it most."""
     lines = []
     for wanted, what in ((False, "layer"), (True, "head")):
         rows = [row for row in at_last_layer(made, RETRAINED) if is_head(row) is wanted]

@@ -17,7 +17,7 @@ CONTROLS = {name: OF_FIT[name] for name in ("untrained", "permuted_positions")}
 ITSELF = "model"
 # The column of what linear order gives, by task.
 LINEAR = {"main_auxiliary": "first_auxiliary", "subject_noun": "first_noun"}
-# Below this share of test sentences, a probe has not learned the task that it is to carry over.
+# A probe that is right in a smaller share of test sentences has not learned the task whose generalisation is measured.
 LEARNED = 0.95
 
 _SHARES = (

@@ -22,7 +22,7 @@ NEURON_INTERVENTION_COLUMNS = (
 )  # fmt: skip
 NEURON_DRAW_COLUMNS = ("changed_layer", "kind", "k", "readout", "layer", "head", "offset", "set", "draw", "effect")
 
-# What stands in the place of neurons, as the end of a sentence's beginning.
+# How neurons are changed, as a phrase that follows `neurons of layer N`.
 KINDS = {
     "mean": "held at their mean",
     "zero": "set to 0",

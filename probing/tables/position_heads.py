@@ -41,7 +41,7 @@ COLUMNS = {
 }  # fmt: skip
 # The ranking by what the head itself reads.
 USE = "use"
-# Number of held neurons that sentences are about, the largest not above it that there is.
+# Sentences are about the largest number of held neurons that was measured and is not above this one.
 _TOLD = 10
 
 

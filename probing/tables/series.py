@@ -23,9 +23,9 @@ COLUMNS = {
     ),
 }  # fmt: skip
 
-# Quantities of which it is told when they came.
+# Quantities for which tables and sentences say when they emerged.
 LOSS, POSITION, HEADS, OUTLIERS = "loss", "position", "position heads", "outliers"
-# Measures of what a training says of its checkpoints.
+# Measures that the training itself wrote for its checkpoints.
 LOST, UNIGRAM = "held_out_loss", "unigram_loss"
 
 

@@ -1,6 +1,6 @@
 """Logs a run to Weights & Biases without depending on it.
 
-This is the only room that imports wandb, and it does so only when a run is tracked. The files of a run are complete
+This is the only package that imports wandb, and it does so only when a run is tracked. The files of a run are complete
 before they are logged, so a failure of W&B (no network, a server that does not answer, a full quota) only causes one
 warning. Tested with wandb 0.31; comments name the behaviour of the client that each precaution is for.
 """

@@ -10,7 +10,7 @@ from probing.tables.cloze import INTACT
 
 @measure("minimal_pairs")
 def share_of_pairs(subject: Subject, group: str, beside: str | None = None) -> Measured:
-    """Return the share of the pairs of a group of which the right word is the likelier one.
+    """Return the share of pairs in a group in which the model finds the right word more likely than the wrong one.
 
     Args:
         subject: The model.
@@ -26,9 +26,9 @@ def share_of_pairs(subject: Subject, group: str, beside: str | None = None) -> M
 
 @measure("changed_text")
 def loss_in_changed_text(subject: Subject, condition: str, against: str = INTACT) -> Measured:
-    """Return by how many nats the loss of masked words is higher in changed text than in another one, by sentence.
+    """Return by how many nats the loss of masked words is higher in changed text than in the text to compare with.
 
-    Beside another changed text, the control is the difference from the text as it is.
+    If that text is changed, too, the control is the difference from the unchanged text.
 
     Args:
         subject: The model.

@@ -11,7 +11,7 @@ from probing.claims.verdict import Measured
 from probing.runs.kinds import Attention
 from probing.tables.heads import SPECIAL, of_all_maps, of_measure
 
-# How tokenizers call the special tokens at the beginning and at the end of a sentence.
+# Names that tokenizers give to the special tokens at the beginning and at the end of a sentence.
 FIRST, LAST = ("[CLS]", "<s>"), ("[SEP]", "</s>")
 
 
@@ -19,8 +19,9 @@ FIRST, LAST = ("[CLS]", "<s>"), ("[SEP]", "</s>")
 def rarest_class(subject: Subject) -> Measured:
     """Return the share of maps that have the rarest of the five classes, over single sentences and pairs of them.
 
-    Single sentences have no block. The control is the share of maps of pairs that would be block with the boundary of
-    each pair moved, over the share that is: below 1, some heads know where the boundary is.
+    Maps of single sentences cannot be of the class `block`. The control is the share of maps of pairs that would be of
+    this class if the boundary of each pair were moved, divided by the share that is: below 1, some heads depend on
+    where the boundary is.
     """
     of_pairs, of_sentences = (_shares(subject.run(name)) for name in ("pairs", "attention"))
     rows = [*of_pairs.values(), *(row for name, row in of_sentences.items() if name != "block")]
@@ -33,7 +34,7 @@ def rarest_class(subject: Subject) -> Measured:
 def heterogeneous_share(subject: Subject) -> Measured:
     """Return the share of heterogeneous maps, which have none of the other classes, over pairs of sentences.
 
-    The control is how far it moves when all thresholds of the classes are 25% lower or higher.
+    The control is the largest change of this share when all thresholds of the classes are 25% lower or higher.
     """
     run: Attention = subject.run("pairs")
     row = _shares(run)["heterogeneous"]
@@ -44,12 +45,13 @@ def heterogeneous_share(subject: Subject) -> Measured:
 
 @measure("attention")
 def words_in_stripes(subject: Subject, types: Sequence[str]) -> Measured:
-    """Return the part of types of words in the attention that special tokens and they get more than other words.
+    """Return the share of some types of words in the excess attention that they and special tokens get together.
 
-    The value is x / (x + s): a token of the type that gets most attention gets 1 + x times that of the mean word, and a
-    special token 1 + s times; what is below 0 counts as 0. All are means over all heads, and words are all tokens that
-    are not special. The interval is that of two means of which it is not known how they vary together. The control is
-    the lift of special tokens, 1 under uniform attention, when weights are multiplied by the norms of what heads read.
+    The value is x / (x + s). A token of the type that gets most attention gets 1 + x times the attention to a mean
+    word, and a special token 1 + s times; a negative x or s counts as 0. All of these are means over all heads, and
+    words are all tokens that are not special. The covariance of the two means is not known, so the interval is the
+    widest that their intervals allow. The control is the lift of special tokens (1 under uniform attention) when
+    weights are multiplied by the norms of the vectors that heads read.
 
     Args:
         subject: The model.
@@ -73,10 +75,10 @@ def words_in_stripes(subject: Subject, types: Sequence[str]) -> Measured:
 
 @measure("attention")
 def layers_from_first_to_last(subject: Subject) -> Measured:
-    """Return by how many layers attention to the last special token comes later than that to the first one.
+    """Return by how many layers attention to the last special token comes later than attention to the first one.
 
-    Both are mean layers, weighted by the attention to `[CLS]` and to `[SEP]`, or what a tokenizer has in their place.
-    The ends of the interval are the most that the intervals of the layers allow.
+    Both are mean layers, weighted by the attention to `[CLS]` and to `[SEP]`, or to what a tokenizer has in their
+    place. The interval is the widest that the intervals of the attention in each layer allow.
     """
     run: Attention = subject.run("attention")
     first, last = (_mean_layer(run, names) for names in (FIRST, LAST))
@@ -103,10 +105,10 @@ def _shares(run: Attention) -> dict[str, Mapping[str, Any]]:
 
 
 def _mean_layer(run: Attention, names: Sequence[str]) -> Measured:
-    """Return the mean layer of the attention to a special token, which has one of some names.
+    """Return the mean layer, weighted by the attention to a type of tokens, which has one of these names.
 
-    Its ends are those where the intervals of all layers up to one are at one end, and those of the others at the other:
-    a weighted mean is monotone in each weight, so that none is lower or higher.
+    A weighted mean is monotone in each weight. It is therefore lowest if all layers up to a certain one have the upper
+    ends of their intervals as weights, and all later layers the lower ends; and highest the other way round.
     """
     rows = next((rows for name in names if (rows := of_measure(run.attention_layers, "mass", name))), None)
     if rows is None:

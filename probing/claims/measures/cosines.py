@@ -34,7 +34,7 @@ def growth(subject: Subject, of: str) -> Measured:
 
 @measure("geometry")
 def least_mean_cosine(subject: Subject, first_layer: int = 1) -> Measured:
-    """Return the least mean cosine of the layers from one on. The control is that of the input, layer 0."""
+    """Return the least mean cosine over the layers from `first_layer` on; the control is the mean cosine of layer 0."""
     every = by_layer(subject.run("geometry"), "mean_cosine")
     control = every[0]["value"] if 0 in every else None
     return _least([from_row(row, control=control) for row in _from(every, first_layer).values()])
@@ -44,7 +44,7 @@ def least_mean_cosine(subject: Subject, first_layer: int = 1) -> Measured:
 def clipped_mean_cosine(subject: Subject) -> Measured:
     """Return the largest mean cosine with outliers clipped, over the layers above the embeddings that have outliers.
 
-    The control is the most that clipping as many random neurons changes the mean cosine in these layers.
+    The control is the largest change of the mean cosine in these layers when as many random neurons are clipped.
     """
     geometry: Geometry = subject.run("geometry")
     clipped, plain = _clipped(geometry, "mean_cosine"), by_layer(geometry, "mean_cosine")
@@ -64,8 +64,8 @@ def least_clipped_mean_cosine(subject: Subject) -> Measured:
 def share_removed_by_clipping(subject: Subject) -> Measured:
     """Return the share of the mean cosine that clipping takes away: the median over the layers above the embeddings.
 
-    Where there is no outlier, nothing is taken away. The interval of a layer's share is that of the clipped mean
-    cosine; the control is the median of what random neurons take away.
+    A layer without an outlier counts as 0. The interval of a layer's share follows from that of the clipped mean
+    cosine. The control is the median of the shares that clipping random neurons takes away.
     """
     geometry: Geometry = subject.run("geometry")
     plain = _from(by_layer(geometry, "mean_cosine"), 1)
@@ -86,9 +86,10 @@ def share_removed_by_clipping(subject: Subject) -> Measured:
 
 @measure("geometry")
 def least_removed_by_clipping(subject: Subject, first_layer: int = 1) -> Measured:
-    """Return the least that clipping takes off the mean cosine, over the layers from one on; 0 without an outlier.
+    """Return by how much clipping lowers the mean cosine: the least over the layers from `first_layer` on.
 
-    The interval is that of two means of which it is not known how they vary together: wider than that of their pairs.
+    A layer without an outlier counts as 0. The covariance of the two means is not known, so that the interval is wider
+    than one of paired differences.
     """
     geometry: Geometry = subject.run("geometry")
     plain, clipped = by_layer(geometry, "mean_cosine"), _clipped(geometry, "mean_cosine")
@@ -100,10 +101,10 @@ def least_removed_by_clipping(subject: Subject, first_layer: int = 1) -> Measure
 
 @measure("geometry")
 def least_gain_of_self_similarity(subject: Subject) -> Measured:
-    """Return the least that clipping adds to the adjusted self-similarity, over layers above the embeddings.
+    """Return how much clipping adds to the adjusted self-similarity: the least over the layers above the embeddings.
 
-    A layer without an outlier counts as 0. The interval is that of two means of which it is not known how they vary
-    together: wider than that of their pairs.
+    A layer without an outlier counts as 0. The covariance of the two means is not known, so that the interval is wider
+    than one of paired differences.
     """
     geometry: Geometry = subject.run("geometry")
     plain = _from(by_layer(geometry, "self_similarity_adjusted"), 1)
@@ -116,9 +117,9 @@ def least_gain_of_self_similarity(subject: Subject) -> Measured:
 
 @measure("geometry")
 def rank_in_cosines(subject: Subject, roles: list[Role] | None = None) -> Measured:
-    """Return the rank of an outlier by its share of the mean cosine, the lowest over the layers above the embeddings.
+    """Return the rank of an outlier by its share of the mean cosine: the worst over the layers above the embeddings.
 
-    Of several outliers, the first counts in each layer.
+    If there are several outliers, the one that ranks first in a layer counts there.
     """
     chosen = set(subject.outliers(roles).values())
     shares: dict[int, list[tuple[float, int]]] = {}
@@ -130,9 +131,9 @@ def rank_in_cosines(subject: Subject, roles: list[Role] | None = None) -> Measur
 
 @measure("geometry")
 def variation_of_outlier(subject: Subject, roles: list[Role] | None = None) -> Measured:
-    """Return the standard deviation of an outlier over tokens as a share of its mean, the most over the layers.
+    """Return the standard deviation of an outlier over tokens divided by its absolute mean: the largest over layers.
 
-    The control is the least such share that another neuron has anywhere.
+    The control is the smallest such ratio of any other neuron in any layer above the embeddings.
     """
     chosen = set(subject.outliers(roles).values())
     rows = [row for row in above_embeddings(subject.run("geometry").dimensions) if row["mean"]]
@@ -146,9 +147,9 @@ def variation_of_outlier(subject: Subject, roles: list[Role] | None = None) -> M
 
 @measure("held_out")
 def largest_whitened_mean_cosine(subject: Subject) -> Measured:
-    """Return the mean cosine of whitened states that is farthest from 0, over layers above the embeddings.
+    """Return the largest magnitude of the mean cosine of whitened states over the layers above the embeddings.
 
-    Its magnitude counts. Whitening was fitted on another corpus than it is measured on.
+    Whitening was fitted on a different corpus from the one that is measured.
     """
     rows = _from(by_layer(subject.run("held_out"), "mean_cosine", "whiten"), 1)
     return max((magnitude(from_row(row)) for row in rows.values()), key=lambda one: one.value)

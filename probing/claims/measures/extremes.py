@@ -20,7 +20,7 @@ _Z = NormalDist().inv_cdf(0.975)
 
 @measure("geometry")
 def extreme_share(subject: Subject, role: Role) -> Measured:
-    """Return the share of tokens, in all layers above the embeddings, of which an outlier is the extreme neuron.
+    """Return the share of tokens in which an outlier is the extreme neuron, over all layers above the embeddings.
 
     The interval is Wilson's with as many trials as sentences, since tokens of a sentence may be alike. The control is
     the largest share of another neuron.
@@ -58,10 +58,11 @@ def least_share_beyond(subject: Subject, role: Role) -> Measured:
 
 @measure("geometry", "elsewhere", "third")
 def change_over_texts(subject: Subject, roles: list[Role] | None = None) -> Measured:
-    """Return how much the share of tokens of which an outlier is the extreme neuron differs between three texts.
+    """Return how much the share of tokens in which an outlier is the extreme neuron differs between three texts.
 
-    The share on the first text is compared with those on the others; the most over texts and outliers. The interval is
-    that of two shares as they were measured apart. The control counts texts and outliers where another neuron has more.
+    The share on the first text is compared with the shares on the two others; the value is the largest difference over
+    texts and outliers. The interval is the widest that the intervals of the two shares allow. The control is the number
+    of pairs of an outlier and a text in which another neuron has a larger share.
     """
     found: list[Measured] = []
     others = 0
@@ -79,10 +80,11 @@ def change_over_texts(subject: Subject, roles: list[Role] | None = None) -> Meas
 
 @measure("geometry")
 def least_deviation(subject: Subject, roles: list[Role] | None = None) -> Measured:
-    """Return how far outliers are from the other neurons' means where they are nearest: sd, least over the layers.
+    """Return how far the means of outliers are from the other neurons' means, in sd: the least over the layers.
 
-    A deviation counts in the direction of the role; of several outliers, the nearest counts. The interval is that of
-    the neuron's mean, by its sd and the number of sentences. The control is the farthest other neuron of that layer.
+    A deviation is positive in the direction of the outlier's role; if there are several outliers, the least deviation
+    counts. The interval is that of the neuron's mean, from its sd and the number of sentences. The control is the
+    largest deviation of another neuron in that layer, in either direction.
     """
     geometry: Geometry = subject.run("geometry")
     chosen = subject.outliers(roles)
@@ -102,7 +104,7 @@ def least_deviation(subject: Subject, roles: list[Role] | None = None) -> Measur
 
 @measure("geometry")
 def layers_of_outliers(subject: Subject, published: Mapping[str, Mapping[int, str]]) -> Measured:
-    """Return how far the layers in which neurons are outliers are the published ones: the least Jaccard index.
+    """Return how well the layers in which neurons are outliers match the published layers: the least Jaccard index.
 
     Args:
         subject: The model.
@@ -145,7 +147,7 @@ def n_sentences(geometry: Geometry) -> int:
 
 
 def _pooled(geometry: Geometry, role: Role) -> dict[int, float]:
-    """Return the share of tokens, over the layers above the embeddings, of which each neuron is the extreme one."""
+    """Return the share of tokens in which each neuron is the extreme one, over the layers above the embeddings."""
     column = {"minimum": "argmin_share", "maximum": "argmax_share"}[role]
     shares: dict[int, list[float]] = {}
     for row in above_embeddings(geometry.dimensions):
@@ -175,4 +177,4 @@ def _wilson(share: float, n: int) -> tuple[float, float]:
     """Return Wilson's interval of a share of n trials."""
     centre, spread = share + _Z**2 / (2 * n), _Z * math.sqrt(share * (1 - share) / n + (_Z / (2 * n)) ** 2)
     low, high = ((centre + sign * spread) / (1 + _Z**2 / n) for sign in (-1, 1))
-    return max(0.0, min(low, share)), min(1.0, max(high, share))  # rounding aside, they are
+    return max(0.0, min(low, share)), min(1.0, max(high, share))  # only rounding could put an end outside

@@ -12,15 +12,16 @@ from probing.claims.verdict import Measured
 from probing.runs.kinds import Attention
 from probing.tables.heads import of_measure
 
-# From this attention on, Clark et al. (2019, section 3.2) speak of a head that attends to a neighbour.
+# A head attends to a neighbour, as in Clark et al. (2019, section 3.2), if it gives it more than this attention.
 MOST = 0.5
 
 
 @measure("attention")
 def least_lead_over_offset(subject: Subject, relations: Sequence[str]) -> Measured:
-    """Return how much more often the best head finds a relation than the best fixed offset does: the least of some.
+    """Return how much more often the best head finds a relation than the best fixed offset does: least over relations.
 
-    Head and offset are chosen on other sentences. The control is the most of the same with random weights.
+    The head and the offset are chosen on other sentences. The control is the largest such lead of a head of a randomly
+    initialised model over the same offsets.
 
     Args:
         subject: The model.
@@ -40,9 +41,9 @@ def least_lead_over_offset(subject: Subject, relations: Sequence[str]) -> Measur
 
 @measure("attention")
 def edges_of_best_head(subject: Subject) -> Measured:
-    """Return the share of a treebank's edges that are in the trees of the best head, which other sentences chose.
+    """Return the share of a treebank's edges that are in the trees of the best head, chosen on other sentences.
 
-    The control is by how much that is more than the chain of neighbours has.
+    The control is by how much this share is larger than that of a chain of neighbouring words.
     """
     run: Attention = subject.run("attention")
     found = next((row for row in run.trees if row["measure"] == "uuas" and row.get("chosen") == "yes"), None)
@@ -53,10 +54,10 @@ def edges_of_best_head(subject: Subject) -> Measured:
 
 @measure("attention")
 def heads_at_neighbour(subject: Subject, side: Literal["previous", "next"]) -> Measured:
-    """Return the number of heads that on average give more than half of their attention to the token beside each.
+    """Return the number of heads that on average give more than half of their attention to a token's neighbour.
 
-    The ends of the interval are the numbers of heads whose intervals are above a half, and reach above it. The control
-    is the largest attention of a head to this neighbour.
+    The lower end of the interval counts the heads whose whole interval is above a half, the upper end those whose
+    interval reaches above a half. The control is the largest attention of any head to this neighbour.
 
     Args:
         subject: The model.
@@ -72,10 +73,10 @@ def heads_at_neighbour(subject: Subject, side: Literal["previous", "next"]) -> M
 
 @measure("attention")
 def likeness_within_layers(subject: Subject) -> Measured:
-    """Return how many nats heads of two layers diverge more than heads of one: means of Jensen-Shannon divergences.
+    """Return by how many nats heads of different layers diverge more than heads of one layer (mean Jensen-Shannon).
 
-    The interval is that of two means, as far apart as the intervals of their pairs allow. The control is the share of
-    heads of which the head that is most alike is in their own layer, over what that share would be by chance.
+    The interval is the widest that the intervals of the pairs of heads allow. The control is the share of heads whose
+    most similar head is in their own layer, divided by the share that is expected by chance.
     """
     run: Attention = subject.run("attention")
     rows = of_measure(run.similarity, "jensen_shannon")
@@ -93,7 +94,7 @@ def likeness_within_layers(subject: Subject) -> Measured:
 
 
 def _nearest_in_layer(rows: Sequence[Any]) -> float:
-    """Return the share of heads whose nearest head is in the own layer, over that of a random order."""
+    """Return the share of heads whose nearest head is in their own layer, divided by the share expected by chance."""
     divergence: dict[tuple[int, int], dict[tuple[int, int], float]] = {}
     for row in rows:
         one, other = (row["layer"], row["head"]), (row["other_layer"], row["other_head"])

@@ -14,11 +14,12 @@ _SPECIAL = "special tokens"
 
 @measure("heads")
 def heads_idle_at_first_token(subject: Subject) -> Measured:
-    """Return the share of heads that attend much to the first token and read the least vectors there.
+    """Return the share of heads that attend much to the first token and read their shortest vectors there.
 
-    Much is more than its share of the tokens (`lift` above 1). The norm of what is read of a type of tokens is the mass
-    by norm over the mass by weight; it is the least if words and all other types of tokens have more. The control is
-    the share of heads of which the last special token has both.
+    A head attends much to a token that gets more attention than its share of the tokens (`lift` above 1). The norm of
+    the vectors that are read from a type of tokens is its mass by norm divided by its mass by weight; that of the first
+    token is the least if words and every other type of tokens have a larger one. The control is the share of heads for
+    which both are true of the last special token.
     """
     by_head: dict[tuple[int, int], dict[str, dict[str, float]]] = {}
     for row in subject.run("heads").heads:

@@ -12,13 +12,13 @@ from probing.runs.kinds import Attention
 
 @measure("attention")
 def least_similarity_of_maps(subject: Subject, from_depth: float) -> Measured:
-    """Return the cosine of the maps of two consecutive layers, the least from a depth of the model on.
+    """Return the cosine of the maps of two consecutive layers: the least in the layers from a depth of the model on.
 
     The control is the same without special tokens, whose columns make any two maps alike.
 
     Args:
         subject: The model.
-        from_depth: The share of the blocks at which the first of the two layers begins.
+        from_depth: The least depth of the first of the two layers, as a share of the number of blocks.
     """
     run: Attention = subject.run("attention")
     found = []
@@ -37,8 +37,9 @@ def least_similarity_of_maps(subject: Subject, from_depth: float) -> Measured:
 def lead_of_change_in_last_layers(subject: Subject, n_layers: int) -> Measured:
     """Return by how much less alike the maps of two checkpoints are in each of the last layers than in any lower one.
 
-    By the cosine of the maps, mean over heads: the least of the lower layers less the most of the last ones. The
-    control is the same by the Jensen-Shannon divergence of their rows, which is not small for any two maps.
+    The value is the least cosine of the maps (mean over heads) in the lower layers minus the largest in the last ones.
+    The control is the least Jensen-Shannon divergence of the maps' rows in the last layers minus the largest in the
+    lower ones; unlike the cosine, the divergence does not make any two maps look alike.
 
     Args:
         subject: The model.
@@ -62,8 +63,8 @@ def lead_of_change_in_last_layers(subject: Subject, n_layers: int) -> Measured:
 def least_gain_by_fusion(subject: Subject, fusion: str) -> Measured:
     """Return what a fusion of layers adds to the accuracy of a probe on the last layer, the least over tasks.
 
-    The control is what it adds to the layer that is best on validation sentences: where the last layer is not the best
-    one, choosing another is a gain as well.
+    The control is what it adds to the layer that is best on validation sentences: if the last layer is not the best
+    one, choosing a better layer is a gain, too.
 
     Args:
         subject: The model.
@@ -79,10 +80,10 @@ def least_gain_by_fusion(subject: Subject, fusion: str) -> Measured:
 
 @measure("fusion")
 def similarity_after_fusion(subject: Subject, fusion: str) -> Measured:
-    """Return how much more alike the tokens of a sentence are in a fusion than in the last layer: the most of tasks.
+    """Return how much more alike the tokens of a sentence are in a fusion than in the last layer: largest over tasks.
 
-    The interval is that of two means of which it is not known how they vary together. The control is the same of the
-    mean of the layers, whose weights are not learned.
+    The covariance of the two means is not known, so that the interval is the widest that their intervals allow. The
+    control is the same difference for the plain mean of the layers, which has no learned weights.
 
     Args:
         subject: The model.

@@ -15,9 +15,9 @@ _UNTRAINED = "untrained"
 
 @measure("hierarchy")
 def linear_answers_in_first_layer(subject: Subject, task: str) -> Measured:
-    """Return the share of sentences in which the probe of layer 1 answers as linear order does, and wrongly.
+    """Return the share of sentences in which the probe of layer 1 gives the wrong answer that linear order implies.
 
-    The control is the share of sentences of the kind that the probe was trained on which it answers rightly.
+    The control is the probe's accuracy on test sentences of the kind that it was trained on.
 
     Args:
         subject: The model.
@@ -29,14 +29,14 @@ def linear_answers_in_first_layer(subject: Subject, task: str) -> Measured:
 
 @measure("hierarchy")
 def preference_for_hierarchy(subject: Subject, task: str, from_depth: float) -> Measured:
-    """Return by how much right answers are more frequent than those of linear order, the least over upper layers.
+    """Return by how much right answers are more frequent than those of linear order: the least over the upper layers.
 
-    The control is the most of the same with random weights in these layers.
+    The control is the largest such difference of a randomly initialised model in these layers.
 
     Args:
         subject: The model.
         task: The task, such as `main_auxiliary`.
-        from_depth: The share of the blocks from which on layers are upper ones.
+        from_depth: The least depth of an upper layer, as a share of the number of blocks.
     """
     own, untrained = (
         _upper(_above_embeddings(subject, task, condition), from_depth) for condition in (ITSELF, _UNTRAINED)

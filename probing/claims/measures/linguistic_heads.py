@@ -1,4 +1,4 @@
-"""Heads that follow semantic roles or find subjects, and what explains it otherwise."""
+"""Heads that follow semantic roles or find subjects, and simpler explanations of what they do."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _ALL_ROLES = "all"
 
 @measure("attention")
 def least_role_excess(subject: Subject, heads: Sequence[str] | None = None, n_heads: int = 2) -> Measured:
-    """Return how much more heads attend along role links than to unlinked pairs that look alike: the least of them.
+    """Return how much more heads attend along role links than along similar pairs without a link: the least over heads.
 
-    Of each head, the side that attends more counts. The interval is that of the score of the links. The control is the
-    largest p-value of these heads, which is corrected for their choice among all heads.
+    For each head, the direction with the higher score counts. The interval is that of the score of the links alone. The
+    control is the largest p-value of these heads; p-values are corrected for the choice among all heads.
 
     Args:
         subject: The model.
         heads: The heads, such as 7-6; without any, those with the highest scores.
-        n_heads: The number of heads without names.
+        n_heads: The number of heads that are taken if `heads` names none.
     """
     run: Attention = subject.run("attention")
     by_head: dict[str, Mapping[str, Any]] = {}
@@ -48,7 +48,7 @@ def nearness_of_subject_head(subject: Subject) -> Measured:
     """Return the attention to one neighbour, the previous or the next token, of the head that finds subjects best.
 
     The head is chosen on other sentences. The control is by how much it finds subjects more often than the best fixed
-    offset: a head that only attends to a neighbour does not.
+    offset does: a head that only attends to a neighbour has no such lead.
     """
     run: Attention = subject.run("attention")
     found = next((row for row in run.relations if row["relation"] == SUBJECT), None)

@@ -48,7 +48,8 @@ def other_rows_with_outlier(subject: Subject, role: Role) -> Measured:
 def deviation_in_rows(subject: Subject, roles: list[Role], rows: list[int]) -> Measured:
     """Return how far outliers are from the other neurons in a row of the table of positions: the least of them, in sd.
 
-    Of several rows the one counts where that is most. The control is how many neurons of it are beyond 5 sd.
+    If there are several rows, the one with the largest value counts. The control is the number of neurons of that row
+    that are beyond 5 sd.
 
     Args:
         subject: The model.
@@ -89,14 +90,14 @@ def share_of_rows(subject: Subject, role: Role, first_row: int) -> Measured:
 def ranks_in_norms(
     subject: Subject, role: Role, norm: Literal[1, 2], parameter: Literal["gain", "bias"], at_most: Mapping[str, int]
 ) -> Measured:
-    """Return the share of what is said of an outlier's rank in the norms of blocks that is so.
+    """Return the share of the statements on an outlier's rank in the norms of blocks that are true of the model.
 
     A rank is that of the signed value, 1 for the largest. Layers that the model does not have are left out.
 
     Args:
         subject: The model.
         role: Role of the outlier.
-        norm: The first norm of each block, behind attention, or the second.
+        norm: 1 for the first norm of each block, after attention, or 2 for the second.
         parameter: The parameter.
         at_most: The highest rank in some layers, such as 6 in `1-10`.
     """
@@ -104,7 +105,7 @@ def ranks_in_norms(
     neuron = subject.neuron(role)
     rows = [row for row in _of(neuron, geometry.parameters) if row["parameter"] == parameter]
     second = {row["layer"]: row["rank"] for row in rows if row.get("layer", 0) > 0}
-    # The first norm of a block makes no layer's hidden state, and no layer's hidden state is what it reads.
+    # The output of a block's first norm is not the hidden state of a layer, so that its rows have no layer number.
     first = {k: row["rank"] for k, row in enumerate((row for row in rows if "layer" not in row), start=1)}
     if not second or set(first) != set(second):
         raise NotMeasurable(
@@ -117,10 +118,10 @@ def ranks_in_norms(
 
 @measure("geometry", "stream")
 def deviation_with_ordinary_norms(subject: Subject, role: Role) -> Measured:
-    """Return how far an outlier still is from the other neurons with the gain and bias that those have in all norms.
+    """Return how far an outlier still is from the other neurons when all norms give it their mean gain and bias.
 
-    In sd, the most over the layers where it is an outlier of the intact model. The control is the same with random
-    neurons changed in its place: the least over draws and these layers.
+    The value is in sd, the largest over the layers in which the neuron is an outlier of the intact model. The control
+    is the neuron's least deviation, over draws and these layers, when random neurons are changed instead.
     """
     neuron = subject.neuron(role)
     rows = [row for row in subject.run("stream").norm_changes if row["measure"] == "deviations"]
@@ -134,8 +135,9 @@ def deviation_with_ordinary_norms(subject: Subject, role: Role) -> Measured:
 def deviation_without_first_row(subject: Subject, role: Role) -> Measured:
     """Return how far an outlier of words still is from the other neurons without its entry in the first position's row.
 
-    In sd, the most over the layers where it is an outlier of the intact model. The control is the same with random
-    neurons' entries changed in its place: the least over draws and these layers.
+    The value is in sd, the largest over the layers in which the neuron is an outlier of the intact model. The control
+    is the neuron's least deviation, over draws and these layers, when the entries of random neurons are changed
+    instead.
     """
     neuron = subject.neuron(role)
     every = subject.run("stream").first_row
@@ -146,9 +148,9 @@ def deviation_without_first_row(subject: Subject, role: Role) -> Measured:
 
 
 def _left_of_outlier(rows: Rows, role: Role, neuron: int, lacking: str) -> Measured:
-    """Return how far an outlier still is from other neurons, the most over the layers where the intact model has it.
+    """Return how far a changed outlier is from other neurons: the largest over the layers where it was an outlier.
 
-    The control is the least with random neurons changed in its place.
+    The control is the neuron's least deviation when random neurons are changed instead.
 
     Raises:
         NotMeasurable: If it was not changed in any such layer; the message is `lacking`.

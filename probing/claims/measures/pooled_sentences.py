@@ -14,9 +14,9 @@ from probing.runs.kinds import SentenceSimilarity
 def least_lead_of_pooling(subject: Subject, pooling: str, over: str) -> Measured:
     """Return how much higher Spearman's correlation is with one pooling than another, the least over the sets.
 
-    Both are of the last layer, and all pairs of a set are taken together. The interval is that of two correlations of
-    which it is not known how they vary together: wider than theirs. The control is the least lead where the layer of
-    each pooling is chosen on other pairs, if there are such.
+    Both are of the last layer, over all pairs of a set together. The covariance of the two correlations is not known,
+    so that the interval is the widest that their intervals allow. The control is the least lead when the layer of each
+    pooling is chosen on other pairs; None if the run chose no layers.
 
     Args:
         subject: The model.

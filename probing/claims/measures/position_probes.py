@@ -10,7 +10,7 @@ from probing.claims.measures.registry import NotMeasurable, Role, Subject, diffe
 from probing.claims.verdict import Measured
 from probing.runs.run import Run
 
-# The least z of eta squared against permuted positions that the flags of a ranking take for signal.
+# The least z of eta squared, against permuted positions, that counts as evidence here.
 SIGNAL = 4.0
 
 
@@ -18,7 +18,7 @@ SIGNAL = 4.0
 def least_accuracy(subject: Subject, layers: str) -> Measured:
     """Return the least accuracy over some layers.
 
-    The control is the largest accuracy in these layers where the model is told permuted positions.
+    The control is the largest accuracy in these layers when the model reads each sentence with its tokens permuted.
 
     Args:
         subject: The model.
@@ -51,7 +51,7 @@ def distance_from_curve(subject: Subject, published: Mapping[str, Sequence[float
 def accuracy_lost(subject: Subject, layers: str) -> Measured:
     """Return how much lower the accuracy of the last layer is than the least of some lower layers.
 
-    The interval is that of two accuracies of which it is not known how they vary together: wider than theirs.
+    The covariance of the two accuracies is not known, so that the interval is the widest that their intervals allow.
 
     Args:
         subject: The model.
@@ -68,7 +68,7 @@ def accuracy_lost(subject: Subject, layers: str) -> Measured:
 def least_lead_in_accuracy(subject: Subject, over: str, layers: str) -> Measured:
     """Return how much higher accuracies are than those of another model, the least over some layers.
 
-    The interval is that of two accuracies of which it is not known how they vary together: wider than theirs.
+    The covariance of the two accuracies is not known, so that the interval is the widest that their intervals allow.
 
     Args:
         subject: The model.
@@ -94,7 +94,7 @@ def least_ratio(subject: Subject, roles: list[Role] | None = None) -> Measured:
 
 @measure("geometry", "positions")
 def lowest_rank(subject: Subject, roles: list[Role] | None = None) -> Measured:
-    """Return the rank of an outlier by its contribution, the lowest place over layers and outliers.
+    """Return the rank of an outlier by its contribution: the worst over layers and outliers.
 
     The interval is the range of that rank over probes trained on bootstrap samples.
     """
@@ -106,12 +106,12 @@ def lowest_rank(subject: Subject, roles: list[Role] | None = None) -> Measured:
 
 @measure("geometry", "positions")
 def evidence_beside_rank(subject: Subject, roles: list[Role] | None = None) -> Measured:
-    """Return the share of four kinds of evidence for which an outlier tells positions, the least over layers.
+    """Return the share of four kinds of evidence that say that an outlier encodes position: the least over layers.
 
-    They are: a centred contribution above the mean neuron's; eta squared above that of permuted positions; a loss that
-    rises without it, with its interval; more variance explained by position than by frequency, each beyond all others.
-    A layer counts where all four were measured of the neuron. The control is the best rank among these layers: a rank
-    alone is what a probe's intercept has.
+    They are: its centred contribution is above the mean neuron's; its eta squared is above that of permuted positions;
+    the loss rises without it, by its whole interval; and position explains more of its variance than frequency does,
+    each beyond all other sources. Only layers in which all four were measured of the neuron count. The control is the
+    best rank in these layers: a neuron that only replaces the probe's intercept can rank high, too.
     """
     rows, run = _of_outliers(subject, roles), _run(subject)
     found: list[tuple[float, int]] = []
@@ -146,8 +146,8 @@ def evidence_beside_rank(subject: Subject, roles: list[Role] | None = None) -> M
 def loss_without_first(subject: Subject) -> Measured:
     """Return by how many nats the loss rises without the neuron that ranks first, the least over layers.
 
-    The control is the largest rise without one of the matched neurons of a layer, less that without its first neuron:
-    above 0 where a neuron that does not rank first matters more.
+    The control is the largest difference between the rise without a matched neuron and the rise without the first
+    neuron of the same layer: above 0, a neuron that does not rank first matters more.
     """
     rows = [
         row for row in above_embeddings(_run(subject).neurons) if isinstance(row.get("cross_entropy_without"), float)

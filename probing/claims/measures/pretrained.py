@@ -17,14 +17,14 @@ _WITH, _WITHOUT = "learned", "none"
 
 @measure("pretraining")
 def distance_from_perplexities(subject: Subject, without: float, with_: float) -> Measured:
-    """Return how far held-out perplexities are from those published, as a share of these: the farther of the two.
+    """Return the relative difference of held-out perplexities from the published ones: the larger of both arms.
 
-    The interval is from the least to the most of the seeds.
+    The interval is the range over seeds.
 
     Args:
         subject: The encoders.
         without: The published perplexity without position embeddings.
-        with_: That with them.
+        with_: The published perplexity with position embeddings.
     """
     found = [
         _over_seeds([abs(math.exp(loss) / said - 1) for loss in _losses(subject, arm).values()])
@@ -35,18 +35,18 @@ def distance_from_perplexities(subject: Subject, without: float, with_: float) -
 
 @measure("pretraining")
 def loss_without_positions(subject: Subject) -> Measured:
-    """Return how many nats of held-out loss an encoder has more without position embeddings than with them.
+    """Return by how many nats the held-out loss is higher without position embeddings than with them.
 
-    The interval is from the least to the most of the seeds.
+    The value is the mean over seeds, and the interval the range over seeds.
     """
     return _over_seeds(_margins(subject))
 
 
 @measure("pretraining")
 def largest_equivariance(subject: Subject) -> Measured:
-    """Return how far the encoders without position embeddings are from not seeing the order of tokens, at most.
+    """Return how far the encoders without position embeddings are from ignoring the order of tokens: the largest value.
 
-    The control is the most that positions are read better from one of their layers than from the token alone.
+    The control is the largest lead of a position probe of one of their layers over a probe of the token alone.
     """
     rows = _last(subject, _WITHOUT)
     lead = max(row["position_accuracy"] - row["token_accuracy"] for row in rows)
@@ -55,10 +55,11 @@ def largest_equivariance(subject: Subject) -> Measured:
 
 @measure("pretraining")
 def share_of_largest(subject: Subject) -> Measured:
-    """Return the share of tokens of which the farthest neuron is the extreme one, with position embeddings.
+    """Return the share of tokens in which the neuron with the farthest mean is extreme, with position embeddings.
 
-    Of each seed that of the layer above the embeddings where it is most, smallest or largest; the value is the least
-    over seeds. The control is by how many nats the loss is better with position embeddings, the least over seeds.
+    For each seed, the share is that of being the smallest or the largest neuron, in the layer above the embeddings
+    where it is highest; the value is the least over seeds. The control is by how many nats position embeddings lower
+    the loss, the least over seeds.
     """
     shares = [
         max(max(row["argmin_share"], row["argmax_share"]) for row in rows) for rows in _by_seed(subject, _WITH).values()
@@ -68,10 +69,10 @@ def share_of_largest(subject: Subject) -> Measured:
 
 @measure("pretraining")
 def farthest_without_positions(subject: Subject) -> Measured:
-    """Return how far the farthest mean is from the others' without position embeddings, in sd: over layers and seeds.
+    """Return the farthest mean without position embeddings, in sd from the others': the largest over layers and seeds.
 
-    The control is the same with position embeddings, the least over seeds: only if these have outliers does it tell
-    something that the others have none.
+    The control is the least over seeds of the same with position embeddings. Only if the encoders with position
+    embeddings have outliers does it mean anything that those without have none.
     """
     without, with_ = (
         [max(row["max_mean_sd"] for row in rows) for rows in _by_seed(subject, arm).values()]

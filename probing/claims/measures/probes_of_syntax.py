@@ -27,9 +27,9 @@ def layers_from_speech_to_syntax(subject: Subject) -> Measured:
     The expected layer is sum_l l d_l / sum_l d_l (Tenney et al. 2019, section 2), where d_l is what layer l adds to the
     best accuracy of the layers below it, those of the embeddings included. Tenney et al. mix all layers up to l.
 
-    The interval has the 2.5% and the 97.5% of the differences over 2,000 draws of the accuracies, each from the normal
-    distribution of its own interval. Layers are drawn independently, though all are tested on the same words, which
-    makes the interval rather too wide.
+    The ends of the interval are the quantiles 2.5% and 97.5% of the difference over 2,000 draws, in which each accuracy
+    is drawn from a normal distribution as wide as its interval. Layers are drawn independently, although all are tested
+    on the same words; this makes the interval too wide rather than too narrow.
     """
     draws = np.random.default_rng(0)
     values, drawn = [], []
@@ -46,11 +46,11 @@ def layers_from_speech_to_syntax(subject: Subject) -> Measured:
 
 @measure("parts_of_speech", "relations")
 def lead_of_middle_layers(subject: Subject, task: Task) -> Measured:
-    """Return how much better the best middle layer is read than the best layer below and above the middle.
+    """Return by how much the accuracy of the best middle layer is above that of the best other layer.
 
-    Middle layers are the second third of the blocks, and the embeddings count as one below. The interval is that of two
-    accuracies of which it is not known how they vary together: wider than theirs. The control is the same with random
-    weights.
+    Middle layers are the second third of the blocks; the other layers include the embeddings. The covariance of the two
+    accuracies is not known, so that the interval is the widest that their intervals allow. The control is the same
+    difference for a randomly initialised model.
 
     Args:
         subject: The model.

@@ -1,4 +1,4 @@
-"""The measures by name, and what they are functions of: the finished runs of one model."""
+"""The measures by name, and the object that they measure: a model with its finished runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Measured])
 
 
 class NotMeasurable(Exception):
-    """The runs of a model have nothing that a measure could be taken of; the message is a clause that says what."""
+    """A measure cannot be computed from a model's runs; the message is a clause that says what is missing or wrong."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,9 @@ class Subject:
     def neuron(self, role: Role) -> int:
         """Return the outlier of this role: as published, or else the model's own.
 
-        The own outlier is the neuron whose mean is beyond 5 sd of the other neurons' in most layers above the
-        embeddings, below them (`minimum`) or above them (`maximum`); of several the one that is farther on average.
+        The model's own outlier is the neuron whose mean is more than 5 sd below (`minimum`) or above (`maximum`) the
+        other neurons' means in the largest number of layers above the embeddings; on a tie, the one that is farther on
+        average.
 
         Raises:
             NotMeasurable: If the model has none.
@@ -72,7 +73,7 @@ class Subject:
         return max(sorted(beyond), key=lambda neuron: (len(beyond[neuron]), sum(beyond[neuron])))
 
     def outliers(self, roles: list[Role] | None = None) -> dict[Role, int]:
-        """Return the outliers of these roles; without any, those published, or the model's own that there are.
+        """Return the outliers of these roles; if `roles` is None, all published ones, or else all of the model's own.
 
         Raises:
             NotMeasurable: If the model has none.
@@ -135,7 +136,7 @@ def from_row(
 
 
 def difference(a: Measured, b: Measured) -> Measured:
-    """Return a - b with an interval as if nothing were known of how they vary together, which is wider than theirs."""
+    """Return a - b; their covariance is not known, so that its interval is the widest that both intervals allow."""
     return Measured(a.value - b.value, a.low - b.high, a.high - b.low)
 
 

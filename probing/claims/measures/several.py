@@ -18,7 +18,7 @@ def claims_that_hold(
     Args:
         subject: The model.
         claims: Their numbers.
-        instead: The numbers for some models for which they are others.
+        instead: The numbers for models for which other claims count, by model.
     """
     found = {number: subject.holds(number) for number in instead.get(subject.model, claims)}
     if missing := [str(number) for number, holds in found.items() if holds is None]:

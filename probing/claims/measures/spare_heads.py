@@ -1,4 +1,4 @@
-"""How many heads a model does without, and which it is better without, from runs of `disable`.
+"""How many heads can be disabled without harm, and how much a model gains without some head, from runs of `disable`.
 
 There is a measure for each of two readouts: `positions` is the accuracy of position probes of the last layer, `words`
 the loss of masked words. A gain is a higher accuracy, or a lower loss.
@@ -43,14 +43,14 @@ def gain_for_words(subject: Subject) -> Measured:
 def _spare(run: Disabled, readout: str, at_most: float) -> Measured:
     """Return the share of heads without which little is lost, one head at a time.
 
-    The lower end of the interval counts the heads of which the whole interval of the loss is that small, the upper end
-    those of which any of it is. The control is the share of layers whose heads together can be disabled like that: 1
-    would say that this readout needs no heads at all.
+    The lower end of the interval counts the heads whose whole interval of the loss is within `at_most`, the upper end
+    those for which a part of it is. The control is the share of layers whose heads can all be disabled together at
+    such a loss, one layer at a time: at 1, this readout needs the heads of no single layer.
 
     Args:
         run: The run.
         readout: What is read.
-        at_most: The loss that is little, in units of the readout.
+        at_most: The largest loss that counts as little, in units of the readout.
     """
     rows = at_last_layer(vars(run), readout)
     heads, layers = ([_gained(row, readout) for row in rows if is_head(row) is wanted] for wanted in (True, False))
@@ -64,10 +64,10 @@ def _spare(run: Disabled, readout: str, at_most: float) -> Measured:
 
 
 def _gain(run: Disabled, readout: str) -> Measured:
-    """Return what is gained in the last layer without the best head, or the best layer: the more of both.
+    """Return the gain in the last layer without some head or without some layer: the larger of the two.
 
-    Head and layer are chosen on one half of the sentences, and the gain is that on the other half. The control is its
-    p-value, corrected for the number of comparisons.
+    The head and the layer are those whose removal gains most on one half of the sentences; the gain is measured on the
+    other half. The control is its p-value, corrected for the number of comparisons.
 
     Args:
         run: The run.

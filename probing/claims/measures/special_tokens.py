@@ -16,7 +16,7 @@ from probing.tables.heads import SPECIAL, of_measure
 def attention_to_last_token(subject: Subject, from_depth: float, to_depth: float) -> Measured:
     """Return the attention to the last special token, such as `[SEP]`, in the layer of a range where it is least.
 
-    The control is the largest in any layer.
+    The control is the largest such attention in any layer.
 
     Args:
         subject: The model.
@@ -36,12 +36,12 @@ def attention_to_last_token(subject: Subject, from_depth: float, to_depth: float
 def rise_at_last_token(subject: Subject, from_depth: float) -> Measured:
     """Return how much more attention the last special token gets in upper layers than in lower ones: means of layers.
 
-    The interval is that of two means of which it is not known how they vary together: wider than theirs. The control is
-    the same when weights are multiplied by the norms of what heads read there.
+    The covariance of the two means is not known, so that the interval is the widest that their intervals allow. The
+    control is the same when weights are multiplied by the norms of the vectors that heads read there.
 
     Args:
         subject: The model.
-        from_depth: The share of the blocks from which on layers are upper ones.
+        from_depth: The least depth of an upper layer, as a share of the number of blocks.
     """
     by_weight, by_norm = (_rise(_of_last(subject, name), from_depth) for name in ("mass", "norm_mass"))
     return Measured(by_weight.value, by_weight.low, by_weight.high, by_norm.value)
@@ -51,8 +51,9 @@ def rise_at_last_token(subject: Subject, from_depth: float) -> Measured:
 def norm_over_weight(subject: Subject) -> Measured:
     """Return the attention to special tokens by the norms of what is read, over that by weight: the most over layers.
 
-    The interval is that of two means of which it is not known how they vary together: wider than theirs. The control is
-    the lift of special tokens by weight, the least over layers: above 1, they get more than under uniform attention.
+    The covariance of the two means is not known, so that the interval is the widest that their intervals allow. The
+    control is the least lift of special tokens by weight over the layers: above 1, they get more attention than under
+    uniform attention in every layer.
     """
     run: Attention = subject.run("attention")
     by_layer: dict[int, dict[str, Mapping[str, Any]]] = {}

@@ -1,4 +1,4 @@
-"""What clipping, whitening and static vectors are worth to word senses, to similarity of sentences, and to labels."""
+"""Effects of clipping, whitening and static vectors on word senses, similarity of sentences, and sentence labels."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def gain_on_senses(
 ) -> Measured:  # fmt: skip
     """Return what a transform adds to the accuracy on WiC, on pairs on which neither layer nor threshold was chosen.
 
-    The interval is that of pairs of answers. The control is the farthest that the accuracies in the published way, with
-    layer and threshold chosen where they are reported, are from those published.
+    The interval is that of paired answers. The control is the largest difference from the published accuracies when
+    accuracies are computed as published, with layer and threshold chosen on the pairs on which they are reported.
 
     Args:
         subject: The model.
@@ -40,9 +40,9 @@ def gain_on_senses(
 
 @measure("senses")
 def lead_on_senses(subject: Subject, transform: str, over: str) -> Measured:
-    """Return how much higher the accuracy on WiC is under one transform than another, on pairs that chose nothing.
+    """Return how much higher the accuracy on WiC is under one transform than another, on held-out pairs.
 
-    The interval is that of two gains of which it is not known how they vary together: wider than that of their pairs.
+    The covariance of the two gains is not known, so that the interval is wider than one of paired differences.
     """
     rows = subject.run("senses").chosen
     one, other = (from_row(_of_senses(rows, "held_out", space), "gain", "gain") for space in (transform, over))
@@ -61,7 +61,7 @@ def change_of_threshold(subject: Subject, transform: str) -> Measured:
 def least_gain_on_sets(
     subject: Subject, transform: str, sets: Sequence[str], leads: Mapping[str, Mapping[str, Any]] = _NO_LEADS
 ) -> Measured:  # fmt: skip
-    """Return the least that a transform adds to Spearman's correlation over sets, at layers chosen on other pairs.
+    """Return what a transform adds to Spearman's correlation at layers chosen on other pairs: the least over sets.
 
     All pairs of a set are taken together; the interval is that of pairs. The control is the number of sets that are
     missing.
@@ -70,9 +70,9 @@ def least_gain_on_sets(
         subject: The model.
         transform: The transform.
         sets: The sets.
-        leads: Of single models, `by` how much the transform is also said to be better than the one that it is
-            compared with (`over`) on some of the `sets`. What is left of that lead counts as a gain, with an interval
-            as if nothing were known of how the two vary together.
+        leads: For single models, a lead of the transform that the paper also claims: `over` which other transform, `by`
+            how much, and on which `sets`. The measured lead minus the claimed one counts as a further gain; its
+            interval is the widest that the intervals of both transforms allow.
     """
     gains = _gains(subject, transform, sets)
     least = _least([*gains.values()], len(sets))
@@ -91,16 +91,16 @@ def _gains(subject: Subject, transform: str, sets: Sequence[str]) -> dict[str, M
 
 @measure("similarity")
 def least_lead_of_static(subject: Subject, transform: str, sets: Sequence[str]) -> Measured:
-    """Return the least by which static vectors are better than a transform over sets; for the rest, as the gain.
+    """Return by how much static vectors are better than a transform: the least over sets; see `least_gain_on_sets`.
 
-    The interval is that of two correlations of which it is not known how they vary together: wider than theirs.
+    The covariance of the two correlations is not known, so that the interval is the widest that their intervals allow.
     """
     return _least([difference(static, own) for own, static in _beside_static(subject, transform, sets)], len(sets))
 
 
 @measure("similarity")
 def least_lead_over_static(subject: Subject, transform: str, sets: Sequence[str]) -> Measured:
-    """Return the least by which a transform is better than static vectors over sets; for the rest, as the gain."""
+    """Return by how much a transform is better than static vectors: the least over sets; see `least_gain_on_sets`."""
     return _least([difference(own, static) for own, static in _beside_static(subject, transform, sets)], len(sets))
 
 
@@ -108,10 +108,10 @@ def least_lead_over_static(subject: Subject, transform: str, sets: Sequence[str]
 def change_of_accuracy_on_labels(subject: Subject) -> Measured:
     """Return by how much clipping changes the accuracy on labels of sentences: the most over layers with outliers.
 
-    Probes read the mean of a sentence's tokens (Luo, Kulmizev & Mao 2021, table 3), one of the states as they are and
-    one with the outliers clipped; the interval is that of pairs of answers. The control is how much better than the
-    most frequent label the probe of the states as they are is, the least over layers: where it has learned nothing,
-    clipping can take nothing away.
+    Probes read the mean of a sentence's tokens (Luo, Kulmizev & Mao 2021, table 3): one reads the unchanged states, the
+    other the states with the outliers clipped. The interval is that of paired answers. The control is how much better
+    the probe of the unchanged states is than the most frequent label, the least over layers: where this probe has
+    learned nothing, clipping can take nothing away.
     """
     rows = [row for row in above_embeddings(subject.run("labels").accuracy) if row["n_clipped"]]
     if not rows:
@@ -137,7 +137,7 @@ def _of_senses(rows: Sequence[Mapping[str, Any]], protocol: str, transform: str)
 def _of_sets(subject: Subject, pooling: str, transform: str, sets: Sequence[str]) -> dict[str, Mapping[str, Any]]:
     """Return the row of each set that is there, in all its pairs and at a layer chosen on other pairs.
 
-    A set of several parts, such as `STS-B dev` and `STS-B test`, is its test part.
+    If a set has several parts, such as `STS-B dev` and `STS-B test`, its test part counts.
     """
     found: dict[str, Mapping[str, Any]] = {}
     for row in subject.run("similarity").chosen:

@@ -84,11 +84,12 @@ def largest_reach_of_attention(subject: Subject) -> Measured:
 
 @measure("geometry")
 def norms_and_smoothing(subject: Subject) -> Measured:
-    """Return Spearman's correlation, over sentences, of what the last block's norms divide by with what it leaves.
+    """Return Spearman's correlation over sentences of the last block's norm divisors with the distance that it leaves.
 
-    The first is the product of the least standard deviations that enter its two LayerNorms, and the second the distance
-    to equal rows behind the block over that before it. The interval is that of Bonett & Wright (2000). The control is
-    the partial correlation for sentences of equal length: in longer ones, the least of more tokens is lower.
+    The divisors are the product of the least standard deviations of tokens that enter the block's two LayerNorms. The
+    distance that it leaves is the distance to equal rows after the block, divided by that before it. The interval is
+    that of Bonett & Wright (2000). The control is the partial correlation given the length of sentences: in a longer
+    sentence, the minimum over more tokens is lower.
     """
     rows = [row for row in subject.run("geometry").smoothing_sentences if row["distance_before"] > 0]
     n_blocks = max((row["layer"] for row in rows), default=0)
@@ -124,9 +125,10 @@ def _interval(correlation: float, n: int) -> tuple[float, float]:
 
 
 def _partial(correlation: float, one: float, other: float) -> float | None:
-    """Return a correlation with a third quantity held constant, with which both have these; None if that is all.
+    """Return a partial correlation given a third quantity, with which the two have the correlations `one` and `other`.
 
-    Where all sentences are equally long, nothing is to be held constant.
+    The correlation is returned unchanged if the third quantity is constant, as where all sentences are equally long. It
+    is None if the third quantity determines one of the two.
     """
     if math.isnan(one) or math.isnan(other):
         return correlation

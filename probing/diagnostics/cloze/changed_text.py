@@ -61,8 +61,8 @@ class _Word:
     Args:
         rows: Its first token, and the one after its last.
         form: The word without capitals.
-        kind: What another word must share with it to stand in its place: part of speech, number of pieces, whether it
-            begins the sentence, and whether it has a capital.
+        kind: What another word must share with it to stand in its place: universal and language-specific part of
+            speech, number of pieces, whether it begins the sentence, and whether it has a capital.
         tag: Its universal part of speech.
         masked: Whether one of its pieces is masked.
     """
@@ -77,13 +77,14 @@ class _Word:
 def replaced(text: Masked, corpus: Corpus, seed: int) -> tuple[dict[str, Masked], NDArray[np.bool_]]:
     """Return the text with a name replaced by another name, and with a noun replaced by another noun.
 
-    In each sentence one name, and apart from that one noun, is drawn among those that are not masked and stand there
-    once. Another word of the corpus takes its place that has the same tag, as many pieces and a capital or none alike,
-    and that does not occur in the sentence. Sentences that have not both are left as they are.
+    In each sentence, one name is drawn among the names that are not masked, occur once and can be replaced; one noun is
+    drawn in the same way. Each gives a text of its own, in which it is replaced by another word of the corpus that is
+    of the same kind (see `_Word`) and does not occur in the sentence. Sentences without such a name or without such a
+    noun are left as they are.
 
     Args:
         text: The sentences.
-        corpus: The same sentences, with the columns `upos` and `xpos`.
+        corpus: The same sentences, with the column `upos`, and `xpos` if there is one.
         seed: Seed of every draw.
 
     Returns:
@@ -134,5 +135,5 @@ def _words(text: Masked, corpus: Corpus) -> Iterator[list[_Word]]:
 
 
 def _fine_tag(corpus: Corpus, sentence: int, word: int) -> str:
-    """Return the tag of the treebank's own language, which tells a plural from a singular; empty without one."""
+    """Return the language-specific tag (`xpos`), which may tell plural from singular; empty without this column."""
     return corpus.columns["xpos"][sentence][word] if "xpos" in corpus.columns else ""

@@ -111,10 +111,11 @@ def _pairs_of(lines: Iterable[str], typed: str) -> Iterator[Pair]:
 
 
 def prompts_of(tokenizer: Any, pairs: Sequence[Pair], longest: int, typed: str) -> Prompts:
-    """Return the pairs both of whose words are single pieces of the vocabulary where they stand.
+    """Return the pairs of which both words are single pieces of the vocabulary, in their context.
 
-    The text is tokenised with each of the words in it. The two must differ in one piece, which is the whole word; the
-    mask token takes its place. So nothing is assumed of blanks and capitals, which vocabularies treat differently.
+    The text is tokenised with each of the words in it. The two lists of pieces must differ in exactly one piece, which
+    must be the whole word; it is replaced by the mask token. So no assumption is needed about blanks and capitals,
+    which vocabularies treat differently.
 
     Args:
         tokenizer: A fast tokenizer with a mask token.

@@ -143,7 +143,7 @@ class Sample:
 
     @classmethod
     def of(cls, predictor: Predictor, asked: Asked) -> Sample:
-        """Draw sentences, and the words that are masked: 15% of each sentence's tokens.
+        """Draw sentences, and the tokens that are masked: 15% of each sentence's, not counting special tokens.
 
         Args:
             predictor: The model.

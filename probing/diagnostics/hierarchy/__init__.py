@@ -1,1 +1,1 @@
-"""Does a probe that was trained where two rules agree go on by linear order, or by hierarchy?"""
+"""Does a probe that was trained where two rules agree generalise by linear order, or by hierarchy?"""

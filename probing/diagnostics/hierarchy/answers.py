@@ -43,7 +43,7 @@ def answered_words(examples: Examples, layers: Sequence[int], weights: Sequence[
     of_words = torch.cat(scores, 1).numpy()
     highest = np.maximum.reduceat(of_words, begins, axis=1)
     is_highest = of_words == np.repeat(highest, np.diff(np.append(begins, len(at))), axis=1)
-    # The first of the highest: all others count as beyond the last word.
+    # The first of the words with the highest score: all other words get a number beyond the last word.
     words = np.where(is_highest, tokens.words[at].astype(np.int64), np.iinfo(np.int64).max)
     return np.minimum.reduceat(words, begins, axis=1)
 
@@ -73,13 +73,13 @@ def compared(name: str, first: NDArray[np.bool_], second: NDArray[np.bool_]) -> 
 
 
 def generalised(answers: NDArray[np.int64], text: Text, chosen: NDArray[np.bool_], linear: str) -> Row:
-    """Return what a probe answers where the two rules differ.
+    """Return how often a probe's answers follow each rule in the sentences where the two rules differ.
 
     Args:
         answers: The word that it answers, shape (n_sentences,).
         text: The sentences.
         chosen: Which sentences are counted, shape (n_sentences,).
-        linear: Column of the share that linear order gives.
+        linear: Name of the column with the share of answers that follow linear order.
     """
     right, first = ((answers == rule)[chosen] for rule in (text.answers, text.linear))
     found = counted("generalisation", right)

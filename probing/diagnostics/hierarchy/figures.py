@@ -1,4 +1,4 @@
-"""The figure of `hierarchy`: by which rule the probe of each layer goes on."""
+"""The figure of `hierarchy`: by which rule the probe of each layer generalises."""
 
 from __future__ import annotations
 

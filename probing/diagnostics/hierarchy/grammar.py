@@ -1,4 +1,4 @@
-"""A grammar of English sentences in which the first auxiliary is the main one, or is not; likewise the first noun.
+"""A grammar of English sentences whose first auxiliary is, or is not, the main one; likewise for noun and subject.
 
 It follows the design of Lin, Tan & Frank (2019), *Open Sesame*, with a vocabulary and rules of its own. In sentences to
 train on, two rules give the same answer: the linear one, the first auxiliary (or noun) of the sentence, and the
@@ -13,9 +13,10 @@ Subject noun:
     to train on   the farmer can greet the singer 's neighbor .
     then          the singer 's neighbor can greet the farmer .
 
-What stands on the subject in one part stands on the object in the other, so that every construction and every word
-occurs in both. Noun phrases have 1 to 4 words, so that the places of the first and of later auxiliaries (and nouns)
-overlap in training: the place of a word alone then tells who comes first, and not where the answer stands.
+The constructions that put another auxiliary (or noun) before the answer modify the subject in sentences for
+generalisation, and the object in some sentences to train on, so that a probe has seen them and every word. Noun phrases
+have 1 to 4 words, or more with such a construction. The positions of the first and of later auxiliaries (and nouns)
+therefore overlap in training, so that the position of a word alone does not give the answer.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ TRANSITIVE = _words(
 INTRANSITIVE = _words("sleep sing smile wait travel swim laugh cry listen move fight stay")
 ADJECTIVES = _words("old young small tall happy quiet brave clever tired hungry friendly strange rich poor famous")
 PREPOSITIONS = _words("near behind beside with above")
-# Of singular nouns; plural ones have none.
+# Determiners of singular nouns; plural nouns have none.
 DETERMINERS = _words("the my your our their this some every")
 AUXILIARIES = _words("can could may might must should will would")
 
 # Shares of noun phrases: with 0, 1 or 2 adjectives, without a determiner, and with 0, 1 or 2 prepositional phrases.
 _N_ADJECTIVES, _BARE, _N_PHRASES = (0.5, 0.35, 0.15), 0.3, (0.4, 0.4, 0.2)
-# Share of sentences whose verb has an object; of those about nouns, more.
+# Probability that the main verb has an object, if the object is not already required by a relative clause on it.
 _TRANSITIVE = {"main_auxiliary": 0.5, "subject_noun": 0.7}
 
 
@@ -63,9 +64,9 @@ class Sentence:
         words: Its words, the full stop being one.
         answer: Index of the main auxiliary, or of the subject's head.
         linear: Index of the first auxiliary, or of the first noun.
-        distractor: What stands on the subject and holds the first auxiliary, or noun: `subject_relative` (that must
-            wait), `object_relative` (that the boy must greet), `compound` (worker bee) or `possessive` (worker 's bee).
-            Empty in sentences to train on.
+        distractor: The construction in the subject that contains the first auxiliary, or noun: `subject_relative` (that
+            must wait), `object_relative` (that the boy must greet), `compound` (worker bee) or `possessive` (worker 's
+            bee). Empty in sentences to train on.
     """
 
     words: tuple[str, ...]
@@ -102,7 +103,7 @@ class Grammar:
         return list(found.values())
 
     def _main_auxiliary(self, differ: bool) -> Sentence:
-        # No auxiliary is there twice: equal words would be told apart by nothing in embeddings without positions.
+        # No auxiliary occurs twice: embeddings without positions could not distinguish equal words.
         main, of_subject, of_object = self._draw.sample(AUXILIARIES, 3)
         subject, distractor = self._noun_phrase(), ""
         if differ:
@@ -139,7 +140,7 @@ class Grammar:
         return [*self._before_noun(bare), self._one(PLURALS if bare else NOUNS)]
 
     def _modified(self) -> tuple[str, list[str]]:
-        """Return a noun phrase whose head follows another noun, and what that is."""
+        """Return the name of a construction, and a noun phrase in which it puts another noun before the head."""
         bare, kind = self._draw.random() < _BARE, self._one(("compound", "possessive"))
         first, second = self._draw.sample(range(len(NOUNS)), 2)
         between = ["'s"] if kind == "possessive" else []
@@ -156,7 +157,7 @@ class Grammar:
         return [word for phrase in phrases for word in phrase]
 
     def _relative_clause(self, auxiliary: str) -> tuple[str, list[str]]:
-        """Return a relative clause with this auxiliary, and what it is."""
+        """Return the name of a kind of relative clause, and such a clause with this auxiliary."""
         if self._draw.random() < 0.5:
             return "object_relative", ["that", *self._noun_phrase(), auxiliary, self._one(TRANSITIVE)]
         if self._draw.random() < 0.5:

@@ -21,7 +21,7 @@ class Sizes:
 
     Args:
         train: Sentences that probes are trained on.
-        test: Sentences that the penalty is chosen on, and as many that probes are tested on.
+        test: Sentences that the penalty is chosen on; probes are tested on as many further sentences.
         generalisation: Sentences in which the two rules differ.
     """
 
@@ -38,8 +38,8 @@ class Text:
         corpus: The sentences, divided into words.
         answers: Index of the word that is right, shape (n_sentences,).
         linear: Index of the word that linear order gives, shape (n_sentences,).
-        distractors: What holds the word that linear order gives where it is wrong, shape (n_sentences,); empty where
-            both rules agree.
+        distractors: The construction that contains the word that linear order gives, where this word is wrong, shape
+            (n_sentences,); empty where both rules agree.
     """
 
     corpus: Corpus

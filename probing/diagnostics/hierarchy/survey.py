@@ -1,4 +1,4 @@
-"""Trains the probes of a task, and asks them where linear order and hierarchy differ."""
+"""Trains the probes of a task, and tests them on sentences in which linear order and hierarchy differ."""
 
 from __future__ import annotations
 

@@ -48,8 +48,8 @@ def effect_rows(
 
     `effect` is the measure minus that of the intact model, paired by item. Drawn sets may be read on a part of the
     items, and the sets that were asked for are then compared with them on this part: `random_percentile` is the
-    percentage of them that harm less, and `random_p` the share of sets, this one among them, that harm at least as
-    much.
+    percentage of random sets that harm less, and `random_p` is the share of sets, among the random ones and the set
+    itself, that harm at least as much.
 
     Args:
         results: Sums of the sets that were asked for, shape (n_lines, n_items), the empty one among them.
@@ -99,7 +99,7 @@ def _effect(sums: Sums, intact: Sums, n: NDArray[np.int64]) -> float:
 
 
 def beside(source: str, effect: float, others: NDArray[np.float64], harm: int) -> dict[str, float]:
-    """Return what an effect is among those of drawn sets; nothing where there are none.
+    """Return the columns that compare an effect with the effects of drawn sets; empty if there are none.
 
     Args:
         source: Which sets they are, the first word of the columns.

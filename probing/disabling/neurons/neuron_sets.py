@@ -15,7 +15,7 @@ Kind = Literal["mean", "zero", "resample", "direction", "shuffled"]
 Source = Literal["chosen", "random", "matched"]
 
 KINDS: tuple[Kind, ...] = ("mean", "zero", "resample", "direction", "shuffled")
-# Numbers of neurons of a dose curve; the last one is that of all neurons that are named.
+# Numbers of neurons of a dose curve; the number of all neurons that were asked for is its last point.
 _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 
@@ -25,8 +25,8 @@ class NeuronSet:
 
     Args:
         layer: The layer whose hidden states are changed.
-        kind: What stands in their place: their mean, 0, their values at a random token of another sentence, or
-            their values without what tells the position linearly, or positions that are shuffled.
+        kind: The replacement: their mean, 0, their values at a random token of another sentence, or their values after
+            linear erasure of the position, or of positions that are permuted within sentences.
         neurons: The neurons; none if nothing is changed, which is what the others are compared with.
         source: Whether these are the neurons that were asked for, or drawn to be compared with them.
         draw: Number of the draw, from 1; 0 for those that were asked for.
@@ -54,7 +54,8 @@ def chosen_sets(layer: int, ranked: Sequence[int], kinds: Sequence[Kind], d_mode
 
     Args:
         layer: The layer.
-        ranked: The neurons that were asked for, in their order; where they are all of the layer, they have none.
+        ranked: The neurons that were asked for, in their order; if they are all neurons of the layer, the order has no
+            meaning.
         kinds: What stands in their place.
         d_model: Number of neurons of the layer.
     """
@@ -66,7 +67,8 @@ def chosen_sets(layer: int, ranked: Sequence[int], kinds: Sequence[Kind], d_mode
 def drawn_sets(chosen: Sequence[NeuronSet], sd: NDArray[np.float64], n_draws: int, seed: int) -> Iterator[NeuronSet]:
     """Yield sets to compare each chosen one with: as many neurons at random, and others with nearly the same spread.
 
-    Sets of a layer and a size are the same for all kinds. There are none to compare all neurons of the layer with.
+    For a given layer and size, the sets are the same for all kinds. No sets are drawn to compare with all neurons of
+    the layer.
 
     Args:
         chosen: Sets of one layer.

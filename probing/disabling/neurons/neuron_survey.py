@@ -1,4 +1,4 @@
-"""Measures what the later layers lose without neurons of the stream, by sets that go on where a killed run stopped."""
+"""Measures what later layers lose when sets of neurons are changed; a killed run continues with the next set."""
 
 from __future__ import annotations
 
@@ -125,11 +125,11 @@ def survey(subject: Subject, stores: Sequence[ActivationStore], asked: Asked, pr
 
 @dataclass(frozen=True)
 class _Part:
-    """What passes gave that were read out by the same.
+    """The results of passes over one text, for the readouts that share them.
 
     Args:
         results: Sums of each set, shape (n_lines, n_items).
-        lines: Returns what each line is when a layer is changed.
+        lines: Returns the description of each row of the results when a layer is changed.
         items: Index of each item that drawn sets were read on.
     """
 
@@ -181,7 +181,7 @@ class _Work:
 
     @cached_property
     def probes(self) -> tuple[dict[int, Tensor], Labels]:
-        """Weight of each later layer's probe, trained unless stored or of another run; and the classes."""
+        """Weight of each later layer's probe (of another run, stored, or trained now), and the classes."""
         if self.subject.frozen is not None:
             return self.subject.probes(self.stores, None, self.progress)
         with self._opened("probes", {}, 0) as store:
@@ -194,7 +194,7 @@ class _Work:
 
     @cached_property
     def values(self) -> Any:
-        """Returns what stands in the place of the neurons of a layer; those of one layer are kept."""
+        """A function that returns a layer's values at training tokens; those of one layer are kept in memory."""
         is_told = not {"direction", "shuffled"}.isdisjoint(self.asked.kinds)  # what tells the position
         labels = self.train_labels if is_told else np.full(self.train.tokens.n_tokens, -1, dtype=np.int32)
         n_classes = len(self.probes[1]) if is_told else 1
@@ -284,7 +284,7 @@ class _Work:
         return [*self.chosen, *drawn]
 
     def of_positions(self) -> list[_Part]:
-        """Read positions by probes, as they were and trained again, and position heads."""
+        """Read positions, by frozen and by retrained probes, and position heads."""
         n_sets = len(self.chosen) + len(self.drawn)
         with self._opened("neurons", self._sets, n_sets + len(self.again)) as store:
             own = store, 1, self.chosen, "neurons", lambda: self.passes(self.text), self.reads(self.text)
@@ -347,7 +347,7 @@ class _Work:
 
     @property
     def _sets(self) -> dict[str, Any]:
-        """What decides which sets there are, and what stands in their place."""
+        """Everything that determines the sets and their replacements."""
         asked = self.asked
         return {
             "ranked": {str(layer): list(ranked) for layer, ranked in asked.ranked.items()}, "kinds": list(asked.kinds),

@@ -1,4 +1,4 @@
-"""What stands in the place of neurons of the stream, from training tokens, and the change of a model by it."""
+"""Replacement values for neurons of the residual stream, from training tokens, and the change of a model by them."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ Replace = Callable[[Tensor, Tensor], Tensor]
 
 
 def changed_tokens(tokens: Tokens, at: Place) -> NDArray[np.bool_]:
-    """Return at which tokens neurons are changed, shape (n_tokens,): at all, or at those that are not special."""
+    """Return at which tokens neurons are changed, shape (n_tokens,): all tokens, or those that are not special."""
     return np.ones(tokens.n_tokens, dtype=bool) if at == "everywhere" else ~tokens.special
 
 
 @dataclass(frozen=True, eq=False)
 class Values:
-    """What the neurons of a layer are at training tokens.
+    """Values of the neurons of a layer at training tokens.
 
     Args:
         states: Hidden states of the tokens, shape (n, d_model), float32.
         sentences: Index of the sentence of each, shape (n,).
         labels: Position class of each, shape (n,); -1 for tokens that are not examples.
         n_classes: Number of classes.
-        shuffled: Classes of which those of each sentence are permuted, shape (n,).
+        shuffled: The classes, permuted within each sentence, shape (n,).
     """
 
     states: Tensor
@@ -54,7 +54,7 @@ class Values:
         Args:
             train: Training sentences.
             layer: The layer.
-            at: At which tokens neurons are changed, from which their values are taken, too.
+            at: At which tokens neurons are changed; their values are taken from training tokens of the same kind.
             labels: Position class of each token of the training sentences, shape (n_tokens,).
             n_classes: Number of classes.
             seed: Seed of the permutations of classes.
@@ -87,7 +87,7 @@ class Values:
         return accumulator.result()
 
     def replace(self, kind: Kind, neurons: Sequence[int], drawn: Tensor) -> Replace:
-        """Return what puts other values in the place of some neurons.
+        """Return the function that replaces the values of some neurons.
 
         Args:
             kind: Which values.
@@ -118,7 +118,7 @@ class NeuronsChanged:
     Args:
         layer: The layer.
         neurons: The neurons; none if nothing is changed.
-        replace: What puts other values in their place.
+        replace: The function that replaces their values.
         where: At which tokens of the text, shape (n_tokens,).
     """
 

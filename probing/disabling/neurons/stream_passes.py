@@ -1,4 +1,4 @@
-"""Forward passes over a text with neurons of a layer changed, read out by everything that reads this text at once."""
+"""Forward passes over a text with neurons of a layer changed; all readouts of this text share a pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from probing.readouts.text import Padded, draw_others
 
 
 class Read(Protocol):
-    """What is read of later layers; a `probing.readouts.readout.Readout`, or what gives several rows for a layer."""
+    """A readout of later layers: a `probing.readouts.readout.Readout`, or one that gives several rows for a layer."""
 
     def layers(self, block: int) -> list[int]:
         """Return the layers whose hidden states are needed when this block is the first one that is changed."""
@@ -35,8 +35,8 @@ class NeuronPasses:
     Args:
         readers: The model.
         text: The sentences that are read.
-        values: Returns what stands in the place of the neurons of a layer.
-        is_train: Whether these values are of the same sentences.
+        values: Returns a layer's values at training tokens, from which replacements are taken.
+        is_train: Whether `text` is the training text that these values are from.
         at: At which tokens neurons are changed.
         batch_tokens: Most tokens in a batch, padding included.
         seed: Seed of the draw of the tokens whose values replace others.
@@ -51,18 +51,18 @@ class NeuronPasses:
         self.d_model = int(readers.model.encoder.config.hidden_size)  # type: ignore[union-attr,arg-type]
         self.where = torch.from_numpy(changed_tokens(text.tokens, at))
         own = text.tokens.sentences
-        # Training tokens, whose values replace those of each token of the text.
+        # For each token of the text, the training token whose values replace its own.
         self.drawn = cache(
             lambda layer: torch.from_numpy(draw_others(own, values(layer).sentences, is_train, seed))
         )  # fmt: skip
 
     def change(self, one: NeuronSet) -> NeuronsChanged:
-        """Return the change of the model by which these neurons have other values."""
+        """Return the change of the model that replaces the values of these neurons."""
         replace = self.values(one.layer).replace(one.kind, one.neurons, self.drawn(one.layer))
         return NeuronsChanged(one.layer, one.neurons, replace, self.where)
 
     def run(self, one: NeuronSet, reads: Sequence[Read]) -> Tensor:
-        """Return what all that reads this text gives, one below the other, shape (n_rows, n_items)."""
+        """Return the results of all readouts of this text, stacked, shape (n_rows, n_items)."""
         change = self.change(one)
         needed = [read.layers(one.layer + 1) for read in reads]
         readings = [read.begin(layers) for read, layers in zip(reads, needed, strict=True)]

@@ -1,7 +1,8 @@
 """How attention differs between two checkpoints as Kovaleva et al. (2019) computed it: with the rows of padding.
 
 The code published with the paper pads each sentence to 200 tokens and compares maps of 200 x 200 without cropping them
-to the sentence. Most rows are then those of padding, so that its figure 5 may show padding.
+to the sentence. Most rows of such a map are rows of padding, so figure 5 of the paper may show the attention of
+padding.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from probing.heads.rows import Rows
 from probing.heads.sums import SumsStore
 from probing.models import length_limits
 
-# Tokens to which each sentence is padded, and the most sentences that are compared.
+# Number of tokens to which each sentence is padded, and maximum number of sentences that are compared.
 PUBLISHED_LENGTH, PUBLISHED_SENTENCES = 200, 1000
 # Most bytes of one checkpoint's maps that are held.
 _HELD_BYTES = 2**26
@@ -70,7 +71,7 @@ class PublishedChange:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What changes the sums beside model and corpus."""
+        """Everything other than model and corpus that changes the sums."""
         return {
             "version": 1, "against": self.against.request.key(),
             "length": PUBLISHED_LENGTH, "n_sentences": PUBLISHED_SENTENCES,

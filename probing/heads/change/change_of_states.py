@@ -37,7 +37,7 @@ class StateChange:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What changes the sums beside model and corpus."""
+        """Everything other than model and corpus that changes the sums."""
         return {"version": 1, "against": self.against.request.key()}
 
     def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Accumulator]:

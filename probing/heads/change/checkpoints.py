@@ -21,7 +21,7 @@ from probing.models.anatomy import Anatomy, examine, hidden_states
 from probing.models.attention_heads import Heads, read_heads
 from probing.runtime.float64 import on_float64_device
 
-# What two checkpoints have in common, by its name in the configuration.
+# Sizes that must be equal in two checkpoints: the name in the configuration, and the words for messages.
 _SIZES = {
     "num_hidden_layers": "has {} blocks",
     "num_attention_heads": "has {} heads in a block",
@@ -72,13 +72,13 @@ class Checkpoint:
         return AttentionReader.of(*self._loaded, self.request.source.name).heads
 
     def prepared(self) -> Checkpoint:
-        """Load it now, because threads would load it at once; return it."""
+        """Load the model now, and return this object; otherwise several threads would each load it at the same time."""
         _ = self.heads, self._free
         return self
 
     @contextmanager
     def _own(self, device: torch.device) -> Iterator[tuple[nn.Module, Anatomy]]:
-        """Yield a copy that shares the weights, which no other thread has meanwhile."""
+        """Yield a copy that shares the weights of the model and is not used by another thread at the same time."""
         try:
             one = self._free.pop()
         except IndexError:
@@ -94,7 +94,7 @@ class Checkpoint:
         Args:
             inputs: What the model is given, such as `Batch.inputs`.
             first: The first block.
-            last: The last one; None for that of the model.
+            last: The last block; None for the model's last block.
         """
         held: dict[int, Tensor] = {}
 
@@ -119,8 +119,8 @@ class Checkpoint:
     def matrices(self) -> dict[str, tuple[int | None, Tensor]]:
         """Return the layer, None outside of blocks, and the values of each matrix of parameters, by its name.
 
-        A pooler comes after all hidden states, and is initialised at random where a checkpoint has none: it is left
-        out.
+        The pooler is left out: it comes after all hidden states, and if a checkpoint has none, it is initialised at
+        random.
         """
         blocks = examine(self.encoder, self.pad_token_id, self.request.source.name).blocks or ()
         names = {module: name for name, module in self.encoder.named_modules()}

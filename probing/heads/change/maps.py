@@ -1,7 +1,8 @@
 """How attention differs between two checkpoints of a model, on the same sentences (Kovaleva et al. 2019, section 4.3).
 
 The published measure is the cosine of a head's flattened maps before and after fine-tuning. It is high for any two maps
-whose rows sum to 1, so it stands beside that of other heads of the layer and that of other sentences of equal length.
+whose rows sum to 1. It is therefore compared with two baselines: the cosine with other heads of the layer, and the
+cosine with another sentence of equal length.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from probing.heads.rows import Rows
 from probing.heads.sums import SumsStore
 from probing.statistics.intervals import mean_interval
 
-# Most bytes of the other checkpoint's maps that are held; beyond it, its forward pass is repeated for further blocks.
+# Maximum number of bytes of the other checkpoint's maps in memory; if all blocks need more, its forward pass is
+# repeated for the remaining blocks.
 HELD_BYTES = 2**28
 SAME, OTHER_HEADS, OTHER_SENTENCES = "same", "other heads", "other sentences"
 _OF_MAPS = (SAME, OTHER_HEADS, OTHER_SENTENCES)
@@ -45,7 +47,7 @@ def map_cosines(a: Tensor, b: Tensor) -> Tensor:
 def other_head_cosines(a: Tensor, b: Tensor) -> Tensor:
     """Return the mean cosine of each head's map with the maps of all other heads, shape (batch, heads), float64.
 
-    It is 0 where there is one head alone.
+    It is 0 if the layer has only one head.
 
     Args:
         a: Shape (batch, heads, from, to).
@@ -114,7 +116,7 @@ class Change:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What changes the sums beside model and corpus."""
+        """Everything other than model and corpus that changes the sums."""
         return {"version": 1, "against": self.against.request.key()}
 
     def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Accumulator]:
@@ -159,7 +161,7 @@ def map_rows(store: SumsStore, layers: Sequence[int]) -> Rows:
 
     Cosines are means over sentences, and divergences (nats) over queries, each with its interval over sentences. `of`
     says what is compared: the same head and sentence, other heads of the layer, or another sentence of equal length
-    that was read in the same batch; sentences without such another one are left out there.
+    from the same batch; a sentence for which there is none is left out of this comparison.
 
     Args:
         store: The sums of `Change`.

@@ -5,7 +5,7 @@ n_heads, from, to) in float16, which keeps three digits. Its metadata are JSON: 
 `sentences`, which has for each sentence its index in the corpus (from 0), `tokens` and whether they are `special`,
 `words` and the index of each token's word (`word_of_token`, -1 for special tokens), and the arcs of the treebank, if
 there is one, as dependent, head and relation; `classes`, which has for each class of maps the index of an example
-sentence, and the layer and the head (both from 1) whose map there is of this class.
+sentence, and the layer and the head (both from 1) whose map of this sentence has the class.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def write_examples(folder: Path, examples: Examples) -> Path:
 
 
 def read_examples(folder: Path) -> Examples | None:
-    """Return the examples of a run's folder; None if it has none, as where no sentence is short.
+    """Return the examples in a run's folder; None if it has none, for example because no sentence is short enough.
 
     Raises:
         ValueError: If maps and sentences do not fit together.

@@ -72,7 +72,7 @@ def short_sentences(subject: Subject) -> NDArray[np.int64]:
 def maps_of_classes(
     sums: Mapping[str, Tensor], lengths: NDArray[np.int32], layers: Sequence[int]
 ) -> dict[str, tuple[tuple[int, int, float], NDArray[np.bool_]]]:
-    """Return for each class that occurs the head whose maps are most often of it, and which of its maps are.
+    """Return for each class that occurs the head that has it most often, and which maps of this head have it.
 
     Args:
         sums: How vertical (v) and how diagonal (d) each map is, and of pairs of sentences how much it keeps within them
@@ -81,8 +81,9 @@ def maps_of_classes(
         layers: The layers that are reported.
 
     Returns:
-        By class: number of the layer and of the head, both from 1, and the share of its maps that are of the class, of
-        equal shares the first; and whether its map of each sentence is, shape (n_sentences,).
+        By class: the numbers of the layer and the head (both from 1) with the largest share of maps of the class, the
+            first one of equal shares, and this share; and whether the head's map of each sentence has the class, shape
+            (n_sentences,).
     """
     there = lengths > 0
     here = {name: sums[name][:, [layer - 1 for layer in layers]] for name in ("v", "d", "b") if name in sums}
@@ -99,7 +100,7 @@ def maps_of_classes(
 
 
 def cover(has: NDArray[np.bool_], chosen: Sequence[int], most: int = N_SENTENCES) -> list[int]:
-    """Return rows that together have many properties: one by one, that with most new ones, of equally good the first.
+    """Choose rows that together have many properties: at each step, the first of those that add most new properties.
 
     Args:
         has: Which properties each row has, shape (n, n_properties).
@@ -183,7 +184,7 @@ class _Maps:
 
 
 def _words(subject: Subject, sentence: int, of_tokens: NDArray[np.object_]) -> list[str]:
-    """Return the words of a sentence; those of running text are those of its tokens."""
+    """Return the words of a sentence; for running text, the words into which the tokenizer divides it."""
     if subject.request.corpus.words is not None:
         return list(subject.request.corpus.words[sentence])
     indices = subject.tokens.words[subject.tokens.of_sentences(sentence, 1)].tolist()
@@ -194,7 +195,7 @@ def _words(subject: Subject, sentence: int, of_tokens: NDArray[np.object_]) -> l
 def _arcs_of(corpus: Corpus) -> Arcs | None:
     """Return the arcs of a treebank without those of punctuation; None for running text and for malformed arcs.
 
-    Parts of the survey that need arcs refuse malformed ones; the others do without.
+    Parts of the survey that need arcs refuse malformed ones; examples are then shown without arcs.
     """
     if not has_arcs(corpus):
         return None

@@ -1,1 +1,1 @@
-"""Whether several layers, fused, tell more than the best one."""
+"""Whether a linear probe predicts better from a fusion of several layers than from the best single layer."""

@@ -1,7 +1,7 @@
 """Fusion of layers: one vector for each token from its vectors after several blocks (Shi et al. 2022, section 5).
 
 Shi et al. pretrain models whose last layer is fused with all others, so that the tokens of a sentence become less
-alike. Here the model is frozen, and what is fused are its finished hidden states.
+alike. Here the model is frozen, and its hidden states are fused after the forward pass.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Fusion(Protocol):
 class Weighted:
     """`concat`: sum_k alpha_k H_k, in which all tokens have the same weights.
 
-    A linear map of the concatenated layers that has one number for each layer. With the weights 1 / n_layers it is
-    their mean, and with a single weight 1 that layer.
+    It is a linear map of the concatenated layers with one number for each layer. If all weights are 1 / n_layers, it is
+    the mean of the layers; if one weight is 1 and the others are 0, it is that layer.
 
     Args:
         alpha: Weight of each layer, shape (n_layers,).
@@ -96,7 +96,7 @@ class Gated:
 
 
 class FusedStates:
-    """Behaves like a store that has fusions of its layers beside them, under negative numbers.
+    """A store that also holds fusions of its layers, as further layers with negative numbers.
 
     Args:
         base: The store of the layers.

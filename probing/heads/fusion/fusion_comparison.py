@@ -1,8 +1,8 @@
-"""Does a fusion of layers tell a linear probe more than one layer does? A small test on a frozen model.
+"""Compares linear probes of fusions of layers with probes of single layers, on a frozen model.
 
-For each task, the same bias-free probes as everywhere, with one penalty that is chosen on validation sentences, read
-every layer and every fusion. A fusion is compared on the test sentences with the last layer, with the layer whose probe
-predicts validation sentences best, and with the mean of the layers.
+For each task, a bias-free linear probe is trained on every layer and on every fusion, all with the same penalty, which
+is chosen on validation sentences. A fusion is compared on the test sentences with the last layer, with the layer whose
+probe predicts validation sentences best, and with the mean of the layers.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _with_fusions(sides: Sides, layers: Sequence[int], fusions: Mapping[int, Fus
 def _learned(
     sides: Sides, layers: Sequence[int], fits: Mapping[int, LayerFit], training: Training
 ) -> dict[int, Learned]:
-    """Learn the weights of the layers, from their mean and from the best of them in training, and the gate."""
+    """Learn the gate, and the layer weights from two starts: the mean, and the layer that is best in training."""
     examples = LayersOfExamples(sides.train, layers)
     moments = LayerMoments.of(examples)
     (family, parameters_of), gated = weighted_family(moments), gated_family(moments)

@@ -1,11 +1,12 @@
 """Learns a fusion of layers together with the linear probe that reads it, on the training tokens of a task.
 
-The objective is that of every probe of the project, the mean cross-entropy plus l2 |U|^2 with the weights U on fused
-neurons divided by their standard deviation, plus l2 |theta|^2 for the parameters theta of the fusion, which are 0 for
-the mean of the layers. It is convex in U for a fixed fusion, but not in both: training ends at a local minimum. The
-project's L-BFGS takes full passes until the squared length of the gradient over 4 l2 is small, which for a convex
-objective bounds the distance to the minimum, and here says that no small step would gain more than that. It is
-preconditioned for U as every probe is, and for theta by the Gauss-Newton matrix, both measured anew in every round.
+The objective is that of every probe of the project, the mean cross-entropy plus l2 |U|^2, and in addition l2 |theta|^2.
+U are the probe's weights on fused neurons after each neuron is divided by its standard deviation; theta are the
+parameters of the fusion, and theta = 0 is the mean of the layers. The objective is convex in U for a fixed fusion, but
+not in U and theta together, so training ends at a local minimum. The project's L-BFGS takes full passes until
+|gradient|^2 / (4 l2) is small. For a convex objective, this bounds the distance to the minimum; here it only says that
+no small step would gain more. U is preconditioned as for every probe, theta by the Gauss-Newton matrix; both
+preconditioners are recomputed in every round.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from probing.heads.fusion.fused import Fusion, Gated, Weighted, states_of
 from probing.probes.solvers import Evaluation, Penalty, Preconditioner, Solution, lbfgs
 from probing.statistics.moments import hardly_vary
 
-# Nats that the gradient promises when training ends.
+# Training ends when |gradient|^2 / (4 l2), in nats, falls below this value.
 TOLERANCE = 1e-4
-# Most passes over the tokens, in all and until the preconditioner is measured anew.
+# Maximum number of passes over the tokens: in all, and until the preconditioner is recomputed.
 MOST_PASSES, PASSES_OF_A_ROUND = 1000, 50
 # Bytes of hidden states of all layers in memory at a time.
 BLOCK_BYTES = 2**24
@@ -137,12 +138,13 @@ def _pooled_layers(states: Tensor, block: _Block) -> Tensor:
 
 @dataclass(frozen=True)
 class Family:
-    """Fusions with parameters; all parameters are 0 for the mean of the layers, and a step of 1 is a large one.
+    """Fusions with parameters, scaled so that 0 is the mean of the layers and a change of 1 is a large change.
 
     Args:
         n_parameters: Number of parameters.
         fusion: Returns the fusion, given the parameters.
-        inverse_scale: Returns 1 over what each fused neuron is divided by, given the parameters.
+        inverse_scale: Returns the factor by which each fused neuron is scaled, 1 over a standard deviation, given the
+            parameters.
         derivatives: Returns a and f, given the parameters, the probe's weight on fused vectors, and the states of some
             tokens. The derivatives of the logits of token t, with its scale fixed, are sum_k a_k[t] f_k[t]'. Shapes
             (n_layers, n, n_classes) and (n_layers, n, n_parameters).
@@ -157,8 +159,9 @@ class Family:
 def weighted_family(moments: LayerMoments) -> tuple[Family, Callable[[Weighted], Tensor]]:
     """Return the fusions `concat`, and the map from one of them to its parameters.
 
-    A parameter is the difference of a weight from the equal one, in units of the layers' mean size over that of its
-    layer, so that the layers of models whose vectors grow from block to block have parameters of one size.
+    The parameter of layer k is (alpha_k - 1 / n_layers) / unit_k, where unit_k is the mean size (root mean square) of
+    the layers divided by the size of layer k. Parameters therefore have similar sizes even in models whose vectors grow
+    from block to block.
     """
     sizes = torch.hypot(moments.mean, moments.covariance.diagonal(dim1=1, dim2=2).T.clamp_min(0).sqrt())
     rms = sizes.square().mean(1).sqrt()
@@ -176,9 +179,10 @@ def weighted_family(moments: LayerMoments) -> tuple[Family, Callable[[Weighted],
 
 
 def gated_family(moments: LayerMoments) -> Family:
-    """Return the fusions `gate`; what a neuron is divided by is its standard deviation in the mean of the layers.
+    """Return the fusions `gate`; each fused neuron is divided by its standard deviation in the mean of the layers.
 
-    A parameter is the gate's weight on a neuron divided by its standard deviation over all layers' tokens.
+    A parameter is the gate's weight on a neuron times the neuron's standard deviation over the tokens of all layers:
+    the weight on the standardised neuron.
     """
     n, d_model = moments.mean.shape
     variance = moments.covariance.diagonal(dim1=1, dim2=2).mean(1) + moments.mean.var(0, correction=0)
@@ -203,7 +207,7 @@ class Learned:
         weight: Weight of the probe on fused vectors, shape (n_classes, d_model).
         objective: Cross-entropy plus penalties on the training tokens, in nats.
         n_passes: Number of passes over the training tokens that evaluated the objective.
-        converged: Whether training ended because the gradient promised less than the tolerance.
+        converged: Whether training ended because |gradient|^2 / (4 l2) fell below the tolerance.
     """
 
     fusion: Fusion
@@ -282,7 +286,8 @@ class Objective:
 def _gauss_newton(a: Tensor, f: Tensor, p: Tensor, block: _Block) -> Tensor:
     """Return the sum over tokens of J'(diag(p) - p p')J, shape (n_parameters, n_parameters).
 
-    The pieces of a word count as if each had the derivatives of the word, with weights that sum to 1.
+    A word of several pieces is approximated: each piece counts like an example of its own, with the class probabilities
+    of the word and the weight 1 / (number of pieces).
 
     Args:
         a: Factors of the derivatives J, shape (n_layers, n, n_classes); see `Family`.
@@ -328,7 +333,7 @@ def learn(objective: Objective, start: Start, l2: float, tolerance: float = TOLE
         objective: The objective.
         start: Where training begins.
         l2: Strength of the penalty.
-        tolerance: Nats that the gradient promises when training ends.
+        tolerance: Value of |gradient|^2 / (4 l2), in nats, below which training ends.
     """
     family, shape = objective.family, objective.shape
     inverse = family.inverse_scale(start.parameters)
@@ -347,7 +352,7 @@ def learn(objective: Objective, start: Start, l2: float, tolerance: float = TOLE
 
 
 def _round(objective: Objective, point: Tensor, l2: float, tolerance: float, most: int) -> Solution:
-    """Take at most so many passes from a point, with a preconditioner that is measured there in one more."""
+    """Take at most `most` passes from a point, and one more to compute the preconditioner at this point."""
     solver = lbfgs(point, Penalty(0.0, l2), objective.preconditioner(point), tolerance)
     point, n_passes = next(solver), 0
     try:

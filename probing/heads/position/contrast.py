@@ -1,12 +1,13 @@
-"""By which neurons a head tells the word at an offset from the other words: its contrast, split exactly into shares.
+"""The contrast by which a head distinguishes the word at an offset from other words, split exactly into neuron shares.
 
 The score of query i and key j is s(i, j) = x_i' M x_j + c' x_j + b(j - i) + (what does not depend on j), with x the
 input of the block's attention, M = W_Q' W_K / sqrt(d_head), c = W_K' b_Q / sqrt(d_head), and b the bias of relative
-positions, where the model has one. The contrast of a head at an offset is the mean over queries i of
-s(i, i + offset) - mean over j of s(i, j): by how much the key at the offset stands out, in logits of the attention.
-Softmax ignores what does not depend on j, and so does the contrast. One part is that of b. With x = mean + p + rest, p
-the mean of the words at a position less that of all, what is left is quadratic in x and splits without a remainder: one
-part is position by position, a sum over neurons of the query, or of the key.
+positions, where the model has one. The contrast of a head at an offset is the mean over queries i of s(i, i + offset) -
+mean over j of s(i, j): by how much the key at the offset stands out, in logits of the attention. Softmax ignores what
+does not depend on j, and so does the contrast. The biases b give one part of the contrast. For the rest, x is split
+into mean + p + rest, where p is the mean of the words at a position minus the mean of all words. The rest of the
+contrast is quadratic in x, and so splits exactly into products of these terms. The part with p on both sides, "position
+by position", is a sum over neurons of the query, or over neurons of the key.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Words:
         return torch.cat([self._mean_biases(places, biases) for places in self.positions.split(sizes)], dim=1)
 
     def _mean_biases(self, places: Tensor, biases: Biases) -> Tensor:
-        """Return those of one sentence from the positions of its words."""
+        """Return the mean biases of one sentence, given the positions of its words."""
         found = biases(places - places[:, None])
         if self.is_causal:
             found = found.masked_fill(torch.ones_like(found).triu(1).bool(), torch.nan)
@@ -73,9 +74,9 @@ class PositionMeans:
     """Means of the words of training sentences.
 
     Args:
-        mean: Of all of them, shape (d_model,).
-        parts: Mean at each position less that of all, shape (n_positions, d_model); 0 where there are fewer than
-            `LEAST` words.
+        mean: Mean of all words, shape (d_model,).
+        parts: Mean at each position minus the mean of all words, shape (n_positions, d_model); 0 where there are fewer
+            than `LEAST` words.
         counts: Number of words at each position, shape (n_positions,); 0 where there are fewer than `LEAST`.
         sd: Standard deviation of each neuron over all words, shape (d_model,).
     """
@@ -130,13 +131,13 @@ def _sd(values: Tensor, counts: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LagMoments:
-    """What the contrasts of all heads of a block need of the words, at one offset.
+    """Statistics of the words from which the contrasts of all heads of a block at one offset are computed.
 
     Args:
         products: Mean over queries of the outer product of the query's state, less `mean`, and the key's difference,
             shape (d_model, d_model): rows are neurons of the query.
         differences: Mean over queries of the key's difference, shape (d_model,).
-        mean: What queries are measured from, shape (d_model,).
+        mean: The vector that is subtracted from the state of each query, shape (d_model,).
     """
 
     products: Tensor
@@ -156,7 +157,7 @@ class LagMoments:
         return cls((asking - mean).T @ differences / n, differences.sum(0) / n, mean)
 
     def split(self, matrix: Tensor, towards: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the contrast of a head as what pairs of neurons and what single neurons of the key add to it.
+        """Split the contrast of a head into terms of pairs of neurons and terms of single neurons of the key.
 
         Args:
             matrix: M of the head, shape (d_model, d_model), rows neurons of the query.
@@ -187,7 +188,7 @@ def contrast_without(pairs: Tensor, singles: Tensor, is_held: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Shares:
-    """The part of a head's contrast that is position by position, neuron by neuron.
+    """Shares of single neurons in the position-by-position part of a head's contrast.
 
     Args:
         by_query: Share of each neuron of the query, shape (..., d_model); they add up to the part.
@@ -201,7 +202,8 @@ class Shares:
     def of(cls, query: Tensor, key: Tensor, products: Tensor, bases: Tensor | None = None) -> Shares:
         """Split the part: the share of neuron n of the query is the sum over n' of M[n, n'] products[n, n'].
 
-        With M = W_Q W_K' this is the n-th row of W_Q times that of products W_K, and M is not needed.
+        With M = W_Q W_K', this is the inner product of row n of W_Q and row n of (products W_K), so that M is not
+        needed.
 
         Args:
             query: W_Q of heads, scaled, shape (heads, d_model, d_head).
@@ -220,7 +222,7 @@ class Shares:
 
     @property
     def use(self) -> Tensor:
-        """How much each neuron is used, on either side, shape (..., d_model)."""
+        """How much each neuron is used: the sum of the magnitudes of its two shares, shape (..., d_model)."""
         return self.by_query.abs() + self.by_key.abs()
 
 

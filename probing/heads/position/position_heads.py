@@ -1,4 +1,4 @@
-"""The contrast of the heads of one block at an offset, which neurons make it, and what is left without them."""
+"""The contrast of a block's heads at an offset, the neurons that produce it, and what is left without these neurons."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from probing.heads.position.removal import HeadScores, as_masks, matched_sets, r
 from probing.models.query_key import QueryKey
 
 Rows = list[dict[str, Any]]
-# Numbers of neurons that are held together, where they are at most half of all.
+# Numbers of neurons that are held together; numbers above half of all neurons are skipped.
 SIZES = (5, 10, 20, 50)
 
 
@@ -33,8 +33,8 @@ class Block:
         layer: Number of the block, from 1.
         heads: Its queries and keys.
         means: Means of the training words.
-        states: What enters the block at the words that are reported on, shape (n, d_model).
-        inputs: The input of the block's attention there; the same where no norm is between.
+        states: The hidden states that enter the block, at the words that are reported on, shape (n, d_model).
+        inputs: The input of the block's attention at these words; equal to `states` if no norm comes in between.
         words: These words.
         groups: Words whose attention is computed again, as indices by sentence.
         run: The rankings of the neurons.
@@ -76,7 +76,7 @@ class Block:
 
     @cached_property
     def means_seen(self) -> tuple[Tensor, Tensor]:
-        """What keys are measured from: the means of the inputs, and of the position's parts, that each word sees."""
+        """Means over the words that each word sees, of inputs and of position parts; they are subtracted from keys."""
         return self.words.means_seen(self.inputs), self.words.means_seen(self.of_position)
 
     @cached_property
@@ -135,24 +135,24 @@ class AtOffset:
 
     @cached_property
     def of_position(self) -> tuple[Tensor, Tensor]:
-        """The same of the position's part."""
+        """As `inputs`, but for the position's part of each word in place of its state."""
         parts, queries = self.block.of_position, self.queries
         return parts[queries], parts[queries + self.offset] - self.block.means_seen[1][queries]
 
     @cached_property
     def biases(self) -> Tensor:
-        """Bias of each query's key less the mean of those of the keys that it sees, shape (heads, n)."""
+        """Bias at each query's key minus the mean bias of the keys that the query sees, shape (heads, n)."""
         block = self.block
         return block.heads.biases_at(torch.tensor([self.offset])) - block.mean_biases[:, self.queries]
 
     @cached_property
     def moments(self) -> LagMoments:
-        """Those of the inputs."""
+        """The moments of the inputs."""
         return LagMoments.of(*self.inputs, self.block.means.mean)
 
     @cached_property
     def products(self) -> Tensor:
-        """Those of the position's part."""
+        """The products of the position's part; see `LagMoments`."""
         return LagMoments.of(*self.of_position, torch.zeros_like(self.block.means.mean)).products
 
     @cached_property
@@ -226,7 +226,7 @@ class AtOffset:
         ]  # fmt: skip
 
     def removals(self, head: int) -> Rows:
-        """Return what is left of a head when the first neurons of each ranking are held, beside random sets."""
+        """Return a head's contrast and attention with each ranking's top neurons held, compared with random sets."""
         query, key, bias = (
             one[head] for one in (self.block.heads.query, self.block.heads.key, self.block.heads.query_bias)
         )
@@ -272,7 +272,7 @@ class AtOffset:
 
 
 def _beside(name: str, value: float, kind: str, others: NDArray[np.float64]) -> Mapping[str, float]:
-    """Return a correlation, the mean of others of a kind, and its p-value by rank among them."""
+    """Return a correlation, the mean of the correlations that it is compared with, and its p-value by rank."""
     there = others[np.isfinite(others)]
     if not len(there) or np.isnan(value):
         return {name: float(value)}

@@ -1,4 +1,4 @@
-"""The parts of a survey on position heads: which heads they are, and which neurons they read beside a run's ranking."""
+"""Parts of a survey on position heads: which heads they are, and whether they read a run's top-ranked neurons."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ POSITION_HEADS = "position_heads"
 # A head is a position head if it gives more than this to one offset (Clark et al. 2019), or attends there most of all
 # in this share of the queries (Voita et al. 2019).
 MOST_MASS, MOST_HITS = 0.5, 0.9
-# Heads whose neurons are reported although they may be no position heads.
+# Number of heads whose neurons are reported even if they are not position heads: those with the most attention to the
+# word at their offset.
 CLEAREST = 3
 # Random bases: with 20, a value above all of them has p = .048.
 BASES = 20
@@ -33,7 +34,7 @@ _TRAIN, _TEST, _TOLD = "position train", "position test", "position told"
 
 
 def joined(rows: Rows, more: Rows) -> Rows:
-    """Return rows with the further columns of the same heads."""
+    """Return rows, extended by the columns that other rows have for the same heads."""
     columns = {(row["layer"], row["head"]): row for row in more}
     return [{**row, **columns.get((row["layer"], row["head"]), {})} for row in rows]
 
@@ -160,7 +161,7 @@ def _neuron_tables(subject: Subject, stores: Stores) -> dict[str, Rows]:
 
 
 def _examined(rows: Rows, ranked_layers: Any) -> set[tuple[int, int]]:
-    """Return the heads whose neurons are reported: position heads and the clearest ones, where there is a ranking."""
+    """Return the heads whose neurons are reported: position heads and the clearest heads, in blocks with a ranking."""
     ranked = [row for row in rows if row["layer"] - 1 in ranked_layers]
     clearest = sorted(ranked, key=lambda row: -np.nan_to_num(row["word_mass"], nan=-1))[:CLEAREST]
     found = [*clearest, *(row for row in ranked if row["position_head"] == "yes")]
@@ -171,6 +172,6 @@ POSITION_PARTS = (
     Part(POSITION_HEADS, _lacks_run, lambda subject: [], _head_tables, _head_readings, by_name_only=True),
     Part("position_neurons", _lacks_neurons, lambda subject: [], _neuron_tables, _neuron_readings, by_name_only=True),
 )
-# The first of them without a run: how much heads attend to a fixed offset, and not whether they follow what they are
-# told.
+# The first of these parts without a run: it measures how much heads attend to a fixed offset, but not whether they
+# follow permuted positions.
 OFFSET_HEADS = Part(POSITION_HEADS, _lacks_sides, lambda subject: [], _head_tables, _offset_readings)

@@ -1,4 +1,4 @@
-"""The sentences of which position heads are read: a bounded sample, to choose and to estimate by, and to report on."""
+"""The sentences on which position heads are measured: one sample to choose and estimate on, another to report on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from probing.heads.position.contrast import Words
 from probing.heads.subject import Subject
 from probing.heads.sums import SumsStore
 
-# Most words, by blanks, of the sentences that offsets are chosen by and means estimated from, and of the others.
+# Maximum number of words (of a treebank, or divided at blanks) in the sample that offsets are chosen and means are
+# estimated on, and in the sample that is reported on.
 MOST_TRAIN, MOST_TEST = 20_000, 10_000
 # Most tokens whose attention is computed again for every set of neurons that is held, and groups by length.
 MOST_HELD, GROUPS = 1_000, 4
@@ -32,7 +33,7 @@ def sample_requests(subject: Subject) -> tuple[Request, Request]:
 
 
 def _sample(corpus: Corpus, chosen: NDArray[np.bool_], most_words: int, seed: int) -> Corpus:
-    """Return chosen sentences in their order: all, or a random sample of them that has so many words."""
+    """Return chosen sentences in their order: all, or a random sample with at most `most_words` words."""
     order = np.random.default_rng(seed).permutation(np.flatnonzero(chosen))
     lengths = [len(corpus.words[i]) if corpus.words else len(corpus.sentences[i].split()) for i in order.tolist()]
     n = int(np.searchsorted(np.cumsum(lengths), most_words, side="right"))

@@ -1,8 +1,9 @@
-"""Does the ranking of a probe tell which neurons a head reads? Rank correlations of both, beside what chance gives.
+"""Rank correlations between a probe's ranking of neurons and the neurons that heads read, compared with chance.
 
-Neurons whose mean differs much between positions serve a probe and a head alike, whatever the head does. So the partial
-correlation keeps the spread of p(t) and of p(t + 1) - p(t) constant, and both correlations stand beside those of the
-block's other heads and beside those in random bases, where neurons are random directions of the same space.
+Neurons whose mean differs much between positions are useful both to a probe and to any head, so a correlation alone
+says little. The partial correlation therefore keeps the spread of p(t) and of p(t + 1) - p(t) constant. Both
+correlations are compared with those of the block's other heads, and with those in random bases, in which random
+directions of the same space take the place of neurons.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Agreement:
         used, ranked = rankdata(use, axis=1), rankdata(ranking)
         design = np.stack([np.ones(len(ranked)), *(rankdata(one) for one in spreads)], axis=1)
         left = [values - values @ np.linalg.pinv(design).T @ design.T for values in (ranked, used)]
-        # What is left of ranks that are told by the spreads is rounding.
+        # If the spreads determine the ranks exactly, the residuals are rounding errors: they are set to 0.
         left = [np.where(np.abs(values) < 1e-6 * len(ranked), 0.0, values) for values in left]
         return cls(spearman(ranked, used), spearman(left[0], left[1]))
 
@@ -57,7 +58,7 @@ def rank_p(value: float, others: Sequence[float] | Array) -> float:
 
 
 def contributions_in_bases(weight: Tensor, states: Tensor, classes: Tensor, bases: Tensor) -> Tensor:
-    """Return the mean contribution of each direction of some bases to the logit of the true class.
+    """Return the mean absolute contribution of each direction to the logit of the true class, centred over classes.
 
     Args:
         weight: Weights of a probe, shape (n_classes, d_model).

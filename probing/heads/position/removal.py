@@ -1,4 +1,4 @@
-"""Neurons held at their mean in the queries and keys of one head alone, against random sets of as many neurons.
+"""Holds neurons at their mean in the queries and keys of a single head, and compares with random sets of equal size.
 
 Queries and keys are linear in the state, so that a held neuron changes them by its deviation from the mean times a
 column of W_Q or W_K: the scores of many sets follow from those of the intact head by products of k columns.
@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-# Sets of as many neurons that each set is compared with, of either kind.
+# Number of random sets, and of matched sets, that each set is compared with.
 DRAWS = 100
-# Neurons among which one of a matched set is drawn: those with the nearest standard deviations.
+# A neuron of a matched set is drawn among this many neurons, those with the nearest standard deviations.
 NEAREST = 20
 # Most numbers of a tensor of scores at a time.
 _MOST_NUMBERS = 2**22
@@ -29,7 +29,7 @@ def top_neurons(scores: NDArray[np.float64], k: int) -> NDArray[np.int64]:
 
 
 def random_sets(n_neurons: int, k: int, generator: np.random.Generator, n: int = DRAWS) -> NDArray[np.int64]:
-    """Draw sets of k distinct neurons among all, shape (n, k): also among those that they are compared with.
+    """Draw sets of k distinct neurons among all, shape (n, k); neurons of the compared set can be drawn too.
 
     A set that is itself random is thus one of n + 1 sets of the same distribution, and its p-value by rank is exact.
     """
@@ -81,8 +81,8 @@ class HeadScores:
         is_word: Whether there is a word, shape (n_sentences, length).
         query: W_Q of the head times the scale of its scores, shape (d_model, d_head).
         key: W_K of the head, not scaled.
-        query_of_mean: Query of the mean, scaled, with its bias, shape (d_head,). (The key of the mean moves all scores
-            of a query alike, and is left out.)
+        query_of_mean: Query of the mean, scaled, with its bias, shape (d_head,). (The key of the mean adds the same to
+            all scores of a query, and is left out.)
         biases: What is added to the score of each query and key, shape (n_sentences, length, length).
         offset: In tokens, from query to key.
         is_causal: Whether a word sees no later one.

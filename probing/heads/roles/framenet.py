@@ -1,8 +1,8 @@
 """Reads role links from FrameNet, in the layout in which it is distributed: a folder `lu` with a file for each unit.
 
 A file `lu/lu*.xml` holds the example sentences of one lexical unit. Its header says which elements of the frame are
-core. An annotation marks the target and the elements by their first and last character. FrameNet needs a licence, and
-comes with nothing of this project.
+core. An annotation marks the target and the elements by their first and last character. FrameNet requires a licence,
+and no part of it comes with this project.
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ class RoleLinks:
     """Sentences with their links.
 
     Args:
-        corpus: The sentences that are short enough. Those without a link have unlinked pairs of words to compare with.
+        corpus: The sentences that are short enough. Sentences without a link are kept too: their pairs of words are
+            unlinked pairs for the comparison.
         links: The links, in the order of the sentences.
         left_out: Why links were left out, with their number.
     """

@@ -8,20 +8,21 @@ therefore compared with unlinked pairs of words that look alike: pairs of the sa
 speech (where the corpus has them), the same numbers of words and of pieces, because a maximum grows with these, and the
 same place. In each draw of the null, the links are resampled among all such pairs. If links were made at random, the
 true ones would be one more draw, so that p-values are uniform. A p-value compares with the largest statistic over all
-heads and both directions of each draw, and so corrects for the choice of a head. (The paper takes what is above the
-99th percentile of its 144 heads, which is 1.4 heads whatever they do.)
+heads and both directions of each draw, and so corrects for the choice of a head. (The paper selects the heads above the
+99th percentile of its 144 heads: 1% of them, 1.4 heads, whatever they do.)
 
-The place matters because links are not made at random places: subjects come early. A head attends from token i to token
-j of n by exp(s_ij) / sum_k exp(s_ik), with scores s_ij that depend on the embeddings of the positions i and j even in a
-randomly initialised model, and with n terms in the sum. So all three must be the same for links and unlinked pairs.
-Both positions are matched exactly: before training, the embedding of a position tells nothing of that of the next one,
-so that bins would not do. An exact match of n would leave few links. Its effect is smooth, and is removed in another
-way: within the kinds of pairs, a line through 1 / n, the attention if all scores are equal, is fitted for each head and
-direction, and what it explains is subtracted before links are compared. It is fitted to links and unlinked pairs alike.
-It therefore does not know which are linked, and p-values stay uniform for links at random. In a randomly initialised
-model, made-up links from word 2 to word 0, more of them in short sentences, are significant if either is left out, and
-not with both (tests/heads/test_roles.py). A link of a kind and at a place that no unlinked pair has cannot be told from
-its place: it is left out and counted.
+The place matters because links are not at random places: subjects, for example, come early. A head attends from token i
+to token j of n by exp(s_ij) / sum_k exp(s_ik), with scores s_ij that depend on the embeddings of the positions i and j
+even in a randomly initialised model, and with n terms in the sum. So the comparison of links and unlinked pairs must
+account for i, j and n. Both positions are matched exactly, not in bins, because in a randomly initialised model the
+embeddings of neighbouring positions are unrelated. An exact match of n would leave few links; but the effect of n is
+smooth, and is removed by a regression. Within the kinds of pairs, a line in 1 / n (the attention if all scores are
+equal) is fitted for each head and direction, and what it predicts is subtracted before links are compared. The line is
+fitted to links and unlinked pairs alike, without regard to which pairs are linked, so that p-values stay uniform if
+links are random. In a randomly initialised model, made-up links from word 2 to word 0, more of them in short sentences,
+are significant if the match of positions or the regression is left out, and are not significant with both
+(tests/heads/test_roles.py). The effect of a link cannot be separated from that of its place if no unlinked pair has the
+same kind and place: such a link is left out and counted.
 """
 
 from __future__ import annotations
@@ -179,7 +180,7 @@ class Roles:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What changes the scores beside model and corpus."""
+        """Everything other than model and corpus that changes the scores."""
         return {"version": 1, "pairs": self.pairs.fingerprint}
 
     def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Accumulator]:
@@ -234,9 +235,9 @@ def rows_of_scores(values: NDArray[np.float32], pairs: Pairs, seed: int, n_draws
     """Return the rows of `roles.csv`: for all roles together and for each frequent one, each head in both directions.
 
     Columns: `query` is the side that attends; `score` with its interval over sentences; `unlinked`, the mean over
-    unlinked pairs that look alike, at the lengths of the links' sentences; `z`, the score's deviation from resampled
-    links in their standard deviations; `p_value`, over heads and directions; `n`, the number of links; `n_unmatched`,
-    that of links without an unlinked pair that looks alike, which are left out.
+    unlinked pairs that look alike, at the lengths of the links' sentences; `z`, by how many standard deviations of
+    resampled links the score differs from their mean; `p_value`, corrected for the number of heads and directions; `n`,
+    the number of links; `n_unmatched`, the number of links that are left out because no unlinked pair looks alike.
 
     Args:
         values: The largest attention between the pieces of each pair, shape (n_pairs, 2, layers, heads).
@@ -268,9 +269,10 @@ def _comparable(stratum: NDArray[np.int64], linked: NDArray[np.bool_], tested: N
 def at_one_length(
     values: NDArray[np.float32], linked: NDArray[np.bool_], stratum: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return the attention of pairs without what the lengths of their sentences explain, float64.
+    """Return the attention of pairs with the effect of the lengths of their sentences removed, float64.
 
-    A line through 1 / n is fitted within the kinds of pairs, for each head and direction. The mean over links stays.
+    A line through 1 / n is fitted within the kinds of pairs, for each head and direction. The mean over links does not
+    change.
 
     Args:
         values: Shape (n_pairs, ...).

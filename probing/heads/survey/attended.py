@@ -45,7 +45,7 @@ def attended(attention: Attention, batch: Batch, types: Tensor) -> dict[str, Ten
 
     Returns:
         mass: The attention to all tokens of the type, shape (batch, heads, types), float64.
-        norm_mass: The same of weights times norms, each row divided by its sum; absent if the model's output
+        norm_mass: As `mass`, but of weights times norms, with each row divided by its sum; absent if the model's output
             projection cannot be told.
         column_max: The largest mean over queries among the sentence's tokens of the type, not summed; 0 if there is
             none.
@@ -98,8 +98,8 @@ def types_of(tokens: Tokens, corpus: Corpus, special_tokens: Mapping[int, str]) 
 def _punctuation(tokens: Tokens, corpus: Corpus) -> NDArray[np.bool_]:
     """Return which tokens are punctuation marks alone, shape (n_tokens,).
 
-    A mark between two letters or digits, as in "don't", is a part of a word. Tokenizers divide words from marks in
-    different ways, so that the words of a tokenizer do not say it.
+    A mark between two letters or digits, as in "don't", is a part of a word. Tokenizers separate marks from words in
+    different ways, so that their words do not show whether a mark is inside a word.
     """
     found = np.zeros(tokens.n_tokens, dtype=bool)
     if tokens.spans is None:

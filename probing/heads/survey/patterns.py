@@ -4,9 +4,10 @@ The paper labels 400 maps by hand and trains a network on them; neither is publi
 numbers, each of them 0 for uniform attention and 1 for a pure pattern, and classified by thresholds on them. The rules
 are validated on generated maps of each class (tests/heads/test_patterns.py).
 
-Limits: stripes on words, and not on special tokens, count as heterogeneous; single sentences have no block pattern. A
-head that attends to words nearby keeps within its sentence too, as most nearby words are of it. So blocks are also
-measured with the boundary of each pair at another place, where the two sentences exchange their lengths.
+Limits: vertical stripes on ordinary words, not on special tokens, count as heterogeneous; single sentences have no
+block pattern. A head that attends to nearby words also stays mostly within its sentence, because most nearby words
+belong to it. As a control, blocks are therefore also measured with the boundary of each pair moved, as if the two
+sentences had exchanged their lengths.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from probing.heads.reading import Attention, Batch
 CLASSES = ("vertical", "diagonal", "vertical and diagonal", "block", "heterogeneous")
 # From this value of v + d on, a map has stripes; from this value of b on, blocks.
 STRIPES, BLOCK = 0.5, 0.5
-# Least share of the weaker pattern in v + d at which both patterns are there.
+# A map has both patterns if the weaker one has at least this share of v + d.
 BOTH = 0.25
 # Factors by which all thresholds are multiplied to see how much depends on them.
 SWEEP = (0.75, 1.25)
@@ -43,8 +44,9 @@ def patterns(attention: Attention, batch: Batch) -> Mapping[str, Tensor]:
 def stripes(probabilities: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return how vertical and how diagonal maps are: (mass - e) / (1 - e), at least 0, with e under uniform attention.
 
-    The mass of the vertical pattern is that on special tokens, of the diagonal one that on the token itself, the
-    previous and the next one, unless they are special; both are means over all queries.
+    The mass of the vertical pattern is the attention to special tokens. The mass of the diagonal pattern is the
+    attention to the token itself, the previous and the next one, unless they are special. Both are means over all
+    queries.
 
     Args:
         probabilities: Shape (batch, heads, from, to).
@@ -63,7 +65,7 @@ def blocks(probabilities: Tensor, batch: Batch, segments: Tensor) -> Tensor:
     """Return how much maps keep within the segments of a pair, above uniform attention; shape (batch, heads), float64.
 
     Special tokens are removed and the rows of the others renormalised. In causal models, uniform attention is over
-    earlier tokens alone: those of the first segment see no others.
+    earlier tokens only; a token of the first segment sees no token of the second one.
 
     Args:
         probabilities: Shape (batch, heads, from, to).

@@ -1,10 +1,10 @@
 """Attention rollout: which tokens the vectors after each block are composed of (Abnar & Zuidema 2020).
 
-A block is taken to keep half of each vector and to add the head-mean A of its attention as the other half, so that its
-effect is (I + A) / 2, and that of the first k blocks the product of k such matrices. Its rows sum to 1: they are the
-shares of the tokens of the input in the vector of each token. Rollout knows nothing of values, MLPs and norms, and one
-half is an assumption. So the same product with uniform attention in all blocks stands beside it: what exceeds that is
-due to where the heads attend.
+A block is assumed to keep half of each vector and to add the head-mean A of its attention as the other half. Its effect
+is then (I + A) / 2, and the effect of the first k blocks is the product of k such matrices. The rows of the product sum
+to 1: they are the shares of the tokens of the input in the vector of each token. Rollout knows nothing of values, MLPs
+and norms, and one half is an assumption. The same product is therefore also computed with uniform attention in all
+blocks: the difference between the two is due to where the heads attend.
 """
 
 from __future__ import annotations

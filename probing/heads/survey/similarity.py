@@ -3,11 +3,11 @@
 Heads are compared by the Jensen-Shannon divergence of their rows (Clark et al. 2019, section 6), in nats: 0 for heads
 that attend alike, at most ln 2.
 
-Layers are compared by the cosine of their maps, of which all heads are put one after the other (Shi et al. 2022, figure
-3). This published form has two faults. Head 3 of one layer has nothing to do with head 3 of the next one, so that the
-order of the heads decides; and a column that all heads share, such as that of [SEP], makes any two layers alike. So two
-forms that do not depend on the order of heads are given beside it, the cosine of the mean over heads and that of
-best-matched heads, and each form also without special tokens.
+Layers are compared by the cosine of their maps, with the maps of all heads concatenated (Shi et al. 2022, figure 3).
+This published form has two faults. Head 3 of one layer has nothing to do with head 3 of the next one, so that the
+result depends on the arbitrary order of heads; and a column that all heads share, such as that of [SEP], makes any two
+layers alike. So two forms that do not depend on the order of heads are given beside it, the cosine of the mean over
+heads and that of best-matched heads, and each form also without special tokens.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from probing.heads.reading import Attention, Batch
 from probing.heads.sums import SumsStore
 from probing.statistics.intervals import mean_interval
 
-# Most queries of a sentence by which heads are compared; a longer sentence has this many, evenly spaced. So the maps of
-# one batch that wait for the last block take at most heads x 64 x batch_tokens x 4 bytes: 18 MiB for the 72 heads of
-# the built-in model and the 1,024 tokens of a batch on a CPU, 96 MiB for the 384 heads of bert-large.
+# Maximum number of queries of a sentence by which heads are compared; of a longer sentence, this many evenly spaced
+# queries are taken. So the maps of one batch that wait for the last block take at most heads x 64 x batch_tokens x 4
+# bytes: 18 MiB for the 72 heads of the built-in model and the 1,024 tokens of a batch on a CPU, 96 MiB for the 384
+# heads of bert-large.
 QUERIES = 64
 # Sums for each pair of heads are kept for groups of sentences, which are the clusters of the intervals. For each
 # sentence, the 10,296 pairs of bert-base would take 82 kB.
@@ -212,8 +213,8 @@ def matched(products: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the cosine of best-matched heads, summed over each group, shape (groups,).
 
     Each head is matched with one of the other layer's heads, so that the mean cosine is the largest (the assignment
-    problem). Even groups have the matching that is best for odd groups, and the reverse, so that a choice among many
-    matchings raises no cosine.
+    problem). The matching that is best for odd groups is applied to even groups, and the reverse, so that the choice
+    among many matchings does not inflate the cosine.
 
     Args:
         products: Sums of the products that `cosines` returns over each group, shape (groups, heads, heads).

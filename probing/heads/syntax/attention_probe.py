@@ -2,8 +2,9 @@
 
 For a dependent j the probability of the word i is p(i | j), proportional to exp(sum_k w_k a_k(i, j) + u_k a_k(j, i)),
 where a_k(i, j) is the attention from i to j of the k-th of all heads (Clark et al. 2019, section 5). It is a
-conditional logit model, so that its cross-entropy is convex in w and u. With a small l2 penalty on weights times the
-standard deviation of what they multiply, it is trained to its optimum, and the optimality gap is a bound in nats.
+conditional logit model, so that its cross-entropy is convex in w and u. The penalty is a small l2 penalty on each
+weight times the standard deviation of the attention that it multiplies. The probe is trained to its optimum, and the
+optimality gap is a bound in nats.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ L2 = 1e-5
 TOLERANCE, MOST_PASSES = 1e-5, 500
 # Rows multiplied at a time; their products are added up in float64.
 ROWS = 2**16
-# Score of a choice of heads, whose arcs have a direction.
+# Name of the unlabelled attachment score: the share of words whose head is found.
 UAS = "uas"
 
 
@@ -105,7 +106,7 @@ class Candidates:
         return sd.clamp_min(max(1e-3 * float(sd.median()), torch.finfo(torch.float32).tiny))
 
     def first_curvature(self, deviations: Tensor) -> Tensor:
-        """Return the Hessian where all candidates are as likely, in scaled weights; (n_features, n_features)."""
+        """Return the Hessian, in scaled weights, where all candidates are equally likely; (n_features, n_features)."""
         total = torch.zeros(self.n_features, self.n_features, dtype=torch.float64)
         n = self.n_candidates
         ends = np.append(self.first, len(self.to_dependent))
@@ -197,7 +198,7 @@ class Answers:
 
 
 def probe_row(answers: Answers, untrained: Answers | None = None) -> Row:
-    """Return the probe as a row beside those of trees: the share of words whose head it finds (UAS).
+    """Return the probe's row for the table of trees: the share of words whose head it finds (UAS).
 
     The baseline is the fixed offset from dependent to head that is best on the training arcs.
 
@@ -229,7 +230,7 @@ def probe_row(answers: Answers, untrained: Answers | None = None) -> Row:
 def answers_of(
     train: tuple[SumsStore, Corpus, NDArray[np.bool_] | None], test: tuple[SumsStore, Corpus, NDArray[np.bool_] | None]
 ) -> Answers:
-    """Train the probe on one part and ask it about another; the pairs of only one are in memory at a time.
+    """Train the probe on one part and test it on another; only one part's pairs are in memory at a time.
 
     Args:
         train: What `HeadPairs` kept, the corpus, and its training sentences (all if None).

@@ -1,4 +1,4 @@
-"""The attention of all heads between the words of a sample of sentences, for what has to see all heads at once."""
+"""The attention of all heads between the words of a sample of sentences, for a probe that needs all heads at once."""
 
 from __future__ import annotations
 

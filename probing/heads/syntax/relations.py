@@ -77,7 +77,8 @@ def scored(store: SumsStore, corpus: Corpus, option: str = "--corpus") -> Scored
     dependents, heads = rows_of.of(arcs.sentences, arcs.dependents), rows_of.of(arcs.sentences, arcs.heads)
     attended = store.by_token(MostAttended.name).numpy()
     read = (dependents >= 0) & (heads >= 0)
-    # The first word of a causal model may have no other piece than the first token, and is then not there.
+    # In a causal model, the first word may consist of the first token alone, which belongs to no word; its arcs are
+    # then left out.
     read &= (attended[dependents, 0, 0, 0] != NONE) & (attended[heads, 0, 0, 0] != NONE)
     kept = arcs.where(read)
     return Scored(kept, attended[dependents[read]] == kept.heads[:, None, None, None])
@@ -109,10 +110,10 @@ def relation_rows(
 def head_relation_rows(train: Scored, test: Scored, least: int = LEAST_ARCS) -> list[Row]:
     """Return a row for each head, in the order of layers and heads: the relation that it is best at.
 
-    That is the relation in which the head is furthest above the best offset on the training sentences, of equally good
-    ones the most frequent one; by accuracy alone it would be, for most heads, a relation between neighbours that any
-    head finds that attends nearby. Accuracies are those on the test sentences, and p-values are corrected for the
-    number of heads (Holm).
+    This is the relation for which the head's accuracy on the training sentences exceeds that of the best offset most;
+    of equally good relations, it is the most frequent one. Accuracy alone would choose, for most heads, a relation
+    between neighbouring words, which is found by any head that attends to nearby words. Accuracies are those on the
+    test sentences, and p-values are corrected for the number of heads (Holm).
 
     Args:
         train: The arcs by which relations, queries and offsets are chosen.

@@ -1,6 +1,7 @@
 """The parts of a survey that need a treebank: relations, trees, and the probe that reads nothing but attention.
 
-Each chooses on the sentences that are not tested on, and reports on the others, beside a randomly initialised model.
+Each part chooses heads or trains on sentences outside of the test part, reports on the test part, and compares with a
+randomly initialised model.
 """
 
 from __future__ import annotations

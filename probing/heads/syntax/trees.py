@@ -28,7 +28,7 @@ from probing.heads.syntax.arcs import Arcs, WordRows, arcs_of, punctuation_of
 from probing.heads.syntax.relations import Row, by_sentence, compared, with_interval
 from probing.heads.syntax.word_maps import NONE, WordBatch
 
-# Score of a tree, whose edges have no direction.
+# Name of the undirected unlabelled attachment score.
 UUAS = "uuas"
 
 
@@ -160,7 +160,7 @@ def scored_trees(store: SumsStore, corpus: Corpus, option: str = "--corpus") -> 
 
 
 def tree_rows(train: TreeScores, test: TreeScores, untrained: tuple[TreeScores, TreeScores] | None = None) -> list[Row]:
-    """Return a row for each head, in the order of layers and heads; that which is best on train is `chosen`.
+    """Return a row for each head, in the order of layers and heads; the head that is best in training is `chosen`.
 
     `difference` is the score minus that of the chain, on the same sentences. Its p-value is two-sided and corrected for
     the number of heads (Holm). `untrained` is the score of the randomly initialised model's head that is best on train.

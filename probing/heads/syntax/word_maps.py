@@ -19,7 +19,7 @@ from probing.corpus import Corpus
 from probing.heads.measures import Accumulator, Kept
 from probing.heads.reading import Attention, Batch
 
-# Stands for a word that is not there, because it has no piece or all others have none.
+# Marks a word that has no piece, or whose sentence has no other word with a piece.
 NONE = -1
 
 
@@ -131,7 +131,7 @@ def most_attended(maps: Tensor, words: WordBatch) -> Attended:
         return Attended(nothing, nothing)
     candidates = maps.masked_fill(~words.pairs[:, None], -1.0)
     missing = ~words.has_another[:, None]
-    # The transpose is copied, because the index of the largest value of a column is found five times as slowly.
+    # The transpose is copied, because argmax takes five times as long over columns as over rows.
     both = (candidates, candidates.transpose(2, 3).contiguous())
     return Attended(*(one.argmax(3).to(torch.int16).masked_fill_(missing, NONE) for one in both))
 

@@ -11,7 +11,8 @@ from probing.page.markup import Html, element
 # Width of a letter, of a wide one and of the room between words; distances of arcs from the line of the words.
 LETTER, WIDE, GAP = 7.4, 14.0, 16.0
 ABOVE, BELOW = 21, 14
-# Width of an arc for all of the attention, and the least width, which is that of a hundredth and of less.
+# Width of an arc for all of the attention of a word, and the least width, which all weak arcs have. In between, the
+# width is proportional to the attention.
 FULL, LEAST = 7.0, 0.5
 # Width and height of the heads of arrows, which lie between arcs and words: arcs end at a right angle to the line.
 TIP_WIDTH, TIP_HEIGHT = 8, 6

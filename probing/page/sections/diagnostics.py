@@ -1,4 +1,4 @@
-"""By which rule probes go on (`hierarchy`), and what a model predicts at masks (`cloze`)."""
+"""By which rule probes generalise (`hierarchy`), and what a model predicts at masks (`cloze`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""From which checkpoint on something is there and stays: loss, position, position heads, outliers.
+"""The checkpoint from which on each quantity stays past its threshold: loss, position, position heads, outliers.
 
-A quantity stays from the first checkpoint from which it is past its threshold in every later one. It came between the
-checkpoint before and that one. What stays from the first checkpoint on was there before the series begins.
+This is the first checkpoint such that the quantity is past its threshold there and at all later checkpoints. The
+quantity emerged between this checkpoint and the one before; if it is the first of the series, before the series begins.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Thresholds:
-    """From where on something counts as there.
+    """The thresholds past which a quantity counts as present.
 
     Args:
         loss: Nats by which the held-out loss is below that of a model of token frequencies, or, where that is not
@@ -87,7 +87,7 @@ def emergence(
         rows: Rows of `series.csv`.
         deviations: For each checkpoint by layer how far each neuron's mean is from the others', in sd.
         steps: The step of each checkpoint, ascending.
-        thresholds: From where on something counts as there.
+        thresholds: The thresholds past which a quantity counts as present.
     """
     return [
         *_loss(rows, steps, thresholds.loss),

@@ -52,7 +52,7 @@ def write_summary(
         found: What was measured.
         tables: Rows by the name of their table.
         names: The measures.
-        thresholds: From where on something counts as there.
+        thresholds: The thresholds past which a quantity counts as present.
         timings: Times in seconds.
     """
     summary = {

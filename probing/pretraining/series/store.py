@@ -1,4 +1,4 @@
-"""What was measured of a checkpoint, kept in the cache: a series that was killed goes on with what is not there."""
+"""The cache of measures of checkpoints: a series that was killed continues with the measures that are missing."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def kept(
         description = {one: source.header[one] for one in ("model", "revision", "corpus", "versions")}
         store = PassStore.opened(folder, key, source.tokens, _ONLY, source.plan.batch_tokens, description)
         store.put(_ONLY, {"document": _as_tensor(json.dumps(made))})
-        # Read again, so that a number is the same whether it was measured now or before.
+        # Converted to JSON and back, so that a number is the same whether it was measured now or read from the cache.
         return json.loads(json.dumps(made)), False
 
 

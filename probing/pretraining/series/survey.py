@@ -67,11 +67,11 @@ def survey(
 
     Args:
         checkpoints: The checkpoints, by step.
-        source_of: Returns the model of a checkpoint; called when it is that one's turn.
+        source_of: Returns the model of a checkpoint; called just before the checkpoint is measured.
         names: Names of the measures.
         text: What all of them read.
         how: How they are measured.
-        keeps_activations: Whether what a checkpoint is measured on stays in the cache once it is measured.
+        keeps_activations: Whether the hidden states of a checkpoint stay in the cache once it is measured.
         say: Called with a line for each checkpoint.
 
     Raises:
