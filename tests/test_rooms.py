@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -19,13 +20,23 @@ def _name(file: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
+def _tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
 def _imports(file: Path, known: Mapping[str, Path], *, of_types: bool) -> Iterator[str]:
     """Yield what a file imports, inside of functions too, and where asked for also what only type checkers read."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            node.body = node.body if of_types else []
-    for node in ast.walk(tree):
+    only_types = {
+        inside
+        for node in ast.walk(_tree(file))
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for statement in node.body
+        for inside in ast.walk(statement)
+    }
+    for node in ast.walk(_tree(file)):
+        if node in only_types and not of_types:
+            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -124,19 +135,15 @@ def test_figures_are_written_in_one_place() -> None:
     writers = {
         _name(file)
         for file in (ROOT / "probing").rglob("*.py")
-        if any(
-            isinstance(node, ast.Attribute) and node.attr == "savefig"
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        )
+        if any(isinstance(node, ast.Attribute) and node.attr == "savefig" for node in ast.walk(_tree(file)))
     }
     assert writers == {"probing.figures.style"}
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "probing").rglob("*.py")), ids=lambda file: str(file.relative_to(ROOT)))
 def test_files_and_functions_have_a_comfortable_size(file: Path) -> None:
-    text = file.read_text(encoding="utf-8")
-    assert text.count("\n") <= 400
-    for node in ast.walk(ast.parse(text)):
+    assert file.read_text(encoding="utf-8").count("\n") <= 400
+    for node in ast.walk(_tree(file)):
         if isinstance(node, ast.FunctionDef):
             assert (node.end_lineno or 0) - node.lineno < 80, node.name
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from probing.data.subsample import load, thin
 from probing.probes.solvers import Penalty
 from probing.rankings import elastic_net
 from probing.rankings.elastic_net import entries
-from probing.rankings.methods import METHODS, LayerData, by_score, mean_differences, read_layer
+from probing.rankings.methods import METHODS, LayerData, Ranking, by_score, mean_differences, read_layer
 from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, objective, optimum, scaled_features, sides
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
@@ -51,28 +52,34 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[LayerData, Data]:
     return data_of(tmp_path_factory.mktemp("planted") / "store", states, tokens)
 
 
+@pytest.fixture(scope="module")
+def ranked(planted: tuple[LayerData, Data]) -> Callable[[str], Ranking]:
+    """Rank the neurons of the planted data by a method, once for each method."""
+    return cache(lambda name: METHODS[name](planted[0]))
+
+
 # --- what is planted is found (science.md F1, F2) ---
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in (*FOOLED_BY_CONSTANTS, "random")])
-def test_the_neuron_of_position_is_first(planted: tuple[LayerData, Data], name: str) -> None:
-    order = METHODS[name](planted[0]).order.tolist()
+def test_the_neuron_of_position_is_first(ranked: Callable[[str], Ranking], name: str) -> None:
+    order = ranked(name).order.tolist()
     assert order[0] == INFORMATIVE
     assert order[-1] == DEAD
 
 
 @pytest.mark.parametrize("name", FOOLED_BY_CONSTANTS)
 def test_a_large_constant_is_mistaken_for_one_by_what_does_not_centre(
-    planted: tuple[LayerData, Data], name: str
+    ranked: Callable[[str], Ranking], name: str
 ) -> None:
-    order = METHODS[name](planted[0]).order.tolist()
+    order = ranked(name).order.tolist()
     assert set(order[:2]) == {INFORMATIVE, CONSTANT}
     assert order[-1] == DEAD
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_ranking_is_of_all_neurons_and_each_once(planted: tuple[LayerData, Data], name: str) -> None:
-    ranking = METHODS[name](planted[0])
+def test_a_ranking_is_of_all_neurons_and_each_once(ranked: Callable[[str], Ranking], name: str) -> None:
+    ranking = ranked(name)
     assert sorted(ranking.order.tolist()) == list(range(D_MODEL))
     assert ranking.score.shape == (D_MODEL,)
     assert torch.isfinite(ranking.score).all()
@@ -93,33 +100,45 @@ def test_neurons_that_are_constant_within_classes_have_the_largest_f(tmp_path: P
 # --- symmetries ---
 
 
+NEW = np.random.default_rng(1).permutation(D_MODEL)
+
+
+@pytest.fixture(scope="module")
+def reordered(tmp_path_factory: pytest.TempPathFactory) -> LayerData:
+    """The planted data with its neurons reordered, and some of them negated."""
+    tokens, states = states_of()
+    signs = np.random.default_rng(2).choice([-1, 1], D_MODEL)
+    return data_of(tmp_path_factory.mktemp("reordered") / "store", (states * signs)[:, NEW], tokens)[0]
+
+
+@pytest.fixture(scope="module")
+def in_other_units(tmp_path_factory: pytest.TempPathFactory) -> LayerData:
+    """The planted data with each neuron multiplied by a power of 2."""
+    tokens, states = states_of()
+    units = np.exp2(np.random.default_rng(3).integers(-6, 7, D_MODEL))
+    units[DEAD] = 1
+    return data_of(tmp_path_factory.mktemp("units") / "store", states * units, tokens)[0]
+
+
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "random"])
 def test_neurons_reordered_and_negated_are_ranked_the_same(
-    planted: tuple[LayerData, Data], tmp_path: Path, name: str
+    ranked: Callable[[str], Ranking], reordered: LayerData, name: str
 ) -> None:
-    tokens, states = states_of()
-    new = np.random.default_rng(1).permutation(D_MODEL)
-    signs = np.random.default_rng(2).choice([-1, 1], D_MODEL)
-    changed, _ = data_of(tmp_path / "store", (states * signs)[:, new], tokens)
-    before, after = METHODS[name](planted[0]), METHODS[name](changed)
+    before, after = ranked(name), METHODS[name](reordered)
     live = [i for i in range(D_MODEL) if i != DEAD]
     # The probe is trained anew, to 1e-5 nats; neurons of noise may pass each other, the first may not.
     tolerance = 0.05 * float(before.score.abs().max())
     scores = torch.empty_like(after.score)
-    scores[torch.from_numpy(new)] = after.score
+    scores[torch.from_numpy(NEW)] = after.score
     if name == "weight_mass":
         tolerance = 0.1
     np.testing.assert_allclose(scores[live], before.score[live], atol=tolerance)
-    assert new[after.order[0]] == before.order[0]
+    assert NEW[after.order[0]] == before.order[0]
 
 
 @pytest.mark.parametrize("name", FREE_OF_SCALE)
-def test_units_do_not_matter(planted: tuple[LayerData, Data], tmp_path: Path, name: str) -> None:
-    tokens, states = states_of()
-    units = np.exp2(np.random.default_rng(3).integers(-6, 7, D_MODEL))
-    units[DEAD] = 1
-    changed, _ = data_of(tmp_path / "store", states * units, tokens)
-    before, after = METHODS[name](planted[0]), METHODS[name](changed)
+def test_units_do_not_matter(ranked: Callable[[str], Ranking], in_other_units: LayerData, name: str) -> None:
+    before, after = ranked(name), METHODS[name](in_other_units)
     np.testing.assert_allclose(after.score, before.score, rtol=1e-3, atol=1e-3)
 
 
