@@ -30,6 +30,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from socket import socket
 from typing import Any
+from unittest.mock import patch
 
 # Longest a process may take before it counts as hanging.
 PATIENCE_S = 300.0
@@ -52,13 +53,8 @@ def processes() -> ForkServerContext:
     libraries = ["pytorch_lightning", "transformers", "matplotlib.pyplot"]
     context.set_forkserver_preload([*libraries, *models, *probing, "no_garbage_before"])
     # The server silently skips modules that it does not find, and it does not know the import paths of this process.
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    try:
+    with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path)):
         ensure_running()
-    finally:
-        del os.environ["PYTHONPATH"]
-        os.environ |= {} if before is None else {"PYTHONPATH": before}
     return context
 
 

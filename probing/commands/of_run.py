@@ -50,14 +50,15 @@ def read_as_run(
 
 
 def tracked_like(run: Run, options: WandbOptions) -> WandbOptions:
-    """Return where results that are added to a run are tracked: with the mode `auto`, where the run was.
+    """Return how results that are added to a run are tracked: with the mode `auto`, no further than the run itself.
 
-    A run that was made offline on purpose is thereby not uploaded in part. The variable `WANDB_MODE` takes precedence.
+    A run that was made with the mode `offline` or `disabled` is thereby not uploaded in part. The variable `WANDB_MODE`
+    takes precedence.
 
     Args:
         run: The run.
         options: The options of the command.
     """
-    made = run.config["wandb"]["mode"]
+    made = run.config.get("wandb", {}).get("mode")
     is_open = options.mode == "auto" and not os.environ.get("WANDB_MODE")
-    return replace(options, mode=made) if is_open else options
+    return replace(options, mode=made) if is_open and made in ("offline", "disabled") else options

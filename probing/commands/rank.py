@@ -64,7 +64,7 @@ def rank(
         seed: Seed of every random draw: random neurons, and a sample of the tokens where not all are used.
         cache: Folder of cached activations; the one that the run used by default.
         quiet: Print result lines only, without tables.
-        wandb: Where and how to track the rankings in Weights & Biases; with the mode auto, where the run was tracked.
+        wandb: Where and how to track the rankings in Weights & Biases; with the mode auto, not sent if the run was not.
 
     Returns:
         The rankings.

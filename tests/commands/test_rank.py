@@ -17,13 +17,15 @@ from sklearn.metrics import accuracy_score
 
 from conftest import BARE
 from families import D_MODEL
-from probing import Rankings, fit, load_run, rank
+from probing import Rankings, WandbOptions, fit, load_run, rank
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
+from probing.commands.of_run import tracked_like
 from probing.errors import UserError
 from probing.rankings.evaluation import EVALUATION_COLUMNS
 from probing.rankings.methods import METHODS
 from probing.rankings.neuron_counts import CURVE_COLUMNS
+from probing.runs.run import load_fit
 from probing.tables.csv_files import read_csv
 from rendering import rendered
 from wandb_reader import read_offline_runs
@@ -381,3 +383,17 @@ def test_the_result_shows_itself(plain: Path) -> None:
     assert made.evaluation == []
     assert "anova" in repr(made)
     assert repr(made).endswith("rankings")
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [({"wandb": {"mode": mode}}, mode) for mode in ("offline", "disabled", "auto")]
+    + [({"wandb": {"mode": "online"}}, "auto"), ({}, "auto")],
+)
+def test_only_what_keeps_a_run_from_being_sent_is_taken_over(
+    made: dict[str, Any], expected: str, plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    run_so_made = replace(load_fit(plain), config=made)
+    assert tracked_like(run_so_made, WandbOptions(tags=["a"])) == WandbOptions(mode=expected, tags=["a"])  # type: ignore[arg-type]
+    assert tracked_like(run_so_made, WandbOptions(mode="online")).mode == "online"
