@@ -1,0 +1,79 @@
+"""What a cell of a source says: a label, a number, or nothing. The same rule holds for files, data sets and arrays.
+
+- *Missing* are null, NaN and infinity, blank text, and `_` as in CoNLL-U. Of numbers to predict, the texts `nan` and
+  `inf` are missing, too. Of classes, whole numbers below 0 are missing, written as text or as a number: -100 and -1
+  stand for "no label" in PyTorch and in data sets.
+- *Numbers* that are whole are the same class with and without a fraction of zero: 1.0 is `1`.
+- *Text* stays as it is written, without blanks around it: `01` is not `1`, and `NA`, `None` and `null` are labels.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from numbers import Integral, Real
+from typing import Any
+
+from probing.errors import UserError
+
+# A cell without a value, as CoNLL-U writes it.
+UNSPECIFIED = "_"
+_BELOW_ZERO = re.compile(r"-[0-9]+")
+# Whole numbers up to here are exact as floating-point numbers.
+_EXACT = 2.0**53
+
+
+def text_of(value: Any) -> str | None:
+    """Return a cell as text; None where it is missing.
+
+    Args:
+        value: Text, a number, true or false, or None; scalars of NumPy count as those of Python.
+    """
+    if isinstance(value, Real) and not isinstance(value, Integral):
+        value = float(value)
+        if not math.isfinite(value):
+            return None
+        value = int(value) if value.is_integer() and abs(value) <= _EXACT else value
+    text = "" if value is None else str(value).strip()
+    return None if text in ("", UNSPECIFIED) else text
+
+
+def label_of(value: Any) -> str:
+    """Return the class that a cell names, as text; empty where there is none."""
+    text = text_of(value)
+    return "" if text is None or _BELOW_ZERO.fullmatch(text) else text
+
+
+def number_of(value: Any) -> float | None:
+    """Return the number that a cell holds; None where it is missing.
+
+    Raises:
+        ValueError: If it holds something else, such as a word, true or false.
+    """
+    if isinstance(value, bool):
+        raise ValueError(f"{value!r} is not a number")
+    if (text := text_of(value)) is None:
+        return None
+    if "_" in text:  # Python reads 1_000 as a number
+        raise ValueError(f"{text!r} is not a number")
+    number = float(text)
+    return number if math.isfinite(number) else None
+
+
+def check_text(text: str, where: str) -> None:
+    """Refuse text that no file can hold, because it has one half of a character.
+
+    Args:
+        text: A sentence, a word or a label.
+        where: What it is, for the message: the option as the user typed it, and the place.
+
+    Raises:
+        UserError: If a surrogate has no partner.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{where} has one half of a character, a lone surrogate ({text[error.start]!a} in {text[:60]!a}), which "
+            "UTF-8 cannot hold; write the whole character, or remove it."
+        ) from None
