@@ -25,11 +25,12 @@ from probing_tasks.position import Position
 from probing.cache import Request, activations
 from probing.cli.options import ProbeOptions
 from probing.commands.folders import cache_folder
-from probing.corpus import Split
 from probing.corpus.sides import read_corpora
+from probing.corpus.splits import Split
 from probing.data.constant_answer import prior_cross_entropy_by_sentence
 from probing.data.controls import token_identity
-from probing.data.examples import Sides, choose_classes, label
+from probing.data.examples import Sides
+from probing.data.labelling import choose_classes, label
 from probing.data.layer_moments import layer_moments
 from probing.evidence.leave_one_out import without
 from probing.models import load_encoder, resolve_model

@@ -25,7 +25,8 @@ from probing_tasks.position import Position
 from probing.cache import Request, activations
 from probing.commands.folders import cache_folder
 from probing.corpus.sides import read_corpora
-from probing.data.examples import Examples, choose_classes, label
+from probing.data.examples import Examples
+from probing.data.labelling import choose_classes, label
 from probing.data.layer_moments import layer_moments
 from probing.evidence.table import separation_of
 from probing.models import resolve_model

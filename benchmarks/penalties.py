@@ -27,10 +27,12 @@ from probing.cache import Request, activations
 from probing.cache.store import ActivationStore
 from probing.cli.options import ProbeOptions
 from probing.commands.folders import cache_folder
-from probing.corpus import Corpus, Split
+from probing.corpus import Corpus
 from probing.corpus.sides import read_corpora
+from probing.corpus.splits import Split
 from probing.data.constant_answer import prior_cross_entropy_by_sentence
-from probing.data.examples import Sides, choose_classes, label, read
+from probing.data.examples import Sides, read
+from probing.data.labelling import choose_classes, label
 from probing.data.layer_moments import layer_moments
 from probing.models import resolve_model
 from probing.probes.options import training_of

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -10,34 +9,33 @@ import numpy as np
 
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
-from probing.corpus.rows import UNSPECIFIED
+from probing.corpus.cells import label_of, number_of
+from probing.corpus.treebank import COLUMNS
 from probing.errors import UserError
 from probing.tasks import Labels, Task
 
+# Columns that every CoNLL-U file has.
+_OF_TREEBANKS = frozenset(COLUMNS)
 
-def number_of(value: object, column: str, corpus: str) -> float | None:
+
+def number_in(value: object, column: str, corpus: str) -> float | None:
     """Return a value of a column as a number, or None where there is none.
 
     Args:
-        value: The value, a number or its text; None and an empty text are no value.
+        value: The value, a number or its text; see `probing.corpus.cells` for what is missing.
         column: Name of the column, for messages.
         corpus: Name of the corpus, for messages.
 
     Raises:
-        UserError: If it is something else, infinite, or not a number.
+        UserError: If it is something else.
     """
-    if value is None or value == "":
-        return None
     try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number) or isinstance(value, bool):
+        return number_of(value)
+    except ValueError:
         raise UserError(
-            f"`--task_args.numbers`: the column {column} of `{corpus}` has {value!r:.60}, which is no finite number; "
-            "give a column of numbers, with null or `_` where there is none, or leave the option out."
-        )
-    return number
+            f"`--task_args.numbers`: the column {column} of `{corpus}` has {value!r:.60}, which is no number; give a "
+            "column of numbers, with null or `_` where there is none, or leave the option out."
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -62,22 +60,22 @@ class WordLabels(Task):
         """Whether the activations of a word's pieces are averaged; its label is then at the first piece."""
         return self.pieces == "mean"
 
+    def column_of(self, corpus: Corpus) -> str | None:
+        """Return the name of the column that is read."""
+        return self.column
+
     def labels(self, tokens: Tokens, corpus: Corpus) -> Labels:
         """Return each word's value at one of its pieces; shape (n_tokens,).
 
-        At other pieces, and for the value `_`, it is an empty string, or None if values are numbers.
+        At other pieces, and where a value is missing, it is an empty string, or None if values are numbers.
 
         Raises:
             UserError: If the corpus has no such column, the column does not have one value per word, or a value is not
-                a finite number although `numbers` is true.
+                a number although `numbers` is true.
         """
         rows = corpus.columns.get(self.column)
         if rows is None:
-            there = f"has {', '.join(corpus.columns)}" if corpus.columns else "has none"
-            raise UserError(
-                f"`--corpus {corpus.name}`: the task reads the column {self.column} and the corpus {there}; "
-                "give a .conllu file, or for the task label a .tsv or .jsonl file of words and labels."
-            )
+            raise UserError(f"`--corpus {corpus.name}`: the task reads the column {self.column} and {_there(corpus)}.")
         n_words = [0] * len(rows) if corpus.words is None else [len(words) for words in corpus.words]
         for i in (i for i, row in enumerate(rows) if len(row) != n_words[i]):
             raise UserError(
@@ -86,12 +84,24 @@ class WordLabels(Task):
             )
         chosen = np.flatnonzero(tokens.last_pieces if self.pieces == "last" else tokens.first_pieces)
         pairs = zip(tokens.sentences[chosen].tolist(), tokens.words[chosen].tolist(), strict=True)
-        found = np.full(tokens.n_tokens, "", dtype=object)
-        found[chosen] = [value if (value := rows[i][word]) != UNSPECIFIED else "" for i, word in pairs]
+        values = [rows[i][word] for i, word in pairs]
+        found = np.full(tokens.n_tokens, None if self.numbers else "", dtype=object)
         if self.numbers:
-            found[found == ""] = None
-            found[chosen] = [number_of(value, self.column, corpus.name) for value in found[chosen]]
+            found[chosen] = [number_in(value, self.column, corpus.name) for value in values]
+        else:
+            found[chosen] = [label_of(value) for value in values]
         return found
+
+
+def _there(corpus: Corpus) -> str:
+    """Return which columns of words a corpus has, and what to do, as the end of a message."""
+    if not corpus.columns:
+        return (
+            "the corpus has none; give a .conllu file, or for the task label a .tsv or .jsonl file of words and labels"
+        )
+    own = [name for name in corpus.columns if name not in _OF_TREEBANKS]
+    example = f"; for the labels of {own[0]}, give `--task column --task_args.column {own[0]}`" if own else ""
+    return f"the corpus has {', '.join(corpus.columns)}{example or '; give one of them with `--task_args.column`'}"
 
 
 @dataclass(frozen=True)

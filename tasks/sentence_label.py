@@ -7,10 +7,11 @@ from typing import Any
 
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
+from probing.corpus.cells import label_of
 from probing.errors import UserError
 from probing.tasks import SentenceTask
 
-from .column import number_of
+from .column import number_in
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,11 @@ class SentenceLabel(SentenceTask):
     column: str = "label"
     numbers: bool = False
 
+    def column_of(self, corpus: Corpus) -> str | None:
+        """Return the name of the column that is read, which may be `labels` for `label`; None if it is not there."""
+        names = [self.column, *["labels"] * (self.column == "label")]
+        return next((name for name in names if name in corpus.sentence_columns), None)
+
     def labels(self, tokens: Tokens, corpus: Corpus) -> list[Any]:
         """Return each sentence's value, shape (n_sentences,); a missing one is an empty string, or None if `numbers`.
 
@@ -36,21 +42,21 @@ class SentenceLabel(SentenceTask):
             UserError: If the corpus has no such column, or a value does not suit the task: a number with a fraction if
                 classes are predicted, or anything but a finite number or null if numbers are.
         """
-        columns = corpus.sentence_columns
-        values = columns.get(self.column, columns.get("labels") if self.column == "label" else None)
-        if values is None:
+        columns, name = corpus.sentence_columns, self.column_of(corpus)
+        if name is None:
             there = f"has {', '.join(columns)}" if columns else "has none"
             raise UserError(
                 f"`--corpus {corpus.name}`: the task reads the column {self.column} of its sentences and the corpus "
                 f'{there}; give a data set with one, or a .jsonl file of lines such as {{"text": "A sentence.", '
                 '"label": "short"}.'
             )
+        values = columns[name]
         if self.numbers:
-            return [number_of(value, self.column, corpus.name) for value in values]
-        if odd := next((value for value in values if isinstance(value, float)), None):
+            return [number_in(value, self.column, corpus.name) for value in values]
+        if odd := next((value for value in values if isinstance(value, float) and not value.is_integer()), None):
             raise UserError(
                 f"`--corpus {corpus.name}`: the column {self.column} has numbers with a fraction, such as {odd}, and "
                 "the task predicts classes; give a column of text or of whole numbers, or `--task_args.numbers true` "
                 "to have the numbers predicted."
             )
-        return ["" if value is None else str(value) for value in values]
+        return [label_of(value) for value in values]

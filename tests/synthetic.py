@@ -15,8 +15,10 @@ from scipy.optimize import minimize
 from probing.cache.plan import Plan, divide
 from probing.cache.store import ActivationStore
 from probing.cache.tokens import Tokens
-from probing.corpus import Corpus, Split
-from probing.data.examples import Examples, Sides, choose_classes, label
+from probing.corpus import Corpus
+from probing.corpus.splits import Split
+from probing.data.examples import Examples, Sides
+from probing.data.labelling import choose_classes, label
 from probing.probes.recipe import Adam, Lbfgs, Training
 from probing.probes.solvers import Penalty
 from probing.probes.training import LayerFit, train_probes

@@ -111,8 +111,10 @@ def export(entry: str, corpus: str, layer: str, seed: str, folder: str) -> dict[
     from probing_tasks.position import Position
 
     from probing.cache import ActivationStore
-    from probing.corpus import assign_splits, load_corpus
-    from probing.data.examples import choose_classes, label, read
+    from probing.corpus import load_corpus
+    from probing.corpus.splits import assign_splits
+    from probing.data.examples import read
+    from probing.data.labelling import choose_classes, label
     from probing.data.layer_moments import layer_moments
     from probing.statistics.scaling import Scaling
 

@@ -9,9 +9,9 @@ from typing import Any
 from probing.cache.estimate import Reading, Speed
 from probing.claims.planning import Need
 from probing.cli.options import ProbeOptions, as_options
-from probing.corpus import assign_splits
+from probing.corpus.splits import assign_splits
 from probing.data.control_names import chosen_controls
-from probing.data.examples import choose_classes, class_of_tokens
+from probing.data.labelling import choose_classes, class_of_tokens
 from probing.models import load_config
 from probing.runs.estimate import Probes
 from probing.tasks import load_task
@@ -66,7 +66,7 @@ def _probes(options: Mapping[str, Any], reading: Reading) -> tuple[Probes, int]:
     task = load_task(options["task"], options["task_args"])
     splits = assign_splits(corpus.sentences, options["seed"])
     classes = choose_classes(tokens, corpus, task, splits)
-    labels, _ = class_of_tokens(tokens, corpus, task, splits, classes, "train")
+    labels = class_of_tokens(tokens, corpus, task, splits, classes, "train").labels
     controls = chosen_controls(options["controls"], task.ordinal, False, not len(classes))
     probe = as_options(ProbeOptions, options["probe"], "probe")
     asked = Probes.asked(

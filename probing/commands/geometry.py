@@ -203,8 +203,8 @@ def _changing(
     split_seed: int,
 ) -> Callable[[], Any]:  # fmt: skip
     """Read what is needed to change neurons, and return what measures what is lost."""
-    from probing.corpus import assign_splits
     from probing.corpus.sides import read_corpora
+    from probing.corpus.splits import assign_splits
     from probing.disabling.neurons.neuron_survey import Asked, survey
     from probing.disabling.subject import Subject, frozen_of_run
     from probing.runtime import terminal

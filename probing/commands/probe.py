@@ -85,7 +85,7 @@ def probe(
     watch = Stopwatch()
     with terminal.quiet_libraries():
         check_trainer_options(trainer or {}, options.solver)
-        sides, layers = sides_of_arrays(X, y, groups, split, ordinal, seed, numbers)
+        sides, layers = sides_of_arrays(X, y, groups, split, ordinal, seed, numbers, terminal.say)
         if sides.numbers:
             refuse(_problems_with_numbers(options, trainer or {}, mdl, logger))
         others = {"shuffled": [shuffled(sides, seed)]} if wanted else {}

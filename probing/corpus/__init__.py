@@ -1,29 +1,27 @@
-"""Corpora: reading sentences, their fingerprint, and the split into training, validation and test."""
+"""Corpora: reading sentences, and their fingerprint."""
 
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from os import PathLike, fspath
-from typing import Any, Literal, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from probing.corpus.builtin import builtin_sentences
+from probing.corpus.cells import check_text
 from probing.corpus.files import read_lines
 from probing.corpus.hub import read_dataset
 from probing.corpus.json_lines import read_json_lines
 from probing.corpus.labelled import read_labelled
-from probing.corpus.rows import Rows
+from probing.corpus.rows import Rows, values_of_sentences, values_of_words
 from probing.corpus.treebank import documents_of, read_treebank
 from probing.errors import UserError
 
-Split = Literal["train", "validation", "test"]
 _T = TypeVar("_T")
-
-# Shares of the split, as thresholds on a uniform hash: 80 / 10 / 10.
-TRAIN_BELOW, VALIDATION_BELOW = 0.8, 0.9
+# The only word of a sentence that begins a new document in files of CoNLL-2003.
+_BEGINS_DOCUMENT = ("-DOCSTART-",)
 
 
 @dataclass(frozen=True)
@@ -40,12 +38,14 @@ class Corpus:
         words: The words of each sentence; None for running text. Joined by single spaces, without empty words, they
             give the sentence.
         columns: Annotations of the source (CoNLL-U: `upos`, `head`, ...): for each column and sentence, one value per
-            word, as written in the source.
+            word, as text; `_` where one is missing.
         documents: Index of each sentence's document, ascending; None if the source has no documents.
         sentence_columns: Annotations of whole sentences: for each column, one value per sentence, which is text, a
             number, or None.
         seconds: For pairs of sentences, where the second one begins in the text of both, in characters; a space stands
             before it. No two pairs are equal. None for single sentences.
+        relabelled: How many of the repeated sentences had other values in a column than their first occurrence, whose
+            values are kept; columns without any are left out.
     """
 
     name: str
@@ -56,6 +56,7 @@ class Corpus:
     documents: tuple[int, ...] | None = None
     sentence_columns: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     seconds: tuple[int, ...] | None = None
+    relabelled: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def unit(self) -> str:
@@ -158,22 +159,24 @@ def from_sentences(
     An empty line between sentences begins a new document. A repeated sentence has the values of its first occurrence.
 
     Raises:
-        UserError: If nothing is left.
+        UserError: If nothing is left, or text is no text.
     """
     cleaned = [_single_spaced(line) for line in lines]
-    first, n_repeated = _distinct(cleaned, name, option)
+    distinct = _distinct(cleaned, cleaned, name, option)
     before = list(accumulate(not line for line in cleaned))
-    values = {column: tuple(rows[i] for i in first) for column, rows in (sentence_columns or {}).items()}
+    of_sentences = values_of_sentences(sentence_columns or {}, f"`{option} {name}`")
     return Corpus(
-        name, tuple(cleaned[i] for i in first), n_repeated,
-        documents=_numbered([before[i] for i in first]), sentence_columns=values,
+        name, tuple(cleaned[i] for i in distinct.first), len(distinct.repeats),
+        documents=_numbered([before[i] for i in distinct.first]),
+        sentence_columns={column: tuple(rows[i] for i in distinct.first) for column, rows in of_sentences.items()},
+        relabelled=distinct.relabelled(of_sentences),
     )  # fmt: skip
 
 
 def from_words(
     name: str,
     sentences: Iterable[Sequence[str]],
-    columns: Mapping[str, Sequence[tuple[str, ...]]] | None = None,
+    columns: Mapping[str, Sequence[Sequence[Any]]] | None = None,
     option: str = "--corpus",
     documents: Sequence[int] | None = None,
     sentence_columns: Mapping[str, Sequence[Any]] | None = None,
@@ -181,18 +184,24 @@ def from_words(
     """Build a corpus from the words of each sentence, and from columns with a value for each word.
 
     Blanks inside a word are collapsed. Empty words are kept, so that columns stay aligned. Sentences with only empty
-    words are dropped, and so are repeated sentences.
+    words are dropped, and so are repeated sentences. A sentence `-DOCSTART-` begins a new document, as in CoNLL-2003.
 
     Raises:
-        UserError: If nothing is left.
+        UserError: If nothing is left, or text is no text.
     """
     words = [tuple(_single_spaced(word) for word in sentence) for sentence in sentences]
-    first, n_repeated = _distinct([sentence if any(sentence) else () for sentence in words], name, option)
+    begins = [sentence == _BEGINS_DOCUMENT for sentence in words]
     text = tuple(" ".join(filter(None, sentence)) for sentence in words)
-    values = {column: tuple(rows) for column, rows in (columns or {}).items()}
-    of_sentences = {column: tuple(rows) for column, rows in (sentence_columns or {}).items()}
-    corpus = Corpus(name, text, n_repeated, tuple(words), values, sentence_columns=of_sentences).subset(first)
-    return replace(corpus, documents=_numbered([documents[i] for i in first]) if documents else None)
+    found = [sentence if any(sentence) and not new else () for sentence, new in zip(words, begins, strict=True)]
+    distinct = _distinct(found, text, name, option)
+    values = values_of_words(columns or {}, f"`{option} {name}`")
+    of_sentences = values_of_sentences(sentence_columns or {}, f"`{option} {name}`")
+    corpus = Corpus(
+        name, text, len(distinct.repeats), tuple(words), values, sentence_columns=of_sentences,
+        relabelled=distinct.relabelled({**of_sentences, **values}),
+    ).subset(distinct.first)  # fmt: skip
+    marks = documents or list(accumulate(begins))
+    return replace(corpus, documents=_numbered([marks[i] for i in distinct.first]))
 
 
 def from_pairs(name: str, pairs: Iterable[tuple[str, str]]) -> Corpus:
@@ -213,52 +222,32 @@ def _single_spaced(text: str) -> str:
     return " ".join(text.split())
 
 
-def _distinct(rows: Sequence[Hashable], name: str, option: str) -> tuple[list[int], int]:
-    """Return the index of the first occurrence of each non-empty row, and the number of repetitions."""
+class _Distinct(NamedTuple):
+    """Which rows are different.
+
+    Args:
+        first: Index of the first occurrence of each row.
+        repeats: Index of each repetition, and of the first occurrence of its row.
+    """
+
+    first: list[int]
+    repeats: list[tuple[int, int]]
+
+    def relabelled(self, columns: Mapping[str, Sequence[Any]]) -> dict[str, int]:
+        """Return the columns in which repetitions have other values than first occurrences, and how many do."""
+        counts = {name: sum(rows[i] != rows[first] for i, first in self.repeats) for name, rows in columns.items()}
+        return {name: n for name, n in counts.items() if n}
+
+
+def _distinct(rows: Sequence[Hashable], texts: Sequence[str], name: str, option: str) -> _Distinct:
+    """Tell apart the rows that are not empty, whose sentences are `texts`."""
     first: dict[Hashable, int] = {}
-    n_seen = 0
+    repeats: list[tuple[int, int]] = []
     for i, row in enumerate(rows):
-        if row:
-            n_seen += 1
-            first.setdefault(row, i)
+        if row and (at := first.setdefault(row, i)) != i:
+            repeats.append((i, at))
     if not first:
         raise UserError(f"`{option} {name}` holds no sentence: it is empty or blank; give a corpus with text.")
-    return list(first.values()), n_seen - len(first)
-
-
-def split_key(sentence: str) -> str:
-    """Return a sentence's words without case and punctuation; near-duplicates have the same key and side."""
-    return " ".join(re.findall(r"\w+", sentence.casefold())) or sentence
-
-
-def assign_splits(sentences: Sequence[str], seed: int) -> list[Split]:
-    """Assign each sentence to a side of the split by a hash of its words, salted with `seed`.
-
-    A sentence keeps its side when the corpus grows or is reordered. Sentences that differ only in case or punctuation
-    are on the same side.
-    """
-    return [side_of(split_key(sentence), seed) for sentence in sentences]
-
-
-def hold_out(main: Corpus, test: Corpus) -> Corpus:
-    """Return the main corpus without the sentences of the test corpus, compared without case and punctuation.
-
-    Raises:
-        UserError: If nothing is left.
-    """
-    held_out = {split_key(sentence) for sentence in test.sentences}
-    kept = [i for i, sentence in enumerate(main.sentences) if split_key(sentence) not in held_out]
-    if not kept:
-        raise UserError(
-            f"`--test_corpus {test.name}` holds every sentence of `--corpus {main.name}`; nothing is left to train on."
-        )
-    return main.subset(kept)
-
-
-def side_of(key: str, seed: int) -> Split:
-    """Return the side of the split by a hash of a key and the seed: 80% train, 10% validation, 10% test."""
-    digest = hashlib.sha256(f"{seed}\0{key}".encode()).digest()
-    uniform = int.from_bytes(digest[:8], "big") / 2**64
-    if uniform < TRAIN_BELOW:
-        return "train"
-    return "validation" if uniform < VALIDATION_BELOW else "test"
+    for number, i in enumerate(first.values(), 1):
+        check_text(texts[i], f"`{option} {name}`: sentence {number}")
+    return _Distinct(list(first.values()), repeats)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from probing.corpus.rows import Rows, values_of_words, with_label
+from probing.corpus.rows import Rows, with_label
 from probing.errors import UserError
 
 SETTINGS = ("config", "split", "column")
@@ -170,7 +170,7 @@ class _Column(NamedTuple):
     def value(self, value: Any, text: Any) -> Any:
         """Return a row's value, with class numbers replaced by names; a class number below 0 means no value."""
         if self.of_words:
-            return values_of_words(map(self._named, [None] * len(text) if value is None else value))
+            return [None] * len(text) if value is None else [self._named(cell) for cell in value]
         return self._named(value)
 
     def _named(self, value: Any) -> Any:

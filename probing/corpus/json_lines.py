@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from probing.corpus.rows import Rows, values_of_words, with_label
+from probing.corpus.rows import Rows, with_label
 from probing.errors import UserError
 
 # Possible names of the text; the first of these that the first line has is used for all lines.
@@ -71,18 +71,18 @@ def _object(line: str, number: int, typed: str) -> Mapping[str, Any]:
     return found
 
 
-def _of_words(row: Mapping[str, Any], name: str, key: str, number: int, typed: str) -> tuple[str, ...]:
+def _of_words(row: Mapping[str, Any], name: str, key: str, number: int, typed: str) -> list[Any]:
     """Return a line's values of its words."""
     values, n_words = row.get(name), len(row[key])
     if values is None or key not in _WORDS:
-        return values_of_words([None] * n_words)
+        return [None] * n_words
     if not isinstance(values, list) or len(values) != n_words or any(map(_is_nested, values)):
         found = f"{len(values)} values" if isinstance(values, list) and len(values) != n_words else f"{values!r:.60}"
         raise UserError(
             f"`{typed}`: line {number} has {found} as {name!r} for its {n_words} words; give a value for each word, "
             "null where there is none."
         )
-    return values_of_words(values)
+    return values
 
 
 def _is_nested(value: Any) -> bool:

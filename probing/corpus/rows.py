@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-# A word without a value, as in CoNLL-U.
-UNSPECIFIED = "_"
+from probing.corpus.cells import UNSPECIFIED, check_text, text_of
+
 # A column of this name in a data set or a .jsonl file is also the column `label`, which the task `label` reads.
 _LABELS, _LABEL = "labels", "label"
 
@@ -19,12 +18,12 @@ class Rows:
 
     Args:
         texts: The sentences, as text or as lists of words.
-        columns: For each column and sentence, a value for each word.
-        sentence_columns: For each column, a value for each sentence: text, a number, or None.
+        columns: For each column and sentence, a value for each word, as the source has it.
+        sentence_columns: For each column, a value for each sentence, as the source has it.
     """
 
     texts: Sequence[Any]
-    columns: Mapping[str, Sequence[tuple[str, ...]]] = field(default_factory=dict)
+    columns: Mapping[str, Sequence[Sequence[Any]]] = field(default_factory=dict)
     sentence_columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     @property
@@ -33,9 +32,50 @@ class Rows:
         return bool(self.texts) and isinstance(self.texts[0], list)
 
 
-def values_of_words(values: Iterable[Any]) -> tuple[str, ...]:
-    """Return the values of a sentence's words as text, `_` where there is none."""
-    return tuple(UNSPECIFIED if value is None else sys.intern(str(value)) for value in values)
+def values_of_words(
+    columns: Mapping[str, Sequence[Iterable[Any]]], typed: str
+) -> dict[str, tuple[tuple[str, ...], ...]]:
+    """Return the values of words as text, `_` where one is missing.
+
+    Args:
+        columns: For each column and sentence, a value for each word.
+        typed: The option and its value, for messages.
+
+    Raises:
+        UserError: If a value is no text.
+    """
+    known: dict[tuple[type, Any], str] = {}
+
+    def text(column: str, value: Any) -> str:
+        key = (type(value), value)
+        if key not in known:
+            known[key] = text_of(value) or UNSPECIFIED
+            check_text(known[key], f"{typed}: a value of the column {column}")
+        return known[key]
+
+    return {
+        column: tuple(tuple(text(column, value) for value in row) for row in rows) for column, rows in columns.items()
+    }
+
+
+def values_of_sentences(columns: Mapping[str, Sequence[Any]], typed: str) -> dict[str, tuple[Any, ...]]:
+    """Return the values of sentences: text without blanks around it, a finite number, true or false; None if missing.
+
+    Args:
+        columns: For each column, a value for each sentence.
+        typed: The option and its value, for messages.
+
+    Raises:
+        UserError: If a value is no text.
+    """
+
+    def cell(column: str, value: Any) -> Any:
+        if (text := text_of(value)) is None or not isinstance(value, str):
+            return value if text is not None else None
+        check_text(text, f"{typed}: a value of the column {column}")
+        return text
+
+    return {column: tuple(cell(column, value) for value in rows) for column, rows in columns.items()}
 
 
 def with_label(columns: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -14,14 +14,16 @@ from torch import Tensor
 
 from probing.cache.plan import Plan, Shard, divide, shard_tokens
 from probing.cache.tokens import Tokens
-from probing.corpus import Split, side_of
+from probing.corpus.splits import Split, side_of
 from probing.data.examples import Examples, Sides
 from probing.data.numbers import check_varies
 from probing.errors import UserError
-from probing.tasks import Labels
+from probing.tasks import Labels, has_label
+from probing.tasks.numbers import numbers_of
+from probing.tasks.values import Given, class_values
 
-# What a label may be, for messages.
-_LABELS = "expected one number or one string for each row"
+# What counts as no label, for messages.
+_MISSING = "None, NaN, blank text, `_` or a whole number below 0"
 
 
 class ArrayActivations:
@@ -95,13 +97,14 @@ def sides_of_arrays(
     ordinal: bool = False,
     seed: int = 0,
     numbers: bool | None = None,
+    say: Callable[[str], None] = lambda message: None,
 ) -> tuple[Sides, list[int]]:
     """Return labelled rows of arrays, divided into train, validation and test, and the layer numbers.
 
     Args:
         activations: Array of shape (n_rows, d_model), or one for each layer number.
         labels: Label of each row, a whole number or a string; every label of a training row is a class. Or the number
-            to predict of each row.
+            to predict of each row. Rows without a label, as `probing.corpus.cells` says, are left out.
         groups: Group of each row, such as its sentence or document. Rows of a group are on the same side, and intervals
             and bootstraps are over groups. Every row is a group of its own if None.
         split: `train`, `validation` or `test` for each row; if None, a hash of its group and `seed` decides: 80, 10 and
@@ -109,6 +112,7 @@ def sides_of_arrays(
         ordinal: Whether labels are numbers, so that distances between labels are meaningful.
         seed: Seed of the split.
         numbers: Whether labels are numbers to predict; if None, they are where some have a fraction.
+        say: Function that takes one-line messages: how many rows have no label.
 
     Raises:
         UserError: If shapes differ, activations are not finite, labels are no labels, or a side has no examples.
@@ -130,12 +134,15 @@ def sides_of_arrays(
     _check_finite(store)
     side_of_row = _split(split, names, group_of_row, seed)[order]
     found = found[order]
-    classes = np.unique(found[side_of_row == "train"])
+    classes = np.unique(found[(side_of_row == "train") & has_label(found)])
+    if n_missing := int((~has_label(found)).sum()):
+        say(f"y: {n_missing} of {n_rows} rows have no label ({_MISSING}) and are left out")
     if is_numbers:
         check_varies(classes, "`y`", "rows")
     elif len(classes) < 2:
         found_there = "the same label" if len(classes) else "no label"
-        raise UserError(f"`y`: all training rows have {found_there}, and a probe tells at least two apart.")
+        without = f"; {n_missing} rows have none ({_MISSING})" if n_missing else ""
+        raise UserError(f"`y`: all training rows have {found_there}, and a probe tells at least two apart{without}.")
     unit = "row" if groups is None else "group"
     sides = {side: _examples(store, found, side_of_row == side, classes, unit) for side in _SIDES}
     for side in ("train", "test"):
@@ -152,12 +159,21 @@ _SIDES: tuple[Split, ...] = ("train", "validation", "test")
 
 
 def _examples(store: ArrayActivations, labels: Labels, here: NDArray[np.bool_], classes: Labels, unit: str) -> Examples:
+    there = here & has_label(labels)
+    n_unlabelled = int(here.sum() - there.sum())
     if labels.dtype.kind == "f":
-        values, of_row = np.unique(labels, return_inverse=True)
-        return Examples(store, np.where(here, of_row, -1).astype(np.int32), unit=unit, values=values)
+        values, of_row = np.unique(labels[has_label(labels)], return_inverse=True)
+        index = np.full(len(labels), -1)
+        index[has_label(labels)] = of_row
+        return Examples(
+            store, np.where(here, index, -1).astype(np.int32), unit=unit, values=values, n_unlabelled=n_unlabelled
+        )
     index = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
-    known = here & (classes[index] == labels)
-    return Examples(store, np.where(known, index, -1).astype(np.int32), int(here.sum() - known.sum()), unit=unit)
+    known = there & (classes[index] == labels)
+    return Examples(
+        store, np.where(known, index, -1).astype(np.int32), int(there.sum() - known.sum()), unit=unit,
+        n_unlabelled=n_unlabelled,
+    )  # fmt: skip
 
 
 def _layers(activations: Any) -> dict[int, Any]:
@@ -189,39 +205,37 @@ def _layers(activations: Any) -> dict[int, Any]:
 def _plain(values: Any, name: str, n_rows: int) -> NDArray[Any]:
     array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     if array.shape != (n_rows,):
-        raise UserError(f"`{name}` has shape {array.shape}, and `X` has {n_rows} rows: expected one for each row.")
+        raise _other_shape(name, array.shape, n_rows)
     return array
 
 
+def _other_shape(name: str, shape: tuple[int, ...], n_rows: int) -> UserError:
+    return UserError(f"`{name}` has shape {shape}, and `X` has {n_rows} rows: expected one for each row.")
+
+
 def _labels(labels: Any, n_rows: int, numbers: bool | None) -> Labels:
-    """Return labels as int64 or as an object array of strings, or as float64 where they are numbers to predict."""
-    array = _plain(labels, "y", n_rows)
-    kind = array.dtype.kind
-    if kind == "f":
-        odd = np.flatnonzero(~np.isfinite(array))
-        if len(odd):
-            raise UserError(f"`y[{odd[0]}]` is {array[odd[0]]}: {_LABELS}, and it has to be finite; leave the row out.")
-    if numbers:
-        if kind not in "iuf":
-            raise UserError(
-                f"`numbers=True`: expected one number for each row, and `y[0]` is {array.tolist()[0]!r:.60}."
-            )
-        return array.astype(np.float64)
-    if kind in "biuf":
-        odd = np.flatnonzero(array != np.round(array)) if kind == "f" else np.zeros(0, np.int64)
-        if len(odd) and numbers is None:
-            return array.astype(np.float64)
-        if len(odd):
-            raise UserError(
-                f"`numbers=False`: `y[{odd[0]}]` is {array[odd[0]]}, and classes are whole numbers or strings; leave "
-                "it out to have numbers predicted."
-            )
-        return array.astype(np.int64)
-    strings = array.astype(object)
-    for row, label in enumerate(strings.tolist()):
-        if not isinstance(label, str):
-            raise UserError(f"`y[{row}]` is {label!r}: {_LABELS}.")
-    return strings
+    """Return labels as int64 or as an object array of strings, or as float64 where they are numbers to predict.
+
+    Where one is missing, it is -1, an empty string, or NaN.
+    """
+    if not isinstance(labels, np.ma.MaskedArray):
+        labels = _plain(labels, "y", n_rows)
+    elif labels.shape != (n_rows,):
+        raise _other_shape("y", labels.shape, n_rows)
+    given = Given("`y` has", "give", "row", "or leave out `numbers=False` to have numbers predicted")
+    if numbers or (numbers is None and labels.dtype.kind == "f" and _has_fraction(labels)):
+        found, is_known = numbers_of(labels, given)
+        return np.where(is_known, found, np.nan)
+    classes, is_known = class_values(labels, given)
+    if classes.dtype.kind == "O":
+        return classes
+    return np.where(is_known, classes.astype(np.int64), -1)
+
+
+def _has_fraction(values: Any) -> bool:
+    known = np.ma.compressed(values).astype(np.float64)
+    known = known[np.isfinite(known)]
+    return bool((known != np.round(known)).any())
 
 
 def _groups(groups: Any, n_rows: int) -> tuple[Sequence[str], NDArray[np.int64]]:

@@ -14,23 +14,11 @@ from torch.utils.data import Dataset
 
 from probing.cache.plan import Plan, Shard
 from probing.cache.tokens import Tokens
-from probing.corpus import Corpus, Split
-from probing.data.numbers import check_varies, values_of
-from probing.data.sentences import SentenceVectors
 from probing.data.words import pool_words
-from probing.errors import UserError
 from probing.runtime.distributed import rank_and_world_size
 from probing.tasks import (
     Labels,
     Pooling,
-    SentenceTask,
-    TokenTask,
-    classes_of,
-    has_label,
-    labels_of,
-    predicts_numbers,
-    sentences_of,
-    unit_of,
 )
 
 # Bytes of hidden states to copy at a time, all layers together. Copies of this size reuse the memory of the previous
@@ -109,6 +97,8 @@ class Examples:
         store: The store of their activations.
         labels: Class of each token, shape (n_tokens,); -1 for tokens of another side or without a class.
         n_dropped: Number of tokens of this side whose label is not a class.
+        n_unlabelled: Number of tokens of this side that have no label, without special tokens.
+        n_special: Number of special tokens of this side that are no examples.
         word_means: Whether a word's activations are the mean over its pieces; its label is then at the first piece.
         documents: Index of the document of each sentence of the corpus, shape (n_sentences,), if intervals are over
             documents; None if they are over sentences.
@@ -127,6 +117,8 @@ class Examples:
     unit: str = "sentence"
     pooling: Pooling | None = None
     values: NDArray[np.float64] | None = None
+    n_unlabelled: int = 0
+    n_special: int = 0
 
     @property
     def targets(self) -> NDArray[np.float64]:
@@ -308,86 +300,3 @@ def _joined(first: Batch, second: Batch) -> Batch:
     states = tuple(torch.cat(both) for both in zip(first.hidden_states, second.hidden_states, strict=True))
     rest = (torch.cat([getattr(first, name), getattr(second, name)]) for name in ("labels", "sentences", "rows"))
     return Batch(states, *rest)
-
-
-def label(
-    store: Activations,
-    corpus: Corpus,
-    task: TokenTask,
-    splits: Sequence[Split],
-    classes: Labels,
-    side: Split,
-    by_document: bool = False,
-) -> Examples:
-    """Return the examples of one side, with their classes.
-
-    Args:
-        store: The store of the activations.
-        corpus: The corpus that the store was made from.
-        task: The task, which gives the labels.
-        splits: Side of each sentence.
-        classes: The labels that are classes, ascending.
-        side: The side to return.
-        by_document: Whether intervals are over documents; the corpus must then have documents.
-    """
-    labels, n_dropped = class_of_tokens(store.tokens, corpus, task, splits, classes, side)
-    documents = np.array(corpus.documents) if by_document else None
-    values = values_of(labels_of(task, store.tokens, corpus)) if predicts_numbers(task) else None
-    if isinstance(task, SentenceTask):
-        vectors = SentenceVectors(store, task.pooling)
-        return Examples(
-            vectors, labels.astype(np.int32), n_dropped, False, documents, pooling=task.pooling, values=values
-        )
-    return Examples(store, labels.astype(np.int32), n_dropped, task.word_means, documents, values=values)
-
-
-def class_of_tokens(
-    tokens: Tokens, corpus: Corpus, task: TokenTask, splits: Sequence[Split], classes: Labels, side: Split
-) -> tuple[NDArray[np.int64], int]:
-    """Return each token's class, -1 on another side or without a class, and the number of tokens without a class.
-
-    For a task of sentences, these are each sentence's class and the number of sentences without one. If the task
-    predicts numbers, the index of each number among the corpus's distinct numbers takes the place of the class.
-
-    Args:
-        tokens: The table of tokens.
-        corpus: The corpus that the tokens belong to.
-        task: The task, which gives the labels.
-        splits: Side of each sentence.
-        classes: The labels that are classes, ascending.
-        side: The side whose tokens are classified.
-    """
-    labels = labels_of(task, tokens, corpus)
-    if predicts_numbers(task) and not len(classes := values_of(labels)):
-        return np.full(len(labels), -1), 0
-    here = np.array([split == side for split in splits])[sentences_of(task, tokens)] & has_label(labels)
-    # Index of each label among the classes; checked below, since it also exists for labels that are not classes.
-    index = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
-    known = here & (classes[index] == labels)
-    return np.where(known, index, -1), int(here.sum() - known.sum())
-
-
-def choose_classes(tokens: Tokens, corpus: Corpus, task: TokenTask, splits: Sequence[Split]) -> Labels:
-    """Return the labels with enough training examples, ascending; none if the task predicts numbers.
-
-    Raises:
-        UserError: If there are fewer than two, or no token or sentence has a label.
-    """
-    in_train = np.array([split == "train" for split in splits])
-    labels = labels_of(task, tokens, corpus)
-    if tokens.special.all():
-        raise UserError("`--corpus`: no sentence is longer than one token, and special tokens do not count.")
-    if not has_label(labels).any():
-        raise UserError(
-            f"`--corpus {corpus.name}`: the task gives no {unit_of(task)} a label; give text that it has labels for."
-        )
-    if predicts_numbers(task):
-        check_varies(values_of(labels[in_train[sentences_of(task, tokens)]]), f"`--corpus {corpus.name}`", "sentences")
-        return np.zeros(0)
-    classes = classes_of(task, labels[in_train[sentences_of(task, tokens)]], int(in_train.sum()))
-    if len(classes) < 2:
-        raise UserError(
-            f"`--corpus`: {int(in_train.sum())} training sentences leave {len(classes)} classes with enough examples, "
-            "and a probe needs two; give more sentences, or lower the bar with `--task_args.min_count`."
-        )
-    return classes

@@ -7,13 +7,25 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
+
 from probing.cache import ActivationStore
 from probing.cache.source import ActivationSource, say_what_was_left_out
 from probing.cache.tokens import Tokens
 from probing.cli.options import ProbeOptions
-from probing.corpus import Corpus, Split
+from probing.corpus import Corpus
+from probing.corpus.splits import Split
 from probing.data import controls
-from probing.data.examples import Sides, choose_classes, class_of_tokens, label
+from probing.data.examples import Sides
+from probing.data.labelling import (
+    choose_classes,
+    class_of_tokens,
+    label,
+    labels_in_training,
+    say_what_has_no_label,
+    say_what_is_no_class,
+    some_of,
+)
 from probing.errors import UserError
 from probing.models import load_encoder, load_tokenizer, word_folding
 from probing.statistics.intervals import MIN_SENTENCES
@@ -155,30 +167,45 @@ def example_checks(
     """
     chooses = probe.solver == "adam" or probe.l2 == "auto"
     classes: Labels  # set by the check of the first corpus, which runs first
+    in_training: set[Any]
     n_of: dict[Split, int] = {}
 
     def check(tokens: Tokens, part: int) -> None:
-        nonlocal classes
+        nonlocal classes, in_training
         if part == 0:
             classes = choose_classes(tokens, corpora[0], task, splits[0])
+            in_training = labels_in_training(tokens, corpora[0], task, splits[0])
+        say_what_has_no_label(tokens, corpora[part], task, say)
         for side in _sides_of(part, len(corpora)):
-            labels, n_dropped = class_of_tokens(tokens, corpora[part], task, splits[part], classes, side)
-            n_of[side] = n = int((labels >= 0).sum())
+            found = class_of_tokens(tokens, corpora[part], task, splits[part], classes, side)
+            n_of[side] = n = int((found.labels >= 0).sum())
             if not n and (chooses or side != "validation"):
-                has = "is" if unit_of(task) == "sentence" else "has a token"
-                way_out = "give more sentences" + _ways_out(side, probe)
-                n_sentences = splits[part].count(side)
-                none = f"none of the {n_sentences} sentences" if n_sentences else "no sentence"
-                raise UserError(f"`--corpus`: {none} of the {side} part {has} of any class; {way_out}.")
-            if n_dropped:
-                say(
-                    f"{side}: {n_dropped} of {n + n_dropped} {unit_of(task)}s are left out: their label is too rare to "
-                    "be a class (`--task_args.min_count` sets how often it must occur in training)"
-                )
+                raise _no_examples(task, splits[part].count(side), side, classes, found.dropped, probe)
+            say_what_is_no_class(side, n, found.dropped, in_training, unit_of(task), say)
         if part == 0:
             announce(tokens, len(classes), n_of["train"])
 
     return [partial(check, part=part) for part in range(len(corpora))]
+
+
+def _no_examples(
+    task: TokenTask, n_sentences: int, side: Split, classes: Labels, dropped: Labels, probe: ProbeOptions
+) -> UserError:
+    """Return the refusal of a side without examples.
+
+    Args:
+        task: The task.
+        n_sentences: Number of sentences of the side.
+        side: The side.
+        classes: The classes, ascending.
+        dropped: Labels of the side that are no classes.
+        probe: The probe options.
+    """
+    has = "is" if unit_of(task) == "sentence" else "has a token"
+    none = f"none of the {n_sentences} sentences" if n_sentences else "no sentence"
+    sets = f" (classes: {some_of(classes)}; its labels: {some_of(np.unique(dropped))})" if len(dropped) else ""
+    way_out = "give more sentences" + _ways_out(side, probe)
+    return UserError(f"`--corpus`: {none} of the {side} part {has} of any class{sets}; {way_out}.")
 
 
 def _ways_out(side: Split, probe: ProbeOptions) -> str:

@@ -17,8 +17,9 @@ from probing.cache.extraction import forward_trainer
 from probing.cache.passes import PassStore
 from probing.cache.source import ActivationSource
 from probing.cli.options import ProbeOptions
-from probing.corpus import Corpus, Split
-from probing.data.examples import class_of_tokens
+from probing.corpus import Corpus
+from probing.corpus.splits import Split
+from probing.data.labelling import class_of_tokens
 from probing.data.layer_moments import layer_moments
 from probing.data.preparation import example_checks, label_sides
 from probing.disabling.store import PROBES, fingerprint_of
@@ -222,7 +223,7 @@ class Subject:
             side: The side of the split.
         """
         task, corpus, splits = load_task(POSITION, {}), self.corpora[part], self.splits[part]
-        return class_of_tokens(stores[part].tokens, corpus, task, splits, classes, side)[0].astype(np.int32)
+        return class_of_tokens(stores[part].tokens, corpus, task, splits, classes, side).labels.astype(np.int32)
 
     def train(self, stores: Sequence[ActivationStore], progress: Progress) -> dict[str, Tensor]:
         """Train a position probe of each layer but the embeddings, whose states no head changes.

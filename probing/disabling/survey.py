@@ -14,7 +14,7 @@ from torch import Tensor
 
 from probing.cache import ActivationStore
 from probing.cache.passes import PassStore
-from probing.corpus import Split
+from probing.corpus.splits import Split
 from probing.disabling.cumulative import Cumulative, n_files
 from probing.disabling.effects import Measured, Rows, better_without_rows, effect_rows, measured_of
 from probing.disabling.importance import importance, importance_rows

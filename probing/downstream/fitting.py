@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.cache import ActivationStore
-from probing.corpus import split_key
+from probing.corpus.splits import compared
 from probing.runs.results import versions
 from probing.runs.run import Row
 from probing.statistics.moments import Covariance, CovarianceAccumulator
@@ -45,8 +45,8 @@ class Text:
 
 def not_in(sentences: Sequence[str], others: Sequence[str]) -> NDArray[np.bool_]:
     """Return which sentences do not occur among the others, ignoring case and punctuation, shape (n_sentences,)."""
-    known = {split_key(sentence) for sentence in others}
-    return np.array([split_key(sentence) not in known for sentence in sentences])
+    known = {compared(sentence) for sentence in others}
+    return np.array([compared(sentence) not in known for sentence in sentences])
 
 
 def token_moments(texts: Sequence[Text], layer: int) -> Covariance:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from probing.cache import ActivationStore, Request, load, tokens_of
 from probing.cache.source import ActivationSource
 from probing.cache.tokens import Tokens
-from probing.corpus import Split
+from probing.corpus.splits import Split
 from probing.errors import UserError
 from probing.heads.accumulation import AttentionReader
 from probing.heads.change.checkpoints import Checkpoint

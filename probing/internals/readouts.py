@@ -16,8 +16,10 @@ from torch.nn.functional import cross_entropy
 from probing.cache.extraction import padded_index
 from probing.cache.plan import Plan, batches, divide
 from probing.cache.tokens import Tokens
-from probing.corpus import Corpus, Split
-from probing.data.examples import Examples, Sides, choose_classes, label
+from probing.corpus import Corpus
+from probing.corpus.splits import Split
+from probing.data.examples import Examples, Sides
+from probing.data.labelling import choose_classes, label
 from probing.internals.interventions import Read
 from probing.models.anatomy import Anatomy, hidden_states, replaced_forward
 from probing.probes.recipe import CONTROL_TOLERANCE, Lbfgs, Training

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from probing.cache.source import ActivationSource
 from probing.cli.options import ProbeOptions
-from probing.corpus import Corpus, Split, side_of, split_key
+from probing.corpus import Corpus
+from probing.corpus.splits import Split, side_of, split_key
 from probing.data.controls import token_identity
 from probing.data.layer_moments import layer_moments
 from probing.data.preparation import read_sides

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from probing.corpus import Corpus, side_of, split_key
+from probing.corpus import Corpus
+from probing.corpus.splits import side_of, split_key
 from probing.errors import UserError
 from probing.pretraining.draws import generator_of
 

@@ -21,10 +21,11 @@ from probing.cli.options import ProbeOptions, as_options
 from probing.comparison.matching import Method
 from probing.comparison.pairs import Pair, Ranked, Readings, compare_pair, cross_moments, rank_on_sentences
 from probing.comparison.random_bases import RotationNull, rotation_null
-from probing.corpus import Corpus, Split
+from probing.corpus import Corpus
 from probing.corpus.sides import read_corpora
+from probing.corpus.splits import Split
 from probing.data.examples import Examples, Sides
-from probing.data.examples import label as label_tokens
+from probing.data.labelling import label as label_tokens
 from probing.errors import RunError, UserError
 from probing.models import (
     ModelSource,

@@ -78,10 +78,10 @@ class Task:
         """Return the label of each token, in the order of `tokens`; shape (n_tokens,).
 
         Labels are text, whole numbers, or true and false, in a list or an array. A token is not an example where the
-        label is an empty string, a number below 0, or None. Labels that are true or false count only at the first
-        piece of a word; special tokens and later pieces are left out.
+        label is missing: None, NaN, a number below 0, blank text or `_` (see `probing.corpus.cells`). Labels that are
+        true or false count only at the first piece of a word; special tokens and later pieces are left out.
 
-        Where `numbers` is true, labels are finite numbers, and None where a token is not an example.
+        Where `numbers` is true, labels are numbers; where one is None or not finite, the token is not an example.
 
         Args:
             tokens: The table of tokens: `sentences`, `positions`, `words`, `special`, `first_pieces` and more for each
@@ -89,6 +89,10 @@ class Task:
             corpus: The sentences, their words, and the columns of their source.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define `labels`")
+
+    def column_of(self, corpus: Corpus) -> str | None:
+        """Return the name of the corpus's column that labels are read from, for messages; None if from elsewhere."""
+        return None
 
     def classes(self, labels: Labels, n_sentences: int) -> Labels | Sequence[Any]:
         """Return the labels with enough training examples, ascending.

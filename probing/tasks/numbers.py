@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from probing.errors import UserError
+from probing.tasks.values import Given
 
 
 def one_number(unit: str) -> str:
@@ -15,40 +17,31 @@ def one_number(unit: str) -> str:
     return f"one finite number for each {unit}, None where there is none"
 
 
-def numbers_of(values: Any, returned: str, unit: str) -> NDArray[np.float64]:
-    """Return the numbers of a task, NaN where there is None, shape (n,).
+def numbers_of(values: Any, given: Given) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return the numbers to predict, shape (n,), and where there is one; a number that is not finite is missing.
 
     Args:
-        values: A list, a tuple, an array or a tensor.
-        returned: The beginning of messages.
-        unit: What has a number, for messages.
+        values: A list, a tuple, an array, a masked array or a tensor.
+        given: Where it comes from.
 
     Raises:
-        UserError: If a value is something else than a finite number or None, or the shape is wrong.
+        UserError: If a value is something else than a number or None, or the shape is wrong.
     """
-    expected = one_number(unit)
+    expected = f"{given.verb} {one_number(given.unit)}"
     if values is None or isinstance(values, str | bytes) or not hasattr(values, "__len__"):
         what = "nothing" if values is None else f"a value of the type {type(values).__name__}"
-        raise UserError(f"{returned} {what}; return a list or an array with {expected}.")
+        raise UserError(f"{given.subject} {what}; {given.verb} a list or an array with {one_number(given.unit)}.")
+    if isinstance(values, np.ma.MaskedArray):
+        values = values.tolist()
     array = np.asarray(values, dtype=object if isinstance(values, list | tuple) else None)
     if array.ndim != 1:
-        raise UserError(f"{returned} an array of shape {array.shape}; return {expected}, shape (n_{unit}s,).")
-    if array.dtype.kind in "iuf":
-        found = array.astype(np.float64)
-        missing = np.zeros(len(found), dtype=bool)
-    else:
-        found = np.full(len(array), np.nan)
-        missing = np.array([value is None for value in array.tolist()], dtype=bool)
+        raise UserError(f"{given.subject} an array of shape {array.shape}; {expected}, shape (n_{given.unit}s,).")
+    if array.dtype.kind not in "iuf":
         for i, value in enumerate(array.tolist()):
-            if value is None:
-                continue
-            if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.number):
+            if value is not None and (isinstance(value, bool | np.bool_) or not isinstance(value, Real)):
                 raise UserError(
-                    f"{returned} {value!r:.60} of the type {type(value).__name__} for {unit} {i}, counted from 0, and "
-                    f"its `numbers` says that labels are numbers; return {expected}."
+                    f"{given.subject} {value!r:.60} of the type {type(value).__name__} for {given.unit} {i}, counted "
+                    f"from 0, and `numbers` says that labels are numbers; {expected}."
                 )
-            found[i] = float(value)
-    odd = np.flatnonzero(~np.isfinite(found) & ~missing)
-    if len(odd):
-        raise UserError(f"{returned} {found[odd[0]]} for {unit} {odd[0]}, counted from 0; return {expected}.")
-    return found
+    found = array.astype(np.float64)
+    return found, np.isfinite(found)

@@ -41,7 +41,7 @@ from benchmarks.harness import (
 from benchmarks.report import render
 from benchmarks.targets import TARGETS
 from conftest import N_LAYERS
-from probing.corpus import assign_splits
+from probing.corpus.splits import assign_splits
 
 
 @pytest.fixture

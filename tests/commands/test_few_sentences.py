@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from probing import ProbeOptions, Run, UserError, WandbOptions, fit
-from probing.corpus import assign_splits
+from probing.corpus.splits import assign_splits
 from probing.figures.probes import error_bars
 from probing.page.charts.line_chart import Line, line_chart
 from probing.statistics.intervals import MIN_SENTENCES

@@ -118,7 +118,8 @@ def test_tables_have_a_row_for_every_layer_and_neuron(run: Run) -> None:
 
 def test_stored_probe_and_ranking_agree_with_the_plain_forward_pass(run: Run) -> None:
     """The table is recomputed sentence by sentence from the untouched model and `probe.safetensors` alone."""
-    from probing.corpus import assign_splits, load_corpus
+    from probing.corpus import load_corpus
+    from probing.corpus.splits import assign_splits
 
     encoder = AutoModel.from_pretrained(run.config["model"]).eval()
     tokenizer = AutoTokenizer.from_pretrained(run.config["model"])

@@ -106,7 +106,7 @@ def test_labels_of_groups_are_compared_between_groups(grouped: bool) -> None:
     # By the definition, among means of groups: the share's distribution under relabelling is that of a t statistic.
     from scipy.stats import ttest_ind
 
-    train = {row for row in range(n_groups) if probing.corpus.side_of(str(row), 0) == "train"}
+    train = {row for row in range(n_groups) if probing.corpus.splits.side_of(str(row), 0) == "train"}
     kept = sorted(train)
     means = np.stack([X[groups == group].mean(0) for group in kept])
     own = labels[kept]
@@ -200,7 +200,7 @@ def test_a_planted_number_is_found_and_shuffled_numbers_find_nothing(measured: A
     assert "carries size" in page
     assert "accuracy of" not in page.split('id="terms"')[0]
     assert not (run.folder / "classes.csv").exists()
-    test = np.array([probing.corpus.side_of(str(group), 0) == "test" for group in groups])
+    test = np.array([probing.corpus.splits.side_of(str(group), 0) == "test" for group in groups])
     predicted = run.results["numbers"]["mean"] + X[test].astype(np.float64) @ run.weight[0, 0].numpy()
     centre = run.results["numbers"]["mean"]
     assert row["r2"] == pytest.approx(1 - ((y[test] - predicted) ** 2).sum() / ((y[test] - centre) ** 2).sum())
@@ -213,7 +213,7 @@ def test_a_planted_number_is_found_and_shuffled_numbers_find_nothing(measured: A
 def test_contributions_add_up_to_the_prediction(measured: Any) -> None:
     X, y, _ = measured
     run = probe(X, y, replicates=0, evidence="none", controls="none")
-    test = np.array([probing.corpus.side_of(str(row), 0) == "test" for row in range(len(X))])
+    test = np.array([probing.corpus.splits.side_of(str(row), 0) == "test" for row in range(len(X))])
     terms = X[test].astype(np.float64) * run.weight[0, 0].numpy()
     shown = {row["neuron"]: row["contribution"] for row in run.neurons}
     np.testing.assert_allclose([shown[i] for i in range(12)], np.abs(terms).mean(0))
@@ -233,14 +233,17 @@ def test_whole_numbers_are_classes_unless_they_are_said_to_be_numbers(measured: 
     [
         (
             {"y": np.full(40, np.nan)},
-            r"`y\[0\]` is nan: expected one number or one string for each row, and it has to be",
+            r"`y`: all training rows have no label, and a probe tells at least two apart; 40 rows have none \(None, NaN",
         ),
         (
             {"y": np.full(40, 0.5)},
             "`y`: the training rows all have the number 0.5, and a probe needs numbers that vary",
         ),
-        ({"y": ["a"] * 40, "numbers": True}, "`numbers=True`: expected one number for each row, and `y.0.` is 'a'"),
-        ({"numbers": False}, "`numbers=False`: `y.0.` is 0.5, and classes are whole numbers or strings"),
+        (
+            {"y": ["a"] * 40, "numbers": True},
+            "`y` has 'a' of the type str for row 0, .* and `numbers` says that labels are",
+        ),
+        ({"numbers": False}, "`y` has numbers with a fraction, such as .*, or leave out `numbers=False`"),
         ({"ordinal": True}, "`ordinal=True`: the labels are numbers to predict as such"),
         ({"mdl": True}, "`--mdl` does not apply: the task predicts numbers, by a ridge probe in closed form"),
         ({"probe": {"solver": "adam"}}, "`--probe.solver adam` does not apply: the task predicts numbers"),

@@ -17,7 +17,7 @@ from probing.comparison.cross_moments import CrossMomentsAccumulator
 from probing.comparison.matching import holds, judge, match
 from probing.comparison.pairs import Ranked, compare_pair
 from probing.comparison.random_bases import RotationNull, random_bases, rotation_null
-from probing.data.examples import label
+from probing.data.labelling import label
 from probing.rankings.contributions import neuron_contributions
 from synthetic import CORPUS, make_splits, make_store, make_tokens
 

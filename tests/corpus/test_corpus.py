@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from probing.corpus import Corpus, Split, assign_splits, from_sentences, from_words, hold_out, load_corpus, split_key
+from probing.corpus import Corpus, from_sentences, from_words, load_corpus
 from probing.corpus.builtin import builtin_sentences
+from probing.corpus.sides import hold_out
+from probing.corpus.splits import Split, assign_splits, compared, split_key
 from probing.errors import UserError
 
 
@@ -155,9 +157,23 @@ def test_near_duplicates_are_on_one_side() -> None:
 
 def test_what_is_tested_on_leaves_the_training_corpus() -> None:
     main, test = from_sentences("main", ["A b.", "C d.", "E f."]), from_sentences("test", ["c D!"])
-    assert hold_out(main, test).sentences == ("A b.", "E f.")
-    with pytest.raises(UserError, match="nothing is left to train on"):
+    kept, left_out = hold_out(main, test)
+    assert (kept.sentences, left_out) == (("A b.", "E f."), ["C d."])
+    with pytest.raises(UserError, match=r"every sentence .* such as `C d.` \(there: `c D!`\); nothing is left"):
         hold_out(Corpus("main", ("C d.",)), test)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "are_equal"),
+    [
+        ("C++ is", "C# is", False), ("कि", "की", False), ("ดี", "ดู", False), ("-1", "1", False),
+        ("No :(", "No :)", False),
+        ("It's 5%", "It's 5", False), ("Café", "CAFE\u0301", True), ("(Hello), “world”!", "hello world", True),
+        ("你好。", "你好", True), ("...", "…", False),
+    ],
+)  # fmt: skip
+def test_sentences_are_told_apart_by_marks_and_signs(first: str, second: str, are_equal: bool) -> None:
+    assert (compared(first) == compared(second)) is are_equal
 
 
 TREEBANK = """\
@@ -278,5 +294,5 @@ def test_the_fingerprint_depends_on_the_division_into_words() -> None:
 
 def test_words_and_columns_stay_in_step_when_sentences_are_held_out() -> None:
     main = from_words("main", LISTS, {"tag": TAGS})
-    kept = hold_out(main, from_sentences("test", ["new york: is BIG!"]))
-    assert kept == Corpus("main", ("yes no",), 1, (("", "yes", "no"),), {"tag": (TAGS[3],)})
+    kept, _ = hold_out(main, from_sentences("test", ["new york: is BIG!"]))
+    assert kept == Corpus("main", ("yes no",), 1, (("", "yes", "no"),), {"tag": (TAGS[3],)}, relabelled={"tag": 1})

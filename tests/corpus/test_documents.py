@@ -12,7 +12,8 @@ from probing import Run, WandbOptions, fit
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.commands.rank import rank
-from probing.corpus import assign_splits, from_sentences, from_words, load_corpus
+from probing.corpus import from_sentences, from_words, load_corpus
+from probing.corpus.splits import assign_splits
 from probing.data.preparation import goes_by_document
 from probing.errors import UserError
 from probing.statistics.intervals import MIN_SENTENCES, accuracy_interval, scope

@@ -91,8 +91,28 @@ def test_labels_may_be_strings_and_booleans(X: Any, y: Any) -> None:
     assert sides_of_arrays(X, names)[0].classes.tolist() == ["a", "b", "c"]
     assert sides_of_arrays(X, names.tolist())[0].classes.tolist() == ["a", "b", "c"]
     assert sides_of_arrays(X, y > 0)[0].classes.tolist() == [0, 1]
-    assert sides_of_arrays(X, torch.from_numpy(y - 1))[0].classes.tolist() == [-1, 0, 1]
+    assert sides_of_arrays(X, torch.from_numpy(y - 1))[0].classes.tolist() == [0, 1]
     assert sides_of_arrays(X, y.astype(float))[0].classes.tolist() == [0, 1, 2]
+
+
+def test_rows_without_a_label_are_left_out_and_counted(X: Any, y: Any) -> None:
+    split = np.resize(["train", "train", "test"], N)
+    missing = np.arange(N) % 10 == 0
+    expected = rows_of(*sides_of_arrays(X[~missing], y[~missing], split=split[~missing]))
+    places = np.flatnonzero(~missing)
+    kinds: dict[str, Any] = {
+        "NaN": np.where(missing, np.nan, y), "-100": np.where(missing, -100, y),
+        "None": [None if gone else str(label) for gone, label in zip(missing, y, strict=True)],
+        "masked": np.ma.array(y, mask=missing), "numbers": np.where(missing, np.nan, y + 0.5),
+    }  # fmt: skip
+    for kind, labels in kinds.items():
+        said: list[str] = []
+        sides, layers = sides_of_arrays(X, labels, split=split, say=said.append)
+        assert {name: rows for name, (rows, _) in rows_of(sides, layers).items()} == {
+            name: places[rows].tolist() for name, (rows, _) in expected.items()
+        }, kind
+        assert sum(side.n_unlabelled for side in (sides.train, sides.validation, sides.test)) == missing.sum()
+        assert said[0].startswith("y: 60 of 600 rows have no label (None, NaN"), kind
 
 
 def test_the_split_can_be_given(X: Any, y: Any) -> None:
@@ -142,11 +162,11 @@ def nan(X: NDArray[np.float32]) -> NDArray[np.float32]:
         (lambda X, y: {"y": y[:-1]}, r"`y` has shape \(599,\), and `X` has 600 rows"),
         (
             lambda X, y: {"y": np.full(N, np.inf)},
-            r"`y\[0\]` is inf: expected one number or one string.*it has to be finite",
+            "`y`: all training rows have no label, .* 600 rows have none",
         ),
         (
             lambda X, y: {"y": np.array([*"aaaaaaa", None, *"a" * (N - 8)])},
-            r"`y\[7\]` is None: expected one number",
+            "`y`: all training rows have the same label, .* 1 rows have none",
         ),
         (
             lambda X, y: {"y": np.zeros(N, dtype=int)},

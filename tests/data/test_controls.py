@@ -15,10 +15,12 @@ from safetensors import safe_open
 
 from probing import ProbeOptions, Run, WandbOptions, fit
 from probing.cache.tokens import Tokens
-from probing.corpus import Corpus, Split, from_words
+from probing.corpus import Corpus, from_words
+from probing.corpus.splits import Split
 from probing.data.control_names import chosen_controls
 from probing.data.controls import CONTROL_DRAWS, control_tasks, shuffled, token_identity, with_activations
-from probing.data.examples import choose_classes, label, read
+from probing.data.examples import read
+from probing.data.labelling import choose_classes, label
 from probing.errors import UserError
 from probing.evidence.table import collect_evidence
 from probing.models import load_tokenizer, resolve_model, word_folding

@@ -9,20 +9,19 @@ import torch
 from probing_tasks.position import Position
 
 from probing.cache.store import ActivationStore
-from probing.corpus import Split
+from probing.corpus.splits import Split
 from probing.data import examples as examples_module
 from probing.data.examples import (
     Batch,
     Examples,
     ShardBatches,
     blocks,
-    choose_classes,
-    label,
     open_shard,
     read,
     read_shard,
     whole_sentences,
 )
+from probing.data.labelling import choose_classes, label
 from probing.errors import UserError
 from synthetic import CORPUS, make_splits, make_store, make_tokens, sides
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from probing_tasks.position import Position
 
 from probing.cache.tokens import Tokens
-from probing.corpus import Split, assign_splits
+from probing.corpus.splits import Split, assign_splits
 from probing.data import examples as examples_module
 from probing.data.examples import Examples
 from probing.data.layer_moments import layer_moments

@@ -21,7 +21,8 @@ from conftest import BARE
 from probing import Run, WandbOptions, fit
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, from_words, load_corpus
-from probing.data.examples import Examples, choose_classes, label, read
+from probing.data.examples import Examples, read
+from probing.data.labelling import choose_classes, label
 from probing.errors import UserError
 from probing.tasks import load_task
 from synthetic import make_store
@@ -137,7 +138,7 @@ def test_words_are_probed_as_the_plain_forward_pass_has_them(
 
 def _correct_words(checkpoint: Path, bank: Path, weight: torch.Tensor, pieces: str) -> tuple[int, int]:
     """Predict the test words sentence by sentence, pooled word by word."""
-    from probing.corpus import assign_splits
+    from probing.corpus.splits import assign_splits
 
     tokenizer, model = AutoTokenizer.from_pretrained(checkpoint), AutoModel.from_pretrained(checkpoint).eval()
     corpus, right, n_words = load_corpus(str(bank)), 0, 0
@@ -171,7 +172,8 @@ def test_labels_of_the_test_corpus_that_are_no_class_are_left_out(
     )  # fmt: skip
     assert made is not None
     assert made.accuracy[0]["n_test_tokens"] == 3
-    assert "test: 2 of 5 tokens are left out: their label is too rare" in capsys.readouterr().err
+    said = "test: 2 of 5 tokens are left out: their labels (unheard-of) do not occur in training"
+    assert said in capsys.readouterr().err
 
 
 def test_the_classes_of_labels_do_not_depend_on_their_order(bank: Path, tmp_path: Path) -> None:

@@ -16,8 +16,10 @@ from transformers import AutoModel, AutoTokenizer
 from conftest import BARE
 from probing import Run, SentenceTask, WandbOptions, compare, fit, rank
 from probing.cache.tokens import Tokens
-from probing.corpus import Corpus, assign_splits, load_corpus
-from probing.data.examples import Sides, choose_classes, label
+from probing.corpus import Corpus, load_corpus
+from probing.corpus.splits import assign_splits
+from probing.data.examples import Sides
+from probing.data.labelling import choose_classes, label
 from probing.errors import UserError
 from probing.page.answers import question
 from probing.page.sources import source_of

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.corpus import split_key
+from probing.corpus.splits import compared
 from probing.downstream.sts.dataset import STS_B, SentencePairs
 from probing.downstream.sts.rank_correlation import (
     AGGREGATIONS,
@@ -103,7 +103,7 @@ def choice(target: SentencePairs, sets: Sequence[SentencePairs]) -> Choice | Non
 
 
 def _pair_keys(pairs: SentencePairs) -> list[frozenset[str]]:
-    keys = [split_key(sentence) for sentence in pairs.corpus.sentences]
+    keys = [compared(sentence) for sentence in pairs.corpus.sentences]
     return [frozenset((keys[first], keys[second])) for first, second in pairs.sentences]
 
 

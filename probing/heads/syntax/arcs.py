@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
-from probing.corpus.rows import UNSPECIFIED
+from probing.corpus.cells import UNSPECIFIED
 from probing.errors import UserError
 
 HEAD, RELATION = "head", "deprel"

@@ -14,7 +14,8 @@ import numpy as np
 from probing.cache import ActivationStore
 from probing.cache.source import ActivationSource
 from probing.cli.options import ProbeOptions
-from probing.corpus import Corpus, Split
+from probing.corpus import Corpus
+from probing.corpus.splits import Split
 from probing.data.preparation import control_sides, read_sides
 from probing.errors import UserError
 from probing.heads.parts import PARTS

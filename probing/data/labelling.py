@@ -1,0 +1,209 @@
+"""The labels of the tokens of each side, and the classes among them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, islice
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probing.cache.tokens import Tokens
+from probing.corpus import Corpus
+from probing.corpus.cells import label_of, text_of
+from probing.corpus.splits import Split
+from probing.data.examples import Activations, Examples
+from probing.data.numbers import check_varies, values_of
+from probing.data.sentences import SentenceVectors
+from probing.errors import UserError
+from probing.tasks import (
+    Labels,
+    SentenceTask,
+    Task,
+    TokenTask,
+    classes_of,
+    has_label,
+    labels_of,
+    predicts_numbers,
+    sentences_of,
+    unit_of,
+)
+
+# Labels that a message lists.
+_SHOWN = 5
+
+
+class Classified(NamedTuple):
+    """The class of each token of one side; for a task of sentences, of each sentence.
+
+    Args:
+        labels: Class of each token, -1 on another side or without a class, shape (n_tokens,). If numbers are predicted,
+            the index of each number among the corpus's distinct numbers takes the place of the class.
+        dropped: The labels of the side's tokens that are no classes, in the order of the tokens.
+        n_unlabelled: Number of the side's tokens without a label, special tokens apart.
+        n_special: Number of the side's special tokens without a label; 0 for a task of sentences.
+    """
+
+    labels: NDArray[np.int64]
+    dropped: Labels
+    n_unlabelled: int
+    n_special: int
+
+
+def label(
+    store: Activations,
+    corpus: Corpus,
+    task: TokenTask,
+    splits: Sequence[Split],
+    classes: Labels,
+    side: Split,
+    by_document: bool = False,
+) -> Examples:
+    """Return the examples of one side, with their classes.
+
+    Args:
+        store: The store of the activations.
+        corpus: The corpus that the store was made from.
+        task: The task, which gives the labels.
+        splits: Side of each sentence.
+        classes: The labels that are classes, ascending.
+        side: The side to return.
+        by_document: Whether intervals are over documents; the corpus must then have documents.
+    """
+    found = class_of_tokens(store.tokens, corpus, task, splits, classes, side)
+    labels = found.labels.astype(np.int32)
+    documents = np.array(corpus.documents) if by_document else None
+    values = values_of(labels_of(task, store.tokens, corpus)) if predicts_numbers(task) else None
+    if isinstance(task, SentenceTask):
+        vectors = SentenceVectors(store, task.pooling)
+        return Examples(
+            vectors, labels, len(found.dropped), False, documents, pooling=task.pooling, values=values,
+            n_unlabelled=found.n_unlabelled,
+        )  # fmt: skip
+    return Examples(
+        store, labels, len(found.dropped), task.word_means, documents, values=values,
+        n_unlabelled=found.n_unlabelled, n_special=found.n_special,
+    )  # fmt: skip
+
+
+def class_of_tokens(
+    tokens: Tokens, corpus: Corpus, task: TokenTask, splits: Sequence[Split], classes: Labels, side: Split
+) -> Classified:
+    """Return the class of each token of one side, or of each sentence for a task of sentences.
+
+    Args:
+        tokens: The table of tokens.
+        corpus: The corpus that the tokens belong to.
+        task: The task, which gives the labels.
+        splits: Side of each sentence.
+        classes: The labels that are classes, ascending.
+        side: The side whose tokens are classified.
+    """
+    labels = labels_of(task, tokens, corpus)
+    here = np.array([split == side for split in splits])[sentences_of(task, tokens)]
+    there = here & has_label(labels)
+    special = np.zeros(len(here), dtype=bool) if isinstance(task, SentenceTask) else tokens.special
+    n_without = int((here & ~there & ~special).sum()), int((here & ~there & special).sum())
+    if predicts_numbers(task) and not len(classes := values_of(labels)):
+        return Classified(np.full(len(labels), -1), labels[:0], *n_without)
+    # Index of each label among the classes; checked below, since it also exists for labels that are not classes.
+    index = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
+    known = there & (classes[index] == labels)
+    return Classified(np.where(known, index, -1), labels[there & ~known], *n_without)
+
+
+def choose_classes(tokens: Tokens, corpus: Corpus, task: TokenTask, splits: Sequence[Split]) -> Labels:
+    """Return the labels with enough training examples, ascending; none if the task predicts numbers.
+
+    Raises:
+        UserError: If there are fewer than two, or no token or sentence has a label.
+    """
+    in_train = np.array([split == "train" for split in splits])
+    labels = labels_of(task, tokens, corpus)
+    if tokens.special.all():
+        raise UserError("`--corpus`: no sentence is longer than one token, and special tokens do not count.")
+    if not has_label(labels).any():
+        raise UserError(
+            f"`--corpus {corpus.name}`: the task gives no {unit_of(task)} a label; give text that it has labels for."
+        )
+    if predicts_numbers(task):
+        check_varies(values_of(labels[in_train[sentences_of(task, tokens)]]), f"`--corpus {corpus.name}`", "sentences")
+        return np.zeros(0)
+    classes = classes_of(task, labels[in_train[sentences_of(task, tokens)]], int(in_train.sum()))
+    if len(classes) < 2:
+        raise UserError(
+            f"`--corpus`: {int(in_train.sum())} training sentences leave {len(classes)} classes with enough examples, "
+            "and a probe needs two; give more sentences, or lower the bar with `--task_args.min_count`."
+        )
+    return classes
+
+
+def labels_in_training(tokens: Tokens, corpus: Corpus, task: TokenTask, splits: Sequence[Split]) -> set[Any]:
+    """Return the labels of the training tokens, also those that are too rare to be classes."""
+    labels = labels_of(task, tokens, corpus)
+    in_train = np.array([split == "train" for split in splits])[sentences_of(task, tokens)]
+    return set(labels[in_train & has_label(labels)].tolist())
+
+
+def say_what_has_no_label(tokens: Tokens, corpus: Corpus, task: TokenTask, say: Callable[[str], None]) -> None:
+    """Report how many words or sentences have no label, and how many repeated sentences had other labels.
+
+    A word has a label if one of its pieces has.
+    """
+    labelled = has_label(labels_of(task, tokens, corpus))
+    unit = "sentences" if isinstance(task, SentenceTask) else "words"
+    if unit == "words":
+        begins = tokens.first_pieces
+        labelled = np.bincount((begins.cumsum() - 1)[~tokens.special], labelled[~tokens.special], begins.sum()) > 0
+    column = task.column_of(corpus) if isinstance(task, Task) else None
+    if n_without := int((~labelled).sum()):
+        values = corpus.sentence_columns if unit == "sentences" else corpus.columns
+        what = "number" if predicts_numbers(task) else "label"
+        shown = _missing_in(values[column], unit) if column in values and not predicts_numbers(task) else ""
+        say(f"{corpus.name}: {n_without} of {len(labelled)} {unit} have no {what}{shown} and are left out")
+    if n_other := corpus.relabelled.get(column or ""):
+        say(
+            f"{corpus.name}: {n_other} of the {corpus.n_repeated} repeated sentences have other values of {column} "
+            "than their first occurrence, whose values are used"
+        )
+
+
+def _missing_in(rows: Sequence[Any], unit: str) -> str:
+    """Return the texts in the place of missing labels of a column, and how often each occurs, in brackets."""
+    cells = rows if unit == "sentences" else chain.from_iterable(rows)
+    counts = Counter(text_of(cell) or "empty" for cell in cells if not label_of(cell))
+    listed = [text if text == "empty" else f"`{text}`" for text, _ in counts.most_common(_SHOWN)]
+    below = ": numbers below 0 stand for none" if set(counts) != {"empty"} else ""
+    return f" ({', '.join(listed)}{below})" if below else ""
+
+
+def say_what_is_no_class(
+    side: Split, n: int, dropped: Labels, in_training: set[Any], unit: str, say: Callable[[str], None]
+) -> None:
+    """Report how many tokens or sentences of a side have a label that is no class: too rare in training, or not there.
+
+    Args:
+        side: The side.
+        n: Number of its tokens or sentences that are of a class.
+        dropped: The labels of those that are of none.
+        in_training: All labels of the training side.
+        unit: What has a label.
+        say: Function that takes one-line messages.
+    """
+    of = f"of {n + len(dropped)} {unit}s are left out"
+    labels = dropped.tolist()
+    if unseen := [label for label in labels if label not in in_training]:
+        say(f"{side}: {len(unseen)} {of}: their labels ({some_of(sorted(set(unseen)))}) do not occur in training")
+    if n_rare := len(labels) - len(unseen):
+        say(
+            f"{side}: {n_rare} {of}: their label is too rare to be a class (`--task_args.min_count` sets how often it "
+            "must occur in training)"
+        )
+
+
+def some_of(labels: Iterable[Any]) -> str:
+    """Return the first few labels, for a message."""
+    first = [str(label)[:40] for label in islice(labels, _SHOWN + 1)]
+    return ", ".join(first[:_SHOWN]) + ", ..." * (len(first) > _SHOWN)
