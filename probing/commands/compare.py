@@ -198,6 +198,6 @@ def _draw(
 ) -> list[Path]:
     from probing.figures.probes import write_comparison_figures
 
-    tasks = dict.fromkeys(short_name(run.config["task"]) for run in made.values())
+    tasks = dict.fromkeys(short_name(run.config) for run in made.values())
     accuracy = {label: run.accuracy for label, run in made.items()}
     return write_comparison_figures(folder, rows, accuracy, " and ".join(tasks), formats)

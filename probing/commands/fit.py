@@ -108,7 +108,7 @@ def fit(
         more = replicates, evidence == "all", mdl
         sides, others, fitted, stores = _read(source, text, token_task, probe, group_by, wanted, transform, seed, more)
         watch.end("extract")
-        default = f"{source.model.short_name}-{short_name(config['task'])}"
+        default = f"{source.model.short_name}-{config['task'].rpartition(':')[2]}"
         folder = RunFolder(place, name, default) if is_main_process() else None
         kept = keep_inputs(config, source.model.name, folder) if folder else []
         with tracking(folder, wandb, config) as tracker:
@@ -237,7 +237,7 @@ def _report(run: Run, where: str | None, quiet: bool) -> None:
         if len(layers) > 1:
             print(f"The other layers' rankings are in {run.folder / 'neurons.csv'}.")
         for layer, fitted in zip(layers, run.results["layers"], strict=True):
-            print(conclusion(run.top(layer, len(run.neurons)), short_name(run.config["task"])))
+            print(conclusion(run.top(layer, len(run.neurons)), short_name(run.config)))
             if not fitted["converged"]:
                 print(
                     f"Layer {layer}: the probe stopped up to {fitted['optimality_gap']:.1g} nats short of its optimum, "

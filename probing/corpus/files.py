@@ -6,6 +6,7 @@ import gzip
 import re
 import sys
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from probing.errors import UserError
@@ -16,7 +17,13 @@ READABLE = (
     "with .gz, hf:NAME for a data set, or `-` for standard input"
 )
 
+# Bytes of a file of another type that are looked at.
+_SAMPLE = 2**16
 _GZIP_MAGIC = b"\x1f\x8b"
+_READ = (".txt", ".conllu", ".tsv", ".jsonl", "")
+# Lines that are looked at to tell a table of words from sentences, and how many there have to be.
+_LOOKED_AT, _ENOUGH = 1000, 5
+_TAG = re.compile(r"O|[BIESLU]-\S+")
 # `str.splitlines` would also split at U+2028, U+0085, form feeds and others.
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
@@ -27,18 +34,62 @@ def read_lines(name: str, option: str) -> list[str]:
     Lines end at LF, CR LF or CR. Byte-order marks are dropped on every line, since concatenated files have one each.
 
     Raises:
-        UserError: If the file is of another type, unreadable, a damaged archive or not UTF-8.
+        UserError: If the file is of another type, unreadable, a damaged archive or not UTF-8, or if it should have
+            sentences and has a table of words.
     """
     typed = f"{option} {name}"
     path = Path(name)
     packed = name != "-" and path.suffix == ".gz"
     kind = Path(path.stem).suffix if packed else path.suffix
-    if name != "-" and kind not in (".txt", ".conllu", ".tsv", ".jsonl", ""):
-        raise UserError(f"`{typed}`: a file of type {kind}{'.gz' * packed} cannot be read; give {READABLE}.")
+    if name != "-" and kind not in _READ:
+        way_out = _way_out(path) or f"give {READABLE}"
+        raise UserError(f"`{typed}`: a file of type {kind}{'.gz' * packed} cannot be read; {way_out}.")
     data = _read_standard_input(typed) if name == "-" else read_bytes(path, typed, READABLE)
     if packed or data.startswith(_GZIP_MAGIC):  # no UTF-8 text starts with these bytes
         data = _unpack(data, typed)
-    return decode_lines(data, typed)
+    lines = decode_lines(data, typed)
+    if kind in (".txt", "") and (looks := _looks_like_table(lines)):
+        raise UserError(
+            f"`{typed}`: a sentence was expected in each line; {looks}. To read lines as sentences, put blanks in the "
+            "place of tabs."
+        )
+    return lines
+
+
+def _way_out(path: Path) -> str:
+    """Return what to do with a file of another type by its content, as a clause; empty if that does not tell."""
+    try:
+        with path.open("rb") as file:
+            sample = file.read(_SAMPLE).decode("utf-8", "replace")
+    except (OSError, ValueError):
+        return ""
+    return _looks_like_table(_LINE_END.split(sample)[:-1])
+
+
+def _looks_like_table(lines: Sequence[str]) -> str:
+    """Return what to do with lines that have a word and annotations each, as a clause; empty if they do not look so."""
+    there = [line for line in lines[:_LOOKED_AT] if line.strip() and not line.startswith("#")]
+    if len(there) < _ENOUGH:
+        return ""
+    if all(line.lstrip().startswith("{") for line in there):
+        return "its lines look like JSON: rename it to .jsonl"
+    tabs = [line.split("\t") for line in there]
+    rows = tabs if len(tabs[0]) > 1 else [line.split() for line in there]
+    n_columns = len(rows[0])
+    if n_columns < 2 or any(len(row) != n_columns for row in rows):
+        return ""
+    if rows is tabs and n_columns == 10 and sum(row[0].isdecimal() for row in rows) >= len(rows) // 2:
+        return "its lines look like CoNLL-U: rename it to .conllu"
+    if rows is tabs and any(" " in row[0].strip() for row in rows):
+        return ""
+    if rows is not tabs and sum(bool(_TAG.fullmatch(row[-1])) for row in rows) < 0.9 * len(rows):
+        return ""
+    if rows is tabs and n_columns == 2:
+        return "its lines look like a word, a tab and a label: rename it to .tsv"
+    return (
+        f"its lines look like words with {n_columns - 1} annotations: write the word, a tab and one annotation in each "
+        "line, and name it .tsv"
+    )
 
 
 def read_bytes(path: Path, typed: str, readable: str) -> bytes:

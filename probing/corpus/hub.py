@@ -6,6 +6,7 @@ import logging
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from probing.corpus.rows import Rows, with_label
@@ -100,21 +101,45 @@ def _prepared(name: str, config: str | None, typed: str) -> Any:
     """Return the library's builder of a data set, after downloading its files."""
     import datasets
 
+    if Path(name).is_dir():
+        name = str(Path(name).absolute().resolve())  # the library finds no name in `.`
     try:
         builder = datasets.load_dataset_builder(name, config)
+        if _kind(builder) == "csv":
+            builder = datasets.load_dataset_builder(name, config, **_as_text(builder))
     except Exception as error:  # the library, pyarrow, pandas and the hub each raise their own types
         known = _configs(name) if isinstance(error, ValueError) else []
-        if known and config not in known:
+        if known and config not in known and (config or len(known) > 1):
             problem = f"there is no configuration {config}" if config else "it has several configurations"
             raise UserError(f"`{typed}`: {problem}; give one of {', '.join(known)} as config=.") from None
         raise _unreadable(typed, _reason(error)) from None
-    if (kind := type(builder).__module__.rsplit(".", 1)[-1]) not in _KINDS:
+    if (kind := _kind(builder)) not in _KINDS:
         raise _unreadable(typed, f"its files are of the kind {kind}")
     try:
         builder.download_and_prepare()
     except Exception as error:
         raise _unreadable(typed, _reason(error)) from None
     return builder
+
+
+def _kind(builder: Any) -> str:
+    """Return the kind of a data set's files."""
+    return type(builder).__module__.rsplit(".", 1)[-1]
+
+
+def _as_text(builder: Any) -> dict[str, Any]:
+    """Return settings with which every cell of CSV files is text as it is written, and only an empty one is missing.
+
+    Otherwise pandas reads 01 as 1, and NA, None and null as missing.
+    """
+    import datasets
+    import pandas
+
+    files = next(iter(builder.config.data_files.values()))
+    with pandas.read_csv(files[0], **{**builder.config.pd_read_csv_kwargs, "nrows": 1, "dtype": str}) as reader:
+        names = next(iter(reader), pandas.DataFrame()).columns
+    features = datasets.Features({name: datasets.Value("string") for name in names})
+    return {"features": features, "keep_default_na": False, "na_values": [""]}
 
 
 def _unreadable(typed: str, reason: str) -> UserError:

@@ -11,6 +11,8 @@ from probing.errors import UserError
 def read_labelled(lines: Iterable[str], typed: str) -> dict[str, list[tuple[str, ...]]]:
     """Return the columns `form` and `label` of a .tsv file: for each sentence, one value per word.
 
+    A label may be missing, after its tab.
+
     Args:
         lines: Lines of the file.
         typed: The option and its value, for messages.
@@ -24,7 +26,7 @@ def read_labelled(lines: Iterable[str], typed: str) -> dict[str, list[tuple[str,
             sentences.append([])
             continue
         word, *labels = (cell.strip() for cell in line.split("\t"))
-        if not word or len(labels) != 1 or not labels[0]:
+        if not word or len(labels) != 1:
             raise UserError(
                 f"`{typed}`: line {number} is not a word, a tab and a label (found {line[:60]!r}); "
                 "give two columns, and a blank line between sentences."

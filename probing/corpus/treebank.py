@@ -69,6 +69,7 @@ def documents_of(lines: Iterable[str]) -> list[int]:
 
 
 def _cells(line: str) -> list[str]:
+    line = line.rstrip(" ")
     cells = list(parse_line(line, DEFAULT_FIELDS, _AS_WRITTEN).values())
     # The library also accepts two spaces instead of a tab, and any number of columns.
     if len(cells) != len(DEFAULT_FIELDS) or "\t".join(cells) != line:

@@ -157,13 +157,13 @@ def say_what_has_no_label(tokens: Tokens, corpus: Corpus, task: TokenTask, say: 
     if unit == "words":
         begins = tokens.first_pieces
         labelled = np.bincount((begins.cumsum() - 1)[~tokens.special], labelled[~tokens.special], begins.sum()) > 0
-    column = task.column_of(corpus) if isinstance(task, Task) else None
+    column = (task.column_of(corpus) if isinstance(task, Task) else None) or ""
     if n_without := int((~labelled).sum()):
         values = corpus.sentence_columns if unit == "sentences" else corpus.columns
         what = "number" if predicts_numbers(task) else "label"
         shown = _missing_in(values[column], unit) if column in values and not predicts_numbers(task) else ""
         say(f"{corpus.name}: {n_without} of {len(labelled)} {unit} have no {what}{shown} and are left out")
-    if n_other := corpus.relabelled.get(column or ""):
+    if n_other := corpus.relabelled.get(column):
         say(
             f"{corpus.name}: {n_other} of the {corpus.n_repeated} repeated sentences have other values of {column} "
             "than their first occurrence, whose values are used"

@@ -60,12 +60,29 @@ def drawing(path: Path, formats: Sequence[str] = USUAL) -> Iterator[Figure]:
     with matplotlib.rc_context(STYLE):
         figure = Figure(layout="constrained")
         yield figure
+        _show_as_written(figure)
         if "png" in formats:
             _save(figure, path, "png")
         if vectors := [form for form in formats if form != "png"]:
             box = fit_to_paper(figure)
             for form in vectors:
                 _save(figure, path, form, bbox_inches=box)
+
+
+def _show_as_written(figure: Figure) -> None:
+    """Show names and words as they are, where matplotlib would read what is between two `$` as a formula.
+
+    The numbers of logarithmic axes are formulas.
+    """
+    from matplotlib.text import Text
+    from matplotlib.ticker import LogFormatter
+
+    axes = [axis for one in figure.axes for axis in (one.xaxis, one.yaxis)]
+    logarithmic = [axis for axis in axes if isinstance(axis.get_major_formatter(), LogFormatter)]
+    formulas = {text for axis in logarithmic for minor in (False, True) for text in axis.get_ticklabels(minor=minor)}
+    for text in figure.findobj(Text):
+        if text not in formulas:
+            text.set_parse_math(False)
 
 
 def write_drawings(

@@ -71,7 +71,7 @@ class Subject:
     @property
     def task(self) -> str:
         """The name of the task that the probes predict, in words."""
-        return short_name(self.run.config["task"]).replace("_", " ")
+        return short_name(self.run.config).replace("_", " ")
 
     @property
     def layers(self) -> list[int]:
@@ -269,7 +269,7 @@ def source_of(run: Run) -> Sources:
 def labels(runs: Sequence[Run], taken: Sequence[str] = ()) -> list[str]:
     """Name each run by its model, with its task if names are equal, or else by its folder or its whole path."""
     models = [model_name(run.config) for run in runs]
-    with_tasks = [f"{name} {short_name(run.config['task'])}" for name, run in zip(models, runs, strict=True)]
+    with_tasks = [f"{name} {short_name(run.config)}" for name, run in zip(models, runs, strict=True)]
     for names in (models, with_tasks, [run.folder.name for run in runs]):
         if len({*names, *taken}) == len(names) + len(taken):
             return names

@@ -108,7 +108,7 @@ def _labels(made: Sequence[Run], sources: Sequence[ModelSource]) -> list[str]:
         f"{source.short_name} {site}" if is_inside_blocks(site) else source.short_name
         for source, site in zip(sources, sites, strict=True)
     ]
-    with_tasks = [f"{name} {short_name(run.config['task'])}" for name, run in zip(of_models, made, strict=True)]
+    with_tasks = [f"{name} {short_name(run.config)}" for name, run in zip(of_models, made, strict=True)]
     of_folders = [run.folder.name for run in made]
     names = next((names for names in (of_models, with_tasks, of_folders) if len(set(names)) == len(names)), None)
     return names or [str(run.folder) for run in made]

@@ -57,7 +57,7 @@ def draw_curves(folder: Path, layers: Sequence[int], model: str, run: Run, forma
     """Draw the curves of these layers, including those of earlier commands, and return the figures' paths."""
     from probing.figures.probes import write_curves_figure
 
-    rows, paths, task = read_csv(folder / "curves.csv"), [], short_name(run.config["task"])
+    rows, paths, task = read_csv(folder / "curves.csv"), [], short_name(run.config)
     majority = {row["layer"]: row["majority_accuracy"] for row in run.accuracy}
     for layer in layers:
         of_layer = [row for row in rows if row["layer"] == layer]

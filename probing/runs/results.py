@@ -207,7 +207,7 @@ def write(
     figures = []
     if formats:
         figures = write_figures(
-            folder / "figures", accuracy, neurons, short_name(config["task"]), model_name, measured.positions, formats
+            folder / "figures", accuracy, neurons, short_name(config), model_name, measured.positions, formats
         )
     names = [
         "config.yaml",

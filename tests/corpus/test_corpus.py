@@ -122,6 +122,44 @@ def test_missing_files_folders_and_unknown_types_are_refused(tmp_path: Path) -> 
         load_corpus("nul\0.txt")
 
 
+@pytest.mark.parametrize(
+    ("name", "line", "message"),
+    [
+        (
+            "words.conll",
+            "dog\tB-LOC",
+            "a file of type .conll cannot be read; its .* a tab and a label: rename it to .tsv",
+        ),
+        (
+            "words.iob",
+            "dog NN B-NP O",
+            "a file of type .iob cannot be read; its lines look like words with 3 annotations",
+        ),
+        ("words.conll", "1\tdog" + "\t_" * 8, "a file of type .conll .* look like CoNLL-U: rename it to .conllu"),
+        ("words.json", '{"words": ["dog"]}', "a file of type .json .* rename it to .jsonl"),
+        ("words.txt", "dog\tB-LOC", "a sentence was expected in each line; .*: rename it to .tsv. To read lines as"),
+        (
+            "words",
+            "dog NN B-NP O",
+            "a sentence was expected in each line; its lines look like words with 3 annotations",
+        ),
+        ("words.txt", "1\tdog" + "\t_" * 8, "a sentence was expected .* rename it to .conllu"),
+    ],
+)
+def test_tables_of_words_are_told_from_sentences(tmp_path: Path, name: str, line: str, message: str) -> None:
+    path = tmp_path / name
+    path.write_text(f"{line}\n\n" * 6, encoding="utf-8")
+    with pytest.raises(UserError, match=message):
+        load_corpus(str(path))
+
+
+def test_sentences_with_tabs_or_of_equal_lengths_are_sentences(tmp_path: Path) -> None:
+    for i, lines in enumerate((["the dog\tThe cat runs"] * 9, [f"word {i} B-x a" for i in range(9)], ["a\tO"] * 4)):
+        path = tmp_path / f"{i}.txt"
+        path.write_text("\n".join(lines), encoding="utf-8")
+        assert load_corpus(str(path)).words is None
+
+
 def test_the_fingerprint_depends_on_sentences_and_order() -> None:
     ab, ba = from_sentences("x", ["a b", "c d"]), from_sentences("x", ["c d", "a b"])
     assert ab.fingerprint == from_sentences("another name", ["a b", "c d"]).fingerprint

@@ -90,9 +90,21 @@ def test_a_figure_that_cannot_be_drawn_leaves_the_old_one(tmp_path: Path) -> Non
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     with pytest.raises(ZeroDivisionError), drawing(path) as figure:
         figure.add_subplot().plot([1 / 0])
-    with pytest.raises(ValueError, match="Unknown symbol"), drawing(path) as figure:
-        figure.add_subplot().set_title(r"$\unknown$")
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+def test_names_are_shown_as_they_are_and_not_as_formulas(tmp_path: Path) -> None:
+    with drawing(tmp_path / "drawn.png", ["svg"]) as figure:
+        axes = figure.add_subplot()
+        axes.plot([1, 1000], [0, 1], label=r"$\unknown$")
+        axes.set_xscale("log")
+        axes.set_title("B-$A$ and $x_1$")
+        axes.set_yticks([0, 1], labels=["$a$", "b"])
+        axes.legend()
+    text = (tmp_path / "drawn.svg").read_text(encoding="utf-8")
+    for name in (r"$\unknown$", "B-$A$ and $x_1$", ">$a$<"):
+        assert name in text
+    assert "mathdefault" not in text
 
 
 @pytest.mark.parametrize(

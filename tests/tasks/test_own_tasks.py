@@ -111,7 +111,10 @@ def test_a_table_of_an_earlier_version_says_so(tmp_path: Path) -> None:
         ([None] * 8, [""] * 8),
         ([np.nan, 0.0, 1, 0, -100, None, np.int64(0), -1.0], [-1, 0, 1, 0, -1, -1, 0, -1]),
         (np.array([np.nan, 0, 1, 0, np.inf, -1, 0, -100]), [-1, 0, 1, 0, -1, -1, 0, -1]),
-        (np.ma.array([9, 0, 1, 0, 9, 9, 0, 9], mask=[1, 0, 0, 0, 1, 1, 0, 1]), [-1, 0, 1, 0, -1, -1, 0, -1]),
+        (
+            np.ma.array([9, 0, 1, 0, 9, 9, 0, 9], mask=[True, False, False, False, True, True, False, True]),
+            [-1, 0, 1, 0, -1, -1, 0, -1],
+        ),
         ([np.nan, " a", "_", "b ", "-100", None, "a", "  "], ["", "a", "", "b", "", "", "a", ""]),
         (np.array(["", "01", "", "1", "", "", "NA", ""]), ["", "01", "", "1", "", "", "NA", ""]),
     ],
