@@ -104,7 +104,7 @@ def test_names_are_shown_as_they_are_and_not_as_formulas(tmp_path: Path) -> None
     text = (tmp_path / "drawn.svg").read_text(encoding="utf-8")
     for name in (r"$\unknown$", "B-$A$ and $x_1$", ">$a$<"):
         assert name in text
-    assert "mathdefault" not in text
+    assert ">$\\mathdefault" not in text
 
 
 @pytest.mark.parametrize(
