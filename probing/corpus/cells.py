@@ -60,6 +60,21 @@ def number_of(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def check_label(label: str, where: str) -> None:
+    """Refuse a label that files and other programs do not hold as it is.
+
+    Args:
+        label: The label.
+        where: What it is, for the message.
+
+    Raises:
+        UserError: If it has a lone surrogate or U+0000.
+    """
+    check_text(label, where)
+    if "\0" in label:
+        raise UserError(f"{where} has the character U+0000 ({label[:60]!a}), which ends text elsewhere; remove it.")
+
+
 def check_text(text: str, where: str) -> None:
     """Refuse text that no file can hold, because it has one half of a character.
 

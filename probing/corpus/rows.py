@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from probing.corpus.cells import UNSPECIFIED, check_text, text_of
+from probing.corpus.cells import UNSPECIFIED, check_label, text_of
 
 # A column of this name in a data set or a .jsonl file is also the column `label`, which the task `label` reads.
 _LABELS, _LABEL = "labels", "label"
@@ -50,7 +50,7 @@ def values_of_words(
         key = (type(value), value)
         if key not in known:
             known[key] = text_of(value) or UNSPECIFIED
-            check_text(known[key], f"{typed}: a value of the column {column}")
+            check_label(known[key], f"{typed}: a value of the column {column}")
         return known[key]
 
     return {
@@ -72,7 +72,7 @@ def values_of_sentences(columns: Mapping[str, Sequence[Any]], typed: str) -> dic
     def cell(column: str, value: Any) -> Any:
         if (text := text_of(value)) is None or not isinstance(value, str):
             return value if text is not None else None
-        check_text(text, f"{typed}: a value of the column {column}")
+        check_label(text, f"{typed}: a value of the column {column}")
         return text
 
     return {column: tuple(cell(column, value) for value in rows) for column, rows in columns.items()}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from probing.errors import UserError
 from probing.models.site_names import site_of, what_is_a_neuron
-from probing.runs.reading import kind_of
+from probing.runs.reading import kind_of, reading
 from probing.tables.columns import Row
 from probing.tables.csv_files import read_csv
 from probing.tables.rows import Table
@@ -54,7 +54,9 @@ class Run:
     def classes(self) -> Table:
         """A dict per layer, class and neuron among the first of the class, as in `classes.csv`."""
         path = self.folder / "classes.csv"  # which runs of the first versions do not have
-        return read_csv(path) if path.exists() else Table()
+        labels = {str(label): label for label in self.results["classes"]}
+        with reading(self.folder):
+            return Table({**row, "class": labels[row["class"]]} for row in read_csv(path)) if path.exists() else Table()
 
     @property
     def weight(self) -> Tensor:

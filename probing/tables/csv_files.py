@@ -7,7 +7,7 @@ import csv
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from probing.tables.columns import Row, is_end
 from probing.tables.rows import Table
@@ -23,10 +23,21 @@ def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str]) -> None:
     Where there is no interval, the cells of its ends are empty.
     """
     present = [column for column in columns if any(column in row for row in rows) or not rows]
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, present, extrasaction="ignore", lineterminator="\n")
+    with path.open("w", newline="", encoding="utf-8") as file:
+        # With this end of a line, the writer also puts cells with a carriage return in quotes.
+        writer = csv.DictWriter(_Lines(file), present, extrasaction="ignore", lineterminator="\r\n")
         writer.writeheader()
         writer.writerows({name: _cell(name, value) for name, value in row.items()} for row in rows)
+
+
+class _Lines:
+    """Writes each row, which ends in CR LF, with LF as its end."""
+
+    def __init__(self, file: TextIO) -> None:
+        self.file = file
+
+    def write(self, row: str) -> int:
+        return self.file.write(row.removesuffix("\r\n") + "\n")
 
 
 def write_tables(
@@ -43,7 +54,7 @@ def write_tables(
     import yaml
 
     paths = [folder / "config.yaml", *(folder / f"{name}.csv" for name in tables)]
-    paths[0].write_text(yaml.safe_dump(dict(config), sort_keys=False))
+    paths[0].write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
     for path, (name, rows) in zip(paths[1:], tables.items(), strict=True):
         write_csv(path, rows, columns[name])
     return paths
@@ -57,7 +68,7 @@ def read_csv(path: Path) -> Table:
     Raises:
         ValueError: If a cell is not of its column's type.
     """
-    with path.open(newline="") as file:
+    with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         types = {column: type_of(column) for column in reader.fieldnames or ()}
         return Table(

@@ -78,7 +78,7 @@ class Table(list[dict[str, Any]]):
         known = [None if _is_missing(column, cell) else cell for cell in cells]
         if any(isinstance(cell, str) for cell in known):
             return known, str
-        return known, float if kind is float else int
+        return known, float if kind is float or any(isinstance(cell, float) for cell in known) else int
 
 
 def _is_missing(column: str, cell: Any) -> bool:

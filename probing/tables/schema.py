@@ -17,8 +17,8 @@ def layer_number(text: str) -> int | str:
 
 
 def label_of_class(text: str) -> int | str:
-    """Return the label of a class, which a task gives as a whole number or as text; a number in text is a number."""
-    return int(text) if text.lstrip("-").isdecimal() else text
+    """Return the label of a class as it is written; `results.json` says whether labels are text or whole numbers."""
+    return text
 
 
 _WHOLE_NUMBERS = (

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.corpus.cells import check_text, label_of, text_of
+from probing.corpus.cells import check_label, label_of, text_of
 from probing.errors import UserError
 
 # Kinds of numpy arrays in words, for messages.
@@ -101,7 +101,7 @@ def _of_list(values: Sequence[Any], given: Given) -> tuple[NDArray[Any], NDArray
         labels = np.full(len(values), "", dtype=object)
         labels[is_known] = [label_of(value) for value in known]
         for label in set(labels.tolist()):
-            check_text(label, f"{given.subject} a label that")
+            check_label(label, f"{given.subject} a label that")
         return labels, labels != ""
     if kinds == {bool}:
         found = np.zeros(len(values), dtype=bool)
