@@ -21,7 +21,7 @@ from probing.data.layer_moments import layer_moments
 from probing.data.mini_batches import MiniBatches
 from probing.data.preparation import read_sides
 from probing.errors import UserError
-from probing.runtime.terminal import silence
+from probing.runtime.terminal import say, silence
 from probing.statistics.moments import Moments
 from probing.tasks import TokenTask, load_task
 
@@ -71,7 +71,7 @@ class ActivationDataModule(pl.LightningDataModule):
         Raises:
             UserError: If shapes, labels or sides are not as expected.
         """
-        sides, layers = sides_of_arrays(X, y, groups, split, ordinal, seed)
+        sides, layers = sides_of_arrays(X, y, groups, split, ordinal, seed, say=say)
         return cls(sides, layers, batch_size, seed)
 
     @classmethod
