@@ -133,8 +133,10 @@ def _without_first(check: Callable[[Tokens], None]) -> Callable[[Tokens], None]:
 def say_what_was_left_out(
     corpora: Sequence[Corpus], stores: Sequence[ActivationStore], say: Callable[[str], None]
 ) -> None:
-    """Report how many sentences or pairs were repeated, and how many were cut."""
+    """Report how many sentences or pairs were repeated or empty, and how many were cut."""
     for corpus, store in zip(corpora, stores, strict=True):
+        if corpus.n_without_text:
+            say(f"{corpus.name}: {corpus.n_without_text} rows without text were left out")
         if corpus.n_repeated:
             say(f"{corpus.name}: {corpus.n_repeated} repeated {corpus.unit} were left out")
         if n_truncated := store.tokens.n_truncated:

@@ -46,6 +46,8 @@ class Corpus:
             before it. No two pairs are equal. None for single sentences.
         relabelled: How many of the repeated sentences had other values in a column than their first occurrence, whose
             values are kept; columns without any are left out.
+        n_without_text: Number of rows of a .jsonl file or a data set that were dropped because their text is empty or
+            missing. Empty lines of other files are no rows.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Corpus:
     sentence_columns: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     seconds: tuple[int, ...] | None = None
     relabelled: Mapping[str, int] = field(default_factory=dict)
+    n_without_text: int = 0
 
     @property
     def unit(self) -> str:
@@ -130,8 +133,12 @@ def load_corpus(name: Any, option: str = "--corpus") -> Corpus:
 
 def _from_rows(name: str, rows: Rows, option: str) -> Corpus:
     if rows.are_words:
-        return from_words(name, rows.texts, rows.columns, option, sentence_columns=rows.sentence_columns)
-    return from_sentences(name, rows.texts, option, rows.sentence_columns)
+        corpus = from_words(name, rows.texts, rows.columns, option, sentence_columns=rows.sentence_columns)
+    else:
+        corpus = from_sentences(name, rows.texts, option, rows.sentence_columns)
+    n_begin = sum(tuple(text) == _BEGINS_DOCUMENT for text in rows.texts) if rows.are_words else 0
+    n_there = len(corpus.sentences) + corpus.n_repeated + n_begin
+    return replace(corpus, n_without_text=len(rows.texts) + rows.n_empty - n_there)
 
 
 def _from_list(sentences: Any, option: str) -> Corpus:

@@ -1,8 +1,8 @@
 """What a cell of a source says: a label, a number, or nothing. The same rule holds for files, data sets and arrays.
 
-- *Missing* are null, NaN and infinity, blank text, and `_` as in CoNLL-U. Of numbers to predict, the texts `nan` and
-  `inf` are missing, too. Of classes, whole numbers below 0 are missing, written as text or as a number: -100 and -1
-  stand for "no label" in PyTorch and in data sets.
+- *Missing* are null, NaN, infinity and what pandas has in their place, blank text, and `_` as in CoNLL-U. Of numbers to
+  predict, the texts `nan` and `inf` are missing, too. Of classes, whole numbers below 0 are missing, written as text or
+  as a number: -100 and -1 stand for "no label" in PyTorch and in data sets.
 - *Numbers* that are whole are the same class with and without a fraction of zero: 1.0 is `1`.
 - *Text* stays as it is written, without blanks around it: `01` is not `1`, and `NA`, `None` and `null` are labels.
 """
@@ -19,6 +19,8 @@ from probing.errors import UserError
 # A cell without a value, as CoNLL-U writes it.
 UNSPECIFIED = "_"
 _BELOW_ZERO = re.compile(r"-[0-9]+")
+# What pandas has in the place of missing values, by name, since pandas need not be installed.
+_MISSING_TYPES = ("NAType", "NaTType")
 # Whole numbers up to here are exact as floating-point numbers.
 _EXACT = 2.0**53
 
@@ -34,7 +36,7 @@ def text_of(value: Any) -> str | None:
         if not math.isfinite(value):
             return None
         value = int(value) if value.is_integer() and abs(value) <= _EXACT else value
-    text = "" if value is None else str(value).strip()
+    text = "" if value is None or type(value).__name__ in _MISSING_TYPES else str(value).strip()
     return None if text in ("", UNSPECIFIED) else text
 
 

@@ -199,7 +199,9 @@ class _Column(NamedTuple):
         return self._named(value)
 
     def _named(self, value: Any) -> Any:
-        return value if self.names is None or value is None else self.names[value] if value >= 0 else None
+        if self.names is None or value is None or value >= len(self.names):
+            return value
+        return self.names[value] if value >= 0 else None
 
 
 def _label_columns(features: Mapping[str, Any], column: str) -> dict[str, _Column]:
@@ -218,10 +220,12 @@ def _label_columns(features: Mapping[str, Any], column: str) -> dict[str, _Colum
 
 def _rows(batches: Iterable[Mapping[str, Any]], column: str, labelled: Mapping[str, _Column], typed: str) -> Rows:
     rows: list[Any] = []
+    n_empty = 0
     values: dict[str, list[Any]] = {name: [] for name in labelled}
     records = (zip(batch[column], *(batch[name] for name in labelled), strict=True) for batch in batches)
     for number, (value, *others) in enumerate(record for batch in records for record in batch):
         if value is None or value in ("", []):
+            n_empty += 1
             continue
         is_words = isinstance(value, list) and all(isinstance(word, str) for word in value)
         if not (is_words or isinstance(value, str)) or (rows and type(value) is not type(rows[0])):
@@ -234,7 +238,7 @@ def _rows(batches: Iterable[Mapping[str, Any]], column: str, labelled: Mapping[s
         for (name, label), other in zip(labelled.items(), others, strict=True):
             values[name].append(label.value(other, value))
     columns = {name: values[name] for name, label in labelled.items() if label.of_words}
-    return Rows(rows, with_label(columns), {name: values[name] for name in labelled if name not in columns})
+    return Rows(rows, with_label(columns), {name: values[name] for name in labelled if name not in columns}, n_empty)
 
 
 def _reason(error: Exception) -> str:

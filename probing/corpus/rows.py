@@ -20,11 +20,13 @@ class Rows:
         texts: The sentences, as text or as lists of words.
         columns: For each column and sentence, a value for each word, as the source has it.
         sentence_columns: For each column, a value for each sentence, as the source has it.
+        n_empty: Number of rows that were left out because they have no text.
     """
 
     texts: Sequence[Any]
     columns: Mapping[str, Sequence[Sequence[Any]]] = field(default_factory=dict)
     sentence_columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    n_empty: int = 0
 
     @property
     def are_words(self) -> bool:

@@ -218,12 +218,14 @@ def _labels(labels: Any, n_rows: int, numbers: bool | None) -> Labels:
 
     Where one is missing, it is -1, an empty string, or NaN.
     """
+    if isinstance(labels, list | tuple):  # NumPy would make text of a list of text and NaN
+        labels = np.fromiter(labels, dtype=object, count=len(labels))
     if not isinstance(labels, np.ma.MaskedArray):
         labels = _plain(labels, "y", n_rows)
     elif labels.shape != (n_rows,):
         raise _other_shape("y", labels.shape, n_rows)
     given = Given("`y` has", "give", "row", "or leave out `numbers=False` to have numbers predicted")
-    if numbers or (numbers is None and labels.dtype.kind == "f" and _has_fraction(labels)):
+    if numbers or (numbers is None and _has_fraction(np.ma.compressed(labels))):
         found, is_known = numbers_of(labels, given)
         return np.where(is_known, found, np.nan)
     classes, is_known = class_values(labels, given)
@@ -232,10 +234,10 @@ def _labels(labels: Any, n_rows: int, numbers: bool | None) -> Labels:
     return np.where(is_known, classes.astype(np.int64), -1)
 
 
-def _has_fraction(values: Any) -> bool:
-    known = np.ma.compressed(values).astype(np.float64)
-    known = known[np.isfinite(known)]
-    return bool((known != np.round(known)).any())
+def _has_fraction(values: NDArray[Any]) -> bool:
+    if values.dtype.kind == "O":
+        values = np.array([value for value in values.tolist() if isinstance(value, float | np.floating)], np.float64)
+    return values.dtype.kind == "f" and bool((np.isfinite(values) & (values != np.round(values))).any())
 
 
 def _groups(groups: Any, n_rows: int) -> tuple[Sequence[str], NDArray[np.int64]]:

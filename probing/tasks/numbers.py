@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from probing.corpus.cells import text_of
 from probing.errors import UserError
 from probing.tasks.values import Given
 
@@ -37,11 +38,15 @@ def numbers_of(values: Any, given: Given) -> tuple[NDArray[np.float64], NDArray[
     if array.ndim != 1:
         raise UserError(f"{given.subject} an array of shape {array.shape}; {expected}, shape (n_{given.unit}s,).")
     if array.dtype.kind not in "iuf":
-        for i, value in enumerate(array.tolist()):
-            if value is not None and (isinstance(value, bool | np.bool_) or not isinstance(value, Real)):
+        cells = array.tolist()
+        for i, value in enumerate(cells):
+            if text_of(value) is None:
+                cells[i] = None
+            elif isinstance(value, bool | np.bool_) or not isinstance(value, Real):
                 raise UserError(
                     f"{given.subject} {value!r:.60} of the type {type(value).__name__} for {given.unit} {i}, counted "
                     f"from 0, and `numbers` says that labels are numbers; {expected}."
                 )
+        array = np.array(cells, dtype=object)
     found = array.astype(np.float64)
     return found, np.isfinite(found)

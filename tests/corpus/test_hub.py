@@ -75,6 +75,7 @@ def test_a_folder_of_any_kind_gives_the_same_sentences(
     corpus = load_corpus(f"hf:{tmp_path / 'data'}")
     assert corpus.sentences == ("One two.", "Three four.")
     assert (corpus.words, corpus.n_repeated) == (None, 1)
+    assert corpus.n_without_text == {"csv": 1, "parquet": 2, "jsonl": 2, "txt": 1}[suffix]
     assert capfd.readouterr() == ("", "")
     assert not datasets.are_progress_bars_disabled()
 
@@ -108,6 +109,21 @@ def test_the_column_is_text_then_sentence_then_the_only_one(
     folder: Callable[..., str], row: Mapping[str, Any], found: str
 ) -> None:
     assert load_corpus(folder(train=[row])).sentences == (found,)
+
+
+def test_cells_of_csv_files_are_text_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = ["01", "1", "1.0", "NA", "None", "null", "nan", "True", "-100", ""]
+    (data := tmp_path / "data").mkdir()
+    (data / "train.csv").write_text(
+        "text,label\n" + "".join(f"t {i},{y}\n" for i, y in enumerate(labels)) + "null,01\n"
+    )
+    monkeypatch.chdir(data)
+    for source in (f"hf:{data}", "hf:."):
+        corpus = load_corpus(source)
+        assert corpus.sentence_columns["label"] == (*labels[:-1], None, "01")
+        assert corpus.sentences[-1] == "null"
+    found = load_task("sentence_label", {}).labels(Tokens(*[np.zeros(0, np.int32)] * 3), corpus)
+    assert list(found) == [*labels[:8], "", "", "01"]
 
 
 def test_lists_of_strings_are_words(checkpoints: dict[str, Path], tmp_path: Path, folder: Callable[..., str]) -> None:

@@ -48,6 +48,15 @@ def test_running_text_has_values_of_sentences(tmp_path: Path) -> None:
     assert corpus.sentence_columns == {"id": (1, None), "label": ("a", None)}
 
 
+def test_rows_without_text_are_counted(tmp_path: Path) -> None:
+    rows = [{"text": "a"}, {"text": ""}, {"text": " \t"}, {"text": "a"}]
+    corpus = load_corpus(write(tmp_path / "a.jsonl", *rows))
+    assert (corpus.sentences, corpus.n_repeated, corpus.n_without_text) == (("a",), 1, 2)
+    words = [{"words": ["-DOCSTART-"]}, {"words": ["a"]}, {"words": []}, {"words": ["", " "]}, {"words": ["b"]}]
+    corpus = load_corpus(write(tmp_path / "b.jsonl", *words))
+    assert (corpus.sentences, corpus.n_repeated, corpus.n_without_text) == (("a", "b"), 0, 2)
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [

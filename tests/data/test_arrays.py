@@ -104,6 +104,8 @@ def test_rows_without_a_label_are_left_out_and_counted(X: Any, y: Any) -> None:
         "NaN": np.where(missing, np.nan, y), "-100": np.where(missing, -100, y),
         "None": [None if gone else str(label) for gone, label in zip(missing, y, strict=True)],
         "masked": np.ma.array(y, mask=missing), "numbers": np.where(missing, np.nan, y + 0.5),
+        "NaN among text": [float("nan") if gone else str(label) for gone, label in zip(missing, y, strict=True)],
+        "list of numbers": [None if gone else label + 0.5 for gone, label in zip(missing, y, strict=True)],
     }  # fmt: skip
     for kind, labels in kinds.items():
         said: list[str] = []
@@ -113,6 +115,15 @@ def test_rows_without_a_label_are_left_out_and_counted(X: Any, y: Any) -> None:
         }, kind
         assert sum(side.n_unlabelled for side in (sides.train, sides.validation, sides.test)) == missing.sum()
         assert said[0].startswith("y: 60 of 600 rows have no label (None, NaN"), kind
+
+
+def test_what_pandas_has_for_missing_labels_is_missing(X: Any, y: Any) -> None:
+    pandas = pytest.importorskip("pandas")
+    labels = pandas.Series(y, dtype="Int64").where(np.arange(N) % 10 > 0)
+    for series in (labels, labels.astype("string"), labels.astype("string").astype("category")):
+        sides, _ = sides_of_arrays(X, series, split=np.resize(["train", "test"], N))
+        assert [str(label) for label in sides.classes] == ["0", "1", "2"]
+        assert sides.train.n_unlabelled + sides.test.n_unlabelled == N // 10
 
 
 def test_the_split_can_be_given(X: Any, y: Any) -> None:
