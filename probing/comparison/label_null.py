@@ -29,10 +29,10 @@ def label_chance(value: float, null: Array) -> Chance:
     Args:
         value: Agreement of the true rankings.
         null: Agreement under shuffled labels of each task in turn, shape (n_sides, n_draws). A draw whose ranking is
-            empty is NaN: it never agrees as much as the true rankings, is 0 in the interval, and is left out of the
-            mean.
+            empty is NaN: it says nothing of chance, so it counts as one that agrees as much as the true rankings. It
+            is 0 in the interval, and is left out of the mean.
     """
-    p_values = (1 + (null >= value - ROUNDING).sum(1)) / (1 + null.shape[1])
+    p_values = (1 + (~(null < value - ROUNDING)).sum(1)) / (1 + null.shape[1])
     means = [float(np.mean(side[~np.isnan(side)])) if (~np.isnan(side)).any() else 0.0 for side in null]
     side = max(range(len(null)), key=lambda i: (p_values[i], means[i]))
     low, high = np.quantile(np.nan_to_num(null[side]), ENDS)
@@ -64,5 +64,6 @@ def _max_p(values: Array, null: Array) -> Array:
     both = np.concatenate([values[None], null])
     spread = np.nanstd(both, axis=0)
     standardised = (both - np.nanmean(both, axis=0)) / np.where(spread > ROUNDING, spread, np.inf)
-    largest = np.fmax.reduce(standardised[1:], axis=1)
+    # An empty draw counts as one that agrees as much as the true rankings, in all pairs.
+    largest = np.where(np.isnan(standardised[1:]), np.inf, standardised[1:]).max(axis=1)
     return np.asarray((1 + (largest[:, None] >= standardised[0] - ROUNDING).sum(0)) / len(both))

@@ -98,7 +98,9 @@ class FullPasses:
                 if isinstance(own, ClassCurvature) and not problem.penalty.l1:
                     self.constant[i] = own
                 wants = partial(self._wants_curvature, i)
-                self.solvers[i] = lbfgs(start, problem.penalty, own, self.tolerance, self._readout(i), wants)
+                self.solvers[i] = lbfgs(
+                    start, problem.penalty, own, self.tolerance, self._readout(i), wants, problem.gain_share
+                )
                 next(self.solvers[i])
 
     def _readout(self, i: int) -> Readout | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -25,6 +26,8 @@ class Problem:
         curvature: Curvature of a similar probe, used as preconditioner; if None, the layer's second moment is used.
         readout: A function of the weights that decides when to stop, in place of the tolerance; its gradient is with
             respect to weights on raw hidden states.
+        gain_share: Largest optimality gap as a share of what the objective has fallen below that of weight 0, where this
+            is less than the tolerance.
     """
 
     name: str
@@ -36,6 +39,7 @@ class Problem:
     labels: Tensor | None = None
     curvature: ClassCurvature | None = None
     readout: Readout | None = None
+    gain_share: float = math.inf
 
 
 def problem_of_layer(layer: int, layer_index: int, penalty: Penalty, start: Tensor | None = None) -> Problem:

@@ -24,6 +24,8 @@ SUFFICIENT_DECREASE = 1e-4
 SMALLEST_STEP = 1e-8
 # Points at which the sensitivity of a readout is measured, at least: from a start alone it was up to 3 times too small.
 VISITED = 3
+# A share of a gain that is 0 is never reached.
+SMALLEST_GAP = 1e-9
 # Values are sums of float32 terms: differences below this fraction of the value are noise.
 VALUE_NOISE = 1e-7
 
@@ -221,6 +223,7 @@ def lbfgs(
     tolerance: float,
     readout: Readout | None = None,
     wants_curvature: Callable[[Evaluation, float, int], bool] = lambda here, gap, n_passes: False,
+    gain_share: float = math.inf,
 ) -> Solver:
     """Minimise cross-entropy plus penalty by preconditioned L-BFGS, orthant-wise where l1 > 0.
 
@@ -236,6 +239,8 @@ def lbfgs(
         readout: If given, stop instead when the readout is near enough to its value at the optimum.
         wants_curvature: Told the evaluation, the optimality gap and the number of passes at each point on the way, says
             whether that point is to be evaluated once more, with the curvature there.
+        gain_share: Stop only when the gap is also at most this share of what the objective has fallen below that of
+            weight 0, which is the logarithm of the number of classes.
     """
     point, history, n_passes, step = start, History(), 1, 1.0
     is_linear = preconditioner.is_constant and not penalty.l1
@@ -257,7 +262,10 @@ def lbfgs(
         shift = math.nan
         if judge is not None and preconditioned is not None:
             shift = judge.at(subgradient, preconditioned, precondition)
-        is_solved = gap <= tolerance if readout is None else n_passes >= VISITED and readout.is_near(shift, value)
+        limit = tolerance
+        if gain_share < math.inf:
+            limit = min(tolerance, max(gain_share * (math.log(len(point)) - value), SMALLEST_GAP))
+        is_solved = gap <= limit if readout is None else n_passes >= VISITED and readout.is_near(shift, value)
         if is_solved:
             return Solution(point, value, gap, n_passes, True, shift)
         direction = _direction(history, point, subgradient, precondition, penalty)
@@ -280,7 +288,7 @@ def lbfgs(
         # Where classes are told apart with a wide margin, full steps are too long many times in a row.
         step = 1.0 if penalty.l1 else min(1.0, 2 * step)
         gap = penalty.optimality_gap(point, here.gradient)
-        if gap > tolerance and wants_curvature(here, gap, n_passes):
+        if gap > limit and wants_curvature(here, gap, n_passes):
             if (again := (yield point)) is None:
                 return Solution(point, here.value + penalty(point), gap, n_passes, False)
             here, n_passes = again, n_passes + 1

@@ -22,6 +22,9 @@ from probing.rankings.contributions import MagnitudeAccumulator, mean_contributi
 # those at the optima, and the agreement of two of them changes by .003 or less; for comparison, it varies by .04
 # between draws.
 NULL_TOLERANCE = 0.1
+# Where labels say little, as under the strong penalty that is then chosen, a probe gains less than that over weight 0:
+# it would stop there, and its ranking would be empty.
+NULL_GAIN_SHARE = 0.03
 
 
 def shuffled_among_types(sides: Sides, n_draws: int, seed: int) -> list[Sides]:
@@ -81,7 +84,9 @@ def _fits(sides: Sides, draws: Sequence[Sides], layer: int, training: Training) 
         fits = (train_probes(draw, [layer], training.for_controls(), what) for draw in draws)
         return [fit for (fit,) in fits]
     problems = [
-        Problem(f"draw_{i}", 0, training.penalty, labels=torch.from_numpy(draw.train.labels))
+        Problem(
+            f"draw_{i}", 0, training.penalty, labels=torch.from_numpy(draw.train.labels), gain_share=NULL_GAIN_SHARE
+        )
         for i, draw in enumerate(draws)
     ]
     moments = layer_moments(sides.train, [layer])

@@ -28,12 +28,13 @@ def test_a_draw_that_agrees_as_much_counts_whatever_rounding_does() -> None:
     assert label_chance(0.1 + 0.2, np.full((2, N_DRAWS), 0.3)).p_value == 1
 
 
-def test_a_ranking_that_is_empty_agrees_with_nothing() -> None:
+def test_a_ranking_that_is_empty_is_no_evidence() -> None:
     null = np.full((2, N_DRAWS), np.nan)
-    assert label_chance(0.1, null) == (0, 0, 0, 1 / 20)
-    null[1, 3] = 0.2
-    assert label_chance(0.1, null)[3] == 2 / 20
-    assert max_p_values(np.array([0.1]), null[..., None]) == pytest.approx([2 / 20])
+    assert label_chance(0.1, null) == (0, 0, 0, 1)
+    assert max_p_values(np.array([0.1]), null[..., None]) == pytest.approx([1])
+    null[:, 3:] = 0.05
+    assert label_chance(0.1, null)[3] == 4 / 20
+    assert max_p_values(np.array([0.1]), null[..., None]) == pytest.approx([4 / 20])
 
 
 def related_pairs(n: int, n_pairs: int, seed: int) -> np.ndarray:

@@ -71,6 +71,18 @@ def test_rankings_are_those_of_probes_trained_alone(data: Data) -> None:
             np.testing.assert_allclose(found[layer, i], score, rtol=0.1)
 
 
+def test_a_draw_of_labels_that_say_little_is_ranked_too(data: Data) -> None:
+    # Under a penalty as strong as is chosen for such labels, a probe gains less over weight 0 than the tolerance.
+    strong = replace(TRAINING, penalty=Penalty(0.0, 10.0))
+    found, optimum = null_rankings(data, [0], strong, 3, seed=4)[0], []
+    for draw in shuffled_among_types(data, 3, seed=4):
+        (fit,) = Data(draw.train, draw.validation, draw.test, draw.classes, ordinal=True).fit((0,), l2=10.0)
+        assert fit.objective > np.log(len(draw.classes)) - 0.1
+        optimum.append(_scores(fit.weight, draw, fit.moments.mean))
+    assert (found > 0).all()
+    np.testing.assert_allclose(found, optimum, rtol=0.1)
+
+
 def test_a_draw_is_the_same_for_all_layers_and_whatever_their_number(data: Data) -> None:
     both = null_rankings(data, [0, 1], TRAINING, 2, seed=0)
     np.testing.assert_allclose(null_rankings(data, [1], TRAINING, 2, seed=0)[0], both[1], rtol=1e-6)
