@@ -1,6 +1,7 @@
 """How often `compare` finds agreement between tasks with meaningless labels, by today's null and by the former one.
 
     python benchmarks/null_tasks.py --classes 8 --labels word_type --pairs 20
+    python benchmarks/null_tasks.py --classes 8 --labels word_type --pairs 20 --l2 auto   # as `fit` does by default
 
 Every task gives each token, or each word type (Hewitt & Liang 2019), a random class. Its neurons are ranked, and ranked
 again under shuffled labels, by the project's own functions; each task is then compared with the next one as `compare`
@@ -26,6 +27,7 @@ from probing_tasks.position import Position
 from scipy.stats import binomtest
 
 from probing.cache import ActivationStore, Request, activations
+from probing.cli.options import ProbeOptions
 from probing.commands.folders import cache_folder
 from probing.comparison.agreement import agreement
 from probing.comparison.common_neurons import Common, top_everywhere
@@ -34,10 +36,12 @@ from probing.comparison.pairs import Ranked, Readings, compare_pair, cross_momen
 from probing.comparison.permutation_null import STATISTICS
 from probing.corpus.sides import read_corpora
 from probing.data.examples import Examples, Sides, read
+from probing.data.layer_moments import layer_moments
 from probing.data.null_labels import token_types
 from probing.data.preparation import label_sides
 from probing.models import resolve_model
-from probing.probes.recipe import Lbfgs, Training
+from probing.probes.options import penalised
+from probing.probes.recipe import Lbfgs, Training, no_progress
 from probing.probes.solvers import Penalty
 from probing.probes.training import LayerFit, train_probes
 from probing.rankings.contributions import MagnitudeAccumulator, mean_contribution
@@ -115,16 +119,26 @@ def compared(a: Ranked, b: Ranked, moments: tuple[CrossMoments, CrossMoments]) -
 
 
 def pairs(
-    sides: Sides, layers: Sequence[int], kind: Kind, n_classes: int, n: int, n_draws: int, seed: int, l2: float = 1e-4
-) -> Iterator[Found]:
-    """Yield the comparison of each of n tasks with the next one, and of the last with the first."""
-    training = Training(Penalty(0, l2), Lbfgs(1e-3))
+    sides: Sides, layers: Sequence[int], kind: Kind, n_classes: int, n: int, n_draws: int, seed: int,
+    l2: float | Literal["auto"] = 1e-4,
+) -> Iterator[Found]:  # fmt: skip
+    """Yield the comparison of each of n tasks with the next one, and of the last with the first.
+
+    With the penalty `auto`, each task has its own, chosen on validation sentences, and its probes have the tolerance of
+    `fit`.
+    """
     store = sides.train.store
     assert isinstance(store, ActivationStore)
     readings = Readings(store, store.tokens, layers)
     moments, first = cross_moments(readings, readings), None
     for i in range(n):
-        task = ranked(random_task(sides, kind, n_classes, seed + i), layers, training, n_draws, seed + i)
+        labelled = random_task(sides, kind, n_classes, seed + i)
+        if l2 == "auto":
+            moments_of = layer_moments(labelled.train, layers)
+            training = penalised(ProbeOptions(), 0, labelled, layers, moments_of, {}, no_progress)[1]
+        else:
+            training = Training(Penalty(0, l2), Lbfgs(1e-3))
+        task = ranked(labelled, layers, training, n_draws, seed + i)
         if first is None:
             first = last = task
         else:
@@ -189,6 +203,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--draws", type=int, default=19)
     parser.add_argument("--seed", type=int, default=0, help="seed of the first task; later tasks add 1 each")
+    parser.add_argument("--l2", default="1e-4", help="penalty, or auto: chosen for each task as `fit` does")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", module="pytorch_lightning")
     for name in ("pytorch_lightning", "pytorch_lightning.utilities.rank_zero", "lightning_fabric"):
@@ -197,7 +212,8 @@ def main() -> None:
     sides, start = real_sides(options.model, layers, options.sentences, print), time.perf_counter()
     found: list[Found] = []
     try:
-        for one in pairs(sides, layers, options.labels, options.classes, options.pairs, options.draws, options.seed):
+        asked = options.labels, options.classes, options.pairs, options.draws, options.seed
+        for one in pairs(sides, layers, *asked, "auto" if options.l2 == "auto" else float(options.l2)):
             found.append(one)  # collected one by one, so that Ctrl-C loses only the current pair
     finally:
         seconds = time.perf_counter() - start

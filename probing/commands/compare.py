@@ -120,11 +120,14 @@ def _say(opened: Sequence[Any], common: Any, top: int) -> None:
         top: Number of first neurons that count as the top.
     """
     from probing.statistics.intervals import few_sentences
-    from probing.tables.agreement import everywhere_sentence, sites_lines
+    from probing.tables.agreement import everywhere_sentence, sites_lines, unread_lines
 
     for line in sites_lines({one.label: site_of(one.run.config) for one in opened}):
         print(line)
-    print(everywhere_sentence(common.rows, common.summary(), top))
+    unread = unread_lines({one.label: one.run.accuracy for one in opened})
+    print(everywhere_sentence(common.rows, common.summary(), top, is_evidence=not unread))
+    for line in unread:
+        print(line)
     if few := few_sentences(min(one.run.results["n_sentences"]["test"] for one in opened)):
         print(few)
 

@@ -26,8 +26,8 @@ class Problem:
         curvature: Curvature of a similar probe, used as preconditioner; if None, the layer's second moment is used.
         readout: A function of the weights that decides when to stop, in place of the tolerance; its gradient is with
             respect to weights on raw hidden states.
-        gain_share: Largest optimality gap as a share of what the objective has fallen below that of weight 0, where this
-            is less than the tolerance.
+        gain_share: Largest optimality gap as a share of what the objective has fallen below that of weight 0, where
+            this is less than the tolerance.
     """
 
     name: str

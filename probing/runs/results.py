@@ -108,9 +108,12 @@ class Measured:
 
     def _accuracy_row(self, i: int) -> dict[str, Any]:
         fit, train, test, n_classes = self.fits[i], self.sides.train, self.sides.test, len(self.sides.classes)
-        majority = int(train.counts(n_classes).argmax())
+        in_majority = test.labels == int(train.counts(n_classes).argmax())
+        of_majority = np.bincount(test.store.tokens.sentences[in_majority], minlength=len(fit.correct_by_sentence))
         n_tokens = test.clusters(test.tokens_by_sentence())
         low, high = accuracy_interval(test.clusters(fit.correct_by_sentence), n_tokens)
+        # The majority class is guessed on the same tokens, so that the difference is paired by sentence.
+        above = difference_interval(test.clusters(fit.correct_by_sentence - of_majority), n_tokens)
         row: dict[str, Any] = {
             "layer": fit.layer,
             **fit.metrics,
@@ -119,7 +122,9 @@ class Measured:
             "train_cross_entropy": fit.train_cross_entropy,
             **self._information(fit),
             "optimality_gap": fit.optimality_gap,
-            "majority_accuracy": float(test.counts(n_classes)[majority] / test.n_tokens),
+            "majority_accuracy": float(in_majority.sum() / test.n_tokens),
+            "above_majority_low": above[0],
+            "above_majority_high": above[1],
             "n_train_tokens": train.n_tokens,
             "n_test_tokens": test.n_tokens,
             "n_classes": n_classes,

@@ -7,7 +7,7 @@ from typing import Any
 
 from probing.models.site_names import what_is_a_neuron
 from probing.runtime.terminal import plain_table
-from probing.tables.columns import Row, ends
+from probing.tables.columns import UNINFORMATIVE, Row, ends
 from probing.tables.wording import two_decimals
 
 # Largest share of rankings under shuffled labels that may have a neuron at the top for its rank to be evidence.
@@ -32,13 +32,32 @@ def sites_lines(site_of_run: Mapping[str, str]) -> list[str]:
     return [f"{label}: {what_is_a_neuron(site)}" for label, site in site_of_run.items()]
 
 
-def everywhere_sentence(rows: Sequence[Row], summary: Row, top: int) -> str:
+def unread_lines(accuracy_of_run: Mapping[str, Sequence[Row]]) -> list[str]:
+    """Name the layers whose rankings are not to be read, because their probe is no better than a constant answer.
+
+    Args:
+        accuracy_of_run: The rows of `accuracy.csv` of each run, by its name in the tables.
+    """
+    lines = []
+    for label, rows in accuracy_of_run.items():
+        layers = [str(row["layer"]) for row in rows if UNINFORMATIVE in row.get("flag", "")]
+        if layers:
+            which = f"layer{'s' * (len(layers) > 1)} {', '.join(layers)}"
+            lines.append(
+                f"{label}: do not read what is said of {which}, where the probe predicts no better than a constant "
+                "answer: its ranking, and so the agreement with it, is no evidence."
+            )
+    return lines
+
+
+def everywhere_sentence(rows: Sequence[Row], summary: Row, top: int, is_evidence: bool = True) -> str:
     """Say how many neurons are at the top of every run, compared with how many are there with shuffled labels.
 
     Args:
         rows: Rows of `top_everywhere.csv`.
         summary: The entry `top_everywhere` of `results.json`.
         top: Number of first neurons that count as the top.
+        is_evidence: Whether the rankings of all runs are to be read; otherwise nothing is said of signals.
     """
     n = len(rows)
     subject = "1 neuron and its match are" if n == 1 else f"{n} neurons and their matches are"
@@ -48,7 +67,7 @@ def everywhere_sentence(rows: Sequence[Row], summary: Row, top: int) -> str:
     mean, low, high = (f"{summary[f'chance_{name}']:.1f}".removesuffix(".0") for name in ("mean", "low", "high"))
     said += f"; with shuffled labels, {mean} are on average ({low} to {high}; p = {summary['chance_p_value']:.2g})."
     beyond = [row for row in rows if row["p_value"] <= ALPHA and not row["no_signal"]]
-    if not n:
+    if not n or not is_evidence:
         return said
     verb = "has a signal and is" if len(beyond) == 1 else "have a signal and are"
     return (

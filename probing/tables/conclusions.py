@@ -181,10 +181,7 @@ ABOVE, BELOW, ALIKE = "above", "below", "not told apart from"
 def _side(row: Mapping[str, Any], name: str) -> str:
     """Return how a layer's score lies to a control's; empty where there are no intervals."""
     if (apart := ends(row, f"above_{name}")) is None:
-        if (own := ends(row, score := score_of(row).name)) is None:
-            return ""
-        # The majority class has no interval of its own.
-        apart = own[0] - row[f"{name}_{score}"], own[1] - row[f"{name}_{score}"]
+        return ""
     return ABOVE if apart[0] > 0 else BELOW if apart[1] < 0 else ALIKE
 
 

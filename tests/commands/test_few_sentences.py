@@ -59,6 +59,8 @@ def test_a_run_on_few_test_sentences_has_empty_cells_in_place_of_intervals(shown
         "accuracy_high",
         "information_low",
         "information_high",
+        "above_majority_low",
+        "above_majority_high",
         "above_shuffled_low",
         "above_shuffled_high",
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from probing.tables.agreement import everywhere_sentence
+from probing.tables.agreement import everywhere_sentence, unread_lines
 
 CHANCE = {"chance_mean": 37.578947, "chance_low": 30.0, "chance_high": 45.55, "chance_p_value": 0.05}
 
@@ -22,6 +22,15 @@ def common(p_value: float = 0.05, no_signal: str = "") -> dict[str, object]:
 )
 def test_without_shuffled_labels_only_the_number_is_said(n: int, start: str) -> None:
     assert everywhere_sentence([common()] * n, {}, 10) == f"{start}."
+
+
+def test_layers_whose_ranking_is_not_to_be_read_are_named_and_give_no_evidence() -> None:
+    rows = [{"layer": 3, "flag": "uninformative"}, {"layer": 4, "flag": ""}, {"layer": 5, "flag": "uninformative"}]
+    lines = unread_lines({"a": rows, "b": rows[1:2]})
+    assert len(lines) == 1
+    assert lines[0].startswith("a: do not read what is said of layers 3, 5, where the probe predicts no better than")
+    said = everywhere_sentence([common()], CHANCE, 10, is_evidence=False)
+    assert said.endswith("p = 0.05).")
 
 
 def test_what_shuffled_labels_give_is_rounded_for_a_reader() -> None:
