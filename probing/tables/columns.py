@@ -16,7 +16,8 @@ Row = Mapping[str, Any]
 ACCURACY_COLUMNS = (
     "layer", "accuracy", "accuracy_low", "accuracy_high", "macro_accuracy", "within_one", "mean_absolute_error",
     "cross_entropy", "prior_cross_entropy", "train_cross_entropy", "information", "information_low", "information_high",
-    "optimality_gap", "majority_accuracy", "above_majority_low", "above_majority_high", "n_train_tokens", "n_test_tokens", "n_classes",
+    "optimality_gap", "majority_accuracy", "above_majority_low", "above_majority_high", "n_train_tokens",
+    "n_test_tokens", "n_classes",
     *(
         column
         for control in (*CONTROLS, *TRANSFORM_CONTROLS)
