@@ -33,7 +33,7 @@ def sites_lines(site_of_run: Mapping[str, str]) -> list[str]:
 
 
 def unread_lines(accuracy_of_run: Mapping[str, Sequence[Row]]) -> list[str]:
-    """Name the layers whose rankings are not to be read, because their probe is no better than a constant answer.
+    """Name the layers whose rankings are not to be read, because their probe is not shown to be better than a constant.
 
     Args:
         accuracy_of_run: The rows of `accuracy.csv` of each run, by its name in the tables.
@@ -44,8 +44,8 @@ def unread_lines(accuracy_of_run: Mapping[str, Sequence[Row]]) -> list[str]:
         if layers:
             which = f"layer{'s' * (len(layers) > 1)} {', '.join(layers)}"
             lines.append(
-                f"{label}: do not read what is said of {which}, where the probe predicts no better than a constant "
-                "answer: its ranking, and so the agreement with it, is no evidence."
+                f"{label}: do not read what is said of {which}, where the probe is not shown to predict better than a "
+                "constant answer: its ranking, and so the agreement with it, is no evidence."
             )
     return lines
 

@@ -36,11 +36,12 @@ def conclusion(rows: Sequence[Mapping[str, Any]], task: str) -> str:
     if not top["contribution"]:
         return f"Layer {top['layer']}: no neuron contributes, because every weight of the probe is 0."
     score = score_of_neurons(top)
-    measure, apart = ("R²", "goes with the number") if score is R2 else ("nats", "tells the classes apart")
+    measure, apart = ("R²", "going with the number") if score is R2 else ("nats", "telling the classes apart")
     if top["flag"] == UNINFORMATIVE:
         return (
-            f"Layer {top['layer']}: do not read its ranking. In {measure}, the probe predicts the test part no better "
-            f"than a constant answer, so it gives no evidence of {task} in this layer."
+            f"Layer {top['layer']}: do not read its ranking. Whether the probe predicts the test part better than a "
+            f"constant answer is not resolved, in {measure}; a comparison with the controls may still show {task} in "
+            "this layer."
         )
     who = f"Layer {top['layer']}: neuron {top['neuron']} contributes most, {top['ratio']:.1f} times the layer's mean"
     explained = (
@@ -54,13 +55,13 @@ def conclusion(rows: Sequence[Mapping[str, Any]], task: str) -> str:
         chance += f" (p = {top['eta_squared_p']:.2g}{rate})"
     if top["flag"] == "offset no-signal":
         said = (
-            f"It is large and nearly constant, and by itself it {apart} no better than {chance}: "
-            f"it stands in for the missing intercept and is no evidence of {task}"
+            f"It is large and nearly constant, and is not shown by itself to be {apart} beyond {chance}: it stands in "
+            f"for the missing intercept and is no evidence of {task}"
         )
     elif "offset" in top["flag"]:
         said = f"This overstates it: {_centred(top, 'only ')}. Still, {explained}: it {_carries(top, 'some ')}{task}"
     elif "no-signal" in top["flag"]:
-        said = f"By itself it {apart} no better than {chance}: it can be useful only together with other neurons"
+        said = f"By itself it is not shown to be {apart} beyond {chance}: it can be useful only together with other neurons"
     else:
         centred = _centred(top)
         said = (

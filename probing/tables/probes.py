@@ -106,10 +106,10 @@ def _r2_table(rows: Sequence[Row]) -> Any:
 
 
 def _uninformative(rows: Sequence[Row], unit: str = "") -> list[str]:
-    """Return a line on the layers whose probe is no better than a constant answer, if there are any."""
+    """Return a line on the layers whose probe is not shown to be better than a constant answer, if there are any."""
     poor = [str(row["layer"]) for row in rows if row.get("flag") == UNINFORMATIVE]
     of = "layer" if len(poor) == 1 else "layers"
-    said = f"{of} {', '.join(poor)}: no better {unit}than a constant answer, so do not read the ranking"
+    said = f"{of} {', '.join(poor)}: not shown to be better {unit}than a constant answer, so do not read the ranking"
     return [said] if poor else []
 
 

@@ -28,7 +28,7 @@ def test_layers_whose_ranking_is_not_to_be_read_are_named_and_give_no_evidence()
     rows = [{"layer": 3, "flag": "uninformative"}, {"layer": 4, "flag": ""}, {"layer": 5, "flag": "uninformative"}]
     lines = unread_lines({"a": rows, "b": rows[1:2]})
     assert len(lines) == 1
-    assert lines[0].startswith("a: do not read what is said of layers 3, 5, where the probe predicts no better than")
+    assert lines[0].startswith("a: do not read what is said of layers 3, 5, where the probe is not shown")
     said = everywhere_sentence([common()], CHANCE, 10, is_evidence=False)
     assert said.endswith("p = 0.05).")
 

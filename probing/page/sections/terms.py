@@ -23,12 +23,12 @@ Terms = Mapping[str, str]
 FLAGS = {
     "offset": "overstated: less than half of the contribution is left after centring, so the neuron stands in for the "
     "intercept that the probe lacks; it may still carry the task",
-    "no-signal": "by itself it tells the classes apart no better than chance; it may be useful together with other "
-    "neurons",
-    "offset no-signal": "it stands in for the intercept: it is large and nearly constant, and tells the classes "
-    "apart no better than chance",
-    UNINFORMATIVE: "in nats, or of numbers in squared error, the probe of this layer is no better than a constant "
-    "answer, so do not read its ranking",
+    "no-signal": "by itself it is not shown to tell the classes apart beyond chance; it may be useful together with "
+    "other neurons",
+    "offset no-signal": "it stands in for the intercept: it is large and nearly constant, and is not shown to tell the "
+    "classes apart beyond chance",
+    UNINFORMATIVE: "in nats, or of numbers in squared error, the probe of this layer is not shown to be better than a "
+    "constant answer, so do not read its ranking",
     "dead": "it hardly varies; its weight and contribution are exactly 0",
 }
 
