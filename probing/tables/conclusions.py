@@ -61,7 +61,8 @@ def conclusion(rows: Sequence[Mapping[str, Any]], task: str) -> str:
     elif "offset" in top["flag"]:
         said = f"This overstates it: {_centred(top, 'only ')}. Still, {explained}: it {_carries(top, 'some ')}{task}"
     elif "no-signal" in top["flag"]:
-        said = f"By itself it is not shown to be {apart} beyond {chance}: it can be useful only together with other neurons"
+        alone = f"By itself it is not shown to be {apart} beyond {chance}"
+        said = f"{alone}: it can be useful only together with other neurons"
     else:
         centred = _centred(top)
         said = (
