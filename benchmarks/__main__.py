@@ -55,7 +55,7 @@ def _compare(name: str, options: argparse.Namespace) -> bool:
             print(f"{name} was not measured: {error}", file=sys.stderr, flush=True)
             return False
     save(options.results, name, found, context)
-    (options.results / "README.md").write_text(render(options.results))
+    (options.results / "README.md").write_text(render(options.results), encoding="utf-8")
     _say(f"{name}: {time.perf_counter() - start:.0f} s")
     return True
 

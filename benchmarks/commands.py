@@ -78,7 +78,7 @@ def entry(cache: Path) -> Path:
 
 def accuracies(runs: Path) -> dict[int, float]:
     """Return the accuracy of each layer of the run in RUNS/run."""
-    layers = json.loads((runs / "run" / "results.json").read_text())["layers"]
+    layers = json.loads((runs / "run" / "results.json").read_text(encoding="utf-8"))["layers"]
     return {row["layer"]: row["accuracy"] for row in layers}
 
 

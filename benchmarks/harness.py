@@ -140,7 +140,7 @@ def measure(command: Sequence[str], threads: int = 1) -> dict[str, Any]:
     Raises:
         BenchmarkError: If the command fails or prints no JSON; the message ends with its last lines of standard error.
     """
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as out, tempfile.TemporaryFile("w+", encoding="utf-8") as err:
         start = time.perf_counter()
         process = subprocess.Popen(command, stdout=out, stderr=err, env=environment(threads), cwd=ROOT)
         peak = _Peak(process.pid)
@@ -179,7 +179,9 @@ class _Peak:
     def _watch(self) -> None:
         while not self.ended.wait(LOOK_S):
             try:
-                found = re.findall(r"^(RssAnon|RssFile):\s+(\d+) kB", self.path.read_text(), re.MULTILINE)
+                found = re.findall(
+                    r"^(RssAnon|RssFile):\s+(\d+) kB", self.path.read_text(encoding="utf-8"), re.MULTILINE
+                )
             except OSError:
                 return
             for kind, kb in found:
@@ -325,7 +327,7 @@ def save(folder: Path, name: str, comparison: Comparison, context: Mapping[str, 
 def write_csv(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
     """Write rows in full precision to a temporary file and rename it; absent values are empty."""
     partial = path.with_name(path.name + ".partial")
-    with partial.open("w", newline="") as file:
+    with partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
@@ -334,5 +336,5 @@ def write_csv(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, An
 
 def read_csv(path: Path) -> list[dict[str, str]]:
     """Read a file of `write_csv`, with all values as text."""
-    with path.open(newline="") as file:
+    with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))

@@ -34,7 +34,7 @@ def describe(threads: int) -> dict[str, str]:
 def _commit() -> str:
     try:
         told = subprocess.run(
-            ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=True
+            ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, encoding="utf-8", check=True
         )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
@@ -43,7 +43,7 @@ def _commit() -> str:
 
 def _processor() -> str:
     info = Path("/proc/cpuinfo")
-    text = info.read_text() if info.exists() else ""
+    text = info.read_text(encoding="utf-8") if info.exists() else ""
     found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     extras = [name for name in ("avx512f", "avx512_bf16", "amx_bf16") if re.search(rf"\b{name}\b", text)]
     return f"{found[1] if found else platform.processor()}{' with ' + ', '.join(extras) if extras else ''}"

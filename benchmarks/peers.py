@@ -31,7 +31,7 @@ def peers_python(say: Callable[[str], None] = print, folder: Path = FOLDER) -> s
         # `site` also reads the .pth files of that folder, among them those of editable installations.
         ours = sysconfig.get_paths()["purelib"]
         packages = folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-        (packages / "neighbours.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
+        (packages / "neighbours.pth").write_text(f"import site; site.addsitedir({ours!r})\n", encoding="utf-8")
         pip = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
         for more in (("--no-deps", *WITHOUT_DEPENDENCIES), WITH_DEPENDENCIES):
             if (done := _run(python, *pip, *more)).returncode:
@@ -42,4 +42,4 @@ def peers_python(say: Callable[[str], None] = print, folder: Path = FOLDER) -> s
 
 
 def _run(python: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([python, *args], capture_output=True, text=True, check=False)
+    return subprocess.run([python, *args], capture_output=True, encoding="utf-8", check=False)

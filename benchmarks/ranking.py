@@ -43,8 +43,8 @@ def compare(setting: Setting) -> Comparison:
     ]
 
     def check(answers: Mapping[str, Path]) -> list[Check]:
-        theirs = json.loads((examples / "neurox-probeless.json").read_text())
-        with (runs / "run" / "rankings" / "probeless.csv").open(newline="") as file:
+        theirs = json.loads((examples / "neurox-probeless.json").read_text(encoding="utf-8"))
+        with (runs / "run" / "rankings" / "probeless.csv").open(newline="", encoding="utf-8") as file:
             ours = [int(row["neuron"]) for row in csv.DictReader(file) if row["layer"] == layer]
         apart = sum(a != b for a, b in zip(ours, theirs, strict=True)) / len(ours)
         return [Check("probeless, share of ranks with another neuron than NeuroX's", apart, AGREE)]

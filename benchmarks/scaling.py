@@ -55,7 +55,7 @@ def _tokens(n: int) -> str:
 
 def _jobs(setting: Setting, name: str, jobs: Mapping[str, Sequence[str]]) -> Contestant:
     file = setting.work / f"{name}.json"
-    file.write_text(json.dumps(jobs))
+    file.write_text(json.dumps(jobs), encoding="utf-8")
     return Contestant(name, lambda folder: commands.ours("jobs", file), ROUNDS)
 
 

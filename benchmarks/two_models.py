@@ -155,7 +155,7 @@ def main(args: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     context = describe(asked.threads)
-    (asked.folder / "machine.json").write_text(json.dumps(context, indent=2))
+    (asked.folder / "machine.json").write_text(json.dumps(context, indent=2), encoding="utf-8")
     print(write_all(asked.folder, list(asked.models), found, asked.n_sentences, context))
     return 0
 

@@ -24,7 +24,7 @@ def compare(setting: Setting) -> Comparison:
     labelled = write_labelled(setting.work / "words.tsv", texts, labels)
     corpus = write_text(setting.work / "sentences.txt", texts)
     classes = write_text(setting.work / "labels.txt", [" ".join(row) for row in labels])
-    (setting.work / "sides.json").write_text(json.dumps(sides))
+    (setting.work / "sides.json").write_text(json.dumps(sides), encoding="utf-8")
     task = ("--task", "label", "--task_args.pieces", "last", "--task_args.min_count", "1", "--seed", "0")
     options = (*task, *commands.BARE, *commands.TO_A_THOUSANDTH)
     warm = setting.work / "warm"
@@ -42,10 +42,10 @@ def compare(setting: Setting) -> Comparison:
 
     def check(answers: Mapping[str, Path]) -> list[Check]:
         ours = commands.accuracies(answers[COLD])
-        theirs = json.loads((answers[NEUROX] / "accuracy.json").read_text())
-        with (answers[NEUROX] / "neurons.csv").open() as file:
+        theirs = json.loads((answers[NEUROX] / "accuracy.json").read_text(encoding="utf-8"))
+        with (answers[NEUROX] / "neurons.csv").open(encoding="utf-8") as file:
             ranked = sum(1 for _ in file) - 1
-        with (answers[COLD] / "run" / "neurons.csv").open() as file:
+        with (answers[COLD] / "run" / "neurons.csv").open(encoding="utf-8") as file:
             ours_ranked = sum(1 for _ in file) - 1
         worse = max(theirs[layer] - ours[layer] for layer in ours)
         return [

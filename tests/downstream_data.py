@@ -35,8 +35,8 @@ def write_wic(folder: Path, part: str, pairs: Sequence[Pair]) -> None:
     """Write one part in the original form, lemma and part of speech made up."""
     (folder / part).mkdir(parents=True, exist_ok=True)
     data = [f"word\tN\t{place}-{place}\t{' '.join(a)}\t{' '.join(b)}\n" for a, b, place, _ in pairs]
-    (folder / part / f"{part}.data.txt").write_text("".join(data))
-    (folder / part / f"{part}.gold.txt").write_text("".join("FT"[same] + "\n" for *_, same in pairs))
+    (folder / part / f"{part}.data.txt").write_text("".join(data), encoding="utf-8")
+    (folder / part / f"{part}.gold.txt").write_text("".join("FT"[same] + "\n" for *_, same in pairs), encoding="utf-8")
 
 
 Rated = tuple[str, str, float]
@@ -56,15 +56,15 @@ def sentence_pairs(n: int, seed: int) -> list[Rated]:
 def write_semeval(folder: Path, subset: str, pairs: Sequence[Rated]) -> None:
     """Write one subset of STS12 to STS16 in SentEval's layout."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"STS.input.{subset}.txt").write_text("".join(f"{a}\t{b}\n" for a, b, _ in pairs))
-    (folder / f"STS.gs.{subset}.txt").write_text("".join(f"{score:.3f}\n" for *_, score in pairs))
+    (folder / f"STS.input.{subset}.txt").write_text("".join(f"{a}\t{b}\n" for a, b, _ in pairs), encoding="utf-8")
+    (folder / f"STS.gs.{subset}.txt").write_text("".join(f"{score:.3f}\n" for *_, score in pairs), encoding="utf-8")
 
 
 def write_benchmark(folder: Path, part: str, pairs: Sequence[Rated]) -> None:
     """Write one part of STS-B as published; some lines have columns of a licence at their end."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = [f"main-news\tx\t2012\t{i:04}\t{s:.3f}\t{a}\t{b}" + "\tx\ty" * (i % 2) for i, (a, b, s) in enumerate(pairs)]
-    (folder / f"sts-{part}.csv").write_text("\n".join(lines) + "\n")
+    (folder / f"sts-{part}.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def write_sick(folder: Path, part: str, pairs: Sequence[Rated]) -> None:
@@ -72,7 +72,7 @@ def write_sick(folder: Path, part: str, pairs: Sequence[Rated]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     head = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n"
     (folder / f"SICK_{part}.txt").write_text(
-        head + "".join(f"{i}\t{a}\t{b}\t{score}\tNEUTRAL\n" for i, (a, b, score) in enumerate(pairs))
+        head + "".join(f"{i}\t{a}\t{b}\t{score}\tNEUTRAL\n" for i, (a, b, score) in enumerate(pairs)), encoding="utf-8"
     )
 
 

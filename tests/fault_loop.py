@@ -162,7 +162,7 @@ def type_fit(status: Any, args: list[str], shard_tokens: int) -> None:
     from rendering import without_rendering
 
     without_rendering()
-    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  for the life of the process
+    sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  for the life of the process
     small_shards(shard_tokens)
     status.value = run(COMMANDS, ["fit", *args])
 
@@ -210,7 +210,7 @@ class Loop:
 
         self.random, self.context, self.shard_tokens = random.Random(seed), processes(), shard_tokens
         sentences = make_sentences(120)
-        (folder / "sentences.txt").write_text("\n".join(sentences))
+        (folder / "sentences.txt").write_text("\n".join(sentences), encoding="utf-8")
         model = make_checkpoint(folder / "tiny-bert", "bert", sentences)
         self.args = [
             "--model", str(model), "--corpus", str(folder / "sentences.txt"), "--layer", ",".join(map(str, LAYERS)),

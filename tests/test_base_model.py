@@ -46,7 +46,7 @@ def test_padded_batches_give_the_hidden_states_of_each_sentence_by_itself(
 def test_position_is_read_off_the_embeddings_of_few_sentences(
     base_model: Path, sentences: list[str], tmp_path: Path, cache: Path
 ) -> None:
-    (tmp_path / "few.txt").write_text("".join(f"{sentence}\n" for sentence in sentences[:100]))
+    (tmp_path / "few.txt").write_text("".join(f"{sentence}\n" for sentence in sentences[:100]), encoding="utf-8")
     made = fit(
         model=str(base_model), layer=[0, 12], corpus=str(tmp_path / "few.txt"), runs=str(tmp_path / "runs"),
         cache=str(cache), quiet=True, wandb=WandbOptions(mode="disabled"), probe=ProbeOptions(tolerance=1e-2),

@@ -126,7 +126,7 @@ def test_a_task_of_your_own_runs_as_its_page_shows_it(
 def test_the_site_builds_and_asks_no_other_host(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="the extra `docs` is not installed: run `make docs`")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", check=False)
     assert built.returncode == 0, built.stderr
     pages = {file.name: file.read_text(encoding="utf-8") for file in (tmp_path / "site").glob("*.html")}
     assert {"index.html", "tutorial.html", "benchmarks.html", "changes.html"} <= set(pages)

@@ -75,18 +75,25 @@ def install_other(site: Path, files: tuple[str, ...] = THEIRS) -> None:
     """Install the unrelated distribution there, over whatever has the same name."""
     for name in files:
         (site / name).parent.mkdir(parents=True, exist_ok=True)
-        (site / name).write_text("")
+        (site / name).write_text("", encoding="utf-8")
     metadata = site / "probing-0.2.4.dist-info"
     metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: probing\nVersion: 0.2.4\n")
-    (metadata / "RECORD").write_text("".join(f"{name},,\n" for name in (*files, f"{metadata.name}/RECORD")))
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: probing\nVersion: 0.2.4\n", encoding="utf-8")
+    (metadata / "RECORD").write_text(
+        "".join(f"{name},,\n" for name in (*files, f"{metadata.name}/RECORD")), encoding="utf-8"
+    )
 
 
 def start(site: Path, *others: Path) -> tuple[int, str]:
     command = [sys.executable, "-m", "probing", "cache", "ls", "--cache", "nothing"]
     path = os.pathsep.join(map(str, (site, *others)))
     ended = subprocess.run(
-        command, cwd=site.parent, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+        command,
+        cwd=site.parent,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
     )
     return ended.returncode, ended.stdout + ended.stderr
 

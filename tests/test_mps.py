@@ -52,7 +52,9 @@ TOLERANCE = 1e-6
 @pytest.fixture
 def options(checkpoints: dict[str, Path], tmp_path: Path) -> dict[str, Any]:
     """A tiny model and 150 sentences, for any command that runs a model."""
-    (tmp_path / "sentences.txt").write_text("".join(f"{sentence}\n" for sentence in make_sentences(150)))
+    (tmp_path / "sentences.txt").write_text(
+        "".join(f"{sentence}\n" for sentence in make_sentences(150)), encoding="utf-8"
+    )
     return {
         "model": str(checkpoints["bert"]), "corpus": str(tmp_path / "sentences.txt"), "runs": str(tmp_path / "runs"),
         "quiet": True,

@@ -58,30 +58,30 @@ WITH_PYTHON = [page for page in PAGES if any(language == "python" for language, 
 @pytest.fixture
 def toy(tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str], monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder in which the pages' names stand for small things."""
-    (tmp_path / "sentences.txt").write_text("\n".join(sentences))
+    (tmp_path / "sentences.txt").write_text("\n".join(sentences), encoding="utf-8")
     for name, part in (("train", sentences[:150]), ("dev", sentences[150:])):
         rows = ["".join(map(_word, range(1, 999), text.split())) for text in part]
-        (tmp_path / f"{name}.conllu").write_text("\n".join(rows) + "\n")
+        (tmp_path / f"{name}.conllu").write_text("\n".join(rows) + "\n", encoding="utf-8")
     labelled = ("".join(f"{form}\t{_length(form)}\n" for form in text.split()) for text in sentences)
     short = [text for text in sentences if 5 <= len(text.split()) <= 12]
-    (tmp_path / "roles.tsv").write_text("".join(f"{text}\t1\tthing\t4\n" for text in short))
+    (tmp_path / "roles.tsv").write_text("".join(f"{text}\t1\tthing\t4\n" for text in short), encoding="utf-8")
     (tmp_path / "tuned").symlink_to(checkpoints["bert"])
-    (tmp_path / "words.tsv").write_text("\n".join(labelled))
+    (tmp_path / "words.tsv").write_text("\n".join(labelled), encoding="utf-8")
     for part_of_wic, n in (("train", 30), ("dev", 20)):
         write_wic(tmp_path / "wic", part_of_wic, word_pairs(n, n))
     write_sts(tmp_path / "sts", 10)
-    (tmp_path / "glove.txt").write_text("the 1 2\ntoken 3 4\nlayer 2 0\n")
-    (tmp_path / "minimal.tsv").write_text("The [MASK] reads.\tprobe\ttoken\tagreement\n")
+    (tmp_path / "glove.txt").write_text("the 1 2\ntoken 3 4\nlayer 2 0\n", encoding="utf-8")
+    (tmp_path / "minimal.tsv").write_text("The [MASK] reads.\tprobe\ttoken\tagreement\n", encoding="utf-8")
     pairs = zip(sentences[::2], sentences[1::2], strict=True)
-    (tmp_path / "pairs.tsv").write_text("".join(f"{first}\t{second}\n" for first, second in pairs))
-    (tmp_path / "minimal.tsv").write_text("The [MASK] reads a layer.\tprobe\ttoken\tsubject\n")
+    (tmp_path / "pairs.tsv").write_text("".join(f"{first}\t{second}\n" for first, second in pairs), encoding="utf-8")
+    (tmp_path / "minimal.tsv").write_text("The [MASK] reads a layer.\tprobe\ttoken\tsubject\n", encoding="utf-8")
     reviews = ({"text": text, "label": "LONG" if len(text) > 150 else "SHORT"} for text in sentences)
-    (tmp_path / "reviews.jsonl").write_text("".join(f"{json.dumps(review)}\n" for review in reviews))
+    (tmp_path / "reviews.jsonl").write_text("".join(f"{json.dumps(review)}\n" for review in reviews), encoding="utf-8")
     ratings = ({"text": text, "label": len(text) / 10} for text in sentences)
-    (tmp_path / "ratings.jsonl").write_text("".join(f"{json.dumps(rating)}\n" for rating in ratings))
+    (tmp_path / "ratings.jsonl").write_text("".join(f"{json.dumps(rating)}\n" for rating in ratings), encoding="utf-8")
     own_task = next(code for language, code in code_blocks(ROOT / "docs" / "tasks.md") if language == "python")
-    (tmp_path / "half.py").write_text(own_task)
-    (tmp_path / "mine.yaml").write_text("layer: 2\n")
+    (tmp_path / "half.py").write_text(own_task, encoding="utf-8")
+    (tmp_path / "mine.yaml").write_text("layer: 2\n", encoding="utf-8")
     for training in ("training", "tiny"):
         for step in ("step0", "step10"):
             shutil.copytree(checkpoints["bert"], tmp_path / training / step)  # copies, because a page writes there
@@ -97,7 +97,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, checkpoints: dict[str, Pa
     folder = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        Path("sentences.txt").write_text("\n".join(sentences))
+        Path("sentences.txt").write_text("\n".join(sentences), encoding="utf-8")
         wandb = probing.WandbOptions(mode="disabled")
         for name in ("A", "B"):
             model = str(checkpoints["bert"])
@@ -128,14 +128,14 @@ def test_the_two_commands_are_targets_of_the_makefile(target: str) -> None:
 
 def test_every_target_that_a_page_names_is_in_the_makefile() -> None:
     named = {line.split()[1] for line in LINES if line.startswith("make ")}
-    named |= {target for page in PAGES for target in re.findall(r"`make ([a-z-]+)", page.read_text())}
+    named |= {target for page in PAGES for target in re.findall(r"`make ([a-z-]+)", page.read_text(encoding="utf-8"))}
     assert named >= {"fit", "test", "docs", "bench", "models"}
     for target in named:
         assert _planned(target), target
 
 
 def _planned(target: str) -> str:
-    return subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, encoding="utf-8", check=True).stdout
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -195,7 +195,9 @@ def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path, fi
     with contextlib.ExitStack() as stack:
         stack.enter_context(rendered_once(FIGURES))
         if written:
-            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(Path(written).open("w"))))
+            stack.enter_context(
+                contextlib.redirect_stdout(stack.enter_context(Path(written).open("w", encoding="utf-8")))
+            )
         assert run(COMMANDS, args) == 0
 
 
@@ -254,7 +256,7 @@ def test_every_option_that_the_readme_and_the_pages_name_exists() -> None:
     for command in COMMANDS:
         with contextlib.redirect_stdout(help_text), pytest.raises(SystemExit):
             run(COMMANDS, [*command.split(), "--help"])
-    text = "".join(page.read_text() for page in PAGES)
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     named = set(re.findall(r"`(--[a-z_]+(?:\.[a-z0-9_]+)?)", text))
     missing = {name for name in named if name.split(" ")[0] not in help_text.getvalue()}
     # Options of Lightning's Trainer and of a task are checked by their owners.

@@ -99,12 +99,12 @@ def test_the_older_format_is_read_as_weights_only(
 def their_code(tiny_model: Callable[..., Path], evidence: Path) -> Path:
     """A checkpoint with code beside it."""
     folder = tiny_model("bert")
-    (folder / "theirs.py").write_text(f"import os\nos.mkdir({str(evidence)!r})\n")
+    (folder / "theirs.py").write_text(f"import os\nos.mkdir({str(evidence)!r})\n", encoding="utf-8")
     return folder
 
 
 def change(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **changes}), encoding="utf-8")
 
 
 def test_code_that_comes_with_a_model_is_not_run(their_code: Path, evidence: Path) -> None:
@@ -141,7 +141,9 @@ def test_code_that_comes_with_a_tokenizer_is_not_run(their_code: Path, evidence:
 @pytest.fixture
 def module(evidence: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A module that leaves a folder behind when it is imported."""
-    (tmp_path / "overheard.py").write_text(f"import os\nos.mkdir({str(evidence)!r})\nclass Probe: pass\n")
+    (tmp_path / "overheard.py").write_text(
+        f"import os\nos.mkdir({str(evidence)!r})\nclass Probe: pass\n", encoding="utf-8"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     yield "overheard"
     sys.modules.pop("overheard", None)
@@ -176,7 +178,7 @@ def test_a_file_of_options_makes_no_objects_and_imports_nothing(
 ) -> None:
     for value in TAGS + PATHS:
         path = tmp_path / "options.yaml"
-        path.write_text(f"{place}: {value}\n".replace("EVIDENCE", str(evidence)))
+        path.write_text(f"{place}: {value}\n".replace("EVIDENCE", str(evidence)), encoding="utf-8")
         assert run(COMMANDS, ["fit", "--config", str(path), "--runs", str(tmp_path / "runs")]) == 2, value
         assert not evidence.exists()
         assert module not in sys.modules
@@ -204,8 +206,8 @@ def test_the_traps_for_objects_work(module: str, evidence: Path) -> None:
 
 
 def test_the_configuration_of_a_run_makes_no_objects(tmp_path: Path, evidence: Path) -> None:
-    (tmp_path / "results.json").write_text("{}")
-    (tmp_path / "config.yaml").write_text(f"seed: !!python/object/apply:os.mkdir [{evidence}]\n")
+    (tmp_path / "results.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "config.yaml").write_text(f"seed: !!python/object/apply:os.mkdir [{evidence}]\n", encoding="utf-8")
     with pytest.raises(UserError, match="is damaged"):
         load_run(tmp_path)
     assert not evidence.exists()

@@ -27,12 +27,12 @@ def test_the_script_of_a_page_is_typed_where_the_package_is_installed(tmp_path: 
     subprocess.run([sys.executable, "-m", *install, str(copy)], check=True)
     script = [code for language, code in code_blocks(ROOT / "docs" / "arrays.md") if language == "python"]
     asked = ["reveal_type(run)", "reveal_type(run.accuracy)", "reveal_type(module)", "reveal_type(data.classes)"]
-    (tmp_path / "script.py").write_text("\n".join([*script, *asked]))
+    (tmp_path / "script.py").write_text("\n".join([*script, *asked]), encoding="utf-8")
     sections = [f"[mypy-{name}.*]\nfollow_imports = skip\n" for name in UNREAD]
-    (tmp_path / "mypy.ini").write_text("\n".join(["[mypy]\nstrict = true\n", *sections]))
+    (tmp_path / "mypy.ini").write_text("\n".join(["[mypy]\nstrict = true\n", *sections]), encoding="utf-8")
     found = subprocess.run(
         [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "script.py"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path / "site")}, capture_output=True, text=True,
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path / "site")}, capture_output=True, encoding="utf-8",
     )  # fmt: skip
     assert found.returncode == 0, found.stdout
     for name in ("runs.run.Run", "tables.rows.Table", "probes.linear.LinearProbe", "list[Any]"):

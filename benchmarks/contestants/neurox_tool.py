@@ -35,7 +35,11 @@ np.int = int  # type: ignore[attr-defined]
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
+    with (
+        open(os.devnull, "w", encoding="utf-8") as nothing,
+        contextlib.redirect_stdout(nothing),
+        contextlib.redirect_stderr(nothing),
+    ):
         yield
 
 
@@ -98,7 +102,7 @@ def rank(folder: str, weights: str, method: str) -> dict[str, Any]:
         else:
             order = probeless.get_neuron_ordering(x, y)
     seconds = time.perf_counter() - start
-    (Path(folder) / f"neurox-{method}.json").write_text(json.dumps([int(i) for i in order]))
+    (Path(folder) / f"neurox-{method}.json").write_text(json.dumps([int(i) for i in order]), encoding="utf-8")
     return {"seconds": seconds}
 
 
@@ -117,7 +121,7 @@ def whole(model: str, corpus: str, labels: str, sides: str, folder: str) -> dict
         activations, n_layers = loader.load_activations(file)
         tokens = loader.load_data(corpus, labels, activations, 10**6)
         lap("load_s")
-        side_of = json.loads(Path(sides).read_text())
+        side_of = json.loads(Path(sides).read_text(encoding="utf-8"))
         accuracies, table = [], []
         x_all, y, mappings = utils.create_tensors(*_side(tokens, activations, side_of, "train"), "0")
         x_test_all, y_test, _ = utils.create_tensors(*_side(tokens, activations, side_of, "test"), "0", mappings)
@@ -133,12 +137,12 @@ def whole(model: str, corpus: str, labels: str, sides: str, folder: str) -> dict
             order, _ = linear_probe.get_neuron_ordering(trained, mappings[0])
             table += [{"layer": layer, "rank": rank, "neuron": int(i)} for rank, i in enumerate(order, 1)]
             lap("rank_s")
-    with open(Path(folder) / "neurons.csv", "w", newline="") as out:
+    with open(Path(folder) / "neurons.csv", "w", newline="", encoding="utf-8") as out:
         writer = csv.DictWriter(out, ("layer", "rank", "neuron"))
         writer.writeheader()
         writer.writerows(table)
     seconds = time.perf_counter() - start
-    (Path(folder) / "accuracy.json").write_text(json.dumps(accuracies))
+    (Path(folder) / "accuracy.json").write_text(json.dumps(accuracies), encoding="utf-8")
     examples = {"n_train_tokens": len(y), "n_test_tokens": len(y_test), "n_classes": len(mappings[0])}
     return {"seconds": seconds, **times, **examples, "mean_accuracy": sum(accuracies) / len(accuracies)}
 

@@ -68,7 +68,7 @@ def _cached(folder: Path) -> dict[str, Any]:
 
 
 def _results(path: Path) -> dict[str, Any]:
-    results = json.loads(path.read_text())
+    results = json.loads(path.read_text(encoding="utf-8"))
     layers = results["layers"]
     return {
         **results["timings"],
@@ -83,7 +83,7 @@ def _results(path: Path) -> dict[str, Any]:
 def jobs(file: str) -> dict[str, Any]:
     """Run commands in turn and return their measurements, each under NAME.MEASURE."""
     found: dict[str, Any] = {}
-    for name, args in json.loads(Path(file).read_text()).items():
+    for name, args in json.loads(Path(file).read_text(encoding="utf-8")).items():
         fresh = tempfile.mkdtemp(dir=Path(file).parent)
         try:
             measured = command(*(arg.replace("{fresh}", fresh) for arg in args))
@@ -139,7 +139,7 @@ def weights(run: str, layer: str, file: str) -> dict[str, Any]:
     import numpy as np
     from safetensors import safe_open
 
-    found = json.loads((Path(run) / "results.json").read_text())["layers"]
+    found = json.loads((Path(run) / "results.json").read_text(encoding="utf-8"))["layers"]
     (i,) = (i for i, row in enumerate(found) if row["layer"] == int(layer))
     with safe_open(Path(run) / "probe.safetensors", framework="numpy") as stored:
         np.savez(file, weight=stored.get_tensor("weight")[i])

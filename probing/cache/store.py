@@ -109,7 +109,7 @@ class ActivationStore:
         old = folder / MANIFEST
         kept = [line for line in _lines(old) if _is_shard_of(line, _plan_id(header))] if old.exists() else []
         with _put(folder / MANIFEST) as partial:
-            partial.write_text(_line(header) + "".join(f"{line}\n" for line in kept))
+            partial.write_text(_line(header) + "".join(f"{line}\n" for line in kept), encoding="utf-8")
         _sync(folder.parent)
 
     @cached_property
@@ -342,7 +342,7 @@ def _is_shard_of(line: str, plan_id: str) -> bool:
 
 
 def _lines(manifest: Path) -> list[str]:
-    return manifest.read_text(errors="replace").splitlines()
+    return manifest.read_text(errors="replace", encoding="utf-8").splitlines()
 
 
 def _line(record: Mapping[str, Any]) -> str:

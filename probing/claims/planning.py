@@ -218,8 +218,8 @@ def _read(place: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
     import yaml
 
     try:
-        config = yaml.safe_load((place / "config.yaml").read_text())
-        results = json.loads((place / "results.json").read_text())
+        config = yaml.safe_load((place / "config.yaml").read_text(encoding="utf-8"))
+        results = json.loads((place / "results.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         return None
     return (config, results) if isinstance(config, dict) and isinstance(results, dict) else None

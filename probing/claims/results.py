@@ -33,10 +33,10 @@ def write(
 
     write_csv(folder / "claims.csv", rows, claims.CLAIM_COLUMNS)
     (folder / "claims.md").write_text(claims.markdown(rows, paper.title), encoding="utf-8")
-    (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False))
+    (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
     summary = {
         "kind": KIND, "paper": paper.name, "title": paper.title, "versions": versions(), "runs": dict(used),
         "timings": dict(timings), "claims": list(rows),
     }  # fmt: skip
-    (folder / "results.json").write_text(json.dumps(summary, indent=2))
+    (folder / "results.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
     return [folder / name for name in ("claims.csv", "claims.md", "config.yaml", "results.json")]

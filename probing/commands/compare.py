@@ -186,8 +186,8 @@ def _write(
     }
     write_csv(folder / "agreement.csv", rows, AGREEMENT_COLUMNS)
     write_csv(folder / "top_everywhere.csv", common.rows, list(common.rows[0]) if common.rows else ["layer", "neuron"])
-    (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False))
-    (folder / "results.json").write_text(json.dumps(summary, indent=2))
+    (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
+    (folder / "results.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
     files = [folder / name for name in ("agreement.csv", "top_everywhere.csv", "config.yaml", "results.json")]
     formats = figure_formats(config["figure_format"])
     figures = _draw(folder / "figures", rows, {one.label: one.run for one in opened}, formats)

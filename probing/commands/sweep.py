@@ -263,7 +263,7 @@ class _Runner:
             made = fit_command(**{**trial.options, "runs": str(self.folder.trials), "name": trial.name, "quiet": True})
         assert made is not None  # of one process the first rank
         config = {**made.config, "runs": trial.options["runs"], "quiet": trial.options["quiet"]}
-        (made.folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+        (made.folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
         self._finished(trial)
 
     def _finished(self, trial: Trial) -> None:
@@ -291,14 +291,14 @@ def _conclude(
     (folder / "figures").mkdir(exist_ok=True)
     figures = write_sweep_figure(folder / "figures" / "sweep", rows, options.varied, formats)
     write_csv(folder / "sweep.csv", rows, table.columns(options.varied))
-    settings = json.loads((folder / "definition.json").read_text())
-    (folder / "sweep.yaml").write_text(yaml.safe_dump(settings["sweep"], sort_keys=False))
+    settings = json.loads((folder / "definition.json").read_text(encoding="utf-8"))
+    (folder / "sweep.yaml").write_text(yaml.safe_dump(settings["sweep"], sort_keys=False), encoding="utf-8")
     summary = {
         "kind": "sweep", "versions": versions(), **{key: settings[key] for key in ("trials", "seed", "fit")},
         "best": {"trial": best.name, **best.point, "metric": table.metric_of(best, definition.metric)},
         "timings": {"total_s": time.perf_counter() - start},
     }  # fmt: skip
-    (folder / "results.json").write_text(json.dumps(summary, indent=2))
+    (folder / "results.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
     files = [folder / file for file in ("sweep.csv", "sweep.yaml", "results.json")]
     tracker = Tracker(replace(wandb, group=wandb.group or name), folder, name, {**settings, **asdict(wandb)}, say)
     tracker.log_results([], [], figures, files, {"sweep": rows}, kind="sweep")

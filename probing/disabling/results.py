@@ -41,7 +41,7 @@ def write_summary(
         "better_without": [without_nan(row) for row in found.better_without],
     }
     path = folder / "results.json"
-    path.write_text(json.dumps(summary, indent=2))
+    path.write_text(json.dumps(summary, indent=2), encoding="utf-8")
     return path
 
 

@@ -92,8 +92,10 @@ def write_results(
     found = {name: [_defined(row) for row in rows] for name, (rows, _) in tables.items()}
     for name, (_, columns) in tables.items():
         write_csv(folder / f"{name}.csv", found[name], columns)
-    (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False))
-    (folder / "results.json").write_text(json.dumps({**summary, "versions": versions(), **found}, indent=2))
+    (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
+    (folder / "results.json").write_text(
+        json.dumps({**summary, "versions": versions(), **found}, indent=2), encoding="utf-8"
+    )
     return [folder / name for name in (*(f"{name}.csv" for name in tables), "config.yaml", "results.json")]
 
 

@@ -61,7 +61,7 @@ def write_summary(
         "attention_layers": [without_nan(row) for row in tables.get("attention_layers", ())],
     }
     path = folder / "results.json"
-    path.write_text(json.dumps(summary, indent=2))
+    path.write_text(json.dumps(summary, indent=2), encoding="utf-8")
     return path
 
 

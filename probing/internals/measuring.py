@@ -65,7 +65,7 @@ def smoothing(
         return []
     of_blocks = [constants(block) for block in blocks]
     summary, n_shards = Summary(of_blocks, seed), len(store.plan.shards)
-    with (folder / "smoothing_sentences.csv").open("w", newline="") as file:
+    with (folder / "smoothing_sentences.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, ("sentence", "layer", "n_tokens", *BY_SENTENCE), lineterminator="\n")
         writer.writeheader()
         measured = measure(

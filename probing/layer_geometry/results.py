@@ -89,7 +89,7 @@ def write(folder: Path, config: Mapping[str, Any], found: Found) -> list[Path]:
         paths.append(folder / "transforms" / f"{kind}.safetensors")
         transforms.save(paths[-1], by_layer)
     paths.append(folder / "config.yaml")
-    paths[-1].write_text(yaml.safe_dump(dict(config), sort_keys=False))
+    paths[-1].write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
     return paths
 
 
@@ -119,5 +119,5 @@ def write_summary(
         **({"neurons": dict(found.neurons)} if found.neurons is not None else {}),
     }
     path = folder / "results.json"
-    path.write_text(json.dumps(summary, indent=2))
+    path.write_text(json.dumps(summary, indent=2), encoding="utf-8")
     return path

@@ -292,8 +292,8 @@ def _kind(folder: Path) -> str:
 def _read_agreement(folder: Path) -> tuple[Agreement, Mapping[str, str]]:
     import yaml
 
-    compared = json.loads((folder / "results.json").read_text())["runs"]
-    config = yaml.safe_load((folder / "config.yaml").read_text())
+    compared = json.loads((folder / "results.json").read_text(encoding="utf-8"))["runs"]
+    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     rows, everywhere = read_csv(folder / "agreement.csv"), read_csv(folder / "top_everywhere.csv")
     if not rows or not {"model_a", "layer_a", "statistic", "value"} <= set(rows[0]):
         raise ValueError("agreement.csv holds no agreement")

@@ -110,12 +110,12 @@ def measure_all(
             folder = checkpoint_folder(places.checkpoints, job.arm, job.seed, step, asked.recipe.steps)
             kept = places.folder / "state" / f"{job.name}-{folder.name}.json"
             if kept.is_file():
-                found = json.loads(kept.read_text())
+                found = json.loads(kept.read_text(encoding="utf-8"))
             else:
                 found = measure(folder, subject, silence if rows else say)  # what is left out is said once
                 if places.writes:
                     with replacing(kept) as partial:
-                        partial.write_text(json.dumps(found))
+                        partial.write_text(json.dumps(found), encoding="utf-8")
             of_curve = known[job.arm, job.seed, step]
             own = {name: of_curve[name] for name in ("arm", "seed", "step", "loss", "unigram_loss")}
             rows += [{**own, **row} for row in found]

@@ -44,6 +44,6 @@ def write(
         "reason": judgement.reason,
         "growth": growth_of(tables["arms"]),
     }
-    paths[-1].write_text(json.dumps(summary, indent=2))
+    paths[-1].write_text(json.dumps(summary, indent=2), encoding="utf-8")
     shutil.rmtree(folder / "state", ignore_errors=True)
     return paths

@@ -89,7 +89,7 @@ def train(
         bars: Callbacks that show the progress.
     """
     if places.curve(job).is_file():
-        curve = cast(list[Row], json.loads(places.curve(job).read_text()))
+        curve = cast(list[Row], json.loads(places.curve(job).read_text(encoding="utf-8")))
         if logger:
             _log_again(logger, job, curve)
         return curve
@@ -159,7 +159,7 @@ class Keeper(pl.Callback):
             path = self.places.curve(self.job)
             path.parent.mkdir(exist_ok=True)
             with replacing(path) as partial:
-                partial.write_text(json.dumps(self.curve))
+                partial.write_text(json.dumps(self.curve), encoding="utf-8")
             self.places.state(self.job).unlink(missing_ok=True)
 
     def _record(self, trainer: pl.Trainer, module: MaskedLanguageModel, step: int) -> None:

@@ -60,12 +60,12 @@ def read_folder(kind: type[_T], folder: Path) -> _T:
 
     if kind is FinishedSweep:
         config, tables = (
-            json.loads((folder / "definition.json").read_text()),
+            json.loads((folder / "definition.json").read_text(encoding="utf-8")),
             {"sweep": read_trials(folder / "sweep.csv")},
         )
     else:
-        config, tables = yaml.safe_load((folder / "config.yaml").read_text()), _tables(kind, folder)
-    return kind(folder, config, json.loads((folder / "results.json").read_text()), **tables)
+        config, tables = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")), _tables(kind, folder)
+    return kind(folder, config, json.loads((folder / "results.json").read_text(encoding="utf-8")), **tables)
 
 
 def read_rankings(folder: Path, run: Run) -> Rankings:

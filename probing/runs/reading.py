@@ -28,7 +28,7 @@ def kind_of(folder: Path, wrote: str) -> str | None:
         found = "is no finished run" if folder.exists() else "does not exist"
         raise UserError(f"`{folder}` {found}: expected a folder that {wrote} wrote{hint}.")
     with reading(folder):
-        kind: str | None = json.loads((folder / "results.json").read_text()).get("kind")
+        kind: str | None = json.loads((folder / "results.json").read_text(encoding="utf-8")).get("kind")
         return kind
 
 

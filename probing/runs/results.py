@@ -207,7 +207,7 @@ def write(
         write_csv(folder / "positions.csv", measured.positions, POSITION_COLUMNS)
     if measured.heads:
         write_csv(folder / "heads.csv", measured.heads, HEAD_COLUMNS)
-    (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False))
+    (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
     _write_tensors(folder, measured, config["task"], config["model"])
     figures = []
     if formats:
@@ -267,7 +267,7 @@ def write_summary(
         ],
     }
     path = folder / "results.json"
-    path.write_text(json.dumps(results, indent=2))
+    path.write_text(json.dumps(results, indent=2), encoding="utf-8")
     return path
 
 

@@ -73,7 +73,7 @@ class ResumableFolder:
         try:
             if self._stored() is None:
                 temporary = self.path / f"{_DEFINITION}.new"
-                temporary.write_text(json.dumps(self.definition, indent=2))
+                temporary.write_text(json.dumps(self.definition, indent=2), encoding="utf-8")
                 temporary.replace(self.path / _DEFINITION)
             yield
         finally:
@@ -105,7 +105,7 @@ class ResumableFolder:
     def _stored(self) -> Any:
         """Return the definition in the folder, None if there is none yet."""
         try:
-            return json.loads((self.path / _DEFINITION).read_text())
+            return json.loads((self.path / _DEFINITION).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None if self.is_empty() else ()
         except (OSError, ValueError):

@@ -209,8 +209,8 @@ def read_run(folder: Path) -> Run:
 
     return Run(
         folder,
-        yaml.safe_load((folder / "config.yaml").read_text()),
-        json.loads((folder / "results.json").read_text()),
+        yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")),
+        json.loads((folder / "results.json").read_text(encoding="utf-8")),
         read_csv(folder / "accuracy.csv"),
         read_csv(folder / "neurons.csv"),
     )

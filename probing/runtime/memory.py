@@ -22,7 +22,7 @@ def memory_bytes() -> int | None:
         found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     for limit in LIMITS:
         with suppress(OSError, ValueError):  # without a limit the file says "max"
-            found.append(int(limit.read_text()))
+            found.append(int(limit.read_text(encoding="utf-8")))
     return min(found, default=None)
 
 

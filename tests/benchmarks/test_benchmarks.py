@@ -67,13 +67,13 @@ def test_contestants_take_turns_and_each_has_an_empty_folder_of_its_own(tmp_path
     found: list[Mapping[str, str]] = []
 
     def check(answers: Mapping[str, Path]) -> list[Check]:
-        found.append({name: (folder / "answer").read_text() for name, folder in answers.items()})
+        found.append({name: (folder / "answer").read_text(encoding="utf-8") for name, folder in answers.items()})
         return [Check("same", 0, 0)]
 
     # A folder that held something already would fail here.
     empty = "assert not list(pathlib.Path(sys.argv[1]).iterdir())"
     runs, checks = interleave([fake("A", tmp_path, empty), fake("B", tmp_path, empty)], setting, check)
-    assert (tmp_path / "turns").read_text() == "ABABAB"
+    assert (tmp_path / "turns").read_text(encoding="utf-8") == "ABABAB"
     assert [(run.contestant, run.round) for run in runs] == [("A", 0), ("B", 0), ("A", 1), ("B", 1), ("A", 2), ("B", 2)]
     assert found == [{"A": "A", "B": "B"}]
     assert checks == [Check("same", 0, 0)]
@@ -85,14 +85,14 @@ def test_contestants_take_turns_and_each_has_an_empty_folder_of_its_own(tmp_path
 def test_a_slow_contestant_may_sit_out_later_rounds(tmp_path: Path, setting: Setting) -> None:
     slow = fake("B", tmp_path)
     interleave([fake("A", tmp_path), Contestant("B", slow.command, rounds=1)], setting)
-    assert (tmp_path / "turns").read_text() == "ABAA"
+    assert (tmp_path / "turns").read_text(encoding="utf-8") == "ABAA"
 
 
 @pytest.mark.parametrize("difference", [0.2, math.nan])
 def test_no_time_is_told_where_the_answers_differ(difference: float, tmp_path: Path, setting: Setting) -> None:
     with pytest.raises(BenchmarkError, match=r"answers differ: hidden states: (0.2|nan)"):
         interleave([fake("A", tmp_path)], setting, lambda answers: [Check("hidden states", difference, 0.1)])
-    assert (tmp_path / "turns").read_text() == "A"
+    assert (tmp_path / "turns").read_text(encoding="utf-8") == "A"
     assert [path.name for path in tmp_path.iterdir()] == ["turns"]
 
 
@@ -167,7 +167,7 @@ def test_tables_and_page_show_what_was_measured(tmp_path: Path) -> None:
     runs = of("ours", 1, 2, 3) + of("theirs", 5, 6, 7)
     checks, met = [Check("hidden states", 1e-5, 1e-4)], [Met("help", ".5 s", True), Met("slope", "1.3", False)]
     save(tmp_path, "extraction", Comparison(runs, "ours", checks, met, ["A note."]), {"processor": "abacus"})
-    with (tmp_path / "extraction.runs.csv").open(newline="") as file:
+    with (tmp_path / "extraction.runs.csv").open(newline="", encoding="utf-8") as file:
         assert [float(row["value"]) for row in csv.DictReader(file)] == [1, 2, 3, 5, 6, 7]
     page = render(tmp_path)
     assert "| theirs | 3 | 6 (5..7) | 3.00 / 3.00 |" in page
@@ -260,7 +260,8 @@ def test_start_up_is_measured_for_real_and_only_what_is_asked_for(
         "README.md", "startup.csv", "startup.runs.csv", "startup.told.csv"
     }  # fmt: skip
     seconds = re.search(
-        r"\| `import probing` \| under .2 seconds \|  \| ([\d.]+) s", (tmp_path / "README.md").read_text()
+        r"\| `import probing` \| under .2 seconds \|  \| ([\d.]+) s",
+        (tmp_path / "README.md").read_text(encoding="utf-8"),
     )
     assert seconds is not None
     assert 0 < float(seconds[1]) < 60
@@ -327,6 +328,6 @@ def test_a_comparison_that_does_not_exist_is_refused(capsys: pytest.CaptureFixtu
 def test_every_comparison_has_a_module_and_make_bench_runs_them() -> None:
     assert all((ROOT / "benchmarks" / f"{name}.py").exists() for name in COMPARISONS)
     planned = subprocess.run(
-        ["make", "-n", "bench", "ARGS=startup"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["make", "-n", "bench", "ARGS=startup"], cwd=ROOT, capture_output=True, encoding="utf-8", check=True
     )
     assert "-m benchmarks startup" in planned.stdout

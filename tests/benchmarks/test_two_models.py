@@ -61,20 +61,20 @@ def test_the_tables_have_both_models_at_their_depths_and_the_page_says_what_ther
         "compare": compared(),
     }  # fmt: skip
     page = write_all(tmp_path, MODELS, runs, 500, {"date": "today"})
-    with (tmp_path / "by_depth.csv").open() as file:
+    with (tmp_path / "by_depth.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [(row["model"], row["layer"], float(row["depth"])) for row in rows] == [
         (model, str(layer), layer / n) for model, n in (("small", 2), ("large", 4)) for layer in range(0, n + 1, n // 2)
     ]
     assert {row["top_neuron"] for row in rows if row["model"] == "large"} == {"9"}
     assert float(rows[1]["cosine_clipped"]) == pytest.approx(0.05)
-    with (tmp_path / "agreement.csv").open() as file:
+    with (tmp_path / "agreement.csv").open(encoding="utf-8") as file:
         assert [(row["layer_a"], row["layer_b"]) for row in csv.DictReader(file)] == [
             ("0", "0"),
             ("1", "2"),
             ("2", "4"),
         ]
-    text = page.read_text()
+    text = page.read_text(encoding="utf-8")
     assert "figures/two_models_accuracy.png" in text
     assert "figures/two_models_anisotropy.png" in text
     assert "two_models_others" not in text  # nothing of attention was run
@@ -98,7 +98,7 @@ def test_a_part_without_its_data_is_left_out_and_a_finished_run_is_not_made_agai
     def pretend(part: str, name: str, args: Any, asked: Asked) -> None:
         made.append(name)
         asked.run(name).mkdir(parents=True)
-        (asked.run(name) / "results.json").write_text("{}")
+        (asked.run(name) / "results.json").write_text("{}", encoding="utf-8")
 
     monkeypatch.setattr(two_models, "_measure", pretend)
     monkeypatch.setattr(two_models, "load_run", lambda folder: folder.name)
@@ -142,8 +142,8 @@ def test_two_tiny_models_are_compared_for_real_from_runs_of_elsewhere(
         assert run is not None
         args += ["--use", f"fit-{model.name}={run.folder}"]
     assert two_models.main([*args, "--parts", "compare"]) == 0
-    with (tmp_path / "costs.csv").open() as file:
+    with (tmp_path / "costs.csv").open(encoding="utf-8") as file:
         costs = {row["run"]: float(row["peak_anonymous_mb"]) for row in csv.DictReader(file)}
     assert set(costs) == {"compare"}
     assert 50 < costs["compare"] < 2000
-    assert "## Agreement" in (tmp_path / "README.md").read_text()
+    assert "## Agreement" in (tmp_path / "README.md").read_text(encoding="utf-8")

@@ -463,7 +463,7 @@ def test_a_disk_that_is_full_from_the_start_leaves_no_entry(
 def test_a_cache_that_cannot_be_made_is_refused_with_the_option(
     request_for: Callable[..., Request], tmp_path: Path
 ) -> None:
-    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "file").write_text("in the way", encoding="utf-8")
     with pytest.raises(
         UserError, match=r"`--cache .*file/cache` cannot be written \(Not a directory\); name a writable folder"
     ):
@@ -520,7 +520,7 @@ def test_the_caller_gets_the_tokens_with_the_activations(extracted: Path) -> Non
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators keep memory by other rules")
 def test_what_threads_have_freed_is_given_back_to_the_system() -> None:
     def anonymous_mib() -> float:
-        found = re.search(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())
+        found = re.search(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text(encoding="utf-8"))
         assert found
         return int(found[1]) / 1024
 

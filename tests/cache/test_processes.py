@@ -221,7 +221,7 @@ def extract_in_two_ranks(model: Path, corpus: Path, cache: Path, shard_tokens: i
 def test_two_ranks_give_the_bytes_of_one(
     checkpoints: dict[str, Path], sentences: list[str], uninterrupted: dict[str, bytes], tmp_path: Path
 ) -> None:
-    (corpus := tmp_path / "sentences.txt").write_text("\n".join(sentences))
+    (corpus := tmp_path / "sentences.txt").write_text("\n".join(sentences), encoding="utf-8")
     said = extract_in_two_ranks(checkpoints["bert"], corpus, tmp_path / "cache", SHARD_TOKENS)
     assert said.count(f"tokens of {len(sentences)} sentences") == 1
     found = contents(tmp_path / "cache")
@@ -229,7 +229,9 @@ def test_two_ranks_give_the_bytes_of_one(
     assert {name: found[name] for name in shards} == {name: uninterrupted[name] for name in shards}
     assert records(found) == records(uninterrupted)
     (manifest,) = (tmp_path / "cache").glob(f"*/{fault_loop.MANIFEST}")
-    assert len(manifest.read_text().splitlines()) == 1 + len(shards)  # no rank repeated the work of the other
+    assert len(manifest.read_text(encoding="utf-8").splitlines()) == 1 + len(
+        shards
+    )  # no rank repeated the work of the other
 
 
 def records(found: dict[str, bytes]) -> list[bytes]:

@@ -319,7 +319,7 @@ def test_entries_are_listed_by_name_and_nothing_else_is(tmp_path: Path) -> None:
         make_store(folder)
     make_store(tmp_path / "somebody's own folder")
     (tmp_path / f"e-{'e' * 16}").mkdir()
-    (c / MANIFEST).write_text("damaged")
+    (c / MANIFEST).write_text("damaged", encoding="utf-8")
     rewrite_header(d, format=FORMAT + 1)
     found = [(entry.folder, entry.store is not None, entry.trouble) for entry in entries(tmp_path)]
     assert found == [(a, True, ""), (b, True, ""), (c, False, "damaged"), (d, False, "of a newer version")]
@@ -374,7 +374,7 @@ def test_shards_of_another_plan_do_not(store: ActivationStore) -> None:
 )
 def test_a_record_cannot_point_outside_the_entry(store: ActivationStore, record: dict[str, Any]) -> None:
     plan_id = store_module._plan_id(store.header)
-    with (store.folder / MANIFEST).open("a") as file:
+    with (store.folder / MANIFEST).open("a", encoding="utf-8") as file:
         file.write(store_module._line({**record, "sha256": "0" * 64, "plan": plan_id}))
     again = ActivationStore(store.folder)
     assert again.records() == store.records()

@@ -136,8 +136,8 @@ def finished(place: Path, kind: str | None, corpus: str = "c1", model: str = "m1
     """Write a folder that has what is looked at of a finished run."""
     place.mkdir(parents=True)
     results: dict[str, Any] = {"cache": {"test": {"key": {"corpus": corpus, "model": model}}}}
-    (place / "results.json").write_text(json.dumps(results | ({"kind": kind} if kind else {})))
-    (place / "config.yaml").write_text(yaml.safe_dump(config))
+    (place / "results.json").write_text(json.dumps(results | ({"kind": kind} if kind else {})), encoding="utf-8")
+    (place / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     return place
 
 
@@ -169,18 +169,22 @@ def test_other_runs_are_not_taken(other: dict[str, Any], tmp_path: Path) -> None
 
 def test_the_name_of_a_model_does_not_matter_where_its_files_are_the_same(tmp_path: Path) -> None:
     made = finished(tmp_path / "a", "geometry", **SAME)
-    config = {**yaml.safe_load((made / "config.yaml").read_text()), "model": "some/where", "corpus": "copy.txt"}
-    (made / "config.yaml").write_text(yaml.safe_dump(config))
+    config = {
+        **yaml.safe_load((made / "config.yaml").read_text(encoding="utf-8")),
+        "model": "some/where",
+        "corpus": "copy.txt",
+    }
+    (made / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     assert found(tmp_path) == made
 
 
 def test_what_is_not_finished_or_damaged_is_not_taken(tmp_path: Path) -> None:
     finished(tmp_path / "a.partial", "geometry", **SAME)
     damaged = finished(tmp_path / "b", "geometry", **SAME)
-    (damaged / "results.json").write_text("{")
+    (damaged / "results.json").write_text("{", encoding="utf-8")
     bare = finished(tmp_path / "c", "geometry", **SAME)
     (bare / "config.yaml").unlink()
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     assert found(tmp_path) is None
 
 
@@ -189,8 +193,8 @@ def test_a_run_of_another_text_is_told_by_the_name_of_the_text(tmp_path: Path) -
     finished(tmp_path / "a", "geometry", corpus="c2", **SAME)
     assert found(tmp_path, need) is None
     made = finished(tmp_path / "b", "geometry", corpus="c2", **SAME)
-    config = {**yaml.safe_load((made / "config.yaml").read_text()), "corpus": "b.txt"}
-    (made / "config.yaml").write_text(yaml.safe_dump(config))
+    config = {**yaml.safe_load((made / "config.yaml").read_text(encoding="utf-8")), "corpus": "b.txt"}
+    (made / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     assert found(tmp_path, need) == made
 
 
@@ -287,9 +291,9 @@ def test_a_finished_training_of_the_same_text_and_recipe_is_taken(tmp_path: Path
     ):  # fmt: skip
         made = tmp_path / name
         made.mkdir()
-        (made / "config.yaml").write_text(yaml.safe_dump({**config, **changed}))
+        (made / "config.yaml").write_text(yaml.safe_dump({**config, **changed}), encoding="utf-8")
         results = {"kind": "pretraining with and without positions", "corpus": {"fingerprint": corpus}}
-        (made / "results.json").write_text(json.dumps(results))
+        (made / "results.json").write_text(json.dumps(results), encoding="utf-8")
     (one,) = planned(tmp_path, {"pretrain-tiny": "pretrain-tiny"}, 32).models["pretrain-tiny"]
     assert one.there == tmp_path / "same"
 
@@ -323,7 +327,7 @@ def test_runs_on_grammars_at_masks_and_of_disabled_heads_are_command_lines(
     toy: Path, tmp_path: Path, sentences: list[str]
 ) -> None:
     file = tmp_path / "pairs.tsv"
-    file.write_text(PAIR)
+    file.write_text(PAIR, encoding="utf-8")
     text = from_sentences("text", sentences)
     runs = of_bertology(toy, tmp_path, file, tmp_path / "sts", text, tmp_path / "cache")
     lines = {name: one.need.line for name, one in runs.items()}
@@ -356,16 +360,19 @@ def test_a_finished_run_of_the_same_pairs_or_the_same_text_is_taken(toy: Path, t
         ("text", {"corpus": {"fingerprint": text}}, {"file": None, "corpus": "the same.conllu"}),
     ):
         (made := tmp_path / name).mkdir()
-        (made / "config.yaml").write_text(yaml.safe_dump({**config, "model": "elsewhere"}))
+        (made / "config.yaml").write_text(yaml.safe_dump({**config, "model": "elsewhere"}), encoding="utf-8")
         summary = {"kind": "predictions at masks", "model": {"name": "elsewhere", "fingerprint": model}, **results}
-        (made / "results.json").write_text(json.dumps(summary))
+        (made / "results.json").write_text(json.dumps(summary), encoding="utf-8")
     runs = of_bertology(toy, tmp_path)
     assert (runs["minimal_pairs"].there, runs["changed_text"].there) == (tmp_path / "pairs", tmp_path / "text")
     file = tmp_path / "own.tsv"
-    file.write_text(PAIR)
+    file.write_text(PAIR, encoding="utf-8")
     assert of_bertology(toy, tmp_path, file)["minimal_pairs"].there is None
     (tmp_path / "text" / "results.json").write_text(
-        json.dumps({"kind": "predictions at masks", "model": {"fingerprint": "other"}, "corpus": {"fingerprint": text}})
+        json.dumps(
+            {"kind": "predictions at masks", "model": {"fingerprint": "other"}, "corpus": {"fingerprint": text}}
+        ),
+        encoding="utf-8",
     )
     assert of_bertology(toy, tmp_path)["changed_text"].there is None
 
@@ -386,5 +393,5 @@ def test_labels_of_a_treebank_are_known_to_be_lacking_before_anything_is_run(toy
     assert of_bertology(toy, tmp_path)["relations"].need.lacking == "a treebank as `--corpus`"
     assert of_bertology(toy, tmp_path)["relations"].seconds == 0
     file = tmp_path / "bank.conllu"
-    file.write_text("\n".join("1\tGo\t_\tVERB\t_\t_\t0\troot\t_\t_\n" for _ in range(3)) + "\n")
+    file.write_text("\n".join("1\tGo\t_\tVERB\t_\t_\t0\troot\t_\t_\n" for _ in range(3)) + "\n", encoding="utf-8")
     assert of_bertology(toy, tmp_path, text=load_corpus(str(file)))["relations"].need.lacking == ""

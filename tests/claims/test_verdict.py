@@ -71,6 +71,6 @@ def test_the_forms_that_an_error_names_are_read() -> None:
 
 
 def test_the_module_needs_nothing_but_the_standard_library() -> None:
-    text = Path(judge.__code__.co_filename).read_text()
+    text = Path(judge.__code__.co_filename).read_text(encoding="utf-8")
     assert "import numpy" not in text
     assert "probing" not in text.split("class ")[0]

@@ -37,10 +37,10 @@ def test_there_are_experiments_to_check() -> None:
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.name)
 def test_every_experiment_is_accepted_by_the_real_command(path: Path) -> None:
-    (command,) = re.findall(r"#   python -m probing (\w+) --config", path.read_text())
+    (command,) = re.findall(r"#   python -m probing (\w+) --config", path.read_text(encoding="utf-8"))
     functions: dict[str, Callable[..., Any]] = {"fit": fit, "compare": compare, "pretrain": pretrain}
     options = parse(command, functions[command], ["--config", str(path)])
-    for key, value in yaml.safe_load(path.read_text()).items():
+    for key, value in yaml.safe_load(path.read_text(encoding="utf-8")).items():
         group = key in ("probe", "encoder", "training")
         assert (vars(options[key]) | value == vars(options[key])) if group else options[key] == value
 
@@ -67,7 +67,7 @@ def test_a_yes_no_option_may_stand_alone(args: list[str], expected: bool) -> Non
 
 def test_the_command_line_overrides_the_file_and_the_file_the_default(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
-    path.write_text("layer: 3\nseed: 5\nprobe: {l2: 1.0e-3}\ntrainer: {max_epochs: 7}\n")
+    path.write_text("layer: 3\nseed: 5\nprobe: {l2: 1.0e-3}\ntrainer: {max_epochs: 7}\n", encoding="utf-8")
     options = parse("fit", fit, ["--config", str(path), "--seed", "6", "--trainer.devices=2"])
     assert (options["layer"], options["seed"], options["model"]) == (3, 6, "minilm")
     assert options["probe"] == ProbeOptions(l2=1e-3)
@@ -76,14 +76,14 @@ def test_the_command_line_overrides_the_file_and_the_file_the_default(tmp_path: 
 
 def test_a_group_of_options_is_read_from_its_own_file(tmp_path: Path) -> None:
     whole, group = tmp_path / "c.yaml", tmp_path / "p.yml"
-    whole.write_text("seed: 5\nprobe: {l2: 1.0e-3, patience: 2}\n")
-    group.write_text("l2: 1.0e-2\nl1: 1.0e-5\n")
+    whole.write_text("seed: 5\nprobe: {l2: 1.0e-3, patience: 2}\n", encoding="utf-8")
+    group.write_text("l2: 1.0e-2\nl1: 1.0e-5\n", encoding="utf-8")
     for args in (
         ["--config", str(whole), "--probe", str(group), "--probe.l1", "1e-4"],
         ["--probe.l1=1e-4", f"--probe={group}", f"--config={whole}"],
     ):
         assert parse("fit", fit, args)["probe"] == ProbeOptions(l1=1e-4, l2=1e-2, patience=2)
-    group.write_text("l3: 1\nl2: strong\n")
+    group.write_text("l3: 1\nl2: strong\n", encoding="utf-8")
     with pytest.raises(UserError, match=rf"`probe.l3` in {group} is not an option.*`probe.l2: strong` in {group}"):
         parse("fit", fit, ["--probe", str(group)])
     with pytest.raises(UserError, match=r"`--probe no\.yaml` cannot be read \(No such file"):
@@ -143,7 +143,7 @@ def test_bad_arguments_are_refused_in_one_line_with_what_was_typed(args: list[st
 
 def test_unknown_keys_of_a_file_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
-    path.write_text("layers: 3\n")
+    path.write_text("layers: 3\n", encoding="utf-8")
     with pytest.raises(UserError, match="layers"):
         parse("fit", fit, ["--config", str(path)])
 
@@ -203,7 +203,7 @@ def fine() -> None:
 @pytest.mark.parametrize("name", [*COMMANDS, ""])
 def test_help_names_every_option(name: str) -> None:
     asked = subprocess.run(
-        [sys.executable, "-m", "probing", *name.split(), "--help"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "probing", *name.split(), "--help"], capture_output=True, encoding="utf-8", check=True
     )
     assert asked.stderr == ""
     if name == "fit":
@@ -220,7 +220,7 @@ def test_help_imports_nothing_heavy(name: str) -> None:
         "try: main()\n"
         "except SystemExit: print('HEAVY', *(heavy & set(sys.modules)))"
     )
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True).stdout
     assert shown.splitlines()[-1].strip() == "HEAVY"
 
 
@@ -229,7 +229,7 @@ def test_importing_probing_is_cheap_and_changes_nothing() -> None:
         "import sys, random; state = random.getstate(); import probing; print(state == random.getstate(), *sys.modules)"
     )
     equal, *modules = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True
     ).stdout.split()
     assert equal == "True"
     assert not {"torch", "numpy", "jsonargparse", "wandb", "matplotlib"} & set(modules)

@@ -42,7 +42,7 @@ def test_what_is_printed_and_given_back_is_the_same_call(
         text, errors = capsys.readouterr()
         assert errors == ""
         assert [file.name for file in tmp_path.iterdir()] == []
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
         assert call_of(name, ["--config", str(path)]) == call_of(name, args)
         assert run(COMMANDS, [*name.split(), "--config", str(path), "--print_config"]) == 0
         again = capsys.readouterr().out
@@ -53,7 +53,7 @@ def test_what_is_printed_and_given_back_is_the_same_call(
 
 def test_the_command_line_overrides_what_was_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(COMMANDS, ["rank", "first", "--seed", "3", "--print_config"]) == 0
-    (path := tmp_path / "printed.yaml").write_text(capsys.readouterr().out)
+    (path := tmp_path / "printed.yaml").write_text(capsys.readouterr().out, encoding="utf-8")
     options = call_of("rank", ["second", "--config", str(path)])
     assert (options["folder"], options["seed"]) == ("second", 3)
 

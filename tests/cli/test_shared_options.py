@@ -152,6 +152,8 @@ def test_the_page_of_the_api_describes_the_options_as_help_does() -> None:
         "print(fit.docstring.value)\n"
         "print([p.name for p in fit.parameters])"
     )
-    found = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    found = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, encoding="utf-8", check=True
+    ).stdout
     fit = load("fit")
     assert found == f"{inspect.getdoc(fit)}\n{list(inspect.signature(fit).parameters)}\n"

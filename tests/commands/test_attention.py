@@ -50,10 +50,12 @@ def known(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -> Path:
     folder = tmp_path_factory.mktemp("attention")
-    (folder / "bank.conllu").write_text(treebank(sentences[:40]))
-    (folder / "test.conllu").write_text(treebank(sentences[40:80]))
-    (folder / "roles.tsv").write_text("".join(f"{s}\t1\tthing\t4\n" for s in sentences if 5 <= len(s.split()) <= 12))
-    (folder / "plain.txt").write_text("\n".join(sentences[:30]) + "\n")
+    (folder / "bank.conllu").write_text(treebank(sentences[:40]), encoding="utf-8")
+    (folder / "test.conllu").write_text(treebank(sentences[40:80]), encoding="utf-8")
+    (folder / "roles.tsv").write_text(
+        "".join(f"{s}\t1\tthing\t4\n" for s in sentences if 5 <= len(s.split()) <= 12), encoding="utf-8"
+    )
+    (folder / "plain.txt").write_text("\n".join(sentences[:30]) + "\n", encoding="utf-8")
     return folder
 
 
@@ -96,7 +98,7 @@ def test_a_survey_has_every_head_every_measure_and_every_type(made: Attention) -
 
 def test_the_parts_of_a_row_of_attention_are_what_they_must_be(made: Attention) -> None:
     found = {(row["measure"], row.get("to", ""), row["layer"], row["head"]): row["value"] for row in made.heads}
-    results = json.loads((made.folder / "results.json").read_text())
+    results = json.loads((made.folder / "results.json").read_text(encoding="utf-8"))
     for layer, head in {(row["layer"], row["head"]) for row in made.heads}:
         ends = found["mass", "[CLS]", layer, head] + found["mass", "[SEP]", layer, head]
         assert ends == pytest.approx(found["mass", "special tokens", layer, head])
@@ -150,13 +152,13 @@ def test_the_folder_holds_what_was_returned_and_repeats_it(made: Attention, plac
         rows = getattr(made, name)
         assert known(rows) != []
         assert known(getattr(load_run(made.folder), name)) == known(rows)
-    results = json.loads((made.folder / "results.json").read_text())
+    results = json.loads((made.folder / "results.json").read_text(encoding="utf-8"))
     assert results["kind"] == "survey of attention heads"
     assert results["parts"] == [
         "classes", "profile", "tokens", "words", "rollout", "similarity", "relations", "trees", "roles"
     ]  # fmt: skip
     assert results["n_sentences"] == 40
-    config = yaml.safe_load((made.folder / "config.yaml").read_text())
+    config = yaml.safe_load((made.folder / "config.yaml").read_text(encoding="utf-8"))
     again = attention(**{**config, "wandb": WandbOptions("disabled"), "name": "again"})
     assert again is not None
     assert all(known(getattr(again, name)) == known(getattr(made, name)) for name in USUAL_TABLES)
@@ -198,7 +200,7 @@ def test_text_has_no_classes_of_words_and_a_decoder_has_a_special_first_token(
     values = {(row["measure"], row.get("to", "")): row["value"] for row in found.attention_layers}
     assert values["next", ""] == 0
     assert values["mass", "special tokens"] > 1 / 40  # the first token, which all queries see
-    results = json.loads((found.folder / "results.json").read_text())
+    results = json.loads((found.folder / "results.json").read_text(encoding="utf-8"))
     assert results["model"]["is_causal"]
     assert results["token_types"]["special tokens"]["n_tokens"] == 30
     assert list(results["left_out"]) == ["words", "relations", "trees", "roles"]

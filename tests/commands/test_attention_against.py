@@ -31,7 +31,7 @@ CPU = {"accelerator": "cpu"}
 def pair(tiny_model: Callable[..., Path], tmp_path: Path, sentences: list[str]) -> tuple[Path, Path]:
     """A checkpoint, and one in which the queries of the second block are others; beside them a corpus."""
     before = tiny_model("bert")
-    (tmp_path / "plain.txt").write_text("\n".join(sentences[:25]) + "\n")
+    (tmp_path / "plain.txt").write_text("\n".join(sentences[:25]) + "\n", encoding="utf-8")
     return before, tuned(before, other_queries)
 
 
@@ -141,9 +141,9 @@ def test_pairs_of_sentences_are_read_as_pairs_by_both_checkpoints(
 ) -> None:
     monkeypatch.setattr(change_as_published, "PUBLISHED_LENGTH", 100)
     (tmp_path / "pairs.tsv").write_text(
-        "".join(f"{one}\t{two}\n" for one, two in zip(sentences[:12], sentences[12:24], strict=True))
+        "".join(f"{one}\t{two}\n" for one, two in zip(sentences[:12], sentences[12:24], strict=True)), encoding="utf-8"
     )
-    (tmp_path / "plain.txt").write_text("\n".join(sentences[:12]) + "\n")
+    (tmp_path / "plain.txt").write_text("\n".join(sentences[:12]) + "\n", encoding="utf-8")
     before = tiny_model("bert")
     after = tuned(before, other_second_sentences)
     of_pairs = {"corpus": "builtin", "pairs": str(tmp_path / "pairs.tsv"), "as_published": True, "max_length": 60}
@@ -170,7 +170,7 @@ def test_pairs_of_sentences_are_read_as_pairs_by_both_checkpoints(
 def test_what_cannot_be_compared_is_refused_in_a_sentence(
     args: list[str], message: str, checkpoints: dict[str, Path], tmp_path: Path, sentences: list[str], capsys: Any
 ) -> None:
-    (tmp_path / "plain.txt").write_text("\n".join(sentences[:25]) + "\n")
+    (tmp_path / "plain.txt").write_text("\n".join(sentences[:25]) + "\n", encoding="utf-8")
     (tmp_path / "EMPTY").mkdir()
     where = ["--corpus", str(tmp_path / "plain.txt"), "--runs", str(tmp_path / "runs"), "--wandb.mode", "disabled"]
     named = {"ROBERTA": str(checkpoints["roberta"]), "BERT": str(checkpoints["bert"]), "EMPTY": str(tmp_path / "EMPTY")}

@@ -39,8 +39,8 @@ def bank(sentences: list[str]) -> str:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fusion")
-    (folder / "bank.conllu").write_text(bank(make_sentences(200, longest=9)))
-    (folder / "few.txt").write_text("\n".join(make_sentences(4, longest=5)) + "\n")
+    (folder / "bank.conllu").write_text(bank(make_sentences(200, longest=9)), encoding="utf-8")
+    (folder / "few.txt").write_text("\n".join(make_sentences(4, longest=5)) + "\n", encoding="utf-8")
     return folder
 
 
@@ -79,9 +79,9 @@ def test_the_folder_holds_what_was_returned_and_what_it_says(made: Attention) ->
         return [{k: v for k, v in row.items() if not (isinstance(v, float) and math.isnan(v))} for row in rows]
 
     assert known(load_run(made.folder).fusion) == known(made.fusion)
-    header = (made.folder / "fusion.csv").read_text().splitlines()[0]
+    header = (made.folder / "fusion.csv").read_text(encoding="utf-8").splitlines()[0]
     assert header.split(",") == list(COLUMNS["fusion"])
-    results = json.loads((made.folder / "results.json").read_text())
+    results = json.loads((made.folder / "results.json").read_text(encoding="utf-8"))
     assert results["parts"] == ["fusion"]
     assert sorted(path.name for path in (made.folder / "figures").iterdir()) == ["fusion.pdf", "fusion.png"]
     lines = fusion_lines(made.fusion)

@@ -22,10 +22,12 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*
 def place(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -> Path:
     folder = tmp_path_factory.mktemp("pairs")
     lines = [f"{a}\t{b}\n" for a, b in zip(sentences[:30], sentences[30:60], strict=True)]
-    (folder / "pairs.tsv").write_text("".join([*lines, lines[0]]))
-    (folder / "plain.txt").write_text("".join(lines).replace("\t", " "))
-    (folder / "broken.tsv").write_text("".join([*lines[:2], "no tab\n"]))
-    (folder / "roles.tsv").write_text("".join(f"{s}\t1\tthing\t4\n" for s in sentences if 5 <= len(s.split()) <= 12))
+    (folder / "pairs.tsv").write_text("".join([*lines, lines[0]]), encoding="utf-8")
+    (folder / "plain.txt").write_text("".join(lines).replace("\t", " "), encoding="utf-8")
+    (folder / "broken.tsv").write_text("".join([*lines[:2], "no tab\n"]), encoding="utf-8")
+    (folder / "roles.tsv").write_text(
+        "".join(f"{s}\t1\tthing\t4\n" for s in sentences if 5 <= len(s.split()) <= 12), encoding="utf-8"
+    )
     return folder
 
 
@@ -68,11 +70,11 @@ def test_pairs_have_blocks_and_no_parts_of_a_treebank(
     assert made.heads
     assert made.similarity
     assert not made.relations
-    results = json.loads((made.folder / "results.json").read_text())
+    results = json.loads((made.folder / "results.json").read_text(encoding="utf-8"))
     assert (results["unit"], results["n_sentences"]) == ("pairs", 30)
     assert results["cache"]["n_truncated"] > 0
     # Killed or not, and in batches of another size, it is the same.
-    config = yaml.safe_load((made.folder / "config.yaml").read_text())
+    config = yaml.safe_load((made.folder / "config.yaml").read_text(encoding="utf-8"))
     other = {"cache": str(place / "other"), "name": "again", "parts": "classes", "batch_tokens": 100}
     again = attention(**{**config, **other, "wandb": WandbOptions("disabled")})
     assert again is not None

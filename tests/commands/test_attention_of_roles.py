@@ -22,9 +22,11 @@ TREEBANK = "1\tshe\t_\tPRON\t_\t_\t4\tnsubj\t_\t_\n2\tnow\t_\tADV\t_\t_\t4\tadvm
 def place(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -> Path:
     folder = tmp_path_factory.mktemp("roles")
     short = [text for text in sentences if 6 <= len(text.split()) <= 12]
-    (folder / "roles.tsv").write_text("".join(f"{s}\t1\tthing\t4\n{s}\t1\tplace\t3-5\n" for s in short))
-    (folder / "alone.conllu").write_text(TREEBANK)
-    (folder / "plain.txt").write_text("\n".join(sentences[:30]) + "\n")
+    (folder / "roles.tsv").write_text(
+        "".join(f"{s}\t1\tthing\t4\n{s}\t1\tplace\t3-5\n" for s in short), encoding="utf-8"
+    )
+    (folder / "alone.conllu").write_text(TREEBANK, encoding="utf-8")
+    (folder / "plain.txt").write_text("\n".join(sentences[:30]) + "\n", encoding="utf-8")
     return folder
 
 
@@ -40,7 +42,7 @@ def test_links_of_a_file_are_followed_in_both_directions(place: Path, checkpoint
         (query, 2, head) for query in ("predicate", "filler") for head in (1, 2)
     }
     n = {row["role"]: row["n"] for row in made.roles}
-    assert n["all"] <= (place / "roles.tsv").read_text().count("\n")
+    assert n["all"] <= (place / "roles.tsv").read_text(encoding="utf-8").count("\n")
     for row in made.roles:
         assert 0 < row["p_value"] <= 1
         assert 0 < row["score"] < 1

@@ -171,7 +171,7 @@ def test_its_files_figure_sentences_and_wandb_say_the_same(made: Attention) -> N
     assert {path.name for path in (made.folder / "figures").iterdir()} == {
         f"position_neurons.{form}" for form in ("png", "pdf")
     }
-    assert json.loads((made.folder / "results.json").read_text())["parts"] == PARTS.split(",")
+    assert json.loads((made.folder / "results.json").read_text(encoding="utf-8"))["parts"] == PARTS.split(",")
     lines = conclusions(vars(made))
     assert len(lines) == 6
     assert "1-2 at offset -1 with" in lines[0]

@@ -31,10 +31,12 @@ def treebank(sentences: list[str]) -> str:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -> Path:
     folder = tmp_path_factory.mktemp("treebanks")
-    (folder / "train.conllu").write_text(treebank(sentences[:60]))
-    (folder / "short.conllu").write_text(treebank([" ".join(text.split()[:4]) for text in sentences[:60]]))
-    (folder / "test.conllu").write_text(treebank(sentences[50:110]))
-    (folder / "plain.txt").write_text("\n".join(sentences[:30]) + "\n")
+    (folder / "train.conllu").write_text(treebank(sentences[:60]), encoding="utf-8")
+    (folder / "short.conllu").write_text(
+        treebank([" ".join(text.split()[:4]) for text in sentences[:60]]), encoding="utf-8"
+    )
+    (folder / "test.conllu").write_text(treebank(sentences[50:110]), encoding="utf-8")
+    (folder / "plain.txt").write_text("\n".join(sentences[:30]) + "\n", encoding="utf-8")
     return folder
 
 
@@ -91,7 +93,7 @@ def test_what_is_missing_is_said_and_the_probe_is_measured_only_if_it_is_named(
     made = survey(place, checkpoints["bert"], corpus=str(place / "short.conllu"), quiet=False)
     err = capsys.readouterr().err
     assert f"the part relations is left out: it needs a relation with at least {relations.LEAST_ARCS} arcs" in err
-    results = json.loads((made.folder / "results.json").read_text())
+    results = json.loads((made.folder / "results.json").read_text(encoding="utf-8"))
     assert "trees" in results["parts"]
     assert "attention_probe" not in [*results["parts"], *results["left_out"]]
     assert {row["measure"] for row in made.trees} == {"uuas"}
@@ -113,7 +115,9 @@ def test_what_cannot_be_tested_is_refused_before_the_model_reads(
     args: list[str], message: str, place: Path, checkpoints: dict[str, Path], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: Any,
 ) -> None:  # fmt: skip
-    (place / "broken.conllu").write_text((place / "train.conllu").read_text().replace("\t1\tdep", "\t99\tdep", 1))
+    (place / "broken.conllu").write_text(
+        (place / "train.conllu").read_text(encoding="utf-8").replace("\t1\tdep", "\t99\tdep", 1), encoding="utf-8"
+    )
     monkeypatch.chdir(place)
     where = ["--model", str(checkpoints["bert"]), "--runs", str(tmp_path / "runs"), "--wandb.mode", "disabled"]
     assert run(COMMANDS, ["attention", *where, "--cache", str(tmp_path / "cache"), *args]) == 2

@@ -157,7 +157,7 @@ def desk(
 
 
 def load(path: Path) -> Any:
-    return json.loads(path.read_text())
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def belongings(folder: Path) -> dict[Path, int]:
@@ -477,7 +477,7 @@ def test_what_is_wrong_with_the_arguments_is_said_before_anything_heavy_is_impor
         "print({'torch', 'transformers', 'pytorch_lightning', 'wandb'} & set(sys.modules))"
     )
     command = [sys.executable, "-c", code]
-    shown = subprocess.run(command, cwd=desk, capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(command, cwd=desk, capture_output=True, encoding="utf-8", check=True).stdout
     assert shown.splitlines() == [str([2] * len(lines)), "set()"]
 
 

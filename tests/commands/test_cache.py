@@ -104,7 +104,7 @@ def test_ls_does_not_call_a_layer_cached_that_lacks_a_shard(
 
 
 def test_ls_shows_a_damaged_entry_as_such(cache: Path, probing: Callable[..., tuple[int, str, str]]) -> None:
-    (entry(cache, "bert") / MANIFEST).write_text("damaged")
+    (entry(cache, "bert") / MANIFEST).write_text("damaged", encoding="utf-8")
     (line,) = (line for line in probing("cache", "ls")[1].splitlines() if "tiny-bert" in line)
     assert line.split()[1] == "(damaged)"
 
@@ -155,7 +155,7 @@ def test_verify_names_files_that_are_gone_and_entries_without_a_plan(
 ) -> None:
     gone = entry(cache, "roberta") / "layer_02" / "000000.safetensors"
     gone.unlink()
-    (entry(cache, "bert") / MANIFEST).write_text("damaged")
+    (entry(cache, "bert") / MANIFEST).write_text("damaged", encoding="utf-8")
     status, output, _ = probing("cache", "verify")
     assert status == 1
     assert sorted(output.splitlines()) == sorted([f"damaged: {gone}", f"damaged: {entry(cache, 'bert')}"])
@@ -216,7 +216,7 @@ def test_prune_removes_what_dead_writers_left_and_keeps_what_can_be_mended(
     cache: Path, probing: Callable[..., tuple[int, str, str]]
 ) -> None:
     damaged, sound = entry(cache, "bert"), entry(cache, "roberta")
-    (damaged / MANIFEST).write_text("damaged")
+    (damaged / MANIFEST).write_text("damaged", encoding="utf-8")
     half = [sound / "layer_00" / "000000.safetensors.partial-99999", sound / f"{MANIFEST}.partial-1"]
     for path in half:
         path.write_bytes(b"half")
@@ -234,7 +234,7 @@ def test_prune_minds_neither_a_clock_that_went_back_nor_what_is_not_an_entry(
 ) -> None:
     age(entry(cache, "bert"), days=-400)  # last used in the future
     (cache / "notes").mkdir()
-    (cache / "notes" / "mine.partial-1").write_text("mine")
+    (cache / "notes" / "mine.partial-1").write_text("mine", encoding="utf-8")
     assert probing("cache", "prune", "--yes")[1] == "nothing to remove\n"
     probing("cache", "prune", "--unused_days", "0", "--yes")
     assert everything(cache) == {cache / "notes", cache / "notes" / "mine.partial-1"}

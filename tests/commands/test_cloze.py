@@ -46,7 +46,7 @@ def treebank(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -> 
             tag = "PROPN" if i % 3 == 1 else "NOUN" if i % 4 == 2 else "X"
             lines.append("\t".join([str(i + 1), word, "_", tag, "_", "_", "0", "root", "_", "_"]))
         lines.append("")
-    (path := tmp_path_factory.mktemp("treebank") / "made.conllu").write_text("\n".join(lines) + "\n")
+    (path := tmp_path_factory.mktemp("treebank") / "made.conllu").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
 
@@ -81,7 +81,7 @@ def test_pairs_and_changes_are_on_disk_and_repeat(
     assert whole["n_sentences"] > both["n_sentences"] == name["n_sentences"] == noun["n_sentences"] > 20
     assert both["difference"] == pytest.approx(name["difference"] - noun["difference"])
     assert both["difference_low"] < both["difference"] < both["difference_high"]
-    results = json.loads((folder / "results.json").read_text())
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     assert results["left_out"] == {"a word is not a single piece of the vocabulary": 1}
     assert 0 < results["n_tokens"] <= 3000
     assert results["corpus"]["fingerprint"] == load_corpus(str(treebank)).fingerprint

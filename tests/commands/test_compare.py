@@ -205,10 +205,10 @@ def test_models_of_different_width_have_no_common_index(runs: Path, tmp_path: Pa
 @pytest.mark.slow
 def test_a_run_whose_corpus_changed_is_refused(runs: Path, checkpoints: dict[str, Path], tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
-    sentences = Path(load_run(runs / "bert").config["corpus"]).read_text().splitlines()
-    text.write_text("\n".join(sentences))
+    sentences = Path(load_run(runs / "bert").config["corpus"]).read_text(encoding="utf-8").splitlines()
+    text.write_text("\n".join(sentences), encoding="utf-8")
     fit(model=str(checkpoints["bert"]), corpus=str(text), runs=str(runs), name="changed", **QUICKLY)
-    text.write_text("\n".join(sentences[1:]))
+    text.write_text("\n".join(sentences[1:]), encoding="utf-8")
     with pytest.raises(UserError, match=r"changed`: its model or corpus has changed since; repeat the run"):
         compare([str(runs / "bert"), str(runs / "changed")], runs=str(runs), wandb=NO_WANDB)
 

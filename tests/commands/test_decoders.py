@@ -37,7 +37,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def text(place: Path) -> Path:
     path = place / "sentences.txt"
-    path.write_text("".join(f"{sentence}\n" for sentence in make_sentences(120, longest=12)))
+    path.write_text("".join(f"{sentence}\n" for sentence in make_sentences(120, longest=12)), encoding="utf-8")
     return path
 
 
@@ -154,7 +154,9 @@ def test_the_side_on_which_a_tokenizer_pads_changes_nothing(
 ) -> None:
     own = tiny_model("xlnet")  # the published tokenizer pads on the left
     config = own / "tokenizer_config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "padding_side": "left"}))
+    config.write_text(
+        json.dumps({**json.loads(config.read_text(encoding="utf-8")), "padding_side": "left"}), encoding="utf-8"
+    )
     assert load_tokenizer(resolve_model(str(own))).padding_side == "left"
     left, right = (fitted(model, text, place, name=f"pads-{i}") for i, model in enumerate((own, checkpoints["xlnet"])))
     assert left.accuracy == right.accuracy
@@ -183,7 +185,7 @@ def means_of_a_loop(model: Path, text: Path) -> dict[tuple[str, int, int], float
     encoder, tokenizer = untouched(model, attn_implementation="eager"), load_tokenizer(resolve_model(str(model)))
     sums: dict[tuple[str, int, int], float] = {}
     n_queries, n_entropies = 0, 0
-    for line in text.read_text().splitlines():
+    for line in text.read_text(encoding="utf-8").splitlines():
         ids = torch.tensor([tokenizer(line)["input_ids"]])
         maps = encoder(input_ids=ids, attention_mask=torch.ones_like(ids), output_attentions=True).attentions
         is_causal = not any(bool(layer.triu(1).any()) for layer in maps)
@@ -207,7 +209,7 @@ def test_attention_without_the_first_token_is_that_of_a_loop(
     checkpoints: dict[str, Path], place: Path, family: str
 ) -> None:
     text = place / "few.txt"
-    text.write_text("".join(f"{sentence}\n" for sentence in make_sentences(8, seed=1, longest=8)))
+    text.write_text("".join(f"{sentence}\n" for sentence in make_sentences(8, seed=1, longest=8)), encoding="utf-8")
     made = surveyed(
         checkpoints[family], text, place, name=f"{family}-attention", first_token="exclude",
         parts="profile,first_token",
@@ -239,7 +241,7 @@ def test_only_of_a_causal_model_it_is_said_that_the_first_token_counts_as_specia
     checkpoints: dict[str, Path], place: Path, family: str
 ) -> None:
     text = place / "three.txt"
-    text.write_text("".join(f"{sentence}\n" for sentence in make_sentences(3, seed=2, longest=5)))
+    text.write_text("".join(f"{sentence}\n" for sentence in make_sentences(3, seed=2, longest=5)), encoding="utf-8")
     usual = surveyed(checkpoints[family], text, place, name=f"{family}-usual-heads", parts="profile,tokens")
     lines = usual.conclusions()
     (neighbours,) = (line for line in lines if line.startswith("Most attention to neighbours"))
@@ -261,9 +263,12 @@ def test_what_cannot_be_done_without_the_first_token_is_refused(
     sink: Path, text: Path, place: Path, tmp_path: Path, capsys: Any, command: str, args: list[str], message: str
 ) -> None:
     if "sentence_label" in args:
-        lines = "".join(f'{{"text": "{line}", "label": "{len(line) % 2}"}}\n' for line in text.read_text().splitlines())
+        lines = "".join(
+            f'{{"text": "{line}", "label": "{len(line) % 2}"}}\n'
+            for line in text.read_text(encoding="utf-8").splitlines()
+        )
         text = tmp_path / "labelled.jsonl"
-        text.write_text(lines)
+        text.write_text(lines, encoding="utf-8")
     usual = [command, "--model", str(sink), "--corpus", str(text), "--runs", str(tmp_path / "runs")]
     status = run(COMMANDS, [*usual, "--wandb.mode", "disabled", "--first_token", "exclude", *args])
     err = capsys.readouterr().err

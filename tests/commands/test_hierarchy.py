@@ -60,7 +60,7 @@ def test_both_tasks_with_their_controls_are_on_disk_and_repeat(
         assert 0 <= row[own] + row["generalisation"] <= 1
         assert row["preference"] == pytest.approx(row["generalisation"] - row[own])
         assert (row["difference"] == "") is (row["condition"] == "model")
-    results = json.loads((folder / "results.json").read_text())
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     assert results["n_sentences"] == {"train": 60, "validation": 25, "test": 25, "generalisation": 30}
     assert results["penalty"] == {"main_auxiliary": 0.01, "subject_noun": 0.01}
     (tracked,) = read_offline_runs(folder)

@@ -61,7 +61,7 @@ def made(place: Path, corpus_file: Path) -> Pretraining:
 def test_there_is_a_row_for_every_arm_checkpoint_and_layer(made: Pretraining) -> None:
     found = [(row["arm"], row["seed"], row["step"], row["layer"]) for row in made.arms]
     assert found == [(arm, 0, step, layer) for arm in ("learned", "none") for step in (0, 1, 4, 12) for layer in (0, 1)]
-    header = (made.folder / "arms.csv").read_text().splitlines()[0]
+    header = (made.folder / "arms.csv").read_text(encoding="utf-8").splitlines()[0]
     assert header == ",".join(COLUMNS["arms"])
     loss = {(row["arm"], row["step"]): row["loss"] for row in made.losses if "loss" in row}
     for row in made.arms:
@@ -139,7 +139,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.slow
 def test_the_configuration_of_a_run_repeats_it_to_the_byte(made: Pretraining, place: Path) -> None:
-    config = yaml.safe_load((made.folder / "config.yaml").read_text())
+    config = yaml.safe_load((made.folder / "config.yaml").read_text(encoding="utf-8"))
     assert config["training"]["steps"] == 12
     assert config["encoder"]["initial_sd"] == 0.06
     args = ["--config", str(made.folder / "config.yaml"), "--wandb.mode=disabled", "--name=again"]

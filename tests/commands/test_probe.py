@@ -129,7 +129,7 @@ def test_a_named_run_is_kept_with_figures_and_a_page(planted: Any, tmp_path: Pat
     run = probe({3: X}, y, groups, runs=tmp_path, name="mine", model="sparse", task="sign", mdl=True, **FAST)
     assert run.folder == tmp_path / "mine"
     assert (run.folder / "figures" / "accuracy.png").is_file()
-    page = (run.folder / "report.html").read_text()
+    page = (run.folder / "report.html").read_text(encoding="utf-8")
     assert "Can sign be read off layer 3 of sparse" in page
     assert "of arrays, and tested on" in page
     assert "hold for others drawn as these were" in page
@@ -195,7 +195,7 @@ def test_a_planted_number_is_found_and_shuffled_numbers_find_nothing(measured: A
     assert first["r2_without_low"] > 0.7
     assert [one["neuron"] for one in run.neurons if "no-signal" not in one["flag"]] == [CARRIER]
     # The page, the figures and the conclusion are those of numbers.
-    page = (run.folder / "report.html").read_text()
+    page = (run.folder / "report.html").read_text(encoding="utf-8")
     assert "Test R² of" in page or "test R² of" in page
     assert "carries size" in page
     assert "accuracy of" not in page.split('id="terms"')[0]

@@ -69,7 +69,7 @@ def test_paths_numbers_of_numpy_and_text_for_numbers_are_those_of_the_command_li
     )  # fmt: skip
     assert run.neurons == plain.neurons
     assert run.folder == folder / "runs" / "as-python-has-them"
-    written = yaml.safe_load((run.folder / "config.yaml").read_text())
+    written = yaml.safe_load((run.folder / "config.yaml").read_text(encoding="utf-8"))
     assert written["seed"] == 3
     assert written["probe"] == plain.config["probe"]
     assert {name for name in written if written[name] != plain.config[name]} == {"runs", "cache"}
@@ -165,7 +165,7 @@ def test_a_list_of_sentences_is_a_corpus_and_the_run_keeps_it(quick: Fit, corpus
 def test_both_corpora_may_be_lists(quick: Fit) -> None:
     sentences = make_sentences(200)
     run = quick(name="lists", corpus=sentences[:150], test_corpus=["a  sentence\nover lines", *sentences[150:]])
-    assert Path("runs/lists/test_corpus.txt").read_text().startswith("a sentence over lines\n")
+    assert Path("runs/lists/test_corpus.txt").read_text(encoding="utf-8").startswith("a sentence over lines\n")
     assert run.config["test_corpus"] == "runs/lists/test_corpus.txt"
 
 
@@ -176,8 +176,10 @@ def test_geometry_takes_lists_too(checkpoints: dict[str, Path], folder: Path) ->
         quiet=True, wandb={"mode": "disabled"},  # type: ignore[arg-type]
     )  # fmt: skip
     assert measured is not None
-    assert len((measured.folder / "fit_corpus.txt").read_text().splitlines()) == 30
-    assert yaml.safe_load((measured.folder / "config.yaml").read_text())["corpus"] == "runs/g/corpus.txt"
+    assert len((measured.folder / "fit_corpus.txt").read_text(encoding="utf-8").splitlines()) == 30
+    assert (
+        yaml.safe_load((measured.folder / "config.yaml").read_text(encoding="utf-8"))["corpus"] == "runs/g/corpus.txt"
+    )
 
 
 # --- models ---

@@ -192,13 +192,13 @@ def test_the_same_command_writes_the_same_bytes_and_other_layers_stay(plain: Pat
     cache = str(plain.parent / "cache")
     ask: dict[str, Any] = {"evaluate": True, "draws": 1, "quiet": True, "wandb": NO_WANDB, "cache": cache}
     rank(str(copy), method="gaussian,random", layer=2, **ask)
-    first = {path.name: path.read_text() for path in (copy / "rankings").iterdir()}
+    first = {path.name: path.read_text(encoding="utf-8") for path in (copy / "rankings").iterdir()}
     assert set(first) == {"gaussian.csv", "random.csv", "evaluation.csv"}
     rank(str(copy), method="gaussian,random", layer=2, **ask)
-    assert {path.name: path.read_text() for path in (copy / "rankings").iterdir()} == first
+    assert {path.name: path.read_text(encoding="utf-8") for path in (copy / "rankings").iterdir()} == first
     rank(str(copy), method=["gaussian", "anova"], layer=1, **ask)
     assert [row["layer"] for row in read_csv(copy / "rankings" / "gaussian.csv")] == [1] * D_MODEL + [2] * D_MODEL
-    assert (copy / "rankings" / "random.csv").read_text() == first["random.csv"]
+    assert (copy / "rankings" / "random.csv").read_text(encoding="utf-8") == first["random.csv"]
     evaluated = {(row["layer"], row["ranking"]) for row in read_csv(copy / "rankings" / "evaluation.csv")}
     assert evaluated == {(2, "gaussian"), (2, "random"), (1, "gaussian"), (1, "anova"), (1, "random")}
     kept = [row for row in read_csv(copy / "rankings" / "evaluation.csv") if row["layer"] == 2]
@@ -323,7 +323,7 @@ def test_what_cannot_be_ranked_is_refused(
 
 def test_a_run_where_rankings_cannot_be_written_is_refused(plain: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(plain, tmp_path / "copy", ignore=shutil.ignore_patterns("rankings")))
-    (copy / "rankings").write_text("in the way")
+    (copy / "rankings").write_text("in the way", encoding="utf-8")
     with pytest.raises(UserError, match=r"`rank .*copy` is no folder \(.*rankings is a file\)"):
         rank(str(copy), method="anova", quiet=True, wandb=NO_WANDB)
 
@@ -360,7 +360,7 @@ def test_rankings_are_tracked_where_the_run_was_unless_asked_otherwise(
 
 def test_a_comparison_is_no_run_to_rank(plain: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(plain, tmp_path / "copy", ignore=shutil.ignore_patterns("rankings")))
-    (copy / "results.json").write_text(json.dumps({"kind": "comparison"}))
+    (copy / "results.json").write_text(json.dumps({"kind": "comparison"}), encoding="utf-8")
     with pytest.raises(UserError, match="holds a comparison"):
         rank(str(copy), quiet=True, wandb=NO_WANDB)
 

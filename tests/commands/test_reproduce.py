@@ -56,7 +56,7 @@ def test_the_table_has_a_row_for_each_claim_and_model(place: Path, checkpoints: 
     assert rows[34, "bert"]["verdict"] == "not testable here"
     assert "google-bert/bert-base-cased" in rows[34, "bert"]["lacking"]
     assert rows[52, other]["lacking"] == "`--other_corpus`"
-    with (place / "first" / "claims.csv").open() as file:
+    with (place / "first" / "claims.csv").open(encoding="utf-8") as file:
         assert next(csv.reader(file))[:11] == [
             "id", "claim", "where", "published", "model", "measured", "low", "high", "control", "verdict", "command",
         ]  # fmt: skip
@@ -70,7 +70,7 @@ def test_no_verdict_on_the_paper_is_given_by_another_model(place: Path) -> None:
 
 
 def test_the_markdown_table_is_the_same(place: Path) -> None:
-    lines = (place / "first" / "claims.md").read_text().splitlines()
+    lines = (place / "first" / "claims.md").read_text(encoding="utf-8").splitlines()
     made = load_run(place / "first")
     assert lines[0] == made.results["title"]
     cells = [line.strip("| ").split(" | ") for line in lines[4:]]
@@ -143,11 +143,11 @@ def test_a_folder_may_hold_a_model_of_the_paper_which_then_has_a_verdict(
 def test_sentences_with_labels_are_read_for_the_claim_on_them(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sentences = corpus_file.read_text().splitlines()
+    sentences = corpus_file.read_text(encoding="utf-8").splitlines()
     middle = sorted(map(len, sentences))[len(sentences) // 2]
     rows = [{"text": sentence, "label": "long" if len(sentence) > middle else "short"} for sentence in sentences]
     labels = tmp_path / "labels.jsonl"
-    labels.write_text("\n".join(map(json.dumps, rows)))
+    labels.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     asked = options(checkpoints, corpus_file, tmp_path / "runs", claims="47", labels=str(labels), quiet=False)
     for made_or_read in ("run 1 of 1", ": read from "):
         found = reproduce(**asked)
@@ -192,7 +192,7 @@ def test_a_name_that_is_taken_is_refused(place: Path, checkpoints: dict[str, Pat
 
 
 def test_the_report_has_a_row_for_each_claim_that_was_measured(place: Path, tmp_path: Path) -> None:
-    page = report([str(place / "first")], output=str(tmp_path / "claims.html")).read_text()
+    page = report([str(place / "first")], output=str(tmp_path / "claims.html")).read_text(encoding="utf-8")
     made = load_run(place / "first")
     there = [row for row in made.claims if "measured" in row]
     assert there

@@ -32,7 +32,7 @@ def test_pairs_are_read_in_place_of_the_corpus_and_known_by_their_content(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pairs = tmp_path / "pairs.tsv"
-    pairs.write_text("\n".join(PAIRS))
+    pairs.write_text("\n".join(PAIRS), encoding="utf-8")
     options: dict[str, Any] = {"model": checkpoints["bert"], "corpus": corpus_file, "folder": tmp_path / "runs"}
     first = made(**options, pairs=str(pairs))
     rows = {row["id"]: row for row in first.claims if row["model"] == str(checkpoints["bert"])}
@@ -46,7 +46,7 @@ def test_pairs_are_read_in_place_of_the_corpus_and_known_by_their_content(
     again = made(**options, pairs=str(pairs))
     assert capsys.readouterr().err.count(": read from ") == 2
     assert again.results["runs"] == first.results["runs"]
-    pairs.write_text("\n".join(PAIRS[1:]))
+    pairs.write_text("\n".join(PAIRS[1:]), encoding="utf-8")
     changed = made(**options, pairs=str(pairs))
     said = capsys.readouterr().err
     assert said.count(": read from ") == 1
@@ -82,7 +82,7 @@ def test_pairs_that_are_none_are_refused_before_anything_is_run(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pairs = tmp_path / "pairs.tsv"
-    pairs.write_text("one sentence\n")
+    pairs.write_text("one sentence\n", encoding="utf-8")
     words = ["kovaleva2019", "--models", str(checkpoints["bert"]), "--corpus", str(corpus_file), "--pairs", str(pairs)]
     assert run(COMMANDS, ["reproduce", *words, "--runs", str(tmp_path / "runs")]) == 2
     assert f"`--pairs {pairs}`, line 1: expected two sentences" in capsys.readouterr().err

@@ -70,7 +70,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("series")
     for step in STEPS:
         save_checkpoint(place / f"step{step}", step >= OUTLIER, step >= POSITION, step >= HEADS)
-    (place / "text.txt").write_text("\n".join(make_sentences(300, longest=6)))
+    (place / "text.txt").write_text("\n".join(make_sentences(300, longest=6)), encoding="utf-8")
     return place
 
 
@@ -158,7 +158,7 @@ def test_results_are_read_back_shown_and_logged_by_step(made: CheckpointSeries) 
 
 
 def read_columns(path: Path) -> list[str]:
-    return path.read_text().splitlines()[0].split(",")
+    return path.read_text(encoding="utf-8").splitlines()[0].split(",")
 
 
 @pytest.mark.slow
@@ -190,10 +190,10 @@ def test_a_killed_series_goes_on_with_the_next_checkpoint_and_ends_with_the_same
     states = [one.folder.name for one in entries(cache) if one.store and "series" not in one.store.plan.key]
     assert {name.split("-")[0] for name in states} == {f"step{OUTLIER}"}
     # What was never killed has the same lines.
-    lines = (made.folder / "series.csv").read_text().splitlines()
+    lines = (made.folder / "series.csv").read_text(encoding="utf-8").splitlines()
     both = [line.split(",") for line in lines if line.split(",")[0] in ("step", "0", str(OUTLIER))]
     expected = [",".join(line) for line in both if line[2] != "fit"]
-    assert (resumed.folder / "series.csv").read_text().splitlines() == expected
+    assert (resumed.folder / "series.csv").read_text(encoding="utf-8").splitlines() == expected
 
 
 def test_from_the_command_line_one_checkpoint_and_a_loss_of_the_trainer(
@@ -207,7 +207,8 @@ def test_from_the_command_line_one_checkpoint_and_a_loss_of_the_trainer(
     for step in (0, HEADS):
         shutil.copytree(place / f"step{step}", f"checkpoint-{step}")
         Path(f"checkpoint-{step}/trainer_state.json").write_text(
-            f'{{"log_history": [{{"step": {step}, "eval_loss": {5 - step / 500}}}, {{"step": {step}, "loss": 9.0}}]}}'
+            f'{{"log_history": [{{"step": {step}, "eval_loss": {5 - step / 500}}}, {{"step": {step}, "loss": 9.0}}]}}',
+            encoding="utf-8",
         )
     usual = ["--corpus", str(place / "text.txt"), "--cache", str(place / "runs" / "cache"), "--wandb.mode=disabled"]
     # As the shell gives the pattern checkpoint-*.
@@ -232,7 +233,7 @@ def hub(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     for name in ("blobs", "refs"):
         (repository / name).mkdir(parents=True)
     for step, commit in ((0, "a" * 40), (HEADS, "b" * 40)):
-        (repository / "refs" / f"step{step}").write_text(commit)
+        (repository / "refs" / f"step{step}").write_text(commit, encoding="utf-8")
         (snapshot := repository / "snapshots" / commit).mkdir(parents=True)
         for file in (place / f"step{step}").iterdir():  # files of equal content are one blob, as the client has it
             blob = repository / "blobs" / sha256(file.read_bytes()).hexdigest()

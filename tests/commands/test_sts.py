@@ -25,7 +25,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    (tmp_path / "vectors.txt").write_text("".join(f"{w} {i} {i % 3} 1\n" for i, w in enumerate(WORDS, 1)))
+    (tmp_path / "vectors.txt").write_text(
+        "".join(f"{w} {i} {i % 3} 1\n" for i, w in enumerate(WORDS, 1)), encoding="utf-8"
+    )
     return write_sts(tmp_path / "sts")
 
 
@@ -75,7 +77,7 @@ def test_sentences_that_share_words_are_alike_and_all_of_it_is_on_disk(
     assert whitened["gain_low"] <= whitened["gain"] <= whitened["gain_high"]
     # In the embeddings every [CLS] is the same: no correlation is defined.
     assert find(rows, set="STS12", pooling="cls", layer=0, transform="none", aggregation="all")["spearman"] == ""
-    results = json.loads((folder / "results.json").read_text(), parse_constant=pytest.fail)
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
     assert results["sets"][0]["subsets"] == {"MSRpar": 40, "OnWN": 20}
     assert 0 < results["sets"][0]["static_coverage"] < 1
     (tracked,) = read_offline_runs(folder)
@@ -98,7 +100,7 @@ def test_transforms_know_nothing_of_what_they_are_judged_on_unless_asked(data: P
         found = sts([str(data)], layer=1, transforms="whiten", fit_on=fit_on, quiet=True, **options)
         assert found is not None
         row = find(found.layers, set="STS-B dev", transform="whiten", aggregation="all")
-        return row, json.loads((found.folder / "results.json").read_text())["fitted_on"]["STS-B dev"]
+        return row, json.loads((found.folder / "results.json").read_text(encoding="utf-8"))["fitted_on"]["STS-B dev"]
 
     train, on_train = whitened("train")
     target, on_target = whitened("target")

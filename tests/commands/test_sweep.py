@@ -41,7 +41,9 @@ def no_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
 def write(path: Path, method: str = "grid", points: dict[str, Any] | None = None, **more: Any) -> Path:
     parameters = {name: {"values": values} for name, values in (points or POINTS).items()}
     parameters |= more.pop("parameters", {})
-    path.write_text(yaml.safe_dump({"method": method, "parameters": parameters, **more}, sort_keys=False))
+    path.write_text(
+        yaml.safe_dump({"method": method, "parameters": parameters, **more}, sort_keys=False), encoding="utf-8"
+    )
     return path
 
 
@@ -263,7 +265,7 @@ def test_a_folder_called_sweeps_is_not_taken_for_the_package(
 ) -> None:
     monkeypatch.setitem(sys.modules, "sweeps", ModuleType("sweeps"))
     content = {"method": "bayes", "metric": {"name": "by_layer/accuracy"}, "parameters": {"layer": {"value": 0}}}
-    (tmp_path / "s.yaml").write_text(yaml.safe_dump({**content, "run_cap": 2}))
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump({**content, "run_cap": 2}), encoding="utf-8")
     with pytest.raises(UserError, match=r"`method: bayes` needs the package sweeps .*`pip install --no-deps sweeps`"):
         sweep(str(tmp_path / "s.yaml"), fit=data, runs=str(tmp_path / "runs"), quiet=True)
 
@@ -273,7 +275,7 @@ def test_a_bayesian_sweep_goes_where_accuracy_rises(tmp_path: Path, data: dict[s
     penalty = {"probe.l2": {"distribution": "log_uniform_values", "min": 1e-5, "max": 1e3}, "layer": {"value": 0}}
     metric = {"name": "by_layer/cross_entropy", "goal": "minimize"}
     content = {"method": "bayes", "metric": metric, "parameters": penalty, "run_cap": 9}
-    (tmp_path / "s.yaml").write_text(yaml.safe_dump(content))
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
     made = sweep(str(tmp_path / "s.yaml"), fit=data, runs=str(tmp_path / "runs"), quiet=True)
     tried = np.log10([row["probe.l2"] for row in made.rows])
     entropy = np.array([row["cross_entropy"] for row in made.rows])
@@ -315,7 +317,7 @@ def test_trials_are_one_group_in_wandb_and_the_sweep_has_a_run_of_its_own(
 def test_what_trials_cannot_do_is_refused_before_any_work(
     tmp_path: Path, data: dict[str, Any], content: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "s.yaml").write_text(yaml.safe_dump({"method": "grid", "parameters": content}))
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump({"method": "grid", "parameters": content}), encoding="utf-8")
     over = [f"--fit.{key}={value}" for key, value in data.items() if key not in content]
     args = ["sweep", str(tmp_path / "s.yaml"), "--runs", str(tmp_path / "runs"), *over]
     assert run(COMMANDS, args) == 2

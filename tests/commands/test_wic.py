@@ -73,7 +73,7 @@ def test_a_planted_difference_is_found_and_all_of_it_is_on_disk(
     assert find(rows, layer=0, transform="none")["auc"] > 0.99
     assert find(chosen, protocol="constant_true")["accuracy"] == 0.5
     assert [row["transform"] for row in chosen if row["protocol"] == "published"] == ["none", "clip", "whiten"]
-    results = json.loads((folder / "results.json").read_text())
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     assert results["n_pairs"] == {"train": 160, "dev": 100}
     assert results["n_cut_pairs"] == {"train": 0, "dev": 0}
     assert results["wic"][0]["accuracy"] == rows[0]["accuracy"]
@@ -149,7 +149,7 @@ def test_sentences_that_are_in_dev_too_are_not_fitted_on(data: Path, options: di
     write_wic(data, "dev", [*DEV, ([*first[:-1], first[-1].upper()], second, *rest)])  # type: ignore[list-item]
     found = wic(str(data), layer=0, transforms="whiten", quiet=True, **options)
     assert found is not None
-    fitted = json.loads((found.folder / "results.json").read_text())["n_sentences_fitted_on"]
+    fitted = json.loads((found.folder / "results.json").read_text(encoding="utf-8"))["n_sentences_fitted_on"]
     assert fitted == len({tuple(words) for pair in TRAIN for words in pair[:2]}) - 2
 
 
@@ -159,7 +159,7 @@ def test_pairs_whose_word_is_cut_off_are_left_out_and_counted(
     found = wic(str(data), layer=0, transforms="none", max_length=5, **options)
     said = capsys.readouterr().err
     assert found is not None
-    results = json.loads((found.folder / "results.json").read_text())
+    results = json.loads((found.folder / "results.json").read_text(encoding="utf-8"))
     n_cut = results["n_cut_pairs"]["dev"]
     assert f"dev: {n_cut} of 100 pairs are left out: their word was cut off" in said
     tokenizer = load_tokenizer(resolve_model(options["model"]))

@@ -72,7 +72,7 @@ def test_control_characters_stay_in_the_text(tmp_path: Path) -> None:
 def test_standard_input_is_a_corpus_packed_or_not(
     monkeypatch: pytest.MonkeyPatch, pack: Callable[[bytes], bytes]
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(pack(b"One.\nTwo.\n"))))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(pack(b"One.\nTwo.\n")), encoding="utf-8"))
     assert load_corpus("-").sentences == ("One.", "Two.")
 
 
@@ -295,7 +295,7 @@ WORD = "1\tOh\toh\tINTJ\t_\t_\t0\troot\t_\t_\n"
 )
 def test_a_malformed_treebank_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "bank.conllu"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=rf"`--corpus .*bank\.conllu`.*{message}") as caught:
         load_corpus(str(path))
     assert "\n" not in str(caught.value)

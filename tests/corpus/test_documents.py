@@ -38,7 +38,7 @@ def test_a_treebank_says_where_documents_begin(tmp_path: Path) -> None:
 
     text = sentence("a", "# newdoc id = 1", "# sent_id = 1") + sentence("b", "# newdocument") + sentence("a")
     text += "\n" + sentence("c", "# sent_id = 4", "#newdoc") + sentence("d", "# newdoc") + sentence("e")
-    (tmp_path / "t.conllu").write_text(text)
+    (tmp_path / "t.conllu").write_text(text, encoding="utf-8")
     corpus = load_corpus(str(tmp_path / "t.conllu"))
     assert corpus.sentences == ("a", "b", "c", "d", "e")
     assert corpus.documents == (0, 0, 1, 2, 2)
@@ -65,8 +65,10 @@ def test_documents_are_taken_where_enough_are_tested_on() -> None:
 def made(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     """Runs over sentences and over documents of three sentences, of which the first is always tested on."""
     place = tmp_path_factory.mktemp("documents")
-    lines = corpus_file.read_text().splitlines()
-    (place / "d.txt").write_text("\n".join(line + "\n" * (i % 3 == 2) for i, line in enumerate(lines)))
+    lines = corpus_file.read_text(encoding="utf-8").splitlines()
+    (place / "d.txt").write_text(
+        "\n".join(line + "\n" * (i % 3 == 2) for i, line in enumerate(lines)), encoding="utf-8"
+    )
     options: dict[str, Any] = {
         "model": str(checkpoints["bert"]), "corpus": str(place / "d.txt"), "layer": "2", "replicates": 0,
         "controls": "shuffled", "evidence": "none", "task_args": {"min_count": 5}, "quiet": True, "wandb": NO_WANDB,

@@ -45,7 +45,9 @@ def folder(tmp_path: Path) -> Callable[..., str]:
     def write(**files: Rows) -> str:
         (tmp_path / "data").mkdir(exist_ok=True)
         for name, rows in files.items():
-            (tmp_path / "data" / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+            (tmp_path / "data" / f"{name}.jsonl").write_text(
+                "".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8"
+            )
         return f"hf:{tmp_path / 'data'}"
 
     return write
@@ -62,9 +64,17 @@ def parquet(path: Path) -> None:
     ("suffix", "write"),
     [
         ("parquet", parquet),
-        ("csv", lambda path: path.write_text('n,text\n1,One  two.\n2,\n3,"Three\nfour."\n4,One two.\n')),
-        ("jsonl", lambda path: path.write_text("".join(json.dumps({"text": row["text"]}) + "\n" for row in PROSE))),
-        ("txt", lambda path: path.write_text("One  two.\n\nThree\u2028four.\nOne two.\n")),
+        (
+            "csv",
+            lambda path: path.write_text('n,text\n1,One  two.\n2,\n3,"Three\nfour."\n4,One two.\n', encoding="utf-8"),
+        ),
+        (
+            "jsonl",
+            lambda path: path.write_text(
+                "".join(json.dumps({"text": row["text"]}) + "\n" for row in PROSE), encoding="utf-8"
+            ),
+        ),
+        ("txt", lambda path: path.write_text("One  two.\n\nThree\u2028four.\nOne two.\n", encoding="utf-8")),
     ],
 )
 def test_a_folder_of_any_kind_gives_the_same_sentences(
@@ -181,9 +191,9 @@ def test_rows_that_are_not_text_are_refused(folder: Callable[..., str], rows: Ro
 
 def test_a_data_set_of_several_configurations_wants_one_named(tmp_path: Path) -> None:
     for name in ("x", "y"):
-        (tmp_path / f"{name}.csv").write_text(f"text\n{name}\n")
+        (tmp_path / f"{name}.csv").write_text(f"text\n{name}\n", encoding="utf-8")
     configs = "".join(f"- config_name: {name}\n  data_files: {name}.csv\n" for name in ("x", "y"))
-    (tmp_path / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
+    (tmp_path / "README.md").write_text(f"---\nconfigs:\n{configs}---\n", encoding="utf-8")
     assert load_corpus(f"hf:{tmp_path}?config=y").sentences == ("y",)
     with pytest.raises(UserError, match="it has several configurations; give one of x, y as config="):
         load_corpus(f"hf:{tmp_path}")
@@ -280,7 +290,7 @@ def test_a_column_of_a_data_set_is_a_task(tmp_path: Path, checkpoints: dict[str,
     source = labelled(tmp_path / "data", sentences)
     corpus, tsv = load_corpus(source), tmp_path / "words.tsv"
     rows = zip(corpus.words or (), corpus.columns["ner_tags"], strict=True)
-    tsv.write_text("\n".join("".join(map("{}\t{}\n".format, *row)) for row in rows))
+    tsv.write_text("\n".join("".join(map("{}\t{}\n".format, *row)) for row in rows), encoding="utf-8")
     by_column, by_file = (
         fit(
             model=str(checkpoints["bert"]), corpus=source, task=task, task_args=options, layer=2, quiet=True,

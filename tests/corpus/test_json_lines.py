@@ -82,7 +82,9 @@ def test_the_task_label_reads_it_as_it_reads_a_tsv_file(
 ) -> None:
     labelled = [[(word, "LONG" if len(word) > 5 else "SHORT") for word in text.split()] for text in sentences]
     tsv = tmp_path / "words.tsv"
-    tsv.write_text("\n".join("".join(f"{word}\t{label}\n" for word, label in rows) for rows in labelled))
+    tsv.write_text(
+        "\n".join("".join(f"{word}\t{label}\n" for word, label in rows) for rows in labelled), encoding="utf-8"
+    )
     objects = [{"words": [w for w, _ in rows], "labels": [label for _, label in rows]} for rows in labelled]
     jsonl = write(tmp_path / "words.jsonl", *objects)
     assert load_corpus(str(tsv)).columns["label"] == load_corpus(jsonl).columns["label"]

@@ -83,7 +83,7 @@ def made(
         lines = [
             "".join(f"{spelt(words[i], capitals)}\t{label}\n" for i, label in zip(*pair, strict=True)) for pair in pairs
         ]
-        (place / f"{name}.tsv").write_text("\n".join(lines))
+        (place / f"{name}.tsv").write_text("\n".join(lines), encoding="utf-8")
         typed = ["fit", "--model", str(model), "--corpus", str(place / f"{name}.tsv"), "--task", "label"]
         typed += [
             "--layer",

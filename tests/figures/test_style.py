@@ -67,13 +67,13 @@ def test_vector_forms_have_the_width_of_a_column_or_of_a_page(tmp_path: Path) ->
         for axes in figure.subplots(1, 2):
             axes.set_title("a title that is much too long for a panel of this width, so that it takes two lines")
     for name, inches in (("one", 3.3), ("two", 6.8)):
-        (width,) = re.findall(r"/MediaBox \[ 0 0 ([\d.]+) ", (tmp_path / f"{name}.pdf").read_text("latin-1"))
+        (width,) = re.findall(rb"/MediaBox \[ 0 0 ([\d.]+) ", (tmp_path / f"{name}.pdf").read_bytes())
         assert float(width) == pytest.approx(72 * inches, abs=0.1)
-        svg = (tmp_path / f"{name}.svg").read_text()
+        svg = (tmp_path / f"{name}.svg").read_text(encoding="utf-8")
         (width,) = re.findall(r'<svg [^>]*width="([\d.]+)pt"', svg)
         assert float(width) == pytest.approx(72 * inches, abs=0.1)
     # The text of an SVG can be found and edited.
-    assert "layer (0 = embeddings)</text>" in (tmp_path / "one.svg").read_text()
+    assert "layer (0 = embeddings)</text>" in (tmp_path / "one.svg").read_text(encoding="utf-8")
 
 
 def test_formats_are_named_as_other_options_are() -> None:

@@ -41,7 +41,7 @@ def few_passes() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def corpus_file(place: Path, sentences: list[str]) -> Path:
-    (place / "some.txt").write_text("\n".join(sentences[:N_SENTENCES]))
+    (place / "some.txt").write_text("\n".join(sentences[:N_SENTENCES]), encoding="utf-8")
     return place / "some.txt"
 
 
@@ -49,7 +49,7 @@ def bend(folder: Path) -> Path:
     """Give one neuron a bias in the LayerNorm behind every block that makes it the smallest of every token."""
     from transformers import AutoModel, AutoModelForMaskedLM
 
-    config = (folder / "config.json").read_text()
+    config = (folder / "config.json").read_text(encoding="utf-8")
     model: Any = (AutoModelForMaskedLM if "MaskedLM" in config else AutoModel).from_pretrained(folder)
     with torch.no_grad():
         for layer in model.base_model.encoder.layer:
@@ -87,7 +87,7 @@ def test_the_bound_holds_on_every_sentence_and_the_folder_holds_each_of_them(mad
     for row in made.smoothing:
         if row["measure"] in ("share_within_bound", "share_within_bound_per_matrix"):
             assert (row["value"], row["n_sentences"]) == (1, N_SENTENCES)
-    with (made.folder / "smoothing_sentences.csv").open() as file:
+    with (made.folder / "smoothing_sentences.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [(int(row["sentence"]), int(row["layer"])) for row in rows] == [
         (i, k) for i in range(N_SENTENCES) for k in (1, 2, 3)
@@ -172,7 +172,7 @@ def test_what_does_not_apply_is_said_and_leaves_no_table(
 
 @pytest.mark.slow
 def test_too_few_sentences_for_a_probe_are_refused_and_nothing_is_left(bent: Path, tmp_path: Path) -> None:
-    (tmp_path / "two.txt").write_text("The probe reads a sentence.\nEvery neuron hides.\n")
+    (tmp_path / "two.txt").write_text("The probe reads a sentence.\nEvery neuron hides.\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"--interventions.*2 sentences are too few"):
         geometry(
             str(bent), 1, corpus=str(tmp_path / "two.txt"), runs=str(tmp_path / "runs"), interventions=True,

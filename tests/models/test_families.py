@@ -15,7 +15,7 @@ from probing.cli.commandline import run
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
 pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
 
-PAGE = (ROOT / "docs" / "models.md").read_text()
+PAGE = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
 
 
 # From one absolute table of positions to none: these stand for the others where every family would take long.

@@ -315,7 +315,7 @@ def change_weights(folder: Path, change: Callable[[dict[str, Tensor]], dict[str,
     [("{not json", "JSON"), ('{"model_type": "nonesuch"}', "nonesuch"), ("{}", "model_type")],
 )
 def test_a_config_that_transformers_does_not_read_is_named(tmp_path: Path, content: str, reason: str) -> None:
-    (tmp_path / "config.json").write_text(content)
+    (tmp_path / "config.json").write_text(content, encoding="utf-8")
     with pytest.raises(UserError, match=rf"its config\.json is not one that transformers reads .*{reason}"):
         load_config(resolve_model(str(tmp_path)))
 
@@ -347,7 +347,7 @@ def test_a_family_without_a_fast_tokenizer_is_refused(tiny_model: Callable[..., 
     for path in folder.glob("tokenizer*"):
         path.unlink()
     (folder / "vocab.txt").write_text(
-        "\n".join(["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWC", "<mask>"])
+        "\n".join(["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWC", "<mask>"]), encoding="utf-8"
     )
     EsmTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
     with pytest.raises(UserError, match=r"own-bert-0` has no fast tokenizer; save one as tokenizer\.json"):
@@ -357,7 +357,7 @@ def test_a_family_without_a_fast_tokenizer_is_refused(tiny_model: Callable[..., 
 @pytest.mark.parametrize("content", ["{", "{}", '{"version": "1.0", "model": {"type": "nonesuch"}}'])
 def test_a_damaged_tokenizer_is_named(tiny_model: Callable[..., Path], content: str) -> None:
     folder = tiny_model("bert")
-    (folder / "tokenizer.json").write_text(content)
+    (folder / "tokenizer.json").write_text(content, encoding="utf-8")
     with pytest.raises(UserError, match=r"own-bert-0`: its tokenizer cannot be loaded"):
         load_tokenizer(resolve_model(str(folder)))
 
@@ -418,7 +418,7 @@ def test_the_fingerprint_follows_weights_and_tokenizer_but_not_the_place(
     change_weights(folder, lambda weights: {name: value + 1 for name, value in weights.items()})
     assert source.fingerprint() != whole
     assert source.fingerprint(weights=False) == described
-    (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer.json").write_text("{}", encoding="utf-8")
     assert source.fingerprint(weights=False) != described
 
 
@@ -439,7 +439,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     def put(repository: str, content: Path, revision: str = "main", commit: str = "c" * 40) -> Path:
         folder = tmp_path / "hub" / f"models--{repository.replace('/', '--')}"
         (folder / "refs").mkdir(parents=True, exist_ok=True)
-        (folder / "refs" / revision).write_text(commit)
+        (folder / "refs" / revision).write_text(commit, encoding="utf-8")
         return shutil.copytree(content, folder / "snapshots" / commit)
 
     return put

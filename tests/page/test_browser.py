@@ -301,9 +301,9 @@ def test_a_page_without_its_script_still_reads(browser: Any, page: str) -> None:
 def test_what_users_name_runs_no_script(browser: Any, folder: Path, tmp_path: Path) -> None:
     evil = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
     copy = shutil.copytree(folder, tmp_path / "copy")
-    config = (copy / "config.yaml").read_text()
+    config = (copy / "config.yaml").read_text(encoding="utf-8")
     quoted = "'" + evil.replace("'", "''") + "'"
-    (copy / "config.yaml").write_text(config.replace("task: position", f"task: {quoted}"))
+    (copy / "config.yaml").write_text(config.replace("task: position", f"task: {quoted}"), encoding="utf-8")
     browser.get_log("browser")
     browser.get(report([str(copy)]).resolve().as_uri())
     assert "taken" not in browser.title.split("<")[0]

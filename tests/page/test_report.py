@@ -116,7 +116,7 @@ class Words(HTMLParser):
 
 
 def test_the_page_says_what_the_run_found_without_a_script(runs: Path, tmp_path: Path) -> None:
-    page = report([str(runs / "whole")], output=str(tmp_path / "page.html")).read_text()
+    page = report([str(runs / "whole")], output=str(tmp_path / "page.html")).read_text(encoding="utf-8")
     found, text = load_run(runs / "whole"), Words(page).text
     for row in found.accuracy:
         assert f"{row['accuracy']:.3f}" in text
@@ -125,13 +125,13 @@ def test_the_page_says_what_the_run_found_without_a_script(runs: Path, tmp_path:
         assert f"{row['contribution']:.4f}" in text
     assert answers.answer(subject(runs / "whole")) in text
     assert "python -m probing fit --model" in text
-    assert (runs / "whole" / "config.yaml").read_text() in text
+    assert (runs / "whole" / "config.yaml").read_text(encoding="utf-8") in text
     assert found.results["cache"]["test"]["key"]["model"] in text
     assert found.results["versions"]["torch"] in text
 
 
 def test_the_page_needs_nothing_else_and_runs_no_script_but_its_own(runs: Path, tmp_path: Path) -> None:
-    page = report([str(runs / "whole")], output=str(tmp_path / "page.html")).read_text()
+    page = report([str(runs / "whole")], output=str(tmp_path / "page.html")).read_text(encoding="utf-8")
     links = [
         value for _, attributes in Words(page).elements for name, value in attributes.items() if name in ("src", "href")
     ]
@@ -151,14 +151,14 @@ def test_the_same_runs_make_the_same_page(runs: Path, tmp_path: Path) -> None:
 def test_what_users_name_is_shown_and_never_run(own: Callable[..., Path], tmp_path: Path) -> None:
     folders = [own("whole", f"{EVIL} a"), own("bare", f"{EVIL} b")]
     for folder in folders:
-        results = json.loads((folder / "results.json").read_text())
+        results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
         results["classes"] = [f"</script>{EVIL}{label}" for label in results["classes"]]
         results["versions"]["torch"] = EVIL
-        (folder / "results.json").write_text(json.dumps(results))
-        config = (folder / "config.yaml").read_text()
+        (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
+        config = (folder / "config.yaml").read_text(encoding="utf-8")
         config = re.sub("(?m)^(model|corpus|task): .*$", rf"\1: '{EVIL}$x\\1'", config)
-        (folder / "config.yaml").write_text(config)
-    page = report([str(folder) for folder in folders], output=str(tmp_path / "page.html")).read_text()
+        (folder / "config.yaml").write_text(config, encoding="utf-8")
+    page = report([str(folder) for folder in folders], output=str(tmp_path / "page.html")).read_text(encoding="utf-8")
     seen = Words(page)
     assert not [
         tag for tag, attributes in seen.elements if tag == "img" or any(name.startswith("on") for name in attributes)
@@ -179,7 +179,7 @@ def test_a_page_of_a_large_model_is_small(
     path = report([str(folder) for folder in folders], output=str(tmp_path / "page.html"))
     assert 4e6 < path.stat().st_size < 5e6
     # All neurons' contributions by class if there is room, else those of the first, and then the page says so.
-    said = re.findall(r"This page has it for the first (\d+) neurons of each layer", path.read_text())
+    said = re.findall(r"This page has it for the first (\d+) neurons of each layer", path.read_text(encoding="utf-8"))
     assert said == ([str(kept)] * n_runs if kept < 768 else [])
 
 
@@ -202,19 +202,19 @@ def enlarge(folder: Path, n_classes: int, width: int, n_layers: int) -> None:
         ("neurons.csv", rows),
         ("accuracy.csv", [{**accuracy, "layer": layer} for layer in range(n_layers)]),
     ):
-        with (folder / name).open("w", newline="") as file:
+        with (folder / name).open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(content[0]))
             writer.writeheader()
             writer.writerows(content)
-    results = json.loads((folder / "results.json").read_text())
-    (folder / "results.json").write_text(json.dumps({**results, "classes": list(range(n_classes))}))
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    (folder / "results.json").write_text(json.dumps({**results, "classes": list(range(n_classes))}), encoding="utf-8")
     save_file({"contribution": generator.gamma(2, size=(n_layers, n_classes, width)).astype(np.float32)},
               folder / "contributions.safetensors")  # fmt: skip
 
 
 def test_of_several_runs_each_is_shown_and_all_in_one_chart(runs: Path, tmp_path: Path) -> None:
     names = [str(runs / name) for name in ("whole", "bare", "twin")]
-    page = report(names, output=str(tmp_path / "page.html")).read_text()
+    page = report(names, output=str(tmp_path / "page.html")).read_text(encoding="utf-8")
     # Two runs of one model and task are told apart by their folders.
     assert re.findall(r"<h2>Neurons of (.*?)</h2>", page) == ["whole", "bare", "twin"]
     charts = re.findall(r"<svg [^>]*class=\"chart\">.*?</svg>", page, re.DOTALL)
@@ -225,7 +225,7 @@ def test_of_several_runs_each_is_shown_and_all_in_one_chart(runs: Path, tmp_path
 def test_a_comparison_brings_its_runs_and_their_agreement(runs: Path, tmp_path: Path) -> None:
     path = report([str(runs / "both")])
     assert path == runs / "both" / "report.html"
-    page = path.read_text()
+    page = path.read_text(encoding="utf-8")
     path.unlink()
     assert re.findall(r"<h2>Neurons of (.*?)</h2>", page) == ["bare", "twin"]
     values = {
@@ -242,14 +242,14 @@ def test_the_runs_of_a_comparison_that_moved_are_asked_for(
     own: Callable[..., Path], runs: Path, tmp_path: Path
 ) -> None:
     moved = own("both", "moved")
-    results = json.loads((moved / "results.json").read_text())
+    results = json.loads((moved / "results.json").read_text(encoding="utf-8"))
     results["runs"] = {label: f"/nowhere/{Path(folder).name}" for label, folder in results["runs"].items()}
-    (moved / "results.json").write_text(json.dumps(results))
+    (moved / "results.json").write_text(json.dumps(results), encoding="utf-8")
     with pytest.raises(
         UserError, match=r"compares /nowhere/bare, which no longer exists there; give its folder as well"
     ):
         report([str(moved)])
-    page = report([str(moved), str(runs / "bare"), str(runs / "twin")]).read_text()
+    page = report([str(moved), str(runs / "bare"), str(runs / "twin")]).read_text(encoding="utf-8")
     assert re.findall(r"<h2>Neurons of (.*?)</h2>", page) == ["bare", "twin"]
 
 
@@ -257,10 +257,11 @@ def test_geometry_is_shown_where_it_was_measured(runs: Path, tmp_path: Path) -> 
     folder = measured(tmp_path / "shape", "geometry")
     (folder / "geometry.csv").write_text(
         "layer,transform,measure,value,low,high,n_tokens\n0,none,mean_cosine,0.51234,0.5,0.53,900\n"
-        "2,none,mean_cosine,0.71,,,900\n2,clip,mean_cosine,0.12,,,900\n"
+        "2,none,mean_cosine,0.71,,,900\n2,clip,mean_cosine,0.12,,,900\n",
+        encoding="utf-8",
     )
-    (folder / "outliers.csv").write_text("layer,definition,neuron,value\n2,argmax_share,7,0.875\n")
-    page = report([str(runs / "bare"), str(folder)], output=str(tmp_path / "page.html")).read_text()
+    (folder / "outliers.csv").write_text("layer,definition,neuron,value\n2,argmax_share,7,0.875\n", encoding="utf-8")
+    page = report([str(runs / "bare"), str(folder)], output=str(tmp_path / "page.html")).read_text(encoding="utf-8")
     text = Words(page).text
     assert "Geometry: shape" in text
     assert "0.512 (0.5 to 0.53)" in text
@@ -275,8 +276,8 @@ def test_geometry_is_shown_where_it_was_measured(runs: Path, tmp_path: Path) -> 
 def measured(folder: Path, kind: str, **tables: tuple[list[dict[str, Any]], Sequence[str]]) -> Path:
     """Write tables as a command of that kind does."""
     folder.mkdir(parents=True)
-    (folder / "results.json").write_text(json.dumps({"kind": kind}))
-    (folder / "config.yaml").write_text(f"name: the config of {folder.name}\n")
+    (folder / "results.json").write_text(json.dumps({"kind": kind}), encoding="utf-8")
+    (folder / "config.yaml").write_text(f"name: the config of {folder.name}\n", encoding="utf-8")
     for name, (rows, columns) in tables.items():
         write_csv(folder / f"{name}.csv", rows, columns)
     return folder
@@ -310,7 +311,7 @@ def word_senses(place: Path) -> tuple[Path, list[dict[str, Any]], list[dict[str,
 
 def test_word_senses_are_shown_as_the_terminal_shows_them(runs: Path, tmp_path: Path) -> None:
     folder, rows, chosen = word_senses(tmp_path)
-    page = report([str(runs / "bare"), str(folder)], output=str(tmp_path / "page.html")).read_text()
+    page = report([str(runs / "bare"), str(folder)], output=str(tmp_path / "page.html")).read_text(encoding="utf-8")
     text = Words(page).text
     for line in wic_lines(chosen):
         assert line in text
@@ -338,7 +339,7 @@ def test_similar_sentences_are_shown_by_set_and_undefined_ones_are_not_drawn(run
     ]
     tables = {"sts": (rows, STS_COLUMNS), "chosen": (chosen, STS_CHOSEN_COLUMNS)}
     folder = measured(tmp_path / "alike", "similarity evaluation", **tables)
-    page = report([str(runs / "bare"), str(folder)], output=str(tmp_path / "page.html")).read_text()
+    page = report([str(runs / "bare"), str(folder)], output=str(tmp_path / "page.html")).read_text(encoding="utf-8")
     text = Words(page).text
     for line in sts_lines(chosen):
         assert line in text
@@ -359,7 +360,7 @@ def test_what_was_taken_out_of_the_model_is_shown_as_the_terminal_shows_it(runs:
         rows += [{**common, "kind": "random", "draw": 1, "neurons": "3", "effect": -0.0123}]
     kinds = {"geometry": ([{"layer": 0, "transform": "none", "measure": "iso_score", "value": 0.1}], GEOMETRY_COLUMNS)}
     folder = measured(tmp_path / "shape", "geometry", **kinds, interventions=(rows, INTERVENTION_COLUMNS))
-    page = report([str(runs / "bare"), str(folder)], output=str(tmp_path / "page.html")).read_text()
+    page = report([str(runs / "bare"), str(folder)], output=str(tmp_path / "page.html")).read_text(encoding="utf-8")
     assert columns_of(page, "geometry")[-7:] == cells(interventions_tables(rows))
     assert interventions_conclusion(rows) in Words(page).text
 
@@ -463,16 +464,16 @@ def desk(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(runs / "both", desk / name)
     for name in ("a.partial", "half.partial", "folder"):
         (desk / name).mkdir()
-    (desk / "notes.txt").write_text("mine")
+    (desk / "notes.txt").write_text("mine", encoding="utf-8")
     (desk / "no-neurons" / "neurons.csv").unlink()
     (desk / "no-tensor" / "contributions.safetensors").unlink()
     (desk / "cut-tensor" / "contributions.safetensors").write_bytes(b"\x10\0\0")
-    (desk / "cut-results" / "results.json").write_text('{"layers": [')
-    results = json.loads((desk / "few-results" / "results.json").read_text())
+    (desk / "cut-results" / "results.json").write_text('{"layers": [', encoding="utf-8")
+    results = json.loads((desk / "few-results" / "results.json").read_text(encoding="utf-8"))
     del results["timings"]
-    (desk / "few-results" / "results.json").write_text(json.dumps(results))
-    (desk / "list-results" / "results.json").write_text("[]")
-    (desk / "no-rows" / "neurons.csv").write_text("")
+    (desk / "few-results" / "results.json").write_text(json.dumps(results), encoding="utf-8")
+    (desk / "list-results" / "results.json").write_text("[]", encoding="utf-8")
+    (desk / "no-rows" / "neurons.csv").write_text("", encoding="utf-8")
     tensor = load_file(desk / "other-tensor" / "contributions.safetensors")["contribution"]
     save_file({"contribution": tensor[:, :, :-1].copy()}, desk / "other-tensor" / "contributions.safetensors")
     return desk

@@ -186,16 +186,16 @@ def test_a_survey_stands_beside_a_run_of_probes(
 ) -> None:
     run = fit(model=str(checkpoints["bert"]), corpus=str(corpus_file), runs=str(tmp_path), name="run", **QUICKLY)
     assert run is not None
-    page = report([str(run.folder), str(made.folder)], output=str(tmp_path / "page.html")).read_text()
+    page = report([str(run.folder), str(made.folder)], output=str(tmp_path / "page.html")).read_text(encoding="utf-8")
     titles = re.findall(r"<h2>(.*?)</h2>", page)
     assert titles.index("Neurons of tiny-bert") < titles.index("Attention heads: survey") < titles.index("Terms")
     assert 'href="#attention-0"' in page
-    assert made.folder.joinpath("config.yaml").read_text() in unescape(page)
+    assert made.folder.joinpath("config.yaml").read_text(encoding="utf-8") in unescape(page)
 
 
 def test_a_survey_without_examples_has_its_map_without_links(own: Callable[..., Path]) -> None:
     (folder := own()).joinpath("examples.safetensors").unlink()
-    page = report([str(folder)]).read_text()
+    page = report([str(folder)]).read_text(encoding="utf-8")
     assert '<table class="heads-map"' in page
     assert "Example sentences" not in page
     assert "#head-0" not in page
@@ -216,7 +216,7 @@ def test_words_of_a_corpus_are_shown_and_never_run(own: Callable[..., Path]) -> 
         for one in examples.examples
     ]
     write_examples(folder, Examples(examples.layers, changed, examples.classes))
-    page = report([str(folder)]).read_text()
+    page = report([str(folder)]).read_text(encoding="utf-8")
     assert "<img" not in page
     assert text_of(page).count(EVIL) == len(changed)
 
@@ -243,6 +243,6 @@ def test_a_page_of_a_large_model_is_small(own: Callable[..., Path], made: Attent
     assert write_examples(folder, large).stat().st_size < 1.3e6
     page = report([str(folder)])
     assert 1e6 < page.stat().st_size < 2e6
-    text = page.read_text()
+    text = page.read_text(encoding="utf-8")
     assert len(re.findall('<section class="head-detail', text)) == n_layers * n_heads
     assert "<svg" in detail(text, 24, 16)

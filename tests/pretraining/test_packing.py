@@ -69,7 +69,9 @@ def test_the_same_text_gives_the_same_tokenizer_in_every_process() -> None:
         "print(sorted(train_tokenizer(make_sentences(300), 150, True, 16).get_vocab().items()))"
     )
     paths = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'tests')!r}]; "
-    other = subprocess.run([sys.executable, "-c", paths + code], capture_output=True, text=True, check=True).stdout
+    other = subprocess.run(
+        [sys.executable, "-c", paths + code], capture_output=True, encoding="utf-8", check=True
+    ).stdout
     assert other.strip() == str(sorted(train_tokenizer(SENTENCES, 150, True, 16).get_vocab().items()))
 
 

@@ -129,7 +129,9 @@ def test_its_curves_reach_every_logger(Xy: Any, tmp_path: Path, monkeypatch: pyt
         assert run.rows(f"val/{layer}/accuracy")[-1][f"val/{layer}/accuracy"] > 0.65
     assert run.rows("test/accuracy")[0]["test/accuracy"] == pytest.approx(tested["test/accuracy"])
     assert run.config["l2"] == L2
-    assert (Path(plain.loggers[1].log_dir or "") / "metrics.csv").read_text().count("\n") > plain.current_epoch
+    assert (Path(plain.loggers[1].log_dir or "") / "metrics.csv").read_text(encoding="utf-8").count(
+        "\n"
+    ) > plain.current_epoch
 
 
 def test_layers_in_one_stack_are_those_alone(Xy: Any, tmp_path: Path) -> None:

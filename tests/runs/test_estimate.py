@@ -154,7 +154,7 @@ def test_fit_says_what_a_large_run_takes_and_refuses_one_without_memory(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     corpus = tmp_path / "text.txt"
-    corpus.write_text("".join(f"{sentence}\n" for sentence in sentences[:60]))
+    corpus.write_text("".join(f"{sentence}\n" for sentence in sentences[:60]), encoding="utf-8")
     places = ["--cache", str(tmp_path / "cache"), "--runs", str(tmp_path / "runs"), "--wandb.mode=disabled"]
     args = ["fit", "--model", str(checkpoints["bert"]), "--corpus", str(corpus), *places, *BARE_ARGS, "--layer=1"]
     with monkeypatch.context() as small:

@@ -62,7 +62,7 @@ def test_a_sweep_is_opened_with_the_options_of_its_trials(
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "disabled")
     points = {"probe.l2": {"values": [1e-5, 1e-2]}, "layer": {"value": 0}, "seed": {"values": [3]}}
-    (tmp_path / "s.yaml").write_text(yaml.safe_dump({"method": "grid", "parameters": points}))
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump({"method": "grid", "parameters": points}), encoding="utf-8")
     data = {"model": str(checkpoints["bert"]), "corpus": str(corpus_file)}
     made = sweep(str(tmp_path / "s.yaml"), fit=data, runs=str(tmp_path / "runs"), quiet=True)
     opened = load_run(made.folder)
@@ -88,17 +88,17 @@ def test_a_sweep_is_opened_with_the_options_of_its_trials(
 )
 def test_a_folder_that_holds_no_results_is_refused(tmp_path: Path, content: str | None, words: str) -> None:
     if content is not None:
-        (tmp_path / "results.json").write_text(content)
+        (tmp_path / "results.json").write_text(content, encoding="utf-8")
     with pytest.raises(UserError, match=words):
         load_run(tmp_path)
 
 
 def test_a_table_that_is_gone_is_named_and_one_that_is_made_on_request_is_empty(tmp_path: Path) -> None:
-    (tmp_path / "results.json").write_text(json.dumps({"kind": "geometry"}))
-    (tmp_path / "config.yaml").write_text("seed: 0\n")
+    (tmp_path / "results.json").write_text(json.dumps({"kind": "geometry"}), encoding="utf-8")
+    (tmp_path / "config.yaml").write_text("seed: 0\n", encoding="utf-8")
     names = ("geometry", "outliers", "dimensions", "parameters", "explained")
     for name in names:
-        (tmp_path / f"{name}.csv").write_text("layer,neuron,low\n3,1,\n")
+        (tmp_path / f"{name}.csv").write_text("layer,neuron,low\n3,1,\n", encoding="utf-8")
     opened = load_run(tmp_path)
     assert [row["layer"] for row in opened.geometry] == [3]
     assert opened.smoothing == opened.smoothing_sentences == opened.interventions == Table()

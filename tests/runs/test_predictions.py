@@ -38,7 +38,7 @@ def treebank(place: Path) -> Path:
         generator.shuffle(words)
         lines = [f"{i}\t{word}\t_\t{tag.upper()}\t_\t_\t0\t_\t_\t_" for i, (word, tag) in enumerate(words, start=1)]
         sentences.append("\n".join(lines) + "\n\n")
-    (place / "tags.conllu").write_text("".join(sentences))
+    (place / "tags.conllu").write_text("".join(sentences), encoding="utf-8")
     return place / "tags.conllu"
 
 
@@ -116,7 +116,8 @@ def test_sentences_have_a_row_each(place: Path, checkpoints: dict[str, Path]) ->
     generator = np.random.default_rng(1)
     kinds = {name: [" ".join(generator.choice(words, 5)) for _ in range(70)] for name, words in TAGS.items()}
     (place / "kinds.jsonl").write_text(
-        "".join(f'{{"text": "{text}", "label": "{name}"}}\n' for name, texts in kinds.items() for text in texts)
+        "".join(f'{{"text": "{text}", "label": "{name}"}}\n' for name, texts in kinds.items() for text in texts),
+        encoding="utf-8",
     )
     run = made(place, model=str(checkpoints["bert"]), corpus=str(place / "kinds.jsonl"), task="sentence_label", layer=1)
     label_of = {text: name for name, texts in kinds.items() for text in texts}
@@ -136,7 +137,7 @@ def test_sentences_have_a_row_each(place: Path, checkpoints: dict[str, Path]) ->
 def test_numbers_are_predicted_as_such(place: Path, checkpoints: dict[str, Path], corpus_file: Path) -> None:
     lines = corpus_file.read_text(encoding="utf-8").splitlines()
     pairs = [{"text": line, "label": len(line.split()) + 0.5} for line in lines]
-    (place / "lengths.jsonl").write_text("".join(f"{json.dumps(pair)}\n" for pair in pairs))
+    (place / "lengths.jsonl").write_text("".join(f"{json.dumps(pair)}\n" for pair in pairs), encoding="utf-8")
     how: Any = {"corpus": str(place / "lengths.jsonl"), "task": "sentence_label", "task_args": {"numbers": True}}
     run = made(place, model=str(checkpoints["bert"]), layer="0,2", **how)
     texts = run.test_sentences

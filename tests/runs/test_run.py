@@ -46,7 +46,7 @@ def test_runs_without_a_name_never_meet(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_runs_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(UserError, match=r"--runs .* cannot be written"):
         RunFolder(tmp_path / "file" / "runs", "mine", "default")
 
@@ -54,5 +54,5 @@ def test_a_folder_of_runs_that_cannot_be_made_is_refused(tmp_path: Path) -> None
 def test_tables_keep_full_precision_and_leave_out_what_was_not_measured(tmp_path: Path) -> None:
     rows = [{"layer": 3, "accuracy": 0.1 + 0.2, "n_classes": 7}, {"layer": 4, "accuracy": 1e-17, "n_classes": 7}]
     write_csv(tmp_path / "t.csv", rows, ACCURACY_COLUMNS)
-    assert (tmp_path / "t.csv").read_text().splitlines()[0] == "layer,accuracy,n_classes"
+    assert (tmp_path / "t.csv").read_text(encoding="utf-8").splitlines()[0] == "layer,accuracy,n_classes"
     assert read_csv(tmp_path / "t.csv") == rows

@@ -17,9 +17,9 @@ def test_a_container_has_no_more_memory_than_its_limit(tmp_path: Path, monkeypat
     monkeypatch.setattr(memory, "LIMITS", (limit, tmp_path / "not there"))
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert memory.memory_bytes() == machine
-    limit.write_text("max\n")
+    limit.write_text("max\n", encoding="utf-8")
     assert memory.memory_bytes() == machine
-    limit.write_text("1048576\n")
+    limit.write_text("1048576\n", encoding="utf-8")
     assert memory.memory_bytes() == 2**20
 
 

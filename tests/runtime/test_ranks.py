@@ -100,8 +100,8 @@ class Job:
         environment = {**own, "OMP_NUM_THREADS": "1", "WANDB_MODE": self.wandb, "PROBING_TEST": self.mark, **variables}
         self.started.append(
             subprocess.Popen(
-                [*(command or [sys.executable]), "program.py", *self.args], cwd=self.folder, env=environment, text=True,
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+                [*(command or [sys.executable]), "program.py", *self.args], cwd=self.folder, env=environment,
+                encoding="utf-8", stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
             )
         )  # fmt: skip
 
@@ -178,7 +178,7 @@ def bank(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -> Path
 
 
 def make_job(folder: Path, model: Path, corpus: Path, command: str, *args: str) -> Job:
-    (folder / "program.py").write_text(PROGRAM)
+    (folder / "program.py").write_text(PROGRAM, encoding="utf-8")
     fixed = ["--model", str(model), "--corpus", str(corpus), "--cache", "cache", "--trainer.accelerator", "cpu"]
     return Job(folder, [command, *fixed, *args])
 
@@ -227,7 +227,7 @@ def shards(folder: Path) -> dict[str, bytes]:
 
 def table(folder: Path, name: str) -> list[dict[str, Any]]:
     (path,) = folder.glob(f"runs/*/{name}")
-    with path.open() as file:
+    with path.open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
@@ -281,7 +281,9 @@ def test_two_processes_make_what_one_makes_each_half_of_it(
     assert set(codes) == {0}, errors
     assert shards(two.folder) == shards(one)
     (manifest,) = two.folder.glob("cache/*/manifest.jsonl")
-    assert len(manifest.read_text().splitlines()) == 1 + len(shards(two.folder))  # each was computed once
+    assert len(manifest.read_text(encoding="utf-8").splitlines()) == 1 + len(
+        shards(two.folder)
+    )  # each was computed once
     assert_same_tables(one, two.folder)
     assert len(list(two.folder.glob("runs/*"))) == 1
     assert len(list(two.folder.glob("runs/*/wandb/offline-run-*"))) == 1
@@ -291,7 +293,7 @@ def test_two_processes_make_what_one_makes_each_half_of_it(
     assert len(lines) == len(set(lines))
     # Each shard is read by one rank alone, all through the training and the evidence.
     readers: dict[str, set[str]] = {}
-    for line in (two.folder / "read.txt").read_text().splitlines():
+    for line in (two.folder / "read.txt").read_text(encoding="utf-8").splitlines():
         shard, rank = line.rsplit(" ", 1)
         readers.setdefault(shard, set()).add(rank)
     assert all(len(ranks) == 1 for ranks in readers.values())
@@ -305,7 +307,7 @@ def test_more_processes_than_shards_are_no_more_than_idle(
     one, _ = alone("fit", *LESS)
     two = job("fit", *LESS)
     two.wandb = "disabled"
-    (two.folder / "program.py").write_text(PROGRAM.replace("= 0, 600", "= 0, 10**9"))
+    (two.folder / "program.py").write_text(PROGRAM.replace("= 0, 600", "= 0, 10**9"), encoding="utf-8")
     start_in_two(two, "ddp")
     codes, _, errors = two.end()
     assert codes == [0], errors
@@ -341,7 +343,7 @@ def test_two_processes_survey_heads_as_one_does_each_half_of_the_corpus(
     assert said_by_two.splitlines()[:-1] == said.splitlines()[:-1]
     lines = [line for line in errors.splitlines() if "OMP_NUM_THREADS" not in line]
     assert len(lines) == len(set(lines))
-    written = (two.folder / "written.txt").read_text().splitlines()
+    written = (two.folder / "written.txt").read_text(encoding="utf-8").splitlines()
     assert len(written) == len({line.rsplit(" ", 1)[0] for line in written}) == len(shards(alone))  # each was read once
     assert {line.rsplit(" ", 1)[1] for line in written} == {"0", "1"}
 
@@ -387,7 +389,7 @@ def test_a_rank_killed_in_extraction_ends_the_job_and_the_next_goes_on(
     assert "Traceback" not in errors
     kept = {path: path.stat().st_ino for path in one.folder.glob("cache/*/layer_*/*.safetensors")}
     (manifest,) = one.folder.glob("cache/*/manifest.jsonl")
-    recorded = len(manifest.read_text().splitlines()) - 1
+    recorded = len(manifest.read_text(encoding="utf-8").splitlines()) - 1
     assert recorded >= 6
     again = job("extract")
     again.start()
@@ -403,7 +405,7 @@ def test_a_rank_killed_in_training_ends_the_job(job: Callable[..., Job], how: st
     one.wandb = "disabled"
     start_in_two(one, how)
     training = one.folder / "read.txt"
-    wait_for(lambda: training.exists() and training.read_text().count("\n") > 100)
+    wait_for(lambda: training.exists() and training.read_text(encoding="utf-8").count("\n") > 100)
     kill(one, "1")
     codes, said, errors = one.end(BOUND_S)
     wait_for(is_gone(one))
@@ -424,11 +426,11 @@ def test_what_one_rank_alone_cannot_do_it_says_and_the_job_ends(job: Callable[..
     one = job("extract")
     one.args[one.args.index("--corpus") + 1] = "-"
     one.args += DDP
-    text = Path(job("extract").args[4]).read_text()
+    text = Path(job("extract").args[4]).read_text(encoding="utf-8")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PROBING_TEST": one.mark}
     done = subprocess.run(
         [sys.executable, "program.py", *one.args], cwd=one.folder, env=environment, input=text, capture_output=True,
-        text=True, timeout=PATIENCE_S, check=False,
+        encoding="utf-8", timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     wait_for(is_gone(one))
     assert done.returncode != 0

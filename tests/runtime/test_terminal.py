@@ -98,5 +98,5 @@ print(from_python == 0, first < imported, again <= imported, gc.isenabled())  # 
 
 
 def test_what_is_imported_is_frozen_once_and_only_in_a_process_of_ones_own() -> None:
-    done = subprocess.run([sys.executable, "-c", FREEZING], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", FREEZING], capture_output=True, encoding="utf-8", check=True)
     assert done.stdout.split() == ["True"] * 4

@@ -118,7 +118,9 @@ def test_sts_says_on_how_many_sentences_it_whitened(
     tmp_path: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = tmp_path / "vectors.txt"
-    words.write_text("".join(f"{word} {i} {i % 3} 1\n" for i, word in enumerate(("probe", "layer", "neuron"), 1)))
+    words.write_text(
+        "".join(f"{word} {i} {i % 3} 1\n" for i, word in enumerate(("probe", "layer", "neuron"), 1)), encoding="utf-8"
+    )
     data = write_sts(tmp_path / "sts", n=20)
     found = sts([str(data)], transforms="clip,whiten,all_but_the_top", static=str(words), **options)
     assert found is not None
@@ -171,8 +173,8 @@ def test_geometry_says_on_how_many_tokens_it_whitened_in_the_report_too(
     tmp_path: Path, options: dict[str, Any], sentences: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     short = [" ".join(sentence.split()[:3]) for sentence in sentences[:4]]
-    (tmp_path / "few.txt").write_text("".join(f"{sentence}\n" for sentence in short))
-    (tmp_path / "text.txt").write_text("".join(f"{sentence}\n" for sentence in sentences[4:60]))
+    (tmp_path / "few.txt").write_text("".join(f"{sentence}\n" for sentence in short), encoding="utf-8")
+    (tmp_path / "text.txt").write_text("".join(f"{sentence}\n" for sentence in sentences[4:60]), encoding="utf-8")
     found = geometry(
         corpus=str(tmp_path / "text.txt"), fit_corpus=str(tmp_path / "few.txt"), transforms="center,whiten", **options
     )
@@ -203,7 +205,7 @@ def test_fit_says_on_how_many_tokens_it_whitened_in_the_report_too(
     tmp_path: Path, options: dict[str, Any], sentences: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     short = [" ".join(sentence.split()[:4]) for sentence in sentences]
-    (tmp_path / "text.txt").write_text("".join(f"{sentence}\n" for sentence in dict.fromkeys(short)))
+    (tmp_path / "text.txt").write_text("".join(f"{sentence}\n" for sentence in dict.fromkeys(short)), encoding="utf-8")
     roughly = {**BARE, "probe": {"tolerance": 1e-2}}
     run = fit(corpus=str(tmp_path / "text.txt"), transform="whiten", **roughly, **options)
     assert run is not None
@@ -217,4 +219,4 @@ def test_fit_says_on_how_many_tokens_it_whitened_in_the_report_too(
     assert run.results["layers"][0]["vectors_per_dimension"] == row["n_train_tokens"] / 16
     (subject,) = read_sources([run.folder]).subjects
     assert line in answer(subject)
-    assert "Whitening of 16 dimensions is fitted on" in (run.folder / "report.html").read_text()
+    assert "Whitening of 16 dimensions is fitted on" in (run.folder / "report.html").read_text(encoding="utf-8")

@@ -32,7 +32,7 @@ PATIENCE_S = 600
 
 
 def read(path: Path) -> dict[str, Any]:
-    sweep: dict[str, Any] = yaml.safe_load(path.read_text())
+    sweep: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
     return sweep
 
 
@@ -84,7 +84,7 @@ def reach(parsed: dict[str, Any], name: str) -> Any:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_sweep_file_says_what_it_asks_and_how_to_run_it(path: Path) -> None:
-    comment = "".join(line for line in path.read_text().splitlines() if line.startswith("#"))
+    comment = "".join(line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
     assert "?" in comment
     for command in (
         f"wandb sweep conf/sweeps/{path.name}",
@@ -137,7 +137,7 @@ class Session:
         self.cwd, self.home, self.temporary = (folder / name for name in ("work", "home", "tmp"))
         for path in (self.cwd, self.home, self.temporary):
             path.mkdir()
-        (self.cwd / "sweep.yaml").write_text(yaml.safe_dump(sweep))
+        (self.cwd / "sweep.yaml").write_text(yaml.safe_dump(sweep), encoding="utf-8")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "PROBING_"))}
         self._environment = {
             **kept,
@@ -155,7 +155,7 @@ class Session:
         """Register the sweep and return what the client says to start agents with."""
         done = subprocess.run(
             [sys.executable, "-m", "wandb", "sweep", "sweep.yaml"],
-            cwd=self.cwd, env=self._environment, capture_output=True, text=True, timeout=PATIENCE_S, check=True,
+            cwd=self.cwd, env=self._environment, capture_output=True, encoding="utf-8", timeout=PATIENCE_S, check=True,
         )  # fmt: skip
         (line,) = [line for line in done.stderr.splitlines() if "Run sweep agent with" in line]
         return line.rsplit(" ", 1)[1]
@@ -163,7 +163,7 @@ class Session:
     def agent(self, sweep: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-m", "wandb", "agent", sweep],
-            cwd=self.cwd, env=self._environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            cwd=self.cwd, env=self._environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8",
         )  # fmt: skip
 
 
@@ -220,7 +220,7 @@ def test_agents_that_start_at_once_share_one_extraction(swept: tuple[WandbServer
     (entry,) = (path for path in (session.cwd / "runs" / "cache").iterdir() if path.is_dir())
     assert len(list(entry.glob("layer_*/*.safetensors"))) == 1
     # Beside the header a record of each shard that was written, also where one was written twice.
-    assert len((entry / MANIFEST).read_text().splitlines()) == 1 + 1
+    assert len((entry / MANIFEST).read_text(encoding="utf-8").splitlines()) == 1 + 1
 
 
 @pytest.mark.several

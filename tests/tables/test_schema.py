@@ -46,7 +46,7 @@ def test_a_cell_is_what_its_column_says_and_not_what_it_looks_like(tmp_path: Pat
 
 
 def test_numbers_without_a_point_are_numbers_of_their_column(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("layer,accuracy,n_classes,low\n0,1,7,inf\n")
+    (tmp_path / "t.csv").write_text("layer,accuracy,n_classes,low\n0,1,7,inf\n", encoding="utf-8")
     (found,) = read_csv(tmp_path / "t.csv")
     assert [type(value) for value in found.values()] == [int, float, int, float]
 
@@ -70,7 +70,9 @@ def test_names_made_of_others_have_the_type_of_what_they_name(column: str, kind:
 
 
 def test_empty_cells_are_the_ends_of_no_interval_or_no_value(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("layer,accuracy_low,rank_high,draw,contribution_companion,flag\n,,,,,\n")
+    (tmp_path / "t.csv").write_text(
+        "layer,accuracy_low,rank_high,draw,contribution_companion,flag\n,,,,,\n", encoding="utf-8"
+    )
     (found,) = read_csv(tmp_path / "t.csv")
     assert [name for name, value in found.items() if value == ""] == ["layer", "draw", "contribution_companion", "flag"]
     assert math.isnan(found["accuracy_low"])
@@ -79,6 +81,6 @@ def test_empty_cells_are_the_ends_of_no_interval_or_no_value(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("column", "text"), [("neuron", "1.5"), ("accuracy", "high"), ("layer", "last")])
 def test_a_cell_of_another_type_is_named(tmp_path: Path, column: str, text: str) -> None:
-    (tmp_path / "t.csv").write_text(f"{column}\n{text}\n")
+    (tmp_path / "t.csv").write_text(f"{column}\n{text}\n", encoding="utf-8")
     with pytest.raises(ValueError, match=rf"t.csv has `{text}` in the column {column}, where a number belongs"):
         read_csv(tmp_path / "t.csv")

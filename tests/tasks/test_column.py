@@ -112,7 +112,7 @@ def kind(word: str) -> str:
 def bank(sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("bank") / "words.tsv"
     rows = [re.findall(r"\w+|[.,?!]", text) for text in sentences]
-    path.write_text("\n".join("".join(f"{word}\t{kind(word)}\n" for word in words) for words in rows))
+    path.write_text("\n".join("".join(f"{word}\t{kind(word)}\n" for word in words) for words in rows), encoding="utf-8")
     return path
 
 
@@ -165,7 +165,9 @@ def test_labels_of_the_test_corpus_that_are_no_class_are_left_out(
     bank: Path, checkpoints: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     test = tmp_path / "test.tsv"
-    test.write_text("the\tshort\nlayer\tmiddle\nreads\tunheard-of\n\nuntranslatable\tlong\nthat\tunheard-of\n")
+    test.write_text(
+        "the\tshort\nlayer\tmiddle\nreads\tunheard-of\n\nuntranslatable\tlong\nthat\tunheard-of\n", encoding="utf-8"
+    )
     made = fit(
         model=str(checkpoints["bert"]), corpus=str(bank), test_corpus=str(test), task="label", layer=1,
         runs=str(tmp_path), name="words", wandb=NO_WANDB, **BARE,
@@ -197,7 +199,7 @@ def test_the_classes_of_labels_do_not_depend_on_their_order(bank: Path, tmp_path
 
 def test_a_file_of_words_and_labels_is_a_corpus(tmp_path: Path) -> None:
     path = tmp_path / "words.tsv"
-    path.write_text("The\tDT\ndog\tNN\n\n\n# \tsign \nNew York\tNNP\r\n\nThe\tXX\ndog\tXX\n")
+    path.write_text("The\tDT\ndog\tNN\n\n\n# \tsign \nNew York\tNNP\r\n\nThe\tXX\ndog\tXX\n", encoding="utf-8")
     corpus = load_corpus(str(path))
     assert corpus.words == (("The", "dog"), ("#", "New York"))
     assert corpus.columns["label"] == (("DT", "NN"), ("sign", "NNP"))
@@ -207,6 +209,6 @@ def test_a_file_of_words_and_labels_is_a_corpus(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", ["dog", "\tNN", "dog\tNN\tNP", "dog NN"])
 def test_lines_that_are_not_a_word_and_a_label_are_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "words.tsv"
-    path.write_text(f"The\tDT\n{line}\n")
+    path.write_text(f"The\tDT\n{line}\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"words.tsv`: line 2 is not a word, a tab and a label"):
         load_corpus(str(path))

@@ -107,9 +107,9 @@ def test_a_least_size_of_classes_does_not_apply() -> None:
 def scored(tmp_path_factory: pytest.TempPathFactory, long_corpus_file: Path) -> Path:
     """A .jsonl file of sentences with their number of words as score, null for the first."""
     path = tmp_path_factory.mktemp("scored") / "sentences.jsonl"
-    texts = long_corpus_file.read_text().splitlines()
+    texts = long_corpus_file.read_text(encoding="utf-8").splitlines()
     rows = [{"text": text, "label": text.count(" ") / 2 if i else None} for i, text in enumerate(texts)]
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     return path
 
 
@@ -147,7 +147,7 @@ def test_sentences_with_numbers_have_r_squared_controls_and_evidence(run: Run) -
 
 
 def test_its_page_speaks_of_numbers(run: Run) -> None:
-    page = (run.folder / "report.html").read_text()
+    page = (run.folder / "report.html").read_text(encoding="utf-8")
     assert "R² by layer" in page
     assert "to predict a number from" in page
     assert "contribution to the predicted number" in page.lower()
@@ -200,7 +200,7 @@ def test_what_does_not_apply_to_numbers_is_refused_before_any_work(
     how: dict[str, Any], message: str, checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:
     few = tmp_path / "few.txt"
-    few.write_text("\n".join(corpus_file.read_text().splitlines()[:400]))
+    few.write_text("\n".join(corpus_file.read_text(encoding="utf-8").splitlines()[:400]), encoding="utf-8")
     with pytest.raises(UserError, match=message):
         made(checkpoints, few, tmp_path / "runs", **{"task": Length(), **how})
     assert not [*tmp_path.glob("runs/*.partial")]
@@ -214,7 +214,8 @@ def test_commands_that_read_classes_refuse_it(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "sweep.yaml"
     file.write_text(
         "method: grid\nprogram: probing\nparameters:\n  task: {value: sentence_label}\n"
-        "  task_args.numbers: {value: true}\n  probe.l2: {values: [0.1, 0.01]}\n"
+        "  task_args.numbers: {value: true}\n  probe.l2: {values: [0.1, 0.01]}\n",
+        encoding="utf-8",
     )
     with pytest.raises(UserError, match="`task sentence_label`: it predicts numbers, and a sweep compares accuracies"):
         sweep(str(file), runs=str(tmp_path / "runs"), wandb=NO_WANDB)

@@ -220,7 +220,7 @@ helper = 3
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "half.py"
-    path.write_text(FILE)
+    path.write_text(FILE, encoding="utf-8")
     return path
 
 
@@ -264,7 +264,7 @@ def test_an_object_gives_the_same_run_as_its_file(file: Path, bare: dict[str, An
     # Relative to the folder where the run was made, or whole.
     assert by_object.config["task"] in (f"{file}:Half", f"{os.path.relpath(file)}:Half")
     assert by_object.config["task_args"] == {"min_count": None, "least": 6}
-    assert yaml.safe_load((by_object.folder / "config.yaml").read_text()) == {**by_object.config}
+    assert yaml.safe_load((by_object.folder / "config.yaml").read_text(encoding="utf-8")) == {**by_object.config}
 
 
 def test_an_object_of_a_module_is_described_and_found_again() -> None:
@@ -310,12 +310,12 @@ def test_labels_that_are_true_or_false_make_two_classes(bare: dict[str, Any]) ->
 )
 def test_what_is_no_task_is_refused(file: Path, typed: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(file.parent)
-    (file.parent / "broken.py").write_text("x = 1\noops\n")
-    (file.parent / "syntax.py").write_text("class Half(:\n")
+    (file.parent / "broken.py").write_text("x = 1\noops\n", encoding="utf-8")
+    (file.parent / "syntax.py").write_text("class Half(:\n", encoding="utf-8")
     unfrozen = (
         "from dataclasses import dataclass\nfrom probing import Task\n\n\n@dataclass\nclass A(Task):\n    n: int = 3\n"
     )
-    (file.parent / "unfrozen.py").write_text(unfrozen)
+    (file.parent / "unfrozen.py").write_text(unfrozen, encoding="utf-8")
     with pytest.raises(UserError, match=message):
         load_task(typed, {})
 
@@ -364,7 +364,7 @@ def installed(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     source, site = tmp_path / "source", tmp_path / "site"
     (source / "my_tasks").mkdir(parents=True)
     (source / "my_tasks" / "__init__.py").touch()
-    (source / "my_tasks" / "half.py").write_text(file.read_text())
+    (source / "my_tasks" / "half.py").write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
     (source / "pyproject.toml").write_text(
         textwrap.dedent(
             """
@@ -382,7 +382,8 @@ def installed(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             [tool.setuptools]
             packages = ["my_tasks"]
             """
-        )
+        ),
+        encoding="utf-8",
     )
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps"]
     subprocess.run([*pip, "--no-build-isolation", "--target", str(site), str(source)], check=True, capture_output=True)

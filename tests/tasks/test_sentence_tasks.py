@@ -51,9 +51,9 @@ class Two(SentenceTask):
 def labelled(tmp_path_factory: pytest.TempPathFactory, long_corpus_file: Path) -> Path:
     """A .jsonl file of sentences labelled by their number of words."""
     path = tmp_path_factory.mktemp("labelled") / "sentences.jsonl"
-    texts = long_corpus_file.read_text().splitlines()
+    texts = long_corpus_file.read_text(encoding="utf-8").splitlines()
     rows = [{"text": text, "label": "long" if text.count(" ") > 20 else "short", "n": 0.5} for text in texts]
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     return path
 
 
@@ -176,7 +176,10 @@ def test_numbers_have_their_distances_but_no_positions(
     checkpoints: dict[str, Path], labelled: Path, corpus_file: Path, tmp_path: Path
 ) -> None:
     few = tmp_path / "few.txt"
-    few.write_text("".join(f"{text} Indeed.\n" for text in corpus_file.read_text().splitlines()[:40]))
+    few.write_text(
+        "".join(f"{text} Indeed.\n" for text in corpus_file.read_text(encoding="utf-8").splitlines()[:40]),
+        encoding="utf-8",
+    )
     run = made(checkpoints, labelled, tmp_path / "runs", layer=2, task=Tens(), test_corpus=str(few))
     (row,) = run.accuracy
     assert run.results["classes"] == [0, 1, 2, 3]

@@ -184,7 +184,7 @@ def test_the_mode_that_a_logger_of_lightning_leaves_behind_is_understood(
 
 def test_importing_the_module_loads_no_heavy_library() -> None:
     code = "import sys, probing.tracking; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
     assert "probing.tracking" in loaded.stdout.split()
     assert not {"torch", "pytorch_lightning", "wandb"} & set(loaded.stdout.split())
 

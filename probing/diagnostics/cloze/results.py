@@ -39,5 +39,5 @@ def write(
         "timings": dict(timings),
         **{name: [without_nan(row) for row in rows] for name, rows in found.tables.items()},
     }
-    paths[-1].write_text(json.dumps(summary, indent=2))
+    paths[-1].write_text(json.dumps(summary, indent=2), encoding="utf-8")
     return paths

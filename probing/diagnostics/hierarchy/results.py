@@ -40,5 +40,5 @@ def write_summary(folder: Path, found: Found, sizes: Sizes, timings: Mapping[str
         **{name: [without_nan(row) for row in rows] for name, rows in found.tables.items()},
     }
     path = folder / "results.json"
-    path.write_text(json.dumps(summary, indent=2))
+    path.write_text(json.dumps(summary, indent=2), encoding="utf-8")
     return path

@@ -70,7 +70,7 @@ def _option(name: str, value: Any, default: Any) -> list[str]:
 
 
 def _configuration(folder: Path) -> Html:
-    text = (folder / "config.yaml").read_text()
+    text = (folder / "config.yaml").read_text(encoding="utf-8")
     name = joined("The configuration, ", element("code", "config.yaml"), ", for ", element("code", "--config"))
     return element("details", element("summary", name), element("pre", element("code", text), tabindex="0"))
 

@@ -69,5 +69,5 @@ def write_summary(
         "emergence": [without_nan(row) for row in tables["emergence"]],
     }
     path = folder / "results.json"
-    path.write_text(json.dumps(summary, indent=2))
+    path.write_text(json.dumps(summary, indent=2), encoding="utf-8")
     return path

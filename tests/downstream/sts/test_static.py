@@ -14,7 +14,9 @@ from probing.errors import UserError
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "vectors.txt"
-    path.write_text("the 1 2\nNew 9 9\ncat 3 4.5\n, 0 1\n. . . 7 7\n\u00e9t\u00e9 -1 0\nunused 5 5\nthe 8 8\n")
+    path.write_text(
+        "the 1 2\nNew 9 9\ncat 3 4.5\n, 0 1\n. . . 7 7\n\u00e9t\u00e9 -1 0\nunused 5 5\nthe 8 8\n", encoding="utf-8"
+    )
     return path
 
 
@@ -30,7 +32,7 @@ def test_a_sentence_is_the_mean_of_its_words_with_a_vector(file: Path) -> None:
 
 def test_words_that_are_not_needed_are_not_kept_and_a_first_line_of_word2vec_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "v.txt"
-    path.write_text("3 2\nthe 1 2\ncat 3 4\ndog 5 6\n")
+    path.write_text("3 2\nthe 1 2\ncat 3 4\ndog 5 6\n", encoding="utf-8")
     static = read_static(str(path), ["the dog"])
     assert set(static.rows) == {"the", "dog"}
     assert static.vectors.shape == (2, 2)

@@ -45,8 +45,10 @@ def test_sets_are_found_in_folders_that_are_links(tmp_path: Path) -> None:
 
 def test_pairs_without_a_score_or_a_sentence_are_dropped_and_counted(tmp_path: Path) -> None:
     (tmp_path / "STS16").mkdir()
-    (tmp_path / "STS16" / "STS.input.x.txt").write_text("a b\tb  c\nd\te\nf\tg\n\th\na b\tf\tsource\n")
-    (tmp_path / "STS16" / "STS.gs.x.txt").write_text("5\n\n0\n1\n2.5\n")
+    (tmp_path / "STS16" / "STS.input.x.txt").write_text(
+        "a b\tb  c\nd\te\nf\tg\n\th\na b\tf\tsource\n", encoding="utf-8"
+    )
+    (tmp_path / "STS16" / "STS.gs.x.txt").write_text("5\n\n0\n1\n2.5\n", encoding="utf-8")
     write_semeval(tmp_path / "STS16", "y", [("i", "j", 1.0)])
     (found,) = read_sts([str(tmp_path)])
     assert spelled(found) == [("a b", "b c", 5), ("f", "g", 0), ("a b", "f", 2.5), ("i", "j", 1)]
@@ -61,7 +63,9 @@ def test_data_sets_of_the_hub_are_known_by_their_names(tmp_path: Path, monkeypat
     for name, splits in {"sts13-sts": {"test": rows}, "stsbenchmark": {"validation": rows, "test": hidden}}.items():
         (tmp_path / name).mkdir()
         for split, content in splits.items():
-            (tmp_path / name / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in content))
+            (tmp_path / name / f"{split}.jsonl").write_text(
+                "".join(f"{json.dumps(row)}\n" for row in content), encoding="utf-8"
+            )
     found = read_sts([f"hf:{tmp_path / name}" for name in ("stsbenchmark", "sts13-sts")])
     assert [one.label for one in found] == ["STS13", "STS-B dev"]
     assert spelled(found[0]) == [(f"a {i}", f"b {i}", i) for i in range(4)]
@@ -80,7 +84,7 @@ def test_data_sets_of_the_hub_are_known_by_their_names(tmp_path: Path, monkeypat
     ],
 )
 def test_files_that_are_no_sts_are_refused(tmp_path: Path, file: str, content: str, words: str) -> None:
-    (tmp_path / file).write_text(content)
+    (tmp_path / file).write_text(content, encoding="utf-8")
     with pytest.raises(UserError, match=words):
         read_sts([str(tmp_path)])
 
@@ -93,6 +97,6 @@ def test_files_out_of_step_and_sets_that_are_there_twice_are_refused(tmp_path: P
     write_sick(tmp_path / "c", "test_annotated", sentence_pairs(5, 0))
     assert [one.label for one in read_sts([str(tmp_path / "a"), str(tmp_path / "c")])] == ["STS-B dev", "SICK-R"]
     write_semeval(tmp_path / "d", "x", sentence_pairs(5, 0))
-    (tmp_path / "d" / "STS.gs.x.txt").write_text("1\n")
+    (tmp_path / "d" / "STS.gs.x.txt").write_text("1\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"has 5 lines and STS\.gs\.x\.txt has 1"):
         read_sts([str(tmp_path / "d")])

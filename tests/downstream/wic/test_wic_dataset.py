@@ -37,8 +37,8 @@ def test_the_original_form_is_read_pair_by_pair(tmp_path: Path) -> None:
 
 
 def test_the_word_is_found_by_its_index_even_where_it_stands_twice(tmp_path: Path) -> None:
-    (tmp_path / "train.data.txt").write_text("run\tV\t4-0\tthe run was a run\trunning is fun\n")
-    (tmp_path / "train.gold.txt").write_text("T\n")
+    (tmp_path / "train.data.txt").write_text("run\tV\t4-0\tthe run was a run\trunning is fun\n", encoding="utf-8")
+    (tmp_path / "train.gold.txt").write_text("T\n", encoding="utf-8")
     (pair,) = spelled(read_wic(str(tmp_path), ["train"])["train"])
     assert pair[2:] == ("run", "running", True)
     assert read_wic(str(tmp_path), ["train"])["train"].targets.tolist() == [[4, 0]]
@@ -59,7 +59,9 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     def write(**splits: list[dict[str, Any]]) -> str:
         (tmp_path / "data").mkdir()
         for split, rows in splits.items():
-            (tmp_path / "data" / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+            (tmp_path / "data" / f"{split}.jsonl").write_text(
+                "".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8"
+            )
         return f"hf:{tmp_path / 'data'}"
 
     return write
@@ -113,7 +115,7 @@ GOOD = "run\tV\t1-0\tthe run\trunning is fun\n"
     ],
 )
 def test_files_that_are_not_wic_are_refused(tmp_path: Path, data: str, gold: str, words: str) -> None:
-    (tmp_path / "train.data.txt").write_text(data)
-    (tmp_path / "train.gold.txt").write_text(gold)
+    (tmp_path / "train.data.txt").write_text(data, encoding="utf-8")
+    (tmp_path / "train.gold.txt").write_text(gold, encoding="utf-8")
     with pytest.raises(UserError, match=words):
         read_wic(str(tmp_path), ["train"])

@@ -48,8 +48,8 @@ def rows_of_cloze() -> dict[str, list[dict[str, Any]]]:
 
 def page_of(folder: Path, kind: str, tables: dict[str, list[dict[str, Any]]], columns: Any) -> str:
     folder.mkdir()
-    (folder / "results.json").write_text(json.dumps({"kind": kind}))
-    (folder / "config.yaml").write_text("model: minilm\n")
+    (folder / "results.json").write_text(json.dumps({"kind": kind}), encoding="utf-8")
+    (folder / "config.yaml").write_text("model: minilm\n", encoding="utf-8")
     for name, rows in tables.items():
         write_csv(folder / f"{name}.csv", rows, columns[name])
     return report([str(folder)]).read_text(encoding="utf-8")

@@ -48,8 +48,8 @@ def arms() -> list[dict[str, Any]]:
 def written(folder: Path) -> Path:
     folder.mkdir()
     results = {"kind": "pretraining with and without positions", "n_vocabulary": 100, "growth": None}
-    (folder / "results.json").write_text(json.dumps(results))
-    (folder / "config.yaml").write_text("size: tiny\n")
+    (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
+    (folder / "config.yaml").write_text("size: tiny\n", encoding="utf-8")
     write_csv(folder / "arms.csv", arms(), COLUMNS["arms"])
     write_csv(folder / "losses.csv", [{"arm": "learned", "seed": 0, "step": 0, "loss": 4.6}], COLUMNS["losses"])
     return folder

@@ -48,8 +48,10 @@ def page_of(folder: Path, n_layers: int) -> str:
     checkpoints = [
         {"step": step, "name": f"step{step}", "model": f"runs/gpt/step{step}", "revision": None} for step in STEPS
     ]
-    (folder / "results.json").write_text(json.dumps({"kind": "series of checkpoints", "checkpoints": checkpoints}))
-    (folder / "config.yaml").write_text("measures: all\n")
+    (folder / "results.json").write_text(
+        json.dumps({"kind": "series of checkpoints", "checkpoints": checkpoints}), encoding="utf-8"
+    )
+    (folder / "config.yaml").write_text("measures: all\n", encoding="utf-8")
     for name, table in {"series": rows, "series_outliers": [], "emergence": came}.items():
         write_csv(folder / f"{name}.csv", table, COLUMNS[name])
     return report([str(folder)]).read_text(encoding="utf-8")

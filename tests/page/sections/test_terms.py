@@ -80,13 +80,13 @@ def page(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pyte
     write_csv(first / "heads.csv", heads, HEAD_COLUMNS)
     second = Path(shutil.copytree(first, place / "second"))
     folders = [comparison(place / "both", [first, second]), geometry(place / "shape"), *evaluations(place)]
-    return report([str(folder) for folder in folders], output=str(place / "page.html")).read_text()
+    return report([str(folder) for folder in folders], output=str(place / "page.html")).read_text(encoding="utf-8")
 
 
 def write(folder: Path, kind: str, tables: dict[str, tuple[list[Any], Any]], **results: Any) -> Path:
     folder.mkdir()
-    (folder / "results.json").write_text(json.dumps({"kind": kind, **results}))
-    (folder / "config.yaml").write_text("top: 10\n")
+    (folder / "results.json").write_text(json.dumps({"kind": kind, **results}), encoding="utf-8")
+    (folder / "config.yaml").write_text("top: 10\n", encoding="utf-8")
     for name, (rows, columns) in tables.items():
         write_csv(folder / f"{name}.csv", rows, columns)
     return folder

@@ -32,7 +32,7 @@ def folder(tmp_path: Path, checkpoints: dict[str, Path]) -> Path:
     """Three checkpoints, and a table beside them."""
     for name in ("step16", "step8", "step100"):
         (tmp_path / name).symlink_to(checkpoints["bert"])
-    (tmp_path / "loss9.csv").write_text("step\n")
+    (tmp_path / "loss9.csv").write_text("step\n", encoding="utf-8")
     return tmp_path
 
 
