@@ -124,9 +124,8 @@ def test_the_column_is_text_then_sentence_then_the_only_one(
 def test_cells_of_csv_files_are_text_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     labels = ["01", "1", "1.0", "NA", "None", "null", "nan", "True", "-100", ""]
     (data := tmp_path / "data").mkdir()
-    (data / "train.csv").write_text(
-        "text,label\n" + "".join(f"t {i},{y}\n" for i, y in enumerate(labels)) + "null,01\n"
-    )
+    rows = "".join(f"t {i},{label}\n" for i, label in enumerate(labels))
+    (data / "train.csv").write_text(f"text,label\n{rows}null,01\n", encoding="utf-8")
     monkeypatch.chdir(data)
     for source in (f"hf:{data}", "hf:."):
         corpus = load_corpus(source)
