@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from probing.errors import UserError
-from probing.models.loading import build, building, load_config
-from probing.models.source import ModelSource
+from probing.models.loading import build, load_config
+from probing.models.max_length import max_length_of
+from probing.models.source import ModelSource, building
 
 
 def length_limits(source: ModelSource, tokenizer: Any) -> tuple[int, int]:
@@ -29,40 +29,3 @@ def length_limits(source: ModelSource, tokenizer: Any) -> tuple[int, int]:
             "which leaves no room for a word; check the folder."
         )
     return least, longest
-
-
-def max_length_of(config: Any, tokenizer: Any, make: Callable[[Any], Any] | None = None) -> int:
-    """Return the length of the longest sequence that the model accepts, special tokens included.
-
-    Models with only relative positions have no limit; transformers then gives 10^30.
-
-    Args:
-        config: The model's configuration.
-        tokenizer: Its tokenizer.
-        make: Function that builds a model from a configuration; by default, `AutoModel` builds it.
-    """
-    rows = getattr(config, "max_position_embeddings", None) or 0
-    limits = [tokenizer.model_max_length]
-    if rows > 0:  # XLNet says -1
-        limits.append(rows - _rows_before_the_first_position(config, rows, make))
-    return int(min(limits))
-
-
-def _rows_before_the_first_position(config: Any, rows: int, make: Callable[[Any], Any] | None) -> int:
-    """Return the number of rows of the position table that are not positions.
-
-    In RoBERTa and similar models, the row of position 0 follows that of the padding token, whose index is the table's
-    `padding_idx`.
-    """
-    import torch
-    from torch import nn
-    from transformers import AutoModel
-
-    with torch.device("meta"):  # creates the modules without memory for weights
-        model = make(config) if make else AutoModel.from_config(config, trust_remote_code=False)
-    tables = (
-        module
-        for name, module in model.named_modules()
-        if "position" in name and isinstance(module, nn.Embedding) and module.num_embeddings == rows
-    )
-    return next((table.padding_idx + 1 for table in tables if table.padding_idx is not None), 0)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from probing.errors import UserError, as_clause
 from probing.models.forward_cost import weight_bytes
-from probing.models.objects import ModelObject, encoder_in
-from probing.models.source import WEIGHT_FILES, ModelSource, has
+from probing.models.objects import ModelObject, encoder_in, has_masked_lm_head
+from probing.models.source import WEIGHT_FILES, ModelSource, building, has
 from probing.runtime.memory import check_memory
 
 if TYPE_CHECKING:
@@ -142,8 +140,7 @@ def load_masked_lm(source: ModelSource) -> nn.Module | None:
     from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoModelForMaskedLM
 
     if isinstance(source, ModelObject):
-        with_heads: list[Any] = [*MODEL_FOR_MASKED_LM_MAPPING.values()]
-        return source.copied().float() if type(source.model) in with_heads else None
+        return source.copied().float() if has_masked_lm_head(source.model) else None
     config = load_config(source)
     if config.is_encoder_decoder or type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
         return None
@@ -180,7 +177,7 @@ def build(source: ModelSource, config: Any) -> Any:
     from transformers import AutoModel
 
     if isinstance(source, ModelObject):
-        return type(source.model)._from_config(deepcopy(source.model.config))
+        return source.built()
     return AutoModel.from_config(config, trust_remote_code=False)
 
 
@@ -189,17 +186,3 @@ def _encoder_of(model: Any) -> nn.Module:
     encoder = encoder_in(model)
     encoder.config.use_cache = False  # a decoder would store keys and values for later words
     return encoder.eval()
-
-
-@contextmanager
-def building(source: ModelSource) -> Iterator[None]:
-    """Turn the errors that transformers raises for invalid sizes into a UserError."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:  # each family raises its own types
-        raise UserError(
-            f"`--model {source.name}`: no model can be built from its config.json and tokenizer_config.json "
-            f"({as_clause(error)}); check the folder."
-        ) from None

@@ -13,8 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from probing.errors import UserError
-from probing.models.source import OBJECT, ModelSource, resolve_model
+from probing.errors import UserError, as_clause
+from probing.models.behaviour import Unsteady, add_tensor, attributes, model_behaviour, tokenizer_behaviour
+from probing.models.source import OBJECT, ModelSource, building, resolve_model
 
 # Entries of a configuration that change no hidden state, and states that a tokenizer keeps from its last call.
 _NOT_OF_THE_MODEL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
@@ -33,10 +34,12 @@ class ModelObject(ModelSource):
         revision: None.
         model: The `PreTrainedModel`.
         tokenizer: Its fast tokenizer.
+        of_weights: SHA-256 (hex) of what determines the hidden states.
     """
 
     model: Any = field(default=None, repr=False)
     tokenizer: Any = field(default=None, repr=False)
+    of_weights: str = field(default="", repr=False)
 
     @property
     def short_name(self) -> str:
@@ -44,17 +47,21 @@ class ModelObject(ModelSource):
         return type(self.model).__name__
 
     def fingerprint(self, weights: bool = True) -> str:
-        """SHA-256 (hex) of what determines the hidden states; for random weights, without the tensors."""
-        return self._fingerprints[weights]
+        """SHA-256 (hex) of what determines the hidden states: of the object, or of a randomly initialised model.
+
+        Raises:
+            UserError: If no randomly initialised model can be built or run.
+        """
+        return self.of_weights if weights else self._of_random_weights
 
     @cached_property
-    def _fingerprints(self) -> dict[bool, str]:
-        digest = hashlib.sha256()
-        for text in _descriptions(self.model, self.tokenizer):
-            digest.update(text.encode() + b"\0")
-        without = digest.hexdigest()
-        _add_tensors(digest, self.encoder)
-        return {False: without, True: digest.hexdigest()}
+    def _of_random_weights(self) -> str:
+        import torch
+
+        with building(self), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            built = self.built()
+        return _fingerprint(built, self.tokenizer)
 
     @property
     def encoder(self) -> Any:
@@ -65,10 +72,23 @@ class ModelObject(ModelSource):
         """Return a copy of the model, on the processor and in evaluation mode."""
         return deepcopy(self.model).cpu().eval()
 
+    def built(self) -> Any:
+        """Return a model of the same class and configuration, with weights as they are initialised."""
+        return type(self.model)._from_config(deepcopy(self.model.config))
+
 
 def encoder_in(model: Any) -> Any:
     """Return the part that computes hidden states: the encoder of an encoder-decoder, otherwise all before the head."""
     return model.get_encoder() if model.config.is_encoder_decoder else model.base_model
+
+
+def has_masked_lm_head(model: Any) -> bool:
+    """Whether a model predicts masked words; that of an encoder-decoder reads the decoder."""
+    from transformers import MODEL_FOR_MASKED_LM_MAPPING
+
+    classes: Any = MODEL_FOR_MASKED_LM_MAPPING  # loads a class when it is asked for one
+    kind = type(model.config)
+    return not model.config.is_encoder_decoder and kind in classes and type(model) is classes[kind]
 
 
 def find_model(model: Any, revision: str | None = None, tokenizer: Any = None) -> ModelSource:
@@ -115,22 +135,70 @@ def model_object(model: Any, tokenizer: Any) -> ModelObject:
         raise UserError(f"`model`: some weights of the {found} are not in memory; load it without a device map.")
     if hooked := next(_hooked(model), None):
         raise UserError(
-            f"`model`: a hook on `{hooked}` may change what the {found} computes, and cached activations would not "
-            "tell; remove the hook, or change the weights instead."
+            f"`model`: a hook on `{hooked}` may change what the {found} computes, and would be called in passes over "
+            "copies of it; remove the hook, or give the module a `forward` of its own."
         )
     rows: Any = model.get_input_embeddings().num_embeddings
     if (most := max(tokenizer.get_vocab().values(), default=0)) >= rows:
         raise UserError(
             f"`tokenizer` gives ids up to {most}, and the {found} has embeddings for {rows}: give the model's own."
         )
-    made = ModelObject("", Path(), None, model, tokenizer)
-    return ModelObject(f"{OBJECT}{found}@{made.fingerprint()[:16]}", Path(), None, model, tokenizer)
+    digest = _fingerprint(model, tokenizer)
+    return ModelObject(f"{OBJECT}{found}@{digest[:16]}", Path(), None, model, tokenizer, digest)
+
+
+def _fingerprint(model: Any, tokenizer: Any) -> str:
+    """SHA-256 (hex) of what a model is made of and what it computes, with its tokenizer.
+
+    Raises:
+        UserError: If it does not run on tokens alone, or does not compute the same twice.
+    """
+    digest = hashlib.sha256()
+    for text in (*_descriptions(model, tokenizer), _behaviour(model, tokenizer), tokenizer_behaviour(tokenizer)):
+        digest.update(text.encode() + b"\0")
+    read = _what_is_read(model)
+    for name, tensor in (*read.named_parameters(), *read.named_buffers()):
+        digest.update(name.encode() + b"\0")
+        add_tensor(digest, tensor)
+    return digest.hexdigest()
+
+
+def _behaviour(model: Any, tokenizer: Any) -> str:
+    """SHA-256 (hex) of what a copy of a model computes; the model stays as it is.
+
+    Raises:
+        UserError: If it does not run on tokens alone, or does not compute the same twice.
+    """
+    found = type(model).__name__
+    try:
+        copy = deepcopy(model).cpu().float().eval()
+        encoder_in(copy).config.use_cache = False
+        return model_behaviour(_what_is_read(copy), encoder_in(copy), tokenizer)
+    except Unsteady as error:
+        raise UserError(
+            f"`model`: {f'`{error}` of ' if str(error) else ''}the {found} computes something else when the same "
+            "tokens are read again, and cached activations would be those of one pass; take out what is random or "
+            "remembers earlier passes, and call `model.eval()` if a replaced `forward` has kept parts of the model."
+        ) from None
+    except Exception as error:  # whatever a forward pass raises
+        raise UserError(
+            f"`model`: a copy of the {found} does not run on `input_ids` and `attention_mask` on the processor in "
+            f"float32 ({type(error).__name__}: {as_clause(error)}); give a text model, and tensors that it reads as "
+            "parameters or buffers, which move with it."
+        ) from None
+
+
+def _what_is_read(model: Any) -> Any:
+    """Return the part of a model that commands read: with its head if it predicts masked words, else the encoder."""
+    return model if has_masked_lm_head(model) else encoder_in(model)
 
 
 def _descriptions(model: Any, tokenizer: Any) -> Iterator[str]:
-    """Yield descriptions of everything that determines the hidden states, except the tensors."""
+    """Yield descriptions of what a model and its tokenizer are made of, except the tensors."""
     of_model = {name: value for name, value in model.config.to_dict().items() if name not in _NOT_OF_THE_MODEL}
     yield json.dumps(of_model, sort_keys=True, default=str)
+    yield str(model.config._attn_implementation)
+    yield from attributes(model)
     for kind in dict.fromkeys(type(module) for module in model.modules()):
         yield f"{kind.__module__}.{kind.__qualname__}"
         if kind.__module__.split(".")[0] not in _LIBRARIES:
@@ -139,16 +207,6 @@ def _descriptions(model: Any, tokenizer: Any) -> Iterator[str]:
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     yield json.dumps({name: value for name, value in backend.items() if name not in _OF_THE_LAST_CALL})
     yield f"{tokenizer.model_max_length} {tokenizer.pad_token_id} {sorted(tokenizer.all_special_ids)}"
-
-
-def _add_tensors(digest: Any, encoder: Any) -> None:
-    """Add the bytes of all parameters and buffers to a digest."""
-    import torch
-
-    for name, tensor in (*encoder.named_parameters(), *encoder.named_buffers()):
-        content = tensor.detach().cpu().contiguous()
-        digest.update(f"{name}\0{content.dtype}\0{tuple(content.shape)}\0".encode())
-        digest.update(memoryview(content.reshape(-1).view(torch.uint8).numpy()))
 
 
 def _hooked(model: Any) -> Iterator[str]:

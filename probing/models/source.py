@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -112,6 +113,20 @@ def _digest(files: tuple[tuple[Path, int, int], ...]) -> str:
             while block := file.read(1 << 20):
                 digest.update(block)
     return digest.hexdigest()
+
+
+@contextmanager
+def building(source: ModelSource) -> Iterator[None]:
+    """Turn the errors that transformers raises for invalid sizes into a UserError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # each family raises its own types
+        raise UserError(
+            f"`--model {source.name}`: no model can be built from its config.json and tokenizer_config.json "
+            f"({as_clause(error)}); check the folder."
+        ) from None
 
 
 def resolve_model(name: str, revision: str | None = None) -> ModelSource:
