@@ -13,9 +13,9 @@ import torch
 
 from conftest import make_sentences
 from families import make_tokenizer
+from fault_loop import contents
 from probing import CheckpointSeries, UserError, WandbOptions, attention, fit, geometry, load_run, series
 from probing.__main__ import COMMANDS
-from probing.cache.store import entries
 from probing.cli.commandline import run
 from probing.pretraining.series import survey as series_survey
 from probing.tables.series import COLUMNS, conclusions
@@ -166,6 +166,7 @@ def test_a_killed_series_goes_on_with_the_next_checkpoint_and_ends_with_the_same
     made: CheckpointSeries, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = tmp_path / "cache"
+    (of_another_command := cache / f"step{OUTLIER}-{'0' * 16}").mkdir(parents=True)
     seen: list[tuple[str, str]] = []
 
     def counting(name: str, of: Callable[..., Any]) -> Callable[..., Any]:
@@ -186,9 +187,12 @@ def test_a_killed_series_goes_on_with_the_next_checkpoint_and_ends_with_the_same
     resumed = measured(place, some, **options, name="resumed")
     assert seen[4:] == [(f"step{OUTLIER}", "attention")]
     assert resumed.results["n_kept"] == 3
-    # Of the hidden states, only those are left that the killed series made.
-    states = [one.folder.name for one in entries(cache) if one.store and "series" not in one.store.plan.key]
-    assert {name.split("-")[0] for name in states} == {f"step{OUTLIER}"}
+    # Of the hidden states none are left, not even those that the killed series made.
+    undisturbed = tmp_path / "undisturbed"
+    measured(place, some, **{**options, "cache": undisturbed}, name="undisturbed")
+    assert contents(cache) == contents(undisturbed)
+    assert {path.suffix for path in cache.iterdir() if path.is_file()} == {".lock"}
+    assert of_another_command.is_dir()
     # What was never killed has the same lines.
     lines = (made.folder / "series.csv").read_text(encoding="utf-8").splitlines()
     both = [line.split(",") for line in lines if line.split(",")[0] in ("step", "0", str(OUTLIER))]

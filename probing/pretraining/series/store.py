@@ -50,9 +50,7 @@ def kept(
     try:
         lock = job_lock(cache, folder.name, say)
     except OSError as error:
-        raise UserError(
-            f"`--cache {cache}` cannot be written ({error.strerror or error}); name a writable folder with --cache."
-        ) from None
+        raise not_writable(cache, error) from None
     with lock:
         for path in leftovers(folder):
             remove(path)
@@ -64,6 +62,13 @@ def kept(
         store.put(_ONLY, {"document": _as_tensor(json.dumps(made))})
         # Converted to JSON and back, so that a number is the same whether it was measured now or read from the cache.
         return json.loads(json.dumps(made)), False
+
+
+def not_writable(cache: Path, error: OSError) -> UserError:
+    """Return the error for a cache that nothing can be written to."""
+    return UserError(
+        f"`--cache {cache}` cannot be written ({error.strerror or error}); name a writable folder with --cache."
+    )
 
 
 def _read(folder: Path) -> Document | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
@@ -13,7 +15,7 @@ from probing.cache.store import remove_unused
 from probing.errors import UserError
 from probing.pretraining.series.measures import MEASURES, How, Rows, Text, key_of
 from probing.pretraining.series.names import Checkpoint
-from probing.pretraining.series.store import Document, kept
+from probing.pretraining.series.store import Document, kept, not_writable
 from probing.runtime.memory import drop_garbage
 
 
@@ -81,7 +83,7 @@ def survey(
     n_kept = 0
     for i, checkpoint in enumerate(checkpoints):
         source = source_of(checkpoint)
-        before = _entries(source)
+        before = _entries_before(source, keeps_activations)
         here: dict[str, Document] = {}
         were_kept = []
         for name in names:
@@ -98,6 +100,7 @@ def survey(
         if not keeps_activations:
             for folder in _entries(source) - before:
                 remove_unused(source.cache, folder)
+            _note(source).unlink(missing_ok=True)
         left, cached = len(checkpoints) - i - 1, f", {', '.join(were_kept)} from the cache" if were_kept else ""
         say(f"step {checkpoint.step} ({checkpoint.name}) is measured{cached}; {left} of {len(checkpoints)} left")
     return Found(checkpoints, measured, n_kept)
@@ -106,6 +109,35 @@ def survey(
 def _entries(source: ActivationSource) -> set[Path]:
     """Return the entries of the cache that hold what a model of this name made, such as hidden states."""
     return set(source.cache.glob(f"{escape(source.model.short_name)}-{'[0-9a-f]' * 16}"))
+
+
+def _note(source: ActivationSource) -> Path:
+    """Return the path of the note that says which entries a checkpoint had before it was measured."""
+    return source.cache / f"series-{source.model.short_name}-{source.model.fingerprint()[:16]}.json"
+
+
+def _entries_before(source: ActivationSource, keeps_activations: bool) -> set[Path]:
+    """Return the entries of a checkpoint that a series leaves there, because others made them.
+
+    They are noted until the checkpoint is measured, so that a series that goes on after a kill does not take the
+    entries that it has made for those of others.
+
+    Raises:
+        UserError: If the cache cannot be written.
+    """
+    note = _note(source)
+    if keeps_activations:
+        note.unlink(missing_ok=True)
+        return set()
+    with suppress(FileNotFoundError, ValueError):  # a note that a kill cut short was written before any entry
+        return {source.cache / name for name in json.loads(note.read_text(encoding="utf-8"))}
+    before = _entries(source)
+    try:
+        source.cache.mkdir(parents=True, exist_ok=True)
+        note.write_text(json.dumps(sorted(folder.name for folder in before)), encoding="utf-8")
+    except OSError as error:
+        raise not_writable(source.cache, error) from None
+    return before
 
 
 def _check_text(first: Checkpoint, of_first: dict[str, Document], one: Checkpoint, here: dict[str, Document]) -> None:
