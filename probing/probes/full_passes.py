@@ -39,7 +39,7 @@ class SolverSteps(torch.optim.Optimizer):
     """
 
     def __init__(self, weight: Tensor, advance: Callable[[], None]) -> None:
-        super().__init__([weight], {})
+        super().__init__([weight], {"lr": 1.0})  # the first length tried; callbacks such as LearningRateMonitor read it
         self.advance = advance
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]

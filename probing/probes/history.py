@@ -116,7 +116,9 @@ class History:
         else:
             result = made.flatten() - _sum(weights, rows, self.preconditioned[: len(pairs.changes)])
             changed = self.preconditioned[rows[-1]]
-        result *= float(curvatures[-1]) / float(last @ changed)
+        # The products of small changes, as of classes that are told apart perfectly, are 0 in float32.
+        if length := float(last @ changed) or float(to_float64(last) @ to_float64(changed)):
+            result *= float(curvatures[-1]) / length
         missing = curvatures * weights - to_float64(pairs.changes @ result).cpu()[rows]
         weights = torch.linalg.solve_triangular(upper.T, missing[:, None], upper=False).squeeze(1)
         return (result + _sum(weights, rows, pairs.steps)).view_as(gradient)

@@ -209,8 +209,8 @@ class Preconditioner:
         curvature = class_values[:, None] * self.feature_values + 2 * l2
 
         def apply(gradient: Tensor) -> Tensor:
-            rotated = rotation.T @ gradient @ self.feature_vectors
-            step = rotation @ (rotated / curvature) @ self.feature_vectors.T
+            rotated = rotation.T @ gradient.to(rotation) @ self.feature_vectors
+            step = (rotation @ (rotated / curvature) @ self.feature_vectors.T).to(gradient)
             return step if self.neurons is None else step * self.neurons
 
         return apply

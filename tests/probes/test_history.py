@@ -83,6 +83,15 @@ def test_a_step_along_which_rounding_left_no_curvature_is_passed_over() -> None:
     assert torch.equal(history.inverse_hessian(gradients[-1], lambda vector: diagonal * vector), before)
 
 
+def test_changes_whose_products_are_zero_in_float32_still_scale_the_preconditioner() -> None:
+    points, history = [torch.zeros(3, 4), torch.ones(3, 4)], History()
+    gradients = [torch.zeros(3, 4), torch.full((3, 4), 1e-24)]
+    for point, gradient in zip(points, gradients, strict=True):
+        history.visit(point, gradient, None)
+    found = history.inverse_hessian(gradients[-1], lambda vector: 2 * vector)
+    assert_close(found, points[1])  # the Hessian is 1e-24 times the identity
+
+
 def test_a_constant_preconditioner_is_applied_to_each_gradient_only_once() -> None:
     """The direction is that of the two-loop recursion with the map applied wherever that says."""
     generator = torch.Generator().manual_seed(0)

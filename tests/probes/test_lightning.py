@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 import torch
 import wandb
 from numpy.typing import NDArray
-from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
+from pytorch_lightning.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger, WandbLogger
 from sklearn.linear_model import LogisticRegression
 from torch.utils.data import DataLoader, TensorDataset
@@ -97,6 +97,24 @@ def test_a_checkpoint_has_the_weights_of_its_objective(Xy: Any, tmp_path: Path) 
         (logits,) = loaded([X])
         value = torch.nn.functional.cross_entropy(logits, y) + L2 * loaded.scaled_weight.square().sum()
         assert logged == pytest.approx(float(value.detach()), abs=1e-5)
+
+
+def test_float64_trains_the_same_probe(Xy: Any, tmp_path: Path) -> None:
+    data, weights = ActivationDataModule.from_arrays(*Xy), []
+    for precision in ("32-true", "64-true"):
+        module = LinearProbe(data.d_model, data.classes, l2=L2, tolerance=1e-9)
+        trainer(tmp_path, precision=precision).fit(module, datamodule=data)
+        weights.append(module.weight)
+    assert weights[1].dtype == torch.float64
+    np.testing.assert_allclose(weights[0], weights[1], rtol=1e-3, atol=1e-4)
+
+
+def test_a_monitor_of_the_learning_rate_reads_one_of_lbfgs_too(Xy: Any, tmp_path: Path) -> None:
+    data, logger = ActivationDataModule.from_arrays(*Xy), CSVLogger(tmp_path)
+    module = LinearProbe(data.d_model, data.classes, l2=L2)
+    monitor = LearningRateMonitor("epoch")
+    trainer(tmp_path, logger=logger, callbacks=[monitor], log_every_n_steps=1).fit(module, datamodule=data)
+    assert monitor.lrs == {"lr-SolverSteps": [1.0] * module.trainer.current_epoch}
 
 
 def test_adam_stops_early_and_callbacks_see_the_validation(Xy: Any, tmp_path: Path) -> None:
