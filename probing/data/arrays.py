@@ -17,13 +17,16 @@ from probing.cache.tokens import Tokens
 from probing.corpus.splits import Split, side_of
 from probing.data.examples import Examples, Sides
 from probing.data.numbers import check_varies
-from probing.errors import UserError
+from probing.errors import UserError, as_clause
 from probing.tasks import Labels, has_label
 from probing.tasks.numbers import numbers_of
 from probing.tasks.values import Given, class_values
 
 # What counts as no label, for messages.
 _MISSING = "None, NaN, blank text, `_` or a whole number below 0"
+# Range of a layer's largest magnitude, far beyond that of any model. Squares are summed over rows in float32: they
+# overflow from about 1e18 on, and vanish below 1e-22.
+_SMALLEST, _LARGEST = 1e-12, 1e12
 
 
 class ArrayActivations:
@@ -55,8 +58,10 @@ class ArrayActivations:
         rows, array = self.shard_tokens(self.plan.shards[shard]), self.layers[layer]
         picked = array[rows] if self._is_sorted else array[self._rows(rows, array)]
         if not isinstance(picked, Tensor):
-            # A read-only array is copied here, because tensors cannot be read-only.
-            picked = torch.from_numpy(np.require(picked, requirements=["C", "W"]))
+            # A read-only array is copied here, because tensors cannot be read-only, nor can they have all dtypes or
+            # another order of bytes. What overflows is refused.
+            with np.errstate(over="ignore"):
+                picked = torch.from_numpy(np.require(picked, dtype=np.float32, requirements=["C", "W"]))
         return picked.detach().to("cpu", torch.float32)
 
     def _rows(self, here: slice, array: Any) -> Any:
@@ -85,7 +90,7 @@ def activations_of_arrays(activations: Any) -> ArrayActivations:
     layers = _layers(activations)
     n_rows = len(next(iter(layers.values())))
     store = ArrayActivations(layers, np.arange(n_rows), np.ones(n_rows, dtype=np.int64))
-    _check_finite(store)
+    _check_values(store)
     return store
 
 
@@ -131,7 +136,7 @@ def sides_of_arrays(
     names, group_of_row = _groups(groups, n_rows)
     order = np.argsort(group_of_row, kind="stable")
     store = ArrayActivations(layers, order, np.bincount(group_of_row, minlength=len(names)))
-    _check_finite(store)
+    _check_values(store)
     side_of_row = _split(split, names, group_of_row, seed)[order]
     found = found[order]
     classes = np.unique(found[(side_of_row == "train") & has_label(found)])
@@ -184,10 +189,11 @@ def _layers(activations: Any) -> dict[int, Any]:
     for layer, array in sorted(given.items()):
         if isinstance(layer, bool) or not isinstance(layer, int | np.integer) or layer < 0:
             raise UserError(f"`X`: {layer!r} is no layer number; expected whole numbers from 0 as keys.")
-        arrays[int(layer)] = array if isinstance(array, Tensor | np.ndarray) else np.asarray(array)
+        where = f"X[{layer}]" if isinstance(activations, Mapping) else "X"
+        arrays[int(layer)] = _without_mask(array, where)
     first = next(iter(arrays.values()))
     for layer, array in arrays.items():
-        where = "`X`" if array is activations or not isinstance(activations, Mapping) else f"`X[{layer}]`"
+        where = f"`X[{layer}]`" if isinstance(activations, Mapping) else "`X`"
         if array.ndim != 2:
             raise UserError(f"{where} has shape {tuple(array.shape)}: expected (n_rows, d_model).")
         if not (array.is_floating_point() if isinstance(array, Tensor) else array.dtype.kind in "fiu"):
@@ -200,6 +206,29 @@ def _layers(activations: Any) -> dict[int, Any]:
     if 0 in first.shape:
         raise UserError(f"`X` has shape {tuple(first.shape)}: there are no activations.")
     return arrays
+
+
+def _without_mask(values: Any, name: str) -> Any:
+    """Return values as a dense tensor or an array of NumPy.
+
+    Raises:
+        UserError: If some values are masked, or are no array.
+    """
+    if isinstance(values, Tensor):
+        if values.layout != torch.strided:
+            raise UserError(f"`{name}` is a sparse tensor: give `{name}.to_dense()`.")
+        return values
+    try:
+        array = np.ma.asarray(values) if isinstance(values, list | tuple) else values
+        plain = np.asarray(values)
+    except ValueError as error:  # rows of unlike lengths
+        raise UserError(f"`{name}` is no array ({as_clause(error)}); give as many values in each row.") from None
+    if np.ma.is_masked(array):
+        raise UserError(
+            f"`{name}` has masked values, where one is expected in each place; leave the rows out, or fill them with "
+            f"`{name}.filled(...)`."
+        )
+    return plain
 
 
 def _plain(values: Any, name: str, n_rows: int) -> NDArray[Any]:
@@ -244,7 +273,7 @@ def _groups(groups: Any, n_rows: int) -> tuple[Sequence[str], NDArray[np.int64]]
     """Return the names of the groups and the group of each row."""
     if groups is None:
         return [str(row) for row in range(n_rows)], np.arange(n_rows)
-    array = _plain(groups, "groups", n_rows)
+    array = _plain(_without_mask(groups, "groups"), "groups", n_rows)
     names, of_row = np.unique(array.astype(str) if array.dtype.kind == "O" else array, return_inverse=True)
     return [str(name) for name in names], of_row
 
@@ -253,7 +282,7 @@ def _split(split: Any, names: Sequence[str], group_of_row: NDArray[np.int64], se
     """Return the side of each row."""
     if split is None:
         return np.array([side_of(name, seed) for name in names])[group_of_row]
-    sides = _plain(split, "split", len(group_of_row)).astype(str)
+    sides = _plain(_without_mask(split, "split"), "split", len(group_of_row)).astype(str)
     unknown = np.flatnonzero(~np.isin(sides, _SIDES))
     if len(unknown):
         raise UserError(f"`split[{unknown[0]}]` is {str(sides[unknown[0]])!r}: expected train, validation or test.")
@@ -265,10 +294,25 @@ def _split(split: Any, names: Sequence[str], group_of_row: NDArray[np.int64], se
     return sides
 
 
-def _check_finite(store: ArrayActivations) -> None:
+def _check_values(store: ArrayActivations) -> None:
+    """Refuse values that are not finite in float32, and layers whose squares are not.
+
+    Raises:
+        UserError: If there are any.
+    """
     for layer in store.layers:
+        largest = 0.0
         for shard in store.plan.shards:
-            bad = (~torch.isfinite(store.read(layer, shard.index))).any(1).nonzero()
+            sizes = store.read(layer, shard.index).abs().amax(1)
+            bad = (~torch.isfinite(sizes)).nonzero()
             if len(bad):
                 row = store.order[store.shard_tokens(shard).start + int(bad[0])]
-                raise UserError(f"`X`: row {row} of layer {layer} has a value that is infinite or not a number.")
+                raise UserError(
+                    f"`X`: row {row} of layer {layer} has a value that is infinite or not a number in float32."
+                )
+            largest = max(largest, float(sizes.max()))
+        if largest and not _SMALLEST <= largest <= _LARGEST:
+            raise UserError(
+                f"`X`: the largest magnitude in layer {layer} is {largest:.3g}, and expected are {_SMALLEST:g} to "
+                f"{_LARGEST:g}, whose squares can be summed in float32; divide the layer by a constant."
+            )

@@ -65,6 +65,9 @@ def test_all_kinds_of_arrays_give_the_same_values(X: Any, y: Any, tmp_path: Path
         "tensor": torch.from_numpy(X).requires_grad_(),
         "columns": np.asfortranarray(X),
         "double": X.astype(np.float64),
+        "big-endian": X.astype(">f4"),
+        "long double": X.astype(np.longdouble),
+        "masked array without masked values": np.ma.array(X),
         "list": X.tolist(),
     }
     groups = np.arange(N) % 90  # not adjacent
@@ -170,6 +173,17 @@ def nan(X: NDArray[np.float32]) -> NDArray[np.float32]:
         (lambda X, y: {"X": {0: X, 3: X[:, :4]}}, r"`X\[3\]` has shape \(600, 4\).*the same rows and width"),
         (lambda X, y: {"X": X[:0], "y": y[:0]}, r"there are no activations"),
         (lambda X, y: {"X": nan(X)}, r"row 123 of layer 0 has a value that is infinite or not a number"),
+        (lambda X, y: {"X": X * np.float64(1e300)}, r"has a value that is infinite or not a number in float32"),
+        (lambda X, y: {"X": {3: X, 4: X * np.float32(1e25)}}, r"the largest magnitude in layer 4 is [\d.]+e\+25"),
+        (
+            lambda X, y: {"X": X * np.float32(1e-25)},
+            r"magnitude in layer 0 .* expected are 1e-12 to 1e\+12",
+        ),
+        (lambda X, y: {"X": np.ma.masked_greater(X, 2)}, r"`X` has masked values, .*`X\.filled"),
+        (lambda X, y: {"X": {3: list(np.ma.masked_greater(X, 2))}}, r"`X\[3\]` has masked values"),
+        (lambda X, y: {"X": torch.from_numpy(X).to_sparse()}, r"`X` is a sparse tensor: give `X\.to_dense\(\)`"),
+        (lambda X, y: {"X": [[1.0, 2.0], [3.0]]}, r"`X` is no array .*as many values in each row"),
+        (lambda X, y: {"groups": np.ma.masked_equal(np.arange(N), 7)}, r"`groups` has masked values"),
         (lambda X, y: {"y": y[:-1]}, r"`y` has shape \(599,\), and `X` has 600 rows"),
         (
             lambda X, y: {"y": np.full(N, np.inf)},
