@@ -5,20 +5,23 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from probing.cli.choices import FIGURE_FORMAT, FigureFormat, chosen, figure_formats
 from probing.cli.option_values import defaults, option_problems
-from probing.cli.options import ProbeOptions, as_options
+from probing.cli.options import ProbeOptions, WandbOptions, as_options
 from probing.cli.python_calls import converted
-from probing.commands.folders import runs_folder
+from probing.commands.folders import runs_folder, say_where
 from probing.errors import refuse
 from probing.runs.folder import RunFolder, check_name
 from probing.runs.run import Run, load_fit, read_run
+from probing.runs.tracked import tracking
 from probing.runtime.stopwatch import Stopwatch
+from probing.tracking import resolve_mode
 
 # What can be shuffled or drawn without a model.
 CONTROLS = ("shuffled",)
@@ -29,9 +32,9 @@ def probe(
     replicates: int = 5, controls: str | list[str] = "all", evidence: Literal["all", "none"] = "all", mdl: bool = False,
     seed: int = 0, model: str = "activations", task: str = "label",
     runs: str | Path | None = None, name: str | None = None, trainer: Mapping[str, Any] | None = None,
-    probe: ProbeOptions | Mapping[str, Any] = ProbeOptions(), logger: Any = None, progress: bool = False,
-    numbers: bool | None = None,
-    figure_format: FigureFormat = FIGURE_FORMAT,
+    probe: ProbeOptions | Mapping[str, Any] = ProbeOptions(), logger: Any = None, quiet: bool = False,
+    numbers: bool | None = None, figure_format: FigureFormat = FIGURE_FORMAT,
+    wandb: WandbOptions | Mapping[str, Any] | None = None,
 ) -> Run:  # fmt: skip
     """Probe activations that come from anywhere, and rank their neurons, with the evidence that `fit` gives.
 
@@ -59,10 +62,11 @@ def probe(
         trainer: Arguments of Lightning's Trainer.
         probe: How the probe is trained.
         logger: Lightning logger for the training curves.
-        progress: Whether to show progress bars.
+        quiet: Whether to show no progress bars and say nothing; results are in the returned run in any case.
         numbers: Whether labels are numbers to predict as such, and not classes; if None, they are where at least one
             has a fraction.
         figure_format: Formats of the figures of a run that is written: `all`, or some of `png`, `pdf` and `svg`.
+        wandb: How a run with a name or `runs` is logged to Weights & Biases, as in `fit`; if None, it is not.
 
     Returns:
         The run, with the same tables and files as one of `fit`.
@@ -70,50 +74,77 @@ def probe(
     Raises:
         UserError: If the arrays do not fit together, a value is infinite or not a number, or an option is out of range.
     """
-    options, seed, replicates, evidence, mdl = _converted(probe, seed, replicates, evidence, mdl)
+    options, tracked, seed, replicates, evidence, mdl, quiet = _converted(
+        probe, wandb, seed=seed, replicates=replicates, evidence=evidence, mdl=mdl, quiet=quiet
+    )
     wanted = chosen("controls", controls, list(CONTROLS), "none")
     formats = figure_formats(figure_format)
-    place = None if runs is None and name is None else runs_folder(str(runs or "runs"))
-    if place and name is not None:
-        check_name(place, name)
-    from probing.data.arrays import ArrayActivations, sides_of_arrays
+    place = _place(runs, name)
+    refuse(_problems_with_tracking(tracked, place, logger))
+    from probing.data.arrays import sides_of_arrays
     from probing.data.controls import shuffled
     from probing.runs.measuring import Asked, measure
     from probing.runtime import terminal
-    from probing.runtime.trainer import check_trainer_options
+    from probing.runtime.trainer import algorithms_kept, check_trainer_options
 
-    watch = Stopwatch()
-    with terminal.quiet_libraries():
+    watch, say = Stopwatch(), terminal.silence if quiet else terminal.say
+    with terminal.quiet_libraries(), algorithms_kept():
         check_trainer_options(trainer or {}, options.solver)
-        sides, layers = sides_of_arrays(X, y, groups, split, ordinal, seed, numbers, terminal.say)
-        if sides.numbers:
-            refuse(_problems_with_numbers(options, trainer or {}, mdl, logger))
+        sides, layers = sides_of_arrays(X, y, groups, split, ordinal, seed, numbers, say)
+        refuse(_problems_with_numbers(options, trainer or {}, mdl, logger) if sides.numbers else [])
         others = {"shuffled": [shuffled(sides, seed)]} if wanted else {}
-        store = cast(ArrayActivations, sides.train.store)
-        arrays = {"shape": [store.tokens.n_tokens, store.plan.d_model], "sha256": store.fingerprint}
-        asked = Asked(replicates, evidence == "all", mdl, "none", seed)
         config = {
-            "arrays": arrays, "model": model, "layer": layers, "corpus": "arrays", "test_corpus": None, "task": task,
-            "task_args": {}, "ordinal": ordinal, "numbers": sides.numbers,
+            "arrays": _description(sides.train.store), "model": model, "layer": layers, "corpus": "arrays",
+            "test_corpus": None, "task": task, "task_args": {}, "ordinal": ordinal, "numbers": sides.numbers,
             "replicates": replicates, "controls": wanted, "evidence": evidence, "mdl": mdl,
             "transform": "none", "seed": seed, "trainer": dict(trainer or {}), "probe": asdict(options),
         }  # fmt: skip
-        measured = measure(
-            sides, others, layers, options, asked, trainer or {}, terminal.training_bars(progress), watch,
-            terminal.say if progress else terminal.silence, logger, None,
-        )  # fmt: skip
-        return _kept(measured, config, place, name, watch, formats) if place else _passing(measured, config, watch)
+        asked = Asked(replicates, evidence == "all", mdl, "none", seed)
+        bars = terminal.training_bars(terminal.show_progress(quiet))
+        measured = partial(measure, sides, others, layers, options, asked, trainer or {}, bars, watch, say)
+        if place is None:
+            return _passing(measured(logger, None), config, watch)
+        folder = RunFolder(place, name, f"{model}-{task}")
+        return _kept(measured, config, folder, watch, formats, tracked, logger, quiet)
 
 
-def _converted(probe: Any, seed: Any, replicates: Any, evidence: Any, mdl: Any) -> tuple[Any, ...]:
-    """Return options that `fit` has too, converted and checked as there."""
+def _place(runs: str | Path | None, name: str | None) -> Path | None:
+    """Return the folder of runs; None if the run is not to be kept."""
+    if runs is None and name is None:
+        return None
+    place = runs_folder(str(runs or "runs"))
+    if name is not None:
+        check_name(place, name)
+    return place
+
+
+def _description(store: Any) -> dict[str, Any]:
+    """Return what a configuration says of the arrays."""
+    return {"shape": [store.tokens.n_tokens, store.plan.d_model], "sha256": store.fingerprint}
+
+
+def _converted(probe: Any, wandb: Any, **others: Any) -> tuple[Any, ...]:
+    """Return options that `fit` has too, converted and checked as there: the two groups, then the others in order."""
     from probing.commands.fit import fit
 
-    given = {"probe": probe, "seed": seed, "replicates": replicates, "evidence": evidence, "mdl": mdl}
+    given = {"probe": probe, "wandb": WandbOptions("disabled") if wandb is None else wandb, **others}
     found = converted(fit, given, "probe")
     options = as_options(ProbeOptions, found["probe"], "probe")
     refuse(option_problems(options, found["seed"], None, None, found["replicates"]))
-    return options, found["seed"], found["replicates"], found["evidence"], found["mdl"]
+    return options, as_options(WandbOptions, found["wandb"], "wandb"), *(found[option] for option in others)
+
+
+def _problems_with_tracking(options: WandbOptions, place: Path | None, logger: Any) -> list[str]:
+    if resolve_mode(options.mode) == "disabled":
+        return []
+    problems = []
+    if place is None:
+        problems.append(
+            "`wandb`: a run without a name goes with its object, and so would its log; give `name` or `runs`"
+        )
+    if logger is not None:
+        problems.append("`logger` and `wandb`: training curves go to one of the two; leave the other out")
+    return problems
 
 
 def _problems_with_numbers(options: ProbeOptions, trainer: Mapping[str, Any], mdl: bool, logger: Any) -> list[str]:
@@ -124,22 +155,25 @@ def _problems_with_numbers(options: ProbeOptions, trainer: Mapping[str, Any], md
 
 
 def _kept(
-    measured: Any, config: Mapping[str, Any], place: Path, name: str | None, watch: Stopwatch, formats: Sequence[str]
-) -> Run:
-    """Write a run with figures and a page, and return it."""
+    measured: Callable[[Any, None], Any], config: Mapping[str, Any], folder: RunFolder, watch: Stopwatch,
+    formats: Sequence[str], tracked: WandbOptions, logger: Any, quiet: bool,
+) -> Run:  # fmt: skip
+    """Write a run with figures and a page, log it, say where it is, and return it."""
     from probing.commands.fit import fit
     from probing.page.build import build
     from probing.page.sources import source_of
 
-    folder = RunFolder(place, name, f"{config['model']}-{config['task']}")
-    try:
-        _write(folder.path, measured, config, watch, formats)
-        page = build(source_of(read_run(folder.path)), defaults(fit))
-        (folder.path / "report.html").write_bytes(page)
-    except BaseException:
-        folder.discard()
-        raise
-    return load_fit(folder.finish())
+    with tracking(folder, tracked, config) as tracker:
+        assert tracker  # there is one wherever there is a folder
+        written, summary = _write(folder.path, measured(logger or tracker.logger, None), config, watch, formats)
+        page = folder.path / "report.html"
+        page.write_bytes(build(source_of(read_run(folder.path)), defaults(fit)))
+        files = [*written.files, summary]
+        tracker.log_results(written.accuracy, written.neurons, written.figures, files, report=page)
+    run = load_fit(folder.finish())
+    if not quiet:
+        say_where(run.folder, tracker.where(run.folder))
+    return run
 
 
 def _passing(measured: Any, config: Mapping[str, Any], watch: Stopwatch) -> Run:
@@ -155,8 +189,10 @@ def _passing(measured: Any, config: Mapping[str, Any], watch: Stopwatch) -> Run:
     return run
 
 
-def _write(folder: Path, measured: Any, config: Mapping[str, Any], watch: Stopwatch, formats: Sequence[str]) -> None:
-    """Write everything that was measured.
+def _write(
+    folder: Path, measured: Any, config: Mapping[str, Any], watch: Stopwatch, formats: Sequence[str]
+) -> tuple[Any, Path]:
+    """Write everything that was measured; return what was written, and the path of the summary.
 
     Args:
         folder: The run's folder.
@@ -170,4 +206,5 @@ def _write(folder: Path, measured: Any, config: Mapping[str, Any], watch: Stopwa
     written = write(folder, config, measured, config["model"], formats)
     watch.end("rank")
     key = {"activations": config["arrays"]["sha256"]}
-    write_summary(folder, measured, written, {side: {"key": key} for side in ("train", "test")}, watch.timings())
+    cached_of = {side: {"key": key} for side in ("train", "test")}
+    return written, write_summary(folder, measured, written, cached_of, watch.timings())

@@ -17,6 +17,7 @@ from probing.cli.options import WandbOptions
 from probing.data.examples import read
 from probing.data.module import ActivationDataModule
 from probing.errors import UserError
+from wandb_reader import read_offline_runs
 
 FAST: Mapping[str, Any] = {"probe": {"l2": 1e-2}, "replicates": 0, "evidence": "none"}
 CARRIER = 7
@@ -158,6 +159,32 @@ def test_options_are_checked(planted: Any, tmp_path: Path, options: dict[str, An
     with pytest.raises(UserError, match=sentence):
         probe(X, y, runs=tmp_path, **options)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_is_logged_to_wandb_as_one_of_fit_is(planted: Any, tmp_path: Path, capsys: Any) -> None:
+    X, y, groups = planted
+    run = probe(X, y, groups, runs=tmp_path, name="logged", wandb={"mode": "offline", "project": "arrays"}, **FAST)
+    assert f"Results: {run.folder}; to upload to Weights & Biases: cd" in capsys.readouterr().out
+    (logged,) = read_offline_runs(run.folder)
+    assert logged.config["task"] == "label"
+    assert logged.rows("by_layer/accuracy")[0]["by_layer/accuracy"] == pytest.approx(run.accuracy[0]["accuracy"])
+    assert logged.rows("train/layer_00/objective")
+    for logger, words in ((None, "give `name` or `runs`"), (object(), "`logger` and `wandb`")):
+        with pytest.raises(UserError, match=words):
+            probe(X, y, wandb={"mode": "offline"}, logger=logger, **FAST)
+    with pytest.raises(UserError, match=r"`wandb\.modus` is not an option"):
+        probe(X, y, wandb={"modus": "offline"}, **FAST)
+
+
+def test_quiet_says_nothing(planted: Any, tmp_path: Path, capsys: Any) -> None:
+    X, y, groups = planted
+    y = np.where(np.arange(len(y)) == 3, "", y)
+    probe(X, y, groups, runs=tmp_path, name="loud", **FAST)
+    said = capsys.readouterr()
+    assert "1 of 1200 rows have no label" in said.err
+    assert said.out == f"Results: {tmp_path / 'loud'}\n"
+    probe(X, y, groups, runs=tmp_path, name="quiet", quiet=True, wandb={"mode": "disabled"}, **FAST)
+    assert capsys.readouterr() == ("", "")
 
 
 def test_it_is_a_run(planted: Any) -> None:
