@@ -39,7 +39,8 @@ def write_wic(folder: Path, part: str, pairs: Sequence[Pair]) -> None:
     (folder / part / f"{part}.gold.txt").write_text("".join("FT"[same] + "\n" for *_, same in pairs), encoding="utf-8")
 
 
-Rated = tuple[str, str, float]
+# A score may be text, as it stands in the file.
+Rated = tuple[str, str, float | str]
 
 
 def sentence_pairs(n: int, seed: int) -> list[Rated]:
@@ -57,13 +58,19 @@ def write_semeval(folder: Path, subset: str, pairs: Sequence[Rated]) -> None:
     """Write one subset of STS12 to STS16 in SentEval's layout."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"STS.input.{subset}.txt").write_text("".join(f"{a}\t{b}\n" for a, b, _ in pairs), encoding="utf-8")
-    (folder / f"STS.gs.{subset}.txt").write_text("".join(f"{score:.3f}\n" for *_, score in pairs), encoding="utf-8")
+    (folder / f"STS.gs.{subset}.txt").write_text("".join(f"{_score(one)}\n" for *_, one in pairs), encoding="utf-8")
+
+
+def _score(score: float | str) -> str:
+    return score if isinstance(score, str) else f"{score:.3f}"
 
 
 def write_benchmark(folder: Path, part: str, pairs: Sequence[Rated]) -> None:
     """Write one part of STS-B as published; some lines have columns of a licence at their end."""
     folder.mkdir(parents=True, exist_ok=True)
-    lines = [f"main-news\tx\t2012\t{i:04}\t{s:.3f}\t{a}\t{b}" + "\tx\ty" * (i % 2) for i, (a, b, s) in enumerate(pairs)]
+    lines = [
+        f"main-news\tx\t2012\t{i:04}\t{_score(s)}\t{a}\t{b}" + "\tx\ty" * (i % 2) for i, (a, b, s) in enumerate(pairs)
+    ]
     (folder / f"sts-{part}.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -14,7 +14,7 @@ from probing.cli.python_calls import command
 from probing.cli.shared_options import with_shared_help
 from probing.commands.folders import places, say_results
 from probing.errors import UserError, out_of_range, refuse
-from probing.models import layer_numbers
+from probing.models import layer_numbers, load_tokenizer
 from probing.runs.evaluations import SentenceSimilarity
 from probing.runs.folder import RunFolder
 from probing.runs.loading import read_folder
@@ -73,7 +73,13 @@ def sts(
         from probing.downstream.spaces import Fitting
         from probing.downstream.sts.evaluation import evaluate
         from probing.downstream.sts.sentence_similarity import reported
-        from probing.downstream.sts.sentence_vectors import Vectors, check_text_to_fit_on, first_token_check
+        from probing.downstream.sts.sentence_vectors import (
+            Vectors,
+            check_text_to_fit_on,
+            described,
+            first_token_check,
+            said_of_unknown,
+        )
         from probing.downstream.sts.static import read_static
         from probing.runtime.distributed import is_main_process
 
@@ -98,11 +104,15 @@ def sts(
         watch.end("extract")
         say_what_was_left_out(corpora, stores, say)
         vectors = Vectors(sets, stores[: len(sets)], (outside, stores[-1]) if outside else None, words)
+        tokenizer = load_tokenizer(files)
+        told = [described(one, store, words, tokenizer) for one, store in zip(sets, stores, strict=False)]
+        for line in (line for one in told for line in said_of_unknown(one)):
+            say(line)
         with tracking(run_folder := RunFolder(place, name, f"{files.short_name}-sts"), wandb, config) as tracker:
             fitting = Fitting(spaces, definition, components, seed)
             rows, chosen, texts = evaluate(vectors, source.layers, poolings, fitting, fit_on, seed)
             watch.end("evaluate")
-            found = rows, chosen, texts
+            found = rows, chosen, texts, told
             _write(run_folder.path, found, config, watch.timings(), vectors, poolings, files.short_name, tracker)
         made = read_folder(SentenceSimilarity, run_folder.finish())
     say_results(made, tracker.where(made.folder) if tracker else None, quiet)
@@ -124,8 +134,8 @@ def _read_sets(folders: Sequence[str], say: Callable[[str], None]) -> Any:
     if not reported(sets):
         raise UserError(f"`sts {' '.join(folders)}`: these are training parts only; give dev or test parts too.")
     for one in sets:
-        if one.n_dropped:
-            say(f"{one.label}: {one.n_dropped} pairs without a score or a sentence were left out")
+        for line in one.said():
+            say(line)
     return sets
 
 
@@ -162,7 +172,7 @@ def _outside(fit_on: str, lacks_training_part: bool, say: Callable[[str], None])
 
 def _write(
     folder: Path,
-    found: tuple[Any, Any, Any],
+    found: tuple[Any, Any, Any, Any],
     config: Mapping[str, Any],
     timings: Mapping[str, float],
     vectors: Any,
@@ -174,7 +184,7 @@ def _write(
 
     Args:
         folder: The run's folder.
-        found: The rows of both tables, and the texts that transforms were fitted on.
+        found: The rows of both tables, the texts that transforms were fitted on, and the descriptions of the sets.
         config: The resolved configuration.
         timings: Durations in seconds.
         vectors: The `probing.downstream.sts.sentence_vectors.Vectors` that were compared.
@@ -186,9 +196,8 @@ def _write(
     from probing.downstream.figures import write_sts_figure
     from probing.downstream.fitting import write_results
     from probing.downstream.sts.sentence_similarity import CHOSEN_COLUMNS, STS_COLUMNS
-    from probing.downstream.sts.sentence_vectors import described
 
-    rows, chosen, texts = found
+    rows, chosen, texts, sets = found
     summary = {
         "kind": "similarity evaluation",
         "fitted_on": {label: text.described() for label, text in texts.items()},
@@ -199,7 +208,6 @@ def _write(
     cached = {one.corpus.name: origin(store) for one, store in stores}
     if vectors.outside:
         cached[vectors.outside[0].name] = origin(vectors.outside[1])
-    sets = [described(one, vectors.static) for one in vectors.sets]
     files = write_results(folder, config, tables, {**summary, "cache": cached, "sets": sets})
     place, formats = folder / "figures", figure_formats(config["figure_format"])
     figures = [

@@ -13,7 +13,7 @@ from probing.cli.python_calls import command
 from probing.cli.shared_options import with_shared_help
 from probing.commands.folders import places, say_results
 from probing.errors import UserError, out_of_range, refuse
-from probing.models import layer_numbers
+from probing.models import layer_numbers, load_tokenizer
 from probing.runs.evaluations import WordsInContext
 from probing.runs.folder import RunFolder
 from probing.runs.loading import read_folder
@@ -64,11 +64,13 @@ def wic(
     if not folder:
         raise UserError(f"`wic` takes {READABLE}.")
     data = read_wic(folder, ["train", part])
+    for line in (line for which, some in data.items() for line in some.said(which)):
+        say(line)
     with terminal.quiet_libraries():
         from probing.cache.source import ActivationSource, say_what_was_left_out
         from probing.downstream.fitting import Text, not_in
         from probing.downstream.spaces import Fitting
-        from probing.downstream.wic.evaluation import evaluate, target_check, without_cut_words
+        from probing.downstream.wic.evaluation import evaluate, target_check, unknown_pairs, without_cut_words
         from probing.runtime.distributed import is_main_process
 
         watch = Stopwatch()
@@ -89,14 +91,18 @@ def wic(
         watch.end("extract")
         say_what_was_left_out(corpora, stores, say)
         pairs = without_cut_words(data, stores, say)
+        n_unknown = unknown_pairs(pairs, stores, load_tokenizer(source.model), say)
         with tracking(run_folder := RunFolder(place, name, f"{source.model.short_name}-wic"), wandb, config) as tracker:
             fitting = Fitting(spaces, definition, components, seed)
             rows, chosen = evaluate(pairs, stores, Text(stores[0], kept), source.layers, fitting, seed)
             watch.end("evaluate")
             summary = {
                 "kind": "word-in-context evaluation",
+                "n_read_pairs": {which: some.n_read for which, some in data.items()},
                 "n_pairs": {which: some.n_pairs for which, some in pairs.items()},
+                "n_unlabelled_pairs": {which: some.n_unlabelled for which, some in data.items()},
                 "n_cut_pairs": {which: data[which].n_pairs - some.n_pairs for which, some in pairs.items()},
+                "n_unknown_pairs": n_unknown,
                 "n_sentences_fitted_on": int(kept.sum()),
                 "timings": watch.timings(),
             }

@@ -2,7 +2,8 @@
 
 - *Missing* are null, NaN, infinity and what pandas has in their place, blank text, and `_` as in CoNLL-U. Of numbers to
   predict, the texts `nan` and `inf` are missing, too. Of classes, whole numbers below 0 are missing, written as text or
-  as a number: -100 and -1 stand for "no label" in PyTorch and in data sets.
+  as a number: -100 and -1 stand for "no label" in PyTorch and in data sets. The same holds for scores of similarity
+  and for answers of yes or no, which are never below 0.
 - *Numbers* that are whole are the same class with and without a fraction of zero: 1.0 is `1`.
 - *Text* stays as it is written, without blanks around it: `01` is not `1`, and `NA`, `None` and `null` are labels.
 """
@@ -60,6 +61,34 @@ def number_of(value: Any) -> float | None:
         raise ValueError(f"{text!r} is not a number")
     number = float(text)
     return number if math.isfinite(number) else None
+
+
+def truth_of(value: Any) -> bool | None:
+    """Return whether a cell says yes (T, True or 1) or no (F, False or 0); None where it is missing, as a number is.
+
+    Raises:
+        ValueError: If it holds something else.
+    """
+    label = label_of(value).casefold()
+    if label in ("t", "true", "f", "false"):
+        return label.startswith("t")
+    if (number := score_of(label)) in (None, 0, 1):
+        return None if number is None else bool(number)
+    raise ValueError(f"{value!r} is neither yes nor no")
+
+
+def score_of(value: Any) -> float | None:
+    """Return the number that a cell holds where none is below 0; None where it is missing, and for -1 and -100 too.
+
+    Raises:
+        ValueError: If it holds something else, or a fraction below 0.
+    """
+    number = number_of(value)
+    if number is None or number >= 0:
+        return number
+    if not number.is_integer():
+        raise ValueError(f"{value!r} is below 0")
+    return None
 
 
 def check_label(label: str, where: str) -> None:

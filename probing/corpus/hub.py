@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from probing.corpus.cells import check_text, text_of
 from probing.corpus.rows import Rows, with_label
 from probing.errors import UserError
 
@@ -46,7 +47,7 @@ def read_dataset(source: str, option: str) -> Rows:
 
 
 def read_splits(source: str, option: str) -> dict[str, list[dict[str, Any]]]:
-    """Return all rows of a data set by split; each row is a dict of its columns.
+    """Return all rows of a data set by split; each row is a dict of its columns, with the names of classes.
 
     Args:
         source: `hf:NAME?config=C`. NAME is a folder or a hub id.
@@ -62,7 +63,39 @@ def read_splits(source: str, option: str) -> dict[str, list[dict[str, Any]]]:
     _check_library(typed)
     with _quietly():
         builder = _prepared(name, settings.get("config"), typed)
-        return {split: builder.as_dataset(split=split).to_list() for split in builder.info.splits}
+        return {split: _with_names(builder.as_dataset(split=split)) for split in builder.info.splits}
+
+
+def sentence_of(row: Mapping[str, Any], column: str, typed: str, place: str) -> str:
+    """Return the sentence in a column of a row; empty where it is missing.
+
+    Args:
+        row: The row.
+        column: The column.
+        typed: The option and its value, for messages.
+        place: Which row it is, for messages.
+
+    Raises:
+        UserError: If the column holds something else than text.
+    """
+    value = row[column]
+    if isinstance(value, str):
+        check_text(value, f"`{typed}`: {column} of {place}")
+        return value
+    if text_of(value) is None:
+        return ""
+    raise UserError(f"`{typed}`: {column} of {place} is {value!r:.40}, where a sentence was expected; correct it.")
+
+
+def _with_names(dataset: Any) -> list[dict[str, Any]]:
+    """Return the rows of a split, with numbers of classes replaced by names."""
+    named = {
+        name: _Column(False, feature.names)
+        for name, feature in dataset.features.items()
+        if getattr(feature, "names", None) is not None
+    }
+    found: list[dict[str, Any]] = dataset.to_list()
+    return [row | {name: column.value(row[name], None) for name, column in named.items()} for row in found]
 
 
 def _check_library(typed: str) -> None:

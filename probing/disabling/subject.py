@@ -182,6 +182,8 @@ class Subject:
     @cached_property
     def stores_of_sets(self) -> list[ActivationStore]:
         """The activations of the sets of sentences that are read out by STS."""
+        for line in (line for one in self.wanted.get(STS, ()) for line in one.said()):
+            self.source.say(line)
         return self.source.read([one.corpus for one in self.wanted.get(STS, ())])
 
     @cached_property
@@ -194,6 +196,8 @@ class Subject:
         if WIC not in self.wanted:
             return []
         parts = self.wanted[WIC]
+        for line in (line for name in (TRAIN, READ) for line in parts[name].said(f"{WIC} {name}")):
+            self.source.say(line)
         last = replace(self.source, layers=self.source.layers[-1:])
         sources = {TRAIN: last, READ: self.source}
         return [

@@ -13,6 +13,7 @@ from probing.cache.tokens import Tokens
 from probing.data.examples import Activations
 from probing.data.words import pool_words
 from probing.downstream.pooling_names import Pooling
+from probing.errors import UserError
 
 # The layer that `first_last` averages with the requested one: the first block's output (Su et al. 2021); SimCSE takes
 # the embeddings instead.
@@ -83,14 +84,17 @@ def word_vectors(store: Activations, layers: Sequence[int], wanted: NDArray[np.i
     return [torch.cat(states)[order] for states in found]
 
 
-def has_pieces(tokens: Tokens, wanted: NDArray[np.int64]) -> NDArray[np.bool_]:
+def has_pieces(
+    tokens: Tokens, wanted: NDArray[np.int64], among: NDArray[np.bool_] | None = None
+) -> NDArray[np.bool_]:  # fmt: skip
     """Return which words have a token, shape (n,); a word has none where the sentence was truncated before it.
 
     Args:
         tokens: The token table.
         wanted: Sentence and word index of each word, shape (n, 2).
+        among: Which tokens count, shape (n_tokens,); None for all.
     """
-    pieces = tokens.words >= 0
+    pieces = tokens.words >= 0 if among is None else among & (tokens.words >= 0)
     return np.isin(_keys(wanted[:, 0], wanted[:, 1]), _keys(tokens.sentences[pieces], tokens.words[pieces]))
 
 
@@ -108,7 +112,15 @@ def cosines(first: Tensor, second: Tensor) -> NDArray[np.float64]:
     Args:
         first: First vector of each pair, shape (n, d_model).
         second: Second vector of each pair, shape (n, d_model).
+
+    Raises:
+        UserError: If a vector is not finite.
     """
     a, b = first.double(), second.double()
     lengths = a.norm(dim=1) * b.norm(dim=1)
+    if not lengths.isfinite().all():
+        raise UserError(
+            "a vector that is compared has values that are not finite in float32, so that it has no cosine; leave out "
+            "the transform or the replacement that makes it so large."
+        )
     return torch.where(lengths > 0, (a * b).sum(1) / lengths.clamp(min=1e-300), 0.0).round(decimals=7).numpy()

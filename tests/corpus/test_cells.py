@@ -17,7 +17,7 @@ from probing_tasks.sentence_label import SentenceLabel
 
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, from_words, load_corpus
-from probing.corpus.cells import check_label, check_text, label_of, number_of, text_of
+from probing.corpus.cells import check_label, check_text, label_of, number_of, score_of, text_of, truth_of
 from probing.data.labelling import say_what_has_no_label
 from probing.errors import UserError
 from probing.tasks import Task, labels_of
@@ -73,6 +73,40 @@ def test_a_cell_holds_a_number_or_is_missing(cell: Any, number: float | None) ->
 def test_a_word_is_no_number(cell: Any) -> None:
     with pytest.raises(ValueError):  # noqa: PT011  the caller says where
         number_of(cell)
+
+
+@pytest.mark.parametrize(
+    ("cell", "score"),
+    [
+        ("3.04", 3.04), (0, 0.0), ("1e300", 1e300), (5e-324, 5e-324), (-1, None), ("-1", None), (-100.0, None),
+        ("nan", None), (math.nan, None), (math.inf, None), ("-inf", None), ("", None), (None, None), ("_", None),
+    ],
+)  # fmt: skip
+def test_a_score_is_finite_and_not_below_0_or_missing(cell: Any, score: float | None) -> None:
+    assert score_of(cell) == score
+
+
+@pytest.mark.parametrize("cell", ["high", -0.5, "-2.5", True, [1.0]])
+def test_what_is_no_score_is_refused(cell: Any) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011  the caller says where
+        score_of(cell)
+
+
+@pytest.mark.parametrize("missing", [None, math.nan, -1, -100, "-1", -1.0, "-1.0", "", " ", "_", "nan"])
+def test_yes_and_no_are_told_in_all_spellings(missing: Any) -> None:
+    spellings: list[tuple[Any, Any]] = [
+        ("T", "F"), ("true", "False"), (True, False), (np.True_, np.False_), (1, 0), (1.0, 0.0), ("1", " 0 "),
+        ("1.0", "0.0"), (np.int64(1), np.float32(0)),
+    ]  # fmt: skip
+    for yes, no in spellings:
+        assert (truth_of(yes), truth_of(no)) == (True, False)
+    assert truth_of(missing) is None
+
+
+@pytest.mark.parametrize("cell", ["yes", 2, 0.5, "same", [1]])
+def test_what_is_neither_yes_nor_no_is_refused(cell: Any) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011  the caller says where
+        truth_of(cell)
 
 
 def test_text_that_no_file_can_hold_is_refused() -> None:

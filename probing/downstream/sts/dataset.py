@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.corpus import Corpus, from_sentences
+from probing.corpus.cells import score_of
 from probing.corpus.files import decode_lines, read_bytes
-from probing.corpus.hub import read_splits
+from probing.corpus.hub import read_splits, sentence_of
 from probing.errors import UserError
 
 Part = Literal["train", "dev", "test"]
@@ -40,6 +41,11 @@ class Rated(NamedTuple):
     second: str
     gold: float | None
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether both sentences have text."""
+        return bool(self.first.strip() and self.second.strip())
+
 
 @dataclass(frozen=True)
 class SentencePairs:
@@ -53,7 +59,8 @@ class SentencePairs:
         gold: Score of each pair, shape (n_pairs,).
         subset: Index into `subsets` of each pair, ascending, shape (n_pairs,).
         subsets: Names of the subsets, such as MSRpar and MSRvid; a single one where the part is not divided.
-        n_dropped: Number of pairs left out because they have no score or an empty sentence.
+        n_without_sentence: Number of pairs that were left out because one of their sentences is empty.
+        n_without_score: Number of the other pairs that were left out because they have no score.
     """
 
     name: str
@@ -63,7 +70,8 @@ class SentencePairs:
     gold: NDArray[np.float64]
     subset: NDArray[np.int64]
     subsets: tuple[str, ...]
-    n_dropped: int
+    n_without_sentence: int = 0
+    n_without_score: int = 0
 
     @property
     def label(self) -> str:
@@ -75,6 +83,25 @@ class SentencePairs:
     def n_pairs(self) -> int:
         """Number of pairs."""
         return len(self.gold)
+
+    @property
+    def n_dropped(self) -> int:
+        """Number of pairs that were left out."""
+        return self.n_without_sentence + self.n_without_score
+
+    @property
+    def n_read(self) -> int:
+        """Number of all pairs of the source."""
+        return self.n_pairs + self.n_dropped
+
+    def said(self) -> list[str]:
+        """Return a line on the pairs that were left out; none if there are none."""
+        if not self.n_dropped:
+            return []
+        return [
+            f"{self.label}: {self.n_dropped} of {self.n_read} pairs are left out: {self.n_without_score} have no "
+            f"score, {self.n_without_sentence} lack a sentence"
+        ]
 
 
 def read_sts(sources: Sequence[str]) -> list[SentencePairs]:
@@ -160,11 +187,18 @@ def _sick(path: Path) -> Iterator[Rated]:
 def _rated(cells: Sequence[str], first: int, score: str, typed: str, number: int) -> Rated:
     if len(cells) < first + 2:
         raise UserError(f"`{typed}`: line {number} is not a pair of sentences separated by a tab; correct it.")
+    return Rated(cells[first], cells[first + 1], _score(score, typed, f"line {number}"))
+
+
+def _score(cell: Any, typed: str, place: str) -> float | None:
+    """Return the score that a cell holds, None where it has none: data sets have -1 where scores are withheld."""
     try:
-        gold = float(score) if score.strip() else None
+        return score_of(cell)
     except ValueError:
-        raise UserError(f"`{typed}`: the score of line {number} is {score[:40]!r}, which is not a number.") from None
-    return Rated(cells[first], cells[first + 1], gold)
+        raise UserError(
+            f"`{typed}`: the score of {place} is {cell!r:.40}, which is not a number of at least 0; write one, or "
+            "leave it empty where there is no score."
+        ) from None
 
 
 def _lines(path: Path) -> list[str]:
@@ -202,24 +236,28 @@ def _rated_rows(rows: Sequence[Mapping[str, Any]], typed: str) -> Iterator[Rated
             f"`{typed}`: its columns are {', '.join(columns)}; expected sentence1 and sentence2, or sentence_A and "
             f"sentence_B, with one of {', '.join(_SCORES)}."
         )
-    for row in rows:
-        gold = row[score]
-        # GLUE has -1 where the score is withheld.
-        yield Rated(row[pair[0]] or "", row[pair[1]] or "", None if gold is None or gold < 0 else float(gold))
+    for number, row in enumerate(rows):
+        place = f"row {number}, counted from 0,"
+        first, second = (sentence_of(row, name, typed, place) for name in pair)
+        yield Rated(first, second, _score(row[score], typed, place))
 
 
 def _pairs(name: str, part: Part, subsets: Mapping[str, Iterable[Rated]], typed: str) -> SentencePairs:
     """Leave out pairs without a score or a sentence, and index the sentences in a corpus."""
     rated = {subset: list(pairs) for subset, pairs in subsets.items()}
     kept = {
-        subset: [pair for pair in pairs if pair.gold is not None and pair.first.strip() and pair.second.strip()]
-        for subset, pairs in rated.items()
+        subset: [pair for pair in pairs if pair.is_whole and pair.gold is not None] for subset, pairs in rated.items()
     }
-    n_dropped = sum(map(len, rated.values())) - sum(map(len, kept.values()))
+    everything = [pair for pairs in rated.values() for pair in pairs]
+    n_without_sentence = sum(not pair.is_whole for pair in everything)
+    n_without_score = sum(pair.is_whole and pair.gold is None for pair in everything)
     kept = {subset: pairs for subset, pairs in kept.items() if pairs}
     pairs = [pair for subset in kept.values() for pair in subset]
     if len(pairs) < 3:
-        raise UserError(f"`{typed}`: only {len(pairs)} pairs have a score, too few to rank; give more.")
+        raise UserError(
+            f"`{typed}`: only {len(pairs)} pairs have a score and two sentences, out of {len(everything)}, too few to "
+            "rank; give more."
+        )
     texts = [text for pair in pairs for text in (pair.first, pair.second)]
     corpus = replace(from_sentences(f"{name} {part}", texts), n_repeated=0)
     at = {sentence: i for i, sentence in enumerate(corpus.sentences)}
@@ -231,5 +269,6 @@ def _pairs(name: str, part: Part, subsets: Mapping[str, Iterable[Rated]], typed:
         np.array([pair.gold for pair in pairs], dtype=np.float64),
         np.repeat(np.arange(len(kept)), [len(subset) for subset in kept.values()]),
         tuple(kept),
-        n_dropped,
+        n_without_sentence,
+        n_without_score,
     )

@@ -9,7 +9,14 @@ from probing.downstream.pooling_names import Pooling
 from probing.downstream.spaces import Fitting
 from probing.downstream.sts.dataset import SentencePairs
 from probing.downstream.sts.sentence_similarity import by_layer, chosen, reported
-from probing.downstream.sts.sentence_vectors import FitOn, Vectors, fitted_columns, fitted_texts, similarities
+from probing.downstream.sts.sentence_vectors import (
+    FitOn,
+    Vectors,
+    check_static_text,
+    fitted_columns,
+    fitted_texts,
+    similarities,
+)
 
 
 def evaluate(
@@ -24,9 +31,14 @@ def evaluate(
         fitting: The transforms and how they are fitted.
         fit_on: Value of the option `--fit_on`.
         seed: Seed of the bootstraps.
+
+    Raises:
+        UserError: If transforms of static vectors have no sentence to be fitted on.
     """
     targets: Sequence[SentencePairs] = reported(vectors.sets)
     texts = fitted_texts(vectors, targets, fit_on)
+    if [*fitting.spaces] != ["none"]:
+        check_static_text(texts)
     found = similarities(vectors, texts, layers, poolings, fitting)
     rows, picked = by_layer(found, targets, seed), chosen(found, targets, vectors.sets, seed)
     width = vectors.stores[0].plan.d_model

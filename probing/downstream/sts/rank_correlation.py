@@ -52,7 +52,9 @@ class Draws:
 
 
 def spearman(a: Array, b: Array) -> float:
-    """Return Spearman's correlation, with mean ranks for ties; NaN where all values of a side are equal.
+    """Return Spearman's correlation, with mean ranks for ties.
+
+    It is NaN where all values of a side are equal, or one is not finite.
 
     Args:
         a: First values, shape (n,).
@@ -72,11 +74,17 @@ def weighted_spearman(a: Array, b: Array, times: NDArray[np.float32]) -> Array:
         times: How often each list contains each pair, shape (n_lists, n).
 
     Returns:
-        Shape (n_lists,); NaN where all values of a side are equal.
+        Shape (n_lists,); NaN where all values of a side are equal, and everywhere if a value is not finite.
     """
+    if not _finite(a, b):  # sorted, NaN would be the largest value
+        return np.full(len(times), np.nan)
     # In blocks: the ranks of all bootstrap draws of 10,000 pairs at once would take half a gigabyte.
     blocks = (times[first : first + _AT_ONCE] for first in range(0, len(times), _AT_ONCE))
     return np.concatenate([_weighted_spearman(a, b, block) for block in blocks])
+
+
+def _finite(a: Array, b: Array) -> bool:
+    return bool(np.isfinite(a).all() and np.isfinite(b).all())
 
 
 def _weighted_spearman(a: Array, b: Array, times: NDArray[np.float32]) -> Array:
@@ -114,9 +122,12 @@ def pseudo_values(a: Array, b: Array) -> Array:
         b: Second values, shape (n,).
 
     Returns:
-        Shape (n,); zeros where all values of a side are equal, since they then tell nothing of the other.
+        Shape (n,); zeros where all values of a side are equal, since they then tell nothing of the other; NaN if a
+        value is not finite.
     """
     n = len(a)
+    if not _finite(a, b):
+        return np.full(n, np.nan)
     whole = float(np.nan_to_num(spearman(a, b)))
     without = []
     for first in range(0, n, _AT_ONCE):

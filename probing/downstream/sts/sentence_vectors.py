@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from probing.downstream.spaces import Fitting, fitted
 from probing.downstream.sts.dataset import SentencePairs
 from probing.downstream.sts.sentence_similarity import Similarities
 from probing.downstream.sts.static import StaticVectors
+from probing.downstream.unknown import unknown_sentences
 from probing.errors import UserError
 from probing.statistics.moments import CovarianceAccumulator
 from probing.statistics.sample_size import size_columns
@@ -52,16 +54,24 @@ class FitOn:
         names: Names of the corpora.
         corpora: The corpora.
         texts: Their activations, with the choice of sentences that are used.
+        words: Static vectors, or None.
     """
 
     names: list[str]
     corpora: list[Corpus]
     texts: list[Text]
+    words: StaticVectors | None = None
 
     @property
     def n_sentences(self) -> int:
         """Number of sentences that are used."""
         return sum(int(text.kept.sum()) for text in self.texts)
+
+    @cached_property
+    def n_static(self) -> int:
+        """Number of sentences that are used and have a static vector."""
+        parts = zip(self.corpora, self.texts, strict=True)
+        return sum(int((text.kept & self.words.known(one.sentences)).sum()) for one, text in parts if self.words)
 
     def described(self) -> dict[str, Any]:
         """Return a description for `results.json`."""
@@ -80,16 +90,55 @@ def fitted_columns(
         words: Static vectors, which have their own width, or None.
         components: Number of directions that whitening keeps.
     """
-    width = words.vectors.shape[1] if words and row["pooling"] == "static" else d_model
-    size = size_columns(row["transform"], text.n_sentences, text.n_sentences, width, components)
+    is_static = words is not None and row["pooling"] == "static"
+    width, n = (words.vectors.shape[1], text.n_static) if words and is_static else (d_model, text.n_sentences)
+    size = size_columns(row["transform"], n, n, width, components)
     return {"fitted_on": " and ".join(text.names), **size}
 
 
-def described(one: SentencePairs, words: StaticVectors | None) -> dict[str, Any]:
-    """Return a description of a set for `results.json`."""
+def described(
+    one: SentencePairs, store: ActivationStore, words: StaticVectors | None, tokenizer: Any
+) -> dict[str, Any]:
+    """Return a description of a set for `results.json`: its pairs, and the sentences whose vectors say nothing of them.
+
+    Args:
+        one: The set.
+        store: The activations of its sentences.
+        words: Static vectors, or None.
+        tokenizer: The model's tokenizer.
+    """
+    counts = {name: getattr(one, name) for name in ("n_read", "n_pairs", "n_without_score", "n_without_sentence")}
     subsets = {name: int((one.subset == i).sum()) for i, name in enumerate(one.subsets)}
-    found = {"set": one.label, "part": one.part, "n_pairs": one.n_pairs, "n_dropped": one.n_dropped, "subsets": subsets}
-    return found | ({"static_coverage": words.coverage(one.corpus.sentences)} if words else {})
+    found = {"set": one.label, "part": one.part, **counts, "n_dropped": one.n_dropped, "subsets": subsets}
+    found |= _counted("unknown", one, unknown_sentences(store.tokens, tokenizer))
+    if words is None:
+        return found
+    coverage = {"static_coverage": words.coverage(one.corpus.sentences)}
+    return found | coverage | _counted("static_unknown", one, ~words.known(one.corpus.sentences))
+
+
+def _counted(what: str, one: SentencePairs, sentences: NDArray[np.bool_]) -> dict[str, int]:
+    """Return how many of a set's sentences are chosen, and how many of its pairs have one."""
+    n_pairs = int(sentences[one.sentences].any(axis=1).sum())
+    return {f"n_{what}_sentences": int(sentences.sum()), f"n_{what}_pairs": n_pairs}
+
+
+def said_of_unknown(described: Mapping[str, Any]) -> list[str]:
+    """Return lines on the sentences of a set whose vectors say nothing of them; none if there are none.
+
+    Args:
+        described: What `described` returned for the set.
+    """
+    reasons = {
+        "unknown": "no token that the model's vocabulary knows, and their {n} pairs are ranked like the others",
+        "static_unknown": "no word with a static vector, and the static cosines of their {n} pairs are 0 in every space",
+    }
+    return [
+        f"{described['set']}: {described[f'n_{what}_sentences']} sentences have "
+        + reason.format(n=described[f"n_{what}_pairs"])
+        for what, reason in reasons.items()
+        if described.get(f"n_{what}_sentences")
+    ]
 
 
 def first_token_check(poolings: Sequence[Pooling], model: str) -> Callable[[Tokens], None]:
@@ -133,13 +182,13 @@ def fitted_texts(vectors: Vectors, targets: Sequence[SentencePairs], fit_on: str
     """
     if fit_on == "target":
         everything = zip(vectors.sets, vectors.stores, strict=True)
-        return {one.label: _all_of(one, store) for one, store in everything}
+        return {one.label: _all_of(one, store, vectors.static) for one, store in everything}
     there = [(one.label, one.corpus, store) for one, store in zip(vectors.sets, vectors.stores, strict=True)]
     parts = [part for part, one in zip(there, vectors.sets, strict=True) if one.part == "train"]
     if vectors.outside:
         parts = [(vectors.outside[0].name, *vectors.outside)]
     texts = [Text(store, _kept(corpus, targets)) for _, corpus, store in parts]
-    common = FitOn([name for name, *_ in parts], [corpus for _, corpus, _ in parts], texts)
+    common = FitOn([name for name, *_ in parts], [corpus for _, corpus, _ in parts], texts, vectors.static)
     return {one.label: common for one in vectors.sets}
 
 
@@ -147,9 +196,23 @@ def _kept(corpus: Corpus, targets: Sequence[SentencePairs]) -> NDArray[np.bool_]
     return not_in(corpus.sentences, [sentence for one in targets for sentence in one.corpus.sentences])
 
 
-def _all_of(one: SentencePairs, store: ActivationStore) -> FitOn:
+def _all_of(one: SentencePairs, store: ActivationStore, words: StaticVectors | None) -> FitOn:
     everything = Text(store, np.ones(len(one.corpus.sentences), dtype=bool))
-    return FitOn([f"{one.label} ({TRANSDUCTIVE})"], [one.corpus], [everything])
+    return FitOn([f"{one.label} ({TRANSDUCTIVE})"], [one.corpus], [everything], words)
+
+
+def check_static_text(texts: Mapping[str, FitOn]) -> None:
+    """Raise an error if transforms of static vectors would have no sentence to be fitted on.
+
+    Raises:
+        UserError: If no sentence of a text has a word with a vector.
+    """
+    for label, text in texts.items():
+        if text.words and text.texts and not text.n_static:
+            raise UserError(
+                f"`--static`: no sentence that transforms for {label} are fitted on has a word with a vector; give "
+                "vectors of more words, or other text with `--fit_on`, or `--transforms none`."
+            )
 
 
 def similarities(
@@ -160,6 +223,9 @@ def similarities(
     fitting: Fitting,
 ) -> list[Similarities]:
     """Return the cosines of all pairs of all sets, for each pooling, layer and space; static vectors come last.
+
+    A sentence without tokens, or without a word that has a static vector, has a vector of zeros, which has no
+    direction: the cosines of its pairs are 0 in every space, and no transform is fitted on it.
 
     Args:
         vectors: Sources of the sentence vectors.
@@ -211,13 +277,15 @@ def _cosines(
         if id(text) not in fitted_for:
             accumulator = CovarianceAccumulator(states.shape[1])
             for corpus, part in zip(text.corpora, text.texts, strict=True):
-                accumulator.update(pooled(corpus, part.store)[torch.from_numpy(part.kept)])
+                own = pooled(corpus, part.store)
+                accumulator.update(own[torch.from_numpy(part.kept) & own.any(dim=1)])
             if not text.texts:  # no transform is fitted: only the plain vectors are used
                 accumulator.update(states)
             fitted_for[id(text)] = fitted(fitting, accumulator.result(), neurons.get(one.label, []), layer)
         first, second = torch.from_numpy(one.sentences).T
+        there = (states.any(dim=1)[first] & states.any(dim=1)[second]).numpy()
         for name, transform in fitted_for[id(text)].items():
             images = transform(states)
-            cosine[name][one.label] = cosines(images[first], images[second])
+            cosine[name][one.label] = np.where(there, cosines(images[first], images[second]), 0.0)
             clipped[name][one.label] = transform.clipped
     return cosine, clipped

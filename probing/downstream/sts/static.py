@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from probing.cli.options import LARGEST
 from probing.errors import UserError
 
 _WORD = re.compile(r"\w+|[^\w\s]")
@@ -36,6 +38,11 @@ class StaticVectors:
                 sums[i] = self.vectors[known].mean(0)
         return sums
 
+    def known(self, sentences: Sequence[str]) -> NDArray[np.bool_]:
+        """Return which sentences have a vector that is not 0, shape (n,)."""
+        found: NDArray[np.bool_] = self.sentences(sentences).any(dim=1).numpy()
+        return found
+
     def coverage(self, sentences: Iterable[str]) -> float:
         """Return the share of word occurrences that have a vector."""
         words = [word for sentence in sentences for word in _words(sentence)]
@@ -54,16 +61,16 @@ def _words(sentence: str) -> list[str]:
 def read_static(path: str, sentences: Iterable[str]) -> StaticVectors:
     """Read the vectors of the words of some sentences, as spelled and in lower case.
 
-    A line holds a word and its numbers, separated by blanks. A first line of two numbers, as in word2vec files, is
-    skipped. Only the words needed are kept, so that a file of gigabytes takes little memory.
+    A line holds a word and its numbers, separated by blanks. A first line of two whole numbers, as in word2vec files,
+    is skipped. Only the words needed are kept, so that a file of gigabytes takes little memory.
 
     Args:
         path: Path of the text file.
         sentences: Sentences whose words are needed.
 
     Raises:
-        UserError: If the file cannot be read, a line is not a word with as many numbers as the others, or the file has
-            no word of the sentences.
+        UserError: If the file cannot be read, a line is not a word with as many numbers as the others, a number is not
+            finite or above 1e30, or the file has no word of the sentences.
     """
     needed = {form for sentence in sentences for word in _words(sentence) for form in (word, word.lower())}
     rows: dict[str, int] = {}
@@ -73,11 +80,12 @@ def read_static(path: str, sentences: Iterable[str]) -> StaticVectors:
         with Path(path).open(encoding="utf-8", newline="\n") as file:
             for number, line in enumerate(file, 1):
                 cells = line.rstrip().split(" ")
-                if number == 1 and len(cells) == 2:
+                if number == 1 and len(cells) == 2 and all(map(str.isdigit, cells)):
                     continue
                 width = width or len(cells) - 1
                 word = " ".join(cells[:-width])
-                if not word or width < 1:
+                # Some of GloVe's words have blanks in them; a number behind one is one too many.
+                if not word or width < 1 or (" " in word and _is_number(word.split(" ")[-1])):
                     raise _malformed(path, number, width)
                 if word in needed and word not in rows:
                     rows[word] = len(vectors)
@@ -95,13 +103,21 @@ def _numbers(cells: Sequence[str], path: str, number: int, width: int) -> list[f
         values = [float(cell) for cell in cells]
     except ValueError:
         raise _malformed(path, number, width) from None
-    if not all(map(math.isfinite, values)):
+    if not all(abs(value) <= LARGEST for value in values):  # NaN is not, either
         raise _malformed(path, number, width)
     return values
 
 
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
 def _malformed(path: str, number: int, width: int) -> UserError:
     return UserError(
-        f"`--static {path}`: line {number} is not a word followed by {width} numbers; give vectors in GloVe's format, "
-        "as text."
+        f"`--static {path}`: line {number} is not a word followed by {width} numbers that are finite and at most "
+        f"{LARGEST:g}; give vectors in GloVe's format, as text."
     )

@@ -15,6 +15,7 @@ from probing.cache.tokens import Tokens
 from probing.downstream.fitting import Text, outliers, token_moments
 from probing.downstream.pooling import cosines, has_pieces, word_vectors
 from probing.downstream.spaces import Fitting, fitted
+from probing.downstream.unknown import unknown_words
 from probing.downstream.wic.dataset import WordPairs
 from probing.downstream.wic.words_in_context import Scored, by_layer, chosen
 from probing.errors import UserError
@@ -95,6 +96,29 @@ def without_cut_words(
         if n_cut := pairs.n_pairs - kept[which].n_pairs:
             say(f"{which}: {n_cut} of {pairs.n_pairs} pairs are left out: their word was cut off")
     return kept
+
+
+def unknown_pairs(
+    parts: Mapping[str, WordPairs], stores: Sequence[ActivationStore], tokenizer: Any, say: Callable[[str], None]
+) -> dict[str, int]:
+    """Return how many pairs of each part have a word that the vocabulary does not know, and report them.
+
+    Args:
+        parts: The pairs of each part.
+        stores: Stores of the activations of each part.
+        tokenizer: The model's tokenizer.
+        say: Function that takes one-line messages.
+    """
+    found = {}
+    for (which, pairs), store in zip(parts.items(), stores, strict=True):
+        unknown = unknown_words(store.tokens, tokenizer, targets(pairs)).reshape(-1, 2).any(axis=1)
+        found[which] = int(unknown.sum())
+        if found[which]:
+            say(
+                f"{which}: {found[which]} of {pairs.n_pairs} pairs have a word of which the model's vocabulary knows "
+                "no piece; they count like the others"
+            )
+    return found
 
 
 def evaluate(

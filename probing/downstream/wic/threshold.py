@@ -36,12 +36,14 @@ class Rule:
 def best_threshold(scores: Scores, labels: Labels) -> Rule:
     """Return the threshold with the most correct labels, among those between any two scores and beyond both ends.
 
-    If several thresholds are equally good, the lowest is returned.
+    If several thresholds are equally good, the lowest is returned; NaN if a score is not finite.
 
     Args:
         scores: Score of each pair, shape (n,).
         labels: Label of each pair, shape (n,).
     """
+    if not np.isfinite(scores).all():  # sorted, NaN would be the largest score
+        return Rule(float("nan"), float("nan"))
     values, group = np.unique(scores, return_inverse=True)
     yes = np.bincount(group, weights=labels, minlength=len(values))
     no = np.bincount(group, weights=~labels, minlength=len(values))
@@ -66,8 +68,8 @@ def best_published_threshold(scores: Scores, labels: Labels) -> Rule:
 
 
 def accuracy(scores: Scores, labels: Labels, threshold: float) -> float:
-    """Return the share of correct labels under a threshold."""
-    return float(((scores > threshold) == labels).mean())
+    """Return the share of correct labels under a threshold; NaN if a score is not finite."""
+    return float(((scores > threshold) == labels).mean()) if np.isfinite(scores).all() else float("nan")
 
 
 def exact_interval(n_right: int, n: int) -> tuple[float, float]:
@@ -110,7 +112,8 @@ def mcnemar(first: Labels, second: Labels) -> McNemar:
 def area_under_curve(scores: Scores, labels: Labels) -> Scores:
     """Return the area under the ROC curve: the probability that a yes scores higher than a no, ties counting half.
 
-    It is computed from ranks (Mann & Whitney 1947) and needs no threshold; NaN where all labels are equal.
+    It is computed from ranks (Mann & Whitney 1947) and needs no threshold; NaN where all labels are equal, or a score
+    is not finite.
 
     Args:
         scores: Scores of the pairs, shape (..., n).
@@ -125,7 +128,7 @@ def area_under_curve(scores: Scores, labels: Labels) -> Scores:
     n_no = labels.shape[-1] - n_yes
     above = (rankdata(scores, axis=-1) * labels).sum(-1) - n_yes * (n_yes + 1) / 2
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(above / (n_yes * n_no))
+        return np.where(np.isfinite(scores).all(-1), above / (n_yes * n_no), np.nan)
 
 
 def area_interval(scores: Scores, labels: Labels, seed: int, n_draws: int = DRAWS) -> tuple[float, float]:

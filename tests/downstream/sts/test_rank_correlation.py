@@ -33,6 +33,26 @@ def test_it_is_that_of_scipy(values: tuple[np.ndarray, ...]) -> None:
     assert np.isnan(spearman(a, np.ones_like(a)))
 
 
+@pytest.mark.parametrize("at", [0, 45, 89])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_has_no_rank(values: tuple[np.ndarray, ...], at: int, value: float) -> None:
+    a, b, subset = values
+    broken = b.copy()
+    broken[at] = value
+    for one, other in ((a, broken), (broken, a)):
+        assert np.isnan(aggregated(one, other, subset)["all"])
+        assert np.isnan(aggregated_draws(one, other, subset, Draws.of(subset, 0, 3))["all"]).all()
+        assert np.isnan(pseudo_values(one, other)).all()
+
+
+def test_numbers_of_any_size_have_ranks(values: tuple[np.ndarray, ...]) -> None:
+    a, b, _ = values
+    for times in (1e300, 1e-300, 5e-324):
+        scaled = b * times
+        assert np.isfinite(scaled).all()
+        assert spearman(a, scaled) == pytest.approx(spearman(a, b))
+
+
 def test_drawn_pairs_have_the_correlation_of_the_list_that_they_make(values: tuple[np.ndarray, ...]) -> None:
     a, b, subset = values
     draws = Draws.of(subset, seed=3, n_draws=5)

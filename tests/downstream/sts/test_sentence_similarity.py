@@ -17,9 +17,7 @@ def pairs(name: str, part: Part, n: int, n_subsets: int = 1, first: int = 0) -> 
     gold = np.random.default_rng([n, first]).random(n)
     subset = np.sort(np.arange(n) % n_subsets)
     corpus = from_sentences("x", sentences)
-    return SentencePairs(
-        name, part, corpus, np.arange(2 * n).reshape(n, 2), gold, subset, tuple("abc"[:n_subsets]), n_dropped=0
-    )
+    return SentencePairs(name, part, corpus, np.arange(2 * n).reshape(n, 2), gold, subset, tuple("abc"[:n_subsets]))
 
 
 def similar(sets: list[SentencePairs], noise: dict[tuple[int | None, str], dict[str, float]]) -> list[Similarities]:

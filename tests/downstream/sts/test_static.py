@@ -27,6 +27,7 @@ def test_a_sentence_is_the_mean_of_its_words_with_a_vector(file: Path) -> None:
     torch.testing.assert_close(
         static.sentences(sentences), torch.stack([expected, torch.zeros(2), torch.tensor([9.0, 9])])
     )
+    assert static.known(sentences).tolist() == [True, False, True]
     assert static.coverage(sentences) == pytest.approx((5 + 0 + 1) / (6 + 2 + 2))
 
 
@@ -44,6 +45,10 @@ def test_words_that_are_not_needed_are_not_kept_and_a_first_line_of_word2vec_is_
         (b"the 1 2\ncat 3\n", "line 2 is not a word followed by 2 numbers"),
         (b"the 1 2\ncat 3 x\n", "line 2 is not a word followed by 2 numbers"),
         (b"the 1 nan\n", "line 1 is not a word followed by 2 numbers"),
+        (b"the 1 -inf\n", "line 1 is not a word followed by 2 numbers that are finite"),
+        (b"the 1 1e300\n", r"line 1 is not a word followed by 2 numbers that are finite and at most 1e\+30"),
+        (b"the 1 2\ncat 3 4 5\n", "line 2 is not a word followed by 2 numbers"),
+        (b"the 1\ncat 3 4\n", "line 2 is not a word followed by 1 numbers"),
         (b"the\n", "line 1 is not a word followed by"),
         (b"caf\xe9 1 2\n", "it is not UTF-8"),
         (b"dog 1 2\n", "has none of the words"),

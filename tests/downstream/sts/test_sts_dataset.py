@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from downstream_data import sentence_pairs, write_benchmark, write_semeval, write_sick, write_sts
 from probing.downstream.sts.dataset import SentencePairs, read_sts
@@ -52,7 +57,96 @@ def test_pairs_without_a_score_or_a_sentence_are_dropped_and_counted(tmp_path: P
     write_semeval(tmp_path / "STS16", "y", [("i", "j", 1.0)])
     (found,) = read_sts([str(tmp_path)])
     assert spelled(found) == [("a b", "b c", 5), ("f", "g", 0), ("a b", "f", 2.5), ("i", "j", 1)]
+    assert (found.n_read, found.n_without_score, found.n_without_sentence) == (6, 1, 1)
     assert (found.n_dropped, found.subset.tolist()) == (2, [0, 0, 0, 1])
+    assert found.said() == ["STS16: 2 of 6 pairs are left out: 1 have no score, 1 lack a sentence"]
+
+
+# Scores as files have them, and what each says, by no code of the program.
+SCORES = {
+    "3.04": 3.04, "0": 0.0, "5": 5.0, "1e300": 1e300, "1e-300": 1e-300, "5e-324": 5e-324, "": None, " ": None,
+    "nan": None, "NaN": None, "inf": None, "-inf": None, "1e999": None, "-1": None, "-1.0": None,
+}  # fmt: skip
+CELLS = st.tuples(st.sampled_from(["a", "b c", "", " "]), st.sampled_from(["d", "e"]), st.sampled_from(sorted(SCORES)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(CELLS, max_size=8), st.sampled_from(["STS16", "STS-B", "SICK"]))
+def test_all_pairs_that_are_read_are_used_or_counted_as_left_out(cells: list[tuple[str, str, str]], form: str) -> None:
+    cells = [*cells, *(("x", "y", score) for score in ("0", "3.04", "5"))]
+    with TemporaryDirectory() as folder:
+        write = {"STS16": write_semeval, "STS-B": write_benchmark, "SICK": write_sick}[form]
+        write(Path(folder, "STS16"), {"STS16": "x", "STS-B": "test", "SICK": "test"}[form], cells)
+        (found,) = read_sts([folder])
+    whole = [(a, b, SCORES[score]) for a, b, score in cells if a.strip()]
+    used = [(a, b, score) for a, b, score in whole if score is not None]
+    assert spelled(found) == used
+    assert np.isfinite(found.gold).all()
+    assert (found.n_without_sentence, found.n_without_score) == (len(cells) - len(whole), len(whole) - len(used))
+    assert found.n_read == len(cells) == found.n_pairs + found.n_dropped
+    assert len(found.said()) == (found.n_dropped > 0)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Write splits as JSON lines: `hub(test=rows)` returns `hf:FOLDER`."""
+    datasets = pytest.importorskip("datasets", reason="the extra hf is not installed")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "arrow"))
+
+    def write(**splits: list[dict[str, Any]]) -> str:
+        (tmp_path / "sts13").mkdir()
+        for split, rows in splits.items():
+            (tmp_path / "sts13" / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        return f"hf:{tmp_path / 'sts13'}"
+
+    return write
+
+
+def rows_of(scores: list[Any]) -> list[dict[str, Any]]:
+    return [{"sentence1": f"a {i}", "sentence2": f"b {i}", "score": score} for i, score in enumerate(scores)]
+
+
+@pytest.mark.parametrize(
+    ("scores", "used"),
+    [
+        (["3.04", "", "1.09", "nan", "4", "-1"], [3.04, 1.09, 4]),
+        ([3.04, float("nan"), 1.09, None, 4, -1.0, float("inf")], [3.04, 1.09, 4]),
+    ],
+)
+def test_scores_of_the_hub_are_numbers_as_text_or_missing(
+    hub: Callable[..., str], scores: list[Any], used: list[float]
+) -> None:
+    (found,) = read_sts([hub(test=rows_of(scores))])
+    assert (found.gold.tolist(), found.n_without_score) == (used, len(scores) - 3)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (rows_of(["1", "2", "high"]), "the score of row 2, counted from 0, is 'high', which is not a number"),
+        (rows_of([1, 2, -0.5]), r"the score of row 2, counted from 0, is -0\.5, which is not a number of at least 0"),
+        (rows_of([True, False]), "the score of row 0, counted from 0, is True"),
+        ([{"sentence1": 5, "sentence2": 6, "score": 1}], "sentence1 of row 0, counted from 0, is 5, where a sentence"),
+    ],
+)
+def test_cells_of_the_hub_that_are_no_pairs_are_refused(
+    hub: Callable[..., str], rows: list[dict[str, Any]], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        read_sts([hub(test=rows)])
+
+
+def test_names_of_classes_are_no_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets", reason="the extra hf is not installed")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "arrow"))
+    pairs = {"sentence1": ["a", "b", "c"], "sentence2": ["d", "e", "f"], "label": [0, 1, 2]}
+    classes = datasets.ClassLabel(names=["entailment", "neutral", "contradiction"])
+    text = datasets.Value("string")
+    features = datasets.Features({"sentence1": text, "sentence2": text, "label": classes})
+    (tmp_path / "nli").mkdir()
+    datasets.Dataset.from_dict(pairs, features).to_parquet(str(tmp_path / "nli" / "test.parquet"))
+    with pytest.raises(UserError, match="the score of row 0, counted from 0, is 'entailment'"):
+        read_sts([f"hf:{tmp_path / 'nli'}"])
 
 
 def test_data_sets_of_the_hub_are_known_by_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from downstream_data import word_pairs, write_wic
 from probing.downstream.wic.dataset import WordPairs, read_wic
@@ -74,7 +77,7 @@ def test_the_form_of_superglue_sets_the_word_off_as_the_original_does(hub: Calla
     first, second = ("Room", "and", "board", "."), ("He", "nailed", '"', "boards", '"', "across.")
     assert spelled(found["train"]) == [(first, second, "board", "boards", label) for label in (False, True)]
     assert found["dev"].n_pairs == 1
-    with pytest.raises(UserError, match="no pair of the split test has a label"):
+    with pytest.raises(UserError, match="no pair of test has a label"):
         read_wic(source, ["train", "test"])
 
 
@@ -84,12 +87,59 @@ def test_the_form_of_superglue_sets_the_word_off_as_the_original_does(hub: Calla
         ([{**ROW, "end1": 9}], "in row 0, counted from 0, the span from start to end contains no word"),
         ([ROW, {**ROW, "start2": 40, "end2": 44}], "in row 1"),
         ([{"text": "x", "label": 1}], "have no column sentence1, only text, label"),
+        ([ROW, {**ROW, "label": 2}], "the label of row 1, counted from 0, is 2; expected T, True or 1"),
+        ([{**ROW, "label": "same"}], "the label of row 0, counted from 0, is 'same'"),
+        ([{**ROW, "start1": "nine"}], "in row 0, counted from 0, the span from start to end contains no word"),
+        ([{**ROW, "start1": 9.5}], "in row 0, counted from 0, the span"),
+        ([{**ROW, "start1": None}], "in row 0, counted from 0, the span"),
+        ([{**ROW, "sentence1": None}], "in row 0, counted from 0, the span"),
+        ([{**ROW, "sentence1": 7}], "sentence1 of row 0, counted from 0, is 7, where a sentence was expected"),
     ],
 )
 def test_rows_that_are_no_pairs_are_refused(hub: Callable[..., str], rows: list[dict[str, Any]], words: str) -> None:
     source = hub(train=rows)
     with pytest.raises(UserError, match=words):
         read_wic(source, ["train"])
+
+
+@pytest.mark.parametrize(
+    ("yes", "no", "missing"),
+    [("T", "F", ""), ("True", "False", "nan"), (1.0, 0.0, None), ("1.0", "0", "-1"), (True, False, None), (1, 0, -100)],
+)
+def test_labels_are_read_in_all_spellings_and_missing_ones_counted(
+    hub: Callable[..., str], yes: Any, no: Any, missing: Any
+) -> None:
+    rows = [{**ROW, "label": label} for label in (yes, no, missing, yes, missing)]
+    # Spans as CSV files give them.
+    source = hub(train=[{**row, "start1": "9", "end1": "14"} for row in rows])
+    found = read_wic(source, ["train"])["train"]
+    assert found.labels.tolist() == [True, False, True]
+    assert (found.n_read, found.n_pairs, found.n_unlabelled) == (5, 3, 2)
+    assert found.said("train") == ["train: 2 of 5 pairs have no label and are left out"]
+
+
+def test_classes_are_known_by_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets", reason="the extra hf is not installed")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "arrow"))
+    rows = datasets.Dataset.from_list([{**ROW, "label": label} for label in (0, 1, -1)])
+    (tmp_path / "data").mkdir()
+    named = rows.cast_column("label", datasets.ClassLabel(names=["True", "False"]))
+    named.to_parquet(str(tmp_path / "data" / "train.parquet"))
+    found = read_wic(f"hf:{tmp_path / 'data'}", ["train"])["train"]
+    assert (found.labels.tolist(), found.n_unlabelled) == ([True, False], 1)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.sampled_from(["T", "F", "", "true", "0", "1.0", "nan", "-1"]), min_size=1, max_size=8))
+def test_all_pairs_that_are_read_have_a_label_or_are_counted(labels: list[str]) -> None:
+    labels = [*labels, "T"]
+    with TemporaryDirectory() as folder:
+        Path(folder, "train.data.txt").write_text(GOOD * len(labels))
+        Path(folder, "train.gold.txt").write_text("".join(f"{label}\n" for label in labels))
+        found = read_wic(folder, ["train"])["train"]
+    expected = [label in ("T", "true", "1.0") for label in labels if label not in ("", "nan", "-1")]
+    assert found.labels.tolist() == expected
+    assert found.n_read == len(labels) == found.n_pairs + found.n_unlabelled
 
 
 def test_a_split_that_is_not_there_is_refused(hub: Callable[..., str]) -> None:
