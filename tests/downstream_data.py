@@ -43,7 +43,7 @@ def write_wic(folder: Path, part: str, pairs: Sequence[Pair]) -> None:
 Rated = tuple[str, str, float | str]
 
 
-def sentence_pairs(n: int, seed: int) -> list[Rated]:
+def sentence_pairs(n: int, seed: int) -> list[tuple[str, str, float]]:
     """Make pairs of sentences, the second with some of the first one's ten words: the score tells how many."""
     generator = random.Random(seed)
     pairs = []

@@ -156,6 +156,44 @@ def test_a_planted_outlier_is_clipped_of_the_average_of_two_layers_too(
     assert again["spearman"] != rows["mean", "whiten"]["spearman"]
 
 
+def test_sentences_that_no_vector_stands_for_are_counted(
+    data: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Snowmen are not in the vocabulary, and neither they nor words that no vectors are of have a static vector.
+    pairs = [*sentence_pairs(40, 0), ("☃ ☂", "☃", 5.0), ("☃", "probe layer", 0.0), ("a the", "never", 5.0)]
+    write_semeval(data / "STS12-en-test", "MSRpar", pairs)
+    found = sts([str(data)], layer=1, static=str(data.parent / "vectors.txt"), transforms="whiten", **options)
+    assert found is not None
+    said, (told, *_) = capsys.readouterr().err, found.results["sets"]
+    assert (told["n_unknown_sentences"], told["n_unknown_pairs"]) == (2, 2)
+    everything = [*pairs, *sentence_pairs(20, 1)]
+    texts = {text for *pair, _ in everything for text in pair if {*WORDS}.isdisjoint(text.split())}
+    n_pairs = sum(not texts.isdisjoint(pair[:2]) for pair in everything)
+    assert (told["n_static_unknown_sentences"], told["n_static_unknown_pairs"]) == (len(texts), n_pairs)
+    assert "STS12: 2 sentences have no token that the model's vocabulary knows, and their 2 pairs are ranked" in said
+    assert f"STS12: {len(texts)} sentences have no word with a static vector, and the static cosines of their" in said
+    assert {row["n_pairs"] for row in found.layers if row["set"] == "STS12"} == {63}
+
+
+def test_pairs_without_a_score_are_left_out_and_counted(
+    data: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = sentence_pairs(40, 0)
+    write_semeval(data / "STS12-en-test", "MSRpar", whole)
+    before = sts([str(data)], layer=1, transforms="none", quiet=True, **options)
+    broken = [pair for some in zip(whole, sentence_pairs(40, 0), strict=True) for pair in some]
+    scores = ["nan", "inf", "", "-1"]
+    written = [(a, b, scores[i % 4]) if i % 2 else (a, b, score) for i, (a, b, score) in enumerate(broken)]
+    write_semeval(data / "STS12-en-test", "MSRpar", written)
+    after = sts([str(data)], layer=1, transforms="none", **options)
+    assert before is not None
+    assert after is not None
+    assert "STS12: 40 of 100 pairs are left out: 40 have no score, 0 lack a sentence" in capsys.readouterr().err
+    told = after.results["sets"][0]
+    assert told["n_read"] == 100 == told["n_pairs"] + told["n_without_score"] + told["n_without_sentence"]
+    assert after.layers == before.layers
+
+
 def test_all_poolings_differ_and_the_published_average_takes_the_first_block(
     data: Path, options: dict[str, Any]
 ) -> None:

@@ -172,6 +172,30 @@ def test_pairs_whose_word_is_cut_off_are_left_out_and_counted(
     assert results["n_pairs"]["dev"] == 100 - n_cut == found.layers[0]["n_pairs"]
 
 
+def test_pairs_without_a_label_or_a_known_word_are_counted(
+    data: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = wic(str(data), layer=0, transforms="none", quiet=True, **options)
+    write_wic(data, "dev", [*DEV, *DEV[:7]])
+    gold = data / "dev" / "dev.gold.txt"
+    gold.write_text("".join(f"{'FT'[same]}\n" for *_, same in DEV) + "\nnan\n-1\n\n\n\n\n")
+    after = wic(str(data), layer=0, transforms="none", **options)
+    assert before is not None
+    assert after is not None
+    assert "dev: 7 of 107 pairs have no label and are left out" in capsys.readouterr().err
+    told = after.results
+    assert (told["n_read_pairs"]["dev"], told["n_pairs"]["dev"], told["n_unlabelled_pairs"]["dev"]) == (107, 100, 7)
+    assert after.layers == before.layers
+    write_wic(data, "dev", [*DEV, (["the", "☃"], ["a", "☃"], 1, True)])
+    unknown = wic(str(data), layer=0, transforms="none", max_length=8, **options)
+    assert unknown is not None
+    assert "dev: 1 of " in (said := capsys.readouterr().err)
+    assert "pairs have a word of which the model's vocabulary knows no piece; they count like the others" in said
+    told = {name: counts["dev"] for name, counts in unknown.results.items() if name.endswith("_pairs")}
+    assert told["n_unknown_pairs"] == 1
+    assert told["n_read_pairs"] == 101 == told["n_pairs"] + told["n_unlabelled_pairs"] + told["n_cut_pairs"]
+
+
 def test_quiet_prints_a_line_a_space(data: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     wic(str(data), layer="0,1", part="dev", quiet=True, **options)
     said = capsys.readouterr()
