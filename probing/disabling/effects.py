@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from probing.comparison.agreement import holm
 from probing.disabling.units import Job
+from probing.statistics.among_draws import percentile_of
 from probing.statistics.intervals import difference_interval, difference_p_value, mean_interval, mean_p_value
 from probing.tables.readout_names import Measure, measure_of
 
@@ -113,10 +114,10 @@ def _grouped(measured: Sequence[Measured]) -> Iterator[list[int]]:
 def _percentile(measured: Sequence[Measured], rows: Rows, i: int, members: Sequence[int]) -> float:
     """Return the percentage of the other heads that cost less; NaN for layers and where there is no other head."""
     others = [rows[j]["effect"] for j in members if j != i and measured[j].layer == measured[i].layer]
-    if measured[i].job.head is None or not others:
+    if measured[i].job.head is None:
         return float("nan")
-    sign = measured[i].measure.sign
-    return 100 * sum(sign * effect > sign * rows[i]["effect"] for effect in others) / len(others)
+    harm = -measured[i].measure.sign
+    return percentile_of(harm * rows[i]["effect"], harm * np.array(others))
 
 
 def better_without_rows(measured: Sequence[Measured], seed: int) -> Rows:

@@ -16,6 +16,7 @@ from probing.disabling.units import UnitType
 from probing.readouts.later_blocks import Change as OfOutputs
 from probing.readouts.later_blocks import LaterBlocks
 from probing.readouts.text import Padded
+from probing.statistics.among_draws import percentile_of, rank_p
 from probing.tables.readout_names import measure_of
 
 # Number of random orders.
@@ -217,12 +218,12 @@ def area_rows(curves: Sequence[Curve], n: NDArray[np.int64], named: Mapping[str,
             continue
         own = curve.area()
         area = sign * own.sum() / n.sum()
-        as_far = random >= area if curve.order == IMPORTANCE else random <= area
+        away = 1 if curve.order == IMPORTANCE else -1
         told = tested(own, drawn.mean(0), n, is_share=False)
         rows.append({
             **named, "order": curve.order, "area": float(sign * area), "random_area": float(sign * random.mean()),
             "effect": told["effect"], "low": told["low"], "high": told["high"],
-            "percentile": 100 * float((random < area).mean()), "p_value": (1 + int(as_far.sum())) / (1 + len(random)),
+            "percentile": percentile_of(area, random), "p_value": rank_p(away * area, away * random),
             "n": told["n"],
         })  # fmt: skip
     return rows

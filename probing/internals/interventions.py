@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from probing.statistics.among_draws import percentile_of, rank_p
 from probing.statistics.intervals import accuracy_interval, difference_interval, mean_interval
 
 INTERVENTION_COLUMNS = (
@@ -215,5 +216,5 @@ def among(effect: float, random: Sequence[float], harm: int) -> dict[str, float]
     """
     if not random:
         return {}
-    as_much = sum(harm * other >= harm * effect for other in random)
-    return {"percentile": 100 * (len(random) - as_much) / len(random), "p_value": (1 + as_much) / (1 + len(random))}
+    value, drawn = harm * effect, harm * np.asarray(random)
+    return {"percentile": percentile_of(value, drawn), "p_value": rank_p(value, drawn)}

@@ -204,9 +204,12 @@ def _flagged_often(vectors: Sequence[Tensor]) -> list[tuple[int, int]]:
 
 
 def deviations_of(values: Array) -> Array:
-    """Return how far each value is from the mean of them all, in sd, with its sign; 0 where they do not vary."""
+    """Return how far each value is from the mean of them all, in sd, with its sign; 0 where they do not vary.
+
+    If one is NaN, all are.
+    """
     sd = values.std()
-    return (values - values.mean()) / sd if sd > 0 else np.zeros_like(values)
+    return np.zeros_like(values) if sd == 0 else (values - values.mean()) / sd
 
 
 def _named(definition: Definition, values: Array, named: NDArray[np.bool_]) -> list[Outlier]:

@@ -12,12 +12,12 @@ Ranks = NDArray[np.int64]
 
 
 def neuron_ranks(scores: Array) -> Ranks:
-    """Return each neuron's rank, from 1, ties by lower index; n + 1, which means unranked, where the score is 0.
+    """Return each neuron's rank, from 1, ties by lower index; n + 1, unranked, where the score is 0 or undefined (NaN).
 
     Args:
         scores: Higher is better, shape (..., n).
     """
-    n, dead = scores.shape[-1], scores == 0
+    n, dead = scores.shape[-1], (scores == 0) | np.isnan(scores)
     order = np.argsort(np.where(dead, np.inf, -scores), axis=-1, kind="stable")
     rank = np.empty(scores.shape, dtype=np.int64)
     np.put_along_axis(rank, order, np.broadcast_to(np.arange(1, n + 1), scores.shape), axis=-1)
@@ -89,8 +89,10 @@ def kendall(ranks_a: Array, ranks_b: Array) -> Array:
         ranks_b: Ranks of one or more other rankings, shape (..., n).
 
     Returns:
-        Shape (...); NaN where all neurons are tied.
+        Shape (...); NaN where all neurons are tied, or a rank is NaN.
     """
+    undefined = np.isnan(ranks_b).any(-1) | np.isnan(ranks_a).any()
+    ranks_a, ranks_b = np.nan_to_num(ranks_a), np.nan_to_num(ranks_b)
     n, order = len(ranks_a), np.argsort(ranks_a, kind="stable")
     x = ranks_a[order]
     # Twice a mean rank is an integer. Small integers, with the rankings side by side in memory, are fastest.
@@ -101,7 +103,8 @@ def kendall(ranks_a: Array, ranks_b: Array) -> Array:
         agreeing += np.sign(y[above:] - y[i]).sum(0, dtype=whole)
     pairs = n * (n - 1) / 2
     untied_a, untied_b = pairs - _tied_pairs(x[:, None]), pairs - _tied_pairs(y)
-    return _ratio(agreeing, np.sqrt(untied_a * untied_b)).reshape(ranks_b.shape[:-1])
+    found = _ratio(agreeing, np.sqrt(untied_a * untied_b)).reshape(ranks_b.shape[:-1])
+    return np.where(undefined, np.nan, found)
 
 
 def _tied_pairs(columns: NDArray[Any]) -> Array:

@@ -171,7 +171,7 @@ def test_sentences_that_no_vector_stands_for_are_counted(
     n_pairs = sum(not texts.isdisjoint(pair[:2]) for pair in everything)
     assert (told["n_static_unknown_sentences"], told["n_static_unknown_pairs"]) == (len(texts), n_pairs)
     assert "STS12: 2 sentences have no token that the model's vocabulary knows, and their 2 pairs are ranked" in said
-    assert f"STS12: {len(texts)} sentences have no word with a static vector, and the static cosines of their" in said
+    assert f"STS12: {len(texts)} sentences have no word with a static vector, and static cosines of their" in said
     assert {row["n_pairs"] for row in found.layers if row["set"] == "STS12"} == {63}
 
 

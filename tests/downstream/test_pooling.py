@@ -13,6 +13,7 @@ from probing.cache import ActivationStore, Request, activations, plan
 from probing.cache.tokens import Tokens
 from probing.corpus import from_words
 from probing.downstream.pooling import cosines, has_first_special, has_pieces, sentence_vectors, word_vectors
+from probing.errors import UserError
 from probing.models import load_tokenizer, resolve_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
@@ -101,3 +102,17 @@ def test_cosines_are_those_of_torch_and_0_without_a_direction() -> None:
     assert cosines(1e-30 * a, a) == pytest.approx(1)
     # Vectors that differ by rounding alone tie.
     assert set(cosines(a, a + 1e-6 * a.roll(1, 1))) == {1.0}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_vector_that_is_not_finite_has_no_cosine(value: float) -> None:
+    first = torch.ones(3, 4)
+    first[1, 2] = value
+    with pytest.raises(UserError, match="values that are not finite in float32, so that it has no cosine"):
+        cosines(first, torch.ones(3, 4))
+
+
+def test_vectors_of_any_size_have_cosines() -> None:
+    first, second = torch.eye(3)[:2], torch.eye(3)[[0, 2]]
+    for size in (1e38, 1e-38, 1e-44):
+        assert cosines(size * first, size * second).tolist() == [1, 0]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from probing.disabling.effects import tested
 from probing.disabling.neurons.neuron_sets import NeuronSet, Source
-from probing.heads.position.ranking_agreement import rank_p
+from probing.statistics.among_draws import percentile_of, rank_p
 from probing.tables.readout_names import Measure, measure_of
 
 Rows = list[dict[str, Any]]
@@ -111,6 +111,6 @@ def beside(source: str, effect: float, others: NDArray[np.float64], harm: int) -
         return {}
     return {
         source: float(others.mean()), f"{source}_lowest": float(others.min()), f"{source}_highest": float(others.max()),
-        f"{source}_percentile": 100 * float((harm * others < harm * effect).mean()),
+        f"{source}_percentile": percentile_of(harm * effect, harm * others),
         f"{source}_p": rank_p(harm * effect, harm * others),
     }  # fmt: skip

@@ -131,7 +131,7 @@ def said_of_unknown(described: Mapping[str, Any]) -> list[str]:
     """
     reasons = {
         "unknown": "no token that the model's vocabulary knows, and their {n} pairs are ranked like the others",
-        "static_unknown": "no word with a static vector, and the static cosines of their {n} pairs are 0 in every space",
+        "static_unknown": "no word with a static vector, and static cosines of their {n} pairs are 0 in every space",
     }
     return [
         f"{described['set']}: {described[f'n_{what}_sentences']} sentences have "

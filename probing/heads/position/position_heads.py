@@ -16,9 +16,10 @@ from probing.heads.means import Sentences
 from probing.heads.position.contrast import LagMoments, PositionMeans, Shares, Words, contrast_without
 from probing.heads.position.position_run import PositionRun
 from probing.heads.position.position_sample import SampledWords
-from probing.heads.position.ranking_agreement import Agreement, contributions_in_bases, rank_p
+from probing.heads.position.ranking_agreement import Agreement, contributions_in_bases
 from probing.heads.position.removal import HeadScores, as_masks, matched_sets, random_sets, top_neurons, word_mass
 from probing.models.query_key import QueryKey
+from probing.statistics.among_draws import rank_p
 
 Rows = list[dict[str, Any]]
 # Numbers of neurons that are held together; numbers above half of all neurons are skipped.

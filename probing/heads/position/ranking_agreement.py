@@ -52,11 +52,6 @@ class Agreement:
         return cls(spearman(ranked, used), spearman(left[0], left[1]))
 
 
-def rank_p(value: float, others: Sequence[float] | Array) -> float:
-    """Return the share of values, this one among them, that are at least as large: a one-sided p-value by rank."""
-    return (1 + int((np.asarray(others) >= value).sum())) / (1 + len(others))
-
-
 def contributions_in_bases(weight: Tensor, states: Tensor, classes: Tensor, bases: Tensor) -> Tensor:
     """Return the mean absolute contribution of each direction to the logit of the true class, centred over classes.
 

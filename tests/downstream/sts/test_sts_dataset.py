@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from downstream_data import sentence_pairs, write_benchmark, write_semeval, write_sick, write_sts
@@ -70,7 +70,7 @@ SCORES = {
 CELLS = st.tuples(st.sampled_from(["a", "b c", "", " "]), st.sampled_from(["d", "e"]), st.sampled_from(sorted(SCORES)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(CELLS, max_size=8), st.sampled_from(["STS16", "STS-B", "SICK"]))
 def test_all_pairs_that_are_read_are_used_or_counted_as_left_out(cells: list[tuple[str, str, str]], form: str) -> None:
     cells = [*cells, *(("x", "y", score) for score in ("0", "3.04", "5"))]

@@ -31,6 +31,17 @@ def pairs(request: pytest.FixtureRequest) -> tuple[Scores, Labels]:
     return np.round(generator.random(120) + 0.2 * labels.astype(np.float64), 1), labels
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_is_neither_above_nor_below_a_threshold(pairs: tuple[Scores, Labels], value: float) -> None:
+    scores, labels = pairs
+    broken = scores.copy()
+    broken[7] = value
+    rule, published = best_threshold(broken, labels), best_published_threshold(broken, labels)
+    assert np.isnan([rule.threshold, rule.accuracy, published.accuracy, accuracy(broken, labels, 0.5)]).all()
+    areas = area_under_curve(np.stack([scores, broken]), np.stack([labels, labels]))
+    assert np.isnan(areas).tolist() == [False, True]
+
+
 def test_the_best_threshold_is_that_of_a_loop_over_all(pairs: tuple[Scores, Labels]) -> None:
     scores, labels = pairs
     best = best_threshold(scores, labels)

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from downstream_data import word_pairs, write_wic
@@ -129,7 +129,7 @@ def test_classes_are_known_by_their_names(tmp_path: Path, monkeypatch: pytest.Mo
     assert (found.labels.tolist(), found.n_unlabelled) == ([True, False], 1)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.sampled_from(["T", "F", "", "true", "0", "1.0", "nan", "-1"]), min_size=1, max_size=8))
 def test_all_pairs_that_are_read_have_a_label_or_are_counted(labels: list[str]) -> None:
     labels = [*labels, "T"]
