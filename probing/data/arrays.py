@@ -16,7 +16,7 @@ from probing.cache.plan import Plan, Shard, divide, shard_tokens
 from probing.cache.tokens import Tokens
 from probing.corpus.splits import Split, side_of
 from probing.data.examples import Examples, Sides
-from probing.data.numbers import check_varies
+from probing.data.numbers import check_size, check_varies
 from probing.errors import UserError, as_clause
 from probing.tasks import Labels, has_label
 from probing.tasks.numbers import numbers_of
@@ -143,6 +143,7 @@ def sides_of_arrays(
     if n_missing := int((~has_label(found)).sum()):
         say(f"y: {n_missing} of {n_rows} rows have no label ({_MISSING}) and are left out")
     if is_numbers:
+        check_size(found, "`y`")
         check_varies(classes, "`y`", "rows")
     elif len(classes) < 2:
         found_there = "the same label" if len(classes) else "no label"

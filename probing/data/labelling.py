@@ -15,7 +15,7 @@ from probing.corpus import Corpus
 from probing.corpus.cells import label_of, text_of
 from probing.corpus.splits import Split
 from probing.data.examples import Activations, Examples
-from probing.data.numbers import check_varies, values_of
+from probing.data.numbers import check_size, check_varies, values_of
 from probing.data.sentences import SentenceVectors
 from probing.errors import UserError
 from probing.tasks import (
@@ -102,6 +102,8 @@ def class_of_tokens(
         side: The side whose tokens are classified.
     """
     labels = labels_of(task, tokens, corpus)
+    if predicts_numbers(task):
+        check_size(labels, f"`{corpus.name}`")
     here = np.array([split == side for split in splits])[sentences_of(task, tokens)]
     there = here & has_label(labels)
     special = np.zeros(len(here), dtype=bool) if isinstance(task, SentenceTask) else tokens.special

@@ -267,6 +267,14 @@ def test_whole_numbers_are_classes_unless_they_are_said_to_be_numbers(measured: 
             "`y`: the training rows all have the number 0.5, and a probe needs numbers that vary",
         ),
         (
+            {"y": np.arange(40) * 1e300, "numbers": True},
+            r"`y`: a number to predict has the size 3\.9e\+301, where at most 1e\+30",
+        ),
+        (
+            {"y": np.arange(40) * 1e-300},
+            "`y`: the numbers of the training rows differ by .*, and at least 1e-30 is needed",
+        ),
+        (
             {"y": ["a"] * 40, "numbers": True},
             "`y` has 'a' of the type str for row 0, .* and `numbers` says that labels are",
         ),

@@ -194,6 +194,14 @@ def test_tokens_may_have_numbers_too(checkpoints: dict[str, Path], corpus_file: 
             {"task": of([1.0] * 190)},
             "the training sentences all have the number 1, and a probe needs numbers that vary",
         ),
+        (
+            {"task": of([1.0, 1e-300, 1e300, 0, 2] * 38)},
+            r"a number to predict has the size 1e\+300, where at most 1e\+30",
+        ),
+        (
+            {"task": of([0.0, 1e-300, 5e-324, 0, 0] * 38)},
+            "the training sentences differ by 1e-300 at most, and at least 1e-30",
+        ),
     ],
 )
 def test_what_does_not_apply_to_numbers_is_refused_before_any_work(
