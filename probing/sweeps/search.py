@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from probing.errors import UserError, as_clause
 from probing.sweeps.definition import Parameter, Sweep
 
 Point = dict[str, Any]
@@ -33,9 +34,23 @@ def draw(sweep: Sweep, number: int, seed: int) -> Point:
         sweep: The sweep that is searched.
         number: Number of the trial, from 0.
         seed: Seed of the search.
+
+    Raises:
+        UserError: If a distribution has no finite numbers.
     """
     generator = np.random.default_rng([seed, number])
-    return {parameter.name: _draw(parameter, generator) for parameter in sweep.parameters}
+    return {parameter.name: _drawn(parameter, generator) for parameter in sweep.parameters}
+
+
+def _drawn(parameter: Parameter, generator: np.random.Generator) -> Any:
+    try:
+        return _draw(parameter, generator)
+    except (OverflowError, ValueError) as error:
+        said = ", ".join(f"{key}: {value}" for key, value in parameter.settings.items() if key != "distribution")
+        raise UserError(
+            f"`parameters.{parameter.name}`: no finite number can be drawn from {parameter.distribution} with {said} "
+            f"({as_clause(error)}); give other bounds."
+        ) from None
 
 
 def _draw(parameter: Parameter, generator: np.random.Generator) -> Any:

@@ -178,7 +178,7 @@ def test_pairs_without_a_label_or_a_known_word_are_counted(
     before = wic(str(data), layer=0, transforms="none", quiet=True, **options)
     write_wic(data, "dev", [*DEV, *DEV[:7]])
     gold = data / "dev" / "dev.gold.txt"
-    gold.write_text("".join(f"{'FT'[same]}\n" for *_, same in DEV) + "\nnan\n-1\n\n\n\n\n")
+    gold.write_text("".join(f"{'FT'[same]}\n" for *_, same in DEV) + "\nnan\n-1\n\n\n\n\n", encoding="utf-8")
     after = wic(str(data), layer=0, transforms="none", **options)
     assert before is not None
     assert after is not None

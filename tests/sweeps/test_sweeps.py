@@ -76,6 +76,21 @@ def test_other_distributions_have_their_moments() -> None:
     assert {type(value) for value in drawn(distribution="q_log_uniform_values", min=1, max=9, q=2)} == {int}
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"distribution": "log_uniform", "min": 800, "max": 900},
+        {"distribution": "log_normal", "mu": 5000, "sigma": 1},
+        {"distribution": "uniform", "min": -1e308, "max": 1.7e308},
+        {"distribution": "normal", "mu": 0, "sigma": -1},
+        {"distribution": "beta", "a": 0, "b": 1},
+    ],
+)
+def test_a_distribution_without_finite_numbers_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=rf"`parameters\.x`: no finite number .* {settings['distribution']} with"):
+        draw(sweep("random", x=settings), 0, 0)
+
+
 def test_drawn_points_are_the_same_for_a_seed_and_do_not_depend_on_those_before() -> None:
     made = sweep("random", x={"min": 0.0, "max": 1.0}, y={"min": 0.0, "max": 1.0})
     assert draw(made, 7, 1) == draw(made, 7, 1) != draw(made, 7, 2)

@@ -26,7 +26,7 @@ def static_of(folder: Path, pairs: list[Any]) -> tuple[SentencePairs, StaticVect
     (one,) = read_sts([str(folder)])
     generator = np.random.default_rng(0)
     lines = [f"{word} {' '.join(map(str, generator.normal(1, 1, 4)))}\n" for word in WORDS]
-    (folder / "vectors.txt").write_text("".join(lines))
+    (folder / "vectors.txt").write_text("".join(lines), encoding="utf-8")
     words = read_static(str(folder / "vectors.txt"), one.corpus.sentences)
     kept = np.ones(len(one.corpus.sentences), dtype=bool)
     store: Any = None  # static vectors need no activations

@@ -96,7 +96,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     def write(**splits: list[dict[str, Any]]) -> str:
         (tmp_path / "sts13").mkdir()
         for split, rows in splits.items():
-            (tmp_path / "sts13" / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+            text = "".join(f"{json.dumps(row)}\n" for row in rows)
+            (tmp_path / "sts13" / f"{split}.jsonl").write_text(text, encoding="utf-8")
         return f"hf:{tmp_path / 'sts13'}"
 
     return write

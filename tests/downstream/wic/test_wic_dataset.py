@@ -134,8 +134,8 @@ def test_classes_are_known_by_their_names(tmp_path: Path, monkeypatch: pytest.Mo
 def test_all_pairs_that_are_read_have_a_label_or_are_counted(labels: list[str]) -> None:
     labels = [*labels, "T"]
     with TemporaryDirectory() as folder:
-        Path(folder, "train.data.txt").write_text(GOOD * len(labels))
-        Path(folder, "train.gold.txt").write_text("".join(f"{label}\n" for label in labels))
+        Path(folder, "train.data.txt").write_text(GOOD * len(labels), encoding="utf-8")
+        Path(folder, "train.gold.txt").write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
         found = read_wic(folder, ["train"])["train"]
     expected = [label in ("T", "true", "1.0") for label in labels if label not in ("", "nan", "-1")]
     assert found.labels.tolist() == expected
