@@ -48,11 +48,11 @@ def _literal(node: ast.expr) -> object:
 
 
 def _calls(source: str) -> Iterator[tuple[ast.Call, bool]]:
-    """Yield the calls that open text, and whether each says its encoding: UTF-8, with or without a byte-order mark."""
+    """Yield the calls that open text, and whether each says that it is UTF-8; what wraps a stream has its encoding."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and _opened_as_text(node):
-            said = next((_literal(k.value) for k in node.keywords if k.arg == "encoding"), None)
-            yield node, said in ("utf-8", "utf-8-sig")
+            said = [_literal(k.value) for k in node.keywords if k.arg == "encoding"]
+            yield node, said == ["utf-8"] or (bool(said) and _name(node)[0] == "TextIOWrapper")
 
 
 def test_every_file_that_is_opened_as_text_is_utf8() -> None:

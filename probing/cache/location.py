@@ -31,7 +31,7 @@ def folder(path: str | Path, typed: str) -> Path:
     try:
         str(path).encode()  # safetensors opens no other files
     except UnicodeEncodeError:
-        raise UserError(f"`{typed}` is no name in UTF-8; name another folder.") from None
+        raise UserError(f"`{typed}` is no name in UTF-8{_of_locale(path)} name another folder.") from None
     for part in (path := Path(path), *path.parents):
         try:
             if stat.S_ISDIR(part.stat().st_mode):
@@ -44,3 +44,12 @@ def folder(path: str | Path, typed: str) -> Path:
             reason = f"{part} is a file"
         raise UserError(f"`{typed}` is no folder ({reason}); name another one.")
     return path
+
+
+def _of_locale(path: str | Path) -> str:
+    """Return what to do if it is the locale that keeps Python from reading a name as UTF-8; else a semicolon."""
+    try:
+        os.fsencode(path).decode()
+    except UnicodeError:
+        return ";"
+    return " under this locale: set PYTHONUTF8=1 or LC_ALL=C.UTF-8, or"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from argparse import SUPPRESS
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any, NoReturn
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
 from probing.cli.hints import admits_none, as_typed, expected, is_mapping, option_types, python_only
-from probing.cli.yaml_files import as_yaml, read_yaml
+from probing.cli.yaml_files import all_values, as_yaml, read_yaml
 from probing.errors import UserError, did_you_mean, refuse
 from probing.runtime.installation import started_as
 
@@ -260,7 +261,9 @@ class Given:
             top, _, inner = name.partition(".")
             if is_mapping(hint := self._types.get(top)):
                 content = {inner: value} if inner else value
-                if isinstance(content, Mapping):
+                if problem := unwritable(content):
+                    self._problems.append(f"{source.value(name, value)} {problem}")
+                elif isinstance(content, Mapping):
                     self._mappings.setdefault(top, {}).update({str(key): part for key, part in content.items()})
                 elif not (value is None and source is not COMMAND_LINE and admits_none(hint)):
                     self._problems.append(f"{source.value(name, value)}: expected {expected(hint)}")
@@ -291,6 +294,9 @@ class Given:
         if value == "":
             self._problems.append(f"{source.value(name, value)} is empty: give it a value or leave it out")
             return
+        if problem := unwritable(value):
+            self._problems.append(f"{source.value(name, value)} {problem}")
+            return
         try:
             if self._is_missing(name, value, source):
                 raise ValueError(value)
@@ -300,10 +306,26 @@ class Given:
             self._problems.append(f"{source.value(name, value)}: expected {expected(hint)}")
 
     def _is_missing(self, name: str, value: Any, source: OptionSource) -> bool:
-        """Whether the parser would treat a value as not given, or the value cannot be part of a file name."""
+        """Whether the parser would treat a value as not given, or the value cannot be written into files or names."""
         if value is None:
             return source is not COMMAND_LINE and not admits_none(self._types[name.removesuffix("+")])
-        return value == "" or "\0" in str(value)
+        return value == "" or "\0" in str(value) or bool(unwritable(value))
+
+
+def unwritable(value: Any) -> str:
+    """Return what keeps a value's text from being written, or part of a file's name; an empty string if nothing does.
+
+    Bytes that are no text of the locale, which Python has as lone surrogates, can be part of a file's name.
+    """
+    for text in filter(lambda part: isinstance(part, str), all_values(value)):
+        try:
+            os.fsencode(text)
+        except UnicodeEncodeError as error:
+            letter = text[error.start]
+            if "\ud800" <= letter <= "\udfff":
+                return f"has one half of a character, a lone surrogate ({letter!a}): write the whole character"
+            return f"has {letter}, which names of files lack under this locale: set PYTHONUTF8=1 or LC_ALL=C.UTF-8"
+    return ""
 
 
 # What the parser raises for a value of the wrong type.

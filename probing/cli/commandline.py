@@ -18,6 +18,7 @@ from probing.runtime.distributed import end_others, end_with_parent, is_main_pro
 from probing.runtime.installation import started_as
 from probing.runtime.interrupts import Terminated, interrupt_behind, signals_interrupt
 from probing.runtime.memory import set_heap_aside
+from probing.runtime.terminal import escaped_output
 from probing.runtime.versions import own_version
 
 RUN_ERROR, USER_ERROR, INTERRUPTED, PIPE_CLOSED, TERMINATED = 1, 2, 130, 141, 143
@@ -60,7 +61,8 @@ def run(commands: Mapping[str, str], args: Sequence[str]) -> int:
     """
     try:
         try:
-            return _run(commands, args)
+            with escaped_output():
+                return _run(commands, args)
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()

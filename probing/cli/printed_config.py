@@ -12,6 +12,7 @@ from probing.cli.hints import option_types
 from probing.cli.yaml_files import as_text
 from probing.errors import UserError
 from probing.runtime.installation import started_as
+from probing.runtime.terminal import prints_unicode
 
 # The word that asks for the description of each option, and the width of a line of it.
 COMMENTS, WIDTH = "comments", 110
@@ -56,7 +57,7 @@ def _lines(options: Mapping[str, Any], descriptions: Mapping[str, str], group: s
             yield f"{name}:"
             yield from _lines(asdict(value), descriptions, f"{name}.")
         else:
-            yield from (f"{indent}{line}" for line in as_text({name: value}).splitlines())
+            yield from (f"{indent}{line}" for line in as_text({name: value}, unicode=prints_unicode()).splitlines())
 
 
 def _descriptions(function: Callable[..., Any]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 from probing.cli.arguments import PYTHON, checked
 from probing.cli.hints import python_only
 from probing.cli.options import are_options
+from probing.runtime.terminal import escaped_output
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -36,7 +37,7 @@ def command(function: Callable[_P, _T]) -> Callable[_P, _T]:
     def called(*args: _P.args, **keywords: _P.kwargs) -> _T:
         bound = signature(function).bind(*args, **keywords)
         bound.arguments.update(converted(function, bound.arguments))
-        with _process_kept() if "trainer" in bound.signature.parameters else nullcontext():
+        with escaped_output(), _process_kept() if "trainer" in bound.signature.parameters else nullcontext():
             return function(*bound.args, **bound.kwargs)
 
     vars(called)[_UNCHECKED] = function

@@ -42,7 +42,7 @@ def read_yaml(path: str, typed: str = "--config") -> Mapping[Any, Any]:
         raise UserError(f"`{typed} {path}` is not YAML that can be read ({as_clause(error)})") from None
     if not isinstance(options, Mapping):
         raise UserError(f"`{typed} {path}` holds no options: expected lines such as `layer: 6`")
-    if sum(1 for _ in _values(options)) > MAX_VALUES:
+    if sum(1 for _ in all_values(options)) > MAX_VALUES:
         raise UserError(f"`{typed} {path}` holds more than {MAX_VALUES} values, or refers to itself")
     if twice := _repeated(root):
         raise UserError(f"`{typed} {path}` has more than one `{twice[0]}`")
@@ -57,8 +57,13 @@ def as_yaml(text: str) -> Any:
         return text
 
 
-def as_text(options: Mapping[str, Any]) -> str:
-    """Return options as the text of a YAML file, which `read_yaml` reads as the same values, in the same order."""
+def as_text(options: Mapping[str, Any], *, unicode: bool = True) -> str:
+    """Return options as the text of a YAML file, which `read_yaml` reads as the same values, in the same order.
+
+    Args:
+        options: The options.
+        unicode: Whether letters that are not ASCII are written as they are; otherwise they are escaped.
+    """
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -69,7 +74,7 @@ def as_text(options: Mapping[str, Any]) -> str:
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
     Dumper.add_representer(str, text)
-    return yaml.dump(dict(options), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=10_000)
+    return yaml.dump(dict(options), Dumper=Dumper, sort_keys=False, allow_unicode=unicode, width=10_000)
 
 
 def _repeated(root: Any) -> list[str]:
@@ -81,8 +86,8 @@ def _repeated(root: Any) -> list[str]:
     return [key for group in keys for key in group if group.count(key) > 1]
 
 
-def _values(value: Any) -> Iterator[Any]:
-    """Yield all values in nested mappings and lists, at most one more than `MAX_VALUES`."""
+def all_values(value: Any) -> Iterator[Any]:
+    """Yield all values in nested mappings and lists, and the keys, at most one more than `MAX_VALUES`."""
     waiting, n = [value], 0
     while waiting and n <= MAX_VALUES:
         value, n = waiting.pop(), n + 1

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 import gc
+import io
 import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from probing.runtime.distributed import is_main_process
@@ -15,6 +17,34 @@ from probing.runtime.memory import heap_is_set_aside, set_heap_aside
 
 # Width of tables where the output is not a terminal.
 PLAIN_WIDTH = 110
+
+# Name of `_as_bytes_or_escaped` among Python's handlers of encoding errors.
+_ESCAPED = "probing.escaped"
+
+
+@contextmanager
+def escaped_output() -> Iterator[None]:
+    """Let any text be printed: what the terminal's encoding lacks is escaped, and bytes of paths stay as they are."""
+    codecs.register_error(_ESCAPED, _as_bytes_or_escaped)
+    with ExitStack() as stack:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper) and stream.errors != _ESCAPED:
+                stack.callback(stream.reconfigure, errors=stream.errors)
+                stream.reconfigure(errors=_ESCAPED)
+        yield
+
+
+def _as_bytes_or_escaped(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Return a path's bytes that are no text of the locale, which Python has as lone surrogates, or an escape."""
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeError:
+        return codecs.lookup_error("backslashreplace")(error)
+
+
+def prints_unicode() -> bool:
+    """Whether standard output takes every character."""
+    return codecs.lookup(sys.stdout.encoding or "utf-8").name.startswith("utf-")
 
 
 def say(message: str) -> None:

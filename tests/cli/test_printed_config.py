@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,14 @@ def test_what_is_printed_and_given_back_is_the_same_call(
         assert yaml.safe_load(again) == yaml.safe_load(text)
         path.unlink()
     assert text.count("\n# ") + text.count("\n  # ") >= len(yaml.safe_load(text))
+
+
+def test_a_terminal_without_a_letter_is_given_its_escape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = ["--corpus", "café 字.tsv"]
+    with (path := tmp_path / "printed.yaml").open("wb") as file:
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(file, encoding="ascii"))
+        assert run(COMMANDS, ["fit", *args, "--print_config"]) == 0
+    assert call_of("fit", ["--config", str(path)]) == call_of("fit", args)
 
 
 def test_the_command_line_overrides_what_was_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

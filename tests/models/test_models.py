@@ -425,7 +425,10 @@ def test_the_fingerprint_follows_weights_and_tokenizer_but_not_the_place(
 
 def test_a_weight_file_of_any_name_belongs_to_the_fingerprint_if_it_is_read(tiny_model: Callable[..., Path]) -> None:
     folder = tiny_model("bert")
-    names, config = sorted(load_file(folder / "model.safetensors")), json.loads((folder / "config.json").read_text())
+    names, config = (
+        sorted(load_file(folder / "model.safetensors")),
+        json.loads((folder / "config.json").read_text(encoding="utf-8")),
+    )
     shutil.copy(folder / "model.safetensors", folder / "first.safetensors")
     source, found = resolve_model(str(folder)), []
 
@@ -434,15 +437,17 @@ def test_a_weight_file_of_any_name_belongs_to_the_fingerprint_if_it_is_read(tiny
         save_file({key: value + 1 for key, value in weights.items()}, folder / name, {"format": "pt"})
         found.append(source.fingerprint())
 
-    (folder / "config.json").write_text(json.dumps({**config, "transformers_weights": "first.safetensors"}))
+    (folder / "config.json").write_text(
+        json.dumps({**config, "transformers_weights": "first.safetensors"}), encoding="utf-8"
+    )
     before = load(folder).state_dict()[names[0]]
     found.append(source.fingerprint())
     change("first.safetensors")
     assert torch.equal(load(folder).state_dict()[names[0]], before + 1)  # it is this file that is read
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     (folder / "model.safetensors").unlink()
     index = {"metadata": {}, "weight_map": dict.fromkeys(names, "first.safetensors")}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     assert torch.equal(load(folder).state_dict()[names[0]], before + 1)
     found.append(source.fingerprint())
     change("first.safetensors")
@@ -451,7 +456,7 @@ def test_a_weight_file_of_any_name_belongs_to_the_fingerprint_if_it_is_read(tiny
 
 def test_a_folder_with_an_adapter_is_refused_whether_peft_is_there_or_not(tiny_model: Callable[..., Path]) -> None:
     folder = tiny_model("bert")
-    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}', encoding="utf-8")
     with pytest.raises(UserError, match=r"holds an adapter \(adapter_config\.json\).*merge_and_unload"):
         resolve_model(str(folder))
 

@@ -1,7 +1,8 @@
-"""What a command leaves as it was: the verbosity and the progress bars of the libraries that it silences."""
+"""What a command leaves as it was, the verbosity and the progress bars of libraries; and what a terminal can show."""
 
 from __future__ import annotations
 
+import io
 import logging
 import subprocess
 import sys
@@ -15,9 +16,12 @@ from huggingface_hub import utils as hub
 from transformers.utils import logging as transformers_logging
 
 from probing import fit
+from probing.__main__ import COMMANDS
+from probing.cli.commandline import run
+from probing.commands.cache import ls
 from probing.commands.extract import extract
 from probing.errors import UserError
-from probing.runtime.terminal import quiet_libraries
+from probing.runtime.terminal import escaped_output, plain_table, quiet_libraries, say, show
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
 
@@ -100,3 +104,40 @@ print(from_python == 0, first < imported, again <= imported, gc.isenabled())  # 
 def test_what_is_imported_is_frozen_once_and_only_in_a_process_of_ones_own() -> None:
     done = subprocess.run([sys.executable, "-c", FREEZING], capture_output=True, encoding="utf-8", check=True)
     assert done.stdout.split() == ["True"] * 4
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"),
+    [("ascii", rb"caf\xe9 \u5b57 bad"), ("latin-1", b"caf\xe9 \\u5b57 bad"), ("utf-8", "café 字 bad".encode())],
+)
+def test_what_a_terminal_lacks_is_escaped_and_bytes_of_a_path_stay(
+    encoding: str, shown: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="strict") for _ in range(2))
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    table = plain_table("字")
+    table.add_column("é")
+    with escaped_output():
+        print("café 字 bad\udcff")
+        say("café 字 bad\udcff")
+        print("half \ud83d")
+        show(table)
+    assert out.errors == err.errors == "strict"
+    first, second, *others = out.buffer.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert first == shown + b"\xff"
+    assert second == b"half \\ud83d"
+    assert others
+    err.flush()
+    assert err.buffer.getvalue().splitlines() == [first]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("called", ["command line", "Python"])
+def test_every_command_prints_so(called: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("probing.commands.cache.cache_folder", lambda cache: Path("é"))
+    assert run(COMMANDS, ["cache", "ls"]) == 0 if called == "command line" else ls() == []
+    out.flush()
+    assert out.buffer.getvalue() == b"nothing is cached in \\xe9\n"  # type: ignore[attr-defined]
