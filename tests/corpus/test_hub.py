@@ -19,6 +19,7 @@ from probing.commands.extract import extract
 from probing.corpus import from_words, load_corpus
 from probing.errors import UserError
 from probing.tasks import load_task
+from synthetic import make_tokens
 
 datasets = pytest.importorskip("datasets", reason="the extra hf is not installed")
 
@@ -131,7 +132,7 @@ def test_cells_of_csv_files_are_text_as_it_is_written(tmp_path: Path, monkeypatc
         corpus = load_corpus(source)
         assert corpus.sentence_columns["label"] == (*labels[:-1], None, "01")
         assert corpus.sentences[-1] == "null"
-    found = load_task("sentence_label", {}).labels(Tokens(*[np.zeros(0, np.int32)] * 3), corpus)
+    found = load_task("sentence_label", {}).labels(make_tokens([3]), corpus)
     assert list(found) == [*labels[:8], "", "", "01"]
 
 
