@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from probing.cache.plan import FORMAT, Plan, divide, fingerprint, shard_tokens
 from probing.cache.store import ActivationStore, DamagedCache, leftovers, not_written, remove
 from probing.cache.tokens import LONGEST, Tokens, tokenize, tokenize_pairs
@@ -105,11 +107,11 @@ def activations(
     key, folder = request.key(), entry_folder(request, cache)
     if not is_main_process():
         _extract(request, folder, None, trainer_options, callbacks)
-        return ActivationStore(folder)
+        return ActivationStore(folder).of_corpus(request.corpus)
     try:
         lock = job_lock(cache, folder.name, say)
     except OSError as error:
-        if store := _whole(folder, request.layers):
+        if store := _whole(folder, request):
             check(store.tokens)
             return store
         raise UserError(
@@ -141,13 +143,23 @@ def entry_folder(request: Request, cache: Path) -> Path:
     return cache / f"{request.source.short_name}-{fingerprint(request.key())[:16]}"
 
 
-def _whole(folder: Path, layers: Sequence[int]) -> ActivationStore | None:
-    """Return the entry if these layers are complete and undamaged, else None."""
+def _whole(folder: Path, request: Request) -> ActivationStore | None:
+    """Return the entry if the requested layers are complete and undamaged, else None."""
     try:
-        store = ActivationStore(folder)
+        store = _open(folder, request)
     except DamagedCache:
         return None
-    return None if store.missing(layers, store.damaged(layers)) else store
+    return None if store.missing(request.layers, store.damaged(request.layers)) else store
+
+
+def _open(folder: Path, request: Request) -> ActivationStore:
+    """Open the entry of a request; one that does not note the characters of its tokens is tokenised once more."""
+    store = ActivationStore(folder).of_corpus(request.corpus)
+    if store.tokens.spans is None:
+        tokens = tokens_of(request, load_tokenizer(request.source))
+        if np.array_equal(tokens.input_ids, store.tokens.input_ids):
+            store.tokens = tokens
+    return store
 
 
 def _open_or_create(
@@ -158,7 +170,7 @@ def _open_or_create(
     check: Callable[[Tokens], None],
 ) -> ActivationStore:
     try:
-        store = ActivationStore(folder)
+        store = _open(folder, request)
     except DamagedCache as error:
         if folder.exists():
             say(f"the plan of the cache entry is damaged and is made again ({error})")
@@ -176,9 +188,10 @@ def _open_or_create(
     shards = divide(tokens.lengths, shard_tokens(n_layers, d_model, itemsize))
     plan = Plan(key, n_layers, d_model, request.dtype, batch_tokens_of(request), shards)
     try:
-        return ActivationStore.create(folder, plan, tokens, description(request, site))
+        store = ActivationStore.create(folder, plan, tokens, description(request, site))
     except OSError as error:
         raise not_written(folder, error) from error
+    return store.of_corpus(request.corpus)
 
 
 def tokens_of(request: Request, tokenizer: Any) -> Tokens:

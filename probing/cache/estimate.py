@@ -117,7 +117,7 @@ class Reading:
             UserError: If the model has no tokenizer, or does not take sentences of the requested length.
         """
         try:
-            store = ActivationStore(entry_folder(request, cache))
+            store = ActivationStore(entry_folder(request, cache)).of_corpus(request.corpus)
             left = sum(len(layers) for layers in store.missing(request.layers).values())
             return cls(request, store.tokens, left / (len(request.layers) * len(store.plan.shards)))
         except (DamagedCache, NewerCache):

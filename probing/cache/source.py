@@ -10,6 +10,8 @@ from typing import Any
 
 from probing.cache import ActivationStore, Request, activations
 from probing.cache.tokens import Tokens
+from probing.cache.word_counts import count_words
+from probing.cache.words import is_visible
 from probing.corpus import Corpus
 from probing.errors import UserError
 from probing.models import ModelSource, SiteName, find_model, load_config, parse_layers
@@ -133,7 +135,7 @@ def _without_first(check: Callable[[Tokens], None]) -> Callable[[Tokens], None]:
 def say_what_was_left_out(
     corpora: Sequence[Corpus], stores: Sequence[ActivationStore], say: Callable[[str], None]
 ) -> None:
-    """Report how many sentences or pairs were repeated or empty, and how many were cut."""
+    """Report how many sentences or pairs were repeated, empty or cut, and how many words have no token of their own."""
     for corpus, store in zip(corpora, stores, strict=True):
         if corpus.n_without_text:
             say(f"{corpus.name}: {corpus.n_without_text} rows without text were left out")
@@ -141,3 +143,15 @@ def say_what_was_left_out(
             say(f"{corpus.name}: {corpus.n_repeated} repeated {corpus.unit} were left out")
         if n_truncated := store.tokens.n_truncated:
             say(f"{corpus.name}: {n_truncated} {corpus.unit} were longer than the model accepts and were cut")
+        counts = count_words(store.tokens, corpus)
+        if counts and counts.n_left_out:
+            say(
+                f"{corpus.name}: {counts.n_left_out:,} of {counts.n_words:,} words have no token of their own "
+                f"({_examples(counts.examples)}) and are left out"
+            )
+
+
+def _examples(words: Sequence[str], most: int = 3) -> str:
+    """Return the first words in quotes; characters that cannot be seen are written as escapes."""
+    shown = [repr(word) if is_visible(word) else ascii(word) for word in words[:most]]
+    return ", ".join([*shown, *(["..."] if len(words) > most else [])])

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from probing.cache.plan import DTYPES, FORMAT, Plan, Shard, fingerprint
 from probing.cache.tensor_files import tensor_file
 from probing.cache.tokens import Tokens
+from probing.corpus import Corpus
 from probing.errors import RunError, UserError
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class ActivationStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.corpus: Corpus | None = None
         self._mapped: dict[tuple[int, int], Tensor] = {}
         try:
             header = _parse(self._manifest_lines()[0])
@@ -114,8 +116,16 @@ class ActivationStore:
 
     @cached_property
     def tokens(self) -> Tokens:
-        """The table of tokens."""
-        return Tokens.load(self.folder / TOKENS)
+        """The table of tokens, with the words that this version finds."""
+        tokens = Tokens.load(self.folder / TOKENS)
+        return tokens if self.corpus is None else tokens.in_words(self.corpus.sentences, self.corpus.words)
+
+    def of_corpus(self, corpus: Corpus) -> ActivationStore:
+        """Return the same entry with the corpus that it is of, which tells the words of its tokens."""
+        view = copy(self)
+        view.__dict__.pop("tokens", None)
+        view.corpus = corpus
+        return view
 
     def without_first(self) -> ActivationStore:
         """Return the same entry with the first token of each sentence set aside in its table of tokens."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.cache.tensor_files import tensor_file
+from probing.cache.words import Assigned, assign, divided
 from probing.corpus import Corpus
 from probing.errors import UserError
 
@@ -33,8 +34,8 @@ class Tokens:
         lengths: Number of tokens of each sentence, shape (n_sentences,), int32.
         input_ids: Token ids, shape (n_tokens,), int32.
         words: Index of each token's word in its sentence, -1 for special tokens, shape (n_tokens,), int16. Words come
-            from the word list, or for running text from `word_ids()`. Tokens that are set aside belong to no word:
-            `SET_ASIDE`, or `ADDED_SET_ASIDE` for special ones.
+            from the word list, or for running text from `word_ids()`, where a word with blanks inside is divided at
+            them. Tokens that are set aside belong to no word: `SET_ASIDE`, or `ADDED_SET_ASIDE` for special ones.
         n_truncated: Number of sentences that were longer than the maximum length and were cut.
         spans: First character of each token in its sentence, and the first one after it, shape (n_tokens, 2), int32;
             equal for special tokens. None where the table was stored by a version that did not note them.
@@ -98,6 +99,43 @@ class Tokens:
         first = self.offsets[:-1][self.lengths > 0]
         words[first] = np.where(self.added[first], ADDED_SET_ASIDE, SET_ASIDE)
         return replace(self, words=words)
+
+    def in_words(self, sentences: Sequence[str], words: Sequence[Sequence[str]] | None = None) -> Tokens:
+        """Return the table with the words of its tokens found by their characters; see `probing.cache.words`.
+
+        A table that was stored by an earlier version has its words corrected; one without characters stays as it is.
+
+        Args:
+            sentences: The text of each sentence.
+            words: The words of each sentence; None for running text.
+        """
+        if self.spans is None:
+            return self
+        parts = []
+        for rows, chunk, found in self.assigned(sentences, words):
+            own, of = self.words[rows], self.sentences[rows] - chunk.start
+            if words is not None:
+                parts.append(np.where(own < 0, own, found.words - found.starts[of]).astype(np.int16))
+            else:
+                parts.append(divided(own, first_pieces(own, of), of, found))
+        return replace(self, words=np.concatenate(parts)) if parts else self
+
+    def assigned(
+        self, sentences: Sequence[str], words: Sequence[Sequence[str]] | None = None
+    ) -> Iterator[tuple[slice, slice, Assigned]]:
+        """Yield the rows of consecutive sentences, the sentences, and the words that have the tokens' characters.
+
+        Args:
+            sentences: The text of each sentence.
+            words: The words of each sentence, of which the first `LONGEST` are read; None for those between blanks.
+        """
+        assert self.spans is not None
+        for first in range(0, self.n_sentences, CHUNK):
+            chunk = slice(first, min(first + CHUNK, self.n_sentences))
+            rows = self.of_sentences(first, chunk.stop - first)
+            listed = None if words is None else [one[:LONGEST] for one in words[chunk]]
+            of, ordinary = self.sentences[rows] - first, ~self.added[rows]
+            yield rows, chunk, assign(self.spans[rows], of, ordinary, sentences[chunk], listed)
 
     def of_sentences(self, first: int, n_sentences: int) -> slice:
         """Return the rows of consecutive sentences."""
@@ -195,6 +233,9 @@ def tokenize(
     """Tokenise sentences with the model's special tokens, cut at `max_length`.
 
     A sentence with a word list is tokenised as running text, and its pieces are assigned to words by their characters.
+    The number of words is limited because the normaliser can remove any number of them, so that a limit of tokens does
+    not bound the index of a word.
+
     For WordPiece and SentencePiece this equals `is_split_into_words=True` with `word_ids()`. Byte-level BPE would join
     the words without spaces there, and give other pieces than for running text.
 
@@ -205,17 +246,13 @@ def tokenize(
         words: The words of each sentence; None for running text. Joined by single spaces, without empty words, they
             give the sentence.
     """
-    lengths: list[int] = []
-    input_ids: list[NDArray[np.int32]] = []
-    word_ids: list[NDArray[np.int16]] = []
-    spans: list[NDArray[np.int32]] = []
+    columns: dict[str, list[Any]] = {name: [] for name in ("lengths", "input_ids", "words", "spans")}
     n_truncated = 0
     for first in range(0, len(sentences), CHUNK):
         chunk = slice(first, first + CHUNK)
         texts = list(sentences[chunk])
-        ends: list[Any] = [None] * len(texts) if words is None else [_word_ends(listed) for listed in words[chunk]]
         if words is not None:
-            texts = [text[: end[-1]] for text, end in zip(texts, ends, strict=True)]
+            texts = [" ".join(filter(None, listed[:LONGEST])) for listed in words[chunk]]
         encodings = tokenizer(
             texts,
             truncation=True,
@@ -223,16 +260,13 @@ def tokenize(
             return_attention_mask=False,
             return_token_type_ids=False,
         ).encodings
-        for sentence, text, end, encoding in zip(sentences[chunk], texts, ends, encodings, strict=True):
-            lengths.append(len(encoding.ids))
-            input_ids.append(np.array(encoding.ids, dtype=np.int32))
-            word_ids.append(_word_ids(encoding, text, end))
-            spans.append(np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2))
+        for sentence, text, encoding in zip(sentences[chunk], texts, encodings, strict=True):
+            columns["lengths"].append(len(encoding.ids))
+            columns["input_ids"].append(np.array(encoding.ids, dtype=np.int32))
+            columns["words"].append(_word_ids(encoding).astype(np.int16))
+            columns["spans"].append(np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2))
             n_truncated += bool(encoding.overflowing) or len(text) < len(sentence)
-    return Tokens(
-        np.array(lengths, dtype=np.int32), np.concatenate(input_ids), np.concatenate(word_ids), n_truncated,
-        np.concatenate(spans),
-    )  # fmt: skip
+    return _table(columns, n_truncated).in_words(sentences, words)
 
 
 def tokenize_pairs(tokenizer: Any, texts: Sequence[str], seconds: Sequence[int], max_length: int) -> Tokens:
@@ -260,7 +294,7 @@ def tokenize_pairs(tokenizer: Any, texts: Sequence[str], seconds: Sequence[int],
         ).encodings
         for start, encoding in zip(starts, encodings, strict=True):
             segments = np.array([-1 if one is None else one for one in encoding.sequence_ids], dtype=np.int8)
-            words = np.array([-1 if word is None else word for word in encoding.word_ids], dtype=np.int64)
+            words = _word_ids(encoding)
             n_first = int(words[segments == 0].max(initial=-1)) + 1
             columns["lengths"].append(len(encoding.ids))
             columns["input_ids"].append(np.array(encoding.ids, dtype=np.int32))
@@ -270,29 +304,20 @@ def tokenize_pairs(tokenizer: Any, texts: Sequence[str], seconds: Sequence[int],
             columns["segments"].append(segments)
             columns["token_types"].append(np.array(encoding.type_ids, dtype=np.int8))
             n_truncated += bool(encoding.overflowing)
+    return _table(columns, n_truncated).in_words(texts)
+
+
+def _table(columns: dict[str, list[Any]], n_truncated: int) -> Tokens:
     lengths = np.array(columns.pop("lengths"), dtype=np.int32)
-    return Tokens(
-        lengths, **{name: np.concatenate(values) for name, values in columns.items()}, n_truncated=n_truncated
-    )
+    arrays = {name: np.concatenate(values) for name, values in columns.items()}
+    return Tokens(lengths, **arrays, n_truncated=n_truncated)
 
 
-def _word_ends(words: Sequence[str]) -> NDArray[np.int64]:
-    """Return the end of each of the first `LONGEST` words in the text; an empty word ends where the previous one does.
+def _word_ids(encoding: Any) -> NDArray[np.int64]:
+    """Return the index of each token's word as the tokenizer says it; -1 for tokens that it added, shape (n_tokens,).
 
-    The number of words is limited because the normaliser can remove any number of them, so that a limit of tokens does
-    not bound the index of a word.
+    Tokens of the text of which it names no word are all of the word 0.
     """
-    lengths = np.array([len(word) for word in words[:LONGEST]], dtype=np.int64)
-    return np.cumsum(lengths + (lengths > 0)) - 1
-
-
-def _word_ids(encoding: Any, text: str, ends: NDArray[np.int64] | None) -> NDArray[np.int16]:
-    """Return the index of the word that contains each token's last character; -1 for special tokens.
-
-    The space between two words belongs to the second, unless the token begins in the first.
-    """
-    word_ids = [-1 if word is None else word for word in encoding.word_ids]
-    if ends is None:
-        return np.array(word_ids, dtype=np.int16)
-    stops = [stop - (stop - start > 1 and text[stop - 1] == " ") for start, stop in encoding.offsets]
-    return np.where(np.array(word_ids) < 0, -1, np.searchsorted(ends, stops)).astype(np.int16)
+    added = np.array(encoding.special_tokens_mask, dtype=bool)
+    words = np.array([-1 if word is None else word for word in encoding.word_ids], dtype=np.int64)
+    return np.where((words < 0) & ~added, 0, words)

@@ -12,6 +12,7 @@ import numpy as np
 from probing.cache import ActivationStore
 from probing.cache.source import ActivationSource, say_what_was_left_out
 from probing.cache.tokens import Tokens
+from probing.cache.word_counts import count_words
 from probing.cli.options import ProbeOptions
 from probing.corpus import Corpus
 from probing.corpus.splits import Split
@@ -37,11 +38,15 @@ Announce = Callable[[Tokens, int, int], None]
 
 
 def origin(store: ActivationStore) -> dict[str, Any]:
-    """Return the origin of activations and the number of sentences cut, for a run's `results.json`."""
+    """Return the origin of activations, the number of sentences cut, and the counts of listed words.
+
+    They are for a run's `results.json`.
+    """
     header = {name: store.header[name] for name in ("model", "revision", "corpus", "key", "versions")}
     if "site" in store.header:
         header["site"] = store.header["site"]
-    return {**header, "n_truncated": store.tokens.n_truncated}
+    counts = store.corpus and count_words(store.tokens, store.corpus)
+    return {**header, "n_truncated": store.tokens.n_truncated, **(counts.as_json() if counts else {})}
 
 
 def n_heads_of(store: ActivationStore) -> int | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from probing.cache import ActivationStore, Request
+from probing.cache.word_counts import count_words
 from probing.heads.rows import Rows
 from probing.heads.subject import Subject
 from probing.runtime.versions import versions
@@ -39,11 +40,13 @@ def write_summary(
     """
     own, tokens = subject.heads, subject.tokens
     header = {name: store.header[name] for name in ("model", "revision", "corpus", "versions")}
+    counts = count_words(tokens, subject.request.corpus)
+    words = counts.as_json() if counts else {}
     types = {"special tokens": subject.special, **subject.types}
     summary = {
         "kind": KIND,
         "versions": versions(),
-        "cache": {**header, "key": subject.request.key(), "n_truncated": tokens.n_truncated},
+        "cache": {**header, "key": subject.request.key(), "n_truncated": tokens.n_truncated, **words},
         "parts": list(parts),
         "left_out": dict(left_out),
         "model": {"n_layers": own.n_layers, "n_heads": own.n_heads, "is_causal": own.is_causal},

@@ -1,0 +1,73 @@
+"""Words of tokens, where the tokenizer does not say them, and where words have no token."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from probing.cache.tokens import tokenize, tokenize_pairs
+from probing.cache.word_counts import count_words
+from probing.corpus import from_pairs, from_sentences, from_words
+
+TEXT = ["the cat sat on the mat", "in the hat of the big cat", "on the mat"]
+
+
+@cache
+def tokenizer_of(kind: str) -> Any:
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    if kind == "between blanks":  # pieces do not cross a blank, as in the vocabulary of Gemma
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    elif kind == "across blanks":
+        tokenizer.normalizer = normalizers.Replace("\ufe0f", "")
+    trainer = trainers.BpeTrainer(vocab_size=45, special_tokens=["<unk>"], show_progress=False)
+    tokenizer.train_from_iterator(TEXT * 5, trainer)
+    if kind == "between blanks":
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+def test_a_tokenizer_that_says_no_words_has_those_between_blanks() -> None:
+    tokenizer, corpus = tokenizer_of("between blanks"), from_sentences("x", TEXT)
+    assert {word for text in TEXT for word in tokenizer(text).word_ids()} == {0}
+    table = tokenize(tokenizer, corpus.sentences, 99)
+    listed = tokenize(tokenizer, corpus.sentences, 99, [text.split() for text in TEXT])
+    assert table.words.tolist() == listed.words.tolist()
+    assert list(dict.fromkeys(table.word_texts(corpus))) == list(dict.fromkeys(" ".join(TEXT).split()))
+    pairs = from_pairs("x", [(TEXT[0], TEXT[1])])
+    assert pairs.seconds is not None
+    words = tokenize_pairs(tokenizer, pairs.sentences, pairs.seconds, 99).words
+    assert sorted(set(words.tolist())) == list(range(13))
+
+
+@pytest.mark.parametrize("kind", ["between blanks", "across blanks"])
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from(["the", "cat", "on", "a", "\ufe0f", "big", ""]), min_size=1), min_size=1),
+    st.integers(3, 20),
+)
+def test_every_word_has_a_token_or_a_reason_why_not(kind: str, lists: list[list[str]], max_length: int) -> None:
+    corpus = from_words("x", [["the", *words] for words in lists])
+    table = tokenize(tokenizer_of(kind), corpus.sentences, max_length, corpus.words)
+    counts = count_words(table, corpus)
+    assert counts is not None
+    assert counts.n_words == sum(map(len, corpus.words or ()))
+    assert counts.n_words == counts.n_with_token + counts.n_left_out + counts.n_cut
+    assert counts.n_with_token == len(set(zip(table.sentences.tolist(), table.words.tolist(), strict=True)))
+    assert counts.n_cut == 0 or table.n_truncated
+    assert table.in_words(corpus.sentences, corpus.words).words.tolist() == table.words.tolist()
+
+
+def test_a_token_of_several_words_belongs_to_the_first_without_one() -> None:
+    corpus = from_words("x", [["the", "cat", "\ufe0f", "sat", "on"]])
+    table = tokenize(tokenizer_of("across blanks"), corpus.sentences, 99, corpus.words)
+    counts = count_words(table, corpus)
+    assert counts is not None
+    assert "\ufe0f" in counts.examples
+    assert (counts.n_without_token, counts.n_cut) == (1, 0)
