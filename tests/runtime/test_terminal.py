@@ -140,4 +140,4 @@ def test_every_command_prints_so(called: str, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("probing.commands.cache.cache_folder", lambda cache: Path("é"))
     assert run(COMMANDS, ["cache", "ls"]) == 0 if called == "command line" else ls() == []
     out.flush()
-    assert out.buffer.getvalue() == b"nothing is cached in \\xe9\n"  # type: ignore[attr-defined]
+    assert out.buffer.getvalue() == b"nothing is cached in \\xe9\n"
