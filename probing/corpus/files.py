@@ -135,13 +135,19 @@ def decode_lines(data: bytes, typed: str) -> list[str]:
     """Return the lines of a UTF-8 text, without byte-order marks.
 
     Raises:
-        UserError: If the text is not UTF-8; the message names the line.
+        UserError: If the text is not UTF-8, or has U+0000 as text in UTF-16 has; the message names the line.
     """
+    nul = data.find(b"\0")
+    probably = "latin1" if nul < 0 else "utf-16"
     try:
-        return [line.removeprefix("\ufeff") for line in _LINE_END.split(data.decode("utf-8"))]
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        line = len(_LINE_END.split(data[: error.start].decode("utf-8")))
-        raise UserError(
-            f"`{typed}` is not UTF-8 (line {line}, byte {error.start}); convert it, "
-            "for example with `iconv -f latin1 -t utf-8`."
-        ) from None
+        start, problem = error.start, "is not UTF-8"
+    else:
+        if nul < 0:
+            return [line.removeprefix("\ufeff") for line in _LINE_END.split(text)]
+        start, problem = nul, "has the character U+0000, so it is no text in UTF-8"
+    line = len(_LINE_END.split(data[:start].decode("utf-8")))
+    raise UserError(
+        f"`{typed}` {problem} (line {line}, byte {start}); convert it, for example with `iconv -f {probably} -t utf-8`."
+    )

@@ -15,6 +15,7 @@ from torch import Tensor
 from probing.cache.source import ActivationSource, say_what_was_left_out
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
+from probing.corpus.cells import check_text
 from probing.data.arrays import activations_of_arrays
 from probing.data.examples import Activations, Examples, read
 from probing.data.sentences import SentenceVectors
@@ -115,6 +116,7 @@ def _corpus(texts: Any) -> Corpus:
             )
         if not "".join(text).strip():
             raise UserError(f"`predict`: sentence {i} of the list, counted from 0, is empty; leave it out.")
+        check_text("".join(text), f"`predict`: sentence {i} of the list, counted from 0,")
     if not are_words:
         return Corpus("the texts", tuple(" ".join(text.split()) for text in listed))
     words = tuple(tuple(" ".join(word.split()) for word in text) for text in listed)

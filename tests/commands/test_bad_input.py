@@ -52,6 +52,10 @@ LAUGHS = "a0: &a0 [1]\n" + "".join(f"a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] 
 FILES: dict[str, str | bytes] = {
     "latin.txt": "the first\nthe cafe\u0301 caf\u00e9\n".encode("latin1", errors="ignore"),
     "utf16.txt": "the token".encode("utf-16"),
+    **{
+        name: "the token\n".encode("utf-16-le")  # without a byte-order mark
+        for name in ("utf16le.txt", "wic-utf16/train.data.txt", "sts-utf16/sts-test.csv")
+    },
     "empty.txt": "",
     "blank.txt": " \n\t\n\u2028\ufeff\n",
     "bom.txt": b"\xef\xbb\xbf",
@@ -351,7 +355,18 @@ CASES: list[tuple[str, ...]] = [
     ("fit --corpus buitlin", "`--corpus buitlin`"),
     ("fit --corpus 'a\nb\x1b[31m.txt'", "`--corpus a b\\x1b[31m.txt` cannot be read"),
     ("fit --corpus latin.txt", "`--corpus latin.txt` is not UTF-8", "line 2", "iconv"),
-    ("fit --corpus utf16.txt", "`--corpus utf16.txt` is not UTF-8", "line 1"),
+    ("fit --corpus utf16.txt", "`--corpus utf16.txt` is not UTF-8", "line 1", "iconv -f utf-16 "),
+    (
+        "fit --corpus utf16le.txt",
+        "`--corpus utf16le.txt` has the character U+0000",
+        "(line 1, byte 1)",
+        "iconv -f utf-16 ",
+    ),
+    ("wic wic-utf16", "`wic wic-utf16/train.data.txt` has the character U+0000", "iconv"),
+    ("sts sts-utf16", "`sts sts-utf16/sts-test.csv` has the character U+0000", "iconv"),
+    ("cloze utf16le.txt", "`cloze utf16le.txt` has the character U+0000", "iconv"),
+    ("attention --pairs utf16le.txt", "`--pairs utf16le.txt` has the character U+0000", "iconv"),
+    ("attention --roles utf16le.txt", "`--roles utf16le.txt` has the character U+0000", "iconv"),
     ("fit --corpus empty.txt", "`--corpus empty.txt` holds no sentence"),
     ("extract --corpus empty.txt", "`--corpus empty.txt` holds no sentence"),
     ("fit --corpus bom.txt", "`--corpus bom.txt` holds no sentence"),

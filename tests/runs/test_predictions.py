@@ -127,6 +127,8 @@ def test_sentences_have_a_row_each(place: Path, checkpoints: dict[str, Path]) ->
     gold = {(i, 1): label_of[text] for i, text in enumerate(texts)}
     assert accuracies(rows, gold, "layer") == of_run(run)
     assert run.predict(texts[0])[0]["predicted"] == rows[0]["predicted"]
+    with pytest.raises(UserError, match="sentence 1 of the list, counted from 0, has one half of a character"):
+        run.predict(["a layer", "half \ud83d"])
     with pytest.raises(UserError, match="sentence 1 of the list, counted from 0, is empty"):
         run.predict([texts[0], " "])
     for wrong, words in (([], "an empty one is given"), (3, "a value of type int"), ([texts[0], 3], "item 1 of the")):
