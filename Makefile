@@ -19,7 +19,7 @@ PIP_INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check $(if $(PY
 INSTALLED := $(ENV)/.neuron-probing-installed
 DOCS := $(ENV)/.neuron-probing-docs-installed
 
-.PHONY: fit test test-all test-kernels bench models docs lint types clean
+.PHONY: fit test test-all test-kernels test-ascii bench models docs lint types clean
 
 fit: $(INSTALLED)
 	$(PY) -m probing fit --layer 6 $(ARGS)
@@ -37,6 +37,11 @@ test-all: $(INSTALLED)
 # Numeric tests under the arithmetic of other processors.
 test-kernels: $(INSTALLED)
 	$(PY) tests/kernels.py $(ARGS)
+
+# Tests of what is read, written and printed, in a locale that has ASCII only.
+test-ascii: $(INSTALLED)
+	LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 $(PY) -m pytest -n 0 $(ARGS) tests/test_encodings.py \
+		tests/runtime/test_terminal.py tests/cli/test_printed_config.py tests/corpus tests/tables tests/commands/test_labels.py
 
 bench: $(INSTALLED)
 	$(PY) -m benchmarks $(ARGS)

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import ast
+import codecs
+import locale
+import os
 import subprocess
+import sys
 from collections.abc import Iterator
+
+import pytest
 
 from pages import ROOT
 
@@ -67,6 +73,11 @@ def test_every_file_that_is_opened_as_text_is_utf8() -> None:
     ]
     assert len(found) > 100
     assert [f"{name}:{line}" for name, line, said in found if not said] == []
+
+
+@pytest.mark.skipif(os.environ.get("PYTHONUTF8") != "0", reason="asked of Python by `make test-ascii`")
+def test_the_locale_has_ascii_only() -> None:
+    assert codecs.lookup(locale.getpreferredencoding()).name == sys.getfilesystemencoding() == "ascii"
 
 
 def test_a_call_without_an_encoding_is_found_and_bytes_are_not() -> None:
