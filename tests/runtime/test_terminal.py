@@ -124,12 +124,12 @@ def test_what_a_terminal_lacks_is_escaped_and_bytes_of_a_path_stay(
         print("half \ud83d")
         show(table)
     assert out.errors == err.errors == "strict"
-    first, second, *others = out.buffer.getvalue().splitlines()  # type: ignore[attr-defined]
+    first, second, *others = out.buffer.getvalue().splitlines()
     assert first == shown + b"\xff"
     assert second == b"half \\ud83d"
     assert others
     err.flush()
-    assert err.buffer.getvalue().splitlines() == [first]  # type: ignore[attr-defined]
+    assert err.buffer.getvalue().splitlines() == [first]
 
 
 @pytest.mark.parametrize("called", ["command line", "Python"])
