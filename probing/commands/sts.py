@@ -73,13 +73,7 @@ def sts(
         from probing.downstream.spaces import Fitting
         from probing.downstream.sts.evaluation import evaluate
         from probing.downstream.sts.sentence_similarity import reported
-        from probing.downstream.sts.sentence_vectors import (
-            Vectors,
-            check_text_to_fit_on,
-            described,
-            first_token_check,
-            said_of_unknown,
-        )
+        from probing.downstream.sts.sentence_vectors import Vectors, check_text_to_fit_on, first_token_check
         from probing.downstream.sts.static import read_static
         from probing.runtime.distributed import is_main_process
 
@@ -104,15 +98,11 @@ def sts(
         watch.end("extract")
         say_what_was_left_out(corpora, stores, say)
         vectors = Vectors(sets, stores[: len(sets)], (outside, stores[-1]) if outside else None, words)
-        tokenizer = load_tokenizer(files)
-        told = [described(one, store, words, tokenizer) for one, store in zip(sets, stores, strict=False)]
-        for line in (line for one in told for line in said_of_unknown(one)):
-            say(line)
+        told = _described(vectors, load_tokenizer(files), say)
         with tracking(run_folder := RunFolder(place, name, f"{files.short_name}-sts"), wandb, config) as tracker:
             fitting = Fitting(spaces, definition, components, seed)
-            rows, chosen, texts = evaluate(vectors, source.layers, poolings, fitting, fit_on, seed)
+            found = (*evaluate(vectors, source.layers, poolings, fitting, fit_on, seed), told)
             watch.end("evaluate")
-            found = rows, chosen, texts, told
             _write(run_folder.path, found, config, watch.timings(), vectors, poolings, files.short_name, tracker)
         made = read_folder(SentenceSimilarity, run_folder.finish())
     say_results(made, tracker.where(made.folder) if tracker else None, quiet)
@@ -137,6 +127,23 @@ def _read_sets(folders: Sequence[str], say: Callable[[str], None]) -> Any:
         for line in one.said():
             say(line)
     return sets
+
+
+def _described(vectors: Any, tokenizer: Any, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Return descriptions of the sets, and say for how many of their sentences no vector stands.
+
+    Args:
+        vectors: The `probing.downstream.sts.sentence_vectors.Vectors` that are compared.
+        tokenizer: The model's tokenizer.
+        say: Function that takes one-line messages.
+    """
+    from probing.downstream.sts.sentence_vectors import described, said_of_unknown
+
+    stores = zip(vectors.sets, vectors.stores, strict=True)
+    told = [described(one, store, vectors.static, tokenizer) for one, store in stores]
+    for line in (line for one in told for line in said_of_unknown(one)):
+        say(line)
+    return told
 
 
 def _with_first(source: Any, poolings: Sequence[str], model: str) -> Any:

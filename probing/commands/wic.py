@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,7 +50,6 @@ def wic(
         The results; None on ranks other than the first.
     """
     from probing.cli.choices import chosen as named
-    from probing.downstream.wic.dataset import READABLE, read_wic
     from probing.runtime import terminal
     from probing.tables.space_names import SPACES, Space
 
@@ -61,11 +60,7 @@ def wic(
     layer_numbers(layer)
     spaces: list[Space] = ["none", *named("--transforms", transforms, SPACES[1:], "none")]
     cached, place = places(cache, runs, name)
-    if not folder:
-        raise UserError(f"`wic` takes {READABLE}.")
-    data = read_wic(folder, ["train", part])
-    for line in (line for which, some in data.items() for line in some.said(which)):
-        say(line)
+    data = _read_pairs(folder, part, say)
     with terminal.quiet_libraries():
         from probing.cache.source import ActivationSource, say_what_was_left_out
         from probing.downstream.fitting import Text, not_in
@@ -111,6 +106,22 @@ def wic(
         found = read_folder(WordsInContext, run_folder.finish())
     say_results(found, tracker.where(found.folder) if tracker else None, quiet)
     return found
+
+
+def _read_pairs(folder: str | None, part: str, say: Callable[[str], None]) -> dict[str, Any]:
+    """Return the pairs of the training part and of another part, and say how many have no label.
+
+    Raises:
+        UserError: If no folder is given, or it cannot be read.
+    """
+    from probing.downstream.wic.dataset import READABLE, read_wic
+
+    if not folder:
+        raise UserError(f"`wic` takes {READABLE}.")
+    data = read_wic(folder, ["train", part])
+    for line in (line for which, some in data.items() for line in some.said(which)):
+        say(line)
+    return data
 
 
 def _write(
