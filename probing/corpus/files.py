@@ -6,6 +6,7 @@ import gzip
 import re
 import sys
 import zlib
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -135,19 +136,18 @@ def decode_lines(data: bytes, typed: str) -> list[str]:
     """Return the lines of a UTF-8 text, without byte-order marks.
 
     Raises:
-        UserError: If the text is not UTF-8, or has U+0000 as text in UTF-16 has; the message names the line.
+        UserError: If the text is not UTF-8; the message names the line.
     """
-    nul = data.find(b"\0")
-    probably = "latin1" if nul < 0 else "utf-16"
+    # UTF-16 without a mark is valid UTF-8; of letters from ASCII, every second byte is 0.
+    is_utf16 = data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or 3 * data.count(b"\0") > len(data)
     try:
-        text = data.decode("utf-8")
+        if not is_utf16:
+            return [line.removeprefix("\ufeff") for line in _LINE_END.split(data.decode("utf-8"))]
+        start = 0
     except UnicodeDecodeError as error:
-        start, problem = error.start, "is not UTF-8"
-    else:
-        if nul < 0:
-            return [line.removeprefix("\ufeff") for line in _LINE_END.split(text)]
-        start, problem = nul, "has the character U+0000, so it is no text in UTF-8"
+        start = error.start
     line = len(_LINE_END.split(data[:start].decode("utf-8")))
     raise UserError(
-        f"`{typed}` {problem} (line {line}, byte {start}); convert it, for example with `iconv -f {probably} -t utf-8`."
+        f"`{typed}` is not UTF-8 (line {line}, byte {start}); convert it, for example with "
+        f"`iconv -f {'utf-16' if is_utf16 else 'latin1'} -t utf-8`."
     )
