@@ -20,6 +20,7 @@ from probing.tracking.logger import Call, guarded_logger
 from probing.tracking.mode import Mode, credentials, resolve_mode
 from probing.tracking.results import by_layer, log_results, repair_artifacts
 from probing.tracking.service import background_process, close_service, within
+from probing.tracking.temporary import own_temporary_folder
 
 if TYPE_CHECKING:
     from pytorch_lightning.loggers import WandbLogger
@@ -210,7 +211,8 @@ class Tracker:
         # If this folder does not exist, the client writes to another one.
         (self._folder / "wandb").mkdir(parents=True, exist_ok=True)
         with self._environment():
-            import wandb
+            with own_temporary_folder():
+                import wandb
 
             run = wandb.init(
                 id=self._id,
