@@ -7,18 +7,20 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
 from probing.cli.arguments import parse
 from probing.cli.printed_config import print_config, taken_out
 from probing.cli.python_calls import unchecked
+from probing.cli.variables import check_variables, without_display
 from probing.errors import RunError, UserError, did_you_mean, one_line
 from probing.runtime.distributed import end_others, end_with_parent, is_main_process, lost_rank, wait_for_first_rank
 from probing.runtime.installation import started_as
 from probing.runtime.interrupts import Terminated, interrupt_behind, signals_interrupt
 from probing.runtime.memory import set_heap_aside
-from probing.runtime.terminal import escaped_output
+from probing.runtime.terminal import escaped_output, visible_output
 from probing.runtime.versions import own_version
 
 RUN_ERROR, USER_ERROR, INTERRUPTED, PIPE_CLOSED, TERMINATED = 1, 2, 130, 141, 143
@@ -45,6 +47,7 @@ def run_process(commands: Mapping[str, str], args: Sequence[str]) -> int:
             os.kill(os.getpid(), number)
 
     atexit.register(end)  # the first function registered runs last
+    without_display()
     set_heap_aside()  # libraries stay until the process ends, so no garbage collection needs to search them
     status = run(commands, args)
     ended_by += [_SIGNALS[status]] if status in _SIGNALS else []
@@ -60,15 +63,16 @@ def run(commands: Mapping[str, str], args: Sequence[str]) -> int:
         args: The command line's words.
     """
     try:
-        try:
-            with escaped_output():
-                return _run(commands, args)
-        finally:
-            if sys.stdout is not None:
-                sys.stdout.flush()
+        with escaped_output(), visible_output():
+            return _run(commands, args)
     except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
+        status = PIPE_CLOSED
+    except RunError as error:  # nothing can be written there; what a command raises is reported by `_run`
+        print(one_line(f"probing: {error}"), file=sys.stderr)
+        status = RUN_ERROR
+    with suppress(OSError):  # a stream of a notebook has no number
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for output that is flushed at exit
-        return PIPE_CLOSED
+    return status
 
 
 def _run(commands: Mapping[str, str], args: Sequence[str]) -> int:
@@ -78,6 +82,7 @@ def _run(commands: Mapping[str, str], args: Sequence[str]) -> int:
     end_with_parent()
     with signals_interrupt():
         try:
+            check_variables()
             function = _load(commands[name])
             rest, printed_as = taken_out(rest)
             if printed_as and not {"-h", "--help"} & set(rest):

@@ -24,17 +24,14 @@ def ls(cache: str | None = None) -> list[Path]:
     Returns:
         The folders of the entries.
     """
-    from rich import box
-    from rich.table import Table
-
-    from probing.runtime.terminal import show
+    from probing.runtime.terminal import plain_table, show
 
     folder = cache_folder(cache)
     found = entries(folder)
     if not found:
         print(f"nothing is cached in {folder}")
         return []
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = plain_table(None)
     for heading in ("entry", "corpus", "dtype"):
         table.add_column(heading, overflow="fold")
     for heading in ("layers", "sentences", "tokens", "size", "last used"):

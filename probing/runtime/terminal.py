@@ -6,12 +6,14 @@ import codecs
 import gc
 import io
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TextIO, cast
 
+from probing.errors import RunError, as_clause
 from probing.runtime.distributed import is_main_process
 from probing.runtime.memory import heap_is_set_aside, set_heap_aside
 
@@ -47,10 +49,76 @@ def prints_unicode() -> bool:
     return codecs.lookup(sys.stdout.encoding or "utf-8").name.startswith("utf-")
 
 
+# What moves the cursor, or turns the direction of the letters around it: names and words come from anywhere.
+_HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def visible(text: str) -> str:
+    r"""Return a text with what would steer the terminal written as Python writes it: \x1b for an escape character."""
+    return _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+class Output:
+    """A standard stream to which text is written as `visible` returns it.
+
+    Args:
+        stream: The stream.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text.
+
+        Raises:
+            BrokenPipeError: If nobody reads the stream any more.
+            RunError: If the text cannot be written.
+        """
+        with _writing():
+            return self.stream.write(visible(text))
+
+    def flush(self) -> None:
+        """Send what was written; the same is raised as by `write`."""
+        with _writing():
+            self.stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise RunError(
+            f"standard output cannot be written ({as_clause(error)}); send it to where there is room"
+        ) from error
+
+
+@contextmanager
+def visible_output() -> Iterator[None]:
+    """Write all that is printed on standard output as `visible` returns it."""
+    if (before := sys.stdout) is None:
+        yield
+        return
+    sys.stdout = cast(TextIO, Output(before))
+    try:
+        yield
+    finally:
+        try:
+            sys.stdout.flush()
+        finally:
+            sys.stdout = before
+
+
 def say(message: str) -> None:
     """Print a one-line message on standard error, on the first rank only."""
     if is_main_process():
-        print(message, file=sys.stderr, flush=True)
+        print(visible(message), file=sys.stderr, flush=True)
 
 
 def silence(message: str) -> None:
@@ -71,9 +139,7 @@ def once(say: Callable[[str], None]) -> Callable[[str], None]:
 
 def render(*tables: Any) -> str:
     """Return tables as plain text."""
-    from rich.console import Console
-
-    console = Console(width=PLAIN_WIDTH, color_system=None)
+    console = _console(width=PLAIN_WIDTH, color_system=None)
     with console.capture() as capture:
         for table in tables:
             console.print(table)
@@ -87,24 +153,44 @@ def show(*tables: Any, whole_lines: bool = False) -> None:
         tables: The tables.
         whole_lines: Whether no row is broken over lines, however long, where the output is not a terminal.
     """
-    from rich.console import Console
     from rich.measure import Measurement
 
-    console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH, color_system=None)
+    console = _console() if sys.stdout.isatty() else _console(width=PLAIN_WIDTH, color_system=None)
     if whole_lines and not sys.stdout.isatty():
         endless = console.options.update(width=sys.maxsize)
         widest = max(Measurement.get(console, endless, table).maximum for table in tables)
-        console = Console(width=max(PLAIN_WIDTH, widest), color_system=None)
+        console = _console(width=max(PLAIN_WIDTH, widest), color_system=None)
     for table in tables:
         console.print(table)
 
 
-def plain_table(title: str) -> Any:
-    """Return an empty rich table in the style of all tables of this project."""
+def _console(**options: Any) -> Any:
+    """Return a rich console for which brackets and colons in names are letters; colours pass to the terminal."""
+    from rich.console import Console
+
+    stream = sys.stdout.stream if isinstance(sys.stdout, Output) else None
+    return Console(file=stream, markup=False, emoji=False, **options)
+
+
+def plain_table(title: str | None, **options: Any) -> Any:
+    """Return an empty rich table in the style of all tables of this project, whose cells are made visible.
+
+    Args:
+        title: Its title.
+        options: Further options of rich's table.
+    """
     from rich import box
     from rich.table import Table
 
-    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    class PlainTable(Table):
+        def add_column(self, header: Any = "", *args: Any, **options: Any) -> None:
+            super().add_column(visible(header), *args, **options)
+
+        def add_row(self, *cells: Any, **options: Any) -> None:
+            super().add_row(*(visible(cell) if isinstance(cell, str) else cell for cell in cells), **options)
+
+    shown = title and visible(title)
+    return PlainTable(title=shown, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, **options)
 
 
 def show_progress(quiet: bool) -> bool:
@@ -217,7 +303,12 @@ def _bar() -> Any:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description:32}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description:32}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     if in_notebook():
         from probing.runtime.notebook import NotebookProgress
 

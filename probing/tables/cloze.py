@@ -99,10 +99,9 @@ def _of_change(row: Row) -> str:
 
 
 def _table(title: str, *headings: str) -> Any:
-    from rich import box
-    from rich.table import Table
+    from probing.runtime.terminal import plain_table
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = plain_table(title, collapse_padding=True)
     for heading in headings:
         table.add_column(heading, justify="left" if heading in ("group", "text", "beside") else "right")
     return table

@@ -168,10 +168,9 @@ def _times_100(value: float) -> str:
 
 
 def _table(title: str, *headings: str) -> Any:
-    from rich import box
-    from rich.table import Table
+    from probing.runtime.terminal import plain_table
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = plain_table(title, collapse_padding=True)
     for heading in headings:
         is_name = heading in ("space", "set", "vectors", "chosen on")
         table.add_column(heading, justify="left" if is_name else "right", no_wrap=not is_name)

@@ -61,14 +61,11 @@ def tables(made: Mapping[str, Sequence[Row]]) -> list[Any]:
 
 
 def _table(rows: Sequence[Row], task: str) -> Any:
-    from rich import box
-    from rich.table import Table
+    from probing.runtime.terminal import plain_table
 
     linear, controls = LINEAR[task], controls_of(rows)
-    table = Table(
-        title=f"{named(task).capitalize()}: share of sentences answered rightly, and by the {named(linear)}",
-        title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True,
-    )  # fmt: skip
+    title = f"{named(task).capitalize()}: share of sentences answered rightly, and by the {named(linear)}"
+    table = plain_table(title, collapse_padding=True)
     for heading in ("layer", "test", "generalisation", "95% range", named(linear), "95% range", *controls.values()):
         table.add_column(heading, justify="right")
     beside = {name: {row["layer"]: row for row in of_model(rows, task, name)} for name in controls}

@@ -21,6 +21,7 @@ from probing.__main__ import COMMANDS
 from probing.cli.arguments import parse, with_underscores
 from probing.cli.commandline import run
 from probing.cli.options import ProbeOptions
+from probing.cli.variables import without_display
 from probing.commands.cache import prune
 from probing.commands.compare import compare
 from probing.commands.fit import fit
@@ -247,6 +248,32 @@ def test_output_that_nobody_reads_any_more_ends_quietly(args: str, statuses: set
     os.close(writing)
     assert ended.stderr == b""
     assert ended.returncode in statuses
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full; Linux has one")
+@pytest.mark.parametrize("args", ["cache ls --cache nothing", "--help", "--version"])
+def test_output_for_which_there_is_no_room_ends_in_a_sentence(args: str) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "probing", *args.split()]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    (line,) = ended.stderr.splitlines()
+    assert "standard output cannot be written (No space left on device); send it to where there is room." in line
+    assert ended.returncode == 1
+
+
+@pytest.mark.parametrize("date", ["x", "-1", "1.5", "9" * 20])
+def test_a_date_for_figures_that_is_none_is_refused_before_any_work(
+    date: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", date)
+    assert run(COMMANDS, ["cache", "ls", "--cache", "nothing"]) == 2
+    assert f"SOURCE_DATE_EPOCH is '{date}': expected a date in seconds since 1970" in capsys.readouterr().err
+
+
+def test_a_window_system_that_there_is_not_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPLBACKEND", "x")
+    without_display()
+    assert "MPLBACKEND" not in os.environ
 
 
 def test_public_names_are_what_they_say() -> None:

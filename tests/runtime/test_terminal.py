@@ -21,7 +21,16 @@ from probing.cli.commandline import run
 from probing.commands.cache import ls
 from probing.commands.extract import extract
 from probing.errors import UserError
-from probing.runtime.terminal import escaped_output, plain_table, quiet_libraries, say, show
+from probing.runtime.terminal import (
+    escaped_output,
+    plain_table,
+    quiet_libraries,
+    render,
+    say,
+    show,
+    visible,
+    visible_output,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
 
@@ -141,3 +150,31 @@ def test_every_command_prints_so(called: str, tmp_path: Path, monkeypatch: pytes
     assert run(COMMANDS, ["cache", "ls"]) == 0 if called == "command line" else ls() == []
     out.flush()
     assert out.buffer.getvalue() == b"nothing is cached in \\xe9\n"
+
+
+# --- text from outside ---
+
+EVIL = "[bold]a[/bold] :smile: \x1b[31m\x07\x9b\u202e\u2066b"
+SHOWN = r"[bold]a[/bold] :smile: \x1b[31m\x07\x9b\u202e\u2066b"
+
+
+def test_what_steers_a_terminal_is_shown_and_words_of_any_script_stay() -> None:
+    assert visible(EVIL) == SHOWN
+    for words in ("Grüße, ½ – «x»", "العربية עברית", "👩\u200d👧 கி", "a\tb\n"):
+        assert visible(words) == words
+
+
+def test_every_way_to_a_terminal_makes_text_visible(capsys: pytest.CaptureFixture[str]) -> None:
+    table = plain_table(EVIL)
+    table.add_column(EVIL)
+    table.add_row(EVIL)
+    assert render(table).count(SHOWN) == 3
+    with visible_output():
+        print(EVIL)
+        show(table)
+    say(EVIL)
+    said = capsys.readouterr()
+    assert said.out.count(SHOWN) == 4
+    assert said.err == f"{SHOWN}\n"
+    print(EVIL)
+    assert capsys.readouterr().out == f"{EVIL}\n"
