@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 from probing.claims.claim import Claim, Paper, Reading
 from probing.claims.measures.registry import MEASURES
 from probing.errors import UserError
+from probing.runs.documents import read_json, read_yaml
 from probing.runs.folder import PARTIAL
 
 # The kind that `results.json` names, for each command that claims may need; a run of `fit` names none.
@@ -215,14 +215,10 @@ def _serves(option: str, found: Any, wanted: Any) -> bool:
 
 def _read(place: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """Return the configuration and the results of a run; None if they cannot be read."""
-    import yaml
-
     try:
-        config = yaml.safe_load((place / "config.yaml").read_text(encoding="utf-8"))
-        results = json.loads((place / "results.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        return read_yaml(place / "config.yaml"), read_json(place / "results.json")
+    except (OSError, ValueError):
         return None
-    return (config, results) if isinstance(config, dict) and isinstance(results, dict) else None
 
 
 def finished_runs(runs: Path) -> list[Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +15,9 @@ from probing.errors import UserError
 from probing.heads.examples.example_maps import Examples, read_examples
 from probing.models.site_names import is_inside_blocks, site_of
 from probing.page.shown import Shown
+from probing.runs.checks import read_tensor
 from probing.runs.diagnostics import Cloze, Hierarchy
+from probing.runs.documents import read_json, read_yaml
 from probing.runs.kinds import KINDS, Attention, Disabled, Reproduction
 from probing.runs.loading import read_folder
 from probing.runs.reading import kind_of, reading
@@ -290,10 +291,9 @@ def _kind(folder: Path) -> str:
 
 
 def _read_agreement(folder: Path) -> tuple[Agreement, Mapping[str, str]]:
-    import yaml
-
-    compared = json.loads((folder / "results.json").read_text(encoding="utf-8"))["runs"]
-    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    compared, config = read_json(folder / "results.json")["runs"], read_yaml(folder / "config.yaml")
+    if not isinstance(compared, dict) or not all(isinstance(one, str) and "\0" not in one for one in compared.values()):
+        raise ValueError("results.json names no runs")
     rows, everywhere = read_csv(folder / "agreement.csv"), read_csv(folder / "top_everywhere.csv")
     if not rows or not {"model_a", "layer_a", "statistic", "value"} <= set(rows[0]):
         raise ValueError("agreement.csv holds no agreement")
@@ -343,11 +343,8 @@ def _find(comparison: Path, folder: str, given: Sequence[Run]) -> Run:
 
 
 def _subject(label: str, run: Run) -> Subject:
-    from safetensors.numpy import load_file
-
     with reading(run.folder):
-        by_class = load_file(run.folder / "contributions.safetensors")["contribution"]
-        n_layers, n_classes, d_model = by_class.shape
+        by_class = read_tensor(run.folder / "contributions.safetensors", "contribution").numpy()
         for name, needed, rows in (
             ("neurons.csv", NEEDED, run.neurons),
             ("accuracy.csv", NEEDED_R2 if "numbers" in run.results else NEEDED_ACCURACY, run.accuracy),
@@ -355,12 +352,7 @@ def _subject(label: str, run: Run) -> Subject:
         ):
             if missing := needed - set(rows[0] if rows else {}):
                 raise ValueError(f"{name} has no {min(missing)}")
-        subject = Subject(label, run, by_class)
-        if len(subject.classes) != n_classes or any(len(table) != d_model for table in subject.ranked.values()):
-            raise ValueError("neurons.csv and contributions.safetensors are not of one run")
-        if len(subject.layers) != n_layers:
-            raise ValueError("accuracy.csv and contributions.safetensors are not of one run")
-    return subject
+    return Subject(label, run, by_class)
 
 
 def _names(agreements: Sequence[tuple[Agreement, Mapping[str, str]]]) -> str:

@@ -11,7 +11,6 @@ from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import safe_open
 from torch import Tensor
 
 from probing.cache import ActivationStore
@@ -40,11 +39,11 @@ from probing.probes.options import training_of
 from probing.probes.recipe import Progress, Training, no_progress
 from probing.probes.solvers import Penalty
 from probing.rankings.null_rankings import null_rankings
+from probing.runs.checks import read_transforms
 from probing.runs.reading import leaves_out_first
-from probing.runs.run import Run
+from probing.runs.run import Run, layers_of
 from probing.runtime.terminal import training_progress
 from probing.tasks import Labels, load_task, short_name
-from probing.transforms.affine import load
 from probing.transforms.of_examples import transformed
 
 Say = Callable[[str], None]
@@ -181,11 +180,6 @@ class Extraction:
         return Readings(store, tokens, layers)
 
 
-def layers_of(run: Run) -> list[int]:
-    """Return the layers that a run has probes of, ascending."""
-    return [row["layer"] for row in run.accuracy]
-
-
 def width_of(run: Run) -> int:
     """Return the number of neurons of each of a run's layers."""
     first = run.accuracy[0]["layer"]
@@ -194,9 +188,7 @@ def width_of(run: Run) -> int:
 
 def probe_weight(run: Run) -> Tensor:
     """Return the weights of a run's probes on raw hidden states, shape (n_layers, n_classes, d_model)."""
-    with safe_open(run.folder / "probe.safetensors", "pt") as file:
-        weight: Tensor = file.get_tensor("weight")
-    return weight
+    return run.weight
 
 
 def penalty_of(run: Run) -> Penalty:
@@ -227,7 +219,7 @@ def sides_of(finished: Finished, extract: Extraction) -> Sides:
     sides = Sides(examples("train", 0), examples("validation", 0), examples("test", -1), classes, task.ordinal)
     if run.transform == "none":
         return sides
-    return transformed(sides, load(run.folder / "transform.safetensors"))
+    return transformed(sides, read_transforms(run.folder, layers_of(run), width_of(run)))
 
 
 def check_contributions(run: Run, layer: int, contribution: Sequence[float] | NDArray[np.float64]) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from probing.errors import UserError
+from probing.runs.checks import check_ranking
+from probing.runs.documents import read_json, read_yaml
 from probing.runs.evaluations import SentenceSimilarity
 from probing.runs.kinds import KINDS, FinishedSweep, Rankings
 from probing.runs.reading import kind_of, reading
 from probing.runs.result_folder import ResultFolder
-from probing.runs.run import Run, read_run
+from probing.runs.run import Run, layers_of, read_run
 from probing.tables.csv_files import read_measured, read_trials
 from probing.tables.rows import Table
 
@@ -56,16 +57,11 @@ def load_run(folder: str | Path) -> Any:
 
 def read_folder(kind: type[_T], folder: Path) -> _T:
     """Read results of a kind whose tables are all written."""
-    import yaml
-
     if kind is FinishedSweep:
-        config, tables = (
-            json.loads((folder / "definition.json").read_text(encoding="utf-8")),
-            {"sweep": read_trials(folder / "sweep.csv")},
-        )
+        config, tables = read_json(folder / "definition.json"), {"sweep": read_trials(folder / "sweep.csv")}
     else:
-        config, tables = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")), _tables(kind, folder)
-    return kind(folder, config, json.loads((folder / "results.json").read_text(encoding="utf-8")), **tables)
+        config, tables = read_yaml(folder / "config.yaml"), _tables(kind, folder)
+    return kind(folder, config, read_json(folder / "results.json"), **tables)
 
 
 def read_rankings(folder: Path, run: Run) -> Rankings:
@@ -73,6 +69,9 @@ def read_rankings(folder: Path, run: Run) -> Rankings:
     others = {name: Table() for name in ("evaluation", "erasure", "curves")}
     found = {path.stem: read_measured(path) for path in sorted(folder.glob("*.csv"))}
     rankings = {name: table for name, table in found.items() if name not in others}
+    for name, rows in rankings.items():
+        ranked = list(dict.fromkeys(row["layer"] for row in rows))
+        check_ranking(f"{name}.csv", rows, [layer for layer in layers_of(run) if layer in ranked])
     return Rankings(
         folder, run.config, run.results, rankings, **(others | {n: t for n, t in found.items() if n in others})
     )

@@ -21,12 +21,12 @@ from probing.data.examples import Activations, Examples, read
 from probing.data.sentences import SentenceVectors
 from probing.errors import UserError
 from probing.models import ModelSource, SiteName, resolve_model, site_of
+from probing.runs.checks import read_transforms
 from probing.runs.reading import leaves_out_first
 from probing.runtime import terminal
 from probing.runtime.distributed import refuse_several
 from probing.tables.rows import Table
 from probing.tasks import SentenceTask, TokenTask, load_task
-from probing.transforms.affine import load
 from probing.transforms.erasure import Changed
 
 
@@ -152,7 +152,8 @@ def _examples(probes: Probes, store: Activations, task: TokenTask) -> Examples:
     else:
         taken = _labelled(task, tokens)
     if probes.config.get("transform", "none") != "none":
-        store = Changed(store, load(probes.folder / "transform.safetensors"))
+        width = next(iter(probes.weight.values())).shape[1]
+        store = Changed(store, read_transforms(probes.folder, list(probes.weight), width))
     return Examples(store, np.where(taken, 0, -1).astype(np.int32), word_means=task.word_means)
 
 

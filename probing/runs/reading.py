@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from probing.errors import UserError, as_clause
+from probing.errors import RunError, UserError, as_clause
+from probing.runs.documents import read_json
 from probing.runs.folder import PARTIAL
 
 
@@ -28,7 +28,9 @@ def kind_of(folder: Path, wrote: str) -> str | None:
         found = "is no finished run" if folder.exists() else "does not exist"
         raise UserError(f"`{folder}` {found}: expected a folder that {wrote} wrote{hint}.")
     with reading(folder):
-        kind: str | None = json.loads((folder / "results.json").read_text(encoding="utf-8")).get("kind")
+        kind = read_json(folder / "results.json").get("kind")
+        if not isinstance(kind, str | None):
+            raise ValueError("results.json names no kind of results")
         return kind
 
 
@@ -39,20 +41,19 @@ def leaves_out_first(config: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """Turn any error while a folder is read, or its tables are put on a page, into a message that it is damaged.
+    """Turn any error while a folder is read, or its tables are shown, into a message that it is damaged.
 
     Raises:
         UserError: If something fails.
     """
-    from safetensors import SafetensorError
-    from yaml import YAMLError
-
     try:
         yield
+    except (UserError, RunError):
+        raise
     except KeyError as error:
         raise UserError(f"`{folder}` is damaged (there is no {error} in it); repeat the run.") from error
     except OSError as error:
         what = f"{Path(error.filename).name}: " if error.filename else ""
         raise UserError(f"`{folder}` is damaged ({what}{as_clause(error)}); repeat the run.") from error
-    except (ValueError, TypeError, AttributeError, LookupError, StopIteration, YAMLError, SafetensorError) as error:
+    except Exception as error:  # what libraries raise of values that nobody foresaw
         raise UserError(f"`{folder}` is damaged ({as_clause(error)}); repeat the run.") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from probing.errors import UserError
 from probing.models.site_names import site_of, what_is_a_neuron
+from probing.runs.checks import check_documents, check_parts, check_tables, check_tensors, read_tensor
+from probing.runs.documents import read_json, read_yaml
 from probing.runs.reading import kind_of, reading
 from probing.tables.columns import Row
 from probing.tables.csv_files import read_csv
@@ -41,22 +42,30 @@ class Run:
     @property
     def positions(self) -> Table:
         """A dict per layer and position, as in `positions.csv`; empty if the task does not predict a position."""
-        path = self.folder / "positions.csv"
-        return read_csv(path) if path.exists() else Table()
+        return self._further("positions.csv", "position")
 
     @property
-    def heads(self) -> list[dict[str, Any]]:
+    def heads(self) -> Table:
         """A dict per layer and head, as in `heads.csv`; empty unless the neurons are the outputs of heads."""
-        path = self.folder / "heads.csv"
-        return read_csv(path) if path.exists() else Table()
+        return self._further("heads.csv", "head")
 
     @property
     def classes(self) -> Table:
         """A dict per layer, class and neuron among the first of the class, as in `classes.csv`."""
-        path = self.folder / "classes.csv"  # which runs of the first versions do not have
         labels = {str(label): label for label in self.results["classes"]}
         with reading(self.folder):
-            return Table({**row, "class": labels[row["class"]]} for row in read_csv(path)) if path.exists() else Table()
+            # Runs of the first versions do not have the file.
+            rows = self._further("classes.csv", "class")
+            return Table({**row, "class": labels[row["class"]]} for row in rows)
+
+    def _further(self, name: str, column: str) -> Table:
+        """Return a table that not every run has, with a row, or several, for each part of each layer."""
+        if not (path := self.folder / name).exists():
+            return Table()
+        with reading(self.folder):
+            rows = read_csv(path)
+            check_parts(name, rows, column, layers_of(self))
+            return rows
 
     @property
     def weight(self) -> Tensor:
@@ -66,9 +75,8 @@ class Run:
         `results["classes"]`. Where numbers are predicted, there is one row, and the prediction is that product plus
         `results["numbers"]["mean"]`.
         """
-        from safetensors.torch import load_file
-
-        return load_file(self.folder / "probe.safetensors")["weight"]
+        with reading(self.folder):
+            return read_tensor(self.folder / "probe.safetensors", "weight")
 
     def predict(self, texts: Any) -> Table:
         """Return what each layer's probe predicts of other text, read as the run read its own.
@@ -204,16 +212,23 @@ def of_text(run: Run) -> Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run whose tables are all written, also in a folder that is not renamed yet."""
-    import yaml
+    """Read a run whose tables are all written, also in a folder that is not renamed yet.
 
-    return Run(
-        folder,
-        yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")),
-        json.loads((folder / "results.json").read_text(encoding="utf-8")),
-        read_csv(folder / "accuracy.csv"),
-        read_csv(folder / "neurons.csv"),
-    )
+    Raises:
+        UserError: If it is damaged.
+    """
+    with reading(folder):
+        config, results = read_yaml(folder / "config.yaml"), read_json(folder / "results.json")
+        run = Run(folder, config, results, read_csv(folder / "accuracy.csv"), read_csv(folder / "neurons.csv"))
+        check_documents(config, results)
+        check_tables(results, run.accuracy, run.neurons)
+        check_tensors(folder, results, run.accuracy, len(run.neurons))
+        return run
+
+
+def layers_of(run: Run) -> list[int]:
+    """Return the layers that a run has probes of, ascending."""
+    return [row["layer"] for row in run.accuracy]
 
 
 def _html_table(rows: Sequence[Row]) -> str:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ast
 import csv
+import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from probing.runtime.regular_files import regular
 from probing.tables.columns import Row, is_end
 from probing.tables.rows import Table
 from probing.tables.schema import Type, Value, is_known, type_of
 
+_LARGEST = 2**63 - 1
 # Columns of text in which an empty cell is a value: most layers have no flag.
 _MAY_BE_EMPTY = ("special_tokens", "where", "clipped", "no_signal", "flag")
 
@@ -68,12 +71,34 @@ def read_csv(path: Path) -> Table:
     Raises:
         ValueError: If a cell is not of its column's type.
     """
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        types = {column: type_of(column) for column in reader.fieldnames or ()}
-        return Table(
-            {column: _value(path, column, text, types[column]) for column, text in row.items()} for row in reader
-        )
+    names, rows = _cells(path)
+    types = [type_of(name) for name in names]
+    return Table(
+        {name: _value(path, name, text, kind) for name, text, kind in zip(names, row, types, strict=True)}
+        for row in rows
+    )
+
+
+def _cells(path: Path) -> tuple[list[str], list[list[str]]]:
+    """Return the names of the columns and the cells of the rows of a table that is whole.
+
+    Raises:
+        ValueError: If it has no columns or two of a name, or a row is cut or too long.
+    """
+    with regular(path).open(newline="", encoding="utf-8") as file:
+        text = file.read()
+    try:
+        names, *rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+    except (ValueError, csv.Error) as error:
+        raise ValueError(f"{path.name} is no table ({error})") from None
+    if len({*names}) < len(names) or "" in names:
+        raise ValueError(f"{path.name} has a column twice, or one without a name")
+    for n, row in enumerate(rows, start=1):
+        if len(row) != len(names):
+            raise ValueError(f"{path.name} has {len(row)} cells in row {n}, and {len(names)} columns")
+    if not text.endswith("\n"):
+        raise ValueError(f"{path.name} is cut at its end")
+    return names, rows
 
 
 def read_measured(path: Path, may_be_empty: Sequence[str] = ()) -> Table:
@@ -117,6 +142,11 @@ def _value(path: Path, column: str, text: str, kind: Type) -> Value:
     if text == "":
         return math.nan if is_end(column) else ""
     try:
-        return kind(text)
+        value = kind(text)
     except ValueError:
-        raise ValueError(f"{path.name} has `{text}` in the column {column}, where a number belongs") from None
+        value = None
+    # Python reads an underscore in a number, and whole numbers that no other library can hold.
+    is_number = isinstance(value, float) or (isinstance(value, int) and abs(value) <= _LARGEST)
+    if value is None or not (isinstance(value, str) or (is_number and "_" not in text)):
+        raise ValueError(f"{path.name} has `{text:.40}` in the column {column}, where a number belongs")
+    return value

@@ -1,0 +1,267 @@
+"""What a run of `fit` or `probe` must hold to be read: the types of its documents, and that its files agree.
+
+A file that was cut, edited or taken from another run is refused here, where it is read, so that no number comes from
+it; a change within the last digits of a cell alone is not noticed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from probing.models.site_names import NEURON
+from probing.runs.reading import reading
+from probing.runtime.regular_files import regular
+from probing.tables.columns import Row, without_nan
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from probing.transforms.affine import Transform
+
+_LARGEST = 2**63 - 1
+# Columns that hold a finite number in every row.
+_OF_ACCURACY = {
+    False: ("accuracy", "cross_entropy", "optimality_gap", "n_train_tokens", "n_test_tokens"),
+    True: ("r2", "relative_gradient", "n_train_tokens", "n_test_tokens"),
+}
+_OF_NEURONS = (
+    "contribution", "ratio", "share", "contribution_centred", "eta_squared", "eta_squared_z", "mean", "sd",
+)  # fmt: skip
+
+Holds = Callable[[Any], bool]
+
+
+def _whole(least: int) -> Holds:
+    return lambda value: type(value) is int and least <= value <= _LARGEST
+
+
+def _one_of(*values: Any) -> Holds:
+    return lambda value: isinstance(value, str) and value in values
+
+
+def _or_none(holds: Holds) -> Holds:
+    return lambda value: value is None or holds(value)
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str) and "\0" not in value
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= _LARGEST
+
+
+def _yes_or_no(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _mapping(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _mapping_of(holds: Holds) -> Holds:
+    return lambda value: isinstance(value, dict) and all(map(holds, value.values()))
+
+
+def _of_side(value: Any) -> bool:
+    """Whether an entry of `cache` names what activations were made from."""
+    return isinstance(value, dict) and _mapping_of(lambda part: part is None or isinstance(part, str | int))(
+        value.get("key")
+    )
+
+
+def _labels(value: Any) -> bool:
+    """Whether these are labels of classes: all whole numbers or all texts, each once."""
+    kinds = {type(label) for label in value} if isinstance(value, list) else {None}
+    return (kinds <= {int} or kinds <= {str}) and len({*value}) == len(value)
+
+
+_PROBE: Mapping[str, Holds] = {
+    "l1": _number, "l2": lambda value: value == "auto" or _number(value),
+    "penalty_space": _one_of("sd", "rms", "raw"), "solver": _one_of("lbfgs", "adam"), "tolerance": _number,
+    "learning_rate": _number, "batch_size": _whole(1), "patience": _whole(1),
+}  # fmt: skip
+_CONFIG: Mapping[str, Holds] = {
+    "model": _text, "task": _text, "task_args": _mapping, "corpus": _text, "test_corpus": _or_none(_text),
+    "seed": _whole(0), "trainer": _mapping, "probe": _mapping,
+}  # fmt: skip
+# Also of a run whose model reads text.
+_CONFIG_OF_TEXT: Mapping[str, Holds] = {
+    "revision": _or_none(_text), "random_weights": _yes_or_no, "dtype": _one_of("float32", "bfloat16", "float16"),
+    "max_length": _or_none(_whole(1)), "batch_tokens": _or_none(_whole(1)),
+}  # fmt: skip
+# What runs of the first versions lack.
+_LATER: Mapping[str, Holds] = {
+    "site": _one_of(*NEURON), "transform": _text, "first_token": _one_of("include", "exclude"), "wandb": _mapping,
+    "cache": _or_none(_text), "arrays": _mapping,
+}  # fmt: skip
+_RESULTS: Mapping[str, Holds] = {
+    "versions": _mapping_of(lambda value: isinstance(value, str)),
+    "cache": lambda value: _mapping_of(_of_side)(value) and {"train", "test"} <= set(value), "classes": _labels,
+    "n_sentences": lambda value: _mapping_of(_whole(0))(value) and "test" in value,
+    "timings": _mapping_of(_number),
+    "layers": lambda value: isinstance(value, list) and all(map(_mapping, value)),
+}  # fmt: skip
+_LATER_RESULTS: Mapping[str, Holds] = {
+    "penalty": lambda value: _mapping(value) and _number(value.get("l2", 0)),
+    "numbers": lambda value: _mapping_of(_number)(value) and {"mean", "sd"} <= set(value),
+    "intervals_over": lambda value: _mapping(value) and _text(value.get("unit")) and _whole(0)(value.get("n")),
+}
+
+
+def check_documents(config: Mapping[str, Any], results: Mapping[str, Any]) -> None:
+    """Check the types of a run's configuration and results.
+
+    Raises:
+        ValueError: If an entry is missing, or of another type than `fit` and `probe` write.
+    """
+    of_text = {} if "arrays" in config else _CONFIG_OF_TEXT
+    _check("config.yaml", config, {**_CONFIG, **of_text}, _LATER)
+    _check("config.yaml", config["probe"], {}, _PROBE)
+    _check("results.json", results, _RESULTS, _LATER_RESULTS)
+    if bool(results["classes"]) == ("numbers" in results):
+        raise ValueError("results.json has neither classes nor numbers, or both")
+    if config["probe"].get("l2") == "auto" and "l2" not in results.get("penalty", {}):
+        raise ValueError("results.json has no penalty")
+
+
+def _check(file: str, found: Mapping[str, Any], needed: Mapping[str, Holds], others: Mapping[str, Holds]) -> None:
+    if missing := [name for name in needed if name not in found]:
+        raise ValueError(f"{file} has no {missing[0]}")
+    for name, holds in {**needed, **others}.items():
+        if name in found and not holds(found[name]):
+            raise ValueError(f"{file} has {found[name]!r:.60} as {name}")
+
+
+def check_tables(results: Mapping[str, Any], accuracy: Sequence[Row], neurons: Sequence[Row]) -> None:
+    """Check that `accuracy.csv` is what `results.json` has, and that `neurons.csv` ranks every neuron of its layers.
+
+    Raises:
+        ValueError: If one has a row or a column too few or too many, in another place, or a number that is not finite.
+    """
+    _check_columns("accuracy.csv", accuracy, ("layer", *_OF_ACCURACY["numbers" in results]))
+    layers = [row["layer"] for row in accuracy]
+    if layers != sorted({layer for layer in layers if _whole(0)(layer)}):
+        raise ValueError("accuracy.csv has layers twice, or not in order")
+    fitted = results["layers"]
+    same = len(fitted) <= len(accuracy) and all(map(_is_same, fitted, accuracy))
+    if not same:
+        raise ValueError("accuracy.csv and results.json are not of one run")
+    _check_columns("neurons.csv", neurons, ("layer", "rank", "neuron", *_OF_NEURONS), ("flag",))
+    check_ranking("neurons.csv", neurons, layers)
+
+
+def check_ranking(file: str, rows: Sequence[Row], layers: Sequence[int]) -> None:
+    """Check that a table ranks all neurons of each of these layers, one layer after the other.
+
+    Raises:
+        ValueError: If a row is missing, there twice or out of order.
+    """
+    width = len(rows) // len(layers) if layers else 0
+    for i, layer in enumerate(layers):
+        own = rows[i * width : (i + 1) * width]
+        if [(row.get("layer"), row.get("rank")) for row in own] != [(layer, 1 + rank) for rank in range(width)] or (
+            sorted(row.get("neuron", -1) for row in own) != list(range(width))
+        ):
+            raise ValueError(f"{file} does not rank every neuron of layer {layer}")
+    if not width or width * len(layers) != len(rows):
+        raise ValueError(f"{file} has {len(rows)} rows for {len(layers)} layers")
+
+
+def check_parts(file: str, rows: Sequence[Row], column: str, layers: Sequence[int]) -> None:
+    """Check that a table has the same parts, such as positions, of each layer of a run.
+
+    Raises:
+        ValueError: If a row is missing, there twice or of another layer.
+    """
+    parts: dict[Any, list[Any]] = {layer: [] for layer in layers}
+    for row in rows:
+        parts[row["layer"]].append(row[column])
+    if any(own != parts[layers[0]] for own in parts.values()) or (
+        column != "class" and len({*parts[layers[0]]}) < len(parts[layers[0]])
+    ):
+        raise ValueError(f"{file} does not have each {column} of each layer")
+
+
+def shapes_of(path: Path) -> tuple[dict[str, list[int]], dict[str, Any]]:
+    """Return the shape of each tensor in a file, and what the file says of them."""
+    from safetensors import safe_open
+
+    with safe_open(regular(path), framework="numpy") as file:
+        about = file.metadata() or {}
+        said = {name: json.loads(about[name]) for name in ("layers", "classes") if name in about}
+        return {name: file.get_slice(name).get_shape() for name in file.keys()}, said  # noqa: SIM118  no mapping
+
+
+def check_tensors(folder: Path, results: Mapping[str, Any], accuracy: Sequence[Row], n_neurons: int) -> None:
+    """Check that a run's tensors are of the layers, classes and neurons that its tables have.
+
+    Raises:
+        ValueError: If a file is of another run.
+    """
+    layers, classes = [row["layer"] for row in accuracy], results["classes"]
+    expected = [len(layers), len(classes) or 1, n_neurons // len(layers)]
+    for name, tensor in (("contributions", "contribution"), ("probe", "weight")):
+        shapes, said = shapes_of(folder / f"{name}.safetensors")
+        same = shapes[tensor] == expected and said.get("layers", layers) == layers
+        own = said.get("classes", classes)
+        if not same or (own != classes and {*own} == {*classes}):  # labels may be renamed, not exchanged
+            raise ValueError(f"neurons.csv and {name}.safetensors are not of one run")
+
+
+def read_tensor(path: Path, name: str) -> Tensor:
+    """Return a tensor of floating-point numbers.
+
+    Raises:
+        ValueError: If it holds other numbers, or some that are not finite.
+    """
+    from safetensors import safe_open
+
+    with safe_open(regular(path), framework="pt") as file:
+        found: Tensor = file.get_tensor(name)
+    if not found.is_floating_point() or not bool(found.isfinite().all()):
+        raise ValueError(f"{path.name} has numbers in {name} that are not finite")
+    return found
+
+
+def read_transforms(folder: Path, layers: Sequence[int], d_model: int) -> dict[int, Transform]:
+    """Return the transform of each of a run's layers.
+
+    Raises:
+        UserError: If one is missing, of another width, or has numbers that are not finite.
+    """
+    from probing.transforms.affine import load
+
+    with reading(folder):
+        found = load(regular(folder / "transform.safetensors"))
+        for layer in layers:
+            one = found[layer]
+            parts = one.shift, one.linear, one.offset
+            shapes = [tuple(part.shape) for part in parts]
+            if shapes[0] != (d_model,) or shapes[1] not in ((d_model,), (d_model, one.n_out)) or len(shapes[2]) != 1:
+                raise ValueError(f"transform.safetensors has other shapes in layer {layer}")
+            if not all(part.is_floating_point() and bool(part.isfinite().all()) for part in parts):
+                raise ValueError(f"transform.safetensors has numbers in layer {layer} that are not finite")
+        return {layer: found[layer] for layer in layers}
+
+
+def _is_same(fitted: Mapping[str, Any], row: Row) -> bool:
+    """Whether a layer's entry in `results.json` has the cells of its row in `accuracy.csv`, in the columns of both."""
+    known = without_nan(row)
+    return all(
+        fitted[name] == (None if value == "" and name != "flag" else value)
+        for name, value in known.items()
+        if name in fitted
+    )
+
+
+def _check_columns(file: str, rows: Sequence[Row], numbers: Sequence[str], texts: Sequence[str] = ()) -> None:
+    if missing := [name for name in (*numbers, *texts) if name not in (rows[0] if rows else {})]:
+        raise ValueError(f"{file} has no {min(missing)}")
+    for name in numbers:
+        if any(not isinstance(row[name], int | float) or not math.isfinite(row[name]) for row in rows):
+            raise ValueError(f"{file} has a row without a number in the column {name}")
