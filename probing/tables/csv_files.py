@@ -87,6 +87,8 @@ def _cells(path: Path) -> tuple[list[str], list[list[str]]]:
     """
     with regular(path).open(newline="", encoding="utf-8") as file:
         text = file.read()
+    if not text:
+        raise ValueError(f"{path.name} is empty")
     try:
         names, *rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     except (ValueError, csv.Error) as error:

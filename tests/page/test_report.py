@@ -207,9 +207,11 @@ def enlarge(folder: Path, n_classes: int, width: int, n_layers: int) -> None:
             writer.writeheader()
             writer.writerows(content)
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    (folder / "results.json").write_text(json.dumps({**results, "classes": list(range(n_classes))}), encoding="utf-8")
-    save_file({"contribution": generator.gamma(2, size=(n_layers, n_classes, width)).astype(np.float32)},
-              folder / "contributions.safetensors")  # fmt: skip
+    results |= {"classes": list(range(n_classes)), "layers": [{"layer": layer} for layer in range(n_layers)]}
+    (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
+    numbers = generator.gamma(2, size=(n_layers, n_classes, width)).astype(np.float32)
+    save_file({"contribution": numbers}, folder / "contributions.safetensors")
+    save_file({"weight": numbers}, folder / "probe.safetensors")
 
 
 def test_of_several_runs_each_is_shown_and_all_in_one_chart(runs: Path, tmp_path: Path) -> None:
@@ -427,7 +429,7 @@ def test_the_page_goes_into_the_run_or_beside_several(
         (["cut-tensor"], "`cut-tensor` is damaged ("),
         (["cut-results"], "`cut-results` is damaged ("),
         (["other-tensor"], "`other-tensor` is damaged (neurons.csv and contributions.safetensors are not of one run)"),
-        (["no-rows"], "`no-rows` is damaged (neurons.csv has no contribution)"),
+        (["no-rows"], "`no-rows` is damaged (neurons.csv is empty)"),
         (["few-results"], "`few-results` is damaged (results.json has no timings)"),
         (["list-results"], "`list-results` is damaged ("),
     ],
