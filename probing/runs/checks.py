@@ -28,9 +28,16 @@ _OF_ACCURACY = {
     False: ("accuracy", "cross_entropy", "optimality_gap", "n_train_tokens", "n_test_tokens"),
     True: ("r2", "relative_gradient", "n_train_tokens", "n_test_tokens"),
 }
+_OF_TRAINING = ("converged", "n_passes", "objective")
 _OF_NEURONS = (
     "contribution", "ratio", "share", "contribution_centred", "eta_squared", "eta_squared_z", "mean", "sd",
 )  # fmt: skip
+# Columns of the tables that not every run has, by what their rows are of.
+_OF_PARTS = {
+    "position": ("layer", "position", "accuracy"),
+    "head": ("layer", "head", "first_neuron", "n_neurons", "contribution", "share"),
+    "class": ("layer", "class", "rank", "neuron", "contribution", "share", "weight"),
+}
 
 Holds = Callable[[Any], bool]
 
@@ -178,6 +185,7 @@ def check_parts(file: str, rows: Sequence[Row], column: str, layers: Sequence[in
     Raises:
         ValueError: If a row is missing, there twice or of another layer.
     """
+    _check_columns(file, rows, (), _OF_PARTS[column])
     parts: dict[Any, list[Any]] = {layer: [] for layer in layers}
     for row in rows:
         parts[row["layer"]].append(row[column])
@@ -250,13 +258,9 @@ def read_transforms(folder: Path, layers: Sequence[int], d_model: int) -> dict[i
 
 
 def _is_same(fitted: Mapping[str, Any], row: Row) -> bool:
-    """Whether a layer's entry in `results.json` has the cells of its row in `accuracy.csv`, in the columns of both."""
-    known = without_nan(row)
-    return all(
-        fitted[name] == (None if value == "" and name != "flag" else value)
-        for name, value in known.items()
-        if name in fitted
-    )
+    """Whether a layer's row in `accuracy.csv` has what its entry in `results.json` has, but for how it was trained."""
+    known = {name: None if value == "" and name != "flag" else value for name, value in without_nan(row).items()}
+    return all(known.get(name) == value for name, value in fitted.items() if name in known or name not in _OF_TRAINING)
 
 
 def _check_columns(file: str, rows: Sequence[Row], numbers: Sequence[str], texts: Sequence[str] = ()) -> None:
