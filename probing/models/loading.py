@@ -92,8 +92,8 @@ def load_encoder(source: ModelSource, random_weights_seed: int | None = None, dt
         dtype: The parameters' dtype, by its name in torch.
 
     Raises:
-        UserError: If weights are missing, in whole or in part, are not safetensors or plain tensors, or do not fit in
-            the memory of the machine.
+        UserError: If weights are missing, in whole or in part, are quantised, are not safetensors or plain tensors, or
+            do not fit in the memory of the machine.
     """
     import torch
     from transformers import AutoModel
@@ -104,6 +104,7 @@ def load_encoder(source: ModelSource, random_weights_seed: int | None = None, dt
         with torch.random.fork_rng(devices=[]), building(source):
             torch.manual_seed(random_weights_seed)
             return _encoder_of(build(source, config)).to(getattr(torch, dtype))
+    _check_full_precision(source, config)
     if isinstance(source, ModelObject):
         return _encoder_of(source.copied()).to(getattr(torch, dtype))
     if not has(source.folder, WEIGHT_FILES):
@@ -139,6 +140,7 @@ def load_masked_lm(source: ModelSource) -> nn.Module | None:
     import torch
     from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoModelForMaskedLM
 
+    _check_full_precision(source, load_config(source))
     if isinstance(source, ModelObject):
         return source.copied().float() if has_masked_lm_head(source.model) else None
     config = load_config(source)
@@ -147,6 +149,18 @@ def load_masked_lm(source: ModelSource) -> nn.Module | None:
     _check_memory(source, config, torch.float32)
     model, report = _read_weights(AutoModelForMaskedLM, source, config, torch.float32)
     return None if report["missing_keys"] or report["mismatched_keys"] else model.eval()
+
+
+def _check_full_precision(source: ModelSource, config: Any) -> None:
+    """Refuse quantised weights: each method has kernels of its own, whose hidden states no dtype describes."""
+    if quantised := getattr(config, "quantization_config", None):
+        entries = quantised if isinstance(quantised, dict) else vars(quantised)
+        method = getattr(method := entries.get("quant_method", "an unknown method"), "value", method)
+        raise UserError(
+            f"`--model {source.name}`: its weights are quantised ({method}, by `quantization_config` in its "
+            "config.json), and hidden states are read in float32, bfloat16 or float16; give the folder of the model "
+            "before it was quantised, or of the dequantised one."
+        )
 
 
 def _check_memory(source: ModelSource, config: Any, dtype: torch.dtype) -> None:

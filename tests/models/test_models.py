@@ -24,6 +24,7 @@ from probing.models import (
     BUILTIN_PACKAGE,
     load_config,
     load_encoder,
+    load_masked_lm,
     load_tokenizer,
     max_length_of,
     parse_layers,
@@ -278,6 +279,16 @@ def test_a_folder_without_weights_offers_the_randomly_initialised_model(tiny_mod
         load(folder)
     model: Any = load(folder, seed=0)
     assert model.config.hidden_size == D_MODEL
+
+
+@pytest.mark.parametrize("method", ["bitsandbytes", "mxfp4"])
+def test_quantised_weights_are_refused_by_their_method(tiny_model: Callable[..., Path], method: str) -> None:
+    config = (folder := tiny_model("bert")) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": {"quant_method": method}}))
+    for read in (load, lambda folder: load_masked_lm(resolve_model(str(folder)))):
+        with pytest.raises(UserError, match=rf"own-bert-0`: its weights are quantised \({method}, .*before it was"):
+            read(folder)
+    load(folder, seed=0)  # drawn at random, they are of full precision
 
 
 @pytest.mark.parametrize("seed", [None, 0])
