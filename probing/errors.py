@@ -15,6 +15,10 @@ class UserError(Exception):
     """The user asked for something impossible; the message is one sentence that says what to do (exit status 2)."""
 
 
+class NotTheModels(UserError):
+    """What was extracted is not what the model gives, so that none of it may be kept."""
+
+
 class RunError(Exception):
     """The run failed although the request was valid; the message says what is left on disk (exit status 1)."""
 

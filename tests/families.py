@@ -214,7 +214,9 @@ def _byte_level(sentences: list[str], variant: str) -> dict[str, Any]:
     )
     tokenizer.train_from_iterator(sentences, trainer)
     if variant == "alone":
-        return {"tokenizer_object": tokenizer, "bos_token": special[0], "eos_token": special[0]}
+        # As published: GPT-2 would take token types for token ids, whose embeddings it adds.
+        names = {"bos_token": special[0], "eos_token": special[0]}
+        return {"tokenizer_object": tokenizer, **names, "model_input_names": ["input_ids", "attention_mask"]}
     names = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
     if variant:
         tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])

@@ -14,12 +14,13 @@ from probing.cache.plan import FORMAT, Plan, divide, fingerprint, shard_tokens
 from probing.cache.store import ActivationStore, DamagedCache, leftovers, not_written, remove
 from probing.cache.tokens import LONGEST, Tokens, tokenize, tokenize_pairs
 from probing.corpus import Corpus
-from probing.errors import RunError, UserError
+from probing.errors import NotTheModels, RunError, UserError
 from probing.models import ModelSource, SiteName, length_limits, load_config, load_encoder, load_tokenizer
 from probing.runtime.distributed import end_together, is_main_process
 from probing.runtime.memory import drop_garbage
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from probing.models.sites import Site
@@ -124,16 +125,19 @@ def activations(
         damaged = store.damaged(request.layers)
         for layer, shard in damaged:
             say(f"{store.path(layer, shard)} is damaged or missing: extracting it again")
+        work = store.missing(request.layers, damaged)
+        # What an extraction left that ended before it was compared.
+        uncompared = [k for k in store.layers() if not store.damaged([k])] if store.uncompared.exists() else []
         try:
-            _extract(request, folder, store.missing(request.layers, damaged), trainer_options, callbacks)
-        except UserError:
-            if not store.records():
+            if work:
+                store.uncompared.touch()
+            _extract(request, folder, work, trainer_options, callbacks, uncompared)
+        except UserError as error:
+            if isinstance(error, NotTheModels) or not store.records():
                 remove(folder)  # for example if the weights cannot be loaded
             raise
         # The model and its trainer refer to each other: without this, each corpus would leave one model in memory.
         drop_garbage()
-        if left := store.missing(request.layers):
-            raise RunError(f"{len(left)} shards of {folder} were not extracted; run the same command again")
         store.touch()
     return store
 
@@ -149,7 +153,8 @@ def _whole(folder: Path, request: Request) -> ActivationStore | None:
         store = _open(folder, request)
     except DamagedCache:
         return None
-    return None if store.missing(request.layers, store.damaged(request.layers)) else store
+    is_whole = not store.uncompared.exists() and not store.missing(request.layers, store.damaged(request.layers))
+    return store if is_whole else None
 
 
 def _open(folder: Path, request: Request) -> ActivationStore:
@@ -262,22 +267,71 @@ def _extract(
     work: Mapping[int, Sequence[int]] | None,
     trainer_options: Mapping[str, Any],
     callbacks: Sequence[Any],
+    uncompared: Sequence[int] = (),
 ) -> None:
-    """Extract the missing shards, given as `work` on the first rank and as None on the others."""
+    """Extract the missing shards, given as `work` on the first rank and as None on the others.
+
+    The first rank then compares what is there with the plain model, while the others wait.
+    """
     from probing.cache.extraction import forward_trainer, run_extraction
+    from probing.models.copies import with_the_same_weights
 
     trainer = forward_trainer(trainer_options, callbacks)
-    if not work and trainer.world_size == 1:
-        return
-    end_together(trainer)
+    plain: list[tuple[nn.Module, Any]] = []
 
-    run_extraction(lambda: load(request), folder, work, trainer)
+    def load_and_keep() -> tuple[nn.Module, Any]:
+        encoder, tokenizer = load_both(request)
+        plain.append((with_the_same_weights(encoder), tokenizer))
+        return encoder, tokenizer
+
+    if work or trainer.world_size > 1:
+        end_together(trainer)
+        run_extraction(load_and_keep, folder, work, trainer)
+    if work is not None:
+        _compare(request, ActivationStore(folder), trainer.strategy.root_device, uncompared, plain)
+    trainer.strategy.barrier()
+
+
+def _compare(
+    request: Request,
+    store: ActivationStore,
+    device: torch.device,
+    uncompared: Sequence[int],
+    plain: Sequence[tuple[nn.Module, Any]],
+) -> None:
+    """Compare an entry with the plain model if something of it was not compared yet.
+
+    Args:
+        request: The request.
+        store: The entry.
+        device: Where the model is run.
+        uncompared: Further layers to compare.
+        plain: A model that has not been run, and its tokenizer, if they are loaded.
+
+    Raises:
+        NotTheModels: If they differ.
+        RunError: If shards are missing.
+    """
+    from probing.cache.comparison import compare_with_plain_model
+
+    if left := store.missing(request.layers):
+        raise RunError(f"{len(left)} shards of {store.folder} were not extracted; run the same command again")
+    if store.uncompared.exists():
+        encoder, tokenizer = plain[0] if plain else load_both(request)
+        layers = sorted({*request.layers, *uncompared})
+        compare_with_plain_model(store, layers, encoder.to(device), tokenizer, request.corpus)
+        store.uncompared.unlink()
+
+
+def load_both(request: Request) -> tuple[nn.Module, Any]:
+    """Load the model of a request, and its tokenizer."""
+    return load_encoder(request.source, request.random_weights_seed, request.dtype), load_tokenizer(request.source)
 
 
 def load(request: Request) -> tuple[nn.Module, int]:
     """Load the model of a request; return it with the id of its padding token."""
-    encoder = load_encoder(request.source, request.random_weights_seed, request.dtype)
-    return encoder, load_tokenizer(request.source).pad_token_id or 0
+    encoder, tokenizer = load_both(request)
+    return encoder, tokenizer.pad_token_id or 0
 
 
 def job_lock(cache: Path, name: str, say: Callable[[str], None]) -> AbstractContextManager[Any]:

@@ -6,8 +6,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,15 +16,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from probing.cache.plan import Plan, batches
+from probing.cache.plan import Plan
+from probing.cache.reading import Reading
 from probing.cache.store import ActivationStore, not_written
 from probing.errors import RunError
-from probing.models.anatomy import Anatomy, examine
+from probing.models.anatomy import Anatomy, of_copy
+from probing.models.copies import with_the_same_weights
 from probing.models.sites import activations
 from probing.runtime.distributed import launched
 from probing.runtime.interrupts import interrupts_pass
 from probing.runtime.memory import give_back_memory
-from probing.statistics.permutation import permute_within_sentences
 
 
 class ShardPass(pl.LightningModule):
@@ -88,7 +87,7 @@ class Extraction(ShardPass):
     """Fills the missing shards of a store.
 
     Args:
-        load: Returns the model, in evaluation mode and in the store's dtype, and the id of the padding token.
+        load: Returns the model, in evaluation mode and in the store's dtype, and its tokenizer.
         folder: The store's folder, which the first rank has created.
         work: The layers to be written for each incomplete shard; None on ranks other than the first.
         writer: Executor with a single thread, which writes a shard while the next one is extracted.
@@ -96,7 +95,7 @@ class Extraction(ShardPass):
 
     def __init__(
         self,
-        load: Callable[[], tuple[nn.Module, int]],
+        load: Callable[[], tuple[nn.Module, Any]],
         folder: Path,
         work: Mapping[int, Sequence[int]] | None,
         writer: Executor,
@@ -107,17 +106,18 @@ class Extraction(ShardPass):
     def prepare(self) -> None:
         """Load the model, and give each reader a copy with the same weights."""
         self.store = ActivationStore(self.folder)
-        self.encoder, self.pad_token_id = self.load()
-        name = str(self.store.header["model"])
-        modules = tuple((self.store.header.get("site") or {}).get("modules", ()))
+        self.encoder, tokenizer = self.load()
+        device = self.trainer.strategy.root_device
+        self.encoder.to(device)  # some families run in a dtype on an accelerator alone
+        self.reading = Reading.of(self.encoder, tokenizer, self.store)
         self.readers = [
-            (encoder, replace(examine(encoder, self.pad_token_id, name), site_modules=modules))
-            for encoder in copies_for_readers(self.encoder, self.trainer.strategy.root_device)
+            (encoder, of_copy(self.reading.anatomy, self.encoder, encoder))
+            for encoder in copies_for_readers(self.encoder, device)
         ]
 
     def process(self, shard: int, missing: Sequence[int]) -> dict[int, Tensor]:
         """Extract all missing layers of one shard in one pass."""
-        return extract_shard(self.readers, self.store, shard, missing, self.pad_token_id)
+        return extract_shard(self.readers, self.store, shard, missing, self.reading)
 
     def write(self, shard: int, made: Mapping[int, Tensor]) -> None:
         """Write the layers of one shard."""
@@ -144,13 +144,8 @@ def copies_for_readers(encoder: nn.Module, device: torch.device) -> list[nn.Modu
     return [encoder, *(with_the_same_weights(encoder) for _ in range(n_readers(device) - 1))]
 
 
-def with_the_same_weights(encoder: nn.Module) -> nn.Module:
-    """Return a copy that shares parameters and buffers, which another thread can run with its own hooks."""
-    return deepcopy(encoder, {id(tensor): tensor for tensor in (*encoder.parameters(), *encoder.buffers())})
-
-
 def extract_shard(
-    readers: Sequence[Reader], store: ActivationStore, shard: int, layers: Sequence[int], pad_token_id: int
+    readers: Sequence[Reader], store: ActivationStore, shard: int, layers: Sequence[int], reading: Reading
 ) -> dict[int, Tensor]:
     """Return the hidden states of one shard, for each layer of shape (n_tokens_in_shard, d_model), without padding.
 
@@ -159,27 +154,20 @@ def extract_shard(
         store: The store, whose plan is followed.
         shard: Index of the shard.
         layers: Layer numbers.
-        pad_token_id: Id of the padding token.
+        reading: How they read the store.
 
     Raises:
         RunError: If a hidden state is not finite; the message names the layer and the sentence.
     """
-    plan = store.plan
-    rows = store.shard_tokens(plan.shards[shard])
-    input_ids = torch.from_numpy(store.tokens.input_ids[rows].astype(np.int64))
+    plan, text = store.plan, reading.of_shard(store, shard)
     here = plan.shards[shard]
-    lengths = store.tokens.lengths[here.first_sentence : here.first_sentence + here.n_sentences]
-    order = reading_order(store, rows)
     dtype = getattr(torch, plan.dtype)
-    states = {layer: torch.empty(len(input_ids), plan.d_model, dtype=dtype) for layer in layers}
+    states = {layer: torch.empty(here.n_tokens, plan.d_model, dtype=dtype) for layer in layers}
 
     @torch.inference_mode()
     def extract(encoder: nn.Module, anatomy: Anatomy, sentences: NDArray[np.int64]) -> None:
-        index, mask = padded_index(lengths, sentences)
-        index = order[index]
-        padded = torch.where(mask, input_ids[index], pad_token_id)
         device = next(encoder.parameters()).device
-        inputs = {"input_ids": padded.to(device), "attention_mask": mask.long().to(device)}
+        inputs, index, mask = text.inputs(sentences, device)
         output = activations(encoder, anatomy, layers, **inputs)
         tokens, targets = mask.flatten().nonzero().squeeze(1).to(device), index[mask]
         for layer, values in output.items():
@@ -187,9 +175,10 @@ def extract_shard(
             # T5 keeps some weights, and therefore some hidden states, in float32.
             states[layer].index_copy_(0, targets, flat.to(dtype).cpu())
 
-    share_out(extract, readers, batches(lengths, plan.batch_tokens, with_padding=readers[0][1].padding_is_neutral))
+    share_out(extract, readers, text.batches())
+    sentences = np.repeat(here.first_sentence + np.arange(here.n_sentences), text.lengths)
     for layer, values in states.items():
-        _refuse_infinite(values, layer, np.repeat(here.first_sentence + np.arange(here.n_sentences), lengths), plan)
+        _refuse_infinite(values, layer, sentences, plan)
     return states
 
 
@@ -252,34 +241,8 @@ def _refuse_infinite(states: Tensor, layer: int, sentences: NDArray[np.int64], p
         )
 
 
-def reading_order(store: ActivationStore, rows: slice) -> Tensor:
-    """Return the index of the token that the model reads at each index of a shard, shape (n,).
-
-    Without permutation it is the index itself, else that of a token of the same sentence. Special tokens stay in place.
-    """
-    tokens, indices = store.tokens, np.arange(rows.stop - rows.start)
-    seed = store.plan.key.get("permuted_tokens_seed")
-    if seed is None:
-        return torch.from_numpy(indices)
-    special = tokens.special[rows]
-    (drawn,) = permute_within_sentences(
-        np.where(special, -1, indices), tokens.sentences[rows], tokens.input_ids[rows], 1, seed
-    )
-    # The draw gives the new index of each token; its inverse permutation gives the token at each index.
-    return torch.from_numpy(np.argsort(np.where(special, indices, drawn)))
-
-
-def padded_index(lengths: NDArray[np.int32], sentences: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """Return for a batch each token's row in the shard, and the mask of tokens; both of shape (batch, sequence)."""
-    offsets = np.concatenate([[0], np.cumsum(lengths)])[sentences]
-    columns = np.arange(lengths[sentences].max())
-    mask = columns < lengths[sentences][:, None]
-    index = np.where(mask, offsets[:, None] + columns, 0)
-    return torch.from_numpy(index), torch.from_numpy(mask)
-
-
 def run_extraction(
-    load: Callable[[], tuple[nn.Module, int]],
+    load: Callable[[], tuple[nn.Module, Any]],
     folder: Path,
     work: Mapping[int, Sequence[int]] | None,
     trainer: pl.Trainer,
@@ -287,7 +250,7 @@ def run_extraction(
     """Extract the missing shards under a Trainer with any devices and strategy.
 
     Args:
-        load: Returns the model, in evaluation mode and in the store's dtype, and the id of the padding token.
+        load: Returns the model, in evaluation mode and in the store's dtype, and its tokenizer.
         folder: The store's folder.
         work: The layers to be written for each incomplete shard; None on ranks other than the first.
         trainer: A Trainer with `use_distributed_sampler=False`, because the shards are divided here.

@@ -222,6 +222,11 @@ class ActivationStore:
             sha256 = _checksum(partial)
         self._append({"layer": layer, "shard": shard, "sha256": sha256, "plan": _plan_id(self.header)})
 
+    @property
+    def uncompared(self) -> Path:
+        """An empty file, there from the beginning of an extraction until it was compared with the plain model."""
+        return self.folder / "uncompared"
+
     def touch(self) -> None:
         """Record that the entry was used now, for `cache prune`."""
         with suppress(PermissionError):  # the entry of another user of a shared cache

@@ -41,8 +41,8 @@ class Tokens:
             equal for special tokens. None where the table was stored by a version that did not note them.
         segments: Which sentence of a pair each token is of, 0 or 1, and -1 for special tokens, shape (n_tokens,), int8.
             None for single sentences.
-        token_types: The token type ids that the tokenizer gives to pairs, shape (n_tokens,), int8; None for single
-            sentences.
+        token_types: The token type ids that the tokenizer gives, shape (n_tokens,), int8; None for single sentences
+            whose types are all 0, as most tokenizers have it (XLNet's gives 2 to `<cls>`).
     """
 
     lengths: NDArray[np.int32]
@@ -92,6 +92,18 @@ class Tokens:
     def measured(self) -> NDArray[np.bool_]:
         """Whether the token may be measured, because it is not set aside; shape (n_tokens,)."""
         return self.words >= ADDED
+
+    def types_for(self, n_types: int) -> NDArray[np.int8] | None:
+        """Return the token types to give to a model, shape (n_tokens,).
+
+        Args:
+            n_types: How many types the model takes.
+
+        Returns:
+            None if the model takes none, or fewer than there are.
+        """
+        types = np.zeros(self.n_tokens, dtype=np.int8) if self.token_types is None else self.token_types
+        return types if types.max(initial=0) < n_types else None
 
     def without_first(self) -> Tokens:
         """Return the table with the first token of each sentence set aside: read by the model, and not measured."""
@@ -246,7 +258,7 @@ def tokenize(
         words: The words of each sentence; None for running text. Joined by single spaces, without empty words, they
             give the sentence.
     """
-    columns: dict[str, list[Any]] = {name: [] for name in ("lengths", "input_ids", "words", "spans")}
+    columns: dict[str, list[Any]] = {name: [] for name in ("lengths", "input_ids", "words", "spans", "token_types")}
     n_truncated = 0
     for first in range(0, len(sentences), CHUNK):
         chunk = slice(first, first + CHUNK)
@@ -265,8 +277,12 @@ def tokenize(
             columns["input_ids"].append(np.array(encoding.ids, dtype=np.int32))
             columns["words"].append(_word_ids(encoding).astype(np.int16))
             columns["spans"].append(np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2))
+            columns["token_types"].append(np.array(encoding.type_ids, dtype=np.int8))
             n_truncated += bool(encoding.overflowing) or len(text) < len(sentence)
-    return _table(columns, n_truncated).in_words(sentences, words)
+    table = _table(columns, n_truncated)
+    if "token_type_ids" not in tokenizer.model_input_names or not np.any(table.token_types):
+        table = replace(table, token_types=None)
+    return table.in_words(sentences, words)
 
 
 def tokenize_pairs(tokenizer: Any, texts: Sequence[str], seconds: Sequence[int], max_length: int) -> Tokens:

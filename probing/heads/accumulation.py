@@ -18,21 +18,20 @@ from probing.cache.extraction import (
     ShardPass,
     copies_for_readers,
     forward_trainer,
-    padded_index,
-    reading_order,
     run_pass,
     share_out,
 )
 from probing.cache.plan import Plan, batches, divide, fingerprint
+from probing.cache.reading import padded_index, reading_order
 from probing.cache.store import ActivationStore, DamagedCache, leftovers, not_written, remove
-from probing.cache.tokens import Tokens
 from probing.errors import RunError, UserError
 from probing.heads.measures import Accumulator, Kept, Measure
 from probing.heads.reading import Batch, attention_of
 from probing.heads.sums import SHARD_TOKENS, SumsStore, not_finite, of_shard
 from probing.models import load_config, load_tokenizer
-from probing.models.anatomy import Anatomy, examine, n_token_types
+from probing.models.anatomy import Anatomy, examine
 from probing.models.attention_heads import Heads, OutputProjection, find_heads, read_heads
+from probing.models.inputs import n_token_types
 from probing.runtime.distributed import end_together, is_main_process
 from probing.runtime.float64 import float64_device, on_float64_device
 
@@ -48,8 +47,7 @@ class AttentionReader:
         heads: Its heads.
         projections: The output projection of each block; None if they cannot be told.
         pad_token_id: Id of the padding token.
-        n_token_types: Number of token types that the encoder distinguishes, 0 if none; determined only for pairs of
-            sentences, otherwise 0.
+        n_token_types: How many token types the encoder is given; 0 if none.
     """
 
     anatomy: Anatomy
@@ -59,21 +57,23 @@ class AttentionReader:
     n_token_types: int = 0
 
     @classmethod
-    def of(cls, encoder: nn.Module, pad_token_id: int, name: str, of_pairs: bool = False) -> AttentionReader:
+    def of(
+        cls, encoder: nn.Module, pad_token_id: int, name: str, n_types: int = 0, lengths: Sequence[int] = ()
+    ) -> AttentionReader:
         """Examine an encoder.
 
         Args:
             encoder: A model in evaluation mode.
             pad_token_id: Id of the padding token.
             name: The model's name as the user typed it, for messages.
-            of_pairs: Whether it is to read pairs of sentences.
+            n_types: How many token types it is given; see `n_token_types`.
+            lengths: Number of tokens of each sentence that it is to read; see `examine`.
 
         Raises:
             UserError: If it has no attention weights.
         """
-        anatomy = examine(encoder, pad_token_id, name)
+        anatomy = examine(encoder, pad_token_id, name, lengths)
         heads = find_heads(encoder, anatomy, pad_token_id, name)
-        n_types = n_token_types(encoder, pad_token_id) if of_pairs else 0
         return cls(anatomy, heads, heads.output_projections(encoder), pad_token_id, n_types)
 
     def read(self, encoder: nn.Module, batch: Batch, begins: Sequence[_Begin]) -> list[Kept]:
@@ -237,12 +237,12 @@ class AttentionPass(ShardPass):
         self.encoder, pad_token_id = load(self.request)
         device = self.trainer.strategy.root_device
         self.encoder.to(device)
-        of_pairs = self.request.corpus.seconds is not None
-        self.readers = [
-            (encoder, AttentionReader.of(encoder, pad_token_id, self.request.source.name, of_pairs))
-            for encoder in copies_for_readers(self.encoder, device)
-        ]
-        tokens = next(iter(self.stores.values())).tokens
+        tokens, tokenizer = next(iter(self.stores.values())).tokens, load_tokenizer(self.request.source)
+        n_types = n_token_types(self.encoder, tokenizer, self.request.corpus.seconds is not None)
+        about = pad_token_id, self.request.source.name, n_types
+        first, *copies = copies_for_readers(self.encoder, device)
+        self.readers = [(first, AttentionReader.of(first, *about, tokens.lengths.tolist()))]
+        self.readers += [(encoder, AttentionReader.of(encoder, *about)) for encoder in copies]
         self.begins = {one.name: one.of_corpus(tokens, self.request.corpus) for one in self.measures}
 
     def process(self, shard: int, missing: Sequence[str]) -> dict[str, dict[str, Tensor]]:
@@ -295,7 +295,10 @@ def shard_batches(
     rows = store.shard_tokens(here)
     lengths = tokens.lengths[here.first_sentence : here.first_sentence + here.n_sentences]
     input_ids, words = (torch.from_numpy(values[rows].astype(np.int64)) for values in (tokens.input_ids, tokens.words))
-    segments, token_types = of_pairs(tokens, rows, reader.n_token_types)
+    segments, token_types = (
+        None if values is None else torch.from_numpy(values[rows].astype(np.int64))
+        for values in (tokens.segments, tokens.types_for(reader.n_token_types))
+    )
     input_ids = input_ids[reading_order(store, rows)]
     for sentences in batches(lengths, plan.batch_tokens, with_padding=reader.anatomy.padding_is_neutral):
         index, mask = padded_index(lengths, sentences)
@@ -313,13 +316,3 @@ def shard_batches(
             segments=None if segments is None else torch.where(mask, segments[index], -1).to(device),
             token_types=None if token_types is None else torch.where(mask, token_types[index], 0).to(device),
         )
-
-
-def of_pairs(tokens: Tokens, rows: slice, n_token_types: int) -> tuple[Tensor | None, Tensor | None]:
-    """Return the segments of a shard's tokens, None for single sentences, and their types if the model tells them."""
-    if tokens.segments is None or tokens.token_types is None:
-        return None, None
-    segments, types = (
-        torch.from_numpy(values[rows].astype(np.int64)) for values in (tokens.segments, tokens.token_types)
-    )
-    return segments, types if tokens.token_types.max(initial=0) < n_token_types else None

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from inspect import signature
+from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 from probing.errors import UserError
+from probing.models.copies import in_float32, with_the_same_weights
+from probing.models.examination import LENGTH, PADDING, examination_inputs, lengths_are_neutral, padding_is_neutral
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
     from torch.utils.hooks import RemovableHandle
 
-# Length of the two sequences that an encoder is examined with, and number of padding tokens in the second one. The
-# length is odd to reveal families that pad their input to a multiple of some number.
-_LENGTH, _PADDING = 11, 4
-# Largest relative change of hidden states through padding that still counts as rounding.
-_ROUNDING = {"float32": 1e-5, "bfloat16": 0.03, "float16": 0.005}
-# Number of token type ids that is assumed if the configuration gives none. XLNet needs no limit: it only compares
-# whether two tokens have the same type.
-_ANY_TYPE = 2**7
+# Dtypes of parameters in a model of low precision.
+_LOW = ("torch.bfloat16", "torch.float16")
 
 
 @dataclass(frozen=True)
@@ -47,29 +42,35 @@ class Anatomy:
     site_modules: tuple[str, ...] = ()
 
 
-def examine(encoder: nn.Module, pad_token_id: int = 0, name: str = "the model") -> Anatomy:
-    """Run an encoder on a few tokens and find its layers.
+def examine(encoder: nn.Module, pad_token_id: int = 0, name: str = "the model", lengths: Sequence[int] = ()) -> Anatomy:
+    """Run a copy of an encoder on a few tokens, in float32, and find its layers.
 
     A list of modules counts as the blocks if their inputs, call by call, equal the hidden states that the model
     returns. Names and model families play no role.
 
     Args:
-        encoder: A model in evaluation mode, on any device.
+        encoder: A model in evaluation mode, on any device; it is not run itself, because some models keep state.
         pad_token_id: Id of the padding token.
         name: The model's name as the user typed it, for messages.
+        lengths: Number of tokens of each sentence that will be read; without them, short sentences alone are examined.
 
     Raises:
-        UserError: If the model does not run on tokens alone, or does not return hidden states of a single width, one
-            for the embeddings and one per block.
+        UserError: If the model does not run on tokens alone or not in its dtype, does not return hidden states of a
+            single width, one for the embeddings and one per block, if these are not what its blocks receive, or if
+            they depend on the sentences read before.
     """
     import torch
 
     with torch.inference_mode():
         inputs = examination_inputs(encoder, pad_token_id)
-        received, handles = _record_calls(encoder)
-        embedded, more_handles = _record_embeddings(encoder)
+        is_float32 = not any(str(parameter.dtype) in _LOW for parameter in encoder.parameters())
+        in_full = encoder if is_float32 else in_float32(encoder)
+        exact = encoder if in_full is None else in_full
+        copy = with_the_same_weights(exact)
+        received, handles = _record_calls(copy)
+        embedded, more_handles = _record_embeddings(copy)
         try:
-            output = encoder(**inputs, output_hidden_states=True)
+            output = copy(**inputs, output_hidden_states=True)
         except Exception as error:  # for example a model that needs images, or returns no hidden states
             raise UserError(
                 f"`--model {name}` ({encoder.config.model_type}) does not run on `input_ids` and `attention_mask` "  # type: ignore[union-attr]
@@ -78,20 +79,78 @@ def examine(encoder: nn.Module, pad_token_id: int = 0, name: str = "the model") 
         finally:
             for handle in handles + more_handles:
                 handle.remove()
-        states = getattr(output, "hidden_states", None)
-        config: Any = encoder.config
-        n_layers = int(config.num_hidden_layers)
-        if not states or len(states) != n_layers + 1 or len({state.shape for state in states}) > 1:
-            shapes = sorted({tuple(state.shape[2:]) for state in states or ()})
-            raise UserError(
-                f"`--model {name}` ({config.model_type}) has {n_layers} blocks and returns {len(states or ())} "
-                f"hidden states of widths {shapes}, where {n_layers + 1} of one width are expected; choose another."
-            )
+        if not is_float32:
+            _check_dtype(encoder, inputs, name)
+        states = _states_of(output, encoder.config, name)
         last = torch.equal(output.last_hidden_state, states[-1])
         found = (calls for calls in received if last and _receives(calls, states))
         blocks = next((tuple(module for module, _ in calls) for calls in found), None)
+        if blocks is None and not _enter_blocks(exact, inputs, states):
+            raise UserError(
+                f"`--model {name}` ({encoder.config.model_type}): the hidden states that it returns are not what its "  # type: ignore[union-attr]
+                "blocks receive, so that layer 0 would not be the embeddings, nor layer k what block k + 1 reads; "
+                "choose another model."
+            )
         position_table = next((module for module, rows in embedded if _tells_positions(rows)), None)
-        return Anatomy(blocks, n_layers, _padding_is_neutral(encoder, inputs, states), position_table)
+        # Without room for a copy in float32, rounding could hide what padding changes.
+        neutral = in_full is not None and padding_is_neutral(copy, inputs, states)
+        if len(lengths):
+            neutral &= lengths_are_neutral(exact, lengths, pad_token_id, name)
+        return of_copy(Anatomy(blocks, len(states) - 1, neutral, position_table), copy, encoder)
+
+
+def _states_of(output: Any, config: Any, name: str) -> Sequence[Tensor]:
+    """Return the hidden states of a forward pass.
+
+    Raises:
+        UserError: If they are not of one width, one for the embeddings and one for each block.
+    """
+    states = getattr(output, "hidden_states", None)
+    n_layers = int(config.num_hidden_layers)
+    if not states or len(states) != n_layers + 1 or len({state.shape for state in states}) > 1:
+        shapes = sorted({tuple(state.shape[2:]) for state in states or ()})
+        raise UserError(
+            f"`--model {name}` ({config.model_type}) has {n_layers} blocks and returns {len(states or ())} "
+            f"hidden states of widths {shapes}, where {n_layers + 1} of one width are expected; choose another."
+        )
+    found: Sequence[Tensor] = states
+    return found
+
+
+def of_copy(anatomy: Anatomy, encoder: nn.Module, copy: nn.Module) -> Anatomy:
+    """Return the anatomy of a copy of an encoder.
+
+    Args:
+        anatomy: The encoder's.
+        encoder: The encoder.
+        copy: A copy with the same modules.
+    """
+    name_of = {module: path for path, module in encoder.named_modules()}
+
+    def there(module: nn.Module) -> nn.Module:
+        return copy.get_submodule(name_of[module])
+
+    blocks, table = anatomy.blocks, anatomy.position_table
+    return replace(
+        anatomy,
+        blocks=None if blocks is None else tuple(map(there, blocks)),
+        position_table=None if table is None else there(table),
+    )
+
+
+def _check_dtype(encoder: nn.Module, inputs: dict[str, Tensor], name: str) -> None:
+    """Refuse an encoder that runs in float32 and not in its own dtype."""
+    config: Any = encoder.config
+    parameter = next(one for one in encoder.parameters() if str(one.dtype) in _LOW)
+    try:
+        with_the_same_weights(encoder)(**inputs)
+    except Exception as error:  # some families mix float32 into their products
+        dtype = str(parameter.dtype).removeprefix("torch.")
+        where = "the processor" if parameter.device.type == "cpu" else parameter.device.type
+        raise UserError(
+            f"`--model {name}` ({config.model_type}) does not run in {dtype} on {where} "
+            f"({type(error).__name__}: {error}); use `--dtype float32`."
+        ) from None
 
 
 def hidden_states(encoder: nn.Module, anatomy: Anatomy, layers: Sequence[int], **inputs: Tensor) -> dict[int, Tensor]:
@@ -169,44 +228,6 @@ def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator
             module.forward = before
 
 
-def examination_inputs(encoder: nn.Module, pad_token_id: int) -> dict[str, Tensor]:
-    """Return two sequences of ordinary tokens, the second one padded."""
-    import torch
-
-    config: Any = encoder.config
-    device = next(encoder.parameters()).device
-    # Most families give special tokens the lowest ids; any other id will do.
-    input_ids = (pad_token_id + 5 + torch.arange(2 * _LENGTH, device=device).view(2, _LENGTH)) % config.vocab_size
-    attention_mask = torch.ones_like(input_ids)
-    input_ids[1, -_PADDING:], attention_mask[1, -_PADDING:] = pad_token_id, 0
-    return {"input_ids": input_ids, "attention_mask": attention_mask}
-
-
-def n_token_types(encoder: nn.Module, pad_token_id: int = 0) -> int:
-    """Return how many token type ids an encoder tells apart, for the two sentences of a pair; 0 if it takes none.
-
-    The argument `token_type_ids` alone does not show this: RoBERTa has a single type, and GPT-2 treats a type as a
-    token id, whose embedding it adds. So the encoder is also run with all types 0, which must give the same hidden
-    states as no types.
-
-    Args:
-        encoder: A model in evaluation mode, on any device.
-        pad_token_id: Id of the padding token.
-    """
-    import torch
-
-    config: Any = encoder.config
-    n_types = int(getattr(config, "type_vocab_size", _ANY_TYPE))
-    if "token_type_ids" not in signature(encoder.forward).parameters or n_types < 2:
-        return 0
-    inputs = examination_inputs(encoder, pad_token_id)
-    alone = {name: values[:1] for name, values in inputs.items()}  # the first sequence has no padding
-    with torch.inference_mode():
-        plain = encoder(**alone).last_hidden_state
-        zeros = encoder(**alone, token_type_ids=torch.zeros_like(alone["input_ids"])).last_hidden_state
-    return n_types if _change(zeros, plain) <= _ROUNDING[str(plain.dtype).removeprefix("torch.")] else 0
-
-
 def _record_calls(encoder: nn.Module) -> tuple[list[list[_Call]], list[Any]]:
     """Record the inputs of the members of every list of modules; return the calls of each list, outermost first."""
     from torch import nn
@@ -240,9 +261,9 @@ def _record_embeddings(encoder: nn.Module) -> tuple[list[tuple[nn.Module, Tensor
 
 def _tells_positions(rows: Tensor) -> bool:
     """Whether the rows for two sequences of different tokens are the same in both and differ between positions."""
-    if rows.shape[:-1] not in ((_LENGTH,), (1, _LENGTH), (2, _LENGTH)):
+    if rows.shape[:-1] not in ((LENGTH,), (1, LENGTH), (2, LENGTH)):
         return False
-    first, last = rows.view(-1, *rows.shape[-2:])[[0, -1], : _LENGTH - _PADDING]
+    first, last = rows.view(-1, *rows.shape[-2:])[[0, -1], : LENGTH - PADDING]
     return bool((first == last).all() and (first[0] != first[1]).any())
 
 
@@ -260,13 +281,46 @@ def _receives(calls: Sequence[_Call], states: Sequence[Tensor]) -> bool:
     )
 
 
-def _padding_is_neutral(encoder: nn.Module, inputs: dict[str, Tensor], states: Sequence[Tensor]) -> bool:
-    """Whether the padded sequence has the same hidden states without padding, in every layer."""
-    alone = {name: values[1:, :-_PADDING] for name, values in inputs.items()}
-    by_itself = encoder(**alone, output_hidden_states=True).hidden_states
-    changes = (_change(state[1:, :-_PADDING], own) for state, own in zip(states, by_itself, strict=True))
-    return max(changes) <= _ROUNDING[str(states[0].dtype).removeprefix("torch.")]
+def _enter_blocks(encoder: nn.Module, inputs: Mapping[str, Tensor], states: Sequence[Tensor]) -> bool:
+    """Whether each hidden state but the last enters a member of a list of modules, or a module inside this member.
+
+    It may do so with its axes in another order, as in XLNet, with padding, as in Longformer, or not by a call of the
+    member itself, as in SqueezeBERT.
+
+    Args:
+        encoder: The encoder; a copy of it is run.
+        inputs: What it is given.
+        states: The hidden states that it then returns.
+    """
+    from torch import nn
+
+    copy = with_the_same_weights(encoder)
+    n_blocks, handles = len(states) - 1, []
+    lists = [one for one in copy.modules() if isinstance(one, nn.ModuleList) and len(one) == n_blocks]
+    entered: list[set[int]] = [set() for _ in lists]
+    for members, found in zip(lists, entered, strict=True):
+        for k, member in enumerate(members):
+
+            def note(module: nn.Module, args: Any, kwargs: Any, k: int = k, found: set[int] = found) -> None:
+                if k not in found and _carries(_first_input(args, kwargs), states[k]):
+                    found.add(k)
+
+            handles += [module.register_forward_pre_hook(note, with_kwargs=True) for module in member.modules()]
+    try:
+        copy(**inputs, output_hidden_states=True)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return any(len(found) == n_blocks for found in entered)
 
 
-def _change(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).abs().float().mean() / expected.abs().float().mean().clamp_min(1e-30))
+def _carries(value: Any, state: Tensor) -> bool:
+    """Whether a value is a state with its axes in any order, its tokens perhaps between further ones."""
+    import torch
+
+    if not isinstance(value, torch.Tensor) or value.dim() != state.dim():
+        return False
+    n_tokens = state.shape[1]
+    in_order = (value.permute(order) for order in permutations(range(value.dim())))
+    cut = (one[:, part] for one in in_order for part in (slice(n_tokens), slice(-n_tokens, None)))
+    return any(one.shape == state.shape and torch.equal(one, state) for one in cut)

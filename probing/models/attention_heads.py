@@ -25,7 +25,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from probing.errors import UserError
-from probing.models.anatomy import Enough, examination_inputs, until_enough
+from probing.models.anatomy import Enough, until_enough
+from probing.models.examination import examination_inputs
 from probing.runtime.float64 import to_float64
 
 if TYPE_CHECKING:

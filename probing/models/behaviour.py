@@ -20,7 +20,7 @@ from copy import deepcopy
 from itertools import count, islice, pairwise
 from typing import TYPE_CHECKING, Any
 
-from probing.models.anatomy import n_token_types
+from probing.models.inputs import n_token_types
 from probing.models.max_length import max_length_of
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _inputs(encoder: nn.Module, tokenizer: Any) -> Iterator[dict[str, Tensor]]:
     mask = torch.ones_like(beside)
     mask[:, short.shape[1] :] = 0
     yield {"input_ids": torch.cat([long, beside]), "attention_mask": torch.cat([torch.ones_like(long), mask])}
-    if n_token_types(encoder, pad_token_id):
+    if n_token_types(encoder, tokenizer, of_pairs=True) > 1:
         types = torch.arange(long.shape[1])[None] * 2 // long.shape[1]
         yield {"input_ids": long, "attention_mask": torch.ones_like(long), "token_type_ids": types}
     yield from ({"input_ids": row, "attention_mask": torch.ones_like(row)} for row in rows)

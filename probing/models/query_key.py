@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from probing.errors import UserError
-from probing.models.anatomy import Anatomy, examination_inputs, until_enough
+from probing.models.anatomy import Anatomy, until_enough
 from probing.models.attention_heads import AttentionWatch, Heads
+from probing.models.examination import examination_inputs
 
 # Largest difference of two computations of the same attention.
 _ROUNDING = {torch.float32: 1e-4, torch.float64: 1e-6, torch.bfloat16: 0.05, torch.float16: 0.01}

@@ -18,7 +18,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from probing.models.anatomy import Anatomy, examination_inputs
+from probing.models.anatomy import Anatomy
+from probing.models.examination import examination_inputs
 from probing.models.norms import Norm, is_norm, norm_of
 
 Side = Literal["given", "made"]

@@ -25,7 +25,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from probing.errors import UserError
-from probing.models.anatomy import Anatomy, Enough, examination_inputs, hidden_states, until_enough
+from probing.models.anatomy import Anatomy, Enough, hidden_states, until_enough
+from probing.models.examination import examination_inputs
 from probing.models.site_names import SiteName
 
 if TYPE_CHECKING:

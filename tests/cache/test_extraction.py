@@ -29,16 +29,12 @@ from families import FAMILIES as ALL_FAMILIES
 from families import untouched
 from probing import cache as cache_module
 from probing.cache import ActivationStore, Request, activations, plan, store
-from probing.cache.extraction import (
-    n_readers,
-    share_out,
-    trainer_keywords,
-    with_the_same_weights,
-)
+from probing.cache.extraction import n_readers, share_out, trainer_keywords
 from probing.corpus import from_sentences
 from probing.errors import RunError, UserError
 from probing.models import load_tokenizer, resolve_model
 from probing.models.anatomy import Anatomy
+from probing.models.copies import with_the_same_weights
 from probing.runtime.memory import give_back_memory
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
@@ -148,13 +144,13 @@ def test_no_model_is_left_in_memory_behind_an_extraction(
 ) -> None:
     loaded: list[weakref.ref[Any]] = []
 
-    def load(request: Request) -> Any:
-        found = cache_module_load(request)
-        loaded.append(weakref.ref(found[0]))
+    def load(*args: Any) -> Any:
+        found = load_encoder(*args)
+        loaded.append(weakref.ref(found))
         return found
 
-    cache_module_load = cache_module.load
-    monkeypatch.setattr(cache_module, "load", load)
+    load_encoder = cache_module.load_encoder
+    monkeypatch.setattr(cache_module, "load_encoder", load)
     gc.disable()  # as it may not come by in a command of many corpora
     try:
         activations(request_for([0, 1]), tmp_path, CPU)

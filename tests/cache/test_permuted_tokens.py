@@ -18,6 +18,7 @@ from families import FAMILIES, untouched
 from probing.cache import ActivationStore, Request, activations
 from probing.cache.extraction import extract_shard
 from probing.cache.plan import Plan, divide
+from probing.cache.reading import Reading
 from probing.cache.tokens import Tokens
 from probing.corpus import from_sentences
 from probing.models import load_encoder, resolve_model
@@ -149,8 +150,9 @@ def test_nothing_but_chance_is_left_of_position_in_any_layer_however_the_model_i
         plan = Plan(key, n_layers, 16, "float32", 4096, divide(tokens.lengths, tokens.n_tokens))
         store = ActivationStore.create(tmp_path / name, plan, tokens, {})
         pad_token_id = encoder.config.pad_token_id or 0
-        readers = [(encoder, examine(encoder, pad_token_id))]
-        for layer, states in extract_shard(readers, store, 0, range(n_layers + 1), pad_token_id).items():
+        anatomy = examine(encoder, pad_token_id)
+        readers, reading = [(encoder, anatomy)], Reading(anatomy, pad_token_id, 0)
+        for layer, states in extract_shard(readers, store, 0, range(n_layers + 1), reading).items():
             store.write(layer, 0, states)
         fits = sides(store, splits=["train", "test"] * n_test).fit(range(n_layers + 1), tolerance=1e-4)
         return [fit.metrics["accuracy"] for fit in fits]

@@ -22,6 +22,7 @@ from probing.errors import UserError
 from probing.models import (
     ALIASES,
     BUILTIN_PACKAGE,
+    copies,
     load_config,
     load_encoder,
     load_masked_lm,
@@ -30,7 +31,8 @@ from probing.models import (
     parse_layers,
     resolve_model,
 )
-from probing.models.anatomy import examine, hidden_states, n_token_types
+from probing.models.anatomy import examine, hidden_states
+from probing.models.inputs import n_token_types
 from probing.runtime import memory
 
 # The same products in float32 in other shapes: a few units in the last place of values around 1 to 10.
@@ -111,10 +113,14 @@ def test_layer_k_runs_k_blocks(checkpoints: dict[str, Path], sentences: list[str
 @pytest.mark.parametrize(
     ("family", "n_types"), [("bert", 2), ("albert", 2), ("xlnet", 128), ("distilbert", 0), ("gpt2", 0), ("deberta", 0)]
 )
-def test_a_model_has_token_types_if_zeros_are_what_it_has_without(
+def test_a_model_tells_pairs_by_token_types_if_zeros_are_what_it_has_without(
     checkpoints: dict[str, Path], family: str, n_types: int
 ) -> None:
-    assert n_token_types(load(checkpoints[family])) == n_types
+    encoder, tokenizer = load(checkpoints[family]), load_tokenizer(resolve_model(str(checkpoints[family])))
+    assert n_token_types(encoder, tokenizer, of_pairs=True) == n_types
+    assert n_token_types(encoder, tokenizer) == 0  # of single sentences this tokenizer gives none
+    tokenizer.model_input_names = ["input_ids", "attention_mask", "token_type_ids"]
+    assert (n_token_types(encoder, tokenizer) > 0) == (family not in ("distilbert", "deberta"))
 
 
 def test_albert_calls_one_block_again_and_again(checkpoints: dict[str, Path]) -> None:
@@ -122,6 +128,42 @@ def test_albert_calls_one_block_again_and_again(checkpoints: dict[str, Path]) ->
     assert blocks is not None
     assert len(blocks) == 3
     assert len(set(blocks)) == 1
+
+
+def test_a_model_is_examined_by_a_copy_and_has_read_nothing_afterwards(checkpoints: dict[str, Path]) -> None:
+    encoder, calls = load(checkpoints["bert"], "bfloat16"), list[Any]()
+    of_copies: list[Any] = []
+    encoder.register_forward_hook(lambda module, *_: (calls if module is encoder else of_copies).append(module))
+    blocks = examine(encoder, lengths=[3, 20]).blocks
+    assert blocks is not None
+    assert {id(block) for block in blocks} < {id(module) for module in encoder.modules()}
+    assert of_copies
+    assert not calls
+    assert {parameter.dtype for parameter in encoder.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(("leak", "is_neutral"), [(0.0, True), (0.002, False)])
+def test_what_padding_changes_is_told_from_rounding_in_low_precision_too(
+    checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch, leak: float, is_neutral: bool
+) -> None:
+    encoder: Any = load(checkpoints["bert"], "bfloat16")
+    encoder.embeddings.LayerNorm = Leaky(encoder.embeddings.LayerNorm, leak)
+    assert examine(encoder).padding_is_neutral == is_neutral
+    # Where there is no room for float32, which would tell, padding is left out.
+    monkeypatch.setattr(copies, "memory_bytes", lambda: 1000)
+    assert not examine(encoder).padding_is_neutral
+
+
+class Leaky(nn.Module):
+    """A norm that adds to each vector a share of the last one, which may be padding."""
+
+    def __init__(self, norm: nn.Module, share: float) -> None:
+        super().__init__()
+        self.norm, self.share = norm, share
+
+    def forward(self, states: Tensor) -> Any:
+        states = self.norm(states)
+        return states + self.share * states[:, -1:]
 
 
 class Odd(nn.Module):

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from probing.cache import Request, load, tokens_of
-from probing.cache.extraction import with_the_same_weights
 from probing.errors import UserError, about_option
 from probing.heads.accumulation import AttentionReader
 from probing.models import length_limits, load_config, load_tokenizer
 from probing.models.anatomy import Anatomy, examine, hidden_states
 from probing.models.attention_heads import Heads, read_heads
+from probing.models.copies import with_the_same_weights
 from probing.runtime.float64 import on_float64_device
 
 # Sizes that must be equal in two checkpoints: the name in the configuration, and the words for messages.

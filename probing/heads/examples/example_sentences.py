@@ -16,7 +16,7 @@ from torch import Tensor
 from probing.cache import load
 from probing.corpus import Corpus
 from probing.errors import UserError
-from probing.heads.accumulation import AttentionReader, of_pairs
+from probing.heads.accumulation import AttentionReader
 from probing.heads.examples.example_maps import ClassExample, Example, Examples, ExampleSentence
 from probing.heads.measures import Kept
 from probing.heads.reading import Attention, Batch
@@ -26,6 +26,8 @@ from probing.heads.sums import SumsStore
 from probing.heads.survey.patterns import CLASSES, PATTERNS, classify
 from probing.heads.syntax.arcs import Arcs, arcs_of, has_arcs
 from probing.heads.syntax.relations import LEAST_ARCS
+from probing.models import load_tokenizer
+from probing.models.inputs import n_token_types
 
 # Number of example sentences, and how long they are.
 N_SENTENCES = 6
@@ -125,7 +127,8 @@ def read_maps(subject: Subject, sentences: Sequence[int]) -> list[Example]:
     """
     tokens, corpus = subject.tokens, subject.request.corpus
     encoder, pad_token_id = load(subject.request)
-    reader = AttentionReader.of(encoder, pad_token_id, subject.request.source.name, corpus.seconds is not None)
+    n_types = n_token_types(encoder, load_tokenizer(subject.request.source), corpus.seconds is not None)
+    reader = AttentionReader.of(encoder, pad_token_id, subject.request.source.name, n_types)
     texts, words, ids = tokens.piece_texts(corpus), tokens.word_texts(corpus), tokens.input_ids.tolist()
     arcs = _arcs_of(corpus)
     found = []
@@ -155,7 +158,10 @@ def _batch(subject: Subject, rows: slice, sentence: int, n_token_types: int) -> 
     """Return one sentence as a batch."""
     tokens = subject.tokens
     ids, words = (torch.from_numpy(values[rows].astype(np.int64))[None] for values in (tokens.input_ids, tokens.words))
-    segments, token_types = (None if of is None else of[None] for of in of_pairs(tokens, rows, n_token_types))
+    segments, token_types = (
+        None if values is None else torch.from_numpy(values[rows].astype(np.int64))[None]
+        for values in (tokens.segments, tokens.types_for(n_token_types))
+    )
     return Batch(
         sentences=torch.tensor([sentence]),
         rows=torch.arange(rows.start, rows.stop)[None],
