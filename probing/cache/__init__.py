@@ -15,7 +15,7 @@ from probing.cache.store import ActivationStore, DamagedCache, leftovers, not_wr
 from probing.cache.tokens import LONGEST, Tokens, tokenize, tokenize_pairs
 from probing.corpus import Corpus
 from probing.errors import NotTheModels, RunError, UserError
-from probing.models import ModelSource, SiteName, length_limits, load_config, load_encoder, load_tokenizer
+from probing.models import ModelSource, SiteName, check_ids, length_limits, load_config, load_encoder, load_tokenizer
 from probing.runtime.distributed import end_together, is_main_process
 from probing.runtime.memory import drop_garbage
 
@@ -203,7 +203,7 @@ def tokens_of(request: Request, tokenizer: Any) -> Tokens:
     """Tokenise the corpus of a request.
 
     Raises:
-        UserError: If the model does not take sentences, or pairs, of the requested length.
+        UserError: If the model does not take sentences, or pairs, of the requested length, or one of their tokens.
     """
     corpus = request.corpus
     least, limit = length_limits(request.source, tokenizer)
@@ -213,8 +213,11 @@ def tokens_of(request: Request, tokenizer: Any) -> Tokens:
     if request.max_length is not None and not least <= request.max_length <= limit:
         raise UserError(f"`--max_length {request.max_length}`: {request.source.name} takes {least} to {limit} tokens.")
     if corpus.seconds is not None:
-        return tokenize_pairs(tokenizer, corpus.sentences, corpus.seconds, request.max_length or limit)
-    return tokenize(tokenizer, corpus.sentences, request.max_length or limit, corpus.words)
+        tokens = tokenize_pairs(tokenizer, corpus.sentences, corpus.seconds, request.max_length or limit)
+    else:
+        tokens = tokenize(tokenizer, corpus.sentences, request.max_length or limit, corpus.words)
+    check_ids(request.source, tokenizer, tokens.input_ids)
+    return tokens
 
 
 def batch_tokens_of(request: Request) -> int:

@@ -2,7 +2,7 @@
 
 from probing.models.folding import word_folding
 from probing.models.layers import from_the_end, layer_numbers, parse_layers
-from probing.models.limits import length_limits
+from probing.models.limits import check_ids, length_limits
 from probing.models.loading import load_config, load_encoder, load_masked_lm, load_tokenizer
 from probing.models.max_length import max_length_of
 from probing.models.objects import find_model
@@ -14,6 +14,7 @@ __all__ = [
     "BUILTIN_PACKAGE",
     "ModelSource",
     "SiteName",
+    "check_ids",
     "check_revision",
     "find_model",
     "from_the_end",

@@ -56,7 +56,8 @@ class Blocks:
     def of(cls, config: Any) -> Blocks:
         """Return the sizes of a model with this configuration; an MLP of unknown width counts as four times d_model."""
         d_model = int(config.hidden_size)
-        d_mlp = next((int(width) for name in _WIDTHS if (width := getattr(config, name, None))), 4 * d_model)
+        d_mlp: Any = next((width for name in _WIDTHS if (width := getattr(config, name, None))), 4 * d_model)
+        d_mlp = int(max(d_mlp) if isinstance(d_mlp, list) else d_mlp)  # some families have a width for each block
         return cls(d_model, d_mlp, int(config.num_hidden_layers))
 
     @property

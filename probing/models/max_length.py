@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+# Names that configurations have for the length of the longest sequence; of several, the first counts.
+_NAMES = (
+    "max_encoder_position_embeddings", "max_position_embeddings", "max_source_positions", "n_positions", "n_ctx",
+    "max_seq_len", "max_seq_length", "seq_length", "context_length", "model_max_length", "max_sequence_length",
+    "max_target_positions",
+)  # fmt: skip
+
 
 def max_length_of(config: Any, tokenizer: Any, make: Callable[[Any], Any] | None = None) -> int:
     """Return the length of the longest sequence that the model accepts, special tokens included.
@@ -16,9 +23,10 @@ def max_length_of(config: Any, tokenizer: Any, make: Callable[[Any], Any] | None
         tokenizer: Its tokenizer.
         make: Function that builds a model from a configuration; by default, `AutoModel` builds it.
     """
-    rows = getattr(config, "max_position_embeddings", None) or 0
     limits = [tokenizer.model_max_length]
-    if rows > 0:  # XLNet says -1
+    named = (getattr(config, name, None) for name in _NAMES)
+    rows = next((rows for rows in named if isinstance(rows, int) and rows > 0), 0)  # XLNet says -1
+    if rows:
         limits.append(rows - _rows_before_the_first_position(config, rows, make))
     return int(min(limits))
 
@@ -29,15 +37,25 @@ def _rows_before_the_first_position(config: Any, rows: int, make: Callable[[Any]
     In RoBERTa and similar models, the row of position 0 follows that of the padding token, whose index is the table's
     `padding_idx`.
     """
-    import torch
     from torch import nn
-    from transformers import AutoModel
 
-    with torch.device("meta"):  # creates the modules without memory for weights
-        model = make(config) if make else AutoModel.from_config(config, trust_remote_code=False)
     tables = (
         module
-        for name, module in model.named_modules()
+        for name, module in outline(config, make).named_modules()
         if "position" in name and isinstance(module, nn.Embedding) and module.num_embeddings == rows
     )
     return next((table.padding_idx + 1 for table in tables if table.padding_idx is not None), 0)
+
+
+def outline(config: Any, make: Callable[[Any], Any] | None) -> Any:
+    """Return a model of a configuration whose tensors have shapes and no values.
+
+    Args:
+        config: The configuration.
+        make: Function that builds a model from it; by default, `AutoModel` builds it.
+    """
+    import torch
+    from transformers import AutoModel
+
+    with torch.device("meta"):
+        return make(config) if make else AutoModel.from_config(config, trust_remote_code=False)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from probing.errors import UserError, as_clause, did_you_mean
 
@@ -164,8 +165,6 @@ def resolve_model(name: str, revision: str | None = None) -> ModelSource:
             "installed and leaves out in silence where it is not; save the model with the adapter merged into it "
             f"(`merge_and_unload()`, then `save_pretrained`), or without it, by removing {_ADAPTER}."
         )
-    if folder == Path(name) and not (folder / "config.json").is_file():
-        raise UserError(f"`--model {name}`: the folder has no config.json; give a folder written by `save_pretrained`.")
     return ModelSource(name, folder, revision)
 
 
@@ -178,11 +177,47 @@ def _folder_of(name: str, revision: str | None) -> Path:
     if name and name not in ALIASES and os.path.isdir(name):  # unlike Path, it accepts a name that is too long
         if revision:
             raise UserError(f"`--revision {revision}`: `--model {name}` is a local folder, which has no revisions.")
-        return Path(name)
+        return _model_folder(name)
     is_builtin = name in ("minilm", ALIASES["minilm"]) and revision is None
     if is_builtin and (spec := find_spec(BUILTIN_PACKAGE)) and spec.origin:
         return Path(spec.origin).parent / "model"
     return _from_hub(name, revision)
+
+
+def _model_folder(name: str) -> Path:
+    """Return the folder of a model's files: the one that was typed, or that of the transformer in a list of modules.
+
+    Raises:
+        UserError: If it has none.
+    """
+    folder = Path(name)
+    if (folder / "config.json").is_file():
+        return folder
+    # sentence-transformers saves a list of modules, and older versions the transformer in a folder of its own.
+    for module in _entries(folder / "modules.json"):
+        inside = folder / str(module.get("path", ""))
+        if (inside / "config.json").is_file() and str(module.get("type", "")).endswith("Transformer"):
+            return inside
+    adapter = next(iter(_entries(folder / _ADAPTER)), None)
+    if adapter is not None:
+        raise UserError(
+            f"`--model {name}` is an adapter of {adapter.get('base_model_name_or_path') or 'another model'} and no "
+            "model; merge them (`merge_and_unload()` of PEFT) and give the folder that `save_pretrained` then writes."
+        )
+    below = sorted(path.parent.name for path in folder.glob("*/config.json"))
+    which = f", such as {below[0]} in it" if below else ""
+    raise UserError(
+        f"`--model {name}`: the folder has no config.json; give a folder written by `save_pretrained`{which}."
+    )
+
+
+def _entries(file: Path) -> list[dict[str, Any]]:
+    """Return the objects in a JSON file that is one or is a list of them; nothing without such a file."""
+    try:
+        read = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return [one for one in (read if isinstance(read, list) else [read]) if isinstance(one, dict)]
 
 
 def is_downloaded(name: str) -> bool:

@@ -19,7 +19,7 @@ from probing.diagnostics.cloze.minimal_pairs import Pair, Prompts, fingerprint_o
 from probing.diagnostics.cloze.pair_scores import group_rows, log_probabilities, pair_rows
 from probing.errors import UserError
 from probing.internals.readouts import choose_masked, draw_sentences
-from probing.models import ModelSource, length_limits, load_tokenizer
+from probing.models import ModelSource, check_ids, length_limits, load_tokenizer
 from probing.models.anatomy import Anatomy, examine
 from probing.readouts.masked_words import MaskedText, MaskedWordLoss, masked_lm_of
 from probing.statistics.intervals import mean_interval
@@ -78,7 +78,9 @@ class Predictor:
         Raises:
             UserError: If there is none.
         """
-        return prompts_of(self.tokenizer, pairs, length_limits(self.source, self.tokenizer)[1], typed)
+        prompts = prompts_of(self.tokenizer, pairs, length_limits(self.source, self.tokenizer)[1], typed)
+        check_ids(self.source, self.tokenizer, prompts.tokens.input_ids)
+        return prompts
 
     def ask(self, prompts: Prompts, batch_tokens: int) -> dict[str, list[Row]]:
         """Return the rows of `cloze.csv` and `groups.csv`."""
