@@ -34,10 +34,12 @@ from probing.commands.extract import extract
 from probing.errors import RunError, UserError
 from probing.internals.parameters import find_parameters
 from probing.models import load_encoder, resolve_model
-from probing.models.anatomy import Anatomy, examination_inputs, examine, word_table
+from probing.models.anatomy import Anatomy, examine
 from probing.models.attention_heads import find_heads, read_heads
+from probing.models.examination import examination_inputs
 from probing.models.residual_stream import NotFound, find_norms, find_path
 from probing.models.site_names import SiteName
+from probing.models.word_table import word_table
 
 SENTENCES = (
     "the old man saw a small boat on the sea",
@@ -339,7 +341,7 @@ def table(rows: Sequence[Row]) -> str:
     summary = (
         f"{len(rows)} families on {date.today():%d %B %Y}, with transformers {_version()}: hidden states of {counts[0]} "
         f"equal those of the unmodified model, attention is read in {counts[1]}, units of the MLP in {counts[2]}, "
-        f"outputs of heads in {counts[3]}; {sum(len(row.failures) for row in rows) or "no"} errors are no refusal."
+        f"outputs of heads in {counts[3]}; {sum(len(row.failures) for row in rows) or 'no'} errors are no refusal."
     )
     said = [f"{i}. {reason}" for i, reason in enumerate(reasons, start=1)]
     return "\n".join([summary, "", *lines, "", "Refusals (N stands for a number):", "", *said])

@@ -127,6 +127,29 @@ FAMILIES: dict[str, Family] = {
         _config_alone("t5", d_model=D_MODEL, d_kv=8, d_ff=32, num_layers=3, num_heads=N_HEADS),
     ),
     "bart": Family("BART (encoder)", "`bart`", "byte-level", _config_alone("bart", **_ENCODER_DECODER)),
+    "prophetnet": Family(
+        "ProphetNet (encoder)",
+        "microsoft/prophetnet-large-uncased",
+        "lower-case wordpiece",
+        _config_alone(
+            "prophetnet",
+            hidden_size=D_MODEL,
+            num_encoder_layers=3,
+            num_decoder_layers=1,
+            encoder_ffn_dim=32,
+            decoder_ffn_dim=32,
+            num_encoder_attention_heads=N_HEADS,
+            num_decoder_attention_heads=N_HEADS,
+            max_position_embeddings=MAX_LENGTH + 1,
+            pad_token_id=0,
+        ),
+    ),
+    "openai-gpt": Family(
+        "GPT (the first)",
+        "openai-community/openai-gpt",
+        "byte-level alone",
+        _config_alone("openai-gpt", n_embd=D_MODEL, n_layer=3, n_head=N_HEADS, n_positions=MAX_LENGTH),
+    ),
     "gpt2": Family(
         "GPT-2",
         "`gpt2`, `gpt2-medium`, `distilgpt2`",
@@ -287,6 +310,7 @@ def page_row(family: str, folder: Path) -> str:
 
     from probing.models import load_encoder, resolve_model
     from probing.models.anatomy import examine
+    from probing.models.outputs import vectors_in
 
     encoder = load_encoder(resolve_model(str(folder)))
     anatomy = examine(encoder)
@@ -300,7 +324,8 @@ def page_row(family: str, folder: Path) -> str:
         with torch.inference_mode():
             states = encoder(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state
         handle.remove()
-        output = outputs[-1][0] if isinstance(outputs[-1], tuple) else outputs[-1]
+        output = vectors_in(outputs[-1])
+        assert output is not None
         if not torch.equal(output.view_as(states), states):
             last = "after a final norm"
     runs = "k blocks" if anatomy.blocks else "all blocks"

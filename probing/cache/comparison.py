@@ -21,6 +21,7 @@ from probing.models.anatomy import of_copy
 from probing.models.copies import in_float32, with_the_same_weights
 from probing.models.examination import SAME, largest_change
 from probing.models.inputs import n_token_types
+from probing.models.outputs import run
 from probing.models.sites import activations
 
 # Parts of the sentences, ordered by length, from each of which one is drawn, beside the shortest and the longest.
@@ -187,9 +188,9 @@ class _Alone:
         """Return what a model gives for a sentence, each of shape (n_tokens, width), on the processor."""
         modules = tuple((self.store.header.get("site") or {}).get("modules", ()))
         with _seen_by(model, modules) as seen:
-            output = model(**self._inputs(model, sentence), output_hidden_states=True)
+            states = run(model, self._inputs(model, sentence), output_hidden_states=True).states
         # Inside blocks, layers are counted from 1.
-        found = [seen[layer - 1] if modules else output.hidden_states[layer] for layer in self.layers]
+        found = [seen[layer - 1] if modules else states[layer] for layer in self.layers]
         return {layer: one[0].cpu() for layer, one in zip(self.layers, found, strict=True)}
 
     def cached(self, sentence: int) -> dict[int, Tensor]:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.data.examples import Activations, Examples, Sides
 from probing.data.sentences import SentenceVectors, exchanged
+from probing.models.word_table import word_table
 from probing.statistics.permutation import permute_within_sentences
 
 # Number of draws of the control task's labels; a single draw may be easier or harder than most.
@@ -115,7 +117,8 @@ def token_identity(sides: Sides, encoder: nn.Module) -> Sides:
     Where examples are sentences, the embeddings are pooled; by their mean where the model's vectors are those of the
     first token, whose embedding is the same in every sentence.
     """
-    table = encoder.get_input_embeddings().weight.detach().float()  # type: ignore[operator]
+    words: Any = word_table(encoder)
+    table = words.weight.detach().float()
 
     def embedded(examples: Examples) -> Examples:
         store = exchanged(examples.store, lambda base: TokenRows(base, table))

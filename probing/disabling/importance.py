@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from probing.cache.plan import batches
+from probing.models.outputs import run, vectors_given, with_vectors
 from probing.readouts.later_blocks import Change, LaterBlocks
 from probing.readouts.readout import Loss, Readout
 from probing.readouts.text import padded
@@ -50,22 +51,23 @@ def head_gradients(
         nonlocal number
         number += 1
 
-    def project(module: nn.Module, args: Any) -> Any:
+    def project(module: nn.Module, args: Any, kwargs: Any) -> Any:
         if number in done or module is not projections[number - 1]:
             return None
         done.add(number)
-        of_heads = args[0][..., : model.width].unflatten(-1, (heads.n_heads, heads.d_head))
+        whole: Any = vectors_given(args, kwargs)
+        of_heads = whole[..., : model.width].unflatten(-1, (heads.n_heads, heads.d_head))
         scaled = of_heads * factors[number - 1][:, None, :, None]
-        given = torch.cat([scaled.flatten(-2), args[0][..., model.width :]], dim=-1)
-        return (changes[number](given) if changes and number in changes else given, *args[1:])
+        given = torch.cat([scaled.flatten(-2), whole[..., model.width :]], dim=-1)
+        return with_vectors(args, kwargs, changes[number](given) if changes and number in changes else given)
 
     projections = [model.encoder.get_submodule(name) for name in heads.projections]
     with ExitStack() as hooks, torch.inference_mode(False), torch.enable_grad():
         for block in dict.fromkeys(model.anatomy.blocks):
             hooks.callback(block.register_forward_pre_hook(begin).remove)
         for projection in dict.fromkeys(projections):
-            hooks.callback(projection.register_forward_pre_hook(project).remove)
-        states = model.encoder(**inputs).last_hidden_state
+            hooks.callback(projection.register_forward_pre_hook(project, with_kwargs=True).remove)
+        states = run(model.encoder, inputs).last
         return torch.stack(torch.autograd.grad(loss(states).sum(), factors))
 
 

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from probing.models.anatomy import Anatomy
 from probing.models.norms import is_norm
+from probing.models.outputs import run, vectors_given, vectors_in
+from probing.models.word_table import word_table
 from probing.statistics.outliers import MEAN_DEVIATIONS
 
 PARAMETER_COLUMNS = (
@@ -85,24 +87,27 @@ def find_parameters(encoder: nn.Module, anatomy: Anatomy) -> Parameters:
     """
     config: Any = encoder.config
     d_model, device = int(config.hidden_size), next(encoder.parameters()).device
-    input_ids = ((config.pad_token_id or 0) + 5 + torch.arange(_LENGTH, device=device)[None]) % config.vocab_size
+    first = (getattr(config, "pad_token_id", None) or 0) + 5
+    input_ids = (first + torch.arange(_LENGTH, device=device)[None]) % config.vocab_size
     norms = {name: module for name, module in encoder.named_modules() if is_norm(module, d_model)}
     calls: list[tuple[str, Tensor, Tensor]] = []
-    rows: list[Tensor] = []
+    rows: list[Any] = []
     handles = [module.register_forward_hook(_noting(name, calls), with_kwargs=True) for name, module in norms.items()]
-    table, segments = anatomy.position_table, list[tuple[nn.Module, Tensor]]()
+    table, words, segments = anatomy.position_table, word_table(encoder), list[tuple[nn.Module, Any]]()
     if table is not None:
-        handles.append(table.register_forward_hook(lambda _, args, out: rows.append(out)))
-    others = [module for module in encoder.modules() if isinstance(module, nn.Embedding)]
-    others = [module for module in others if module not in (table, encoder.get_input_embeddings())]  # type: ignore[operator]
-    handles += [one.register_forward_hook(lambda module, args, out: segments.append((module, out))) for one in others]
+        handles.append(table.register_forward_hook(lambda _, args, out: rows.append(vectors_in(out))))
+    others = [one for one in encoder.modules() if isinstance(one, nn.Embedding) and one not in (table, words)]
+    handles += [
+        one.register_forward_hook(lambda module, _, out: segments.append((module, vectors_in(out)))) for one in others
+    ]
     try:
-        output = encoder(input_ids=input_ids, attention_mask=torch.ones_like(input_ids), output_hidden_states=True)
+        inputs = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
+        output = run(encoder, inputs, output_hidden_states=True)
     finally:
         for handle in handles:
             handle.remove()
-    of_layer = _layers_of(calls, output.hidden_states)
-    embedding = encoder.get_input_embeddings().weight  # type: ignore[operator]
+    of_layer = _layers_of(calls, output.states)
+    embedding: Any = words.weight
     found = [
         Norm(name, _values(norms[name], "weight"), _values(norms[name], "bias"), of_layer.get(name))
         for name in dict.fromkeys(name for name, _, _ in calls)
@@ -128,8 +133,10 @@ def _tells_segments(out: Tensor, d_model: int) -> bool:
 def _noting(name: str, calls: list[tuple[str, Tensor, Tensor]]) -> Callable[..., None]:
     """Return a hook that records a module's input and output."""
 
-    def note(module: nn.Module, args: Any, kwargs: Any, out: Tensor) -> None:
-        calls.append((name, args[0] if args else next(iter(kwargs.values())), out))
+    def note(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        given, made = vectors_given(args, kwargs), vectors_in(out)
+        if given is not None and made is not None:
+            calls.append((name, given, made))
 
     return note
 

@@ -22,6 +22,7 @@ from probing.data.examples import Examples, Sides
 from probing.data.labelling import choose_classes, label
 from probing.internals.interventions import Read
 from probing.models.anatomy import Anatomy, hidden_states, replaced_forward
+from probing.models.outputs import run
 from probing.probes.recipe import CONTROL_TOLERANCE, Lbfgs, Training
 from probing.probes.solvers import Penalty
 from probing.probes.training import LayerFit, train_probes
@@ -198,7 +199,7 @@ class MaskedWords:
 
     def _logits(self, batch: Batch, where: Tensor, clips: Sequence[Sequence[int]]) -> list[Tensor]:
         """Return the logits of some tokens of a batch, a tensor of shape (n, vocabulary) for each variant."""
-        states = self.encoder(**self._inputs(batch)).last_hidden_state
+        states = run(self.encoder, self._inputs(batch)).last
         states = states[where.to(states.device)]
         logits = self.head(torch.cat([clip(states, neurons) for neurons in clips]))
         return list(logits.view(len(clips), -1, logits.shape[-1]))

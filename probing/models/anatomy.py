@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from probing.errors import UserError
 from probing.models.copies import in_float32, with_the_same_weights
 from probing.models.examination import LENGTH, PADDING, examination_inputs, lengths_are_neutral, padding_is_neutral
+from probing.models.longest import telling_the_longest
+from probing.models.outputs import Output, Unreadable, run, vectors_given, vectors_in, vectors_of_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -70,7 +72,9 @@ def examine(encoder: nn.Module, pad_token_id: int = 0, name: str = "the model", 
         received, handles = _record_calls(copy)
         embedded, more_handles = _record_embeddings(copy)
         try:
-            output = copy(**inputs, output_hidden_states=True)
+            output = run(copy, inputs, output_hidden_states=True)
+        except Unreadable as error:
+            raise UserError(f"`--model {name}` ({encoder.config.model_type}) {error}; choose a text model.") from None  # type: ignore[union-attr]
         except Exception as error:  # for example a model that needs images, or returns no hidden states
             raise UserError(
                 f"`--model {name}` ({encoder.config.model_type}) does not run on `input_ids` and `attention_mask` "  # type: ignore[union-attr]
@@ -81,8 +85,8 @@ def examine(encoder: nn.Module, pad_token_id: int = 0, name: str = "the model", 
                 handle.remove()
         if not is_float32:
             _check_dtype(encoder, inputs, name)
-        states = _states_of(output, encoder.config, name)
-        last = torch.equal(output.last_hidden_state, states[-1])
+        states = _states_of(output, inputs["input_ids"].shape, encoder.config, name)
+        last = torch.equal(output.last, states[-1])
         found = (calls for calls in received if last and _receives(calls, states))
         blocks = next((tuple(module for module, _ in calls) for calls in found), None)
         if blocks is None and not _enter_blocks(exact, inputs, states):
@@ -99,22 +103,27 @@ def examine(encoder: nn.Module, pad_token_id: int = 0, name: str = "the model", 
         return of_copy(Anatomy(blocks, len(states) - 1, neutral, position_table), copy, encoder)
 
 
-def _states_of(output: Any, config: Any, name: str) -> Sequence[Tensor]:
+def _states_of(output: Output, shape: tuple[int, ...], config: Any, name: str) -> Sequence[Tensor]:
     """Return the hidden states of a forward pass.
+
+    Args:
+        output: What the encoder returned.
+        shape: Number of sequences and of their tokens.
+        config: The encoder's configuration.
+        name: The model's name as the user typed it, for messages.
 
     Raises:
         UserError: If they are not of one width, one for the embeddings and one for each block.
     """
-    states = getattr(output, "hidden_states", None)
-    n_layers = int(config.num_hidden_layers)
-    if not states or len(states) != n_layers + 1 or len({state.shape for state in states}) > 1:
-        shapes = sorted({tuple(state.shape[2:]) for state in states or ()})
+    states, n_layers = output.states, int(config.num_hidden_layers)
+    is_of_tokens = {state.shape[:-1] for state in states} == {shape} and len({state.shape for state in states}) == 1
+    if len(states) != n_layers + 1 or not is_of_tokens:
+        shapes = sorted({tuple(state.shape[2:]) for state in states})
         raise UserError(
-            f"`--model {name}` ({config.model_type}) has {n_layers} blocks and returns {len(states or ())} "
+            f"`--model {name}` ({config.model_type}) has {n_layers} blocks and returns {len(states)} "
             f"hidden states of widths {shapes}, where {n_layers + 1} of one width are expected; choose another."
         )
-    found: Sequence[Tensor] = states
-    return found
+    return states
 
 
 def of_copy(anatomy: Anatomy, encoder: nn.Module, copy: nn.Module) -> Anatomy:
@@ -169,22 +178,23 @@ def hidden_states(encoder: nn.Module, anatomy: Anatomy, layers: Sequence[int], *
         For each layer, shape (batch, sequence, d_model), in the encoder's dtype.
     """
     if anatomy.blocks is None:
-        states = encoder(**inputs, output_hidden_states=True).hidden_states
+        with telling_the_longest(encoder, inputs):
+            states = run(encoder, inputs, output_hidden_states=True).states
         return {k: states[k] for k in layers}
-    highest, n_calls = max(layers), 0
-    captured: dict[int, Tensor] = {}
+    highest, n_calls, length = max(layers), 0, inputs["input_ids"].shape[1]
+    captured: dict[int, Any] = {}
 
     def capture(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal n_calls
         if n_calls in layers:
-            captured[n_calls] = _first_input(args, kwargs)
+            captured[n_calls] = vectors_of_tokens(vectors_given(args, kwargs), length)
         if n_calls == highest:
             raise Enough
         n_calls += 1
 
     handles = [block.register_forward_pre_hook(capture, with_kwargs=True) for block in dict.fromkeys(anatomy.blocks)]
-    with until_enough(handles):
-        captured[anatomy.n_layers] = encoder(**inputs).last_hidden_state
+    with telling_the_longest(encoder, inputs), until_enough(handles):
+        captured[anatomy.n_layers] = run(encoder, inputs).last
     return {k: captured[k] for k in layers}
 
 
@@ -239,7 +249,7 @@ def _record_calls(encoder: nn.Module) -> tuple[list[list[_Call]], list[Any]]:
             calls: list[_Call] = []
 
             def note(module: nn.Module, args: Any, kwargs: Any, calls: list[_Call] = calls) -> None:
-                calls.append((module, _first_input(args, kwargs)))
+                calls.append((module, vectors_given(args, kwargs)))
 
             handles += [module.register_forward_pre_hook(note, with_kwargs=True) for module in modules]
             received.append(calls)
@@ -253,8 +263,9 @@ def _record_embeddings(encoder: nn.Module) -> tuple[list[tuple[nn.Module, Tensor
     embedded: list[tuple[nn.Module, Tensor]] = []
     embeddings = [module for module in encoder.modules() if isinstance(module, nn.Embedding)]
 
-    def note(module: nn.Module, args: Any, rows: Tensor) -> None:
-        embedded.append((module, rows))
+    def note(module: nn.Module, args: Any, made: Any) -> None:
+        if (rows := vectors_in(made)) is not None:
+            embedded.append((module, rows))
 
     return embedded, [module.register_forward_hook(note) for module in embeddings]
 
@@ -267,17 +278,15 @@ def _tells_positions(rows: Tensor) -> bool:
     return bool((first == last).all() and (first[0] != first[1]).any())
 
 
-def _first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return args[0] if args else kwargs.get("hidden_states")
-
-
 def _receives(calls: Sequence[_Call], states: Sequence[Tensor]) -> bool:
     """Whether the inputs of a list of modules are, call by call, all hidden states but the last."""
     import torch
 
     return len(calls) == len(states) - 1 and all(
-        isinstance(value, torch.Tensor) and value.shape == state.shape and torch.equal(value, state)
-        for (_, value), state in zip(calls, states, strict=False)
+        value is not None and value.shape == state.shape and torch.equal(value, state)
+        for value, state in zip(
+            (vectors_of_tokens(given, states[0].shape[1]) for _, given in calls), states, strict=False
+        )
     )
 
 
@@ -302,12 +311,12 @@ def _enter_blocks(encoder: nn.Module, inputs: Mapping[str, Tensor], states: Sequ
         for k, member in enumerate(members):
 
             def note(module: nn.Module, args: Any, kwargs: Any, k: int = k, found: set[int] = found) -> None:
-                if k not in found and _carries(_first_input(args, kwargs), states[k]):
+                if k not in found and _carries(vectors_given(args, kwargs), states[k]):
                     found.add(k)
 
             handles += [module.register_forward_pre_hook(note, with_kwargs=True) for module in member.modules()]
     try:
-        copy(**inputs, output_hidden_states=True)
+        run(copy, inputs, output_hidden_states=True)
     finally:
         for handle in handles:
             handle.remove()

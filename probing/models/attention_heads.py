@@ -27,6 +27,8 @@ from torch.overrides import TorchFunctionMode
 from probing.errors import UserError
 from probing.models.anatomy import Enough, until_enough
 from probing.models.examination import examination_inputs
+from probing.models.longest import telling_the_longest
+from probing.models.outputs import vectors_given
 from probing.runtime.float64 import to_float64
 
 if TYPE_CHECKING:
@@ -101,22 +103,28 @@ def find_heads(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int = 0, name
     """
     config: Any = encoder.config
     with torch.inference_mode():
-        seen = _run(encoder, anatomy, examination_inputs(encoder, pad_token_id))
+        seen, is_flat = _run(encoder, anatomy, examination_inputs(encoder, pad_token_id))
     n_layers = anatomy.n_layers
     shapes = {(len(one.probabilities[0]), one.values.shape[-1]) for one in seen}
     in_order = anatomy.blocks is None or [one.block for one in seen] == list(range(1, n_layers + 1))
     sums_to_one = all(bool(((one.probabilities[0].sum(-1) - 1).abs() < 0.01).all()) for one in seen)
-    if not seen or len(seen) != n_layers or len(shapes) != 1 or not in_order or not sums_to_one:
+    names = {module: path for path, module in encoder.named_modules()}
+    projections = [next(filter(one.feeds, one.calls), None) for one in seen]
+    found = tuple(names[call.module] for call in projections if call)
+    if not seen or len(seen) != n_layers or len(shapes) != 1 or not (in_order and sums_to_one):
         raise UserError(
             f"`--model {name}` ({config.model_type}) has {n_layers} blocks, and {len(seen)} attentions were seen in a "
             "forward pass, where one is expected in each block, with equally many heads and weights that sum to 1; "
             "choose a model with attention weights, loaded with `attn_implementation` sdpa or eager."
         )
+    # Of heads and sentences in one row, only the map that reads the heads tells which are which.
+    if is_flat and len(found) != n_layers:
+        raise UserError(
+            f"`--model {name}` ({config.model_type}): its heads cannot be told from its sentences, because no map is "
+            "seen to read them; choose another model."
+        )
     ((n_heads, d_head),) = shapes
     is_causal = not any(bool(one.probabilities[0].triu(1).any()) for one in seen)
-    names = {module: path for path, module in encoder.named_modules()}
-    projections = [next(filter(one.feeds, one.calls), None) for one in seen]
-    found = tuple(names[call.module] for call in projections if call)
     return Heads(n_layers, n_heads, d_head, is_causal, found if len(found) == n_layers else None)
 
 
@@ -141,7 +149,7 @@ def read_heads(
         if n_seen == heads.n_layers:
             raise Enough
 
-    with until_enough([]), AttentionWatch(see, inputs["input_ids"].shape):
+    with telling_the_longest(encoder, inputs), until_enough([]), AttentionWatch(see, inputs["input_ids"].shape):
         encoder(**inputs)
 
 
@@ -157,6 +165,7 @@ class AttentionWatch(TorchFunctionMode):
         super().__init__()
         self.see, (self.n, self.length) = see, shape
         self.weights: Tensor | None = None  # a softmax that has not been multiplied by values yet
+        self.is_flat = False  # whether some attention had sequences and heads on one axis
         self.address = 0  # data address of the tensor that now holds this softmax, possibly reshaped
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -169,17 +178,21 @@ class AttentionWatch(TorchFunctionMode):
             weights, self.weights = self.weights, None
             self.see(_wide(weights), _values(weights, factors[1], factors[0]))
         made = func(*args, **kwargs)
-        if name == "softmax" and self._is_attention(made):
-            self.weights, self.address = made, made.data_ptr()
+        if name == "softmax" and (weights := self._attention(made)) is not None:
+            self.weights, self.address = weights, made.data_ptr()
         elif self.weights is not None and isinstance(made, Tensor) and self._reads(args):
             # In another shape or dtype, or after dropout, it is still the same attention.
             self.address = made.data_ptr() if made.numel() == self.weights.numel() else self.address
         return made
 
-    def _is_attention(self, made: Any) -> bool:
-        return isinstance(made, Tensor) and made.dim() == 4 and made.shape[::2] == (self.n, self.length) and (
-            made.shape[3] == self.length
-        )  # fmt: skip
+    def _attention(self, made: Any) -> Tensor | None:
+        """Return a softmax as attention, shape (batch, heads, from, to); None if it is none."""
+        if not isinstance(made, Tensor) or made.shape[-2:] != (self.length, self.length):
+            return None
+        if made.dim() == 3 and made.shape[0] % self.n == 0:  # the heads of all sequences in one row, as in XGLM
+            self.is_flat = True
+            return made.view(self.n, -1, self.length, self.length)
+        return made if made.dim() == 4 and made.shape[0] == self.n else None
 
     def _reads(self, args: Sequence[Any]) -> bool:
         return bool(args) and isinstance(args[0], Tensor) and args[0].data_ptr() == self.address
@@ -264,8 +277,11 @@ class _Seen:
         return bool(error <= _ROUNDING[found.dtype] * expected.abs().max())
 
 
-def _run(encoder: nn.Module, anatomy: Anatomy, inputs: Mapping[str, Tensor]) -> list[_Seen]:
-    """Run the encoder and note each attention with the calls of modules that have a matrix and come after it."""
+def _run(encoder: nn.Module, anatomy: Anatomy, inputs: Mapping[str, Tensor]) -> tuple[list[_Seen], bool]:
+    """Run the encoder and note each attention with the calls of modules that have a matrix and come after it.
+
+    Also return whether some attention had sequences and heads on one axis.
+    """
     seen: list[_Seen] = []
     block = 0
 
@@ -276,16 +292,16 @@ def _run(encoder: nn.Module, anatomy: Anatomy, inputs: Mapping[str, Tensor]) -> 
     def see(probabilities: Tensor, values: Tensor) -> None:
         seen.append(_Seen(block, probabilities.clone(), values.clone(), []))
 
-    def note(module: nn.Module, args: Any) -> None:
-        if seen and args and isinstance(args[0], Tensor) and args[0].is_floating_point():
-            seen[-1].calls.append(_Call(module, args[0].clone()))
+    def note(module: nn.Module, args: Any, kwargs: Any) -> None:
+        if seen and (given := vectors_given(args, kwargs)) is not None:
+            seen[-1].calls.append(_Call(module, given.clone()))
 
     handles = [one.register_forward_pre_hook(enter) for one in dict.fromkeys(anatomy.blocks or ())]
     matrices = [module for module in encoder.modules() if getattr(getattr(module, "weight", None), "ndim", 0) == 2]
-    handles += [module.register_forward_pre_hook(note) for module in matrices]
-    with until_enough(handles), AttentionWatch(see, inputs["input_ids"].shape):
+    handles += [module.register_forward_pre_hook(note, with_kwargs=True) for module in matrices]
+    with until_enough(handles), AttentionWatch(see, inputs["input_ids"].shape) as watch:
         encoder(**inputs)
-    return seen
+    return seen, watch.is_flat
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from probing.errors import UserError
 from probing.models.copies import with_the_same_weights
+from probing.models.outputs import run
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +50,7 @@ def padding_is_neutral(encoder: nn.Module, inputs: Mapping[str, Tensor], states:
         states: The hidden states for both sequences.
     """
     alone = {name: values[1:, :-PADDING] for name, values in inputs.items()}
-    by_itself = encoder(**alone, output_hidden_states=True).hidden_states
+    by_itself = run(encoder, alone, output_hidden_states=True).states
     changes = (_mean_change(state[1:, :-PADDING], own) for state, own in zip(states, by_itself, strict=True))
     return max(changes) <= _ROUNDING
 
@@ -73,8 +74,7 @@ def lengths_are_neutral(encoder: nn.Module, lengths: Sequence[int], pad_token_id
     rows = _examined_lengths(encoder.config, lengths)
 
     def read(model: nn.Module, *together: int) -> Tensor:
-        states: Tensor = model(**_sequences(encoder, together, pad_token_id)).last_hidden_state
-        return states
+        return run(model, _sequences(encoder, together, pad_token_id)).last
 
     # A kind of attention that was chosen once may stay: so each order begins with a model that has read nothing.
     upwards, downwards = with_the_same_weights(encoder), with_the_same_weights(encoder)

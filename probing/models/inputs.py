@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from probing.models.copies import with_the_same_weights
 from probing.models.examination import SAME, examination_inputs, largest_change
+from probing.models.outputs import run
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,7 +43,7 @@ def n_token_types(encoder: nn.Module, tokenizer: Any, of_pairs: bool = False) ->
     alone = {name: values[:1] for name, values in inputs.items()}  # the first sequence has no padding
     with torch.inference_mode():
         copy = with_the_same_weights(encoder)
-        plain = copy(**alone).last_hidden_state
-        zeros = copy(**alone, token_type_ids=torch.zeros_like(alone["input_ids"])).last_hidden_state
+        plain = run(copy, alone).last
+        zeros = run(copy, {**alone, "token_type_ids": torch.zeros_like(alone["input_ids"])}).last
     # Equal but for rounding: with zeros XLNet adds a constant to what a softmax takes, in any dtype.
     return n_types if largest_change(zeros, plain) <= max(SAME, 8 * torch.finfo(plain.dtype).eps) else 0

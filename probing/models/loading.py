@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from probing.errors import UserError, as_clause
@@ -26,7 +27,7 @@ def load_config(source: ModelSource) -> Any:
 
     try:
         config = (
-            source.encoder.config
+            getattr(source.encoder, "config", source.model.config)
             if isinstance(source, ModelObject)
             else AutoConfig.from_pretrained(source.folder, trust_remote_code=False)
         )
@@ -66,6 +67,13 @@ def load_tokenizer(source: ModelSource) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.folder, trust_remote_code=False)
     except Exception as error:  # tokenizers raises a plain Exception for an unreadable file
+        pieces = next(source.folder.glob("*.model"), None)
+        if pieces and not find_spec("sentencepiece") and not (source.folder / "tokenizer.json").is_file():
+            raise UserError(
+                f"`--model {source.name}`: its tokenizer is a file of SentencePiece ({pieces.name}), which is read "
+                "with `pip install 'neuron-probing[sentencepiece]'`; or save the tokenizer as tokenizer.json in its "
+                "folder."
+            ) from None
         raise UserError(
             f"`--model {source.name}`: its tokenizer cannot be loaded ({as_clause(error)}); "
             "the folder needs the files that `tokenizer.save_pretrained` writes."
@@ -96,7 +104,6 @@ def load_encoder(source: ModelSource, random_weights_seed: int | None = None, dt
             do not fit in the memory of the machine.
     """
     import torch
-    from transformers import AutoModel
 
     config = load_config(source)
     _check_memory(source, config, getattr(torch, dtype))
@@ -112,7 +119,7 @@ def load_encoder(source: ModelSource, random_weights_seed: int | None = None, dt
             f"`--model {source.name}` has no model.safetensors in {source.folder}; save the weights there, "
             "or use a randomly initialised model with `--random_weights`."
         )
-    model, report = _read_weights(AutoModel, source, config, getattr(torch, dtype))
+    model, report = _read_weights(_class_of(config), source, config, getattr(torch, dtype))
     encoder = _encoder_of(model)
     # transformers initialises missing tensors randomly. A decoder may be missing, and so may the pooler, which comes
     # after all hidden states.
@@ -180,6 +187,18 @@ def _read_weights(kind: Any, source: ModelSource, config: Any, dtype: torch.dtyp
             source.folder, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True
         )
     except Exception as error:  # safetensors, pickle and transformers each raise their own types
+        if quantised := getattr(config, "quantization_config", None):
+            how = quantised if isinstance(quantised, dict) else vars(quantised)
+            raise UserError(
+                f"`--model {source.name}`: its weights are quantised ({how.get('quant_method', 'unnamed')}) and cannot "
+                f"be loaded here ({as_clause(error)}); give the model that they were made from, or install what they "
+                "need."
+            ) from None
+        if isinstance(error, ImportError):
+            raise UserError(
+                f"`--model {source.name}` ({config.model_type}) needs a package that is not installed "
+                f"({as_clause(error)}); install it, or choose another model."
+            ) from None
         raise UserError(
             f"`--model {source.name}`: its weights cannot be loaded as safetensors or with weights_only "
             f"({as_clause(error)}); save them again with `save_pretrained`."
@@ -188,15 +207,37 @@ def _read_weights(kind: Any, source: ModelSource, config: Any, dtype: torch.dtyp
 
 def build(source: ModelSource, config: Any) -> Any:
     """Return a model of a configuration with weights as they are initialised."""
-    from transformers import AutoModel
-
     if isinstance(source, ModelObject):
         return source.built()
-    return AutoModel.from_config(config, trust_remote_code=False)
+    kind = _class_of(config)
+    # Only the `Auto` classes have the public form.
+    make = getattr(kind, "from_config", None)
+    return kind._from_config(config) if make is None else make(config, trust_remote_code=False)
+
+
+def _class_of(config: Any) -> Any:
+    """Return the class that loads a model: `AutoModel`, or the class that saved it where that one has other parts.
+
+    These are encoders, or decoders, of encoder-decoder families that were saved alone (`T5EncoderModel`), and models
+    whose parts are named after their use (DPR's context encoder).
+    """
+    import transformers
+    from transformers import MODEL_MAPPING, AutoModel
+
+    named = (getattr(transformers, name, None) for name in getattr(config, "architectures", None) or ())
+    own = next((one for one in named if getattr(one, "config_class", None) is type(config)), None)
+    usual: Any = MODEL_MAPPING.get(type(config), None)
+    if own is None or not isinstance(usual, type):
+        return AutoModel
+    is_half = type(config)().is_encoder_decoder and not config.is_encoder_decoder
+    return own if is_half or own.base_model_prefix != usual.base_model_prefix else AutoModel  # type: ignore[attr-defined]
 
 
 def _encoder_of(model: Any) -> nn.Module:
     """Return the part that turns text into hidden states, in evaluation mode."""
     encoder = encoder_in(model)
+    if not hasattr(encoder, "config"):  # FSMT's encoder is a plain module
+        encoder.config = model.config
     encoder.config.use_cache = False  # a decoder would store keys and values for later words
+    encoder.config.return_dict = True  # else hidden states would have no names
     return encoder.eval()

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from probing.models.anatomy import Anatomy
+from probing.models.outputs import run, vectors_given, vectors_in
 
 # Length of the two sequences that the model is run on, and number of padding tokens at the end of the second.
 _LENGTH, _PADDING = 9, 2
@@ -97,8 +98,8 @@ def run_with_attention(encoder: nn.Module, **inputs: Tensor) -> tuple[Sequence[T
     Raises:
         NotPostNorm: If the encoder returns no attention matrices.
     """
-    output = encoder(**inputs, output_hidden_states=True, output_attentions=True)
-    states, attentions = output.hidden_states, getattr(output, "attentions", None) or ()
+    output = run(encoder, inputs, output_hidden_states=True, output_attentions=True)
+    states, attentions = output.states, output.attentions
     square = (inputs["input_ids"].shape[1],) * 2  # windowed attention gives matrices of another shape
     whole = all(isinstance(a, Tensor) and a.dim() == 4 and a.shape[2:] == square for a in attentions)
     if len(attentions) != len(states) - 1 or not whole:
@@ -133,9 +134,9 @@ def _run(encoder: nn.Module, pad_token_id: int) -> tuple[Sequence[Tensor], Seque
 
 
 def _noting(calls: list[_Call]) -> Callable[..., None]:
-    def note(module: nn.Module, args: Any, kwargs: Any, made: Tensor) -> None:
-        given = args[0] if args else next(iter(kwargs.values()))
-        if given.dim() == 3:
+    def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        given, made = vectors_given(args, kwargs), vectors_in(output)
+        if given is not None and made is not None and given.dim() == 3:
             calls.append(_Call(module, given, made))
 
     return note

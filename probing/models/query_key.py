@@ -22,6 +22,7 @@ from probing.errors import UserError
 from probing.models.anatomy import Anatomy, until_enough
 from probing.models.attention_heads import AttentionWatch, Heads
 from probing.models.examination import examination_inputs
+from probing.models.outputs import vectors_given
 
 # Largest difference of two computations of the same attention.
 _ROUNDING = {torch.float32: 1e-4, torch.float64: 1e-6, torch.bfloat16: 0.05, torch.float16: 0.01}
@@ -118,20 +119,21 @@ def _observe(encoder: nn.Module, anatomy: Anatomy, inputs: dict[str, Tensor], ke
     blocks: list[_Block] = []
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-        blocks.append(_Block((args[0] if args else kwargs["hidden_states"]).clone()))
+        given: Any = vectors_given(args, kwargs)
+        blocks.append(_Block(given.clone()))
 
     def see(probabilities: Tensor, values: Tensor) -> None:
         if blocks:
             blocks[-1].probabilities = probabilities.clone()
 
     def note(module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
-        given = args[0] if args else next(iter(kwargs.values()), None)
+        given = vectors_given(args, kwargs)
         if not blocks or blocks[-1].probabilities is not None:
             return
         # Copy only outputs with one vector per token: if the attention itself were copied here, `AttentionWatch` would
         # follow the copy instead.
         is_of_tokens = isinstance(made, Tensor) and made.shape[:-1] == blocks[-1].given.shape[:-1]
-        if is_of_tokens and isinstance(given, Tensor) and given.is_floating_point():
+        if is_of_tokens and given is not None:
             blocks[-1].calls.append(_Call(module, given.clone(), made.clone()))
 
     handles = [one.register_forward_pre_hook(enter, with_kwargs=True) for one in dict.fromkeys(anatomy.blocks or ())]

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from probing.models.anatomy import Anatomy
 from probing.models.examination import examination_inputs
 from probing.models.norms import Norm, is_norm, norm_of
+from probing.models.outputs import run, vectors_given, vectors_in
+from probing.models.word_table import word_table
 
 Side = Literal["given", "made"]
 # Largest deviation of a sum from what it should be, in multiples of the latter's root mean square.
@@ -148,10 +150,9 @@ def watching(encoder: nn.Module, anatomy: Anatomy, modules: Sequence[nn.Module],
     def note(module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
         number = calls.get(module, 0)
         calls[module] = number + 1
-        given = args[0] if args else next(iter(kwargs.values()), None)
-        sides: tuple[tuple[Side, Any], ...] = (("given", given), ("made", made[0] if isinstance(made, tuple) else made))
+        sides: tuple[tuple[Side, Any], ...] = (("given", vectors_given(args, kwargs)), ("made", vectors_in(made)))
         for side, value in sides:
-            if isinstance(value, Tensor):
+            if value is not None:
                 see(Tap(block if is_inside else 0, module, number, side), value)
 
     blocks = list(dict.fromkeys(_blocks(anatomy)))
@@ -187,7 +188,7 @@ def _examine(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int) -> _Examin
     blocks = _blocks(anatomy)
     inputs = {name: values[:1] for name, values in examination_inputs(encoder, pad_token_id).items()}
     with watching(encoder, anatomy, [one for one in encoder.modules() if one is not encoder], see):
-        found.states = [state[0] for state in encoder(**inputs, output_hidden_states=True).hidden_states]
+        found.states = [state[0] for state in run(encoder, inputs, output_hidden_states=True).states]
     ends = {call.tap.block: call for call in found.calls if call.tap.module in blocks}
     found.ends = [ends[number] for number in range(1, anatomy.n_layers + 1)]
     return found
@@ -255,7 +256,7 @@ def _embeddings(encoder: nn.Module, anatomy: Anatomy, seen: _Examined) -> list[S
     before = [call for call in seen.calls[: _index_of_first_block(seen)] if call.made.shape == shape]
     terms = [call for call in before if isinstance(call.tap.module, nn.Embedding)]
     begin = Tap(1, _blocks(anatomy)[0], 0, "given")
-    names = {encoder.get_input_embeddings(): "word", anatomy.position_table: "position"}  # type: ignore[operator]
+    names = {word_table(encoder): "word", anatomy.position_table: "position"}
     named = [Site(0, names.get(call.tap.module, "type"), call.tap, is_term=True) for call in terms]
     total = torch.stack([call.made for call in terms]).sum(0) if terms else torch.zeros_like(first)
     if terms and _close(total, first):

@@ -8,10 +8,12 @@ pass. A gradient is exactly 0 where there is no path, so the rules are about str
   The inputs of the maps before it (queries, keys, values) depend on their own token only. The projection is accepted
   only if its input is a concatenation of heads. The query of a head decides which tokens all neurons of this head read,
   and it affects no other head. So both halves of every slice, one slice per head, must be computed from outputs of
-  earlier maps that the two halves share and from which no other slice is computed.
+  earlier maps that the two halves share and from which no other slice is computed. A norm over the queries of all
+  heads (OLMo 2) makes every head depend on all queries; there, the projection is accepted if its input is seen to be
+  attention times values (`probing.models.attention_heads`).
 - The second matrix of the MLP is the linear map whose input has, as its i-th unit, a nonlinear function of the i-th
   output of an earlier map (of two outputs where there is a gate) at the same token and of nothing else that this map
-  computes.
+  computes. Blocks with experts, stacks of matrices of which each token uses some, have none.
 
 Either is accepted only if it writes to the residual stream: its output has the width of the hidden state, and for each
 token its input changes the block's output for this token and for no other. Where no map or more than one fits, the
@@ -27,6 +29,8 @@ from typing import TYPE_CHECKING, Any
 from probing.errors import UserError
 from probing.models.anatomy import Anatomy, Enough, hidden_states, until_enough
 from probing.models.examination import examination_inputs
+from probing.models.longest import telling_the_longest
+from probing.models.outputs import vectors_given, vectors_in
 from probing.models.site_names import SiteName
 
 if TYPE_CHECKING:
@@ -71,7 +75,11 @@ def find_site(encoder: nn.Module, anatomy: Anatomy, site: SiteName, pad_token_id
             raise _NotFound("its blocks do not pass the hidden states from one to the next")
         with torch.inference_mode(False), torch.enable_grad():
             blocks = _run(encoder, anatomy, pad_token_id)
-            calls = [_attention(block, n_heads) if site == "attention" else _mlp(block) for block in blocks]
+            if site == "mlp":
+                calls = [_mlp(block) for block in blocks]
+            else:
+                seen = _seen_projections(encoder, anatomy, n_heads, pad_token_id)
+                calls = [_attention(block, n_heads, seen) for block in blocks]
         widths = {call.given.shape[-1] for call in calls}
         if len(widths) != 1:
             raise _NotFound(f"its blocks have different numbers of them ({', '.join(map(str, sorted(widths)))})")
@@ -101,7 +109,7 @@ def activations(encoder: nn.Module, anatomy: Anatomy, layers: Sequence[int], **i
         return hidden_states(encoder, anatomy, layers, **inputs)
     found = [_submodule(encoder, name) for name in anatomy.site_modules]
     highest, block = max(layers), 0
-    captured: dict[int, Tensor] = {}
+    captured: dict[int, Any] = {}
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
         nonlocal block
@@ -109,16 +117,18 @@ def activations(encoder: nn.Module, anatomy: Anatomy, layers: Sequence[int], **i
 
     def capture(module: nn.Module, args: Any, kwargs: Any) -> None:
         if block in layers and module is found[block - 1]:
-            captured[block] = _input(args, kwargs)
+            captured[block] = vectors_given(args, kwargs)
             if block == highest:
                 raise Enough
 
     assert anatomy.blocks is not None
     handles = [one.register_forward_pre_hook(enter, with_kwargs=True) for one in dict.fromkeys(anatomy.blocks)]
     handles += [one.register_forward_pre_hook(capture, with_kwargs=True) for one in dict.fromkeys(found)]
-    with until_enough(handles):
+    with telling_the_longest(encoder, inputs), until_enough(handles):
         encoder(**inputs)
-    return {k: captured[k] for k in layers}
+    n, length = inputs["input_ids"].shape
+    # Some families put all tokens in one row (OPT), and some pad sequences inside (Longformer).
+    return {k: captured[k].view(n, -1, captured[k].shape[-1])[:, :length] for k in layers}
 
 
 def _submodule(encoder: nn.Module, name: str) -> nn.Module:
@@ -137,7 +147,7 @@ class _NotFound(Exception):
 
 @dataclass(frozen=True)
 class _Call:
-    """One call of a linear map, with its input and its output."""
+    """One call of a linear map, with its input and its output, whose tokens may be in one row (OPT)."""
 
     module: nn.Module
     given: Tensor
@@ -149,6 +159,7 @@ class _Block:
     """One call of a block: its number from 1, its input and output, and the calls of linear maps in it, in order."""
 
     number: int
+    module: nn.Module
     given: Tensor
     made: Tensor | None = None
     calls: list[_Call] = field(default_factory=list)
@@ -158,14 +169,21 @@ class _Block:
         """Shape of all tokens, (batch, sequence)."""
         return self.given.shape[:2]
 
+    def by_token(self, values: Tensor) -> Tensor | None:
+        """Return values of all tokens, shape (batch, sequence, width); None if there is not one vector per token."""
+        if values.shape[:-1] not in (self.rows, (self.rows.numel(),)):
+            return None
+        return values.view(*self.rows, -1)
+
     def writes_to_the_residual_stream(self, call: _Call) -> bool:
         """Whether the map's input changes, for each token, the block's output for this token and for no other."""
-        if self.made is None or call.made.shape != self.given.shape or call.given.shape[:2] != self.rows:
+        if self.made is None or call.made.shape[-1] != self.given.shape[-1] or self.by_token(call.given) is None:
             return False
         if sum(other.module is call.module for other in self.calls) > 1:
             return False
         token = self.rows[1] // 2
-        (gradient,) = _gradients(self.made[0, token], [call.given])
+        (flat,) = _gradients(self.made[0, token], [call.given])
+        gradient = flat.view(*self.rows, -1)
         here = gradient[0, token].clone()
         gradient[0, token] = 0
         return bool(here.any()) and not bool(gradient.any())
@@ -177,18 +195,18 @@ def _run(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int) -> list[_Block
     inside: list[_Block] = []  # the block that is running, if any
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-        given = args[0] if args else kwargs["hidden_states"]
+        given: Any = vectors_given(args, kwargs)
         if not given.requires_grad:
             given.requires_grad_()
-        inside[:] = [_Block(len(blocks) + 1, given)]
+        inside[:] = [_Block(len(blocks) + 1, module, given)]
         blocks.append(inside[0])
 
     def leave(module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
-        blocks[-1].made = made[0] if isinstance(made, tuple) else made
+        blocks[-1].made = vectors_in(made)
         inside.clear()
 
     def note(module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
-        given = _input(args, kwargs)
+        given: Any = vectors_given(args, kwargs)
         if inside and _is_linear(module, given, made):
             if not made.requires_grad:
                 made.requires_grad_()
@@ -209,8 +227,28 @@ def _run(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int) -> list[_Block
     return blocks
 
 
-def _attention(block: _Block, n_heads: int | None) -> _Call:
+def _seen_projections(encoder: nn.Module, anatomy: Anatomy, n_heads: int | None, pad_token_id: int) -> list[nn.Module]:
+    """Return the map of each block that is seen to read attention times values, in so many heads; none if not seen."""
+    import torch
+
+    from probing.models.attention_heads import find_heads
+
+    try:
+        with torch.inference_mode():
+            heads = find_heads(encoder, anatomy, pad_token_id)
+    except UserError:
+        return []
+    return [encoder.get_submodule(name) for name in heads.projections or () if heads.n_heads == n_heads]
+
+
+def _attention(block: _Block, n_heads: int | None, seen: Sequence[nn.Module]) -> _Call:
     """Return the call of a block's attention output projection.
+
+    Args:
+        block: The block.
+        n_heads: Number of heads.
+        seen: The map of each block that is known to read heads, where gradients do not tell them: a norm over the
+            queries of all heads (OLMo 2) makes each head depend on the maps of all.
 
     Raises:
         _NotFound: If there is none, or if its input is not a concatenation of heads.
@@ -222,7 +260,9 @@ def _attention(block: _Block, n_heads: int | None) -> _Call:
             "residual stream"
         )
     earlier = [other.made for other in block.calls[: block.calls.index(call)]]
-    if not n_heads or call.given.shape[-1] % n_heads or not _are_heads(call.given, earlier, n_heads):
+    is_whole = bool(n_heads) and call.given.shape[-1] % n_heads == 0
+    is_seen = is_whole and len(seen) >= number and seen[number - 1] is call.module
+    if not n_heads or not is_whole or not (is_seen or _are_heads(call.given, earlier, n_heads)):
         raise _NotFound(f"in block {number}, what the output projection reads is not {n_heads} independent heads")
     return call
 
@@ -233,18 +273,20 @@ def _mlp(block: _Block) -> _Call:
     Raises:
         _NotFound: If there is none or more than one.
     """
+    if any(_is_stack(module) for module in block.module.modules()):
+        raise _NotFound(f"block {block.number} has experts, of which each token uses some, and no units that all use")
     attention = _first_mixing(block)
     found = [
         call
         for i, call in enumerate(block.calls)
         if call is not attention
         and block.writes_to_the_residual_stream(call)
-        and any(_is_activation(call.given, earlier.made) for earlier in block.calls[:i])
+        and any(_is_activation(block, call.given, earlier.made) for earlier in block.calls[:i])
     ]
     if len(found) != 1:
         raise _NotFound(
-            f"block {block.number} has {len(found)} linear maps that read units after an activation function, where 1 "
-            "is expected"
+            f"block {block.number} has {len(found)} linear maps that read units after an activation function and add "
+            "their output to the residual stream, where 1 is expected"
         )
     return found[0]
 
@@ -253,8 +295,8 @@ def _first_mixing(block: _Block) -> _Call | None:
     """Return the first call of a linear map that reads other tokens of the block's input than its own."""
     last = block.rows[1] - 1  # in a causal model, only the last token can read all others
     for call in block.calls:
-        if call.given.shape[:2] == block.rows:
-            (gradient,) = _gradients(call.given[0, last], [block.given])
+        if (given := block.by_token(call.given)) is not None:
+            (gradient,) = _gradients(given[0, last], [block.given])
             if gradient[0, :last].any():
                 return call
     return None
@@ -284,17 +326,27 @@ def _are_heads(values: Tensor, earlier: Sequence[Tensor], n_heads: int) -> bool:
     return bool((first & second & is_only).any(1).all())
 
 
-def _is_activation(units: Tensor, made: Tensor) -> bool:
+def _is_stack(module: nn.Module) -> bool:
+    """Whether a module's own parameters are stacks of matrices, as those of the experts of a mixture are."""
+    from torch import nn
+
+    own = module.parameters(recurse=False)
+    return not isinstance(module, nn.Conv1d) and any(one.ndim == 3 and min(one.shape) > 1 for one in own)
+
+
+def _is_activation(block: _Block, units: Tensor, made: Tensor) -> bool:
     """Whether unit i is a nonlinear function of output i of a map, or of outputs i and i + width, at the same token.
 
     Args:
+        block: The block that is running.
         units: Input of a later map, shape (batch, sequence, width).
         made: Output of an earlier map.
     """
     import torch
 
     width = units.shape[-1]
-    if units.dim() != 3 or made.shape[:-1] != units.shape[:-1] or made.shape[-1] not in (width, 2 * width):
+    by_token = block.by_token(units)
+    if by_token is None or made.shape[:-1] != units.shape[:-1] or made.shape[-1] not in (width, 2 * width):
         return False
     generator = torch.Generator().manual_seed(0)
     chosen = (torch.rand(width, generator=generator) < 0.5).to(units.device)
@@ -305,8 +357,9 @@ def _is_activation(units: Tensor, made: Tensor) -> bool:
     by_unit = gradient.unflatten(-1, (-1, width)).float()
     slopes_differ = (by_unit != by_unit[:1, :1]).any()
     # A dependence on another token or on another unit cannot come from an activation function.
-    token = units.shape[1] // 2
-    (at_token,) = _gradients(units[0, token], [made])
+    token = block.rows[1] // 2
+    (flat,) = _gradients(by_token[0, token], [made])
+    at_token = flat.view(*block.rows, -1)
     at_token[0, token] = 0
     return bool(slopes_differ) and not bool(by_unit[..., ~chosen].any()) and not bool(at_token.any())
 
@@ -347,7 +400,3 @@ def _is_linear(module: nn.Module, given: Any, made: Any) -> bool:
     if weight is None or not tensors or not given.is_floating_point() or not given.dim():
         return False
     return sorted(weight.shape) == sorted((given.shape[-1], made.shape[-1])) and given.shape[:-1] == made.shape[:-1]
-
-
-def _input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return args[0] if args else next(iter(kwargs.values()), None)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from probing.errors import UserError
 from probing.models.anatomy import Anatomy, Enough, examine, replaced_forward, until_enough
 from probing.models.attention_heads import AttentionWatch, Heads, find_heads
+from probing.models.outputs import run, vectors_given, with_vectors
 
 Change = Callable[[Tensor], Tensor]
 
@@ -74,14 +75,14 @@ class LaterBlocks:
         return slice(0, self.width) if head is None else slice((head - 1) * d_head, head * d_head)
 
     def beside_states(self, inputs: Mapping[str, Tensor]) -> tuple[Any, ...] | None:
-        """Return what a block returns besides hidden states, such as T5's position bias; None if it returns no tuple.
+        """Return what a block returns besides hidden states, such as T5's position bias; None if it returns them alone.
 
         Only the first block is run, because all blocks below the changed one pass on the same.
         """
         found: list[tuple[Any, ...] | None] = []
 
         def note(module: nn.Module, args: Any, made: Any) -> None:
-            found.append(made[1:] if isinstance(made, tuple) else None)
+            found.append(tuple(made[1:]) if isinstance(made, tuple | list) else None)
             raise Enough
 
         with until_enough([self._blocks[0].register_forward_hook(note)]):
@@ -121,7 +122,7 @@ class LaterBlocks:
 
         every = {**(changes or {}), **({} if change is None else {block: change})}
         with self._running_from(block, states, beside, enter, every):
-            last = self.encoder(**inputs).last_hidden_state
+            last = run(self.encoder, inputs).last
         if self.anatomy.n_layers in layers:
             captured[self.anatomy.n_layers] = last
         return captured
@@ -172,15 +173,16 @@ class LaterBlocks:
             nonlocal number
             number += 1
             if number == block:
-                args, kwargs = _with_first(args, kwargs, states, "hidden_states")
-            enter(number, args[0] if args else kwargs["hidden_states"])
+                args, kwargs = with_vectors(args, kwargs, states)
+            given: Any = vectors_given(args, kwargs)
+            enter(number, given)
             return args, kwargs
 
         def project(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if number not in waiting or module is not projections[number]:
                 return None
-            name = next(iter(kwargs), "")
-            return _with_first(args, kwargs, waiting.pop(number)(args[0] if args else kwargs[name]), name)
+            given: Any = vectors_given(args, kwargs)
+            return with_vectors(args, kwargs, waiting.pop(number)(given))
 
         assert self.heads.projections is not None  # checked by `of`
         projections = {
@@ -200,8 +202,3 @@ class LaterBlocks:
             for projection in dict.fromkeys(projections.values()):
                 restored.callback(projection.register_forward_pre_hook(project, with_kwargs=True).remove)
             yield
-
-
-def _with_first(args: tuple[Any, ...], kwargs: dict[str, Any], value: Tensor, name: str) -> tuple[Any, dict[str, Any]]:
-    """Return the arguments of a call with the first one replaced; `name` is its name if it is a keyword argument."""
-    return ((value, *args[1:]), kwargs) if args else (args, {**kwargs, name: value})

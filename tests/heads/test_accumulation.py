@@ -31,7 +31,7 @@ from probing.models import load_tokenizer, resolve_model
 pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
 
 CPU = {"accelerator": "cpu"}
-CAUSAL = ("gpt2", "gpt_neox", "llama")
+CAUSAL = ("openai-gpt", "gpt2", "gpt_neox", "llama")
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +68,8 @@ def naive(folder: Path, sentences: list[str], causal: bool) -> dict[str, np.ndar
         special[0] |= causal
         ids = torch.tensor([encoded["input_ids"]])
         maps = model(input_ids=ids, attention_mask=torch.ones_like(ids), output_attentions=True).attentions
+        if model.config.model_type == "prophetnet":  # it returns the scores
+            maps = [scores.softmax(-1) for scores in maps]
         rows: dict[str, list[Any]] = {name: [] for name in found}
         for layer in maps:
             of_heads = [head.numpy().astype(np.float64) for head in layer[0]]

@@ -31,6 +31,8 @@ FOUND: dict[str, tuple[int | None, bool, bool]] = {
     "xlnet": (None, True, True),
     "t5": (None, False, True),
     "bart": (2, True, True),
+    "prophetnet": (1, True, True),
+    "openai-gpt": (0, True, True),
     "gpt2": (0, True, True),
     "gpt_neox": (None, True, True),
     "llama": (None, False, True),

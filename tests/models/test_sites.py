@@ -52,8 +52,8 @@ def test_a_site_is_found_in_every_block_or_refused(checkpoints: dict[str, Path],
     found = find_site(encoder, examine(encoder), site)
     assert len(found.modules) == N_LAYERS[family]
     assert len(set(found.modules)) == (1 if family == "albert" else N_LAYERS[family])
-    # GPT-2 has no size of its MLP in this configuration: four times the width.
-    assert found.width == (D_MODEL if site == "attention" else 64 if family == "gpt2" else 32)
+    # Both GPTs have no size of their MLP in this configuration: four times the width.
+    assert found.width == (D_MODEL if site == "attention" else 64 if family in ("gpt2", "openai-gpt") else 32)
     assert found.n_heads == (N_HEADS if site == "attention" else None)
 
 
@@ -297,10 +297,10 @@ def test_the_plain_block_has_both_sites() -> None:
     [
         ("interleaved", "attention", "in block 1, what the output projection reads is not 2 independent heads"),
         ("mixed", "attention", "is not 2 independent heads"),
-        ("linear", "mlp", "block 1 has 0 linear maps that read units after an activation function, where 1"),
+        ("linear", "mlp", "block 1 has 0 linear maps that read units after an activation function and add"),
         ("softmax", "mlp", "block 1 has 0 linear maps"),
         ("rolled", "mlp", "block 1 has 0 linear maps"),
-        ("two", "mlp", "block 1 has 2 linear maps that read units after an activation function, where 1 is expected"),
+        ("two", "mlp", "block 1 has 2 linear maps that read units after an activation function and add"),
     ],
 )
 def test_a_block_that_only_looks_like_it_is_refused(twist: str, site: SiteName, words: str) -> None:
