@@ -35,11 +35,11 @@ from probing.errors import RunError, UserError
 from probing.internals.parameters import find_parameters
 from probing.models import load_encoder, resolve_model
 from probing.models.anatomy import Anatomy, examine
-from probing.models.attention_heads import find_heads, read_heads
 from probing.models.examination import examination_inputs
+from probing.models.word_table import word_table
+from probing.models.attention_heads import find_heads, read_heads
 from probing.models.residual_stream import NotFound, find_norms, find_path
 from probing.models.site_names import SiteName
-from probing.models.word_table import word_table
 
 SENTENCES = (
     "the old man saw a small boat on the sea",
@@ -338,10 +338,11 @@ def table(rows: Sequence[Row]) -> str:
     lines = ["| family | hidden states | attention | `--site mlp` | `--site attention` |", "|---|---|---|---|---|"]
     lines += [f"| {' | '.join((f'`{row.family}`', *map(shown, row.cells)))} |" for row in rows]
     counts = [sum(row.cells[i][:1].isdigit() for row in rows) for i in range(4)]
+    n_failures, day = sum(len(row.failures) for row in rows), f"{date.today():%d %B %Y}"
     summary = (
-        f"{len(rows)} families on {date.today():%d %B %Y}, with transformers {_version()}: hidden states of {counts[0]} "
-        f"equal those of the unmodified model, attention is read in {counts[1]}, units of the MLP in {counts[2]}, "
-        f"outputs of heads in {counts[3]}; {sum(len(row.failures) for row in rows) or 'no'} errors are no refusal."
+        f"{len(rows)} families on {day}, with transformers {_version()}: hidden states of {counts[0]} equal those of "
+        f"the unmodified model, attention is read in {counts[1]}, units of the MLP in {counts[2]}, outputs of heads in "
+        f"{counts[3]}; {n_failures or 'none'} ended in an error that is no refusal."
     )
     said = [f"{i}. {reason}" for i, reason in enumerate(reasons, start=1)]
     return "\n".join([summary, "", *lines, "", "Refusals (N stands for a number):", "", *said])
