@@ -178,8 +178,8 @@ class AttentionWatch(TorchFunctionMode):
             weights, self.weights = self.weights, None
             self.see(_wide(weights), _values(weights, factors[1], factors[0]))
         made = func(*args, **kwargs)
-        if name == "softmax" and (weights := self._attention(made)) is not None:
-            self.weights, self.address = weights, made.data_ptr()
+        if name == "softmax" and (found := self._attention(made)) is not None:
+            self.weights, self.address = found, made.data_ptr()
         elif self.weights is not None and isinstance(made, Tensor) and self._reads(args):
             # In another shape or dtype, or after dropout, it is still the same attention.
             self.address = made.data_ptr() if made.numel() == self.weights.numel() else self.address

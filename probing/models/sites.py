@@ -260,7 +260,7 @@ def _attention(block: _Block, n_heads: int | None, seen: Sequence[nn.Module]) ->
             "residual stream"
         )
     earlier = [other.made for other in block.calls[: block.calls.index(call)]]
-    is_whole = bool(n_heads) and call.given.shape[-1] % n_heads == 0
+    is_whole = n_heads is not None and n_heads > 0 and call.given.shape[-1] % n_heads == 0
     is_seen = is_whole and len(seen) >= number and seen[number - 1] is call.module
     if not n_heads or not is_whole or not (is_seen or _are_heads(call.given, earlier, n_heads)):
         raise _NotFound(f"in block {number}, what the output projection reads is not {n_heads} independent heads")
