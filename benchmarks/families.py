@@ -35,11 +35,11 @@ from probing.errors import RunError, UserError
 from probing.internals.parameters import find_parameters
 from probing.models import load_encoder, resolve_model
 from probing.models.anatomy import Anatomy, examine
-from probing.models.examination import examination_inputs
-from probing.models.word_table import word_table
 from probing.models.attention_heads import find_heads, read_heads
+from probing.models.examination import examination_inputs
 from probing.models.residual_stream import NotFound, find_norms, find_path
 from probing.models.site_names import SiteName
+from probing.models.word_table import word_table
 
 SENTENCES = (
     "the old man saw a small boat on the sea",
