@@ -77,7 +77,7 @@ def test_hidden_states_are_read_in_whatever_form_they_are_returned(save: Callabl
     mask = inputs["attention_mask"].bool()
     for layer, states in enumerate(expected):
         assert_close(hidden_states(encoder, anatomy, [layer], **inputs)[layer][mask], states[mask])
-    assert word_table(encoder).weight.shape[1] == D_MODEL  # type: ignore[union-attr,index]
+    assert word_table(encoder).weight.shape[1] == D_MODEL  # type: ignore[index]
 
 
 @torch.inference_mode()
