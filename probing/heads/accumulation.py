@@ -85,16 +85,22 @@ class AttentionReader:
             begins: For each measure, the function that makes its accumulator for a batch.
         """
         accumulators = [begin(batch) for begin in begins]
+        mask: Tensor | None = None
+
+        def give_mask(of_block: Tensor | None) -> None:
+            nonlocal mask
+            mask = None if of_block is None else on_float64_device(of_block)
 
         def give(layer: int, probabilities: Tensor, values: Tensor) -> None:
             projection = self.projections[layer - 1] if self.projections else None
             maps, values = on_float64_device(probabilities), on_float64_device(values)
-            attention = attention_of(layer, maps, values, projection, batch)
+            attention = attention_of(layer, maps, values, projection, batch, mask)
             for accumulator in accumulators:
                 accumulator.add(attention)
 
         device = next(encoder.parameters()).device
-        read_heads(encoder, self.heads, give, {name: values.to(device) for name, values in batch.inputs.items()})
+        inputs = {name: values.to(device) for name, values in batch.inputs.items()}
+        read_heads(encoder, self.heads, give, inputs, give_mask)
         return [accumulator.kept() for accumulator in accumulators]
 
 

@@ -92,7 +92,7 @@ def entropy_map(figure: Figure, rows: Sequence[Row], model: str) -> None:
 
 
 def special_tokens_by_layer(figure: Figure, rows: Sequence[Row], model: str) -> None:
-    """Draw the attention to special tokens by layer, by weight and by norm, beside their share of the tokens."""
+    """Draw the attention to special tokens by layer, by weight and by norm, beside uniform attention."""
     figure.set_size_inches(6.8, 3.1)
     axes = figure.add_subplot()
     mass = {row["layer"]: row for row in of_measure(rows, "mass", SPECIAL)}
@@ -107,10 +107,11 @@ def special_tokens_by_layer(figure: Figure, rows: Sequence[Row], model: str) -> 
         values = np.array([row["value"] for row in here])
         reach = error_bars(here, values)
         axes.errorbar(np.add(layers, shift), values, yerr=reach, ms=4, capsize=2, label=name, **joined(look, layers))
-    first = layers[0]
-    if lift[first]["value"]:
-        share = mass[first]["value"] / lift[first]["value"]
-        axes.axhline(share, color=GREY, ls=":", lw=1.2, label="share of the tokens")
+    uniform = [mass[layer]["value"] / (lift[layer]["value"] or np.nan) for layer in layers]
+    if np.ptp(uniform) < 1e-6:  # not so if the masks of layers differ
+        axes.axhline(uniform[0], color=GREY, ls=":", lw=1.2, label="uniform attention")
+    else:
+        axes.plot(layers, uniform, color=GREY, ls=":", lw=1.2, label="uniform attention")
     name_layers(axes, layers, what="layer")
     axes.set_ylim(0, None)
     axes.set_ylabel("share of attention (mean of heads)")

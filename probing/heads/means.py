@@ -53,17 +53,20 @@ class Sentences:
 
         Args:
             sums: Sum of each sentence, shape (n_sentences, ...).
-            counts: What is counted in each sentence, such as its queries, shape (n_sentences,).
+            counts: What is counted in each sentence, such as its queries, shape (n_sentences,), or (n_sentences, k) if
+                that differs along the first of the other axes of the sums.
         """
-        n, shape = int((counts > 0).sum()), sums.shape[1:]
-        flat = sums.reshape(len(sums), -1)
+        shape, flat = sums.shape[1:], sums.reshape(len(sums), -1)
+        by_column = counts.reshape(len(counts), -1).astype(np.float64)
+        n = int((by_column > 0).any(1).sum())
+        index = np.arange(flat.shape[1]) * by_column.shape[1] // max(flat.shape[1], 1)
         with np.errstate(invalid="ignore", divide="ignore"):
-            values = flat.sum(0) / counts.sum()
-            drawn_counts = (self.times @ counts.astype(np.float64))[:, None]
+            values = flat.sum(0) / by_column.sum(0)[index]
+            drawn_counts = self.times @ by_column
             ends = np.full((2, flat.shape[1]), np.nan)
             for first in range(0, flat.shape[1] if n >= MIN_SENTENCES else 0, _COLUMNS):
                 here = slice(first, first + _COLUMNS)
-                ends[:, here] = _percentiles(self.times @ flat[:, here] / drawn_counts)
+                ends[:, here] = _percentiles(self.times @ flat[:, here] / drawn_counts[:, index[here]])
         low, high = ends.reshape(2, *shape)
         return Means(values.reshape(shape), low, high, n)
 

@@ -57,12 +57,15 @@ class Batch:
         return self.mask & ~self.special
 
     @cached_property
-    def uniform(self) -> Tensor:
-        """Attention that is uniform over the keys that a query may see, shape (batch, from, to), float64."""
+    def seen(self) -> Tensor:
+        """Whether a query may see a key where nothing but the order of tokens limits it, shape (batch, from, to)."""
         seen = self.mask[:, :, None] & self.mask[:, None, :]
-        if self.is_causal:
-            seen = seen.tril()
-        return seen.double() / seen.sum(2, keepdim=True).clamp_min(1)
+        return seen.tril() if self.is_causal else seen
+
+    @cached_property
+    def uniform(self) -> Tensor:
+        """Attention that is uniform over the keys that are `seen`, shape (batch, from, to), float64."""
+        return _uniform(self.seen)
 
     @cached_property
     def first(self) -> Tensor:
@@ -92,12 +95,19 @@ class Attention:
         values: The value vectors of each head, of which attention takes weighted sums, shape (batch, heads, to,
             d_head); undefined for padding.
         projection: The block's output projection; None if it cannot be told.
+        visible: Whether a query may see a key, shape (batch, from, to), where the block shows less than `Batch.seen`,
+            such as a window; otherwise None.
     """
 
     layer: int
     probabilities: Tensor
     values: Tensor
     projection: OutputProjection | None
+    visible: Tensor | None = None
+
+    def uniform(self, batch: Batch) -> Tensor:
+        """Return attention that is uniform over the keys that a query may see, shape (batch, from, to), float64."""
+        return batch.uniform if self.visible is None else _uniform(self.visible)
 
     @cached_property
     def without_first(self) -> Attention:
@@ -105,7 +115,10 @@ class Attention:
         left = self.probabilities.clone()
         left[:, :, 0], left[..., 0] = 0, 0
         left /= left.sum(3, keepdim=True, dtype=torch.float64).to(left.dtype).clamp_min(torch.finfo(left.dtype).tiny)
-        return replace(self, probabilities=left)
+        visible = None if self.visible is None else self.visible.clone()
+        if visible is not None:
+            visible[:, 0], visible[..., 0] = False, False
+        return replace(self, probabilities=left, visible=visible)
 
     def value_norms(self) -> Tensor:
         """Return the norm of what each token would add to the residual stream with weight 1, shape (batch, heads, to).
@@ -124,7 +137,12 @@ class Attention:
 
 
 def attention_of(
-    layer: int, probabilities: Tensor, values: Tensor, projection: OutputProjection | None, batch: Batch
+    layer: int,
+    probabilities: Tensor,
+    values: Tensor,
+    projection: OutputProjection | None,
+    batch: Batch,
+    mask: Tensor | None = None,
 ) -> Attention:
     """Return a block's attention in which padding neither attends nor is attended to.
 
@@ -134,8 +152,16 @@ def attention_of(
         values: Shape (batch, heads, to, d_head).
         projection: The block's output projection.
         batch: The sentences.
+        mask: Whether a query may see a key by the model's mask, shape (batch or 1, from, to); None if there is none.
     """
+    visible = None if mask is None else mask & batch.seen
+    if visible is not None and torch.equal(visible, batch.seen):
+        visible = None
     if batch.is_padded:
         pairs = (batch.mask[:, :, None] & batch.mask[:, None, :])[:, None]
         probabilities = torch.where(pairs, probabilities, 0.0)
-    return Attention(layer, probabilities, values, projection)
+    return Attention(layer, probabilities, values, projection, visible)
+
+
+def _uniform(seen: Tensor) -> Tensor:
+    return seen.double() / seen.sum(2, keepdim=True).clamp_min(1)

@@ -87,12 +87,13 @@ def measure_rows(
 
     Args:
         sums: Sum of each sentence, shape (n_sentences, all layers, heads).
-        counts: What the sums are divided by, of each sentence, shape (n_sentences,).
+        counts: What the sums are divided by, of each sentence, shape (n_sentences,), or (n_sentences, all layers).
         layers: The layers to report.
         sentences: Draws of the sentences.
         named: The columns that name the measure.
     """
-    here = sums[:, [layer - 1 for layer in layers]]
+    chosen = [layer - 1 for layer in layers]
+    here, counts = sums[:, chosen], counts if counts.ndim == 1 else counts[:, chosen]
     of_heads, of_layers = sentences.means(here, counts), sentences.means(here.mean(2), counts)
     return (
         [
@@ -116,6 +117,7 @@ def type_rows(
 
     Args:
         sums: What the measure `attended` has summed, by name, each of shape (n_sentences, all layers, heads, types).
+            Without `expected`, a lift divides by the number of tokens of the type, as if all tokens saw all others.
         counts: For each type in order, the number of its tokens in each sentence, shape (n_sentences,).
         lengths: Number of tokens of each sentence, shape (n_sentences,).
         layers: The layers to report.
@@ -128,7 +130,8 @@ def type_rows(
         if name in leave_out:
             continue
         has = (of_type > 0).astype(np.int64)
-        measures = {"mass": ("mass", lengths), "lift": ("mass", of_type), "norm_mass": ("norm_mass", lengths),
+        expected = sums["expected"][:, :, 0, t].numpy() if "expected" in sums else of_type
+        measures = {"mass": ("mass", lengths), "lift": ("mass", expected), "norm_mass": ("norm_mass", lengths),
                     "column_max": ("column_max", has)}  # fmt: skip
         for measure, (source, divided_by) in measures.items():
             if source in sums:

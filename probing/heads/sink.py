@@ -39,7 +39,7 @@ def sink(attention: Attention, batch: Batch) -> dict[str, Tensor]:
             projection cannot be told.
     """
     later = attention.probabilities[:, :, 1:]
-    uniform = batch.uniform[:, 1:, 0].sum(1)
+    uniform = attention.uniform(batch)[:, 1:, 0].sum(1)
     found = {
         "mass": later[..., 0].sum(2, dtype=torch.float64),
         "uniform": uniform[:, None].repeat(1, later.shape[1]),
@@ -49,7 +49,7 @@ def sink(attention: Attention, batch: Batch) -> dict[str, Tensor]:
     return found
 
 
-SINK = BlockMeasure("sink", sink, {"version": 1})
+SINK = BlockMeasure("sink", sink, {"version": 2})
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 # Receives the attention of the next block, shape (batch, heads, from, to), and the values, (batch, heads, to, d_head).
 See = Callable[[Tensor, Tensor], None]
 _PRODUCTS = ("matmul", "bmm", "einsum")
+# A score of attention that is this far below others was put there by a mask: models add at least 10,000.
+_MASKED = 5000
 # Largest difference, relative to the largest value, of two ways to compute the same vectors.
 _ROUNDING = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.01}
 
@@ -129,7 +131,11 @@ def find_heads(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int = 0, name
 
 
 def read_heads(
-    encoder: nn.Module, heads: Heads, read: Callable[[int, Tensor, Tensor], None], inputs: Mapping[str, Tensor]
+    encoder: nn.Module,
+    heads: Heads,
+    read: Callable[[int, Tensor, Tensor], None],
+    inputs: Mapping[str, Tensor],
+    read_mask: Callable[[Tensor | None], None] | None = None,
 ) -> None:
     """Run an encoder and hand over the attention of one block after another; the pass ends after the last one.
 
@@ -139,17 +145,22 @@ def read_heads(
         read: Called with the number of the block, from 1, its attention, shape (batch, heads, from, to), in float32 or
             wider, and the heads' values, shape (batch, heads, to, d_head). Rows of padding are not defined.
         inputs: `input_ids` and `attention_mask`, shape (batch, sequence).
+        read_mask: Called before `read` with the mask of the block: whether a query may see a key in some head, shape
+            (batch or 1, from, to); None if it may see all.
     """
     n_seen = 0
 
     def see(probabilities: Tensor, values: Tensor) -> None:
         nonlocal n_seen
         n_seen += 1
+        if read_mask is not None:
+            read_mask(watch.visible())
         read(n_seen, probabilities, values)
         if n_seen == heads.n_layers:
             raise Enough
 
-    with telling_the_longest(encoder, inputs), until_enough([]), AttentionWatch(see, inputs["input_ids"].shape):
+    watch = AttentionWatch(see, inputs["input_ids"].shape)
+    with telling_the_longest(encoder, inputs), until_enough([]), watch:
         encoder(**inputs)
 
 
@@ -166,6 +177,8 @@ class AttentionWatch(TorchFunctionMode):
         self.see, (self.n, self.length) = see, shape
         self.weights: Tensor | None = None  # a softmax that has not been multiplied by values yet
         self.is_flat = False  # whether some attention had sequences and heads on one axis
+        self.scores: Tensor | None = None  # what this softmax was computed from
+        self.mask: Tensor | None = None  # of the fused call that is seen
         self.address = 0  # data address of the tensor that now holds this softmax, possibly reshaped
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -177,13 +190,31 @@ class AttentionWatch(TorchFunctionMode):
         if self.weights is not None and name in _PRODUCTS and (factors := self._factors(args)):
             weights, self.weights = self.weights, None
             self.see(_wide(weights), _values(weights, factors[1], factors[0]))
+            self.scores = None
         made = func(*args, **kwargs)
         if name == "softmax" and (found := self._attention(made)) is not None:
-            self.weights, self.address = found, made.data_ptr()
+            self.weights, self.address, self.scores = found, made.data_ptr(), args[0].reshape(found.shape)
         elif self.weights is not None and isinstance(made, Tensor) and self._reads(args):
             # In another shape or dtype, or after dropout, it is still the same attention.
             self.address = made.data_ptr() if made.numel() == self.weights.numel() else self.address
         return made
+
+    def visible(self) -> Tensor | None:
+        """Return whether each query of the attention that is being seen may see a key, in some head.
+
+        That an attention is 0 does not tell: it may be too small for the precision. So the mask that the model gives is
+        read, or recognised by the scores that it lowers.
+
+        Returns:
+            Shape (batch or 1, from, to); None if there is no mask.
+        """
+        if self.scores is not None:
+            highest = self.scores.amax(-1, keepdim=True)
+            return (self.scores > highest - _MASKED).any(1)
+        if self.mask is None:
+            return None
+        shown = self.mask if self.mask.dtype == torch.bool else self.mask > -_MASKED
+        return shown.expand(*(1,) * (4 - shown.dim()), *shown.shape).any(1)
 
     def _attention(self, made: Any) -> Tensor | None:
         """Return a softmax as attention, shape (batch, heads, from, to); None if it is none."""
@@ -220,7 +251,9 @@ class AttentionWatch(TorchFunctionMode):
             scores.masked_fill_(~attn_mask, -torch.inf)
         elif attn_mask is not None:
             scores += attn_mask
+        self.mask = attn_mask
         self.see(scores.softmax(-1), value)
+        self.mask = None
 
 
 def _wide(weights: Tensor) -> Tensor:

@@ -175,7 +175,7 @@ def _layers_table(made: Tables) -> Any:
 
 
 def _types_table(made: Tables) -> Any:
-    """Return for each type of token the head that attends to it most, relative to its share of the tokens."""
+    """Return for each type of token the head that attends to it most, beside what uniform attention would give."""
     rows = made.get("heads", ())
     types = list(dict.fromkeys(row["to"] for row in rows if row["measure"] == "lift"))
     if not types:
@@ -183,14 +183,14 @@ def _types_table(made: Tables) -> Any:
     by_norm = any(row["measure"] == "norm_mass" for row in rows)
     table = _table("For each type of token, the head with the most attention to it")
     table.add_column("type of token")
-    for heading in ("share of tokens", "head", "mass", "95% interval", "lift", *(["by norm"] * by_norm)):
+    for heading in ("if uniform", "head", "mass", "95% interval", "lift", *(["by norm"] * by_norm)):
         table.add_column(heading, justify="right")
     found = {(row["measure"], row.get("to", ""), row["layer"], row["head"]): row for row in rows}
     for name in types:
         best = max(of_measure(rows, "mass", name), key=lambda row: row["value"])
         lift, norm = (found.get((m, name, best["layer"], best["head"])) for m in ("lift", "norm_mass"))
-        share = f"{best['value'] / lift['value']:.1%}" if lift and lift["value"] else ""
-        cells = [share, name_of(best), f"{best['value']:.3f}", interval(best), _number(lift)]
+        uniform = f"{best['value'] / lift['value']:.1%}" if lift and lift["value"] else ""
+        cells = [uniform, name_of(best), f"{best['value']:.3f}", interval(best), _number(lift)]
         table.add_row(name, *cells, *([_number(norm, ".3f")] if norm else []))
     return table
 
@@ -256,7 +256,7 @@ def _special_tokens(made: Tables) -> list[str]:
 
     line = (
         f"Special tokens get {told(most)}, the most, and {told(least)}, the least, as means over heads; in layer "
-        f"{most['layer']} this is {lifts[most['layer']]['value']:.1f} times their share of the tokens"
+        f"{most['layer']} this is {lifts[most['layer']]['value']:.1f} times what uniform attention gives"
     )
     if norm := norms.get(most["layer"]):
         between = in_brackets(interval(norm, between=" to "))

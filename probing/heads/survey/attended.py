@@ -1,8 +1,8 @@
 """Which tokens a head attends to, by weight and by the norm of what it reads.
 
 A type of token, such as the punctuation marks, is a set of columns of an attention map. Types are not exclusive: a noun
-may be the subject. What a type gets is compared with its share of the tokens, and with the norms of the vectors that
-the weights multiply, since a large weight on a vector near 0 adds nothing (Kobayashi et al. 2020).
+may be the subject. What a type gets is compared with what uniform attention would give it, and with the norms of the
+vectors that the weights multiply, since a large weight on a vector near 0 adds nothing (Kobayashi et al. 2020).
 
 Two faults of the code published with Kovaleva et al. 2019 are avoided: a sentence without a type counted as attention 0
 to it, and words were found as parts of others ("not" in "another").
@@ -50,12 +50,14 @@ def attended(attention: Attention, batch: Batch, types: Tensor) -> dict[str, Ten
         column_max: The largest mean over queries among the sentence's tokens of the type, not summed; 0 if there is
             none.
         n_tokens: Number of tokens of the type, shape (batch, 1, types).
+        expected: The mass of the type under uniform attention over what each query may see, shape (batch, 1, types).
     """
     members = types.to(torch.float64)
     columns = attention.probabilities.sum(2, dtype=torch.float64)
     means = columns / batch.lengths[:, None, None].clamp_min(1)
     found = {
         "n_tokens": members.sum(1)[:, None],
+        "expected": _uniform_columns(attention, batch) @ members,
         "mass": columns @ members,
         "column_max": torch.stack([(means * members[:, None, :, i]).amax(2) for i in range(types.shape[2])], dim=2),
     }
@@ -63,6 +65,13 @@ def attended(attention: Attention, batch: Batch, types: Tensor) -> dict[str, Ten
         norms = attention.value_norms() * batch.mask[:, None]
         found["norm_mass"] = norm_columns(attention.probabilities, norms) @ members
     return found
+
+
+def _uniform_columns(attention: Attention, batch: Batch) -> Tensor:
+    """Return the column sums of uniform attention over what each query may see, shape (batch, 1, to), float64."""
+    if attention.visible is None and not batch.is_causal:
+        return batch.mask.double()[:, None]  # n queries give 1 / n each, without rounding
+    return attention.uniform(batch).sum(1, keepdim=True)
 
 
 def norm_columns(probabilities: Tensor, norms: Tensor) -> Tensor:
@@ -154,7 +163,7 @@ class Attended:
     settings: Mapping[str, Any] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "settings", {"version": 1, "types": [SPECIAL, *self.types], "of": self.fingerprint})
+        object.__setattr__(self, "settings", {"version": 2, "types": [SPECIAL, *self.types], "of": self.fingerprint})
 
     def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Accumulator]:
         """Return what makes an accumulator for each batch."""

@@ -34,14 +34,17 @@ def patterns(attention: Attention, batch: Batch) -> Mapping[str, Tensor]:
 
     Of pairs of sentences, also how much it keeps within them (b), and the same with the boundary moved (b_moved).
     """
-    v, d = stripes(attention.probabilities, batch)
+    uniform = attention.uniform(batch)
+    v, d = stripes(attention.probabilities, batch, uniform)
     if batch.segments is None:
         return {"v": v, "d": d}
-    b, b_moved = (blocks(attention.probabilities, batch, of) for of in (batch.segments, exchanged(batch.segments)))
+    b, b_moved = (
+        blocks(attention.probabilities, batch, of, uniform) for of in (batch.segments, exchanged(batch.segments))
+    )
     return {"v": v, "d": d, "b": b, "b_moved": b_moved}
 
 
-def stripes(probabilities: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+def stripes(probabilities: Tensor, batch: Batch, uniform: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return how vertical and how diagonal maps are: (mass - e) / (1 - e), at least 0, with e under uniform attention.
 
     The mass of the vertical pattern is the attention to special tokens. The mass of the diagonal pattern is the
@@ -51,26 +54,28 @@ def stripes(probabilities: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     Args:
         probabilities: Shape (batch, heads, from, to).
         batch: The sentences.
+        uniform: Uniform attention over what the block's mask shows, shape (batch, from, to); that of the batch if None.
 
     Returns:
         Both of shape (batch, heads), float64.
     """
     found = _stripe_masses(probabilities, batch)
-    uniform = _stripe_masses(batch.uniform[:, None], batch)
-    v, d = (_above_uniform(mass, e) for mass, e in zip(found, uniform, strict=True))
+    expected = _stripe_masses((batch.uniform if uniform is None else uniform)[:, None], batch)
+    v, d = (_above_uniform(mass, e) for mass, e in zip(found, expected, strict=True))
     return v, d
 
 
-def blocks(probabilities: Tensor, batch: Batch, segments: Tensor) -> Tensor:
+def blocks(probabilities: Tensor, batch: Batch, segments: Tensor, uniform: Tensor | None = None) -> Tensor:
     """Return how much maps keep within the segments of a pair, above uniform attention; shape (batch, heads), float64.
 
-    Special tokens are removed and the rows of the others renormalised. In causal models, uniform attention is over
-    earlier tokens only; a token of the first segment sees no token of the second one.
+    Special tokens are removed and the rows of the others renormalised. Uniform attention is over what a token may see:
+    in causal models, over earlier tokens only, so that a token of the first segment sees no token of the second one.
 
     Args:
         probabilities: Shape (batch, heads, from, to).
         batch: The pairs.
         segments: The segment of each token, shape (batch, sequence).
+        uniform: Uniform attention over what the block's mask shows, shape (batch, from, to); that of the batch if None.
     """
     ordinary = batch.ordinary
     seen = (ordinary[:, :, None] & ordinary[:, None, :])[:, None]
@@ -81,7 +86,7 @@ def blocks(probabilities: Tensor, batch: Batch, segments: Tensor) -> Tensor:
         rows = (maps * same).sum(3) / maps.sum(3).clamp_min(torch.finfo(torch.float64).tiny)
         return rows.sum(2) / ordinary.sum(1).clamp_min(1)[:, None]
 
-    return _above_uniform(mass(probabilities), mass(batch.uniform[:, None]))
+    return _above_uniform(mass(probabilities), mass((batch.uniform if uniform is None else uniform)[:, None]))
 
 
 def exchanged(segments: Tensor) -> Tensor:
@@ -132,4 +137,4 @@ def _above_uniform(mass: Tensor, uniform: Tensor) -> Tensor:
     return torch.where(room > 1e-9, (mass - uniform) / room.clamp_min(1e-9), 0.0).clamp_min(0)
 
 
-PATTERNS = BlockMeasure("patterns", patterns, {"version": 1})
+PATTERNS = BlockMeasure("patterns", patterns, {"version": 2})

@@ -41,7 +41,7 @@ class Rollout:
     """
 
     name = "rollout"
-    settings: Mapping[str, Any] = {"version": 1}
+    settings: Mapping[str, Any] = {"version": 2}
 
     def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Accumulator]:
         """Return what makes an accumulator for each batch."""
@@ -56,17 +56,17 @@ class _Rollout:
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
         self.product = torch.eye(batch.mask.shape[1], dtype=torch.float64, device=batch.mask.device)
-        self.uniform = with_residual(batch.uniform)
         self.found: list[Tensor] = []
 
     def add(self, attention: Attention) -> None:
         own = with_residual(attention.probabilities.mean(1, dtype=torch.float64))
-        self.product = torch.stack([own, self.uniform], dim=1) @ self.product
+        both = torch.stack([own, with_residual(attention.uniform(self.batch))], dim=1)
+        self.product = both @ self.product
         self.found.append(described(self.product, self.batch))
 
     def kept(self) -> Kept:
         chosen = torch.stack([self.batch.ordinary, self.batch.special], dim=1)
-        has_entropy = chosen & (entropy_scale(self.batch) > 0)[:, None]
+        has_entropy = chosen & (entropy_scale(reached(self.product, self.batch)) > 0)[:, None]
         counts = torch.stack([chosen.sum(2), has_entropy.sum(2)], dim=2)
         return Kept({_SUMS: torch.stack(self.found, dim=1), _COUNTS: counts})
 
@@ -85,11 +85,11 @@ def described(products: Tensor, batch: Batch) -> Tensor:
     """Return sums over the tokens of each sentence, shape (batch, maps, queries, measures), float64.
 
     Each share is counted once: the token itself; special tokens other than itself; the previous and the next token,
-    where they are not special; all others. `distance` is in tokens, and `entropy` in units of that of uniform attention
-    over the tokens that a token may see.
+    where they are not special; all others. `distance` is in tokens, and `entropy` in units of that of equal shares of
+    the tokens that the blocks so far let a token see.
 
     Args:
-        products: Rows that sum to 1, shape (batch, maps, from, to).
+        products: Rows that sum to 1, shape (batch, maps, from, to), the last one with uniform attention in all blocks.
         batch: The sentences.
     """
     n, device = products.shape[-1], products.device
@@ -101,9 +101,19 @@ def described(products: Tensor, batch: Batch) -> Tensor:
     groups = (itself.expand_as(known), special, *neighbours, ~known)
     by_token = [(products * group[:, None]).sum(3) for group in groups]
     by_token.append((products * offsets.abs()).sum(3))
-    by_token.append(torch.special.entr(products).sum(3) * entropy_scale(batch)[:, None])
+    by_token.append(torch.special.entr(products).sum(3) * entropy_scale(reached(products, batch))[:, None])
     chosen = torch.stack([batch.ordinary, batch.special], dim=1).double()
     return chosen[:, None] @ torch.stack(by_token, dim=3)
+
+
+def reached(products: Tensor, batch: Batch) -> Tensor:
+    """Return what is above 0 for the tokens that the blocks so far let a token see, shape (batch, from, to).
+
+    Args:
+        products: As `described` takes them.
+        batch: The sentences.
+    """
+    return torch.where(batch.mask[:, :, None], products[:, -1], 0.0)
 
 
 def rollout_rows(sums: Tensor, counts: Tensor, layers: Sequence[int], sentences: Sentences) -> Rows:

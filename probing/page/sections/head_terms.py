@@ -13,9 +13,11 @@ ATTENTION: Terms = {
     "head": "One of the parallel attentions of a block; 3-9 is the ninth head of layer 3, both counted from 1.",
     "class": "Pattern that most maps of the head follow: vertical (attention to special tokens), diagonal (to the "
     "token itself and its neighbours), both, or heterogeneous (all others), by rules on the mean attention.",
-    "entropy": "Of a query's attention, in units of the entropy of uniform attention: 0 for attention to one token.",
+    "entropy": "Of a query's attention, in units of that of uniform attention to what the mask lets it see: 0 for "
+    "attention to one token.",
     "special tokens": "Mean attention to all special tokens together. By itself it says little: lift is this mass over "
-    "their share of the tokens, and by norm weights each token by the norm of what the head reads there.",
+    "that under uniform attention to what each query may see, and by norm weights each token by the norm of what the "
+    "head reads there.",
     "best at": "The dependency relation in which the head is furthest above the best offset on the sentences to choose "
     "by; its accuracy is that on other sentences.",
     "best offset": "The fixed distance from a word to its head that most arcs of the relation have: what a head that "

@@ -89,6 +89,9 @@ def test_what_types_get_is_that_of_a_loop(is_causal: bool) -> None:
     attention, batch, types = made_up(is_causal)
     found = attended(attention, batch, types)
     assert torch.equal(found["n_tokens"][:, 0], types.sum(1).double())
+    seen = batch.uniform.numpy()
+    expected = [[seen[s][:, types[s, :, t].numpy()].sum() for t in range(3)] for s in range(3)]
+    assert found["expected"][:, 0].tolist() == [pytest.approx(row) for row in expected]
     assert attention.projection
     for s, n in enumerate(LENGTHS):
         for h in range(3):
