@@ -22,7 +22,7 @@ from probing.figures.style import (
 )
 from probing.heads.fusion.fusion_figure import accuracy_of_fusions
 from probing.tables import change
-from probing.tables.heads import CLASSES, LETTERS, SPECIAL, beats_offset, name_of, of_heads, of_measure
+from probing.tables.heads import CLASSES, LETTERS, SPECIAL, finds_relation, name_of, of_heads, of_measure
 from probing.tables.position_heads import examined_heads
 from probing.tables.wording import two_decimals
 
@@ -187,21 +187,21 @@ def class_examples(figure: Figure, examples: Examples, model: str) -> None:
 
 
 def relation_map(figure: Figure, rows: Sequence[Row], model: str) -> None:
-    """Draw the dependency relation that each head is best at, with its accuracy, shaded if it beats the offset."""
+    """Draw the dependency relation that each head is best at, with its accuracy, shaded if it is found."""
     texts = [f"{row['relation']}\n{two_decimals(row['test']).replace('0.', '.', 1)}" for row in rows]
     by_head = {name_of(row): text for row, text in zip(rows, texts, strict=True)}
     wide = 0.2 + 0.062 * max(len(line) for text in texts for line in text.split("\n"))
     axes = _map(
-        figure, rows, lambda row: row["test"] if beats_offset(row) else 0.0, lambda row: by_head[name_of(row)],
+        figure, rows, lambda row: row["test"] if finds_relation(row) else 0.0, lambda row: by_head[name_of(row)],
         (wide, 0.42),
     )  # fmt: skip
     for row, text in zip(rows, axes.texts, strict=True):
-        if not beats_offset(row):
+        if not finds_relation(row):
             text.set_color(GREY)
-    n = sum(map(beats_offset, rows))
+    n = sum(map(finds_relation, rows))
     axes.set_title(
         f"{model}: best dependency relation of each head, accuracy on test sentences\n"
-        f"shaded: more often right than the best fixed offset ({n} of {len(rows)} heads)",
+        f"shaded: more often than the best offset, beyond permuted heads ({n} of {len(rows)} heads)",
         fontsize=9,
     )
 

@@ -10,6 +10,7 @@ from probing.statistics.intervals import few_sentences
 from probing.tables.change import change_conclusions, change_table
 from probing.tables.columns import ends, in_brackets, interval
 from probing.tables.fusion import fusion_lines, fusion_tables
+from probing.tables.roles import role_lines
 from probing.tables.rollout import rollout_lines, rollout_table
 from probing.tables.schema import ALL_LAYERS
 
@@ -32,12 +33,13 @@ COLUMNS = {
     "relations": (
         "relation", "n_train", "n_test", "query", "layer", "head", "train", "test", "test_low", "test_high", "offset",
         "offset_train", "offset_test", "offset_test_low", "offset_test_high", "difference", "difference_low",
-        "difference_high", "p_value", "untrained", "untrained_low", "untrained_high",
+        "difference_high", "p_value", "difference_permuted", "p_permuted", "untrained", "untrained_low",
+        "untrained_high",
     ),
     "head_relations": (
         "layer", "head", "relation", "query", "n_train", "n_test", "train", "test", "test_low", "test_high", "offset",
         "offset_train", "offset_test", "offset_test_low", "offset_test_high", "difference", "difference_low",
-        "difference_high", "p_value",
+        "difference_high", "p_value", "difference_permuted", "p_permuted",
     ),
     "trees": (
         "measure", "layer", "head", "chosen", "n_train", "n_test", "train", "test", "test_low", "test_high", "baseline",
@@ -85,7 +87,7 @@ def conclusions(made: Tables) -> list[str]:
         *_similarity(made),
         *_relations(made),
         *_trees(made),
-        *_roles(made),
+        *role_lines(made.get("roles", ())),
         *change_conclusions(made.get("change", ())),
         *fusion_lines(made.get("fusion", ())),
         *_why_no_intervals(made),
@@ -116,6 +118,14 @@ def name_of(row: Row) -> str:
 def beats_offset(row: Row) -> bool:
     """Whether a head finds a relation more often than the best fixed offset (corrected p below .05)."""
     return bool(row["difference"] > 0 and row["p_value"] < 0.05)
+
+
+def finds_relation(row: Row) -> bool:
+    """Whether a head finds a relation more often than the best fixed offset and than with permuted syntactic heads.
+
+    Runs of earlier versions did not permute syntactic heads; in them, the offset decides.
+    """
+    return beats_offset(row) and bool(row.get("p_permuted", 0.0) < 0.05)
 
 
 def largest_move(made: Tables) -> tuple[str, float] | None:
@@ -314,19 +324,35 @@ def _relations(made: Tables) -> list[str]:
     rows = made.get("relations", ())
     if not rows:
         return []
-    better = [row for row in rows if beats_offset(row)]
-    better.sort(key=lambda row: -row["difference"])
-    told = better or sorted(rows, key=lambda row: -row["test"])
+    found = sorted(filter(finds_relation, rows), key=lambda row: -row["difference"])
+    told = found or sorted(rows, key=lambda row: -row["test"])
     several = [
         f"{row['relation']} {name_of(row)} ({row['test']:.3f}{_within(row, 'test')}; offset {row['offset']:+d}: "
         f"{row['offset_test']:.3f}{_beside(row)})"
         for row in told[:5]
     ]
-    than = "more often than the best fixed offset (corrected p below .05)"
-    if better:
-        which = "above all " * (len(better) > len(several)) + ", ".join(several)
-        return [f"A head finds {len(better)} of {len(rows)} relations {than}: {which}."]
-    return [f"No head finds any of {len(rows)} relations {than}; the best are {', '.join(several)}."]
+    than = "more often than the best fixed offset"
+    if "p_permuted" in rows[0]:
+        than += ", by more than if syntactic heads are permuted in each sentence"
+    than += " (corrected p below .05)"
+    if not found:
+        return [
+            f"No head finds any of {len(rows)} relations {than}; the best are {', '.join(several)}.",
+            *_only_beyond_offset(rows),
+        ]
+    which = "above all " * (len(found) > len(several)) + ", ".join(several)
+    return [f"A head finds {len(found)} of {len(rows)} relations {than}: {which}.", *_only_beyond_offset(rows)]
+
+
+def _only_beyond_offset(rows: Sequence[Row]) -> list[str]:
+    """Return a sentence on relations that are found more often than by the offset, which shows no syntax."""
+    names = [row["relation"] for row in rows if beats_offset(row) and not finds_relation(row)]
+    if not names:
+        return []
+    return [
+        f"Also more often than the best fixed offset, but not by more than with permuted syntactic heads: "
+        f"{', '.join(names)}. Attention to words that head many others is enough for that."
+    ]
 
 
 def _trees(made: Tables) -> list[str]:
@@ -345,28 +371,6 @@ def _trees(made: Tables) -> list[str]:
                 f"{row['baseline']:.1%}{in_brackets(_beside(row)[2:])}."
             )
     return lines
-
-
-def _roles(made: Tables) -> list[str]:
-    rows = [row for row in made.get("roles", ()) if row["role"] == "all"]
-    if not rows:
-        return []
-    best = max(rows, key=lambda row: row["z"])
-    heads = {name_of(row) for row in rows if row["p_value"] < 0.05}
-    several = f"{len(heads)} of {len({name_of(row) for row in rows})} heads"
-    return [
-        f"Role links: {several} attend along {best['n']:,} links more than to pairs that look alike (p below .05, "
-        f"corrected for the choice of a head), above all {name_of(best)} from the {best['query']}: {best['score']:.3f}"
-        f"{in_brackets(interval(best, between=' to '))}, unlinked pairs "
-        f"{best['unlinked']:.3f}, p {best['p_value']:.3f}.{_unmatched(best)}"
-    ]
-
-
-def _unmatched(row: Row) -> str:
-    """Return how many links were not compared; empty if none, or if an earlier version did not count them."""
-    n = int(row.get("n_unmatched", 0))
-    several = "A further link has" if n == 1 else f"A further {n:,} links have"
-    return f" {several} no unlinked pair that looks alike, and cannot be compared." if n else ""
 
 
 def _beside(row: Row) -> str:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from probing.errors import UserError, as_clause
-from probing.heads.roles.scores import Roles, role_rows
+from probing.heads.roles.scores import ALL, Roles, role_rows
 from probing.heads.rows import Rows
 from probing.heads.subject import Part, Reading, Subject
 from probing.heads.sums import SumsStore
@@ -27,8 +25,7 @@ def _lacks(subject: Subject) -> str | None:
         request, pairs = subject.roles
     except UserError as error:
         return f"role links, and {as_clause(error)}"
-    is_link = pairs.roles != ""
-    if not np.intersect1d(pairs.stratum[is_link], pairs.stratum[~is_link]).size:
+    if not len(pairs.placements[ALL].links):
         return (
             "pairs of words that look like a role link and are none (the same distance, place in the sentence, "
             f"parts of speech and numbers of words and pieces), and `{request.corpus.name}` has none; give more "

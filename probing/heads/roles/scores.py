@@ -3,34 +3,37 @@
 The score of a head is the mean over links of the largest attention from a piece of one side to a piece of the other.
 The text and figure 3 of the paper disagree about the direction, so both are measured.
 
-A high score alone says little, since many heads attend to words at some distance whatever their role. Each link is
+A high score alone says little, since many heads attend to words at some distance whatever their role. Links are
 therefore compared with unlinked pairs of words that look alike: pairs of the same signed distance, the same parts of
 speech (where the corpus has them), the same numbers of words and of pieces, because a maximum grows with these, and the
-same place. In each draw of the null, the links are resampled among all such pairs. If links were made at random, the
-true ones would be one more draw, so that p-values are uniform. A p-value compares with the largest statistic over all
-heads and both directions of each draw, and so corrects for the choice of a head. (The paper selects the heads above the
-99th percentile of its 144 heads: 1% of them, 1.4 heads, whatever they do.)
+same place.
+
+The links of a predicate are drawn together, because they are not independent: a predicate that attends much to one word
+attends less to others, and one whose attention stays on words is high for all of its fillers. What is drawn is a
+placement: the links of a predicate, or the pairs of another sentence that look like them, each like one link. In each
+draw of the null, placements are resampled among all that look alike. If links were made at random, with any number of
+fillers for a predicate, the true ones would be one more draw, so that p-values are uniform (benchmarks/null_heads.py).
+A p-value compares with the largest statistic over all heads and both directions of each draw, and so corrects for the
+choice of a head. (The paper selects the heads above the 99th percentile of its 144 heads: 1% of them, 1.4 heads,
+whatever they do.) If no other sentence has pairs
+like all links of a predicate, they are left out together.
 
 The place matters because links are not at random places: subjects, for example, come early. A head attends from token i
 to token j of n by exp(s_ij) / sum_k exp(s_ik), with scores s_ij that depend on the embeddings of the positions i and j
 even in a randomly initialised model, and with n terms in the sum. So the comparison of links and unlinked pairs must
 account for i, j and n. Both positions are matched exactly, not in bins, because in a randomly initialised model the
 embeddings of neighbouring positions are unrelated. An exact match of n would leave few links; but the effect of n is
-smooth, and is removed by a regression. Within the kinds of pairs, a line in 1 / n (the attention if all scores are
-equal) is fitted for each head and direction, and what it predicts is subtracted before links are compared. The line is
-fitted to links and unlinked pairs alike, without regard to which pairs are linked, so that p-values stay uniform if
-links are random. In a randomly initialised model, made-up links from word 2 to word 0, more of them in short sentences,
-are significant if the match of positions or the regression is left out, and are not significant with both
-(tests/heads/test_roles.py). The effect of a link cannot be separated from that of its place if no unlinked pair has the
-same kind and place: such a link is left out and counted.
+smooth, and is removed by a regression (`at_one_length`). In a randomly initialised model, made-up links from word 2 to
+word 0, more of them in short sentences, are significant if the match of positions or the regression is left out, and
+are not significant with both (tests/heads/roles/test_scores.py). The effect of a link cannot be separated from that of
+its place if no unlinked pair has the same kind and place: such a link is left out and counted.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -44,14 +47,14 @@ from probing.corpus import Corpus
 from probing.heads.measures import Accumulator, Kept
 from probing.heads.reading import Attention, Batch
 from probing.heads.roles.framenet import Span
+from probing.heads.roles.placements import Kind, Place, Placements, draw_placements, indexed
+from probing.heads.roles.resampling import Resampled, at_one_length
 from probing.heads.roles.role_files import RoleLinks, distance
 from probing.heads.sums import SumsStore
 from probing.statistics.intervals import mean_interval
 
 QUERIES = ("predicate", "filler")
 DRAWS = 1000
-# Most unlinked pairs for each link. The scores of 2,000 links and their pairs by 72 heads then take 12 MB.
-UNLINKED = 10
 # A role with fewer links that are compared is not tested by itself.
 MIN_LINKS = 20
 ALL = "all"
@@ -68,6 +71,7 @@ class Pairs:
         stratum: Number of each pair's kind, shape (n_pairs,); pairs of a kind look alike.
         roles: The role of each link, empty for unlinked pairs, shape (n_pairs,), objects.
         lengths: Number of tokens of each pair's sentence, shape (n_pairs,).
+        placements: The placements that are compared, of all links together (`ALL`) and of each role.
     """
 
     sentences: NDArray[np.int64]
@@ -75,6 +79,7 @@ class Pairs:
     stratum: NDArray[np.int64]
     roles: NDArray[Any]
     lengths: NDArray[np.int64]
+    placements: Mapping[str, Placements] = field(default_factory=dict)
 
     @cached_property
     def slots(self) -> NDArray[np.int64]:
@@ -89,19 +94,54 @@ class Pairs:
 
 
 def pairs_of(links: RoleLinks, tokens: Tokens, seed: int) -> Pairs:
-    """Return the links of sentences and unlinked pairs that look alike, at most `UNLINKED` for each link.
+    """Return the links of sentences and pairs of other sentences that look like them, at most `UNLINKED` times as many.
 
     Args:
         links: The sentences and links.
         tokens: The sentences' tokens.
         seed: Seed of the choice of unlinked pairs.
     """
+    kind = _kinds(links, tokens)
+    linked: dict[Place, str] = {}
+    for link in links.links:
+        linked.setdefault((link.sentence, link.predicate, link.filler), link.role)
+    kinds = {place: found for place in linked if (found := kind(*place)) is not None}
+    roles = sorted({linked[place] for place in kinds})
+    unlinked = _unlinked_places(kinds, linked, tokens, kind)
     generator = np.random.default_rng(seed)
-    pieces = [_pieces(tokens, sentence) for sentence in range(tokens.n_sentences)]
-    columns = links.corpus.columns.get("upos")
+    drawn = {
+        name: draw_placements([place for place in kinds if name in (ALL, linked[place])], kinds, unlinked, generator)
+        for name in (ALL, *(roles if len(roles) > 1 else ()))
+    }
+    chosen = {place: linked[place] for place in kinds}
+    for placements in drawn.values():
+        chosen |= {place: "" for _, found, is_link in placements for place in found if not is_link}
+    ordered = sorted(chosen, key=lambda place: place[0])
+    number = {found: i for i, found in enumerate(dict.fromkeys(kinds.values()))}
+    pieces = _pieces_of(tokens)
+    ends = [
+        [[pieces[sentence][first][0], pieces[sentence][last][1]] for first, last in sides]
+        for sentence, *sides in ordered
+    ]
+    of_kind = [number[found] for place in ordered if (found := kind(*place)) is not None]
+    sentences = np.array([place[0] for place in ordered], dtype=np.int64)
+    index = {place: i for i, place in enumerate(ordered)}
+    n_links = {name: sum(name in (ALL, linked[place]) for place in kinds) for name in drawn}
+    return Pairs(
+        sentences,
+        np.array(ends, dtype=np.int64).reshape(-1, 2, 2),
+        np.array(of_kind, dtype=np.int64),
+        np.array([chosen[place] for place in ordered], dtype=object),
+        tokens.lengths[sentences].astype(np.int64),
+        {name: indexed(placements, index, n_links[name]) for name, placements in drawn.items()},
+    )
 
-    def kind(sentence: int, predicate: Span, filler: Span) -> tuple[Any, ...] | None:
-        """Return what pairs that look alike share; None if a word was cut off."""
+
+def _kinds(links: RoleLinks, tokens: Tokens) -> Callable[[int, Span, Span], Kind | None]:
+    """Return a function that says what pairs of words that look alike share; None if a word was cut off."""
+    pieces, columns = _pieces_of(tokens), links.corpus.columns.get("upos")
+
+    def kind(sentence: int, predicate: Span, filler: Span) -> Kind | None:
         ends = [pieces[sentence].get(word) for side in (predicate, filler) for word in range(side[0], side[1] + 1)]
         if not all(ends):
             return None
@@ -111,38 +151,37 @@ def pairs_of(links: RoleLinks, tokens: Tokens, seed: int) -> Pairs:
         ]
         upos = [columns[sentence][first : last + 1] for first, last in (predicate, filler)] if columns else []
         sizes = [last - first for first, last in (predicate, filler)]
-        return distance(predicate, filler), *sizes, *begins, *n_pieces, *upos
+        # A part of speech tells the mark that ends a sentence; without it, the place does.
+        n_words = len((links.corpus.words or ())[sentence])
+        is_last = [] if columns else [last == n_words - 1 for _, last in (predicate, filler)]
+        return distance(predicate, filler), *sizes, *begins, *n_pieces, *upos, *is_last
 
-    linked: dict[tuple[int, Span, Span], str] = {}
-    for link in links.links:
-        linked.setdefault((link.sentence, link.predicate, link.filler), link.role)
-    kinds = {place: found for place in linked if (found := kind(*place)) is not None}
-    n_linked = Counter(kinds.values())
-    shapes = {found[:3] for found in n_linked}
-    others: dict[tuple[Any, ...], list[tuple[int, Span, Span]]] = {}
-    for sentence in range(tokens.n_sentences):
-        for predicate, filler in _spans(max(pieces[sentence], default=-1) + 1, shapes):
+    return kind
+
+
+def _unlinked_places(
+    kinds: Mapping[Place, Kind],
+    linked: Mapping[Place, str],
+    tokens: Tokens,
+    kind: Callable[[int, Span, Span], Kind | None],
+) -> dict[Kind, dict[int, Place]]:
+    """Return for each kind of link the sentences that have an unlinked pair of this kind, with this pair.
+
+    A sentence has one pair of a kind at most, since the kind says where both sides begin.
+    """
+    found: dict[Kind, dict[int, Place]] = {one: {} for one in kinds.values()}
+    shapes = {one[:3] for one in found}
+    for sentence, pieces in enumerate(_pieces_of(tokens)):
+        for predicate, filler in _spans(max(pieces, default=-1) + 1, shapes):
             place = sentence, predicate, filler
-            if place not in linked and (found := kind(*place)) in n_linked and found is not None:
-                others.setdefault(found, []).append(place)
-    chosen = [(place, found, linked[place]) for place, found in kinds.items()]
-    for found, places in others.items():
-        n = min(len(places), UNLINKED * n_linked[found])
-        chosen += [(places[i], found, "") for i in sorted(generator.choice(len(places), n, replace=False))]
-    chosen.sort(key=lambda one: one[0])
-    number = {found: i for i, found in enumerate(n_linked)}
-    ends = [
-        [[pieces[sentence][first][0], pieces[sentence][last][1]] for first, last in sides]
-        for (sentence, *sides), _, _ in chosen
-    ]
-    sentences = np.array([place[0] for place, _, _ in chosen], dtype=np.int64)
-    return Pairs(
-        sentences,
-        np.array(ends, dtype=np.int64).reshape(-1, 2, 2),
-        np.array([number[found] for _, found, _ in chosen], dtype=np.int64),
-        np.array([role for _, _, role in chosen], dtype=object),
-        tokens.lengths[sentences].astype(np.int64),
-    )
+            if place not in linked and (own := kind(*place)) is not None and own in found:
+                found[own][sentence] = place
+    return found
+
+
+def _pieces_of(tokens: Tokens) -> list[dict[int, tuple[int, int]]]:
+    """Return for each sentence its words' first pieces, and the first pieces after them."""
+    return [_pieces(tokens, sentence) for sentence in range(tokens.n_sentences)]
 
 
 def _pieces(tokens: Tokens, sentence: int) -> dict[int, tuple[int, int]]:
@@ -236,8 +275,8 @@ def rows_of_scores(values: NDArray[np.float32], pairs: Pairs, seed: int, n_draws
 
     Columns: `query` is the side that attends; `score` with its interval over sentences; `unlinked`, the mean over
     unlinked pairs that look alike, at the lengths of the links' sentences; `z`, by how many standard deviations of
-    resampled links the score differs from their mean; `p_value`, corrected for the number of heads and directions; `n`,
-    the number of links; `n_unmatched`, the number of links that are left out because no unlinked pair looks alike.
+    resampled placements the score differs from their mean; `p_value`, corrected for the number of heads and directions;
+    `n`, the number of links; `n_unmatched`, the number of links that are left out because no unlinked pairs look alike.
 
     Args:
         values: The largest attention between the pieces of each pair, shape (n_pairs, 2, layers, heads).
@@ -245,108 +284,22 @@ def rows_of_scores(values: NDArray[np.float32], pairs: Pairs, seed: int, n_draws
         seed: Seed of the draws.
         n_draws: Number of draws.
     """
-    names = sorted({role for role in pairs.roles.tolist() if role})
     rows = []
-    for role in (ALL, *(names if len(names) > 1 else ())):
-        linked = pairs.roles == role if role != ALL else pairs.roles != ""
-        used = _comparable(pairs.stratum, linked, linked | (pairs.roles == ""))
-        n = int((linked & used).sum())
-        if n >= (1 if role == ALL else MIN_LINKS):
-            adjusted = at_one_length(values[used], linked[used], pairs.stratum[used], pairs.lengths[used])
-            tested = _Test.of(adjusted, linked[used], pairs.stratum[used], seed, n_draws)
-            of_role = _rows(role, values, pairs.sentences, linked & used, tested)
-            rows += [{**row, "n_unmatched": int(linked.sum()) - n} for row in of_role]
+    for role, placements in pairs.placements.items():
+        links = placements.links
+        if len(links) >= (1 if role == ALL else MIN_LINKS):
+            lengths = pairs.lengths[placements.pairs[:, 0]]
+            adjusted = at_one_length(
+                placements.sums(values), placements.linked, placements.stratum, lengths, placements.sizes
+            )
+            tested = Resampled.of(adjusted, placements.linked, placements.stratum, seed, n_draws)
+            of_role = _rows(role, values, pairs.sentences, links, tested)
+            rows += [{**row, "n_unmatched": placements.n_unmatched} for row in of_role]
     return rows
 
 
-def _comparable(stratum: NDArray[np.int64], linked: NDArray[np.bool_], tested: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which pairs are of a kind that has both links and unlinked pairs."""
-    n = int(stratum.max()) + 1
-    both = (np.bincount(stratum[linked], minlength=n) > 0) & (np.bincount(stratum[tested & ~linked], minlength=n) > 0)
-    return tested & both[stratum]
-
-
-def at_one_length(
-    values: NDArray[np.float32], linked: NDArray[np.bool_], stratum: NDArray[np.int64], lengths: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """Return the attention of pairs with the effect of the lengths of their sentences removed, float64.
-
-    A line through 1 / n is fitted within the kinds of pairs, for each head and direction. The mean over links does not
-    change.
-
-    Args:
-        values: Shape (n_pairs, ...).
-        linked: Whether a pair is a link, shape (n_pairs,).
-        stratum: Number of each pair's kind, shape (n_pairs,).
-        lengths: Number of tokens of each pair's sentence, shape (n_pairs,).
-    """
-    uniform = 1 / lengths
-    _, kind = np.unique(stratum, return_inverse=True)
-    within = uniform - (np.bincount(kind, uniform) / np.bincount(kind))[kind]
-    spread = within @ within
-    if spread < 1e-12 * len(within):  # all sentences of a kind have the same length
-        return values.astype(np.float64)
-    slope = np.tensordot(within, values, 1) / spread
-    return values - np.multiply.outer(uniform - uniform[linked].mean(), slope)
-
-
-@dataclass(frozen=True)
-class _Test:
-    """A score of each head and direction, compared with resampled links; arrays have shape (2, layers, heads)."""
-
-    unlinked: NDArray[np.float64]
-    z: NDArray[np.float64]
-    p_value: NDArray[np.float64]
-
-    @classmethod
-    def of(
-        cls, values: NDArray[np.float64], linked: NDArray[np.bool_], stratum: NDArray[np.int64], seed: int, n_draws: int
-    ) -> _Test:
-        """Compare links with as many pairs of each kind, drawn among all pairs of that kind."""
-        shape, flat = values.shape[1:], values.reshape(len(values), -1)
-        _, stratum = np.unique(stratum, return_inverse=True)
-        weights = linked / linked.sum()
-        mean, sd = _moments(flat, linked, stratum)
-        score = np.where(sd > 0, (weights @ flat - mean) / np.where(sd > 0, sd, 1), 0.0)
-        generator = np.random.default_rng(seed)
-        order = np.argsort(stratum, kind="stable")
-        starts = np.searchsorted(stratum[order], np.arange(stratum.max() + 1))
-        n_linked = np.bincount(stratum[linked], minlength=stratum.max() + 1)
-        beyond = np.zeros(flat.shape[1])
-        in_stratum = np.arange(len(stratum)) - starts[stratum[order]]
-        first = in_stratum < n_linked[stratum[order]]
-        for _ in range(n_draws):
-            drawn = np.argsort(stratum + generator.random(len(stratum)))[first]
-            means = flat[drawn].mean(0)
-            beyond += np.max(np.where(sd > 0, (means - mean) / np.where(sd > 0, sd, 1), 0.0)) >= score - 1e-9
-        p_value = (1 + beyond) / (1 + n_draws)
-        return cls(_unlinked(flat, linked, stratum).reshape(shape), score.reshape(shape), p_value.reshape(shape))
-
-
-def _moments(
-    flat: NDArray[np.float64], linked: NDArray[np.bool_], stratum: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return mean and standard deviation of the mean over as many pairs of each kind, drawn without replacement."""
-    mean, variance = (np.zeros(flat.shape[1]) for _ in range(2))
-    for kind in range(stratum.max() + 1):
-        here = flat[stratum == kind]
-        n, m = len(here), int(linked[stratum == kind].sum())
-        mean += m * here.mean(0)
-        variance += m * (n - m) / n * here.var(0, ddof=1)
-    n_links = linked.sum()
-    sd = np.sqrt(variance) / n_links
-    return mean / n_links, np.where(sd > 1e-9 * np.abs(flat).max(0), sd, 0.0)
-
-
-def _unlinked(flat: NDArray[np.float64], linked: NDArray[np.bool_], stratum: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the mean over links of the mean unlinked pair of their kind."""
-    n = stratum.max() + 1
-    weights = np.bincount(stratum[linked], minlength=n) / np.bincount(stratum[~linked], minlength=n)
-    return (np.where(linked, 0.0, weights[stratum]) @ flat) / linked.sum()
-
-
 def _rows(
-    role: str, values: NDArray[np.float32], sentences: NDArray[np.int64], links: NDArray[np.bool_], tested: _Test
+    role: str, values: NDArray[np.float32], sentences: NDArray[np.int64], links: NDArray[np.int64], tested: Resampled
 ) -> list[dict[str, Any]]:
     _, n_layers, n_heads = values.shape[1:]
     n_links = np.bincount(sentences[links])
@@ -358,8 +311,9 @@ def _rows(
             {
                 "role": role, "query": QUERIES[side], "layer": layer + 1, "head": head + 1,
                 "score": float(scores.mean()), "low": low, "high": high,
-                "unlinked": float(tested.unlinked[side, layer, head]), "z": float(tested.z[side, layer, head]),
-                "p_value": float(tested.p_value[side, layer, head]), "n": int(links.sum()),
+                "unlinked": float(tested.unlinked[side, layer, head] * tested.n_linked / len(links)),
+                "z": float(tested.z[side, layer, head]),
+                "p_value": float(tested.p_value[side, layer, head]), "n": len(links),
             }
         )  # fmt: skip
     return rows

@@ -4,6 +4,12 @@ For a dependent d with the head g in the treebank, an attention head is right as
 most, and as `query=head` if the word that attends to d most is g (both among the other words). For each relation the
 best head and query, and the best offset from dependent to head, are chosen on the training sentences and reported on
 the test sentences. Clark et al. 2019 choose on the sentences that they report, and clamp offsets to the sentence.
+
+Two nulls are tested. Against the best offset: does the attention head find the relation more often than a fixed
+distance does? It may, and know nothing of syntax: a word that is drawn at random is always in the sentence, which an
+offset is not, and some words are the syntactic heads of many. Against permuted syntactic heads
+(`probing.heads.syntax.permuted`): is its lead over the offset larger than if the syntactic heads of a sentence were
+given to its dependents at random?
 """
 
 from __future__ import annotations
@@ -20,6 +26,7 @@ from probing.comparison.agreement import holm
 from probing.corpus import Corpus
 from probing.heads.sums import SumsStore
 from probing.heads.syntax.arcs import Arcs, WordRows, arcs_of
+from probing.heads.syntax.permuted import DRAWS, Finder, compare_leads
 from probing.heads.syntax.word_maps import NONE, MostAttended
 from probing.statistics.intervals import accuracy_interval, difference_interval, difference_p_value
 
@@ -41,14 +48,17 @@ class Scored:
     Args:
         arcs: The arcs whose words the model has read.
         right: Whether a head is right about an arc, shape (n_arcs, n_layers, heads, 2), the last axis as `QUERIES`.
+        found: The word that the head finds for the dependent of an arc, likewise; None if syntactic heads are not to be
+            permuted.
     """
 
     arcs: Arcs
     right: NDArray[np.bool_]
+    found: NDArray[np.int16] | None = None
 
     def where(self, chosen: NDArray[np.bool_]) -> Scored:
         """Return some of the arcs, given whether each is chosen."""
-        return Scored(self.arcs.where(chosen), self.right[chosen])
+        return Scored(self.arcs.where(chosen), self.right[chosen], None if self.found is None else self.found[chosen])
 
     def of_sentences(self, chosen: NDArray[np.bool_]) -> Scored:
         """Return the arcs of some sentences, given whether each sentence of the corpus is chosen."""
@@ -56,7 +66,8 @@ class Scored:
 
     def of_layers(self, layers: Sequence[int]) -> Scored:
         """Return the same arcs with the heads of some layers, given by their numbers."""
-        return Scored(self.arcs, self.right[:, [layer - 1 for layer in layers]])
+        here = [layer - 1 for layer in layers]
+        return Scored(self.arcs, self.right[:, here], None if self.found is None else self.found[:, here])
 
 
 def scored(store: SumsStore, corpus: Corpus, option: str = "--corpus") -> Scored:
@@ -81,22 +92,31 @@ def scored(store: SumsStore, corpus: Corpus, option: str = "--corpus") -> Scored
     # then left out.
     read &= (attended[dependents, 0, 0, 0] != NONE) & (attended[heads, 0, 0, 0] != NONE)
     kept = arcs.where(read)
-    return Scored(kept, attended[dependents[read]] == kept.heads[:, None, None, None])
+    found = attended[dependents[read]]
+    return Scored(kept, found == kept.heads[:, None, None, None], found)
 
 
 def relation_rows(
-    train: Scored, test: Scored, untrained: tuple[Scored, Scored] | None = None, least: int = LEAST_ARCS
+    train: Scored,
+    test: Scored,
+    untrained: tuple[Scored, Scored] | None = None,
+    least: int = LEAST_ARCS,
+    seed: int = 0,
+    n_draws: int = DRAWS,
 ) -> list[Row]:
     """Return a row for each relation that has enough arcs in both parts, the most frequent in training first.
 
     `difference` is the accuracy of the chosen head minus that of the chosen offset, on the same test arcs. Its p-value
-    is two-sided and corrected for the number of relations (Holm). Intervals are by sentence.
+    is two-sided and corrected for the number of relations (Holm). Intervals are by sentence. `difference_permuted` is
+    the mean difference with permuted syntactic heads, and `p_permuted` says whether the true one is larger.
 
     Args:
         train: The arcs by which heads and offsets are chosen.
         test: The arcs that accuracies are reported on.
         untrained: The same two for a randomly initialised model, for which a head is chosen in the same way.
         least: Fewest arcs of a relation in each part.
+        seed: Seed of the permutations.
+        n_draws: Number of permutations.
     """
     rows = []
     for name in _frequent(train, test, least):
@@ -104,21 +124,26 @@ def relation_rows(
         others = _of_relation(name, *untrained) if untrained else None
         row = {"relation": name, **_row(parts[0], parts[1], best_head(parts[0].right))}
         rows.append(row | (_untrained(*others) if others else {}))
-    return _corrected(rows)
+    return _corrected(_beside_permuted(rows, test, seed, n_draws))
 
 
-def head_relation_rows(train: Scored, test: Scored, least: int = LEAST_ARCS) -> list[Row]:
+def head_relation_rows(
+    train: Scored, test: Scored, least: int = LEAST_ARCS, seed: int = 0, n_draws: int = DRAWS
+) -> list[Row]:
     """Return a row for each head, in the order of layers and heads: the relation that it is best at.
 
     This is the relation for which the head's accuracy on the training sentences exceeds that of the best offset most;
     of equally good relations, it is the most frequent one. Accuracy alone would choose, for most heads, a relation
     between neighbouring words, which is found by any head that attends to nearby words. Accuracies are those on the
-    test sentences, and p-values are corrected for the number of heads (Holm).
+    test sentences, and p-values are corrected for the number of heads (Holm; `p_permuted` by the largest of each
+    permutation).
 
     Args:
         train: The arcs by which relations, queries and offsets are chosen.
         test: The arcs that accuracies are reported on.
         least: Fewest arcs of a relation in each part.
+        seed: Seed of the permutations.
+        n_draws: Number of permutations.
     """
     names = _frequent(train, test, least)
     if not names:
@@ -131,7 +156,7 @@ def head_relation_rows(train: Scored, test: Scored, least: int = LEAST_ARCS) -> 
         chosen, query = divmod(int(above[:, layer, head].argmax()), len(QUERIES))
         row = _row(*parts[chosen], (layer, head, query))
         rows.append({"layer": row.pop("layer"), "head": row.pop("head"), "relation": names[chosen], **row})
-    return _corrected(rows)
+    return _corrected(_beside_permuted(rows, test, seed, n_draws))
 
 
 def _frequent(train: Scored, test: Scored, least: int) -> list[str]:
@@ -144,6 +169,22 @@ def _frequent(train: Scored, test: Scored, least: int) -> list[str]:
 
 def _of_relation(name: str, train: Scored, test: Scored) -> tuple[Scored, Scored]:
     return train.where(train.arcs.relations == name), test.where(test.arcs.relations == name)
+
+
+def _beside_permuted(rows: list[Row], test: Scored, seed: int, n_draws: int) -> list[Row]:
+    """Return rows with what the lead over the offset is if the syntactic heads of each sentence are permuted."""
+    if test.found is None or not rows:
+        return rows
+    finders = []
+    for row in rows:
+        arcs = np.flatnonzero(test.arcs.relations == row["relation"])
+        found = test.found[arcs, row["layer"] - 1, row["head"] - 1, QUERIES.index(row["query"])]
+        finders.append(Finder(arcs, found.astype(np.int64), row["offset"]))
+    leads = compare_leads(test.arcs, finders, seed, n_draws)
+    return [
+        {**row, "difference_permuted": float(permuted), "p_permuted": float(p)}
+        for row, permuted, p in zip(rows, leads.permuted, leads.p_value, strict=True)
+    ]
 
 
 def _corrected(rows: list[Row]) -> list[Row]:

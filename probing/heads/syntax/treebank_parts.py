@@ -119,7 +119,10 @@ def _numbered(rows: Rows, layers: Sequence[int]) -> Rows:
 
 def _relation_tables(subject: Subject, stores: Stores) -> dict[str, Rows]:
     own, untrained = _scores(subject, stores, MostAttended.name, scored)
-    tables = {"relations": relation_rows(*own, untrained), "head_relations": head_relation_rows(*own)}
+    tables = {
+        "relations": relation_rows(*own, untrained, seed=subject.seed),
+        "head_relations": head_relation_rows(*own, seed=subject.seed),
+    }
     return {name: _numbered(rows, subject.layers) for name, rows in tables.items()}
 
 

@@ -15,7 +15,7 @@ from probing.page.sources import Survey, model_name
 from probing.page.tables import as_in_terminal, table
 from probing.runs.reading import leaves_out_first
 from probing.tables.columns import interval
-from probing.tables.heads import beats_offset, name_of
+from probing.tables.heads import finds_relation, name_of
 from probing.tables.wording import count
 
 ABOUT_ARCS = (
@@ -197,7 +197,7 @@ def _about_gold(relation: Mapping[str, Any] | None) -> str | None:
     if relation is None:
         return None
     ends = "from the word to its head" if relation["query"] == "dependent" else "from the head to the word"
-    beats = "" if beats_offset(relation) else ", at which it does not beat the offset"
+    beats = "" if finds_relation(relation) else ", at which it does not beat the offset or permuted heads"
     return (
         f"Dashed, below the words: the relation {relation['relation']}{beats}, {ends}, as the treebank has it; an arc "
         "above that is right is marked. "
@@ -209,9 +209,10 @@ def _about_gold(relation: Mapping[str, Any] | None) -> str | None:
 
 def _relations(rows: Sequence[Mapping[str, Any]]) -> Html:
     """Return the best head of each relation, beside the best offset and the randomly initialised model."""
-    by_model = "untrained" in rows[0]
+    by_model, is_permuted = "untrained" in rows[0], "p_permuted" in rows[0]
     head = ["relation", "arcs", "from", "head", "accuracy", "95% range", "offset", "its accuracy", "difference",
-            "95% range", "p", *(["randomly initialised"] if by_model else [])]  # fmt: skip
+            "95% range", "p", *(["if permuted", "p beyond permuted"] if is_permuted else []),
+            *(["randomly initialised"] if by_model else [])]  # fmt: skip
     body = [
         [
             row["relation"],
@@ -225,6 +226,7 @@ def _relations(rows: Sequence[Mapping[str, Any]]) -> Html:
             f"{row['difference']:+.3f}",
             interval(row, "difference", " to "),
             f"{row['p_value']:.2g}",
+            *([f"{row['difference_permuted']:+.3f}", f"{row['p_permuted']:.2g}"] if is_permuted else []),
             *([f"{row['untrained']:.3f}"] if by_model else []),
         ]
         for row in rows

@@ -22,6 +22,10 @@ ATTENTION: Terms = {
     "by; its accuracy is that on other sentences.",
     "best offset": "The fixed distance from a word to its head that most arcs of the relation have: what a head that "
     "knows positions alone would reach.",
+    "if permuted": "The same difference, as a mean over permutations of the syntactic heads among the dependents of "
+    "each sentence: what a head finds that attends to words which head many others, whatever depends on them.",
+    "p beyond permuted": "Of the difference being larger than under these permutations, corrected for the number of "
+    "relations by the largest of each permutation.",
     "from": "The side of the relation that attends: dependent or head.",
     "p": "Of the difference between a head and the offset on the same arcs, corrected for the number of relations or "
     "of heads (Holm).",

@@ -211,3 +211,30 @@ def test_scores_are_read_from_a_model(checkpoints: dict[str, Path], long_sentenc
     assert {(row["layer"], row["head"]) for row in rows} == {(k, h) for k in (1, 2, 3) for h in (1, 2)}
     fewer = RoleLinks(links.corpus, links.links[::2])
     assert Roles(pairs_of(fewer, tokens, 0)).settings != measure.settings
+
+
+def test_fillers_of_one_predicate_are_no_evidence_of_their_own() -> None:
+    """Predicates with four random fillers, in maps in which some words attend to all others and some to none."""
+    tokens, upos = tokens_and_upos(8)
+    generator = np.random.default_rng(9)
+    maps = [
+        of * torch.from_numpy(generator.random((N_LAYERS, N_HEADS, of.shape[2], 1)).astype(np.float32) ** 4)
+        for of in made_up_maps(tokens, 9)
+    ]
+    corpus = random_links(generator, upos).corpus
+    corpus = from_words("made up", corpus.words or ())
+    smallest, known = [], dict[tuple[int, ...], np.ndarray]()
+    for draw in range(60):
+        links = []
+        for s in sorted(generator.choice(N_SENTENCES, 25, replace=False).tolist()):
+            p = int(generator.integers(N_WORDS))
+            others = [f for f in range(N_WORDS) if abs(f - p) > 1]
+            links += [Link(s, (p, p), "x", (int(f), int(f))) for f in generator.choice(others, 4, replace=False)]
+        pairs = pairs_of(RoleLinks(corpus, tuple(links)), tokens, draw)
+        rows = rows_of_scores(scores(maps, pairs, known), pairs, draw, n_draws=39)
+        smallest += [min(row["p_value"] for row in rows)] if rows else []
+        for placements in pairs.placements.values():
+            assert all(len(set(pairs.sentences[own[own >= 0]].tolist())) == 1 for own in placements.pairs)
+    # More than eight false alarms among 60 draws have a chance of .003.
+    assert len(smallest) == 60
+    assert sum(p <= 0.05 for p in smallest) <= 8

@@ -30,7 +30,7 @@ from probing.models.attention_heads import read_heads
 pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
 
 WINDOW = 6
-_DECODER = {
+_DECODER: dict[str, Any] = {
     "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1,
     "intermediate_size": 32, "max_position_embeddings": 128, "sliding_window": WINDOW,
 }  # fmt: skip
@@ -39,11 +39,12 @@ _DECODER = {
 def _config(name: str, size: int) -> Any:
     from transformers import CONFIG_MAPPING
 
+    mapping: Any = CONFIG_MAPPING
     if name == "mistral":
-        return CONFIG_MAPPING["mistral"](vocab_size=size, head_dim=8, **_DECODER)
+        return mapping["mistral"](vocab_size=size, head_dim=8, **_DECODER)
     if name == "gemma3":
         types = ["sliding_attention", "full_attention", "sliding_attention"]
-        return CONFIG_MAPPING["gemma3_text"](vocab_size=size, head_dim=8, layer_types=types, **_DECODER)
+        return mapping["gemma3_text"](vocab_size=size, head_dim=8, layer_types=types, **_DECODER)
     config = FAMILIES[name].config(size)
     if name == "modernbert":
         config.local_attention = WINDOW
@@ -91,7 +92,7 @@ def test_uniform_heads_have_entropy_1_lift_1_and_no_pattern(
     draws, layers = Sentences(tokens.n_sentences, 0), [1, 2, 3]
     (entropy, seen) = profile_sums(stores["profile"].all_by_sentence(), tokens.lengths)["entropy"]
     rows, of_layers = measure_rows(entropy, seen, layers, draws, measure="entropy")
-    counts = {SPECIAL: tokens.lengths, "third": np.bincount(tokens.sentences[types["third"]])}
+    counts: dict[str, Any] = {SPECIAL: tokens.lengths, "third": np.bincount(tokens.sentences[types["third"]])}
     rows += [row for row in type_rows(stores["attended"].all_by_sentence(), counts, tokens.lengths, layers, draws)[0]
              if row["measure"] == "lift"]  # fmt: skip
     assert len(rows) == 3 * 2 * 3
