@@ -17,8 +17,8 @@ from probing.tables.heads import beats_offset, finds_relation
 def arcs_of_heads(*sentences: list[int]) -> Arcs:
     """Return arcs from the heads of the words of each sentence, -1 for a root."""
     found = [(s, d, g) for s, heads in enumerate(sentences) for d, g in enumerate(heads) if g >= 0]
-    table = np.array(found)
-    return Arcs(*table.T, np.full(len(found), "x", dtype=object))
+    sentence, dependent, head = np.array(found).T
+    return Arcs(sentence, dependent, head, np.full(len(found), "x", dtype=object))
 
 
 def test_every_permitted_arrangement_is_as_likely_and_no_other_occurs() -> None:
@@ -68,7 +68,8 @@ def test_attention_to_the_word_that_heads_most_beats_offsets_but_not_permuted_he
             if planted:
                 found = np.where(generator.random(len(arcs)) < 0.25, arcs.heads, found)
             parts.append(scored_by(arcs, found, np.full_like(found, 7)))
-        (row,) = relation_rows(*parts, n_draws=99)
+        train, test = parts
+        (row,) = relation_rows(train, test, n_draws=99)
         assert beats_offset(row)
         assert finds_relation(row) == planted
         if planted:
