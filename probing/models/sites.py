@@ -1,16 +1,15 @@
 """Finds the units of the MLP and the outputs of the heads inside the blocks of an encoder, by running it.
 
-Names of modules and model families play no role. Only the number of heads is read from the configuration, and it is
-checked. Both sites are the input of a linear map, and what a map computes is read from gradients during one forward
-pass. A gradient is exactly 0 where there is no path, so the rules are about structure and need no tolerance:
+Names play no role; the number of heads is read from the configuration, and checked. Both sites are the input of a linear
+map, and what a map computes is read from gradients during one forward pass. A gradient is exactly 0 where there is no
+path, so the rules are about structure and need no tolerance:
 
 - The attention output projection is the first linear map of a block whose input for a token depends on other tokens.
   The inputs of the maps before it (queries, keys, values) depend on their own token only. The projection is accepted
   only if its input is a concatenation of heads. The query of a head decides which tokens all neurons of this head read,
   and it affects no other head. So both halves of every slice, one slice per head, must be computed from outputs of
   earlier maps that the two halves share and from which no other slice is computed. A norm over the queries of all
-  heads (OLMo 2) makes every head depend on all queries; there, the projection is accepted if its input is seen to be
-  attention times values (`probing.models.attention_heads`).
+  heads (OLMo 2) makes every head depend on all queries; then the input must be attention times values.
 - The second matrix of the MLP is the linear map whose input has, as its i-th unit, a nonlinear function of the i-th
   output of an earlier map (of two outputs where there is a gate) at the same token and of nothing else that this map
   computes. Blocks with experts, stacks of matrices of which each token uses some, have none.
