@@ -1,8 +1,8 @@
 """Finds the units of the MLP and the outputs of the heads inside the blocks of an encoder, by running it.
 
-Names play no role; the number of heads is read from the configuration, and checked. Both sites are the input of a linear
-map, and what a map computes is read from gradients during one forward pass. A gradient is exactly 0 where there is no
-path, so the rules are about structure and need no tolerance:
+Names play no role; the number of heads is read from the configuration, and checked. Both sites are the input of a
+linear map, and what a map computes is read from gradients during one forward pass. A gradient is exactly 0 where there
+is no path, so the rules are about structure and need no tolerance:
 
 - The attention output projection is the first linear map of a block whose input for a token depends on other tokens.
   The inputs of the maps before it (queries, keys, values) depend on their own token only. The projection is accepted
@@ -14,9 +14,8 @@ path, so the rules are about structure and need no tolerance:
   output of an earlier map (of two outputs where there is a gate) at the same token and of nothing else that this map
   computes. Blocks with experts, stacks of matrices of which each token uses some, have none.
 
-Either is accepted only if it writes to the residual stream: its output has the width of the hidden state, and for each
-token its input changes the block's output for this token and for no other. Where no map or more than one fits, the
-model is refused.
+Either must write to the residual stream: its output has the width of the hidden state, and for each token its input
+changes the block's output for this token alone. Where no map or more than one fits, the model is refused.
 """
 
 from __future__ import annotations
