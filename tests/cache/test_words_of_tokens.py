@@ -5,12 +5,14 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probing.cache.tokens import tokenize, tokenize_pairs
 from probing.cache.word_counts import count_words
+from probing.cache.words import assign
 from probing.corpus import from_pairs, from_sentences, from_words
 
 TEXT = ["the cat sat on the mat", "in the hat of the big cat", "on the mat"]
@@ -71,3 +73,19 @@ def test_a_token_of_several_words_belongs_to_the_first_without_one() -> None:
     assert counts is not None
     assert "\ufe0f" in counts.examples
     assert (counts.n_without_token, counts.n_cut) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("spans", "expected"),
+    [
+        ([(0, 2), (2, 5), (5, 8)], [0, 1, 2]),  # the blank belongs to the second word
+        ([(0, 5), (5, 8)], [0, 2]),  # `ab cd` lies in two words: the first has no token yet
+        ([(0, 2), (0, 5), (3, 8)], [0, 1, 2]),
+        ([(0, 5), (2, 8)], [0, 1]),
+        ([(0, 2), (2, 3), (3, 5)], [0, 1, 1]),
+    ],
+)
+def test_a_token_belongs_to_a_word_by_its_characters(spans: list[tuple[int, int]], expected: list[int]) -> None:
+    n = len(spans)
+    found = assign(np.array(spans), np.zeros(n, int), np.ones(n, bool), ["ab cd ef"], [["ab", "cd", "ef"]])
+    assert found.words.tolist() == expected
