@@ -273,7 +273,7 @@ def examine_family(family: str, folder: Path) -> Row:
         return Row(family, f"no tiny model ({type(error).__name__})")
     row, model = Row(family, ""), folder / family
     text = folder / "text.txt"
-    text.write_text("\n".join(SENTENCES) + "\n")
+    text.write_text("\n".join(SENTENCES) + "\n", encoding="utf-8")
 
     def attempt(what: str, function: Callable[[], str]) -> str:
         try:
@@ -364,20 +364,21 @@ def main(args: Sequence[str] | None = None) -> int:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)  # tiny products are faster so
-    kept = options.rows.read_text().splitlines() if options.rows and options.rows.exists() else []
+    kept = options.rows.read_text(encoding="utf-8").splitlines() if options.rows and options.rows.exists() else []
     rows = [Row(**json.loads(line)) for line in kept]
     for family in sorted({*(options.families or families())} - {row.family for row in rows}):
         with tempfile.TemporaryDirectory() as folder:
             rows.append(examine_family(family, Path(folder)))
         print(family, *rows[-1].cells, *rows[-1].failures, sep=" | ", file=sys.stderr, flush=True)
         if options.rows:
-            with options.rows.open("a") as file:
+            with options.rows.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(rows[-1])) + "\n")
     rows.sort(key=lambda row: row.family)
     if options.page:
-        before, rest = options.page.read_text().split("<!-- table -->")
+        before, rest = options.page.read_text(encoding="utf-8").split("<!-- table -->")
         after = rest.split("<!-- end of table -->")[1]
-        options.page.write_text(f"{before}<!-- table -->\n{table(rows)}\n<!-- end of table -->{after}")
+        shown = f"{before}<!-- table -->\n{table(rows)}\n<!-- end of table -->{after}"
+        options.page.write_text(shown, encoding="utf-8")
     else:
         print(table(rows))
     return int(any(row.failures for row in rows))

@@ -81,7 +81,7 @@ def make_all(model: Path, corpus: Path, sentences: list[str], place: Path) -> Ki
     write_semeval(data / "STS12", "one", sentence_pairs(20, 0))
     probing.sts([str(data)], **quietly, model=str(model), layer=[2], name="sts", transforms="none")
     points = {"probe.l2": {"values": [1e-5, 1e-2]}, "layer": {"value": 0}}
-    (data / "sweep.yaml").write_text(yaml.safe_dump({"method": "grid", "parameters": points}))
+    (data / "sweep.yaml").write_text(yaml.safe_dump({"method": "grid", "parameters": points}), encoding="utf-8")
     probing.sweep(str(data / "sweep.yaml"), fit={"model": str(model), "corpus": str(corpus)}, **quietly, name="sweep")
     probing.reproduce("luo2021", str(model), "1-2,34", str(corpus), **quietly, name="claims")
     others = [path.parent for path in sorted(place.glob("*/results.json")) if path.parent.name not in few]
@@ -124,17 +124,18 @@ def _document(draw: random.Random, value: Any) -> Any:
 
 
 def _json(draw: random.Random, path: Path) -> None:
-    text = json.dumps(_document(draw, json.loads(path.read_text())))
+    text = json.dumps(_document(draw, json.loads(path.read_text(encoding="utf-8"))))
     twice = text.replace("{", '{"kind": "geometry", "classes": [], ', 1)
     changed = draw.choice([text] * 12 + [twice, "[" * 100_000, f"{text}x", text + text])
     path.write_bytes(changed.encode("utf-8", "surrogatepass"))
 
 
 def _yaml(draw: random.Random, path: Path) -> None:
-    changed = _document(draw, yaml.safe_load(path.read_text()))
+    changed = _document(draw, yaml.safe_load(path.read_text(encoding="utf-8")))
     text = yaml.safe_dump(changed, sort_keys=False) if draw.random() < 0.9 else json.dumps(changed)
     first = text.split(":")[0]
-    path.write_text(draw.choice([text] * 12 + [f"{text}\n{first}: 3\n", "[" * 5000, "a: &a [*a]", f"{text}\n\t- :"]))
+    broken = [f"{text}\n{first}: 3\n", "[" * 5000, "a: &a [*a]", f"{text}\n\t- :"]
+    path.write_text(draw.choice([text] * 12 + broken), encoding="utf-8")
 
 
 CELLS = [
@@ -143,7 +144,7 @@ CELLS = [
 
 
 def _csv(draw: random.Random, path: Path) -> None:
-    rows = list(csv.reader(io.StringIO(path.read_text(), newline="")))
+    rows = list(csv.reader(io.StringIO(path.read_text(encoding="utf-8"), newline="")))
     i, j = draw.randrange(len(rows)), draw.randrange(len(rows[0]))
     row = rows[i]
     how = draw.choice(["cell", "cell", "cell", "swap", "fewer", "more", "less", "twice", "column", "exchange", "head"])
@@ -168,7 +169,7 @@ def _csv(draw: random.Random, path: Path) -> None:
         row[j], row[other] = row[other], row[j]
     else:
         rows[0][j] = draw.choice([rows[0][0], "", "x", "layer"])
-    with path.open("w", newline="") as file:
+    with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows(rows)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from probing.cache import ActivationStore, Request, activations
 from probing.cache.tokens import Tokens
 from probing.cache.word_counts import count_words
-from probing.cache.words import is_visible
+from probing.cache.words_of_tokens import is_visible
 from probing.corpus import Corpus
 from probing.errors import UserError
 from probing.models import ModelSource, SiteName, find_model, load_config, parse_layers

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.cache.tensor_files import tensor_file
-from probing.cache.words import Assigned, assign, divided
+from probing.cache.words_of_tokens import Assigned, assign, divided
 from probing.corpus import Corpus
 from probing.errors import UserError
 
@@ -113,7 +113,7 @@ class Tokens:
         return replace(self, words=words)
 
     def in_words(self, sentences: Sequence[str], words: Sequence[Sequence[str]] | None = None) -> Tokens:
-        """Return the table with the words of its tokens found by their characters; see `probing.cache.words`.
+        """Return the table with the words of its tokens found by their characters; see `probing.cache.words_of_tokens`.
 
         A table that was stored by an earlier version has its words corrected; one without characters stays as it is.
 

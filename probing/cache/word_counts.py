@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.cache.tokens import LONGEST, Tokens
-from probing.cache.words import is_visible
+from probing.cache.words_of_tokens import is_visible
 from probing.corpus import Corpus
 
 

@@ -187,13 +187,6 @@ def _read_weights(kind: Any, source: ModelSource, config: Any, dtype: torch.dtyp
             source.folder, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True
         )
     except Exception as error:  # safetensors, pickle and transformers each raise their own types
-        if quantised := getattr(config, "quantization_config", None):
-            how = quantised if isinstance(quantised, dict) else vars(quantised)
-            raise UserError(
-                f"`--model {source.name}`: its weights are quantised ({how.get('quant_method', 'unnamed')}) and cannot "
-                f"be loaded here ({as_clause(error)}); give the model that they were made from, or install what they "
-                "need."
-            ) from None
         if isinstance(error, ImportError):
             raise UserError(
                 f"`--model {source.name}` ({config.model_type}) needs a package that is not installed "

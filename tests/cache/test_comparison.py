@@ -289,7 +289,8 @@ def test_states_that_enter_blocks_padded_or_turned_are_taken_as_handed_out(
 ) -> None:
     config = {"attention_window": 8} if family == "longformer" else {"embedding_size": 16}
     source = tiny(checkpoints, family, "bert", max_position_embeddings=120, **config)
-    assert anatomy.examine(source.copied()).blocks is None
+    # What Longformer appends to a sentence is cut, so that its blocks receive what it hands out.
+    assert (anatomy.examine(source.copied()).blocks is None) is (family == "squeezebert")
     assert activations(Request(source, corpus, [0, 2], batch_tokens=300), tmp_path, CPU).layers() == [0, 2]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from probing.cache.tokens import tokenize, tokenize_pairs
 from probing.cache.word_counts import count_words
-from probing.cache.words import assign
+from probing.cache.words_of_tokens import assign
 from probing.corpus import from_pairs, from_sentences, from_words
 
 TEXT = ["the cat sat on the mat", "in the hat of the big cat", "on the mat"]

@@ -22,9 +22,10 @@ TREEBANK = "1\tshe\t_\tPRON\t_\t_\t4\tnsubj\t_\t_\n2\tnow\t_\tADV\t_\t_\t4\tadvm
 def place(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -> Path:
     folder = tmp_path_factory.mktemp("roles")
     short = [text for text in sentences if 6 <= len(text.split()) <= 12]
-    (folder / "roles.tsv").write_text(
-        "".join(f"{s}\t1\tthing\t4\n{s}\t1\tplace\t3-5\n" for s in short), encoding="utf-8"
-    )
+    # The links of one half of the sentences could also be in the other half, where there are none.
+    two, one = ("{0}\t1\tthing\t4\n{0}\t1\tplace\t3-5\n", "{0}\t0\tthing\t2\n")
+    links = "".join((two, one)[i % 2].format(text) for i, text in enumerate(short))
+    (folder / "roles.tsv").write_text(links, encoding="utf-8")
     (folder / "alone.conllu").write_text(TREEBANK, encoding="utf-8")
     (folder / "plain.txt").write_text("\n".join(sentences[:30]) + "\n", encoding="utf-8")
     return folder

@@ -337,7 +337,7 @@ CASES: list[tuple[str, ...]] = [
     ("fit --model garbage-weights", "`--model garbage-weights`", "cannot be loaded as safetensors"),
     ("fit --model endless-header", "`--model endless-header`", "cannot be loaded as safetensors"),
     ("fit --model more-blocks", "`--model more-blocks`", "its weights lack"),
-    ("fit --model other-vocabulary", "`--model other-vocabulary`: its weights cannot be loaded"),
+    ("fit --model other-vocabulary", "`--model other-vocabulary`: its tokenizer gives `", "has vectors for ids 0 to 4"),
     ("fit --model text-width", "`--model text-width`", "'hidden_size'"),
     ("fit --model odd-width", "`--model odd-width`", "no model can be built", "(15)"),
     ("fit --model odd-width --random_weights", "`--model odd-width`", "no model can be built"),

@@ -326,7 +326,8 @@ def test_a_folder_without_weights_offers_the_randomly_initialised_model(tiny_mod
 @pytest.mark.parametrize("method", ["bitsandbytes", "mxfp4"])
 def test_quantised_weights_are_refused_by_their_method(tiny_model: Callable[..., Path], method: str) -> None:
     config = (folder := tiny_model("bert")) / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": {"quant_method": method}}))
+    quantised = json.loads(config.read_text(encoding="utf-8")) | {"quantization_config": {"quant_method": method}}
+    config.write_text(json.dumps(quantised), encoding="utf-8")
     for read in (load, lambda folder: load_masked_lm(resolve_model(str(folder)))):
         with pytest.raises(UserError, match=rf"own-bert-0`: its weights are quantised \({method}, .*before it was"):
             read(folder)

@@ -60,8 +60,9 @@ def write_slowly(self, *args):
     time.sleep(0.2 if sys.argv[1] == "extract" else 0)
     write(self, *args)
 def read_and_note(self, layer, shard):
-    with open("read.txt", "a") as file:
-        file.write(self.folder.name + " " + str(shard) + " " + rank + "\\n")
+    if sys._getframe(1).f_code.co_name != "cached":  # one rank compares a few sentences of all shards with the model
+        with open("read.txt", "a") as file:
+            file.write(self.folder.name + " " + str(shard) + " " + rank + "\\n")
     return read(self, layer, shard)
 def write_and_note(self, layer, shard, tensors):
     with open("written.txt", "a") as file:

@@ -22,7 +22,7 @@ def made(place: Path, then: str = "") -> Path:
     """Make a temporary folder in a process of its own, and return it."""
     ended = subprocess.run(
         [sys.executable, "-c", MAKE + then], env={"TMPDIR": str(place), "PYTHONPATH": ":".join(sys.path)},
-        capture_output=True, text=True, check=False,
+        capture_output=True, encoding="utf-8", check=False,
     )  # fmt: skip
     return Path(ended.stdout.strip())
 
@@ -32,7 +32,7 @@ def test_what_a_killed_process_leaves_is_removed_by_the_next_and_what_is_in_use_
     assert left.is_dir()
     with subprocess.Popen(
         [sys.executable, "-c", MAKE + "sys.stdout.flush(); input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        env={"TMPDIR": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}, text=True,
+        env={"TMPDIR": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}, encoding="utf-8",
     ) as process:  # fmt: skip
         assert process.stdout
         used = Path(process.stdout.readline().strip())

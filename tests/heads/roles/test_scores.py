@@ -15,7 +15,7 @@ from probing.cache.tokens import Tokens
 from probing.corpus import from_words
 from probing.heads.accumulation import accumulate
 from probing.heads.roles.role_files import Link, RoleLinks, read_role_links
-from probing.heads.roles.scores import ALL, Pairs, Roles, at_one_length, largest, pairs_of, role_rows, rows_of_scores
+from probing.heads.roles.scores import ALL, Pairs, Roles, largest, pairs_of, role_rows, rows_of_scores
 from probing.models import load_tokenizer, resolve_model
 from probing.models.anatomy import examine
 from probing.models.attention_heads import find_heads, read_heads
@@ -167,22 +167,6 @@ def test_links_at_a_fixed_place_are_no_role_in_a_randomly_initialised_model(chec
     everywhere = pairs_of(RoleLinks(corpus, tuple(Link(s, (2, 2), "x", (0, 0)) for s in range(200))), tokens, 0)
     assert (everywhere.roles == "x").all()
     assert rows_of_scores(np.zeros((200, 2, 3, 2), dtype=np.float32), everywhere, 0) == []
-
-
-def test_what_lengths_explain_is_that_of_least_squares_with_a_mean_for_each_kind() -> None:
-    generator = np.random.default_rng(7)
-    stratum, lengths = generator.integers(0, 6, 80) * 3, generator.integers(5, 15, 80)
-    linked = generator.random(80) < 0.3
-    values = (generator.random((80, 2, 3)) + 4 / lengths[:, None, None] + stratum[:, None, None]).astype(np.float32)
-    found = at_one_length(values, linked, stratum, lengths)
-    kinds = sorted(set(stratum.tolist()))
-    design = np.array([[1 / n, *(float(k == kind) for kind in kinds)] for k, n in zip(stratum, lengths, strict=True)])
-    slope = np.linalg.lstsq(design, values.reshape(80, -1).astype(np.float64))[0][0].reshape(2, 3)
-    centre = np.mean([1 / n for n, link in zip(lengths, linked, strict=True) if link])
-    expected = [value - slope * (1 / n - centre) for value, n in zip(values.astype(np.float64), lengths, strict=True)]
-    np.testing.assert_allclose(found, expected, atol=1e-10)
-    np.testing.assert_allclose(found[linked].mean(0), values[linked].astype(np.float64).mean(0))
-    np.testing.assert_array_equal(at_one_length(values, linked, stratum, np.full(80, 9)), values)
 
 
 def test_scores_are_read_from_a_model(checkpoints: dict[str, Path], long_sentences: list[str], tmp_path: Path) -> None:
