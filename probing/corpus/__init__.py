@@ -166,7 +166,7 @@ def from_sentences(
     An empty line between sentences begins a new document. A repeated sentence has the values of its first occurrence.
 
     Raises:
-        UserError: If nothing is left, or text is no text.
+        UserError: If nothing is left, or a sentence, a word or a value has a lone surrogate.
     """
     cleaned = [_single_spaced(line) for line in lines]
     distinct = _distinct(cleaned, cleaned, name, option)
@@ -194,7 +194,7 @@ def from_words(
     words are dropped, and so are repeated sentences. A sentence `-DOCSTART-` begins a new document, as in CoNLL-2003.
 
     Raises:
-        UserError: If nothing is left, or text is no text.
+        UserError: If nothing is left, or a sentence, a word or a value has a lone surrogate.
     """
     words = [tuple(_single_spaced(word) for word in sentence) for sentence in sentences]
     begins = [sentence == _BEGINS_DOCUMENT for sentence in words]

@@ -50,10 +50,8 @@ def read_lines(name: str, option: str) -> list[str]:
         data = _unpack(data, typed)
     lines = decode_lines(data, typed)
     if kind in (".txt", "") and (looks := _looks_like_table(lines)):
-        raise UserError(
-            f"`{typed}`: a sentence was expected in each line; {looks}. To read lines as sentences, put blanks in the "
-            "place of tabs."
-        )
+        otherwise = " To read lines as sentences, put blanks in the place of tabs." * ("\t" in data.decode("utf-8"))
+        raise UserError(f"`{typed}`: a sentence was expected in each line; {looks}.{otherwise}")
     return lines
 
 

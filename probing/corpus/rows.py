@@ -44,7 +44,7 @@ def values_of_words(
         typed: The option and its value, for messages.
 
     Raises:
-        UserError: If a value is no text.
+        UserError: If a value has a lone surrogate or U+0000.
     """
     known: dict[tuple[type, Any], str] = {}
 
@@ -68,7 +68,7 @@ def values_of_sentences(columns: Mapping[str, Sequence[Any]], typed: str) -> dic
         typed: The option and its value, for messages.
 
     Raises:
-        UserError: If a value is no text.
+        UserError: If a value has a lone surrogate or U+0000.
     """
 
     def cell(column: str, value: Any) -> Any:

@@ -177,10 +177,11 @@ def example_checks(
 
     def check(tokens: Tokens, part: int) -> None:
         nonlocal classes, in_training
+        # Said first: what has no label may be why there are too few classes.
+        say_what_has_no_label(tokens, corpora[part], task, say)
         if part == 0:
             classes = choose_classes(tokens, corpora[0], task, splits[0])
             in_training = labels_in_training(tokens, corpora[0], task, splits[0])
-        say_what_has_no_label(tokens, corpora[part], task, say)
         for side in _sides_of(part, len(corpora)):
             found = class_of_tokens(tokens, corpora[part], task, splits[part], classes, side)
             n_of[side] = n = int((found.labels >= 0).sum())

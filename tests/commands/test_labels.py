@@ -145,3 +145,17 @@ def test_any_text_is_the_same_in_any_reader_of_a_table(tmp_path_factory: Any, ce
     expected = [f"a{cell}" for cell in cells]
     assert [row["class"] for row in read_csv(path)] == expected
     assert pandas.read_csv(path, dtype={"class": str}, keep_default_na=False)["class"].tolist() == expected
+
+
+def test_what_has_no_label_is_said_before_there_are_too_few_classes(
+    checkpoints: dict[str, Path], sentences: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"text": line, "label": (-1, 1)[i % 2]} for i, line in enumerate(sentences[:60])]
+    with pytest.raises(UserError, match="training sentences leave 1 classes with enough examples"):
+        fit(
+            model=str(checkpoints["bert"]), corpus=str(written(tmp_path / "tone.jsonl", rows)), task="sentence_label",
+            layer=1, runs=str(tmp_path), wandb=NO_WANDB, **BARE,
+        )  # fmt: skip
+    assert (
+        "tone.jsonl: 30 of 60 sentences have no label (`-1`: numbers below 0 stand for none)" in capsys.readouterr().err
+    )
