@@ -17,6 +17,7 @@ from probing.cli.options import WandbOptions
 from probing.data.examples import read
 from probing.data.module import ActivationDataModule
 from probing.errors import UserError
+from probing.statistics.intervals import difference_interval
 from wandb_reader import read_offline_runs
 
 FAST: Mapping[str, Any] = {"probe": {"l2": 1e-2}, "replicates": 0, "evidence": "none"}
@@ -296,3 +297,17 @@ def test_what_does_not_apply_to_numbers_is_refused(how: dict[str, Any], message:
 def test_the_linear_probe_of_classes_refuses_numbers() -> None:
     with pytest.raises(UserError, match="`LinearProbe` predicts classes, and these labels are numbers"):
         ActivationDataModule.from_arrays(np.eye(40), np.arange(40) + 0.5)
+
+
+def test_the_probe_is_held_against_the_majority_class_on_the_same_rows() -> None:
+    generator = np.random.default_rng(5)
+    groups, y = np.repeat(np.arange(200), 4), (generator.random(800) < 0.3).astype(int)
+    X = generator.standard_normal((800, 6)) + 0.4 * y[:, None]
+    split = np.where(groups % 2 == 0, "train", np.where(groups % 4 == 1, "validation", "test"))
+    run = probe(X, y, groups, split=split, replicates=0, evidence="none", controls="none")
+    test, (row,) = split == "test", run.accuracy
+    predicted = np.array([one["predicted"] for one in run.predict(X[test])])
+    difference = (predicted == y[test]).astype(int) - (y[test] == 0)
+    expected = difference_interval(np.bincount(groups[test], difference), np.bincount(groups[test]))
+    assert (row["above_majority_low"], row["above_majority_high"]) == pytest.approx(expected)
+    assert row["accuracy"] - row["majority_accuracy"] == pytest.approx(difference.mean())
