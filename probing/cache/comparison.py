@@ -19,7 +19,7 @@ from probing.corpus import Corpus
 from probing.errors import NotTheModels
 from probing.models.anatomy import of_copy
 from probing.models.copies import in_float32, with_the_same_weights
-from probing.models.examination import SAME, largest_change
+from probing.models.examination import SAME, largest_change, relative_changes
 from probing.models.inputs import n_token_types
 from probing.models.outputs import run
 from probing.models.sites import activations
@@ -129,10 +129,8 @@ def _check(
 
 
 def typical_change(found: Tensor, expected: Tensor) -> float:
-    """Return the root mean square of the distances of two states of a token, relative to the norm of that expected."""
-    found, expected = found.float(), expected.float()
-    relative = (found - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-30)
-    return float(relative.square().mean().sqrt())
+    """Return the root mean square of the relative changes."""
+    return float(relative_changes(found, expected).square().mean().sqrt())
 
 
 def drawn_sentences(store: ActivationStore) -> list[int]:

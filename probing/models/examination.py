@@ -95,10 +95,15 @@ def lengths_are_neutral(encoder: nn.Module, lengths: Sequence[int], pad_token_id
     )
 
 
-def largest_change(found: Tensor, expected: Tensor) -> float:
-    """Return the largest distance of two states of a token, relative to the norm of the one expected."""
+def relative_changes(found: Tensor, expected: Tensor) -> Tensor:
+    """Return the distance of the two states of each token, relative to the norm of the one expected."""
     found, expected = found.float(), expected.float()
-    return float(((found - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-30)).max())
+    return (found - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-30)
+
+
+def largest_change(found: Tensor, expected: Tensor) -> float:
+    """Return the largest of the relative changes."""
+    return float(relative_changes(found, expected).max())
 
 
 def _examined_lengths(config: Any, lengths: Sequence[int]) -> list[int]:
