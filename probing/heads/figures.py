@@ -201,7 +201,7 @@ def relation_map(figure: Figure, rows: Sequence[Row], model: str) -> None:
     n = sum(map(finds_relation, rows))
     axes.set_title(
         f"{model}: best dependency relation of each head, accuracy on test sentences\n"
-        f"shaded: more often than the best offset, beyond permuted heads ({n} of {len(rows)} heads)",
+        f"shaded: better than the best offset, by more than with permuted syntactic heads ({n} of {len(rows)})",
         fontsize=9,
     )
 

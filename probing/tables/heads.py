@@ -333,7 +333,7 @@ def _relations(made: Tables) -> list[str]:
     ]
     than = "more often than the best fixed offset"
     if "p_permuted" in rows[0]:
-        than += ", by more than if syntactic heads are permuted in each sentence"
+        than += ", by more than if syntactic heads are permuted within each sentence"
     than += " (corrected p below .05)"
     if not found:
         return [

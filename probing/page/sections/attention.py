@@ -197,7 +197,8 @@ def _about_gold(relation: Mapping[str, Any] | None) -> str | None:
     if relation is None:
         return None
     ends = "from the word to its head" if relation["query"] == "dependent" else "from the head to the word"
-    beats = "" if finds_relation(relation) else ", at which it does not beat the offset or permuted heads"
+    not_found = ", at which it does not beat the offset by more than with permuted syntactic heads"
+    beats = "" if finds_relation(relation) else not_found
     return (
         f"Dashed, below the words: the relation {relation['relation']}{beats}, {ends}, as the treebank has it; an arc "
         "above that is right is marked. "
