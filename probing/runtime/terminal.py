@@ -10,7 +10,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TextIO, cast
 
 from probing.errors import RunError, as_clause
@@ -31,9 +31,15 @@ def escaped_output() -> Iterator[None]:
     with ExitStack() as stack:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper) and stream.errors != _ESCAPED:
-                stack.callback(stream.reconfigure, errors=stream.errors)
+                stack.callback(_restore, stream, stream.errors)
                 stream.reconfigure(errors=_ESCAPED)
         yield
+
+
+def _restore(stream: io.TextIOWrapper, errors: str | None) -> None:
+    """Give a stream back its handling of errors; what is left to be written may find no room there any more."""
+    with suppress(OSError):
+        stream.reconfigure(errors=errors)
 
 
 def _as_bytes_or_escaped(error: UnicodeError) -> tuple[str | bytes, int]:

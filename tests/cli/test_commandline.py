@@ -251,11 +251,16 @@ def test_output_that_nobody_reads_any_more_ends_quietly(args: str, statuses: set
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full; Linux has one")
-@pytest.mark.parametrize("args", ["cache ls --cache nothing", "--help", "--version"])
-def test_output_for_which_there_is_no_room_ends_in_a_sentence(args: str) -> None:
+@pytest.mark.parametrize(
+    ("args", "unbuffered"), [("cache ls --cache nothing", ""), ("--help", ""), ("--version", ""), ("--version", "1")]
+)
+def test_output_for_which_there_is_no_room_ends_in_a_sentence(args: str, unbuffered: str) -> None:
     with open("/dev/full", "wb") as full:
         command = [sys.executable, "-m", "probing", *args.split()]
-        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, encoding="utf-8", check=False)
+        environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+        ended = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, encoding="utf-8", check=False, env=environment
+        )
     (line,) = ended.stderr.splitlines()
     assert "standard output cannot be written (No space left on device); send it to where there is room." in line
     assert ended.returncode == 1
