@@ -39,9 +39,9 @@ def conclusion(rows: Sequence[Mapping[str, Any]], task: str) -> str:
     measure, apart = ("R²", "going with the number") if score is R2 else ("nats", "telling the classes apart")
     if top["flag"] == UNINFORMATIVE:
         return (
-            f"Layer {top['layer']}: do not read its ranking. In {measure}, it is not resolved whether the probe predicts "
-            f"the test part better than a constant answer does. The comparison with the controls may still show that "
-            f"{task} can be read in this layer."
+            f"Layer {top['layer']}: do not read its ranking. In {measure}, it is not resolved whether the probe "
+            "predicts the test part better than a constant answer does. The comparison with the controls may still "
+            f"show that {task} can be read in this layer."
         )
     who = f"Layer {top['layer']}: neuron {top['neuron']} contributes most, {top['ratio']:.1f} times the layer's mean"
     explained = (
