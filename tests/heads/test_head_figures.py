@@ -50,7 +50,7 @@ def test_a_head_is_shaded_where_it_beats_the_offset() -> None:
     assert [text.get_text() for text in axes.texts] == ["nsubj:pass\n.80"] * 4
     assert [text.get_color() for text in axes.texts] == ["white", GREY, GREY, GREY]
     np.testing.assert_array_equal(axes.images[0].get_array(), [[0.8, 0], [0, 0]])
-    assert "(1 of 4 heads)" in axes.get_title()
+    assert "(1 of 4)" in axes.get_title()
     assert [label.get_text() for label in axes.get_yticklabels()] == ["2", "4"]
 
 
