@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import comb, log
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from probing.cache.tokens import Tokens
+from probing.corpus import Corpus
 from probing.heads.roles.framenet import Span
+from probing.heads.roles.role_files import LEAST_DISTANCE
 
 # Most unlinked placements for each predicate. The scores of 2,000 links and their pairs by 72 heads then take
 # 12 MB.
@@ -27,12 +31,16 @@ class Placements:
         pairs: For each placement the indices of its pairs, shape (n, most), -1 beyond their number.
         stratum: Number of each placement's kind, shape (n,); placements of a kind look alike.
         linked: Whether a placement is of links, shape (n,).
+        lengths: Number of tokens of each placement's sentence, shape (n,).
+        log_ways: Log of the number of places that as many links of a predicate could have in the sentence, shape (n,).
         n_unmatched: Number of links that are left out.
     """
 
     pairs: NDArray[np.int64]
     stratum: NDArray[np.int64]
     linked: NDArray[np.bool_]
+    lengths: NDArray[np.int64]
+    log_ways: NDArray[np.float64]
     n_unmatched: int
 
     @property
@@ -96,22 +104,38 @@ def draw_placements(
 
 
 def indexed(
-    placements: list[tuple[tuple[Kind, ...], list[Place], bool]], index: Mapping[Place, int], n_links: int
+    placements: list[tuple[tuple[Kind, ...], list[Place], bool]],
+    index: Mapping[Place, int],
+    corpus: Corpus,
+    tokens: Tokens,
+    n_links: int,
 ) -> Placements:
     """Return placements by the indices of their pairs.
 
     Args:
         placements: As `draw_placements` returns them.
         index: Index of each pair.
+        corpus: The sentences.
+        tokens: Their tokens.
         n_links: Number of links that were to be compared.
     """
     most = max((len(places) for _, places, _ in placements), default=1)
     rows = [[index[place] for place in places] + [-1] * (most - len(places)) for _, places, _ in placements]
     number = {kind: i for i, kind in enumerate(dict.fromkeys(kind for kind, _, _ in placements))}
+    sentences, words = [places[0][0] for _, places, _ in placements], corpus.words or ()
     n_compared = sum(len(places) for _, places, is_link in placements if is_link)
     return Placements(
         np.array(rows, dtype=np.int64).reshape(len(rows), most),
         np.array([number[kind] for kind, _, _ in placements], dtype=np.int64),
         np.array([is_link for _, _, is_link in placements], dtype=bool),
+        tokens.lengths[sentences].astype(np.int64),
+        np.array([_log_ways(places, len(words[places[0][0]])) for _, places, _ in placements]),
         n_links - n_compared,
     )
+
+
+def _log_ways(places: Sequence[Place], n_words: int) -> float:
+    """Return the log of the number of choices of a predicate and of so many fillers that are not too near to it."""
+    _, (first, last), _ = places[0]
+    near = range(max(first - LEAST_DISTANCE + 1, 0), min(last + LEAST_DISTANCE, n_words))
+    return log(n_words) + log(max(comb(n_words - len(near), len(places)), 1))

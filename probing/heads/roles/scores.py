@@ -10,23 +10,24 @@ same place.
 
 The links of a predicate are drawn together, because they are not independent: a predicate that attends much to one word
 attends less to others, and one whose attention stays on words is high for all of its fillers. What is drawn is a
-placement: the links of a predicate, or the pairs of another sentence that look like them, each like one link. In each
-draw of the null, placements are resampled among all that look alike. If links were made at random, with any number of
-fillers for a predicate, the true ones would be one more draw, so that p-values are uniform (benchmarks/null_heads.py).
-A p-value compares with the largest statistic over all heads and both directions of each draw, and so corrects for the
-choice of a head. (The paper selects the heads above the 99th percentile of its 144 heads: 1% of them, 1.4 heads,
-whatever they do.) If no other sentence has pairs
-like all links of a predicate, they are left out together.
+placement: the links of a predicate, or the pairs of another sentence that look like them, each like one link. If no
+other sentence has pairs like all links of a predicate, they are left out together.
 
 The place matters because links are not at random places: subjects, for example, come early. A head attends from token i
 to token j of n by exp(s_ij) / sum_k exp(s_ik), with scores s_ij that depend on the embeddings of the positions i and j
 even in a randomly initialised model, and with n terms in the sum. So the comparison of links and unlinked pairs must
 account for i, j and n. Both positions are matched exactly, not in bins, because in a randomly initialised model the
-embeddings of neighbouring positions are unrelated. An exact match of n would leave few links; but the effect of n is
-smooth, and is removed by a regression (`at_one_length`). In a randomly initialised model, made-up links from word 2 to
-word 0, more of them in short sentences, are significant if the match of positions or the regression is left out, and
-are not significant with both (tests/heads/roles/test_scores.py). The effect of a link cannot be separated from that of
-its place if no unlinked pair has the same kind and place: such a link is left out and counted.
+embeddings of neighbouring positions are unrelated. An exact match of n would leave few links. Instead, in each draw of
+the null, placements of a kind are drawn by odds that depend on the sentence as those of the links do (`resampling`): a
+link at random is at a given place with a chance of one in the number of places, so that links are more often in short
+sentences. If links were made at random, with any number of fillers for a predicate and of predicates in a sentence, the
+true ones would be one more draw, so that p-values are uniform (benchmarks/null_heads.py). With equal odds for all
+sentences, random links were called significant in 8% to 10% of draws instead of 5%. The effect of a link cannot be
+separated from that of its place if no unlinked pair has the same kind and place: such a link is left out and counted.
+
+A p-value compares with the largest statistic over all heads and both directions of each draw, and so corrects for the
+choice of a head. (The paper selects the heads above the 99th percentile of its 144 heads: 1% of them, 1.4 heads,
+whatever they do.)
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from probing.heads.measures import Accumulator, Kept
 from probing.heads.reading import Attention, Batch
 from probing.heads.roles.framenet import Span
 from probing.heads.roles.placements import Kind, Place, Placements, draw_placements, indexed
-from probing.heads.roles.resampling import Resampled, at_one_length
+from probing.heads.roles.resampling import Resampled
 from probing.heads.roles.role_files import RoleLinks, distance
 from probing.heads.sums import SumsStore
 from probing.statistics.intervals import mean_interval
@@ -70,7 +71,6 @@ class Pairs:
             (n_pairs, 2, 2); the predicate is the first side.
         stratum: Number of each pair's kind, shape (n_pairs,); pairs of a kind look alike.
         roles: The role of each link, empty for unlinked pairs, shape (n_pairs,), objects.
-        lengths: Number of tokens of each pair's sentence, shape (n_pairs,).
         placements: The placements that are compared, of all links together (`ALL`) and of each role.
     """
 
@@ -78,7 +78,6 @@ class Pairs:
     tokens: NDArray[np.int64]
     stratum: NDArray[np.int64]
     roles: NDArray[Any]
-    lengths: NDArray[np.int64]
     placements: Mapping[str, Placements] = field(default_factory=dict)
 
     @cached_property
@@ -132,8 +131,7 @@ def pairs_of(links: RoleLinks, tokens: Tokens, seed: int) -> Pairs:
         np.array(ends, dtype=np.int64).reshape(-1, 2, 2),
         np.array(of_kind, dtype=np.int64),
         np.array([chosen[place] for place in ordered], dtype=object),
-        tokens.lengths[sentences].astype(np.int64),
-        {name: indexed(placements, index, n_links[name]) for name, placements in drawn.items()},
+        {name: indexed(placements, index, links.corpus, tokens, n_links[name]) for name, placements in drawn.items()},
     )
 
 
@@ -274,7 +272,7 @@ def rows_of_scores(values: NDArray[np.float32], pairs: Pairs, seed: int, n_draws
     """Return the rows of `roles.csv`: for all roles together and for each frequent one, each head in both directions.
 
     Columns: `query` is the side that attends; `score` with its interval over sentences; `unlinked`, the mean over
-    unlinked pairs that look alike, at the lengths of the links' sentences; `z`, by how many standard deviations of
+    unlinked pairs that look alike, by the odds of the links' sentences; `z`, by how many standard deviations of
     resampled placements the score differs from their mean; `p_value`, corrected for the number of heads and directions;
     `n`, the number of links; `n_unmatched`, the number of links that are left out because no unlinked pairs look alike.
 
@@ -288,11 +286,7 @@ def rows_of_scores(values: NDArray[np.float32], pairs: Pairs, seed: int, n_draws
     for role, placements in pairs.placements.items():
         links = placements.links
         if len(links) >= (1 if role == ALL else MIN_LINKS):
-            lengths = pairs.lengths[placements.pairs[:, 0]]
-            adjusted = at_one_length(
-                placements.sums(values), placements.linked, placements.stratum, lengths, placements.sizes
-            )
-            tested = Resampled.of(adjusted, placements.linked, placements.stratum, seed, n_draws)
+            tested = Resampled.of(values, placements, seed, n_draws)
             of_role = _rows(role, values, pairs.sentences, links, tested)
             rows += [{**row, "n_unmatched": placements.n_unmatched} for row in of_role]
     return rows
@@ -311,7 +305,7 @@ def _rows(
             {
                 "role": role, "query": QUERIES[side], "layer": layer + 1, "head": head + 1,
                 "score": float(scores.mean()), "low": low, "high": high,
-                "unlinked": float(tested.unlinked[side, layer, head] * tested.n_linked / len(links)),
+                "unlinked": float(tested.unlinked[side, layer, head]),
                 "z": float(tested.z[side, layer, head]),
                 "p_value": float(tested.p_value[side, layer, head]), "n": len(links),
             }

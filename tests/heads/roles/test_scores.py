@@ -109,7 +109,6 @@ def test_pairs_of_a_kind_look_alike() -> None:
     pairs = pairs_of(links, tokens, 0)
     linked = pairs.roles != ""
     assert linked.sum() == len(links.links)
-    assert pairs.lengths.tolist() == tokens.lengths[pairs.sentences].tolist()
     words = [tokens.words[tokens.of_sentences(s, 1)] for s in range(N_SENTENCES)]
     kinds: dict[int, set[tuple[object, ...]]] = {}
     for sentence, ends, stratum in zip(pairs.sentences.tolist(), pairs.tokens, pairs.stratum.tolist(), strict=True):
