@@ -185,11 +185,13 @@ class _Alone:
     def states(self, model: nn.Module, sentence: int) -> dict[int, Tensor]:
         """Return what a model gives for a sentence, each of shape (n_tokens, width), on the processor."""
         modules = tuple((self.store.header.get("site") or {}).get("modules", ()))
+        inputs = self._inputs(model, sentence)
         with _seen_by(model, modules) as seen:
-            states = run(model, self._inputs(model, sentence), output_hidden_states=True).states
-        # Inside blocks, layers are counted from 1.
-        found = [seen[layer - 1] if modules else states[layer] for layer in self.layers]
-        return {layer: one[0].cpu() for layer, one in zip(self.layers, found, strict=True)}
+            states = run(model, inputs, output_hidden_states=True).states
+        # Inside blocks, layers are counted from 1, and some families pad sequences (LED).
+        found = [seen[layer - 1].flatten(0, -2) if modules else states[layer][0] for layer in self.layers]
+        length = inputs["input_ids"].shape[1]
+        return {layer: one[:length].cpu() for layer, one in zip(self.layers, found, strict=True)}
 
     def cached(self, sentence: int) -> dict[int, Tensor]:
         """Return what the entry has of a sentence, in the order in which its tokens are read."""

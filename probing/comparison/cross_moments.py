@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.statistics.moments import DEAD
+from probing.statistics.moments import hardly_vary
 from probing.statistics.running_mean import ROWS, RunningMean
 
 
@@ -29,17 +29,19 @@ class CrossMoments:
         own_a: Covariance of each layer of the first model, shape (n_layers_a, d_a, d_a), float64.
         own_b: Covariance of each layer of the second model, shape (n_layers_b, d_b, d_b), float64.
         cross: Covariance between the models, shape (n_layers_a, d_a, n_layers_b, d_b), float32.
+        mean_a: Mean of each layer of the first model, shape (n_layers_a, d_a), float64.
+        mean_b: Mean of each layer of the second model, shape (n_layers_b, d_b), float64.
     """
 
     n_words: int
     own_a: Tensor
     own_b: Tensor
     cross: Tensor
+    mean_a: Tensor
+    mean_b: Tensor
 
     def correlation(self, a: int, b: int, basis: Tensor | None = None) -> NDArray[np.float64]:
         """Return the correlations of the a-th layer's neurons with the b-th's, shape (d_a, d_b); 0 for dead neurons.
-
-        A neuron is dead if its sd is at most a thousandth of the layer's median, so that only rounding makes it vary.
 
         Args:
             a: Index of the layer of the first model.
@@ -47,11 +49,11 @@ class CrossMoments:
             basis: Replacement neurons of the second model, each a column of weights on its own neurons, shape
                 (d_b, n_neurons).
         """
-        cross, variance = self.cross[a, :, b], self.own_b[b].diagonal()
+        cross, variance, mean = self.cross[a, :, b], self.own_b[b].diagonal(), self.mean_b[b]
         if basis is not None:
             cross = cross.to(basis) @ basis
-            variance = (self.own_b[b].to(basis) @ basis).mul_(basis).sum(0)
-        scale = _inverse_sd(self.own_a[a].diagonal())[:, None], _inverse_sd(variance)
+            variance, mean = (self.own_b[b].to(basis) @ basis).mul_(basis).sum(0), mean.to(basis) @ basis
+        scale = _inverse_sd(self.own_a[a].diagonal(), self.mean_a[a])[:, None], _inverse_sd(variance, mean)
         return (scale[0] * cross * scale[1]).clamp(-1, 1).double().numpy()
 
     def cka(self, a: int, b: int) -> float:
@@ -121,7 +123,7 @@ class CrossMomentsAccumulator:
         n, (own_a, own_b) = self.n_words, self.own
         # In place, since a copy would be as large again.
         cross, self.cross = self.cross.div_(n).reshape(*self.sizes[0], *self.sizes[1]), torch.zeros(0)
-        return CrossMoments(n, own_a / n, own_b / n, cross)
+        return CrossMoments(n, own_a / n, own_b / n, cross, *(one.mean for one in self.means))
 
     def _stack(self, batch: Sequence[Tensor], n_layers: int, d_model: int) -> Tensor:
         shapes = [tuple(states.shape) for states in batch]
@@ -141,6 +143,6 @@ class CrossMomentsAccumulator:
         self.cross.addmm_(flat_a.T, flat_b)
 
 
-def _inverse_sd(variance: Tensor) -> Tensor:
+def _inverse_sd(variance: Tensor, mean: Tensor) -> Tensor:
     sd = variance.clamp(min=0).sqrt()
-    return torch.where(sd <= DEAD * sd.median(), 0.0, 1 / sd)
+    return torch.where(hardly_vary(sd, mean.abs()), 0.0, 1 / sd)

@@ -19,8 +19,8 @@ from probing.evidence.with_intercept import is_far
 from probing.probes.ridge import Decomposed, NumberFit, errors_of
 from probing.rankings.contributions import MagnitudeAccumulator, mean_contribution
 from probing.runtime.distributed import sum_over_ranks
-from probing.statistics.bootstrap import percentile_interval, resampled_means
 from probing.statistics.correlation import CorrelationSums
+from probing.statistics.intervals import ratio_interval
 from probing.statistics.moments import Moments
 from probing.statistics.running_mean import RunningMean
 from probing.statistics.separation import Separation
@@ -205,7 +205,7 @@ def _ablation_effects(
     weights = [fit.spectrum.scaling.raw_weight(without(fit.scaled, i, inverse)) for i in removed]
     tested = errors_of(sides.test, [fit.layer], [torch.stack(weights)], fit.standard)
     lost = tested.squared[0] - fit.errors[:, None]
-    intervals = r2_intervals(sides.test, lost, fit.deviations, seed)
+    intervals = r2_intervals(sides.test, lost, fit.deviations)
     value = lost.sum(0) / fit.deviations.sum()
     return {n: AblationEffect(float(value[i]), *intervals[i]) for i, n in enumerate(removed)}, drawn
 
@@ -224,20 +224,18 @@ def without(scaled: Tensor, neuron: int, inverse: Tensor) -> Tensor:
 
 
 def r2_intervals(
-    test: Examples, saved: NDArray[np.float64], deviations: NDArray[np.float64], seed: int
+    test: Examples, saved: NDArray[np.float64], deviations: NDArray[np.float64]
 ) -> list[tuple[float, float]]:
-    """Return 95% intervals of shares of the constant answer's squared error, by a bootstrap of the test sentences.
+    """Return 95% intervals, over the test sentences, of shares of the constant answer's squared error.
 
     Args:
         test: Test examples.
         saved: Squared errors saved, summed for each sentence of the corpus, shape (n_sentences, n).
         deviations: Squared errors of the constant answer, summed likewise, shape (n_sentences,).
-        seed: Seed of the bootstrap.
     """
     tested = test.clusters(test.tokens_by_sentence()) > 0
-    columns = np.stack([test.clusters(column)[tested] for column in saved.T], 1)
-    draws = resampled_means(columns, test.clusters(deviations)[tested], seed)
-    return [percentile_interval(column, int(tested.sum())) for column in draws.T]
+    of_constant = test.clusters(deviations)[tested]
+    return [ratio_interval((test.clusters(column)[tested], of_constant)) for column in saved.T]
 
 
 def _raw(fit: NumberFit, scaled: Tensor) -> Tensor:

@@ -253,14 +253,13 @@ def _attention(block: _Block, n_heads: int | None, seen: Sequence[nn.Module]) ->
     """
     number, call = block.number, _first_mixing(block)
     if call is None or not block.writes_to_the_residual_stream(call):
-        raise _NotFound(
-            f"in block {number}, the first linear map that reads other tokens is not one that adds its output to the "
-            "residual stream"
-        )
+        what = "the first linear map that reads other tokens is not one that adds its output to the residual stream"
+        raise _NotFound(f"in block {number}, {what}")
     earlier = [other.made for other in block.calls[: block.calls.index(call)]]
-    is_whole = n_heads is not None and n_heads > 0 and call.given.shape[-1] % n_heads == 0
-    is_seen = is_whole and len(seen) >= number and seen[number - 1] is call.module
-    if not n_heads or not is_whole or not (is_seen or _are_heads(call.given, earlier, n_heads)):
+    if not n_heads:
+        raise _NotFound("its configuration has no `num_attention_heads`")
+    is_seen = len(seen) >= number and seen[number - 1] is call.module
+    if call.given.shape[-1] % n_heads or not (is_seen or _are_heads(call.given, earlier, n_heads)):
         raise _NotFound(f"in block {number}, what the output projection reads is not {n_heads} independent heads")
     return call
 

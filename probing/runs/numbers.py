@@ -23,7 +23,7 @@ from probing.probes.ridge import Decomposed, NumberFit, choose_ridge_penalty
 from probing.rankings.contributions import class_contributions, mean_contribution
 from probing.rankings.heads import head_contributions
 from probing.runtime.stopwatch import Stopwatch
-from probing.statistics.bootstrap import percentile_interval, resampled_means
+from probing.statistics.intervals import ratio_interval
 from probing.statistics.sample_size import size_columns
 from probing.tables.columns import r2_flag
 
@@ -41,7 +41,6 @@ class MeasuredNumbers:
             None without any.
         penalty: The l2 penalty as `l2`, and how it was chosen if it was not given.
         transform: Transform of the activations, fitted on the training examples.
-        seed: Seed of the bootstraps of the test sentences.
         n_heads: Number of heads that the neurons of a layer belong to; None if they belong to none.
     """
 
@@ -52,7 +51,6 @@ class MeasuredNumbers:
     replicates: Tensor | None = None
     penalty: Mapping[str, Any] = field(default_factory=dict)
     transform: str = "none"
-    seed: int = 0
     n_heads: int | None = None
 
     # Of classes alone.
@@ -121,23 +119,15 @@ class MeasuredNumbers:
         return row | dict(self.evidence[i].penalty_stability)
 
     def _intervals(self, fit: NumberFit, controls: Mapping[str, NumberFit]) -> dict[str, tuple[float, float]]:
-        """Return the 95% intervals of R² and of its differences to the controls, by one bootstrap of test sentences."""
+        """Return the 95% intervals of R² and of its differences to the controls, over test sentences."""
         test = self.sides.test
         tested = test.clusters(test.tokens_by_sentence()) > 0
 
-        def column(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-            return np.asarray(test.clusters(sums)[tested], dtype=np.float64)
+        def r2(of: NumberFit) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+            return test.clusters(of.deviations - of.errors)[tested], test.clusters(of.deviations)[tested]
 
-        columns = [column(fit.errors)]
-        columns += [column(part) for control in controls.values() for part in (control.errors, control.deviations)]
-        # All are divided by the same sum, which cancels where two are compared.
-        drawn = resampled_means(np.stack(columns, 1), column(fit.deviations), self.seed)
-        r2, n = 1 - drawn[:, 0], int(tested.sum())
-        found = {"r2": percentile_interval(r2, n)}
-        for k, name in enumerate(controls):
-            errors, deviations = drawn[:, 1 + 2 * k], drawn[:, 2 + 2 * k]
-            found[name] = percentile_interval(r2 - (1 - errors / deviations), n)
-        return found
+        found = {name: ratio_interval(r2(fit), r2(control)) for name, control in controls.items()}
+        return {"r2": ratio_interval(r2(fit)), **found}
 
 
 def _ends(name: str, interval: tuple[float, float]) -> dict[str, float]:
@@ -189,4 +179,4 @@ def measure_numbers(
     if retraining:
         evidence = with_number_removals(evidence, sides, fits, l2, seed)
     watch.end("evidence")
-    return MeasuredNumbers(sides, fits, evidence, held_against, replicates, penalty, transform, seed, n_heads)
+    return MeasuredNumbers(sides, fits, evidence, held_against, replicates, penalty, transform, n_heads)

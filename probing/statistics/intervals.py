@@ -171,19 +171,50 @@ def mean_interval(sums: Sums, n_tokens: NDArray[np.int64]) -> tuple[float, float
     return NO_INTERVAL if found is None else found.interval()
 
 
-@dataclass(frozen=True)
-class _Ratio:
-    """The ratio of a sum over clusters to their number of tokens, and how it varies.
+def ratio_interval(*ratios: tuple[Sums, Sums]) -> tuple[float, float]:
+    """Return the 95% interval of a ratio of sums over sentences, such as R², or of the first of two less the second.
+
+    It is that of `mean_interval`, with the jackknife of the ratio, or of the difference of the ratios.
 
     Args:
-        value: The ratio.
+        ratios: One or two, each as what its numerator and its denominator have of each sentence, shape (n_sentences,).
+
+    Returns:
+        Both ends; NaN below `MIN_SENTENCES` sentences, or where a denominator is 0 without one of them.
+    """
+    if len(ratios[0][0]) < MIN_SENTENCES:
+        return NO_INTERVAL
+    value, pseudo = 0.0, np.zeros(len(ratios[0][0]))
+    for sign, (numerator, denominator) in zip((1, -1), ratios, strict=False):
+        with np.errstate(invalid="ignore", divide="ignore"):
+            value += sign * float(numerator.sum() / denominator.sum())
+            pseudo += sign * _pseudo_values(numerator.astype(np.float64), denominator.astype(np.float64))
+    return _Estimate(value, *_moments(pseudo)).interval() if np.isfinite(pseudo).all() else NO_INTERVAL
+
+
+def _pseudo_values(x: NDArray[np.float64], size: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the jackknife pseudo-values of a ratio of sums over clusters, shape (n_clusters,)."""
+    n, total, all_of_it = len(x), x.sum(), size.sum()
+    return np.asarray(n * total / all_of_it - (n - 1) * (total - x) / (all_of_it - size))
+
+
+def _moments(pseudo: NDArray[np.float64]) -> tuple[float, float, float, int]:
+    """Return the mean of pseudo-values, its standard error, their skewness and their number."""
+    n, sd = len(pseudo), float(pseudo.std(ddof=1))
+    skewness = float(((pseudo - pseudo.mean()) ** 3).sum() * n / (n - 1) / (n - 2) / sd**3) if sd else 0.0
+    return float(pseudo.mean()), sd / math.sqrt(n), skewness, n
+
+
+@dataclass(frozen=True)
+class _Estimate:
+    """A function of sums over clusters, and how it varies.
+
+    Args:
+        value: What is estimated.
         unbiased: Mean of the jackknife pseudo-values.
         standard_error: Standard deviation of the pseudo-values over the root of their number.
         skewness: Skewness of the pseudo-values, as the adjusted Fisher-Pearson coefficient.
         n_clusters: Number of clusters with tokens.
-        n_tokens: Number of tokens of all clusters.
-        assumed_design_effect: 1 + (m - 1) `INTRA_SENTENCE_CORRELATION`, where m is the mean over tokens of their
-            cluster's size.
     """
 
     value: float
@@ -191,31 +222,10 @@ class _Ratio:
     standard_error: float
     skewness: float
     n_clusters: int
-    n_tokens: int
-    assumed_design_effect: float
-
-    @classmethod
-    def of(cls, sums: Sums, n_tokens: NDArray[np.int64]) -> _Ratio | None:
-        """Return the ratio with its moments, or None below `MIN_SENTENCES` clusters."""
-        kept = n_tokens > 0
-        if (n := int(kept.sum())) < MIN_SENTENCES:
-            return None
-        x, tokens = sums[kept].astype(np.float64), n_tokens[kept].astype(np.float64)
-        total, size = x.sum(), tokens.sum()
-        pseudo = n * total / size - (n - 1) * (total - x) / (size - tokens)
-        sd = float(pseudo.std(ddof=1))
-        skewness = float(((pseudo - pseudo.mean()) ** 3).sum() * n / (n - 1) / (n - 2) / sd**3) if sd else 0.0
-        assumed = 1 + ((tokens**2).sum() / size - 1) * INTRA_SENTENCE_CORRELATION
-        return cls(float(total / size), float(pseudo.mean()), sd / math.sqrt(n), skewness, n, int(size), float(assumed))
 
     def t(self, level: float = LEVEL) -> float:
         """Return the quantile of Student's t at the upper end of an interval of this level."""
         return float(stdtrit(self.n_clusters - 1, (1 + level) / 2))
-
-    @property
-    def least_error(self) -> float:
-        """The least standard error of a difference of accuracies; see `difference_interval`."""
-        return math.sqrt(2) * self.assumed_design_effect / self.n_tokens
 
     def interval(self, least: float = 0.0, t: float | None = None) -> tuple[float, float]:
         """Return Student's interval, widened for skewness, with a standard error of at least `least`.
@@ -240,6 +250,36 @@ class _Ratio:
         if abs(a) < 1e-6:  # the limit for a = 0: below, the difference from 1 is lost to rounding
             return quantile
         return float(3 / a * (np.cbrt(1 + a * (quantile - a / 6)) - 1))
+
+
+@dataclass(frozen=True)
+class _Ratio(_Estimate):
+    """The ratio of a sum over clusters to their number of tokens.
+
+    Args:
+        n_tokens: Number of tokens of all clusters.
+        assumed_design_effect: 1 + (m - 1) `INTRA_SENTENCE_CORRELATION`, where m is the mean over tokens of their
+            cluster's size.
+    """
+
+    n_tokens: int
+    assumed_design_effect: float
+
+    @classmethod
+    def of(cls, sums: Sums, n_tokens: NDArray[np.int64]) -> _Ratio | None:
+        """Return the ratio with its moments, or None below `MIN_SENTENCES` clusters."""
+        kept = n_tokens > 0
+        if int(kept.sum()) < MIN_SENTENCES:
+            return None
+        x, tokens = sums[kept].astype(np.float64), n_tokens[kept].astype(np.float64)
+        size = tokens.sum()
+        assumed = 1 + ((tokens**2).sum() / size - 1) * INTRA_SENTENCE_CORRELATION
+        return cls(float(x.sum() / size), *_moments(_pseudo_values(x, tokens)), int(size), float(assumed))
+
+    @property
+    def least_error(self) -> float:
+        """The least standard error of a difference of accuracies; see `difference_interval`."""
+        return math.sqrt(2) * self.assumed_design_effect / self.n_tokens
 
 
 def few_clusters(results: Mapping[str, Any]) -> str | None:

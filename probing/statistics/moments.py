@@ -10,9 +10,8 @@ from torch import Tensor
 
 from probing.statistics.running_mean import ROWS, RunningMean
 
-# A neuron whose sd is below this fraction of the median is dead: divided by its sd it would act as an intercept.
-DEAD = 1e-3
-# A neuron whose sd is below this fraction of its size is dead too: ten times the rounding error of a float32 constant.
+# A neuron is dead whose sd is at most this fraction of its size: ten times the rounding error of a float32 constant. So
+# is one whose sd is at most this fraction of the median, which is lost where it is added to others in float32.
 ROUNDING = 1e-6
 
 
@@ -158,5 +157,10 @@ class CovarianceAccumulator:
 
 
 def hardly_vary(sd: Tensor, size: Tensor) -> Tensor:
-    """Return whether each neuron varies by no more than rounding errors, or much less than most; shape (d_model,)."""
-    return sd <= torch.maximum(DEAD * sd.median(), ROUNDING * size)
+    """Return whether each neuron varies by no more than rounding errors, of its own or of most neurons.
+
+    Args:
+        sd: Standard deviation of each neuron, shape (d_model,).
+        size: Its root mean square or absolute mean, shape (d_model,).
+    """
+    return sd <= ROUNDING * torch.maximum(sd.median(), size)

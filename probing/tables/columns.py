@@ -66,25 +66,21 @@ NEGLIGIBLE_NATS = 1e-3
 
 
 def accuracy_flag(row: Row) -> str:
-    """Return `uninformative` where a layer's probe does not beat a constant answer, otherwise an empty text.
+    """Return `uninformative` where a layer's probe is not shown to beat a constant answer, otherwise an empty text.
 
-    A probe beats it if the lower end of `information` is above 0, or the value itself if the test sentences are too few
-    for an interval. `information` is the nats that the probe saves over the constant answer: the shares of the classes
-    in training, or a uniform guess if that is better.
+    A probe beats it if the lower end of `information` is above 0. With too few test sentences for an interval, nothing
+    shows that it does. `information` is the nats that the probe saves over the constant answer: the shares of the
+    classes in training, or a uniform guess if that is better.
     """
-    low = row.get("information_low")
-    least = row["information"] if low is None or math.isnan(low) else low
-    return "" if least > 0 else UNINFORMATIVE
+    return "" if row["information_low"] > 0 else UNINFORMATIVE
 
 
 def r2_flag(row: Row) -> str:
-    """Return `uninformative` where a layer's ridge probe does not beat the constant answer, otherwise an empty text.
+    """Return `uninformative` where a ridge probe is not shown to beat the constant answer, otherwise an empty text.
 
-    A probe beats it where the lower end of R² is above 0, or R² itself where the test sentences are too few for an
-    interval.
+    A probe beats it where the lower end of R² is above 0, which needs enough test sentences for an interval.
     """
-    least = row["r2"] if math.isnan(row["r2_low"]) else row["r2_low"]
-    return "" if least > 0 else UNINFORMATIVE
+    return "" if row["r2_low"] > 0 else UNINFORMATIVE
 
 
 @dataclass(frozen=True)

@@ -129,8 +129,7 @@ def center(moments: Covariance) -> Transform:
 def standardise(moments: Covariance) -> Transform:
     """Subtract each neuron's mean and divide by its standard deviation (Timkey & van Schijndel 2021, section 5).
 
-    Neurons that hardly vary (sd at most a thousandth of the median) are mapped to 0, because only rounding errors would
-    remain.
+    Dead neurons are mapped to 0, because only rounding errors would remain of them.
     """
     return _map("standardise", moments.mean, torch.where(moments.dead, 0.0, 1 / moments.sd))
 

@@ -294,6 +294,16 @@ def test_states_that_enter_blocks_padded_or_turned_are_taken_as_handed_out(
     assert activations(Request(source, corpus, [0, 2], batch_tokens=300), tmp_path, CPU).layers() == [0, 2]
 
 
+@pytest.mark.parametrize("family", ["longformer", "led"])
+def test_units_of_a_model_that_pads_inside_are_those_of_the_plain_model(
+    checkpoints: dict[str, Path], corpus: Corpus, tmp_path: Path, family: str
+) -> None:
+    sizes = {"encoder_layers": 2, "encoder_ffn_dim": 24, "encoder_attention_heads": 2, "decoder_layers": 1}
+    config = {"max_position_embeddings": 120} if family == "longformer" else {"d_model": 16, **sizes}
+    source = tiny(checkpoints, family, "bert", attention_window=8, **config)
+    assert activations(Request(source, corpus, [1, 2], batch_tokens=300, site="mlp"), tmp_path, CPU).layers() == [1, 2]
+
+
 # --- when it is compared ---
 
 

@@ -6,10 +6,9 @@ sentence, and every dependent keeps its relation; only which of the syntactic he
 lost with it, so that an attention head that knows nothing but offsets finds more of the true arcs than of permuted
 ones. What is compared is therefore its lead over the best offset: how many more arcs it finds than that offset does.
 
-A permutation that would make a word its own head is not permitted. Arrangements are those of a Markov chain that swaps
-the heads of random pairs of dependents where both swaps are permitted. All permitted arrangements that it reaches are
-equally likely, and it begins at the true one, so that this is one more draw if syntactic heads are given to the
-dependents of a sentence at random (Besag & Clifford 1989).
+A permutation that would make a word its own head is not permitted. The heads of each sentence are shuffled until the
+arrangement is, so that all permitted arrangements are equally likely and draws are independent. The true one is one
+more draw if syntactic heads are given to the dependents of a sentence at random.
 """
 
 from __future__ import annotations
@@ -23,8 +22,6 @@ from numpy.typing import NDArray
 from probing.heads.syntax.arcs import Arcs
 
 DRAWS = 1000
-# Sweeps over all pairs between two arrangements, each of which swaps at most half of the pairs; more before the first.
-_SWEEPS, _BURN_IN = 3, 20
 
 
 @dataclass(frozen=True)
@@ -84,23 +81,18 @@ def permuted_heads(arcs: Arcs, n_draws: int, generator: np.random.Generator) -> 
     """Yield the syntactic heads of arcs in random arrangements, each of shape (n_arcs,).
 
     Args:
-        arcs: The arcs of some sentences.
+        arcs: The arcs of some sentences, in their order.
         n_draws: Number of arrangements.
         generator: The source of randomness.
     """
-    heads = arcs.heads.copy()
-    for draw in range(n_draws):
-        for _ in range(_SWEEPS + (_BURN_IN if draw == 0 else 0)):
-            _sweep(heads, arcs, generator)
-        yield heads.copy()
-
-
-def _sweep(heads: NDArray[np.int64], arcs: Arcs, generator: np.random.Generator) -> None:
-    """Swap the heads of half of the pairs into which the dependents of each sentence fall at random, in place."""
-    order = np.argsort(arcs.sentences + generator.random(len(heads)))
-    order = order[generator.integers(2) :]  # pairs do not begin at the same place of each sentence
-    first, second = order[: len(order) // 2 * 2].reshape(-1, 2).T
-    swapped = (arcs.sentences[first] == arcs.sentences[second]) & (generator.random(len(first)) < 0.5)
-    swapped &= (heads[second] != arcs.dependents[first]) & (heads[first] != arcs.dependents[second])
-    first, second = first[swapped], second[swapped]
-    heads[first], heads[second] = heads[second], heads[first]
+    sentences = np.unique(arcs.sentences, return_inverse=True)[1]
+    for _ in range(n_draws):
+        heads, left = arcs.heads.copy(), np.arange(len(arcs))
+        # The true arrangement is permitted, so that every sentence has one that is.
+        while len(left):
+            # Sentences stand in their order, so that sorting by sentence shuffles within sentences alone.
+            heads[left] = heads[left[np.argsort(sentences[left] + generator.random(len(left)))]]
+            own = np.zeros(sentences[-1] + 1, dtype=bool)
+            own[sentences[left[heads[left] == arcs.dependents[left]]]] = True
+            left = left[own[sentences[left]]]
+        yield heads

@@ -32,8 +32,18 @@ def test_every_permitted_arrangement_is_as_likely_and_no_other_occurs() -> None:
         counts = Counter(tuple(of[own].tolist()) for of in drawn)
         assert set(counts) == permitted
         shares = np.array(list(counts.values())) / 4000
-        # A draw follows the one before it, so that shares vary more than those of independent draws.
-        assert np.abs(shares * len(permitted) - 1).max() < 0.25
+        # Within five binomial standard errors.
+        chance = 1 / len(permitted)
+        assert np.abs(shares - chance).max() <= 5 * (chance * (1 - chance) / 4000) ** 0.5
+
+
+def test_draws_are_independent() -> None:
+    """An arrangement says nothing on the next one: p-values would be too small more often than they say."""
+    arcs = arcs_of_heads(*[[1, 2, 3, 4, 5, 6, 7, -1]] * 300)
+    drawn = np.array(list(permuted_heads(arcs, 40, np.random.default_rng(0))))
+    again = (drawn[1:] == drawn[:-1]).mean()
+    assert abs(again - (drawn[20:] == drawn[:20]).mean()) < 0.005
+    assert abs((drawn[0] == arcs.heads).mean() - again) < 0.02
 
 
 def random_trees(generator: np.random.Generator, n: int, length: int = 8) -> Arcs:
