@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -103,6 +104,33 @@ def test_what_is_no_file_is_refused_and_not_waited_for(own: Path, name: str, wha
         load_run(own)
 
 
+def try_pipes(kinds: Kinds, place: Path, model: Path) -> None:
+    """Put a pipe, which nothing writes to, in place of each file of each folder, and read it."""
+
+    def waited(*_: object) -> None:
+        raise AssertionError("a pipe was waited for")
+
+    before = signal.signal(signal.SIGALRM, waited)
+    for kind, folder in kinds.items():
+        for file in sorted(path.name for path in folder.iterdir() if path.is_file() and path.suffix != ".html"):
+            copy = Path(shutil.copytree(folder.parent if kind == "fit/rankings" else folder, place / "fit"))
+            own = copy / "rankings" if kind == "fit/rankings" else copy
+            (own / file).unlink()
+            os.mkfifo(own / file)
+            calls = readers(kind, own, model, kinds["fit"].parent / "cache")
+            for name in ("load_run", "report"):
+                if name in calls:
+                    signal.alarm(20)
+                    assert not (said := ended(calls[name])) or "damaged (" in said or "no finished run" in said, said
+                    signal.alarm(0)
+            shutil.rmtree(copy)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_no_pipe_is_waited_for(few: Kinds, checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    try_pipes(few, tmp_path, checkpoints["bert"])
+
+
 def try_damages(kinds: Kinds, n: int, place: Path, model: Path, share: float) -> Counter[str]:
     """Damage `n` copies of runs and read each; of the commands beyond `report`, one for a share of the copies."""
     counts: Counter[str] = Counter()
@@ -135,6 +163,7 @@ def test_two_thousand_damaged_runs_of_every_kind_are_read_or_refused(
     checkpoints: dict[str, Path], corpus_file: Path, sentences: list[str], tmp_path: Path
 ) -> None:
     kinds = make_all(checkpoints["bert"], corpus_file, sentences, tmp_path / "runs")
+    try_pipes(kinds, tmp_path / "pipes", checkpoints["bert"])
     counts = try_damages(kinds, 2000, tmp_path, checkpoints["bert"], 0.1)
     assert min(counts["refused"], counts["read"]) > 100
     print(dict(counts))

@@ -11,6 +11,8 @@ from typing import Any
 from probing.page.markup import Html, element, joined
 from probing.page.sources import Subject
 from probing.page.tables import pairs
+from probing.runs.reading import reading
+from probing.runtime.regular_files import regular
 
 # Options on where results are written and how they are shown; they do not change the results.
 BESIDE_THE_POINT = ("runs", "cache", "quiet", "wandb")
@@ -70,7 +72,8 @@ def _option(name: str, value: Any, default: Any) -> list[str]:
 
 
 def _configuration(folder: Path) -> Html:
-    text = (folder / "config.yaml").read_text(encoding="utf-8")
+    with reading(folder):
+        text = regular(folder / "config.yaml").read_text(encoding="utf-8")
     name = joined("The configuration, ", element("code", "config.yaml"), ", for ", element("code", "--config"))
     return element("details", element("summary", name), element("pre", element("code", text), tabindex="0"))
 
