@@ -111,9 +111,10 @@ def try_pipes(kinds: Kinds, place: Path, model: Path) -> None:
         raise AssertionError("a pipe was waited for")
 
     before = signal.signal(signal.SIGALRM, waited)
+    shutil.copytree(kinds["fit"], place / "fit")
     for kind, folder in kinds.items():
         for file in sorted(path.name for path in folder.iterdir() if path.is_file() and path.suffix != ".html"):
-            copy = Path(shutil.copytree(folder.parent if kind == "fit/rankings" else folder, place / "fit"))
+            copy = Path(shutil.copytree(folder.parent if kind == "fit/rankings" else folder, place / "own"))
             own = copy / "rankings" if kind == "fit/rankings" else copy
             (own / file).unlink()
             os.mkfifo(own / file)
