@@ -27,6 +27,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Read by numpy and torch when they are first imported. Tensors of a few kilobytes gain nothing from threads, which on
 # a busy machine wait for each other: with two, these tests took eight times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A thread that waits for others, which wait for a processor, would otherwise take one: in CI, ten times the time.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def pytest_configure() -> None:
