@@ -15,7 +15,8 @@ import argparse
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,9 +37,10 @@ from probing.evidence.leave_one_out import without
 from probing.models import load_encoder, resolve_model
 from probing.probes.options import training_of
 from probing.probes.problem import Problem
+from probing.probes.ridge import Decomposed
 from probing.probes.solvers import Penalty
 from probing.probes.training import train_probes, train_variants
-from probing.statistics.intervals import ENDS, accuracy_interval, difference_interval, mean_interval
+from probing.statistics.intervals import ENDS, accuracy_interval, difference_interval, mean_interval, ratio_interval
 
 SIZES = (20, 50, 200, 1000)
 # Number of draws of the bootstrap that the intervals are compared with.
@@ -46,7 +48,7 @@ DRAWS = 300
 L2 = 1e-4
 
 Sums = NDArray[np.float64]
-Interval = Callable[[Sums, NDArray[np.int64]], tuple[float, float]]
+Interval = Callable[[Sums, Any], tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,17 @@ class Quantity:
         name: Name in the table.
         interval: Function that returns its interval, given sums by sentence and tokens by sentence.
         sums: Sum over each sentence of the population, shape (n_sentences,).
+        base: What their total is divided by, likewise; numbers of tokens if None.
     """
 
     name: str
     interval: Interval
     sums: Sums
+    base: Sums | None = None
+
+    def truth(self, n_tokens: NDArray[np.int64]) -> float:
+        """Return the ratio in the population."""
+        return float(self.sums.sum() / (n_tokens if self.base is None else self.base).sum())
 
 
 def halves(n: int, seed: int) -> list[Split]:
@@ -112,10 +120,21 @@ def population(
             Quantity(f"nats, {of}", mean_interval, nats),
             Quantity(f"ablation effect of a neuron in nats, {of}", mean_interval, rise),
         ]
-    return [Quantity(q.name, q.interval, q.sums[here].astype(np.float64)) for q in found], n_tokens[here]
+    values = np.array([float(name) for name in sides.classes])
+    for ridge in Decomposed.of(sides.each(lambda one: replace(one, values=values)), layers, "sd").train(1e-3):
+        saved = ridge.deviations - ridge.errors
+        found.append(Quantity(f"R² of position as a number, layer {ridge.layer}", _of_r2, saved, ridge.deviations))
+    return [
+        Quantity(q.name, q.interval, q.sums[here].astype(np.float64), None if q.base is None else q.base[here])
+        for q in found
+    ], n_tokens[here]
 
 
-def percentile_bootstrap(sums: Sums, n_tokens: NDArray[np.int64], times: Sums) -> tuple[float, float]:
+def _of_r2(saved: Sums, deviations: Sums) -> tuple[float, float]:
+    return ratio_interval((saved, deviations))
+
+
+def percentile_bootstrap(sums: Sums, n_tokens: Sums | NDArray[np.int64], times: Sums) -> tuple[float, float]:
     """Return the interval that was reported formerly: percentiles of the ratio over resampled sentences."""
     low, high = np.quantile((times @ sums) / (times @ n_tokens), ENDS)
     return float(low), float(high)
@@ -134,12 +153,13 @@ def coverage(
         seed: Seed of the samples and of the bootstrap.
     """
     generator = np.random.default_rng([seed, size])
-    truth = quantity.sums.sum() / n_tokens.sum()
+    base = n_tokens if quantity.base is None else quantity.base
+    truth = quantity.truth(n_tokens)
     times = generator.multinomial(size, np.full(size, 1 / size), DRAWS).astype(np.float64)
     hits = np.zeros(2)
     for _ in range(n_samples):
         drawn = generator.integers(len(n_tokens), size=size)
-        sums, tokens = quantity.sums[drawn], n_tokens[drawn]
+        sums, tokens = quantity.sums[drawn], base[drawn]
         for i, (low, high) in enumerate((quantity.interval(sums, tokens), percentile_bootstrap(sums, tokens, times))):
             hits[i] += low - 1e-12 <= truth <= high + 1e-12
     return float(hits[0] / n_samples), float(hits[1] / n_samples)
@@ -187,7 +207,7 @@ def main() -> None:
     rows = {
         q.name: {size: coverage(q, n_tokens, size, options.samples, options.seed) for size in SIZES} for q in quantities
     }
-    print(report(rows, {q.name: float(q.sums.sum() / n_tokens.sum()) for q in quantities}))
+    print(report(rows, {q.name: q.truth(n_tokens) for q in quantities}))
 
 
 if __name__ == "__main__":

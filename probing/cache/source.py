@@ -132,18 +132,16 @@ def _without_first(check: Callable[[Tokens], None]) -> Callable[[Tokens], None]:
     return lambda tokens: check(tokens.without_first())
 
 
-def say_what_was_left_out(
-    corpora: Sequence[Corpus], stores: Sequence[ActivationStore], say: Callable[[str], None]
-) -> None:
+def say_what_was_left_out(corpora: Sequence[Corpus], tables: Sequence[Tokens], say: Callable[[str], None]) -> None:
     """Report how many sentences or pairs were repeated, empty or cut, and how many words have no token of their own."""
-    for corpus, store in zip(corpora, stores, strict=True):
+    for corpus, tokens in zip(corpora, tables, strict=True):
         if corpus.n_without_text:
             say(f"{corpus.name}: {corpus.n_without_text} rows without text were left out")
         if corpus.n_repeated:
             say(f"{corpus.name}: {corpus.n_repeated} repeated {corpus.unit} were left out")
-        if n_truncated := store.tokens.n_truncated:
+        if n_truncated := tokens.n_truncated:
             say(f"{corpus.name}: {n_truncated} {corpus.unit} were longer than the model accepts and were cut")
-        counts = count_words(store.tokens, corpus)
+        counts = count_words(tokens, corpus)
         if counts and counts.n_left_out:
             say(
                 f"{corpus.name}: {counts.n_left_out:,} of {counts.n_words:,} words have no token of their own "

@@ -140,8 +140,13 @@ class Tokens:
         Args:
             sentences: The text of each sentence.
             words: The words of each sentence, of which the first `LONGEST` are read; None for those between blanks.
+
+        Raises:
+            ValueError: If there are more or fewer sentences than in the table.
         """
         assert self.spans is not None
+        if len(sentences) != self.n_sentences:
+            raise ValueError(f"tokens of {self.n_sentences} sentences, and {len(sentences)} sentences are given")
         for first in range(0, self.n_sentences, CHUNK):
             chunk = slice(first, min(first + CHUNK, self.n_sentences))
             rows = self.of_sentences(first, chunk.stop - first)

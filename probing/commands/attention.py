@@ -98,7 +98,7 @@ def attention(
         watch.end("measure")
         if not is_main_process():
             return None
-        say_what_was_left_out([subject.request.corpus], [subject.entry(stores)], say)
+        say_what_was_left_out([subject.request.corpus], [subject.tokens], say)
         _say_which_parts_were_left_out(left_out, say)
         folder = RunFolder(place, name, f"{source.model.short_name}-attention")
         keep_inputs(config, source.model.name, folder)

@@ -52,7 +52,7 @@ def extract(
         )  # fmt: skip
         corpora = [load_corpus(corpus)]
         (store,) = source.read(corpora)
-        say_what_was_left_out(corpora, [store], say)
+        say_what_was_left_out(corpora, [store.tokens], say)
     if is_main_process():
         read = f"{store.plan.n_tokens} tokens of {store.tokens.n_sentences} sentences"
         print(f"{read}, layers {source.layers}: {store.folder}")

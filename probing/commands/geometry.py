@@ -264,7 +264,7 @@ def _read(
     if fit_corpus is not None:
         corpora.append(load_corpus(fit_corpus, "--fit_corpus"))
     stores = source.read(corpora, [partial(check_tokens, special_tokens=special_tokens)] * len(corpora))
-    say_what_was_left_out(corpora, stores, source.say)
+    say_what_was_left_out(corpora, [store.tokens for store in stores], source.say)
     return corpora[0], stores
 
 

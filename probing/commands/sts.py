@@ -96,7 +96,7 @@ def sts(
         if not is_main_process():
             return None
         watch.end("extract")
-        say_what_was_left_out(corpora, stores, say)
+        say_what_was_left_out(corpora, [store.tokens for store in stores], say)
         vectors = Vectors(sets, stores[: len(sets)], (outside, stores[-1]) if outside else None, words)
         told = _described(vectors, load_tokenizer(files), say)
         with tracking(run_folder := RunFolder(place, name, f"{files.short_name}-sts"), wandb, config) as tracker:

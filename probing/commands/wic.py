@@ -84,7 +84,7 @@ def wic(
         if not is_main_process():
             return None
         watch.end("extract")
-        say_what_was_left_out(corpora, stores, say)
+        say_what_was_left_out(corpora, [store.tokens for store in stores], say)
         pairs = without_cut_words(data, stores, say)
         n_unknown = unknown_pairs(pairs, stores, load_tokenizer(source.model), say)
         with tracking(run_folder := RunFolder(place, name, f"{source.model.short_name}-wic"), wandb, config) as tracker:

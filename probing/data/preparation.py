@@ -129,7 +129,7 @@ def read_sides(
     """
     by_document = goes_by_document(group_by, corpora[-1], splits[-1])
     stores = source.read(corpora, example_checks(task, corpora, splits, probe, source.say, announce))
-    say_what_was_left_out(corpora, stores, source.say)
+    say_what_was_left_out(corpora, [store.tokens for store in stores], source.say)
     return label_sides(stores, corpora, splits, task, by_document), stores
 
 

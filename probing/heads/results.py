@@ -33,20 +33,26 @@ def write_summary(
         folder: The run's folder.
         tables: Rows by the name of their table.
         subject: Model and corpus.
-        store: An entry of the cache, which tells its origin.
+        store: An entry of the cache, which tells of which model it was made.
         parts: Names of the parts that were measured.
         left_out: For each part that was not, what it lacks.
         timings: Times in seconds.
     """
     own, tokens = subject.heads, subject.tokens
-    header = {name: store.header[name] for name in ("model", "revision", "corpus", "versions")}
+    origin = {name: store.header[name] for name in ("model", "revision", "versions")}
     counts = count_words(tokens, subject.request.corpus)
     words = counts.as_json() if counts else {}
     types = {"special tokens": subject.special, **subject.types}
     summary = {
         "kind": KIND,
         "versions": versions(),
-        "cache": {**header, "key": subject.request.key(), "n_truncated": tokens.n_truncated, **words},
+        "cache": {
+            **origin,
+            "corpus": subject.request.corpus.name,
+            "key": subject.request.key(),
+            "n_truncated": tokens.n_truncated,
+            **words,
+        },
         "parts": list(parts),
         "left_out": dict(left_out),
         "model": {"n_layers": own.n_layers, "n_heads": own.n_heads, "is_causal": own.is_causal},

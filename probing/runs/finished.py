@@ -165,7 +165,7 @@ class Extraction:
             cast(SiteName, site_of(config)), leaves_out_first(config),
         )  # fmt: skip
         (store,) = reads.read([corpus])
-        say_what_was_left_out([corpus], [store], self.say)
+        say_what_was_left_out([corpus], [store.tokens], self.say)
         return store
 
     def _read(self, finished: Finished, corpus: Corpus) -> Readings:

@@ -70,7 +70,7 @@ def of_texts(probes: Probes, texts: Any) -> Table:
             site=cast(SiteName, site_of(config)), without_first=leaves_out_first(config),
         )  # fmt: skip
         (store,) = source.read([corpus])
-        say_what_was_left_out([corpus], [store], terminal.say)
+        say_what_was_left_out([corpus], [store.tokens], terminal.say)
         if isinstance(task, SentenceTask):
             return _table(probes, _examples(probes, store, task), lambda row: {"sentence": row})
         described = _tokens(store.tokens, corpus, task.word_means)

@@ -187,6 +187,16 @@ def test_wandb_has_the_tables_and_curves_over_layers(made: Attention) -> None:
     assert curve == plain
 
 
+def test_roles_alone_are_read_in_their_own_sentences_and_words_are_counted_in_those_of_the_corpus(
+    place: Path, checkpoints: dict[str, Path], sentences: list[str]
+) -> None:
+    made = survey(place, checkpoints["bert"], name="roles", parts="roles", roles=str(place / "roles.tsv"))
+    results = json.loads((made.folder / "results.json").read_text(encoding="utf-8"))
+    assert results["n_sentences"] == 40
+    assert results["cache"]["corpus"].endswith("bank.conllu")
+    assert results["cache"]["n_words"] == sum(len(sentence.split()) for sentence in sentences[:40])
+
+
 def test_text_has_no_classes_of_words_and_a_decoder_has_a_special_first_token(
     place: Path, checkpoints: dict[str, Path], capsys: Any
 ) -> None:

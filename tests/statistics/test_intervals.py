@@ -20,6 +20,7 @@ from probing.statistics.intervals import (
     few_sentences,
     mean_interval,
     mean_p_value,
+    ratio_interval,
 )
 
 Counts = NDArray[np.int64]
@@ -34,6 +35,37 @@ def clustered(generator: np.random.Generator, n_sentences: int, accuracy: float,
 
 def covered(interval: tuple[float, float], truth: float) -> bool:
     return interval[0] <= truth <= interval[1]
+
+
+# --- ratios of sums ---
+
+
+def test_a_ratio_to_numbers_of_tokens_has_the_interval_of_a_mean() -> None:
+    right, n_tokens = clustered(np.random.default_rng(3), 40, 0.6, 0.1)
+    assert ratio_interval((right, n_tokens)) == pytest.approx(mean_interval(right, n_tokens), rel=1e-12)
+    nothing = ratio_interval((right, n_tokens), (right, n_tokens))
+    assert nothing == pytest.approx((0, 0), abs=1e-12)
+    assert all(math.isnan(end) for end in ratio_interval((right[:19], n_tokens[:19])))
+    assert all(math.isnan(end) for end in ratio_interval((right, np.zeros(40))))
+
+
+@pytest.mark.parametrize("n_groups", [20, 25, 60])
+def test_intervals_of_r2_and_of_its_differences_contain_the_truth(n_groups: int) -> None:
+    """Groups of several rows that share an error; what is predicted is predicted by two columns of known worth."""
+    generator = np.random.default_rng(n_groups)
+    inside = np.zeros(3)
+    for _ in range(600):
+        x = generator.normal(size=(n_groups, 6))
+        shared = generator.normal(size=(n_groups, 1)) * 0.7
+        y = x + shared + generator.normal(size=x.shape) * 0.5
+        deviations = (y**2).sum(1)
+        good, poor = deviations - ((y - x) ** 2).sum(1), deviations - ((y - 0.3 * x) ** 2).sum(1)
+        truth = 1 - 0.74 / 1.74, 1 - (0.74 + 0.49) / 1.74
+        inside[0] += covered(ratio_interval((good, deviations)), truth[0])
+        inside[1] += covered(ratio_interval((poor, deviations)), truth[1])
+        inside[2] += covered(ratio_interval((good, deviations), (poor, deviations)), truth[0] - truth[1])
+    assert (inside / 600 > 0.92).all()
+    assert (inside / 600 < 0.99).all()
 
 
 # --- coverage; 2.5% are three standard errors of 95% in 600 trials ---

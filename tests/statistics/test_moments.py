@@ -73,8 +73,8 @@ def test_inputs_stay_as_they_were(states: torch.Tensor) -> None:
     assert torch.equal(states, before)
 
 
-@pytest.mark.parametrize(("sd", "dead"), [(0.0, True), (1e-8, True), (9e-4, True), (1.1e-3, False), (1.0, False)])
-def test_neurons_below_a_thousandth_of_the_median_sd_are_dead(sd: float, dead: bool) -> None:
+@pytest.mark.parametrize(("sd", "dead"), [(0.0, True), (1e-8, True), (9e-7, True), (1.1e-6, False), (1.0, False)])
+def test_neurons_below_a_millionth_of_the_median_sd_are_dead(sd: float, dead: bool) -> None:
     alternating = torch.tensor([1.0, -1.0]).repeat(50)[:, None]  # sd exactly 1
     found = moments(torch.cat([alternating * sd, alternating.expand(-1, 4)], 1))
     assert found.dead.tolist() == [dead] + 4 * [False]
