@@ -64,8 +64,12 @@ def assign_splits(sentences: Sequence[str], seed: int) -> list[Split]:
 
 def side_of(key: str, seed: int) -> Split:
     """Return the side of the split by a hash of a key and the seed: 80% train, 10% validation, 10% test."""
-    digest = hashlib.sha256(f"{seed}\0{key}".encode()).digest()
-    uniform = int.from_bytes(digest[:8], "big") / 2**64
-    if uniform < TRAIN_BELOW:
+    if (uniform := hashed(key, seed)) < TRAIN_BELOW:
         return "train"
     return "validation" if uniform < VALIDATION_BELOW else "test"
+
+
+def hashed(key: str, seed: int) -> float:
+    """Return a hash of a key and the seed, uniform on 0 to 1."""
+    digest = hashlib.sha256(f"{seed}\0{key}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64

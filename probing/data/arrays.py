@@ -14,10 +14,11 @@ from torch import Tensor
 
 from probing.cache.plan import Plan, Shard, divide, shard_tokens
 from probing.cache.tokens import Tokens
-from probing.corpus.splits import Split, side_of
+from probing.corpus.splits import Split, hashed, side_of
 from probing.data.examples import Examples, Sides
 from probing.data.numbers import check_size, check_varies
 from probing.errors import UserError, as_clause
+from probing.statistics.intervals import MIN_SENTENCES
 from probing.tasks import Labels, has_label
 from probing.tasks.numbers import numbers_of
 from probing.tasks.values import Given, class_values
@@ -113,7 +114,7 @@ def sides_of_arrays(
         groups: Group of each row, such as its sentence or document. Rows of a group are on the same side, and intervals
             and bootstraps are over groups. Every row is a group of its own if None.
         split: `train`, `validation` or `test` for each row; if None, a hash of its group and `seed` decides: 80, 10 and
-            10 per cent.
+            10 per cent. Of 60 groups or more, at least 20 are tested on, without which there is no interval.
         ordinal: Whether labels are numbers, so that distances between labels are meaningful.
         seed: Seed of the split.
         numbers: Whether labels are numbers to predict; if None, they are where some have a fraction.
@@ -282,7 +283,7 @@ def _groups(groups: Any, n_rows: int) -> tuple[Sequence[str], NDArray[np.int64]]
 def _split(split: Any, names: Sequence[str], group_of_row: NDArray[np.int64], seed: int) -> NDArray[Any]:
     """Return the side of each row."""
     if split is None:
-        return np.array([side_of(name, seed) for name in names])[group_of_row]
+        return np.array(_sides_of(names, seed))[group_of_row]
     sides = _plain(_without_mask(split, "split"), "split", len(group_of_row)).astype(str)
     unknown = np.flatnonzero(~np.isin(sides, _SIDES))
     if len(unknown):
@@ -292,6 +293,17 @@ def _split(split: Any, names: Sequence[str], group_of_row: NDArray[np.int64], se
     if len(apart):
         name = names[group_of_row[apart[0]]]
         raise UserError(f"`split`: the group {name} is on several sides; put all rows of a group on one side.")
+    return sides
+
+
+def _sides_of(groups: Sequence[str], seed: int) -> list[Split]:
+    """Return the side of each group by its hash; if too few are tested on, those of the largest hashes are."""
+    sides = [side_of(name, seed) for name in groups]
+    if sides.count("test") >= MIN_SENTENCES or len(groups) < 3 * MIN_SENTENCES:
+        return sides
+    last = sorted(range(len(groups)), key=lambda i: hashed(groups[i], seed), reverse=True)
+    for rank, i in enumerate(last):
+        sides[i] = "test" if rank < MIN_SENTENCES else "validation" if rank < 1.5 * MIN_SENTENCES else "train"
     return sides
 
 

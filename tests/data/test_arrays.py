@@ -10,6 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from probing.corpus.splits import side_of
 from probing.data.arrays import ArrayActivations, sides_of_arrays
 from probing.data.examples import read
 from probing.errors import UserError
@@ -51,7 +52,7 @@ def test_every_row_is_on_one_side_with_its_own_activations(X: Any, y: Any, group
         np.testing.assert_array_equal(states[1], 2 * X[rows])
         examples = getattr(sides, name)
         np.testing.assert_array_equal(sides.classes[examples.labels[examples.labels >= 0]], y[rows])
-    assert 0.7 * N < len(found["train"][0]) < 0.9 * N
+    assert (0.4 if grouped else 0.7) * N < len(found["train"][0]) < 0.9 * N
     if groups is not None:
         of_side = [set(groups[rows]) for rows, _ in found.values()]
         assert not (of_side[0] & of_side[1] | of_side[0] & of_side[2] | of_side[1] & of_side[2])
@@ -127,6 +128,21 @@ def test_what_pandas_has_for_missing_labels_is_missing(X: Any, y: Any) -> None:
         sides, _ = sides_of_arrays(X, series, split=np.resize(["train", "test"], N))
         assert [str(label) for label in sides.classes] == ["0", "1", "2"]
         assert sides.train.n_unlabelled + sides.test.n_unlabelled == N // 10
+
+
+@pytest.mark.parametrize(("n_groups", "n_test"), [(59, None), (60, 20), (100, 20), (1000, None)])
+def test_of_sixty_groups_or_more_at_least_twenty_are_tested_on(n_groups: int, n_test: int | None) -> None:
+    generator = np.random.default_rng(0)
+    groups = np.repeat(np.arange(n_groups), 5)
+    sides, _ = sides_of_arrays(generator.normal(size=(len(groups), 3)), generator.integers(0, 2, len(groups)), groups)
+    n = {name: int((getattr(sides, name).tokens_by_sentence() > 0).sum()) for name in SIDES}
+    assert sum(n.values()) == n_groups
+    if n_test:
+        assert n["test"] == n_test
+        assert n["validation"] == 10
+    else:  # as by the hash alone
+        hashes = [side_of(str(group), 0) for group in range(n_groups)]
+        assert n == {name: hashes.count(name) for name in n}
 
 
 def test_the_split_can_be_given(X: Any, y: Any) -> None:
