@@ -93,7 +93,7 @@ def test_a_planted_neuron_is_found_and_shuffled_labels_find_nothing(planted: Any
 def test_labels_of_groups_are_compared_between_groups(grouped: bool) -> None:
     """Four rows of a group are no more evidence than one: what is constant in groups must not be a signal for it."""
     generator = np.random.default_rng(3)
-    n_groups, times = (300, 4) if grouped else (600, 1)
+    n_groups, times = 600, 4 if grouped else 1
     groups = np.repeat(np.arange(n_groups), times)
     labels = generator.integers(2, size=n_groups)
     X = generator.standard_normal((n_groups, 40))[groups] + 0.01 * generator.standard_normal((len(groups), 40))
