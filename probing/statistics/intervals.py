@@ -304,6 +304,11 @@ def scope(results: Mapping[str, Any], test_corpus: str | None) -> str:
     over = _over(results)
     if over["unit"] in ("row", "group"):  # from arrays, whose origin is not known
         return f"Intervals are over {over['n']:,} test {over['unit']}s and hold for others drawn as these were."
+    if over["unit"] == "document" and not test_corpus:
+        return (
+            f"Intervals are over {over['n']:,} test documents, of which training has other sentences: they hold for other "
+            "sentences of such documents. --test_corpus tests on documents of its own."
+        )
     of = test_corpus if test_corpus else "the same corpus; --test_corpus tests on another text"
     return f"Intervals are over {over['n']:,} test {over['unit']}s and hold for other {over['unit']}s of {of}."
 

@@ -92,7 +92,8 @@ def test_a_run_says_what_its_intervals_are_over_and_only_they_change(made: dict[
     ends = {name for name in auto if name.endswith(("_low", "_high"))}
     assert {name for name in auto if auto[name] != sentence[name] and auto[name] == auto[name]} == ends
     assert f"over {over['auto']['n']} test documents" in scope(made["auto"].results, None)
-    assert "--test_corpus tests on another text" in scope(made["auto"].results, None)
+    assert "they hold for other sentences of such documents" in scope(made["auto"].results, None)
+    assert "--test_corpus tests on another text" in scope(made["sentence"].results, None)
     assert scope(made["auto"].results, "other.txt").endswith("hold for other documents of other.txt.")
     assert "21 documents are too few" not in scope(made["auto"].results, None)
     assert "19 test documents are too few" in scope({"intervals_over": {"unit": "document", "n": 19}}, None)
