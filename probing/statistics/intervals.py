@@ -306,8 +306,8 @@ def scope(results: Mapping[str, Any], test_corpus: str | None) -> str:
         return f"Intervals are over {over['n']:,} test {over['unit']}s and hold for others drawn as these were."
     if over["unit"] == "document" and not test_corpus:
         return (
-            f"Intervals are over {over['n']:,} test documents, of which training has other sentences: they hold for other "
-            "sentences of such documents. --test_corpus tests on documents of its own."
+            f"Intervals are over {over['n']:,} test documents, of which training has other sentences: they hold for "
+            "other sentences of such documents. --test_corpus tests on documents of its own."
         )
     of = test_corpus if test_corpus else "the same corpus; --test_corpus tests on another text"
     return f"Intervals are over {over['n']:,} test {over['unit']}s and hold for other {over['unit']}s of {of}."
