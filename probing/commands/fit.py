@@ -236,8 +236,9 @@ def _report(run: Run, where: str | None, quiet: bool) -> None:
             print(line)
         if len(layers) > 1:
             print(f"The other layers' rankings are in {run.folder / 'neurons.csv'}.")
-        for layer, fitted in zip(layers, run.results["layers"], strict=True):
-            print(conclusion(run.top(layer, len(run.neurons)), short_name(run.config)))
+        for row, fitted in zip(run.accuracy, run.results["layers"], strict=True):
+            layer = row["layer"]
+            print(conclusion(run.top(layer, len(run.neurons)), short_name(run.config), row))
             if not fitted["converged"]:
                 print(
                     f"Layer {layer}: the probe stopped up to {fitted['optimality_gap']:.1g} nats short of its optimum, "

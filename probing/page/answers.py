@@ -94,7 +94,7 @@ def answer(subject: Subject) -> str:
     """Return the answer of a run, in a paragraph."""
     over = scope(subject.run.results, subject.run.config.get("test_corpus"))
     sentences = [_accuracies(subject), held_against(subject.run.accuracy[-1]), over]
-    sentences.append(conclusion(subject.ranked[subject.layers[-1]], subject.task))
+    sentences.append(conclusion(subject.ranked[subject.layers[-1]], subject.task, subject.run.accuracy[-1]))
     short = [row["layer"] for row in subject.run.results["layers"] if not row.get("converged", True)]
     if short:
         of = "layer" if len(short) == 1 else "layers"
@@ -107,7 +107,8 @@ def answer(subject: Subject) -> str:
 
 def conclusions(subject: Subject) -> list[str]:
     """Return the conclusion on the top neuron of each layer."""
-    return [conclusion(rows, subject.task) for rows in subject.ranked.values()]
+    of = {row["layer"]: row for row in subject.run.accuracy}
+    return [conclusion(rows, subject.task, of[layer]) for layer, rows in subject.ranked.items()]
 
 
 def agreements(agreement: Agreement) -> list[str]:

@@ -25,12 +25,13 @@ from probing.tables.wording import layers_named, listed
 UNCHANGED = 0.05
 
 
-def conclusion(rows: Sequence[Mapping[str, Any]], task: str) -> str:
+def conclusion(rows: Sequence[Mapping[str, Any]], task: str, layer: Mapping[str, Any] | None = None) -> str:
     """Return what the top neuron's numbers support, in a few sentences.
 
     Args:
         rows: The whole ranked table of one layer.
         task: What the probe predicts, such as `position`.
+        layer: The layer's row of `accuracy.csv`, for the control that sees the token alone.
     """
     top = rows[0]
     if not top["contribution"]:
@@ -59,31 +60,47 @@ def conclusion(rows: Sequence[Mapping[str, Any]], task: str) -> str:
             f"for the missing intercept and is no evidence of {task}"
         )
     elif "offset" in top["flag"]:
-        said = f"This overstates it: {_centred(top, 'only ')}. Still, {explained}: it {_carries(top, 'some ')}{task}"
+        carries = _carries(top, layer, "some ")
+        said = f"This overstates it: {_centred(top, 'only ')}. Still, {explained}: it {carries}{task}"
     elif "no-signal" in top["flag"]:
         alone = f"By itself it is not shown to be {apart} beyond {chance}"
         said = f"{alone}: it can be useful only together with other neurons"
     else:
         centred = _centred(top)
         said = (
-            f"{centred[0].upper()}{centred[1:]}, and {explained}: it {_carries(top)}{task} and makes up "
+            f"{centred[0].upper()}{centred[1:]}, and {explained}: it {_carries(top, layer)}{task} and makes up "
             f"{top['share']:.1%} of the layer's total contribution"
         )
-    return f"{who}{_range(top)}. {said}.{_without_it(rows)}{_not_measured(top)}"
+    return f"{who}{_range(top)}. {said}.{_without_it(rows)}{_beside_the_token(layer, task)}{_not_measured(top)}"
 
 
-def _carries(top: Mapping[str, Any], how_much: str = "") -> str:
+def _carries(top: Mapping[str, Any], layer: Mapping[str, Any] | None, how_much: str = "") -> str:
     """Return the verb for a neuron that tells the classes apart: it carries them if a probe without it does worse.
 
-    The loss must be above 0 by its whole interval, and its interval must reach `NEGLIGIBLE_NATS`.
+    The loss must be above 0 by its whole interval, and its interval must reach `NEGLIGIBLE_NATS`. Where the token alone
+    is enough, the neuron may do no more than tell tokens apart.
 
     Args:
         top: The neuron's row.
+        layer: The layer's row of `accuracy.csv`.
         how_much: Text after the verb `carries`, such as `some `.
     """
     loss = ends(top, score_of_neurons(top).without) if top.get("removed") else None
     is_worse = loss is not None and loss[0] > 0 and loss[1] >= NEGLIGIBLE_NATS
-    return f"carries {how_much}" if is_worse else "varies with "
+    return f"carries {how_much}" if is_worse and not _token_is_enough(layer) else "varies with "
+
+
+def _token_is_enough(layer: Mapping[str, Any] | None) -> bool:
+    return layer is not None and _side(layer, "token") in (BELOW, ALIKE)
+
+
+def _beside_the_token(layer: Mapping[str, Any] | None, task: str) -> str:
+    """Say that a probe of the token alone is not beaten; return an empty text where it is, or was not measured."""
+    if layer is None or not _token_is_enough(layer):
+        return ""
+    score = score_of(layer)
+    alone = f"{layer[f'token_{score.name}']:.3f} against {layer[score.name]:.3f}"
+    return f" The token alone is read as well ({alone}), so that this is no evidence of {task} beyond the token."
 
 
 def _not_measured(top: Mapping[str, Any]) -> str:

@@ -311,6 +311,16 @@ def test_a_neuron_carries_what_is_predicted_only_if_a_probe_without_it_does_wors
     assert "carries" not in said
 
 
+@pytest.mark.parametrize(("low", "high", "is_enough"), [(0.01, 0.05, False), (-0.01, 0.02, True), (-0.05, -0.01, True)])
+def test_a_neuron_carries_nothing_that_the_token_alone_gives(low: float, high: float, is_enough: bool) -> None:
+    layer = {"accuracy": 0.837, "token_accuracy": 0.875, "above_token_low": low, "above_token_high": high}
+    said = conclusion([row(**MEASURED)], "upos", layer)
+    assert ("it carries upos" in said) is not is_enough
+    assert ("it varies with upos" in said) is is_enough
+    why = "The token alone is read as well (0.875 against 0.837), so that this is no evidence of upos beyond the token."
+    assert (why in said) is is_enough
+
+
 def test_evidence_that_was_not_measured_is_named() -> None:
     assert "did not measure" not in conclusion([row(**MEASURED)], "position")
     both = conclusion([row()], "position")
