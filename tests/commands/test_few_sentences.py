@@ -89,7 +89,7 @@ def test_a_line_of_results_and_a_conclusion_leave_the_interval_out(shown_run: tu
     run, _ = shown_run
     row = run.accuracy[0]
     assert f"accuracy {row['accuracy']:.3f}, majority" in result_line(row, run.top(0, 5))
-    rows = [{**row, "removed": ""} for row in run.top(0, 16)]
+    rows = [{**row, "removed": "", "flag": ""} for row in run.top(0, 16)]
     removed = {"removed": "top", "cross_entropy_without": 0.01}
     assert "loses 0.0100 nats" in conclusion([{**rows[0], **removed}, *rows[1:]], "position")
     assert "nan" not in conclusion([{**rows[0], **removed}, *rows[1:]], "position")
