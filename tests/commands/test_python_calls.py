@@ -133,7 +133,7 @@ def test_every_command_can_be_called_so(name: str) -> None:
 def test_a_deterministic_run_leaves_the_algorithms_of_a_notebook_as_they_were(
     quick: Fit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A command line that an earlier test ran in this process may have changed it: it has a process of its own otherwise.
+    # A command line, which has a process of its own elsewhere, may have changed it in this one.
     torch.set_deterministic_debug_mode("default")
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
