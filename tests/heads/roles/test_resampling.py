@@ -63,9 +63,9 @@ def test_the_slope_is_that_of_the_greatest_likelihood_over_all_choices() -> None
         return found
 
     assert comb(8, 3) == 56
-    slopes = np.linspace(-8, 8, 4001)
+    slopes = np.linspace(-8, 8, 321)
     best = slopes[np.argmax([likelihood(slope) for slope in slopes])]
-    assert slope_of(placements(stratum, linked, ways)) == pytest.approx(best, abs=0.005)
+    assert slope_of(placements(stratum, linked, ways)) == pytest.approx(best, abs=0.03)
     assert slope_of(placements(stratum, linked, np.zeros(24))) == 0
 
 
@@ -80,13 +80,13 @@ def of_links(generator: np.random.Generator, slope: float) -> tuple[np.ndarray, 
 @pytest.mark.parametrize("slope", [-1.5, 0.0, 1.0])
 def test_links_that_depend_on_the_ways_alone_are_seldom_significant_and_a_planted_head_is(slope: float) -> None:
     generator, smallest, equal_odds = np.random.default_rng(0), [], []
-    for _ in range(150):
+    for _ in range(100):
         values, made = of_links(generator, slope)
         smallest.append(Resampled.of(values, made, 0, 39).p_value.min())
         blind = placements(made.stratum, made.linked, np.zeros(160))
         equal_odds.append(Resampled.of(values, blind, 0, 39).p_value.min())
-    # Five per cent within four binomial standard errors at n = 150.
-    assert np.mean(np.array(smallest) <= 0.05) < 0.05 + 4 * (0.05 * 0.95 / 150) ** 0.5
+    # Five per cent within four binomial standard errors at n = 100.
+    assert np.mean(np.array(smallest) <= 0.05) < 0.05 + 4 * (0.05 * 0.95 / 100) ** 0.5
     if slope < 0:
         assert np.mean(np.array(equal_odds) <= 0.05) > 0.9
     values[made.linked, 1, 0, 2] += 1.5
