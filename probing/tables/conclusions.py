@@ -99,8 +99,11 @@ def _beside_the_token(layer: Mapping[str, Any] | None, task: str) -> str:
     if layer is None or not _token_is_enough(layer):
         return ""
     score = score_of(layer)
-    alone = f"{layer[f'token_{score.name}']:.3f} against {layer[score.name]:.3f}"
-    return f" The token alone is read as well ({alone}), so that this is no evidence of {task} beyond the token."
+    both = f"{layer[score.name]:.3f} against {layer[f'token_{score.name}']:.3f}"
+    return (
+        f" The probe is not shown to do better than one that sees the token alone ({both}), so that this is no "
+        f"evidence of {task} beyond the token."
+    )
 
 
 def _not_measured(top: Mapping[str, Any]) -> str:

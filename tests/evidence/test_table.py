@@ -317,7 +317,10 @@ def test_a_neuron_carries_nothing_that_the_token_alone_gives(low: float, high: f
     said = conclusion([row(**MEASURED)], "upos", layer)
     assert ("it carries upos" in said) is not is_enough
     assert ("it varies with upos" in said) is is_enough
-    why = "The token alone is read as well (0.875 against 0.837), so that this is no evidence of upos beyond the token."
+    why = (
+        "The probe is not shown to do better than one that sees the token alone (0.837 against 0.875), so that this is "
+        "no evidence of upos beyond the token."
+    )
     assert (why in said) is is_enough
 
 
