@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 from damaged_runs import Kinds, damaged_copy, ended, make_all, make_few, readers
 from probing import load_run
 from probing.errors import UserError
+from probing.page.sections.reproduce import folder_block
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 
@@ -130,6 +131,14 @@ def try_pipes(kinds: Kinds, place: Path, model: Path) -> None:
 
 def test_no_pipe_is_waited_for(few: Kinds, checkpoints: dict[str, Path], tmp_path: Path) -> None:
     try_pipes(few, tmp_path, checkpoints["bert"])
+
+
+def test_the_page_reads_no_pipe_as_a_configuration(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.yaml")
+    signal.alarm(20)  # ends the test if the pipe is waited for
+    with pytest.raises(UserError, match=r"is damaged \(config.yaml is no file\); repeat the run"):
+        folder_block("To reproduce", tmp_path)
+    signal.alarm(0)
 
 
 def try_damages(kinds: Kinds, n: int, place: Path, model: Path, share: float) -> Counter[str]:
