@@ -30,6 +30,7 @@ from probing.data.labelling import choose_classes, label
 from probing.data.layer_moments import layer_moments
 from probing.evidence.table import separation_of
 from probing.models import resolve_model
+from probing.statistics.label_codes import LabelCodes
 from probing.statistics.multiple_testing import discovery_rates
 from probing.statistics.permutation import permute_within_sentences
 from probing.statistics.separation import SeparationAccumulator
@@ -126,7 +127,9 @@ def random_labels(n_tokens: int, generator: np.random.Generator) -> dict[str, ND
 def p_values_of(states: Array, labels: NDArray[np.int64], sentences: NDArray[np.int64]) -> Array:
     """Return the p-values of neurons, shape (n,)."""
     x, y = torch.from_numpy(states), torch.from_numpy(labels)
-    accumulator = SeparationAccumulator(x.mean(0), x.std(0, correction=0), y.bincount())
+    codes = LabelCodes.of_classes(y.bincount())
+    between = codes.excess_between(labels.astype(np.int32), sentences.astype(np.int32))
+    accumulator = SeparationAccumulator(x.mean(0), x.std(0, correction=0), codes, between)
     accumulator.update(x, y, torch.from_numpy(sentences))
     return accumulator.result().p.numpy()
 

@@ -29,20 +29,35 @@ CONTROL_DRAWS = 5
 def shuffled(sides: Sides, seed: int) -> Sides:
     """Return the sides with each sentence's labels permuted among its tokens.
 
-    Where every sentence has one label only, labels are permuted among the sentences of each side.
+    So far as labels differ between sentences and not within them, they are exchanged among the sentences of each side
+    first: each sentence gets those of another with the probability of `LabelCodes.excess_between`. Where every sentence
+    has one label only, all are exchanged; positions never are.
     """
 
     def permute(examples: Examples) -> Examples:
-        tokens, of_sentences = examples.store.tokens, examples.labels_by_sentence()
-        if of_sentences is not None:
-            given = np.flatnonzero(of_sentences >= 0)
-            of_sentences[given] = np.random.default_rng(seed).permutation(of_sentences[given])
-            labels = np.where(examples.labels >= 0, of_sentences[tokens.sentences], -1).astype(np.int32)
-            return replace(examples, labels=labels)
-        (labels,) = permute_within_sentences(examples.labels, tokens.sentences, tokens.input_ids, 1, seed)
+        tokens = examples.store.tokens
+        labels = _exchanged(examples, len(sides.classes), seed)
+        (labels,) = permute_within_sentences(labels, tokens.sentences, tokens.input_ids, 1, seed)
         return replace(examples, labels=labels)
 
     return sides.each(permute)
+
+
+def _exchanged(examples: Examples, n_classes: int, seed: int) -> NDArray[np.int32]:
+    """Return the labels with those of some sentences exchanged; of a longer sentence's labels, a random part."""
+    sentences, kept = examples.store.tokens.sentences, np.flatnonzero(examples.labels >= 0)
+    between = examples.codes(n_classes).excess_between(examples.labels, sentences) if len(kept) else 0.0
+    if not between:
+        return examples.labels
+    generator, labels = np.random.default_rng(seed), examples.labels.copy()
+    _, first, lengths = np.unique(sentences[kept], return_index=True, return_counts=True)
+    moved = np.flatnonzero(generator.random(len(first)) < between)
+    source, n = generator.permutation(moved), lengths[moved]
+    in_random_order = kept[np.lexsort((generator.random(len(kept)), sentences[kept]))]
+    index = np.arange(n.sum()) - np.repeat(np.cumsum(n) - n, n)
+    given = np.repeat(first[source], n) + index % np.repeat(lengths[source], n)
+    labels[kept[np.repeat(first[moved], n) + index]] = examples.labels[in_random_order[given]]
+    return labels
 
 
 def control_tasks(

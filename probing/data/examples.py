@@ -16,6 +16,7 @@ from probing.cache.plan import Plan, Shard
 from probing.cache.tokens import Tokens
 from probing.data.words import pool_words
 from probing.runtime.distributed import rank_and_world_size
+from probing.statistics.label_codes import LabelCodes
 from probing.tasks import (
     Labels,
     Pooling,
@@ -46,6 +47,11 @@ class Batch(NamedTuple):
         # `index_select` copies rows whole, several times as fast as indexing.
         states = tuple(h.index_select(0, kept) for h in self.hidden_states)
         return Batch(states, self.labels[kept], self.sentences[kept], self.rows[kept])
+
+    def part(self, start: int, stop: int) -> Batch:
+        """Return the batch with the rows from `start` to before `stop`, without copying them."""
+        states = tuple(h[start:stop] for h in self.hidden_states)
+        return Batch(states, self.labels[start:stop], self.sentences[start:stop], self.rows[start:stop])
 
 
 def as_batch(batch: Any) -> Batch:
@@ -135,25 +141,25 @@ class Examples:
         """Return the number of examples of each class, shape (n_classes,)."""
         return np.bincount(self.labels[self.labels >= 0], minlength=n_classes)
 
+    def codes(self, n_classes: int) -> LabelCodes:
+        """Return the labels as vectors, so that the examples' neurons can be compared with them."""
+        if self.values is None:
+            return LabelCodes.of_classes(torch.from_numpy(self.counts(n_classes)))
+        mean, sd = self.targets.mean(), self.targets.std()
+        return LabelCodes.of_numbers(torch.from_numpy((self.values - mean) / (sd or 1.0)), self.n_tokens)
+
     def tokens_by_sentence(self) -> NDArray[np.int64]:
         """Return the number of examples of each sentence of the corpus, 0 on other sides, shape (n_sentences,)."""
         tokens = self.store.tokens
         return np.bincount(tokens.sentences[self.labels >= 0], minlength=tokens.n_sentences)
 
+    def cluster_of_sentence(self) -> NDArray[np.int64]:
+        """Return the sentence itself, or its document if intervals are over documents, shape (n_sentences,)."""
+        return np.arange(self.store.tokens.n_sentences) if self.documents is None else self.documents
+
     def clusters(self, sums: NDArray[Any]) -> NDArray[Any]:
         """Return sums by sentence unchanged, or added up by document if intervals are over documents."""
         return sums if self.documents is None else np.bincount(self.documents, weights=sums)
-
-    def labels_by_sentence(self) -> NDArray[np.int32] | None:
-        """Return the class of each sentence, -1 without examples, shape (n_sentences,).
-
-        None if the examples of some sentence have different classes.
-        """
-        rows = np.flatnonzero(self.labels >= 0)
-        sentences, found = self.store.tokens.sentences[rows], self.labels[rows]
-        labels = np.full(self.store.tokens.n_sentences, -1, dtype=np.int32)
-        labels[sentences] = found
-        return labels if np.array_equal(labels[sentences], found) else None
 
     def sentences(self) -> NDArray[np.int32]:
         """Return the sentences with at least one example, ascending."""
@@ -281,17 +287,55 @@ def _read(examples: Examples, layers: Sequence[int], shards: Sequence[Shard]) ->
         yield from blocks(open_shard(examples, layers, shard.index))
 
 
-def whole_sentences(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Yield the same examples in order, in batches that do not divide sentences."""
+def read_clusters(examples: Examples, layers: Sequence[int]) -> Iterator[tuple[Batch, Tensor]]:
+    """Yield this rank's share of the examples in batches that divide no cluster, and the cluster of each example.
+
+    Clusters are sentences, or documents if intervals are over these. A cluster belongs to the rank that reads the shard
+    in which it begins.
+    """
+    shards, rank, n_ranks = examples.store.plan.shards, *rank_and_world_size()
+    of_sentence = torch.from_numpy(examples.cluster_of_sentence())
+    begins = torch.searchsorted(
+        torch.tensor([shard.first_sentence for shard in shards]), _first_sentences(of_sentence), right=True
+    ).sub_(1)
+
+    def of_shard(own: int) -> Iterator[Batch]:
+        for shard in shards[own:]:
+            here = begins[shard.first_sentence : shard.first_sentence + shard.n_sentences]
+            if not (here == own).any():
+                return
+            batch = open_shard(examples, layers, shard.index)
+            yield from blocks(batch._replace(labels=batch.labels.where(begins[batch.sentences] == own, -1)))
+
+    for own in range(rank, len(shards), n_ranks):
+        for batch in whole_clusters(of_shard(own), of_sentence):
+            yield batch, of_sentence[batch.sentences]
+
+
+def _first_sentences(of_sentence: Tensor) -> Tensor:
+    """Return the first sentence of each sentence's cluster, given ascending clusters."""
+    _, cluster, lengths = of_sentence.unique_consecutive(return_inverse=True, return_counts=True)
+    return (lengths.cumsum(0) - lengths)[cluster]
+
+
+def whole_clusters(batches: Iterable[Batch], cluster_of_sentence: Tensor) -> Iterator[Batch]:
+    """Yield the same examples in order, in batches that do not divide clusters.
+
+    Args:
+        batches: Batches of examples.
+        cluster_of_sentence: Cluster of each sentence of the corpus, ascending, shape (n_sentences,).
+    """
     held: Batch | None = None
     for batch in batches:
         if not len(batch.sentences):
             continue
         if held is not None:
             batch = _joined(held, batch)
-        is_last = batch.sentences == batch.sentences[-1]
-        yield batch.pick((~is_last).nonzero().squeeze(1))
-        held = batch.pick(is_last.nonzero().squeeze(1))
+        clusters = cluster_of_sentence[batch.sentences]
+        n_whole = int((clusters != clusters[-1]).sum())
+        if n_whole:
+            yield batch.part(0, n_whole)
+        held = batch.part(n_whole, len(clusters))
     if held is not None:
         yield held
 

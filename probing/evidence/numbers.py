@@ -10,20 +10,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.data.examples import Examples, Sides, read_share, whole_sentences
-from probing.data.numbers import Standard
+from probing.data.examples import Examples, Sides, read_share
 from probing.evidence.leave_one_out import REMOVED, AblationEffect, matched
 from probing.evidence.stability import PENALTIES, bootstrap, penalty_stability, stability_of
-from probing.evidence.table import Evidence, order, sentence_means
+from probing.evidence.table import Evidence, order, separation_of
 from probing.evidence.with_intercept import is_far
 from probing.probes.ridge import Decomposed, NumberFit, errors_of
 from probing.rankings.contributions import MagnitudeAccumulator, mean_contribution
 from probing.runtime.distributed import sum_over_ranks
-from probing.statistics.correlation import CorrelationSums
 from probing.statistics.intervals import ratio_interval
-from probing.statistics.moments import Moments
-from probing.statistics.running_mean import RunningMean
-from probing.statistics.separation import Separation
 
 
 @dataclass(frozen=True)
@@ -50,7 +45,7 @@ def collect_number_evidence(found: Decomposed, fits: Sequence[NumberFit]) -> lis
         NumberEvidence(
             fit.moments,
             sums.result(),
-            correlation_of(sides.train, fit.layer, fit.moments, fit.standard),
+            separation_of(sides.train, fit.layer, fit.moments, 0),
             correlation=_correlation(fit),
         )
         for fit, sums in zip(fits, magnitudes, strict=True)
@@ -62,47 +57,6 @@ def _correlation(fit: NumberFit) -> Tensor:
     moments = fit.moments
     raw = fit.spectrum.scaling.scaled_weight(fit.product)  # the product with raw neurons around their mean
     return torch.where(moments.dead, 0.0, raw / moments.sd.clamp(min=1e-300))
-
-
-def correlation_of(train: Examples, layer: int, moments: Moments, standard: Standard) -> Separation:
-    """Stream one layer's training examples, divided among ranks, and return how its neurons go with the numbers.
-
-    Under the null, numbers are permuted within each sentence. Where all examples of a sentence have the same number,
-    sentences are compared by their mean, and numbers are permuted among sentences.
-    """
-    if train.labels_by_sentence() is not None:
-        return _correlation_of_sentences(train, layer, standard)
-    table, sums = standard.table(train), CorrelationSums.empty(len(moments.mean))
-    for batch in whole_sentences(read_share(train, [layer])):
-        if len(batch.sentences):
-            lengths = batch.sentences.unique_consecutive(return_counts=True)[1]
-            sums.update(batch.hidden_states[0], table[batch.labels], lengths, moments.mean)
-    sums.all_reduce(sum_over_ranks)
-    return sums.separation((train.n_tokens * moments.sd).square())
-
-
-def _correlation_of_sentences(train: Examples, layer: int, standard: Standard) -> Separation:
-    """Stream a layer whose sentences have one number each: they are one block, too large to be held at once."""
-    table, d_model = standard.table(train), train.store.plan.d_model
-    mean = RunningMean(d_model + 1)
-    for units, labels in sentence_means(train, layer):
-        mean.update(torch.cat([units, table[labels][:, None]], 1))
-    mean.all_reduce(sum_over_ranks)
-    powers = [torch.zeros(d_model + 1, dtype=torch.float64) for _ in range(2)]
-    product = torch.zeros(d_model, dtype=torch.float64)
-    for units, labels in sentence_means(train, layer):
-        deviations = torch.cat([units, table[labels][:, None]], 1) - mean.mean
-        powers[0] += deviations.square().sum(0)
-        powers[1] += deviations.pow(3).sum(0)
-        product += deviations[:, :-1].T @ deviations[:, -1]
-    (squares, cubes), product = map(sum_over_ranks, powers), sum_over_ranks(product)
-    n, total = mean.n, squares[:-1] * squares[-1]
-    third = n * cubes[:-1] * cubes[-1] / max((n - 1) * (n - 2), 1)
-    size = torch.tensor(float(n), dtype=torch.float64)
-    sums = CorrelationSums(
-        product, torch.zeros_like(product), total / max(n - 1, 1), third, size - 1, torch.lgamma(size + 1)
-    )
-    return sums.separation(total)
 
 
 def with_number_replicates(

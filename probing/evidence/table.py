@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from probing.data.examples import Examples, read_share, whole_sentences
+from probing.data.examples import Examples, read_clusters, read_share
 from probing.evidence.leave_one_out import AblationEffect, Outcome
 from probing.evidence.stability import Stability
 from probing.evidence.with_intercept import is_far
@@ -18,9 +17,7 @@ from probing.rankings.contributions import ClassMagnitudes, MagnitudeAccumulator
 from probing.runtime.distributed import sum_over_ranks
 from probing.statistics.moments import Moments
 from probing.statistics.multiple_testing import discovery_rates
-from probing.statistics.running_mean import RunningMean
 from probing.statistics.separation import Separation, SeparationAccumulator, neurons_at_a_time
-from probing.statistics.separation_of_units import UnitSeparationAccumulator
 from probing.tables.columns import BELOW_RESOLUTION, FALSE_DISCOVERIES, NEGLIGIBLE, UNINFORMATIVE
 
 # A neuron is flagged `offset` where centring leaves less than this share of its contribution.
@@ -82,59 +79,26 @@ def collect_evidence(
 
 
 def separation_of(train: Examples, layer: int, moments: Moments, n_classes: int) -> Separation:
-    """Stream one layer's training tokens, divided among ranks, and return how its neurons separate the classes.
+    """Stream one layer's training examples, divided among ranks, and return how its neurons go with the labels.
 
-    Under the null, labels are permuted within each sentence. Where all tokens of a sentence have the same label, that
-    would change nothing: there sentences are compared by their mean, and labels are permuted among sentences.
-
-    With so many classes that the covariances of all neurons exceed memory, the tokens are streamed several times.
-    """
-    sentence_labels = train.labels_by_sentence()
-    if sentence_labels is not None:
-        of_sentences = np.bincount(sentence_labels[sentence_labels >= 0], minlength=n_classes)
-        return _separation_of_sentences(train, layer, torch.from_numpy(of_sentences))
-    sizes, parts = torch.from_numpy(train.counts(n_classes)), []
-    for neurons in torch.arange(len(moments.mean)).split(neurons_at_a_time(n_classes)):
-        here = slice(int(neurons[0]), int(neurons[-1]) + 1)
-        sums = SeparationAccumulator(moments.mean[here], moments.sd[here], sizes)
-        for batch in whole_sentences(read_share(train, [layer])):
-            sums.update(batch.hidden_states[0][:, here], batch.labels, batch.sentences)
-        sums.all_reduce(sum_over_ranks)
-        parts.append(sums.result())
-    return Separation.of_all(parts)
-
-
-def _separation_of_sentences(train: Examples, layer: int, sizes: Tensor) -> Separation:
-    """Stream a layer whose sentences have one label each.
+    With so many classes that the products of all neurons exceed memory, the examples are streamed several times.
 
     Args:
         train: Training examples.
         layer: Layer number.
-        sizes: Number of sentences of each class, shape (n_classes,).
+        moments: Moments of the layer's training examples.
+        n_classes: Number of classes; of no importance where numbers are predicted.
     """
-    mean = RunningMean(train.store.plan.d_model)
-    for units, _ in sentence_means(train, layer):
-        mean.update(units)
-    mean.all_reduce(sum_over_ranks)
-    parts = []
-    for neurons in torch.arange(len(mean.mean)).split(neurons_at_a_time(len(sizes))):
+    codes = train.codes(n_classes)
+    between, parts = codes.excess_between(train.labels, train.store.tokens.sentences), []
+    for neurons in torch.arange(len(moments.mean)).split(neurons_at_a_time(len(codes.mean))):
         here = slice(int(neurons[0]), int(neurons[-1]) + 1)
-        sums = UnitSeparationAccumulator(mean.mean[here], sizes)
-        for units, labels in sentence_means(train, layer):
-            sums.update(units[:, here], labels)
+        sums = SeparationAccumulator(moments.mean[here], moments.sd[here], codes, between)
+        for batch, clusters in read_clusters(train, [layer]):
+            sums.update(batch.hidden_states[0][:, here], batch.labels, batch.sentences, clusters)
         sums.all_reduce(sum_over_ranks)
         parts.append(sums.result())
     return Separation.of_all(parts)
-
-
-def sentence_means(train: Examples, layer: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the mean over the tokens of each sentence, shape (n, d_model), and its label, shape (n,)."""
-    for batch in whole_sentences(read_share(train, [layer])):
-        if len(batch.sentences):
-            _, of_token, n = batch.sentences.unique_consecutive(return_inverse=True, return_counts=True)
-            states = batch.hidden_states[0].double()
-            sums = states.new_zeros(len(n), states.shape[1]).index_add_(0, of_token, states)
-            yield sums / n[:, None], batch.labels[n.cumsum(0) - 1]
 
 
 def order(statistic: Tensor) -> Tensor:
@@ -148,7 +112,7 @@ def flags(contribution: Tensor, contribution_centred: Tensor, q: Tensor, dead: T
     `dead`: the neuron hardly varies, so its weight and contribution are 0. `offset`: less than half of the
     contribution remains once the neuron's mean is subtracted: it is large and nearly constant, and replaces
     the intercept that the probe lacks. `no-signal`: its values differ between classes no more than under
-    labels permuted within sentences. Among the layer's neurons without this flag, at most a share of
+    chance alone. Among the layer's neurons without this flag, at most a share of
     `FALSE_DISCOVERIES` is expected to have no signal.
 
     Args:

@@ -1,34 +1,33 @@
-"""Separation of the classes along each neuron, compared with labels permuted within sentences."""
+"""How neurons go with labels, beyond what independent sentences, or documents, give by chance."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from probing.statistics.permutation_moments import ROWS, PowerSums, label_moments, log_relabellings, power_sums
+from probing.statistics.label_codes import ROUNDING, LabelCodes
+from probing.statistics.label_scores import Divided, ExchangedSums, ScoreSums
 
-# Smaller differences between shares of a variance are rounding errors of float64 sums. Even with a hundred million
-# tokens the null distribution is ten thousand times as wide.
-ROUNDING = 1e-12
 # Lower bound of p-values, so that none is 0.
 SMALLEST_P = 1e-300
-# How many numbers the covariances, and the products they are summed from, may hold at a time.
-COVARIANCES, PRODUCTS = 2**23, 2**20
+# The tail's formula needs a skewness above 0; so small a one makes no difference.
+LEAST_SKEWNESS = 1e-3
+# How many numbers the products of scores may hold, and how many the scores that are computed at a time.
+PRODUCTS, SCORES = 2**23, 2**21
 
 
 @dataclass(frozen=True)
 class Separation:
-    """Share of a neuron's variance explained by the class, beyond chance.
-
-    Under the null, each sentence's labels are permuted among its tokens, and all permutations are equally likely.
+    """Share of a neuron's variance explained by the label, beyond chance.
 
     Args:
-        eta_squared: The share minus its mean under the null, shape (d_model,).
-        z: That difference in standard deviations of the null, shape (d_model,).
-        p: Probability of at least this share under the null, shape (d_model,).
+        eta_squared: The share minus the share expected by chance, shape (d_model,).
+        z: By how much the arrangement of the labels explains more than chance does, in standard deviations, shape
+            (d_model,).
+        p: Probability that chance explains as much, shape (d_model,).
     """
 
     eta_squared: Tensor
@@ -41,82 +40,96 @@ class Separation:
         return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in ("eta_squared", "z", "p")))
 
 
-def neurons_at_a_time(n_classes: int) -> int:
-    """Return the number of neurons whose covariances fit into memory at once."""
-    return max(COVARIANCES // n_classes**2, 1)
+def neurons_at_a_time(n_columns: int) -> int:
+    """Return the number of neurons whose products of scores fit into memory at once."""
+    return max(PRODUCTS // (2 * n_columns**2), 1)
 
 
 class SeparationAccumulator:
-    """Takes batches of whole sentences of one layer and returns how its neurons separate the classes.
+    """Takes batches of whole clusters (sentences or documents) of one layer; says how its neurons go with the labels.
 
-    Mean and variance of the null are exact. Its upper tail is approximated by the Pearson type III distribution, a
-    shifted gamma, with the same mean and variance. The skewness is computed as if the sums over classes were Gaussian
-    (as Imhof 1961 does for quadratic forms in Gaussians), and multiplied by the ratio of the exact variance to the
-    Gaussian one if this ratio is above 1. `docs/eta_squared.md` says how good the approximation is.
+    A token's label is a vector. Subtracted from it is a mixture of the mean vector of all tokens and that of its
+    sentence: the latter where sentences' means differ no more than by chance, so that such labels are compared within
+    sentences. The product with the neuron's deviation from its mean, summed over a cluster, is the
+    cluster's score, and the statistic the squared length of the sum of scores. If labels say nothing of the neuron,
+    scores have the mean 0, whatever the dependence within clusters, and their signs are as good as random. Mean,
+    variance and skewness over all signs are exact; the tail is that of the Pearson type III distribution (a shifted
+    gamma) with these moments. Where exchangeable labels would give a larger mean, mean and standard deviation are
+    multiplied accordingly. `docs/eta_squared.md` derives this and says how well it holds.
 
     Args:
-        mean: Mean of the training tokens, shape (d_model,), float64; it is subtracted first, which only reduces
-            rounding errors.
+        mean: Mean of the training tokens, shape (d_model,), float64.
         sd: Standard deviation of the training tokens, shape (d_model,), float64.
-        sizes: Number of training tokens of each class, over all ranks, shape (n_classes,).
+        codes: The vectors of the labels.
+        between: How much of the differences between sentences' mean labels is no chance; see
+            `LabelCodes.excess_between`. It is the weight of the mean of all tokens.
     """
 
-    def __init__(self, mean: Tensor, sd: Tensor, sizes: Tensor) -> None:
-        self.mean, self.sd, self.sizes = mean, sd, sizes.double()
-        shape = (len(mean), len(sizes))
-        # Sums over classes, divided by the root of the class's size: for the true labels, and mean and covariance under
-        # the null.
-        self.true, self.expected, self.third = (torch.zeros(shape, dtype=torch.float64) for _ in range(3))
-        self.covariance = torch.zeros(*shape, len(sizes), dtype=torch.float64)
-        self.excess = torch.zeros(len(mean), dtype=torch.float64)
-        self.log_relabellings = torch.zeros((), dtype=torch.float64)
+    def __init__(self, mean: Tensor, sd: Tensor, codes: LabelCodes, between: float) -> None:
+        self.mean, self.sd, self.codes, self.between = mean, sd, codes, between
+        self.sums = ScoreSums.empty(len(codes.mean), len(mean))
+        # Of clusters with one label: by label, sums of the deviations' sums and of their powers (see `ScoreSums`).
+        self.powers = torch.zeros(4, len(codes.values), len(mean), dtype=torch.float64)
+        # Products of the vectors' means by sentence and the deviations, shape (n_columns, d_model).
+        self.of_means = torch.zeros_like(self.sums.scores)
+        self.exchanged = ExchangedSums.empty(len(mean))
+        # Number of tokens, of clusters with one label, and of others.
+        self.counts = torch.zeros(3, dtype=torch.float64)
 
-    def update(self, hidden_states: Tensor, labels: Tensor, sentences: Tensor) -> None:
-        """Add tokens. The tokens of a sentence must be adjacent and in one batch.
+    def update(self, hidden_states: Tensor, labels: Tensor, sentences: Tensor, clusters: Tensor | None = None) -> None:
+        """Add tokens. Those of a cluster, and in it those of a sentence, must be adjacent and in one batch.
 
         Args:
             hidden_states: Hidden states of the tokens, shape (n, d_model).
-            labels: Class of each token, shape (n,); tokens labelled -1 are ignored.
+            labels: Label of each token, shape (n,); tokens labelled -1 are ignored.
             sentences: Sentence of each token, shape (n,).
+            clusters: Cluster of each token, shape (n,); None if sentences are the clusters.
         """
         rows = (labels >= 0).nonzero().squeeze(1)
-        if not len(rows):
-            return
-        states, labels = hidden_states[rows], labels[rows]
-        _, sentence, lengths = sentences[rows].unique_consecutive(return_inverse=True, return_counts=True)
-        counts = torch.zeros(len(lengths), len(self.sizes), dtype=torch.float64)
-        counts.index_put_((sentence, labels), torch.ones((), dtype=torch.float64), accumulate=True)
-        sums = power_sums(states, self.mean, lengths)
-        self.add_classes(states, labels)
-        self.expected += sums.mean.T @ (counts * _inverse_root(self.sizes))
-        self.log_relabellings += log_relabellings(counts)
-        # In the other sentences all tokens are of one class, and permuting changes nothing.
-        several = counts.amax(1) < lengths
-        self.add_null(PowerSums(*(part[several] for part in sums)), counts[several])
+        for part in self._parts((sentences if clusters is None else clusters)[rows]):
+            here = rows[part]
+            states = hidden_states.index_select(0, here).double() - self.mean
+            own, units = labels[here], sentences[here]
+            cluster = (units if clusters is None else clusters[here]).unique_consecutive(return_inverse=True)[1]
+            changes = torch.diff(own, prepend=own[:1]).ne(0) & torch.diff(cluster, prepend=cluster[:1]).eq(0)
+            is_mixed = torch.zeros(int(cluster[-1]) + 1).index_add_(0, cluster, changes.float())[cluster] > 0
+            for mixed, add in ((True, self._add_mixed), (False, self._add_single)):
+                of_kind = (is_mixed == mixed).nonzero().squeeze(1)
+                if len(of_kind):
+                    add(states[of_kind], Divided.of(own[of_kind], units[of_kind], cluster[of_kind]))
 
-    def add_null(self, sums: PowerSums, counts: Tensor) -> None:
-        """Add blocks of tokens among which labels are permuted: their power sums and numbers of tokens by class."""
-        of_labels, n = label_moments(counts, self.sizes), counts.sum(1, keepdim=True)
-        self.third += sums.cubes.T @ of_labels.cubes
-        self.excess += sums.fourths.T @ of_labels.fourths + sums.squares.square().T @ of_labels.squares
-        variance = sums.squares / (n - 1)
-        self.covariance.diagonal(dim1=1, dim2=2).add_(variance.T @ of_labels.variance)
-        self._subtract_products(variance / n, of_labels.scaled)
+    def _parts(self, clusters: Tensor) -> Iterator[Tensor]:
+        """Yield the indices of the tokens of whole clusters, about `SCORES` numbers of scores at a time."""
+        if len(clusters):
+            lengths = clusters.unique_consecutive(return_counts=True)[1]
+            n = max(SCORES // (len(self.mean) * len(self.codes.mean)), 1)
+            yield from torch.arange(len(clusters)).split([int(part.sum()) for part in lengths.split(n)])
 
-    def add_classes(self, states: Tensor, labels: Tensor) -> None:
-        """Add tokens to the sums over their true classes."""
-        sums = torch.zeros_like(self.true.T)
-        for x, own in zip(states.split(ROWS), labels.split(ROWS), strict=True):
-            sums.index_add_(0, own, x.double() - self.mean)
-        self.true += sums.T * _inverse_root(self.sizes)
+    def _add_mixed(self, states: Tensor, tokens: Divided) -> None:
+        """Add clusters with several labels."""
+        sums, codes, n_columns = tokens.by_sentence(states), self.codes, len(self.codes.mean)
+        self.exchanged.add(states, sums, tokens, codes)
+        mean = tokens.codes_by_sentence(codes) / tokens.lengths[:, None]
+        subtracted = mean + self.between * (codes.mean - mean)
+        products = states.new_zeros(len(mean) * n_columns, states.shape[1])
+        products.index_add_(
+            0, tokens.sentence * n_columns + codes.columns[tokens.labels], states * codes.values[tokens.labels][:, None]
+        )
+        scores = products.view(len(mean), n_columns, -1) - subtracted[:, :, None] * sums[:, None]
+        self.sums.add(tokens.by_cluster(scores))
+        self.of_means += (mean - codes.mean).T @ sums
+        self.counts += torch.tensor([len(states), 0, int(tokens.cluster[-1]) + 1])
 
-    def _subtract_products(self, factor: Tensor, scaled: Tensor) -> None:
-        """Subtract the sum over sentences of factor scaled scaled', for each neuron."""
-        n_sentences, n_classes = scaled.shape
-        n = max(PRODUCTS // max(n_sentences * n_classes, 1), 1)
-        for covariance, own in zip(self.covariance.split(n), factor.split(n, 1), strict=True):
-            weighted = (own[:, :, None] * scaled[:, None]).flatten(1)
-            covariance.view(-1, n_classes).addmm_(weighted.T, scaled, alpha=-1)
+    def _add_single(self, states: Tensor, tokens: Divided) -> None:
+        """Add clusters with one label each: their scores are multiples of one vector for each label."""
+        sums = tokens.by_sentence(states)
+        self.exchanged.add(states, sums, tokens, self.codes)
+        factors = tokens.by_cluster(sums)
+        of_cluster = tokens.by_cluster(torch.ones_like(tokens.lengths))
+        label = tokens.labels[(tokens.lengths.cumsum(0).long() - 1)[of_cluster.cumsum(0).long() - 1]]
+        for total, power in zip(self.powers, (1, 2, 4, 6), strict=True):
+            total.index_add_(0, label, factors.pow(power))
+        self.counts += torch.tensor([len(states), len(factors), 0])
 
     def all_reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
         """All-reduce the sums of all processes.
@@ -124,46 +137,37 @@ class SeparationAccumulator:
         Args:
             sum_over_ranks: Returns the sum of a tensor over all processes.
         """
-        for name in ("true", "expected", "third", "covariance", "excess", "log_relabellings"):
-            setattr(self, name, sum_over_ranks(getattr(self, name)))
+        for part in (self, self.sums, self.exchanged):
+            for name, value in list(vars(part).items()):
+                if isinstance(value, Tensor) and name not in ("mean", "sd"):
+                    setattr(part, name, sum_over_ranks(value))
 
     def result(self) -> Separation:
         """Return eta squared, its z and its p-value for all tokens added.
 
-        A neuron that does not vary has 0, 0 and 1. A neuron whose share is the same under all permutations, such as
-        one that is constant within each sentence, has a z of 0 and a p-value of 1.
+        A neuron that does not vary, or whose score is 0 in every cluster, such as one that is constant within each
+        sentence where labels are compared within these, has a z of 0 and a p-value of 1.
         """
-        mean, variance, skewness = self._null()
-        total, spread = self.sizes.sum() * self.sd.square(), variance.clamp(min=0).sqrt()
-        excess = self._centred(self.true).square().sum(1) - mean
-        varies = spread > ROUNDING * total
-        z = torch.where(varies, excess / spread, 0.0)
-        p = torch.where(varies, upper_tail(z, torch.where(varies, skewness, 1.0)), 1.0)
-        # The true labels are one of the permutations.
-        least = torch.exp(-self.log_relabellings).clamp(min=SMALLEST_P)
-        return Separation(torch.where(total > 0, excess / total, 0.0), z, p.clamp(min=least))
-
-    def _null(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return mean, variance and skewness of the between-class sum of squares, each of shape (d_model,)."""
-        covariance, expected = self.covariance, self._centred(self.expected)
-        squared = covariance @ covariance
-        along = (covariance @ expected[:, :, None]).squeeze(2)
-        mean = covariance.diagonal(dim1=1, dim2=2).sum(1) + expected.square().sum(1)
-        # Variance and third moment of Gaussian sums over classes; then the exact variance.
-        gaussian = 2 * squared.diagonal(dim1=1, dim2=2).sum(1) + 4 * (expected * along).sum(1)
-        third = 8 * (squared * covariance).sum((1, 2)) + 24 * along.square().sum(1)
-        variance = gaussian + self.excess + 4 * (expected * self.third).sum(1)
-        return mean, variance, third / gaussian**1.5 * (variance / gaussian).clamp(min=1)
-
-    def _centred(self, sums: Tensor) -> Tensor:
-        """Return the sums after subtracting the mean over all tokens."""
-        root = self.sizes.sqrt()
-        return sums - torch.outer(sums @ root, root) / self.sizes.sum()
-
-
-def _inverse_root(sizes: Tensor) -> Tensor:
-    """Return 1 / sqrt(size), which multiplies the sums over classes; a size of 0 counts as 1, since that sum is 0."""
-    return sizes.clamp(min=1).rsqrt()
+        vectors = torch.diag(self.codes.values) if len(self.codes.mean) > 1 else self.codes.values[:, None]
+        vectors = vectors - self.codes.mean
+        sums = self.sums.with_multiples(self.between * vectors, self.powers)
+        of_means = self.of_means + vectors.T @ self.powers[0]
+        signs, exchanged = sums.under_random_signs(), self.exchanged.mean(self.between)
+        total = self.counts[0] * self.sd.square()
+        spread = signs.variance.sqrt()
+        varies = (spread > ROUNDING * total) & (self.sd > ROUNDING * self.mean.abs())
+        raised = torch.where(varies, (exchanged / signs.mean).clamp(min=1), 1.0)
+        mean = raised * signs.mean
+        z = torch.where(varies, (sums.scores.square().sum(0) - mean) / (raised * spread), 0.0)
+        skewness = torch.where(varies, signs.third / spread**3, 1.0).clamp(min=LEAST_SKEWNESS)
+        n_clusters = self.counts[2] + (self.counts[1] if self.between else 0)
+        # The true signs are one of all, and the opposite ones give the same.
+        least = torch.exp2(1 - n_clusters).clamp(min=SMALLEST_P, max=1)
+        p = torch.where(varies, upper_tail(z, skewness), 1.0).clamp(min=least)
+        # Scores have lost all but a share of the products of means, whose square is in the mean only by that share's.
+        whole = (sums.scores + (1 - self.between) * of_means).square().sum(0)
+        explained = whole - (1 - self.between**2) * of_means.square().sum(0) - mean
+        return Separation(torch.where(total > 0, explained / total, 0.0), z, p)
 
 
 def upper_tail(z: Tensor, skewness: Tensor) -> Tensor:

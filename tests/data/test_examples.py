@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,8 @@ from probing.data.examples import (
     blocks,
     open_shard,
     read,
+    read_clusters,
     read_shard,
-    whole_sentences,
 )
 from probing.data.labelling import choose_classes, label
 from probing.errors import UserError
@@ -80,16 +81,26 @@ def test_no_more_is_copied_at_a_time_than_a_block(store: ActivationStore, monkey
 
 
 @pytest.mark.parametrize("rows", [1, 5, 1000])
-def test_blocks_are_joined_and_cut_so_that_sentences_stay_whole(
-    store: ActivationStore, rows: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("by_document", [False, True])
+@pytest.mark.parametrize("n_ranks", [1, 2, 3])
+def test_clusters_stay_whole_whatever_the_blocks_and_the_ranks(
+    store: ActivationStore, rows: int, by_document: bool, n_ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(examples_module, "BLOCK_BYTES", rows * 4 * 3 * 2)
     train = sides(store).train
-    found = list(whole_sentences(read(train, [2, 0])))
-    assert check_in_step(train, found, [2, 0]) == np.flatnonzero(train.labels >= 0).tolist()
-    in_blocks = [set(block.sentences.tolist()) for block in found]
-    assert sum(len(own) for own in in_blocks) == len(train.sentences())
-    assert list(whole_sentences([])) == []
+    if by_document:
+        train = replace(train, documents=np.arange(store.tokens.n_sentences) // 3)
+    seen: list[int] = []
+    read_rows: list[int] = []
+    for rank in range(n_ranks):
+        monkeypatch.setattr(examples_module, "rank_and_world_size", lambda rank=rank: (rank, n_ranks))
+        for batch, clusters in read_clusters(train, [2, 0]):
+            check_in_step(train, [batch], [2, 0])
+            assert clusters.tolist() == train.cluster_of_sentence()[batch.sentences].tolist()
+            seen += clusters.unique_consecutive().tolist()
+            read_rows += batch.rows.tolist()
+    assert sorted(read_rows) == np.flatnonzero(train.labels >= 0).tolist()
+    assert len(seen) == len(set(seen)) == len(np.unique(train.cluster_of_sentence()[train.sentences()]))
 
 
 def test_sides_share_no_token_and_cover_all_that_are_of_a_class(store: ActivationStore) -> None:

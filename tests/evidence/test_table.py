@@ -218,7 +218,9 @@ def test_evidence_of_few_and_of_many_examples_in_a_shard_agrees(tmp_path: Path) 
     found = collect_evidence(few, data.test, [0], [moments], len(data.classes))[0].separation
     kept = few.labels >= 0
     assert 0 < kept.mean() < 0.2
-    alone = SeparationAccumulator(moments.mean, moments.sd, torch.from_numpy(few.counts(len(data.classes))))
+    codes = few.codes(len(data.classes))
+    between = codes.excess_between(few.labels, tokens.sentences)
+    alone = SeparationAccumulator(moments.mean, moments.sd, codes, between)
     rows = (torch.from_numpy(part[kept]) for part in (states.astype(np.float32), few.labels, tokens.sentences))
     alone.update(*rows)
     torch.testing.assert_close(found.eta_squared, alone.result().eta_squared, rtol=1e-8, atol=1e-10)
@@ -237,7 +239,7 @@ def test_so_many_classes_that_neurons_are_taken_in_parts_change_nothing(
     data = sides(make_store(tmp_path / "store", [states], tokens))
     moments = layer_moments(data.train, [0])
     (whole,) = collect_evidence(data.train, data.test, [0], moments, len(data.classes))
-    monkeypatch.setattr(separation, "COVARIANCES", 7 * len(data.classes) ** 2)
+    monkeypatch.setattr(separation, "PRODUCTS", 14 * len(data.classes) ** 2)
     (parts,) = collect_evidence(data.train, data.test, [0], moments, len(data.classes))
     torch.testing.assert_close(parts.separation.p, whole.separation.p)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from probing.rankings.contributions import MagnitudeAccumulator
 from probing.runtime.distributed import lost_rank, rank_and_world_size, sum_over_ranks
+from probing.statistics.label_codes import LabelCodes
 from probing.statistics.moments import CovarianceAccumulator, MomentsAccumulator
 from probing.statistics.separation import SeparationAccumulator
 
@@ -61,7 +62,8 @@ def covariance() -> tuple[Any, Callable[..., None]]:
 
 def separation() -> tuple[Any, Callable[..., None]]:
     sizes = LABELS[LABELS >= 0].bincount()
-    accumulator = SeparationAccumulator(torch.full((D,), 50.0).double(), torch.ones(D).double(), sizes)
+    codes = LabelCodes.of_classes(sizes)
+    accumulator = SeparationAccumulator(torch.full((D,), 50.0).double(), torch.ones(D).double(), codes, 0.25)
     return accumulator, accumulator.update
 
 

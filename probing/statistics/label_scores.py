@@ -1,0 +1,186 @@
+"""Scores of clusters: what a neuron's deviations and the labels have in common in a sentence or a document."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from probing.statistics.label_codes import ROUNDING, LabelCodes
+
+
+@dataclass(frozen=True)
+class Divided:
+    """The division of tokens into sentences, and of these into clusters; each adjacent, numbered from 0.
+
+    Args:
+        labels: Label of each token, shape (n,).
+        sentence: Sentence of each token, shape (n,).
+        cluster: Cluster of each sentence, shape (n_sentences,).
+        lengths: Number of tokens of each sentence, shape (n_sentences,), float64.
+    """
+
+    labels: Tensor
+    sentence: Tensor
+    cluster: Tensor
+    lengths: Tensor
+
+    @classmethod
+    def of(cls, labels: Tensor, sentences: Tensor, clusters: Tensor) -> Divided:
+        """Number the sentences and clusters of tokens, given in any ascending numbers, each of shape (n,)."""
+        _, sentence, lengths = sentences.unique_consecutive(return_inverse=True, return_counts=True)
+        _, cluster = clusters[lengths.cumsum(0) - 1].unique_consecutive(return_inverse=True)
+        return cls(labels, sentence, cluster, lengths.double())
+
+    def by_sentence(self, values: Tensor) -> Tensor:
+        """Return the sums over each sentence's tokens of values of shape (n, d)."""
+        return values.new_zeros(len(self.lengths), values.shape[1]).index_add_(0, self.sentence, values)
+
+    def by_cluster(self, values: Tensor) -> Tensor:
+        """Return the sums over each cluster's sentences of values of shape (n_sentences, ...)."""
+        n_clusters = int(self.cluster[-1]) + 1
+        return values.new_zeros(n_clusters, *values.shape[1:]).index_add_(0, self.cluster, values)
+
+    def codes_by_sentence(self, codes: LabelCodes) -> Tensor:
+        """Return the sums of the labels' vectors over each sentence, shape (n_sentences, n_columns)."""
+        sums = torch.zeros(len(self.lengths), len(codes.mean), dtype=torch.float64)
+        index = (self.sentence, codes.columns[self.labels])
+        return sums.index_put_(index, codes.values[self.labels], accumulate=True)
+
+
+class Moments(NamedTuple):
+    """Mean, variance and third central moment of a statistic, each of shape (d_model,)."""
+
+    mean: Tensor
+    variance: Tensor
+    third: Tensor
+
+
+@dataclass
+class ScoreSums:
+    """Sums over clusters of their scores u and of products of these.
+
+    Args:
+        scores: Sum of u, shape (n_columns, d_model), float64.
+        products: Sum of u u', shape (d_model, n_columns, n_columns).
+        weighted: Sum of |u|^2 u u', of the same shape.
+        fourths: Sum of |u|^4, shape (d_model,).
+        sixths: Sum of |u|^6, shape (d_model,).
+    """
+
+    scores: Tensor
+    products: Tensor
+    weighted: Tensor
+    fourths: Tensor
+    sixths: Tensor
+
+    @classmethod
+    def empty(cls, n_columns: int, d_model: int) -> ScoreSums:
+        """Return sums over nothing."""
+        scores = torch.zeros(n_columns, d_model, dtype=torch.float64)
+        products, weighted = (scores.new_zeros(d_model, n_columns, n_columns) for _ in range(2))
+        return cls(scores, products, weighted, scores.new_zeros(d_model), scores.new_zeros(d_model))
+
+    def add(self, scores: Tensor) -> None:
+        """Add clusters: scores of shape (n_clusters, n_columns, d_model)."""
+        length = scores.square().sum(1)
+        by_neuron = scores.permute(2, 1, 0)
+        self.scores += scores.sum(0)
+        self.products += by_neuron @ by_neuron.mT
+        self.weighted += (by_neuron * length.T[:, None]) @ by_neuron.mT
+        self.fourths += length.square().sum(0)
+        self.sixths += length.pow(3).sum(0)
+
+    def with_multiples(self, vectors: Tensor, powers: Tensor) -> ScoreSums:
+        """Return the sums after adding clusters whose scores are multiples of a few vectors.
+
+        Args:
+            vectors: The vectors, shape (n_vectors, n_columns).
+            powers: Sums over the clusters of each vector of their factors, and of the second, fourth and sixth powers
+                of these, shape (4, n_vectors, d_model).
+        """
+        first, second, fourth, sixth = powers
+        length = vectors.square().sum(1)
+        outer = (vectors[:, :, None] * vectors[:, None]).flatten(1)
+        shape = self.products.shape
+        return ScoreSums(
+            self.scores + vectors.T @ first,
+            self.products + (second.T @ outer).view(shape),
+            self.weighted + ((fourth * length[:, None]).T @ outer).view(shape),
+            self.fourths + fourth.T @ length.square(),
+            self.sixths + sixth.T @ length.pow(3),
+        )
+
+    def under_random_signs(self) -> Moments:
+        """Return the moments of |sum of s u|^2 where the sign s of each cluster is + or - with equal probability.
+
+        It is the sum of |u|^2 plus the sum over pairs of clusters of 2 s_i s_j u_i'u_j. With M the sum of u u', its
+        variance is 2 (|M|^2 - sum |u|^4), and its third central moment 8 times the sum over triples of different
+        clusters of (u_i'u_j) (u_j'u_k) (u_k'u_i), which is tr M^3 - 3 sum |u|^2 u'Mu + 2 sum |u|^6.
+        """
+        products = self.products
+        squared = products @ products
+        pairs = products.square().sum((1, 2)) - self.fourths
+        triples = (squared * products).sum((1, 2)) - 3 * (products * self.weighted).sum((1, 2)) + 2 * self.sixths
+        return Moments(products.diagonal(dim1=1, dim2=2).sum(1), 2 * pairs.clamp(min=0), 8 * triples)
+
+
+@dataclass
+class ExchangedSums:
+    """What the mean of the statistic would be if labels were exchangeable within sentences, and among them.
+
+    Among sentences, the variance of a neuron's sum over a sentence is taken to be a line in the sentence's length, plus
+    a parabola, whatever its label: a n + b n^2, for independent tokens and for sentences that differ.
+
+    Args:
+        within: Mean of the squared length of the part within sentences, shape (d_model,), float64.
+        per_length: Sum over sentences of (sum of deviations)^2 / n, shape (d_model,).
+        squares: Sum over sentences of (sum of deviations)^2, shape (d_model,).
+        of_sentences: Sums over sentences of 1, n, n^2, D n and D n^2, with D the squared distance of their mean label's
+            vector from that of all tokens, shape (5,).
+    """
+
+    within: Tensor
+    per_length: Tensor
+    squares: Tensor
+    of_sentences: Tensor
+
+    @classmethod
+    def empty(cls, d_model: int) -> ExchangedSums:
+        """Return sums over nothing."""
+        return cls(*(torch.zeros(n, dtype=torch.float64) for n in (d_model, d_model, d_model, 5)))
+
+    def add(self, states: Tensor, sums: Tensor, tokens: Divided, codes: LabelCodes) -> None:
+        """Add whole sentences.
+
+        Args:
+            states: Deviations of the tokens from the mean, shape (n, d_model), float64.
+            sums: Their sums over each sentence, shape (n_sentences, d_model).
+            tokens: The division into sentences.
+            codes: The vectors of the labels.
+        """
+        n, of_labels = tokens.lengths, tokens.codes_by_sentence(codes)
+        squares = tokens.by_sentence(states.square()) - sums.square() / n[:, None]
+        values = tokens.by_sentence(codes.values[tokens.labels].square()[:, None])[:, 0]
+        around = (values - of_labels.square().sum(1) / n).clamp(min=0)
+        self.within += (around / (n - 1).clamp(min=1)) @ squares
+        self.per_length += (sums.square() / n[:, None]).sum(0)
+        self.squares += sums.square().sum(0)
+        distance = (of_labels / n[:, None] - codes.mean).square().sum(1)
+        rows = (torch.ones_like(n), n, n.square(), distance * n, distance * n.square())
+        self.of_sentences += torch.stack([row.sum() for row in rows])
+
+    def mean(self, between: float) -> Tensor:
+        """Return the mean of the statistic, shape (d_model,), given the weight of differences between sentences."""
+        n, lengths, squared, by_length, by_square = self.of_sentences.tolist()
+        if n < 2:
+            return self.within
+        spread = squared - lengths**2 / n
+        slope = (self.squares - self.per_length * lengths / n) / spread if spread > ROUNDING * squared else None
+        slope = torch.zeros_like(self.within) if slope is None else slope.clamp(min=0)
+        level = self.per_length / n - slope * lengths / n
+        slope = torch.where(level < 0, self.squares / squared, slope)
+        among = level.clamp(min=0) * by_length + slope * by_square
+        return self.within + between**2 * among * n / (n - 1)
