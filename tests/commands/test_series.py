@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from conftest import make_sentences
-from families import make_tokenizer
+from family_tokenizers import make_tokenizer
 from fault_loop import contents
 from probing import CheckpointSeries, UserError, WandbOptions, attention, fit, geometry, load_run, series
 from probing.__main__ import COMMANDS

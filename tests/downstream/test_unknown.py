@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from families import make_tokenizer
+from family_tokenizers import make_tokenizer
 from probing.cache.tokens import tokenize
 from probing.downstream.unknown import known_tokens, unknown_sentences, unknown_words
 

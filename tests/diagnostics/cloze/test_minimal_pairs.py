@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from families import FAMILIES, make_tokenizer
+from families import FAMILIES
+from family_tokenizers import make_tokenizer
 from probing.diagnostics.cloze.minimal_pairs import MASK, prompts_of, read_pairs
 from probing.errors import UserError
 

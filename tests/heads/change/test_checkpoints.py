@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from conftest import make_sentences
-from families import FAMILIES, make_checkpoint, make_tokenizer, untouched
+from families import FAMILIES, make_checkpoint, untouched
+from family_tokenizers import make_tokenizer
 from probing.errors import UserError
 from probing.heads.change.checkpoints import Checkpoint, check_comparable
 from tuned import asked, tuned
