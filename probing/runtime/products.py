@@ -78,7 +78,8 @@ class _LinearMaps(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         # BERT and most others call the first; GPT-2 calls the second with the bias before both factors.
-        weight = args[1] if func is functional.linear else args[2] if func is torch.addmm else None
+        place, name = {functional.linear: (1, "weight"), torch.addmm: (2, "mat2")}.get(func, (0, ""))
+        weight = (args[place] if place < len(args) else kwargs.get(name)) if name else None
         if weight is None or weight.numel() < LEAST_WEIGHTS or not _is_for_onednn(weight):
             return func(*args, **kwargs)
         with _by_onednn():

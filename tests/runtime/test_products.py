@@ -66,11 +66,14 @@ def test_only_large_products_of_float32_are_given_to_onednn(calls: list[int]) ->
         functional.linear(large[:1], large[: 2**8])  # however few the rows
         torch.addmm(torch.ones(2**8), large, large.T[:, : 2**8])
         assert len(calls) == 3
+        functional.linear(large[:1], weight=large[: 2**8], bias=None)  # as I-BERT calls it
+        assert len(calls) == 4
+        functional.linear(small, weight=small)
         functional.linear(small, small)
         torch.matmul(large, large.T)  # as attention does
-        assert len(calls) == 3
+        assert len(calls) == 4
     functional.linear(large, large[: 2**8])
-    assert len(calls) == 3
+    assert len(calls) == 4
 
 
 def test_the_setting_is_as_before_afterwards_also_after_an_error() -> None:
