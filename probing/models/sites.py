@@ -21,18 +21,18 @@ changes the block's output for this token alone. Where no map or more than one f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from probing.errors import UserError
 from probing.models.anatomy import Anatomy, Enough, hidden_states, until_enough
-from probing.models.examination import examination_inputs
+from probing.models.examination import LENGTH
 from probing.models.longest import telling_the_longest
-from probing.models.outputs import vectors_given, vectors_in
+from probing.models.outputs import vectors_given
+from probing.models.recorded_blocks import Block, Call, gradients, random_weights, run_blocks
 from probing.models.site_names import SiteName
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
 
@@ -72,7 +72,7 @@ def find_site(encoder: nn.Module, anatomy: Anatomy, site: SiteName, pad_token_id
         if anatomy.blocks is None:
             raise _NotFound("its blocks do not pass the hidden states from one to the next")
         with torch.inference_mode(False), torch.enable_grad():
-            blocks = _run(encoder, anatomy, pad_token_id)
+            blocks = run_blocks(encoder, anatomy, pad_token_id)
             if site == "mlp":
                 calls = [_mlp(block) for block in blocks]
             else:
@@ -143,88 +143,6 @@ class _NotFound(Exception):
     """A block does not have the site; the message says why."""
 
 
-@dataclass(frozen=True)
-class _Call:
-    """One call of a linear map, with its input and its output, whose tokens may be in one row (OPT)."""
-
-    module: nn.Module
-    given: Tensor
-    made: Tensor
-
-
-@dataclass
-class _Block:
-    """One call of a block: its number from 1, its input and output, and the calls of linear maps in it, in order."""
-
-    number: int
-    module: nn.Module
-    given: Tensor
-    made: Tensor | None = None
-    calls: list[_Call] = field(default_factory=list)
-
-    @property
-    def rows(self) -> torch.Size:
-        """Shape of all tokens, (batch, sequence)."""
-        return self.given.shape[:2]
-
-    def by_token(self, values: Tensor) -> Tensor | None:
-        """Return values of all tokens, shape (batch, sequence, width); None if there is not one vector per token."""
-        if values.shape[:-1] not in (self.rows, (self.rows.numel(),)):
-            return None
-        return values.view(*self.rows, -1)
-
-    def writes_to_the_residual_stream(self, call: _Call) -> bool:
-        """Whether the map's input changes, for each token, the block's output for this token and for no other."""
-        if self.made is None or call.made.shape[-1] != self.given.shape[-1] or self.by_token(call.given) is None:
-            return False
-        if sum(other.module is call.module for other in self.calls) > 1:
-            return False
-        token = self.rows[1] // 2
-        (flat,) = _gradients(self.made[0, token], [call.given])
-        gradient = flat.view(*self.rows, -1)
-        here = gradient[0, token].clone()
-        gradient[0, token] = 0
-        return bool(here.any()) and not bool(gradient.any())
-
-
-def _run(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int) -> list[_Block]:
-    """Run the encoder on two sequences and record its blocks with the gradients' graph."""
-    blocks: list[_Block] = []
-    inside: list[_Block] = []  # the block that is running, if any
-
-    def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-        given: Any = vectors_given(args, kwargs)
-        if not given.requires_grad:
-            given.requires_grad_()
-        inside[:] = [_Block(len(blocks) + 1, module, given)]
-        blocks.append(inside[0])
-
-    def leave(module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
-        blocks[-1].made = vectors_in(made)
-        inside.clear()
-
-    def note(module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
-        given: Any = vectors_given(args, kwargs)
-        if inside and _is_linear(module, given, made):
-            if not made.requires_grad:
-                made.requires_grad_()
-            inside[0].calls.append(_Call(module, given, made))
-
-    assert anatomy.blocks is not None
-    handles = []
-    for block in dict.fromkeys(anatomy.blocks):
-        handles.append(block.register_forward_pre_hook(enter, with_kwargs=True))
-        handles.append(block.register_forward_hook(leave, with_kwargs=True))
-    matrices = [module for module in encoder.modules() if _weight_of(module) is not None]
-    handles += [module.register_forward_hook(note, with_kwargs=True) for module in matrices]
-    try:
-        encoder(**examination_inputs(encoder, pad_token_id))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return blocks
-
-
 def _seen_projections(encoder: nn.Module, anatomy: Anatomy, n_heads: int | None, pad_token_id: int) -> list[nn.Module]:
     """Return the map of each block that is seen to read attention times values, in so many heads; none if not seen."""
     import torch
@@ -239,7 +157,7 @@ def _seen_projections(encoder: nn.Module, anatomy: Anatomy, n_heads: int | None,
     return [encoder.get_submodule(name) for name in heads.projections or () if heads.n_heads == n_heads]
 
 
-def _attention(block: _Block, n_heads: int | None, seen: Sequence[nn.Module]) -> _Call:
+def _attention(block: Block, n_heads: int | None, seen: Sequence[nn.Module]) -> Call:
     """Return the call of a block's attention output projection.
 
     Args:
@@ -264,7 +182,7 @@ def _attention(block: _Block, n_heads: int | None, seen: Sequence[nn.Module]) ->
     return call
 
 
-def _mlp(block: _Block) -> _Call:
+def _mlp(block: Block) -> Call:
     """Return the call of the second matrix of a block's MLP.
 
     Raises:
@@ -273,13 +191,17 @@ def _mlp(block: _Block) -> _Call:
     if any(_is_stack(module) for module in block.module.modules()):
         raise _NotFound(f"block {block.number} has experts, of which each token uses some, and no units that all use")
     attention = _first_mixing(block)
-    found = [
+    readers = [
         call
         for i, call in enumerate(block.calls)
-        if call is not attention
-        and block.writes_to_the_residual_stream(call)
-        and any(_is_activation(block, call.given, earlier.made) for earlier in block.calls[:i])
+        if call is not attention and any(_is_activation(block, call.given, earlier.made) for earlier in block.calls[:i])
     ]
+    found = [call for call in readers if block.writes_to_the_residual_stream(call)]
+    if len(readers) > 1 and not found:  # MobileBERT adds them to a narrower stream inside the block
+        raise _NotFound(
+            f"block {block.number} has {len(readers)} linear maps that read units after an activation function, and "
+            "none of them adds its output to the residual stream itself"
+        )
     if len(found) != 1:
         raise _NotFound(
             f"block {block.number} has {len(found)} linear maps that read units after an activation function and add "
@@ -288,12 +210,13 @@ def _mlp(block: _Block) -> _Call:
     return found[0]
 
 
-def _first_mixing(block: _Block) -> _Call | None:
+def _first_mixing(block: Block) -> Call | None:
     """Return the first call of a linear map that reads other tokens of the block's input than its own."""
-    last = block.rows[1] - 1  # in a causal model, only the last token can read all others
+    # In a causal model, only the last token can read all others. What a model pads by itself (Longformer) reads none.
+    last = min(block.rows[1], LENGTH) - 1
     for call in block.calls:
         if (given := block.by_token(call.given)) is not None:
-            (gradient,) = _gradients(given[0, last], [block.given])
+            (gradient,) = gradients(given[0, last], [block.given])
             if gradient[0, :last].any():
                 return call
     return None
@@ -316,7 +239,7 @@ def _are_heads(values: Tensor, earlier: Sequence[Tensor], n_heads: int) -> bool:
 
     def sources(part: Tensor) -> Tensor:
         """Return which outputs of the earlier maps a part is computed from, one mark for each, bool."""
-        return torch.cat([(gradient != 0).flatten(0, -2).any(0) for gradient in _gradients(part, earlier)])
+        return torch.cat([(gradient != 0).flatten(0, -2).any(0) for gradient in gradients(part, earlier)])
 
     first, second = (torch.stack([sources(half[..., head, :]) for head in range(n_heads)]) for half in halves)
     is_only = (first | second).sum(0) == 1
@@ -331,7 +254,7 @@ def _is_stack(module: nn.Module) -> bool:
     return not isinstance(module, nn.Conv1d) and any(one.ndim == 3 and min(one.shape) > 1 for one in own)
 
 
-def _is_activation(block: _Block, units: Tensor, made: Tensor) -> bool:
+def _is_activation(block: Block, units: Tensor, made: Tensor) -> bool:
     """Whether unit i is a nonlinear function of output i of a map, or of outputs i and i + width, at the same token.
 
     Args:
@@ -347,7 +270,7 @@ def _is_activation(block: _Block, units: Tensor, made: Tensor) -> bool:
         return False
     generator = torch.Generator().manual_seed(0)
     chosen = (torch.rand(width, generator=generator) < 0.5).to(units.device)
-    weight = chosen * _random_weights((width,), units.device)
+    weight = chosen * random_weights((width,), units.device)
     (gradient,) = torch.autograd.grad((units.float() * weight).sum(), made, retain_graph=True, allow_unused=True)
     if gradient is None:
         return False
@@ -355,45 +278,7 @@ def _is_activation(block: _Block, units: Tensor, made: Tensor) -> bool:
     slopes_differ = (by_unit != by_unit[:1, :1]).any()
     # A dependence on another token or on another unit cannot come from an activation function.
     token = block.rows[1] // 2
-    (flat,) = _gradients(by_token[0, token], [made])
+    (flat,) = gradients(by_token[0, token], [made])
     at_token = flat.view(*block.rows, -1)
     at_token[0, token] = 0
     return bool(slopes_differ) and not bool(by_unit[..., ~chosen].any()) and not bool(at_token.any())
-
-
-def _gradients(value: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return the gradient of a randomly weighted sum; 0 where the value does not depend on an input."""
-    import torch
-
-    if not value.requires_grad:
-        return [torch.zeros_like(one) for one in inputs]
-    # With equal weights the gradient through a normalisation would be 0: its outputs always have the same sum.
-    total = (value.float() * _random_weights(value.shape, value.device)).sum()
-    found = torch.autograd.grad(total, list(inputs), retain_graph=True, allow_unused=True)
-    return [
-        torch.zeros_like(one) if gradient is None else gradient.detach().clone()
-        for one, gradient in zip(inputs, found, strict=True)
-    ]
-
-
-def _random_weights(shape: Sequence[int], device: torch.device) -> Tensor:
-    import torch
-
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(1)).to(device)
-
-
-def _weight_of(module: nn.Module) -> Tensor | None:
-    """Return a module's weight if it is a matrix."""
-    weight = getattr(module, "weight", None)
-    return weight if getattr(weight, "ndim", 0) == 2 else None
-
-
-def _is_linear(module: nn.Module, given: Any, made: Any) -> bool:
-    """Whether a call applied the module's matrix, of either orientation, to vectors."""
-    import torch
-
-    weight = _weight_of(module)
-    tensors = isinstance(given, torch.Tensor) and isinstance(made, torch.Tensor)
-    if weight is None or not tensors or not given.is_floating_point() or not given.dim():
-        return False
-    return sorted(weight.shape) == sorted((given.shape[-1], made.shape[-1])) and given.shape[:-1] == made.shape[:-1]
