@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from families import FAMILIES, batch_of
+from families import CORE, batch_of
 from probing.errors import UserError
 from probing.models import load_encoder, resolve_model
 from probing.models.anatomy import examine, hidden_states
@@ -23,7 +23,7 @@ WITH_NORM = {"gpt2", "t5"}
 WITH_BIASES = {"mpnet", "t5"}
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in WITHOUT])
+@pytest.mark.parametrize("family", [family for family in CORE if family not in WITHOUT])
 @torch.inference_mode()
 def test_products_of_queries_and_keys_are_the_attention(
     checkpoints: dict[str, Path], sentences: list[str], family: str

@@ -23,8 +23,10 @@ from probing.models.site_names import SiteName
 from probing.models.sites import activations, find_site
 
 # Families whose neurons of a site cannot be told: the half of what ConvBERT's output projection reads is made by a
-# convolution, and XLNet's blocks are no list that receives the hidden states.
-REFUSED = {("convbert", "attention"), ("xlnet", "mlp"), ("xlnet", "attention")}
+# convolution, XLNet's blocks are no list that receives the hidden states, and the first block of LFM2 has no heads.
+REFUSED = {("convbert", "attention"), ("xlnet", "mlp"), ("xlnet", "attention"), ("lfm2", "attention")}
+# Families whose configuration has no size of their MLP here: four times the width.
+FOUR_TIMES = {"gpt2", "openai-gpt", "bloom", "mpt"}
 ROUNDING: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
 SITES: tuple[SiteName, ...] = ("mlp", "attention")
 
@@ -52,8 +54,7 @@ def test_a_site_is_found_in_every_block_or_refused(checkpoints: dict[str, Path],
     found = find_site(encoder, examine(encoder), site)
     assert len(found.modules) == N_LAYERS[family]
     assert len(set(found.modules)) == (1 if family == "albert" else N_LAYERS[family])
-    # Both GPTs have no size of their MLP in this configuration: four times the width.
-    assert found.width == (D_MODEL if site == "attention" else 64 if family in ("gpt2", "openai-gpt") else 32)
+    assert found.width == (D_MODEL if site == "attention" else 64 if family in FOUR_TIMES else 32)
     assert found.n_heads == (N_HEADS if site == "attention" else None)
 
 
@@ -139,6 +140,22 @@ def _llama(block: Any, x: Tensor, attention: Tensor) -> tuple[Tensor, Tensor]:
     return heads, torch.nn.functional.silu(block.mlp.gate_proj(after)) * block.mlp.up_proj(after)
 
 
+def _olmo2(block: Any, x: Tensor, attention: Tensor) -> tuple[Tensor, Tensor]:
+    # Both heads share the values, and what is normalised is the output of a part, not its input.
+    heads = _heads(attention, block.self_attn.v_proj(x).repeat(1, 1, N_HEADS))
+    after = block.post_attention_layernorm(block.self_attn.o_proj(heads)) + x
+    return heads, torch.nn.functional.silu(block.mlp.gate_proj(after)) * block.mlp.up_proj(after)
+
+
+def _longformer(block: Any, x: Tensor, band: Tensor) -> tuple[Tensor, Tensor]:
+    # The model returns for each token its attention to the tokens from 4 before it to 4 behind it.
+    n = x.shape[1]
+    index = torch.arange(n)
+    columns = (index - index[:, None] + 4).expand(*band.shape[:2], n, n)
+    attention = band[:, :, :n].gather(3, columns.clamp(0, 8)).masked_fill((columns < 0) | (columns > 8), 0)
+    return _bert(block, x, attention)
+
+
 def _t5(block: Any, x: Tensor, attention: Tensor) -> tuple[Tensor, Tensor]:
     first, second = block.layer
     heads = _heads(attention, first.SelfAttention.v(first.layer_norm(x)))
@@ -165,6 +182,8 @@ DEFINITIONS: dict[str, tuple[Callable[[Any], Any], _Parts]] = {
     "gpt2": (lambda model: model.h, _gpt2),
     "gpt_neox": (lambda model: model.layers, _gpt_neox),
     "llama": (lambda model: model.layers, _llama),
+    "olmo2": (lambda model: model.layers, _olmo2),
+    "longformer": (lambda model: model.encoder.layer, _longformer),
     "t5": (lambda model: model.block, _t5),
     "modernbert": (lambda model: model.layers, _modernbert),
 }
