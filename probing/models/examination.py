@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from probing.errors import UserError
 from probing.models.copies import with_the_same_weights
+from probing.models.longest import telling_the_longest
 from probing.models.outputs import run
 
 if TYPE_CHECKING:
@@ -69,12 +70,15 @@ def lengths_are_neutral(encoder: nn.Module, lengths: Sequence[int], pad_token_id
         name: The model's name as the user typed it, for messages.
 
     Raises:
-        UserError: If the states of a sentence depend on the sentences read before, or on chance.
+        UserError: If the states of a sentence depend on the sentences read before, or on chance, or if the model does
+            not run on the longest sentence.
     """
     rows = _examined_lengths(encoder.config, lengths)
 
     def read(model: nn.Module, *together: int) -> Tensor:
-        return run(model, _sequences(encoder, together, pad_token_id)).last
+        inputs = _sequences(encoder, together, pad_token_id)
+        with telling_the_longest(model, inputs):
+            return run(model, inputs).last
 
     # A kind of attention that was chosen once may stay: so each order begins with a model that has read nothing.
     upwards, downwards = with_the_same_weights(encoder), with_the_same_weights(encoder)

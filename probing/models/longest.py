@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from probing.errors import UserError
-from probing.models.examination import examination_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -37,7 +36,7 @@ def telling_the_longest(encoder: nn.Module, inputs: Mapping[str, Tensor]) -> Ite
         n_tokens = inputs["input_ids"].shape[1]
         longest = None
         if not isinstance(error, torch.OutOfMemoryError) and "alloc" not in str(error):
-            longest = _longest(encoder, n_tokens)
+            longest = _longest(encoder, inputs["input_ids"])
         if longest is None:
             raise
         kind = encoder.config.model_type  # type: ignore[union-attr]
@@ -47,14 +46,14 @@ def telling_the_longest(encoder: nn.Module, inputs: Mapping[str, Tensor]) -> Ite
         ) from None
 
 
-def _longest(encoder: nn.Module, n_tokens: int) -> int | None:
+def _longest(encoder: nn.Module, input_ids: Tensor) -> int | None:
     """Return the longest sequence of fewer tokens that an encoder runs on; None if it runs on so many, or on none."""
     import torch
 
-    ids = examination_inputs(encoder, 0)["input_ids"][:1, :1]
+    n_tokens, token = input_ids.shape[1], input_ids[:1, :1]
 
     def runs(length: int) -> bool:
-        repeated = ids.expand(1, length)
+        repeated = token.expand(1, length)
         try:
             encoder(input_ids=repeated, attention_mask=torch.ones_like(repeated))
         except Exception:  # what else it cannot do was found by `examine`

@@ -37,14 +37,14 @@ def _rows_before_the_first_position(config: Any, rows: int, make: Callable[[Any]
     In RoBERTa and similar models, the row of position 0 follows that of the padding token, whose index is the table's
     `padding_idx`.
     """
-    from torch import nn
-
+    # Not only `nn.Embedding` has a padding index: I-BERT's table is quantised.
     tables = (
         module
         for name, module in outline(config, make).named_modules()
-        if "position" in name and isinstance(module, nn.Embedding) and module.num_embeddings == rows
+        if "position" in name and getattr(getattr(module, "weight", None), "shape", ())[:1] == (rows,)
     )
-    return next((table.padding_idx + 1 for table in tables if table.padding_idx is not None), 0)
+    behind = (getattr(table, "padding_idx", None) for table in tables)
+    return next((index + 1 for index in behind if index is not None), 0)
 
 
 def outline(config: Any, make: Callable[[Any], Any] | None) -> Any:

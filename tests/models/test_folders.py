@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from probing.__main__ import COMMANDS
+from probing.cli.commandline import run
 from probing.errors import UserError
-from probing.models import check_ids, load_encoder, load_tokenizer, loading, max_length_of, resolve_model
+from probing.models import check_ids, load_encoder, load_tokenizer, loading, max_length, max_length_of, resolve_model
 from probing.models.anatomy import examine, hidden_states
 
 
@@ -67,6 +70,11 @@ LIMITS: dict[str, dict[str, Any]] = {
         "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16,
         "max_encoder_position_embeddings": 12,
     },
+    # Its table is no `nn.Embedding`, and two of its rows are never a position.
+    "ibert": {
+        "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
+        "max_position_embeddings": 14,
+    },
     "ctrl": {"n_embd": 16, "n_layer": 1, "n_head": 2, "dff": 16, "n_positions": 12},
 }  # fmt: skip
 
@@ -90,6 +98,18 @@ def test_the_longest_sequence_is_read_by_any_of_its_names(checkpoints: dict[str,
         else:  # the limit that running it shows is the one that it names
             with pytest.raises(UserError, match=r"takes at most 12 tokens.* of 13; give `--max_length 12`"):
                 hidden_states(encoder, anatomy, [1], **inputs)
+
+
+def test_a_text_that_is_longer_than_a_limit_without_a_name_ends_in_a_sentence(
+    checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(max_length, "_NAMES", ())
+    text = tmp_path / "text.txt"
+    text.write_text(f"a short one\n{'the model reads a token ' * 30}\n", encoding="utf-8")
+    args = ["extract", "--model", str(checkpoints["mpt"]), "--corpus", str(text), "--cache", str(tmp_path / "cache")]
+    assert run(COMMANDS, args) == 2
+    assert re.search(r"\(mpt\) takes at most 128 tokens.* of \d+; give `--max_length 128`", capsys.readouterr().err)
+    assert run(COMMANDS, [*args, "--max_length", "128"]) == 0
 
 
 def test_an_error_that_is_not_about_length_keeps_its_traceback(checkpoints: dict[str, Path]) -> None:
