@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from probing.models.anatomy import Anatomy
 from probing.models.norms import is_norm
-from probing.models.outputs import run, vectors_given, vectors_in
+from probing.models.outputs import run, vectors_given, vectors_in, vectors_of_tokens
 from probing.models.word_table import word_table
 from probing.statistics.outliers import MEAN_DEVIATIONS
 
@@ -134,7 +134,8 @@ def _noting(name: str, calls: list[tuple[str, Tensor, Tensor]]) -> Callable[...,
     """Return a hook that records a module's input and output."""
 
     def note(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-        given, made = vectors_given(args, kwargs), vectors_in(out)
+        # What a model pads by itself (Longformer) is not handed out.
+        given, made = (vectors_of_tokens(one, _LENGTH) for one in (vectors_given(args, kwargs), out))
         if given is not None and made is not None:
             calls.append((name, given, made))
 

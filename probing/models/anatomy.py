@@ -272,7 +272,8 @@ def _record_embeddings(encoder: nn.Module) -> tuple[list[tuple[nn.Module, Tensor
 
 def _tells_positions(rows: Tensor) -> bool:
     """Whether the rows for two sequences of different tokens are the same in both and differ between positions."""
-    if rows.shape[:-1] not in ((LENGTH,), (1, LENGTH), (2, LENGTH)):
+    is_padded = rows.dim() == 3 and len(rows) == 2 and rows.shape[1] > LENGTH  # by the model itself, as in Longformer
+    if not is_padded and rows.shape[:-1] not in ((LENGTH,), (1, LENGTH), (2, LENGTH)):
         return False
     first, last = rows.view(-1, *rows.shape[-2:])[[0, -1], : LENGTH - PADDING]
     return bool((first == last).all() and (first[0] != first[1]).any())

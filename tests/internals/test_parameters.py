@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from families import CORE, D_MODEL, FAMILIES
+from families import D_MODEL, FAMILIES
 from probing.internals.parameters import Norm, Parameters, find_parameters, not_applicable, parameter_rows
 from probing.models import load_encoder, resolve_model
 from probing.models.anatomy import examine
@@ -36,6 +36,22 @@ FOUND: dict[str, tuple[int | None, bool, bool]] = {
     "gpt2": (0, True, True),
     "gpt_neox": (None, True, True),
     "llama": (None, False, True),
+    "eurobert": (None, False, True),
+    "nomic_bert": (None, True, True),
+    "gte": (None, True, True),
+    "jina_embeddings_v3": (None, True, True),
+    "roformer": (None, True, True),
+    "esm": (None, True, True),
+    "megatron-bert": (0, True, True),
+    "luke": (2, True, True),
+    "rembert": (None, True, False),
+    "qwen3": (None, False, True),
+    "gemma3_text": (None, False, True),
+    "bloom": (None, True, True),
+    "lfm2": (None, False, True),
+    "olmo2": (None, False, True),
+    "mpt": (None, False, True),
+    "longformer": (2, True, True),
 }
 
 
@@ -44,7 +60,7 @@ def of(checkpoint: Path) -> tuple[Any, Parameters]:
     return encoder, find_parameters(encoder, examine(encoder))
 
 
-@pytest.mark.parametrize("family", CORE)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_shows_what_it_has_and_says_what_it_has_not(family: str, checkpoints: dict[str, Path]) -> None:
     first_row, has_bias, has_embedding = FOUND[family]
     _, found = of(checkpoints[family])
@@ -59,11 +75,11 @@ def test_every_family_shows_what_it_has_and_says_what_it_has_not(family: str, ch
     rows = parameter_rows(found, [3])
     assert {row["parameter"] for row in rows} >= {"gain"}
     assert ("position" in {row["parameter"] for row in rows}) == (first_row is not None)
-    # Every block has a norm that makes or reads its hidden state; ALBERT's one block stands for all.
+    # Every block has a norm that makes or reads its hidden state; ALBERT's one block stands for all. OLMo 2 normalises
+    # what its parts add, so that only the final norm makes a hidden state.
     layers = {norm.layer for norm in found.output_norms}
-    expected = (
-        set() if family == "xlnet" else {1} if family == "albert" else set(range(1, FAMILIES[family].n_layers + 1))
-    )
+    others: dict[str, set[int]] = {"xlnet": set(), "albert": {1}, "olmo2": {3}}
+    expected = others.get(family, set(range(1, FAMILIES[family].n_layers + 1)))
     assert layers == expected
 
 
