@@ -117,7 +117,7 @@ def test_experts_have_no_units_that_all_tokens_use(save: Callable[..., Path]) ->
 def test_mlps_that_write_to_a_narrower_stream_inside_the_block_are_counted(save: Callable[..., Path]) -> None:
     own = {"embedding_size": 8, "intra_bottleneck_size": 8, "intermediate_size": 32, "num_feedforward_networks": 3}
     encoder = load(save("mobilebert", **_BLOCKS, **own))
-    with pytest.raises(UserError, match="block 1 has 3 linear maps that read units.*, and none of them adds its out"):
+    with pytest.raises(UserError, match=r"block 1 has 3 linear maps that read .*, and none of them adds its output"):
         find_site(encoder, examine(encoder), "mlp")
 
 

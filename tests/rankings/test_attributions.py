@@ -50,7 +50,9 @@ def test_the_centred_contribution_is_the_mean_size_of_the_linear_shap_value(
     assert (contributions(layer, centred=False) - contributions(layer, centred=True)).abs().min() > 0.01
 
 
-def test_the_contribution_is_the_mean_size_of_input_times_gradient(layer: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+def test_the_contribution_is_the_mean_size_of_input_times_gradient(
+    layer: tuple[Tensor, Tensor, Tensor, Tensor],
+) -> None:
     from captum.attr import InputXGradient
 
     weight, _, test, classes = layer
