@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from probing.models.anatomy import Anatomy
 from probing.models.examination import examination_inputs
 from probing.models.norms import Norm, is_norm, norm_of
-from probing.models.outputs import run, vectors_given, vectors_in
+from probing.models.outputs import run, vectors_given, vectors_of_tokens
 from probing.models.word_table import word_table
 
 Side = Literal["given", "made"]
@@ -128,13 +128,15 @@ def watching(encoder: nn.Module, anatomy: Anatomy, modules: Sequence[nn.Module],
         encoder: The encoder.
         anatomy: Its structure; its blocks are known.
         modules: The modules, blocks or parts of blocks or neither.
-        see: Called with each tensor as soon as it is computed; the model may change the tensor in place afterwards.
+        see: Called with each tensor as soon as it is computed, without what the model itself pads behind the sentences;
+            the model may change the tensor in place afterwards.
     """
-    block, is_inside, calls = 0, False, dict[nn.Module, int]()
+    block, is_inside, calls, length = 0, False, dict[nn.Module, int](), 0
 
-    def start(*_: Any) -> None:
-        nonlocal block, is_inside
+    def start(module: nn.Module, args: Any, kwargs: Any) -> None:
+        nonlocal block, is_inside, length
         block, is_inside = 0, False
+        length = (args[0] if args else kwargs["input_ids"]).shape[1]
         calls.clear()
 
     def enter(*_: Any) -> None:
@@ -150,13 +152,13 @@ def watching(encoder: nn.Module, anatomy: Anatomy, modules: Sequence[nn.Module],
     def note(module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
         number = calls.get(module, 0)
         calls[module] = number + 1
-        sides: tuple[tuple[Side, Any], ...] = (("given", vectors_given(args, kwargs)), ("made", vectors_in(made)))
-        for side, value in sides:
-            if value is not None:
+        sides: tuple[tuple[Side, Any], ...] = (("given", vectors_given(args, kwargs)), ("made", made))
+        for side, vectors in sides:
+            if (value := vectors_of_tokens(vectors, length)) is not None:
                 see(Tap(block if is_inside else 0, module, number, side), value)
 
     blocks = list(dict.fromkeys(_blocks(anatomy)))
-    handles: list[Any] = [encoder.register_forward_pre_hook(start)]
+    handles: list[Any] = [encoder.register_forward_pre_hook(start, with_kwargs=True)]
     handles += [one.register_forward_pre_hook(enter) for one in blocks]
     handles += [one.register_forward_hook(note, with_kwargs=True) for one in dict.fromkeys(modules)]
     handles += [one.register_forward_hook(leave) for one in blocks]  # after the block itself was noted

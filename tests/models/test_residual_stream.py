@@ -29,6 +29,9 @@ FOUND = {
     "llama": (("word", "sum"), PRE, True),
     "t5": (("word", "sum"), PRE, True),
     "gpt_neox": (("word", "sum"), ("attention", "feed_forward", "sum_feed_forward"), True),
+    "mpt": (("word", "sum"), PRE, True),
+    "megatron-bert": (("word", "type", "position", "sum"), PRE, True),
+    "longformer": (("word", "position", "type", "sum", "norm"), POST, False),
 }
 
 
