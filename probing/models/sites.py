@@ -268,6 +268,8 @@ def _is_activation(block: Block, units: Tensor, made: Tensor) -> bool:
     by_token = block.by_token(units)
     if by_token is None or made.shape[:-1] != units.shape[:-1] or made.shape[-1] not in (width, 2 * width):
         return False
+    if not units.requires_grad:  # computed from no map, such as angles
+        return False
     generator = torch.Generator().manual_seed(0)
     chosen = (torch.rand(width, generator=generator) < 0.5).to(units.device)
     weight = chosen * random_weights((width,), units.device)

@@ -295,6 +295,8 @@ class Block(nn.Module):
             units = units.roll(1, dims=-1).relu()
         elif self.twist != "linear":
             units = units.relu()
+        if self.twist == "constant":
+            self.third(units.detach())
         made = self.second(units)
         if self.twist == "two":
             made = made + self.third(self.first(made).relu())
@@ -309,6 +311,8 @@ def _find(twist: str, site: SiteName, n_heads: int = 2) -> Any:
 def test_the_plain_block_has_both_sites() -> None:
     assert _find("", "attention").modules == ("blocks.0.output", "blocks.1.output")
     assert _find("", "mlp").modules == ("blocks.0.second", "blocks.1.second")
+    # A map that reads what no map computes, such as angles, is no part of the MLP.
+    assert _find("constant", "mlp").modules == ("blocks.0.second", "blocks.1.second")
 
 
 @pytest.mark.parametrize(
