@@ -106,6 +106,7 @@ OWN: dict[str, dict[str, Any]] = {
     "funnel": {"block_sizes": [1, 1, 1], "architectures": ["FunnelModel"]},
     "gpt_neo": {"attention_types": [[["global"], N_LAYERS]]},
     "layoutlmv3": {"coordinate_size": 4, "shape_size": 8},
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
     "lilt": {"hidden_size": 48},
     "mamba2": {"num_heads": 8, "head_dim": 8},
