@@ -9,7 +9,7 @@ from typing import Any
 from probing.cache.estimate import Reading, Speed
 from probing.claims.planning import Need
 from probing.cli.options import ProbeOptions, as_options
-from probing.corpus.splits import assign_splits
+from probing.corpus.sides import splits_of
 from probing.data.control_names import chosen_controls
 from probing.data.labelling import choose_classes, class_of_tokens
 from probing.models import load_config
@@ -64,7 +64,7 @@ def _probes(options: Mapping[str, Any], reading: Reading) -> tuple[Probes, int]:
     """Return the probes of a run of `fit`, and how many more readings its controls take."""
     corpus, tokens = reading.request.corpus, reading.tokens
     task = load_task(options["task"], options["task_args"])
-    splits = assign_splits(corpus.sentences, options["seed"])
+    splits = splits_of(corpus, options["seed"], options["group_by"])
     classes = choose_classes(tokens, corpus, task, splits)
     labels = class_of_tokens(tokens, corpus, task, splits, classes, "train").labels
     controls = chosen_controls(options["controls"], task.ordinal, False, not len(classes))

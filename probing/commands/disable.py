@@ -14,7 +14,7 @@ from probing.cli.python_calls import command
 from probing.cli.shared_options import with_shared_help
 from probing.commands.folders import keep_inputs, places, say_results
 from probing.commands.of_run import read_as_run
-from probing.corpus.sides import read_corpora
+from probing.corpus.sides import GroupBy, read_corpora
 from probing.errors import out_of_range, refuse
 from probing.models import layer_numbers
 from probing.runs.folder import RunFolder
@@ -136,7 +136,8 @@ def _asked(config: Mapping[str, Any], how: Mapping[str, Any], made: Run | None) 
     )  # fmt: skip
     blocks = source.blocks(layer_numbers(config["layer"]))
     source = replace(source, layers=list(range(source.config.num_hidden_layers + 1)))
-    corpora, splits = read_corpora(config["corpus"], config["test_corpus"], split_seed, how["say"])
+    split_by: GroupBy = "sentence" if made is None else made.split_by
+    corpora, splits = read_corpora(config["corpus"], config["test_corpus"], split_seed, how["say"], split_by)
     asked = Asked(
         units,
         kinds,

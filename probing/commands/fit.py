@@ -22,7 +22,7 @@ from probing.cli.options import ProbeOptions, WandbOptions
 from probing.cli.python_calls import command
 from probing.cli.shared_options import with_shared_help
 from probing.commands.folders import keep_inputs, places, say_where
-from probing.corpus.sides import read_corpora
+from probing.corpus.sides import GroupBy, read_corpora
 from probing.data.control_names import chosen_controls
 from probing.errors import refuse
 from probing.models import SiteName, layer_numbers, site_of
@@ -36,7 +36,6 @@ from probing.tables.columns import controls_of
 from probing.tasks import SentenceTask, TokenTask, described, load_task, predicts_numbers, short_name
 from probing.tracking import Tracker, resolve_mode
 
-GroupBy = Literal["auto", "sentence", "document"]
 Transform = Literal["none", "clip", "whiten", "standardise", "center", "all_but_the_top"]
 
 
@@ -61,8 +60,8 @@ def fit(
         layer: Layers to probe: one (6), several (0,3,6), the last (-1) or all; layer 0 is the embedding output,
             which only the residual stream has.
         test_corpus: Corpus to test on, given like --corpus; the test part of --corpus then joins the training part.
-        group_by: Unit that confidence intervals treat as independent: sentence or document; auto is document where the
-            corpus marks documents (`# newdoc` in CoNLL-U, empty lines in .txt) and at least 20 are tested on.
+        group_by: Unit that the split keeps whole and that intervals treat as independent: sentence or document; auto
+            is document where the corpus marks at least 60 (`# newdoc` in CoNLL-U, empty lines in .txt).
         task: What the probe predicts: the name of a task, such as position, or FILE.py:CLASS for one of your own; from
             Python also an object.
         task_args: Options of the task, such as --task_args.special_tokens include.
@@ -93,7 +92,7 @@ def fit(
     cached, place = places(cache, runs, name)
     token_task = load_task(task, task_args)
     wanted = _controls(controls, token_task, probe, trainer, mdl)
-    text = read_corpora(corpus, test_corpus, seed, say)
+    text = read_corpora(corpus, test_corpus, seed, say, group_by)
     with terminal.quiet_libraries():
         from probing.cache.source import ActivationSource
         from probing.data.preparation import n_heads_of

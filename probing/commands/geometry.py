@@ -203,16 +203,16 @@ def _changing(
     split_seed: int,
 ) -> Callable[[], Any]:  # fmt: skip
     """Read what is needed to change neurons, and return what measures what is lost."""
-    from probing.corpus.sides import read_corpora
-    from probing.corpus.splits import assign_splits
+    from probing.corpus.sides import GroupBy, read_corpora, splits_of
     from probing.disabling.neurons.neuron_survey import Asked, survey
     from probing.disabling.subject import Subject, frozen_of_run
     from probing.runtime import terminal
 
+    split_by: GroupBy = "sentence" if stream.run is None else stream.run.split_by
     if stream.run is not None and (test := stream.run.config["test_corpus"]) is not None:
-        corpora, splits = read_corpora(config["corpus"], test, split_seed, source.say)
+        corpora, splits = read_corpora(config["corpus"], test, split_seed, source.say, split_by)
     else:
-        corpora, splits = [corpus], [assign_splits(corpus.sentences, split_seed)]
+        corpora, splits = [corpus], [splits_of(corpus, split_seed, split_by)]
     whole = replace(source, layers=list(range(source.config.num_hidden_layers + 1)))
     frozen = None
     if stream.run is not None:

@@ -8,6 +8,8 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Literal
 
+from probing.statistics.intervals import MIN_SENTENCES
+
 Split = Literal["train", "validation", "test"]
 
 # Shares of the split, as thresholds on a uniform hash: 80 / 10 / 10.
@@ -53,13 +55,43 @@ def _is_punctuation(letter: str) -> bool:
     return letter not in _SIGNS and unicodedata.category(letter)[0] == "P"
 
 
-def assign_splits(sentences: Sequence[str], seed: int) -> list[Split]:
-    """Assign each sentence to a side of the split by a hash of its words, salted with `seed`.
+def assign_splits(sentences: Sequence[str], seed: int, documents: Sequence[int] | None = None) -> list[Split]:
+    """Assign each sentence, or each document as a whole, to a side of the split by a hash salted with `seed`.
 
-    A sentence keeps its side when the corpus grows or is reordered. Sentences that differ only in case, punctuation or
-    signs are on the same side.
+    Sentences that differ only in case, punctuation or signs are on the same side. A sentence keeps its side when the
+    corpus grows or is reordered; so does a document, whose hash is that of its first sentence, unless that is also in
+    another document.
+
+    Args:
+        sentences: The sentences.
+        seed: Seed of the split.
+        documents: Document of each sentence; None to assign sentences. A sentence that is also in an earlier document
+            is on the side of that one.
     """
-    return [side_of(split_key(sentence), seed) for sentence in sentences]
+    keys = [split_key(sentence) for sentence in sentences]
+    if documents is None:
+        return [side_of(key, seed) for key in keys]
+    first: dict[int, str] = {}
+    for key, document in zip(keys, documents, strict=True):
+        first.setdefault(document, key)
+    side_of_document = dict(zip(first, sides_of_clusters(list(first.values()), seed), strict=True))
+    side_of_key: dict[str, Split] = {}
+    return [side_of_key.setdefault(key, side_of_document[own]) for key, own in zip(keys, documents, strict=True)]
+
+
+def sides_of_clusters(keys: Sequence[str], seed: int) -> list[Split]:
+    """Return the side of each cluster by a hash of its key; if too few are tested on, those of the largest hashes are.
+
+    Of three times `MIN_SENTENCES` clusters or more, at least `MIN_SENTENCES` are tested on, without which there is no
+    interval.
+    """
+    sides = [side_of(key, seed) for key in keys]
+    if sides.count("test") >= MIN_SENTENCES or len(keys) < 3 * MIN_SENTENCES:
+        return sides
+    last = sorted(range(len(keys)), key=lambda i: hashed(keys[i], seed), reverse=True)
+    for rank, i in enumerate(last):
+        sides[i] = "test" if rank < MIN_SENTENCES else "validation" if rank < 1.5 * MIN_SENTENCES else "train"
+    return sides
 
 
 def side_of(key: str, seed: int) -> Split:

@@ -14,11 +14,10 @@ from torch import Tensor
 
 from probing.cache.plan import Plan, Shard, divide, shard_tokens
 from probing.cache.tokens import Tokens
-from probing.corpus.splits import Split, hashed, side_of
+from probing.corpus.splits import Split, sides_of_clusters
 from probing.data.examples import Examples, Sides
 from probing.data.numbers import check_size, check_varies
 from probing.errors import UserError, as_clause
-from probing.statistics.intervals import MIN_SENTENCES
 from probing.tasks import Labels, has_label
 from probing.tasks.numbers import numbers_of
 from probing.tasks.values import Given, class_values
@@ -283,7 +282,7 @@ def _groups(groups: Any, n_rows: int) -> tuple[Sequence[str], NDArray[np.int64]]
 def _split(split: Any, names: Sequence[str], group_of_row: NDArray[np.int64], seed: int) -> NDArray[Any]:
     """Return the side of each row."""
     if split is None:
-        return np.array(_sides_of(names, seed))[group_of_row]
+        return np.array(sides_of_clusters(names, seed))[group_of_row]
     sides = _plain(_without_mask(split, "split"), "split", len(group_of_row)).astype(str)
     unknown = np.flatnonzero(~np.isin(sides, _SIDES))
     if len(unknown):
@@ -293,17 +292,6 @@ def _split(split: Any, names: Sequence[str], group_of_row: NDArray[np.int64], se
     if len(apart):
         name = names[group_of_row[apart[0]]]
         raise UserError(f"`split`: the group {name} is on several sides; put all rows of a group on one side.")
-    return sides
-
-
-def _sides_of(groups: Sequence[str], seed: int) -> list[Split]:
-    """Return the side of each group by its hash; if too few are tested on, those of the largest hashes are."""
-    sides = [side_of(name, seed) for name in groups]
-    if sides.count("test") >= MIN_SENTENCES or len(groups) < 3 * MIN_SENTENCES:
-        return sides
-    last = sorted(range(len(groups)), key=lambda i: hashed(groups[i], seed), reverse=True)
-    for rank, i in enumerate(last):
-        sides[i] = "test" if rank < MIN_SENTENCES else "validation" if rank < 1.5 * MIN_SENTENCES else "train"
     return sides
 
 

@@ -106,8 +106,8 @@ class Examples:
         n_unlabelled: Number of tokens of this side that have no label, without special tokens.
         n_special: Number of special tokens of this side that are no examples.
         word_means: Whether a word's activations are the mean over its pieces; its label is then at the first piece.
-        documents: Index of the document of each sentence of the corpus, shape (n_sentences,), if intervals are over
-            documents; None if they are over sentences.
+        documents: Index of the document of each sentence of the corpus, ascending, shape (n_sentences,), if documents
+            are what is independent; None if sentences are.
         unit: What a sentence is called: activations that come from arrays have groups or rows instead.
         values: The number that each label stands for, ascending, where numbers are predicted; None where labels are
             classes.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from probing.cache.tokens import Tokens
 from probing.cache.word_counts import count_words
 from probing.cli.options import ProbeOptions
 from probing.corpus import Corpus
+from probing.corpus.sides import GroupBy, splits_by_document, intervals_by_document
 from probing.corpus.splits import Split
 from probing.data import controls
 from probing.data.examples import Sides
@@ -29,24 +30,24 @@ from probing.data.labelling import (
 )
 from probing.errors import UserError
 from probing.models import load_encoder, load_tokenizer, word_folding
-from probing.statistics.intervals import MIN_SENTENCES
 from probing.tasks import Labels, TokenTask, unit_of
 
-GroupBy = Literal["auto", "sentence", "document"]
 # Called with the tokens of the training corpus, the number of classes, and that of training examples.
 Announce = Callable[[Tokens, int, int], None]
 
 
 def origin(store: ActivationStore) -> dict[str, Any]:
-    """Return the origin of activations, the number of sentences cut, and the counts of listed words.
+    """Return the origin of activations, the number of sentences cut, the counts of listed words, and of documents.
 
     They are for a run's `results.json`.
     """
     header = {name: store.header[name] for name in ("model", "revision", "corpus", "key", "versions")}
     if "site" in store.header:
         header["site"] = store.header["site"]
-    counts = store.corpus and count_words(store.tokens, store.corpus)
-    return {**header, "n_truncated": store.tokens.n_truncated, **(counts.as_json() if counts else {})}
+    corpus = store.corpus
+    counts = corpus and count_words(store.tokens, corpus)
+    documents = {"n_documents": len(set(corpus.documents))} if corpus and corpus.documents is not None else {}
+    return {**header, "n_truncated": store.tokens.n_truncated, **(counts.as_json() if counts else {}), **documents}
 
 
 def n_heads_of(store: ActivationStore) -> int | None:
@@ -60,7 +61,7 @@ def label_sides(
     corpora: Sequence[Corpus],
     splits: Sequence[Sequence[Split]],
     task: TokenTask,
-    by_document: bool = False,
+    group_by: GroupBy = "sentence",
 ) -> Sides:
     """Return the labelled tokens of each side; with two corpora, the second is the test side.
 
@@ -69,39 +70,19 @@ def label_sides(
         corpora: The corpora.
         splits: Side of each sentence of each corpus.
         task: The task, which gives the labels.
-        by_document: Whether intervals are over documents of the test corpus.
+        group_by: The option's value: what is independent in each corpus, sentences or documents.
+
+    Raises:
+        UserError: If documents are requested but the test corpus has none.
     """
     classes = choose_classes(stores[0].tokens, corpora[0], task, splits[0])
+    by_document = [splits_by_document(group_by, corpora[0]), intervals_by_document(group_by, corpora)][-len(corpora) :]
     parts = {
-        side: label(
-            stores[part], corpora[part], task, splits[part], classes, side, by_document and part == len(corpora) - 1
-        )
+        side: label(stores[part], corpora[part], task, splits[part], classes, side, by_document[part])
         for part in range(len(corpora))
         for side in _sides_of(part, len(corpora))
     }
     return Sides(parts["train"], parts["validation"], parts["test"], classes, task.ordinal)
-
-
-def goes_by_document(group_by: GroupBy, corpus: Corpus, splits: Sequence[Split]) -> bool:
-    """Return whether intervals are over documents; `auto` chooses them if there are `MIN_SENTENCES` test documents.
-
-    Args:
-        group_by: The option's value.
-        corpus: The test corpus.
-        splits: Side of each of its sentences.
-
-    Raises:
-        UserError: If documents are requested but the corpus has none.
-    """
-    if group_by == "sentence" or (group_by == "auto" and corpus.documents is None):
-        return False
-    if corpus.documents is None:
-        raise UserError(
-            f"`--group_by document`: `{corpus.name}` does not say where documents begin; expected empty lines between "
-            "them in a .txt file, or `# newdoc` in CoNLL-U. Leave the option out for intervals over sentences."
-        )
-    tested = {document for document, split in zip(corpus.documents, splits, strict=True) if split == "test"}
-    return group_by == "document" or len(tested) >= MIN_SENTENCES
 
 
 def read_sides(
@@ -127,10 +108,10 @@ def read_sides(
     Raises:
         UserError: If a required side has no examples, or if documents are requested but the corpus has none.
     """
-    by_document = goes_by_document(group_by, corpora[-1], splits[-1])
+    intervals_by_document(group_by, corpora)
     stores = source.read(corpora, example_checks(task, corpora, splits, probe, source.say, announce))
     say_what_was_left_out(corpora, [store.tokens for store in stores], source.say)
-    return label_sides(stores, corpora, splits, task, by_document), stores
+    return label_sides(stores, corpora, splits, task, group_by), stores
 
 
 def control_sides(

@@ -1,4 +1,4 @@
-"""How much a ranking changes when sentences are resampled, and when the penalty changes."""
+"""How much a ranking changes when sentences, or documents, are resampled, and when the penalty changes."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ PENALTIES = {"more": 1, "less": -1}
 def bootstrap(train: Examples, n_replicates: int, seed: int) -> Tensor:
     """Return how often each sentence of the corpus is drawn in each replicate, shape (n_replicates, n_sentences).
 
-    As many training sentences are drawn as there are, with replacement (Efron 1979); whole sentences, since the
-    tokens of one are not independent.
+    As many training sentences are drawn as there are, with replacement (Efron 1979); whole sentences, or documents if
+    intervals are over these, since the tokens of one are not independent.
     """
-    sentences = train.sentences()
-    times = np.zeros((n_replicates, train.store.tokens.n_sentences))
+    of_sentence = train.cluster_of_sentence()
+    clusters = np.unique(of_sentence[train.sentences()])
+    times = np.zeros((n_replicates, int(of_sentence.max()) + 1))
     for replicate, row in enumerate(times):
         generator = np.random.default_rng([seed, replicate])
-        np.add.at(row, generator.choice(sentences, len(sentences)), 1)
-    return torch.from_numpy(times).float()
+        np.add.at(row, generator.choice(clusters, len(clusters)), 1)
+    return torch.from_numpy(times[:, of_sentence]).float()
 
 
 def replicate_problems(n_layers: int, penalty: Penalty, draws: Tensor) -> list[Problem]:

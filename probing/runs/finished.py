@@ -117,7 +117,9 @@ def _open(run: Run, label: str, source: ModelSource) -> Finished:
     config, before = run.config, run.results["cache"]["test"]["key"]
     if "-" in (config["corpus"], config["test_corpus"]):
         raise UserError(f"`{run.folder}` read standard input, which is gone; repeat it with the text in a file.")
-    corpora, splits = read_corpora(config["corpus"], config["test_corpus"], config["seed"], lambda message: None)
+    corpora, splits = read_corpora(
+        config["corpus"], config["test_corpus"], config["seed"], lambda message: None, run.split_by
+    )
     is_trained = not config["random_weights"]
     if corpora[-1].fingerprint != before["corpus"] or source.fingerprint(weights=is_trained) != before["model"]:
         raise UserError(
@@ -210,11 +212,12 @@ def sides_of(finished: Finished, extract: Extraction) -> Sides:
     classes: Labels = np.array(run.results["classes"], dtype=np.int64 if task.ordinal else object)
 
     # In runs of earlier versions, intervals are over sentences.
-    by_document = run.results.get("intervals_over", {}).get("unit") == "document"
+    tested_over = run.results.get("intervals_over", {}).get("unit")
 
     def examples(side: Split, part: int) -> Examples:
         store, corpus = extract.store(finished, finished.corpora[part]), finished.corpora[part]
-        return label_tokens(store, corpus, task, finished.splits[part], classes, side, by_document and part == -1)
+        by_document = (tested_over if part else run.split_by) == "document"
+        return label_tokens(store, corpus, task, finished.splits[part], classes, side, by_document)
 
     sides = Sides(examples("train", 0), examples("validation", 0), examples("test", -1), classes, task.ordinal)
     if run.transform == "none":

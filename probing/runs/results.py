@@ -259,6 +259,7 @@ def write_summary(
         "n_special_tokens": {side: examples.n_special for side, examples in named.items()},
         "n_sentences": {side: len(examples.sentences()) for side, examples in named.items()},
         "intervals_over": intervals_over(sides.test),
+        "split_by": _unit(sides.train),
         **({"pooling": sides.test.pooling} if sides.test.pooling else {}),
         "timings": dict(timings),
         "layers": [
@@ -280,7 +281,12 @@ def _numbers(measured: MeasuredNumbers) -> dict[str, float]:
 def intervals_over(test: Examples) -> dict[str, Any]:
     """Return the unit that the intervals of a run are over, and the number of units with test tokens."""
     n = int((test.clusters(test.tokens_by_sentence()) > 0).sum())
-    return {"unit": test.unit if test.documents is None else "document", "n": n}
+    return {"unit": _unit(test), "n": n}
+
+
+def _unit(examples: Examples) -> str:
+    """Return what is independent: a document, or a sentence, row or group."""
+    return examples.unit if examples.documents is None else "document"
 
 
 def _write_tensors(folder: Path, measured: AnyMeasured, task: str, model: str) -> None:

@@ -20,6 +20,8 @@ from probing.tables.rows import Table
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from probing.corpus.sides import GroupBy
+
 
 @dataclass(frozen=True)
 class Run:
@@ -103,6 +105,11 @@ class Run:
         return of_arrays(probes, texts) if self.is_of_arrays else of_texts(probes, texts)
 
     @property
+    def split_by(self) -> GroupBy:
+        """What the split kept whole: `document` or `sentence`, as in runs of versions that do not say it."""
+        return "document" if self.results.get("split_by") == "document" else "sentence"
+
+    @property
     def test_sentences(self) -> list[str]:
         """The sentences that the probes were tested on, in the order of the corpus, which is read again.
 
@@ -114,7 +121,11 @@ class Run:
         of_text(self)
         try:
             corpora, splits = read_corpora(
-                self.config["corpus"], self.config["test_corpus"], self.config["seed"], lambda message: None
+                self.config["corpus"],
+                self.config["test_corpus"],
+                self.config["seed"],
+                lambda message: None,
+                self.split_by,
             )
         except UserError as error:
             raise UserError(

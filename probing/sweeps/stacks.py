@@ -23,7 +23,6 @@ from probing.data.examples import Sides
 from probing.data.layer_moments import layer_moments
 from probing.data.preparation import (
     example_checks,
-    goes_by_document,
     label_sides,
     n_heads_of,
     origin,
@@ -179,8 +178,8 @@ class _Data:
         source = self.source if not self.stores else replace(self.source, say=silence)  # said of the first seed
         if self.options["random_weights"]:
             source = replace(source, random_weights_seed=seed)
-        corpora, splits = read_corpora(self.options["corpus"], self.options["test_corpus"], seed, source.say)
         group_by = self.options["group_by"]
+        corpora, splits = read_corpora(self.options["corpus"], self.options["test_corpus"], seed, source.say, group_by)
         if not self.stores or self.options["random_weights"]:
             sides, self.stores = read_sides(source, corpora, splits, self.task, self.probe, group_by)
             return sides, self.stores
@@ -188,8 +187,7 @@ class _Data:
             example_checks(self.task, corpora, splits, self.probe, source.say), self.stores, strict=True
         ):
             check(store.tokens)
-        by_document = goes_by_document(group_by, corpora[-1], splits[-1])
-        return label_sides(self.stores, corpora, splits, self.task, by_document), self.stores
+        return label_sides(self.stores, corpora, splits, self.task, group_by), self.stores
 
 
 class _Solved:

@@ -1,4 +1,4 @@
-"""Intervals over documents: which sentences are of one, when they are taken, and what that does."""
+"""Documents: which sentences are of one, when they are kept whole, and what that does to the split and intervals."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from probing import Run, WandbOptions, fit
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.commands.rank import rank
-from probing.corpus import from_sentences, from_words, load_corpus
+from probing.corpus import Corpus, from_sentences, from_words, load_corpus
+from probing.corpus.sides import splits_by_document, splits_of, intervals_by_document
 from probing.corpus.splits import assign_splits
-from probing.data.preparation import goes_by_document
 from probing.errors import UserError
 from probing.statistics.intervals import MIN_SENTENCES, accuracy_interval, scope
 from synthetic import LIGHTNING_WARNINGS
@@ -45,25 +45,55 @@ def test_a_treebank_says_where_documents_begin(tmp_path: Path) -> None:
     assert from_words("x", [["a"], ["b"]]).documents is None
 
 
-def test_documents_are_taken_where_enough_are_tested_on() -> None:
-    many = from_sentences("m", [line for i in range(400) for line in (f"w{i} x", f"w{i} y", "")])
-    splits = assign_splits(many.sentences, 0)
-    assert many.documents is not None
-    tested = {document for document, split in zip(many.documents, splits, strict=True) if split == "test"}
-    assert len(tested) > MIN_SENTENCES
-    few = from_sentences("f", [line for i in range(10) for line in [*(f"w{i} {j}" for j in range(80)), ""]])
-    few_splits, plain = assign_splits(few.sentences, 0), from_sentences("p", ["a", "b"])
+def documents(n: int, length: int = 2) -> Corpus:
+    return from_sentences("m", [line for i in range(n) for line in [*(f"w{i} {j}" for j in range(length)), ""]])
+
+
+def test_documents_are_kept_whole_where_enough_are_tested_on() -> None:
+    many, few, plain = documents(60), documents(59), from_sentences("p", ["a", "b"])
     for group_by, expected in (("auto", (True, False)), ("sentence", (False, False)), ("document", (True, True))):
-        found = tuple(goes_by_document(group_by, *of) for of in ((many, splits), (few, few_splits)))  # type: ignore[arg-type]
-        assert found == expected
-    assert not goes_by_document("auto", plain, ["test", "test"])
+        assert tuple(splits_by_document(group_by, one) for one in (many, few)) == expected  # type: ignore[arg-type]
+        assert tuple(intervals_by_document(group_by, [one]) for one in (many, few)) == expected  # type: ignore[arg-type]
+    # A test corpus of its own is tested on whole.
+    assert intervals_by_document("auto", [plain, documents(20)])
+    assert not intervals_by_document("auto", [many, documents(19)])
+    assert not intervals_by_document("auto", [many, plain])
+    assert not splits_by_document("auto", plain)
     with pytest.raises(UserError, match="`--group_by document`: `p` does not say where documents begin"):
-        goes_by_document("document", plain, ["test", "test"])
+        intervals_by_document("document", [many, plain])
+
+
+@pytest.mark.parametrize("n", [60, 200, 1000])
+def test_each_document_is_on_one_side_and_enough_are_tested_on(n: int) -> None:
+    corpus = documents(n, 3)
+    assert corpus.documents is not None
+    splits = splits_of(corpus, 3, "auto")
+    sides = [{splits[i] for i in range(len(splits)) if corpus.documents[i] == d} for d in range(n)]
+    assert {len(own) for own in sides} == {1}
+    tested = sum(own == {"test"} for own in sides)
+    assert max(MIN_SENTENCES, 0.06 * n) <= tested <= max(0.15 * n, 2 * MIN_SENTENCES)
+    assert splits == splits_of(corpus, 3, "document") != splits_of(corpus, 4, "auto")
+    assert splits_of(corpus, 3, "sentence") == assign_splits(corpus.sentences, 3)
+
+
+def test_no_sentence_is_on_two_sides_and_a_document_keeps_its_own() -> None:
+    lines = [line for i in range(300) for line in (f"opening {i}", f"Thanks, all{'.' * (i % 7)}", f"w{i}", "")]
+    corpus = from_sentences("x", lines)
+    splits = splits_of(corpus, 0, "auto")
+    of_thanks = {side for sentence, side in zip(corpus.sentences, splits, strict=True) if sentence[:6] == "Thanks"}
+    assert len(of_thanks) == 1
+    # Documents keep their side when they are reordered, and when others are added.
+    other = from_sentences("y", [*lines[400:], "a new one", "", *lines[:400]])
+    here, there = (
+        {s: side for s, side in zip(one.sentences, splits_of(one, 0, "auto"), strict=True) if s[0] in "ow"}
+        for one in (corpus, other)
+    )
+    assert here == {sentence: there[sentence] for sentence in here}
 
 
 @pytest.fixture(scope="module")
 def made(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    """Runs over sentences and over documents of three sentences, of which the first is always tested on."""
+    """Runs over sentences and over documents of three sentences."""
     place = tmp_path_factory.mktemp("documents")
     lines = corpus_file.read_text(encoding="utf-8").splitlines()
     (place / "d.txt").write_text(
@@ -83,20 +113,32 @@ def made(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pyte
 
 
 @pytest.mark.slow
-def test_a_run_says_what_its_intervals_are_over_and_only_they_change(made: dict[str, Run]) -> None:
+def test_a_run_says_what_its_intervals_are_over(made: dict[str, Run]) -> None:
     over = {name: one.results["intervals_over"] for name, one in made.items()}
+    assert {name: one.split_by for name, one in made.items()} == {"auto": "document", "sentence": "sentence"}
     assert over["auto"]["unit"] == "document"
     assert over["sentence"] == {"unit": "sentence", "n": made["sentence"].results["n_sentences"]["test"]}
     assert MIN_SENTENCES <= over["auto"]["n"] < over["sentence"]["n"]
-    (auto,), (sentence,) = (one.accuracy for one in made.values())
-    ends = {name for name in auto if name.endswith(("_low", "_high"))}
-    assert {name for name in auto if auto[name] != sentence[name] and auto[name] == auto[name]} == ends
     assert f"over {over['auto']['n']} test documents" in scope(made["auto"].results, None)
     assert "they hold for other sentences of such documents" in scope(made["auto"].results, None)
     assert "--test_corpus tests on another text" in scope(made["sentence"].results, None)
     assert scope(made["auto"].results, "other.txt").endswith("hold for other documents of other.txt.")
     assert "21 documents are too few" not in scope(made["auto"].results, None)
     assert "19 test documents are too few" in scope({"intervals_over": {"unit": "document", "n": 19}}, None)
+
+
+@pytest.mark.slow
+def test_no_test_document_is_trained_on_and_a_run_read_again_has_the_same_split(made: dict[str, Run]) -> None:
+    corpus = load_corpus(made["auto"].config["corpus"])
+    assert corpus.documents is not None
+    of = dict(zip(corpus.sentences, corpus.documents, strict=True))
+    splits = dict(zip(corpus.sentences, splits_of(corpus, 0, "auto"), strict=True))
+    tested = made["auto"].test_sentences
+    assert {splits[sentence] for sentence in tested} == {"test"}
+    trained = {of[sentence] for sentence, side in splits.items() if side == "train"}
+    shared = [sentence for sentence in tested if of[sentence] in trained]
+    assert len(shared) <= 0.02 * len(tested)  # but for sentences that an earlier document has, too
+    assert sum(of[sentence] in trained for sentence in made["sentence"].test_sentences) > 0.5 * len(tested)
 
 
 @pytest.mark.slow
