@@ -137,6 +137,11 @@ class Examples:
         """Number of examples."""
         return int((self.labels >= 0).sum())
 
+    def reads_as(self, other: Examples) -> bool:
+        """Return whether other examples are the same rows of the same activations, whatever their classes are."""
+        is_same = self.store is other.store and self.word_means == other.word_means and self.pooling == other.pooling
+        return is_same and np.array_equal(self.labels >= 0, other.labels >= 0)
+
     def counts(self, n_classes: int) -> NDArray[np.int64]:
         """Return the number of examples of each class, shape (n_classes,)."""
         return np.bincount(self.labels[self.labels >= 0], minlength=n_classes)

@@ -23,10 +23,8 @@ REMOVED = 10
 
 def _inverse_curvature(scaling: Scaling, l2: float, n_classes: int) -> Tensor:
     """Return the inverse of C + 2 l2 K, where C is the second moment of the scaled neurons, float64."""
-    values, vectors = torch.linalg.eigh(scaling.products(scaling.moments.second_moment))
-    # A second moment has no negative eigenvalues, but rounding makes some where neurons are collinear. With a small
-    # penalty the inverse would then not be positive definite.
-    curvature = values.clamp(min=0) + 2 * l2 * n_classes
+    values, vectors = scaling.axes
+    curvature = values + 2 * l2 * n_classes
     return (vectors / curvature) @ vectors.T
 
 

@@ -85,16 +85,16 @@ class FullPasses:
         self.solvers, self.solutions, self.requested, self.constant = {}, {}, {}, {}
         self.midway = MidwayCurvature(len(probe.problems), self.tolerance)
         for layer_index, group in probe.by_layer().items():
-            # The neurons that at least one problem of the layer uses.
-            inverse_scale = to_float64(probe.inverse_scale[group].amax(0))
-            moment = probe.moments[layer_index].second_moment.to(inverse_scale)
-            scaled = inverse_scale[:, None] * moment * inverse_scale
-            of_all = cache(partial(Preconditioner, scaled, probe.device))
+            scaling = Scaling(probe.moments[layer_index], probe.penalty_space)
+            of_all = cache(partial(_of_all, scaling, probe.device))
             for i in group:
                 start, problem = probe.scaled_weight.data[i].clone(), probe.problems[i]
-                own = of_all() if problem.curvature is None else problem.curvature.to(probe.device)
-                if problem.neurons is not None:
-                    own = _narrowed(own, scaled, problem.neurons.to(scaled), probe.device)
+                own: Preconditioner | ClassCurvature
+                if problem.curvature is None:
+                    own = _preconditioner(problem.neurons, scaling, of_all, probe.device)
+                else:
+                    own = problem.curvature.to(probe.device)
+                    own = own if problem.neurons is None else own.within(problem.neurons.to(probe.device))
                 if isinstance(own, ClassCurvature) and not problem.penalty.l1:
                     self.constant[i] = own
                 wants = partial(self._wants_curvature, i)
@@ -249,17 +249,24 @@ class FullPasses:
             self.requested[problem] = point
 
 
-def _narrowed(
-    of_all: Preconditioner | ClassCurvature, moment: Tensor, neurons: Tensor, device: torch.device
-) -> Preconditioner | ClassCurvature:
+def _of_all(scaling: Scaling, device: torch.device) -> Preconditioner:
+    return Preconditioner(scaling.axes, device)
+
+
+def _preconditioner(
+    neurons: Tensor | None, scaling: Scaling, of_all: Callable[[], Preconditioner], device: torch.device
+) -> Preconditioner:
     """Return a preconditioner for some neurons: the layer's restricted to them, or a new one if many are excluded.
 
     Args:
-        of_all: The layer's preconditioner.
-        moment: The second moment that it was made from, shape (d_model, d_model).
-        neurons: 1 for the neurons in use and 0 for others, shape (d_model,).
+        neurons: Which neurons are in use, shape (d_model,), bool; all if None.
+        scaling: The scaling of the layer's neurons.
+        of_all: Returns the layer's preconditioner.
         device: Device of the gradients.
     """
-    if isinstance(of_all, ClassCurvature) or len(neurons) - neurons.sum() <= FEW:
-        return of_all.within(neurons)
-    return Preconditioner(neurons[:, None] * moment * neurons, device)
+    if neurons is None:
+        return of_all()
+    used = neurons.double().cpu()
+    if len(used) - used.sum() <= FEW:
+        return of_all().within(used)
+    return Preconditioner(used[:, None] * scaling.products(scaling.moments.second_moment) * used, device)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Generator
 from copy import copy
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from torch import Tensor
 from probing.probes.class_curvature import ClassCurvature
 from probing.probes.history import History
 from probing.runtime.float64 import to_float64
+from probing.statistics.moments import PrincipalAxes
 
 SUFFICIENT_DECREASE = 1e-4
 SMALLEST_STEP = 1e-8
@@ -172,12 +174,12 @@ class _Shift:
 class Preconditioner:
     """The inverse of (class covariance) x (second moment) + 2 l2, a Kronecker model of the Hessian.
 
-    The second moment of the features is the same for all classes and passes, so its eigenvectors are computed once per
-    layer. The class covariance is small and is updated at every accepted point. The preconditioner changes the path to
-    the minimum, never the minimum.
+    The second moment of the features is the same for all classes and passes, so its principal axes are computed once
+    per layer. The class covariance is small and is updated at every accepted point. The preconditioner changes the path
+    to the minimum, never the minimum.
 
     Args:
-        second_moment: Uncentred second moment of the scaled features, shape (d_model, d_model), float64.
+        second_moment: Uncentred second moment of the scaled features, shape (d_model, d_model), or its principal axes.
         device: Device of the gradients; that of the second moment if None.
     """
 
@@ -185,10 +187,12 @@ class Preconditioner:
     is_constant = False
     neurons: Tensor | None = None
 
-    def __init__(self, second_moment: Tensor, device: torch.device | None = None) -> None:
-        values, vectors = torch.linalg.eigh(second_moment.cpu().double())
-        device = second_moment.device if device is None else device
-        self.feature_values = values.clamp(min=0).float().to(device)
+    def __init__(self, second_moment: Tensor | PrincipalAxes, device: torch.device | None = None) -> None:
+        axes = second_moment if isinstance(second_moment, PrincipalAxes) else PrincipalAxes.of(second_moment)
+        values, vectors = axes
+        if device is None:
+            device = values.device if axes is second_moment else cast(Tensor, second_moment).device
+        self.feature_values = values.float().to(device)
         self.feature_vectors = vectors.float().to(device)
 
     def within(self, neurons: Tensor) -> Preconditioner:

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.data.examples import Sides
+from probing.data.examples import Examples, Sides
 from probing.data.layer_moments import layer_moments
 from probing.data.module import ActivationDataModule
 from probing.errors import UserError
@@ -239,7 +239,11 @@ def _stack(
 
 
 def train_controls(
-    controls: Mapping[str, Sequence[Sides]], layers: Sequence[int], training: Training
+    controls: Mapping[str, Sequence[Sides]],
+    layers: Sequence[int],
+    training: Training,
+    train: Examples | None = None,
+    known: Sequence[Moments] | None = None,
 ) -> dict[str, list[list[LayerFit]]]:
     """Train the same probes on the examples of controls; the control `token` has a single probe for all layers.
 
@@ -247,13 +251,16 @@ def train_controls(
         controls: Examples of each control, for the same tokens; several if there are several draws of labels.
         layers: Layer numbers.
         training: Settings with which the probes were trained.
+        train: Training examples of these probes, if their moments are known.
+        known: Moments of each layer's training examples; they are those of a control that reads the same activations.
 
     Returns:
         For each control, the probes of every draw.
     """
     found: dict[str, list[list[LayerFit]]] = {}
     for name, draws in controls.items():
-        own, moments = layers[:1] if name == "token" else layers, None
+        own = layers[:1] if name == "token" else layers
+        moments = known if train and draws and draws[0].train.reads_as(train) else None
         for sides in draws:
             drop_garbage()  # the stack that was trained before
             fits = train_probes(sides, own, training.for_controls(), name, moments=moments)

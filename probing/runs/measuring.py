@@ -83,7 +83,7 @@ def measure(
     starts = path.weights if path else None
     fits = train_probes(sides, layers, training, logger=logger, folder=folder, moments=moments, starts=starts)
     watch.end("probe")
-    held_against = train_controls(controls, layers, training)
+    held_against = train_controls(controls, layers, training, sides.train, moments)
     codes = online_code(sides, layers, training, asked.seed) if asked.codes else ()
     evidence = collect_evidence(sides.train, sides.test, layers, moments, len(sides.classes))
     replicates = None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +16,22 @@ from probing.statistics.running_mean import ROWS, RunningMean
 ROUNDING = 1e-6
 
 
+class PrincipalAxes(NamedTuple):
+    """Eigenvalues, ascending, shape (d_model,), and eigenvectors, shape (d_model, d_model), of a symmetric matrix."""
+
+    values: Tensor
+    vectors: Tensor
+
+    @classmethod
+    def of(cls, matrix: Tensor) -> PrincipalAxes:
+        """Return those of a matrix without negative eigenvalues, in float64 on the processor.
+
+        Rounding makes small negative eigenvalues of zeros; they are set to 0.
+        """
+        values, vectors = torch.linalg.eigh(matrix.cpu().double())
+        return cls(values.clamp(min=0), vectors)
+
+
 @dataclass(frozen=True)
 class Moments:
     """Moments of the neurons of one layer over its training tokens.
@@ -24,12 +41,15 @@ class Moments:
         mean: Mean of each neuron, shape (d_model,), float64.
         sd: Population standard deviation of each neuron, shape (d_model,), float64.
         covariance: Sum of products divided by `n_tokens`, shape (d_model, d_model), float64; the products are float32.
+        axes: Principal axes of the second moment of scaled neurons, by the name of the scale, once they were asked for:
+            with thousands of neurons they take longer than the training, and many probes share them.
     """
 
     n_tokens: int
     mean: Tensor
     sd: Tensor
     covariance: Tensor
+    axes: dict[str, PrincipalAxes] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def second_moment(self) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from probing.statistics.moments import Moments
+from probing.statistics.moments import Moments, PrincipalAxes
 
 PenaltySpace = Literal["sd", "rms", "raw"]
 
@@ -47,6 +47,14 @@ class Scaling:
         """
         inverse = self.inverse.to(products)
         return inverse[:, None] * products * inverse
+
+    @property
+    def axes(self) -> PrincipalAxes:
+        """Principal axes of the second moment of scaled neurons, computed once for these moments."""
+        kept = self.moments.axes
+        if self.space not in kept:
+            kept[self.space] = PrincipalAxes.of(self.products(self.moments.second_moment))
+        return kept[self.space]
 
     def scaled_weight(self, weight: Tensor) -> Tensor:
         """Return the weight on scaled neurons, 0 for dead ones.

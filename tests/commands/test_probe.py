@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 import probing
@@ -87,6 +88,21 @@ def test_a_planted_neuron_is_found_and_shuffled_labels_find_nothing(planted: Any
     nothing = probe(X, chance, groups, **FAST)
     assert nothing.accuracy[0]["flag"] == "uninformative"
     assert {row["flag"] for row in nothing.neurons} == {"uninformative"}
+
+
+def test_one_decomposition_of_a_layer_serves_its_probe_its_controls_and_its_evidence(
+    planted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    X, y, groups = planted
+    sizes, eigh = [], torch.linalg.eigh
+
+    def counted(matrix: torch.Tensor) -> Any:
+        sizes.append(len(matrix))
+        return eigh(matrix)
+
+    monkeypatch.setattr(torch.linalg, "eigh", counted)
+    probe(X, y, groups, replicates=2)  # with a penalty of its own, which takes several trainings to choose
+    assert sizes.count(X.shape[1]) == 1
 
 
 @pytest.mark.parametrize("grouped", [True, False])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -64,3 +66,21 @@ def test_what_is_scaled_keeps_its_precision() -> None:
         for scale in (scaling.features, scaling.scaled_weight, scaling.raw_weight):
             assert scale(weight).dtype == dtype
         assert scaling.products(torch.eye(DEAD + 1, dtype=dtype)).dtype == dtype
+
+
+def test_the_axes_of_a_layer_are_computed_once_for_each_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, eigh = [], torch.linalg.eigh
+
+    def counted(matrix: Tensor) -> Any:
+        sizes.append(len(matrix))
+        return eigh(matrix)
+
+    monkeypatch.setattr(torch.linalg, "eigh", counted)
+    scaling = scaling_of(make_states(), "sd")
+    values, vectors = scaling.axes
+    assert Scaling(scaling.moments, "sd").axes is scaling.axes
+    assert sizes == [DEAD + 1]
+    products = scaling.products(scaling.moments.second_moment)
+    # The two halves of a product of float32 differ by rounding; one of them is read.
+    torch.testing.assert_close((vectors * values) @ vectors.T, products, rtol=1e-5, atol=1e-6)
+    assert not torch.equal(Scaling(scaling.moments, "rms").axes.values, values)
