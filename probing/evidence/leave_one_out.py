@@ -88,8 +88,8 @@ def without_by_class(
     Returns:
         A tensor for each removed neuron, shape (n_classes, d_model), float32; its column of that neuron is 0.
     """
-    scaled, others = scaling.scaled_weight(weight), torch.arange(weight.shape[1])
-    return [scaling.raw_weight(curvature.within(others != i).without(scaled)) for i in neurons]
+    scaled, others = scaling.scaled_weight(weight.to(curvature.inverse)), torch.arange(weight.shape[1])
+    return [scaling.raw_weight(curvature.within(others != i).without(scaled)).float() for i in neurons]
 
 
 def matched(top: Sequence[int], others: Sequence[int], sd: Tensor, seed: int) -> list[int]:

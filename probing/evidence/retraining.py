@@ -33,6 +33,7 @@ from probing.evidence.with_intercept import (
 from probing.probes.class_curvature import ClassCurvature, ClassCurvatureAccumulator, cost_in_passes
 from probing.probes.class_curvature import fits as curvature_fits
 from probing.probes.objective import cross_entropy_sums
+from probing.probes.precision import dtype_that_solves
 from probing.probes.problem import Problem
 from probing.probes.recipe import Training
 from probing.probes.solvers import Readout
@@ -278,10 +279,11 @@ def _pays(retraining: Retraining, n_replicates: int) -> bool:
 def surroundings(retraining: Retraining, with_curvature: bool = True) -> Surroundings:
     """Stream one layer's tokens, divided among ranks, and return test cross-entropy and curvature near its probe."""
     (fit,), (layer,), sides, training = retraining.fits, retraining.layers, retraining.sides, retraining.training
-    n_classes, d_model = fit.weight.shape
+    weight = fit.weight.to(dtype_that_solves([fit.moments], training.penalty.l2, training.solver.tolerance))
+    n_classes, d_model = weight.shape
     gradient, doubt = torch.zeros(n_classes, d_model, dtype=torch.float64), torch.zeros(n_classes, dtype=torch.float64)
     for batch in read_share(sides.test, [layer]):
-        sums = cross_entropy_sums(fit.weight[None], batch.hidden_states[0], batch.labels)
+        sums = cross_entropy_sums(weight[None], batch.hidden_states[0], batch.labels)
         gradient += sums.gradient[0]
         doubt += sums.class_covariance[0].diagonal()
     gradient, doubt = (sum_over_ranks(total) / sides.test.n_tokens for total in (gradient, doubt))
@@ -289,7 +291,7 @@ def surroundings(retraining: Retraining, with_curvature: bool = True) -> Surroun
     if not with_curvature or not curvature_fits(n_classes, d_model):
         return Surroundings(readout, None)
     thresholds = doubt.float() * (sides.train.n_tokens / (SAMPLES * d_model))
-    blocks = ClassCurvatureAccumulator(fit.weight, thresholds, retraining.seed)
+    blocks = ClassCurvatureAccumulator(weight, thresholds, retraining.seed)
     for batch in read_share(sides.train, [layer]):
         blocks.update(batch.hidden_states[0])
     blocks.all_reduce(sum_over_ranks)

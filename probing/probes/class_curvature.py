@@ -53,9 +53,9 @@ class ClassCurvature:
         self.inverse, self.removed = inverse, torch.tensor([], dtype=torch.int64) if removed is None else removed
         self.columns = inverse[:, :, self.removed]
 
-    def to(self, device: torch.device) -> ClassCurvature:
-        """Return a copy on a device."""
-        return ClassCurvature(self.inverse.to(device), self.removed.to(device))
+    def to(self, like: Tensor) -> ClassCurvature:
+        """Return the curvature in the dtype and on the device of a tensor."""
+        return ClassCurvature(self.inverse.to(like), self.removed.to(like.device))
 
     def within(self, neurons: Tensor) -> ClassCurvature:
         """Return the curvature of a probe that uses some neurons only: 1 for those, 0 for others, shape (d_model,)."""
@@ -150,6 +150,6 @@ class ClassCurvatureAccumulator:
 
 
 def _inverse(block: Tensor, l2: float) -> Tensor:
-    """Return the inverse of a class's block and the penalty's 2 l2, computed in float64, in float32."""
+    """Return the inverse of a class's block and the penalty's 2 l2, computed in float64, in the block's dtype."""
     ridge = 2 * l2 * torch.eye(len(block), dtype=torch.float64)
-    return torch.linalg.inv(block.double() + ridge).float()
+    return torch.linalg.inv(block.double() + ridge).to(block.dtype)

@@ -86,14 +86,14 @@ class FullPasses:
         self.midway = MidwayCurvature(len(probe.problems), self.tolerance)
         for layer_index, group in probe.by_layer().items():
             scaling = Scaling(probe.moments[layer_index], probe.penalty_space)
-            of_all = cache(partial(_of_all, scaling, probe.device))
+            of_all = cache(partial(_of_all, scaling, probe.scaled_weight))
             for i in group:
                 start, problem = probe.scaled_weight.data[i].clone(), probe.problems[i]
                 own: Preconditioner | ClassCurvature
                 if problem.curvature is None:
-                    own = _preconditioner(problem.neurons, scaling, of_all, probe.device)
+                    own = _preconditioner(problem.neurons, scaling, of_all, probe.scaled_weight)
                 else:
-                    own = problem.curvature.to(probe.device)
+                    own = problem.curvature.to(probe.scaled_weight)
                     own = own if problem.neurons is None else own.within(problem.neurons.to(probe.device))
                 if isinstance(own, ClassCurvature) and not problem.penalty.l1:
                     self.constant[i] = own
@@ -171,11 +171,12 @@ class FullPasses:
             total.div_(n_tokens.view(-1, *[1] * (total.dim() - 1)))
         self.gradient *= on_float64_device(probe.inverse_scale)[:, None]
         measured = {i: self._midway_curvature(i) for i in sorted(self.midway.sums)}
-        gradients = {i: self.gradient[i].float().to(probe.device) for i in self.solvers}
+        dtype = probe.scaled_weight.dtype
+        gradients = {i: self.gradient[i].to(dtype).to(probe.device) for i in self.solvers}
         preconditioned = self._preconditioned(gradients)
         for i, gradient in gradients.items():
             value, point, problem = float(self.cross_entropy[i]), probe.scaled_weight.data[i], probe.problems[i]
-            covariance = self.class_covariance[i].float().to(probe.device)
+            covariance = self.class_covariance[i].to(dtype).to(probe.device)
             here = Evaluation(value, gradient, covariance, measured.get(i), preconditioned.get(i))
             self.evaluations[i], self.gaps[i] = here, problem.penalty.optimality_gap(point, here.gradient)
             objective = here.value + problem.penalty(point)
@@ -249,12 +250,12 @@ class FullPasses:
             self.requested[problem] = point
 
 
-def _of_all(scaling: Scaling, device: torch.device) -> Preconditioner:
-    return Preconditioner(scaling.axes, device)
+def _of_all(scaling: Scaling, like: Tensor) -> Preconditioner:
+    return Preconditioner(scaling.axes, like.device, like.dtype)
 
 
 def _preconditioner(
-    neurons: Tensor | None, scaling: Scaling, of_all: Callable[[], Preconditioner], device: torch.device
+    neurons: Tensor | None, scaling: Scaling, of_all: Callable[[], Preconditioner], like: Tensor
 ) -> Preconditioner:
     """Return a preconditioner for some neurons: the layer's restricted to them, or a new one if many are excluded.
 
@@ -262,11 +263,13 @@ def _preconditioner(
         neurons: Which neurons are in use, shape (d_model,), bool; all if None.
         scaling: The scaling of the layer's neurons.
         of_all: Returns the layer's preconditioner.
-        device: Device of the gradients.
+        like: A tensor of the dtype and on the device of the gradients.
     """
     if neurons is None:
         return of_all()
     used = neurons.double().cpu()
     if len(used) - used.sum() <= FEW:
         return of_all().within(used)
-    return Preconditioner(used[:, None] * scaling.products(scaling.moments.second_moment) * used, device)
+    return Preconditioner(
+        used[:, None] * scaling.products(scaling.moments.second_moment) * used, like.device, like.dtype
+    )

@@ -14,8 +14,10 @@ from probing.data.layer_moments import loader_moments
 from probing.probes.descent import Descent
 from probing.probes.full_passes import FullPasses
 from probing.probes.metrics import ProbeMetrics
+from probing.probes.precision import dtype_that_solves
 from probing.probes.problem import Problem, problem_of_layer
 from probing.probes.solvers import Penalty
+from probing.runtime.float64 import float64_device
 from probing.statistics.moments import Moments
 from probing.statistics.scaling import PenaltySpace, Scaling
 
@@ -132,10 +134,20 @@ class LinearProbe(pl.LightningModule):
         return self.rule.optimizer()
 
     def on_train_start(self) -> None:
-        """Measure the moments of the training tokens, unless they are known, and begin."""
+        """Measure the moments of the training tokens, unless they are known, choose the dtype, and begin."""
         if not self.moments:
             self._scale_by(self._measured_moments())
+        if isinstance(self.rule, FullPasses):
+            self._use_the_dtype_that_solves()
         self.rule.begin()
+
+    def _use_the_dtype_that_solves(self) -> None:
+        """Continue in float64 where a layer needs it and the device has it; in place, as optimisers know the tensor."""
+        weakest = min(problem.penalty.l2 for problem in self.problems)
+        dtype = dtype_that_solves(self.moments, weakest, cast(FullPasses, self.rule).tolerance)
+        if dtype == torch.float64 and float64_device(self.device) == self.device:
+            self.scaled_weight.data, self.inverse_scale = self.scaled_weight.data.double(), self.inverse_scale.double()
+            self._scale_by(self.moments)
 
     def _measured_moments(self) -> Sequence[Moments]:
         data = getattr(self.trainer, "datamodule", None)

@@ -181,19 +181,25 @@ class Preconditioner:
     Args:
         second_moment: Uncentred second moment of the scaled features, shape (d_model, d_model), or its principal axes.
         device: Device of the gradients; that of the second moment if None.
+        dtype: Dtype of the steps.
     """
 
     # Whether it is the same at every point.
     is_constant = False
     neurons: Tensor | None = None
 
-    def __init__(self, second_moment: Tensor | PrincipalAxes, device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        second_moment: Tensor | PrincipalAxes,
+        device: torch.device | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         axes = second_moment if isinstance(second_moment, PrincipalAxes) else PrincipalAxes.of(second_moment)
         values, vectors = axes
         if device is None:
             device = values.device if axes is second_moment else cast(Tensor, second_moment).device
-        self.feature_values = values.float().to(device)
-        self.feature_vectors = vectors.float().to(device)
+        self.feature_values = values.to(dtype).to(device)
+        self.feature_vectors = vectors.to(dtype).to(device)
 
     def within(self, neurons: Tensor) -> Preconditioner:
         """Return a preconditioner with steps along some neurons only: 1 for those, 0 for others, shape (d_model,).
@@ -209,7 +215,7 @@ class Preconditioner:
         """Return the map from gradients to steps for the curvature at one point."""
         # So small that the processor is faster than an accelerator.
         values, vectors = torch.linalg.eigh(class_covariance.cpu().double())
-        class_values, rotation = values.clamp(min=0).float().to(self.feature_values), vectors.to(self.feature_vectors)
+        class_values, rotation = values.clamp(min=0).to(self.feature_values), vectors.to(self.feature_vectors)
         curvature = class_values[:, None] * self.feature_values + 2 * l2
 
         def apply(gradient: Tensor) -> Tensor:
