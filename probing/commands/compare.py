@@ -119,8 +119,10 @@ def _say(opened: Sequence[Any], common: Any, top: int) -> None:
         common: The `probing.comparison.common_neurons.Common` of the runs.
         top: Number of first neurons that count as the top.
     """
+    from probing.comparison.random_bases import BASES
     from probing.statistics.intervals import few_sentences
     from probing.tables.agreement import everywhere_sentence, sites_lines, unread_lines
+    from probing.tables.sentences import say
 
     for line in sites_lines({one.label: site_of(one.run.config) for one in opened}):
         print(line)
@@ -128,6 +130,7 @@ def _say(opened: Sequence[Any], common: Any, top: int) -> None:
     print(everywhere_sentence(common.rows, common.summary(), top, is_evidence=not unread))
     for line in unread:
         print(line)
+    print(say("basis_compared", n=BASES))
     if few := few_sentences(min(one.run.results["n_sentences"]["test"] for one in opened)):
         print(few)
 

@@ -209,12 +209,13 @@ def _write(
 def _report(run: Run, where: str | None, quiet: bool) -> None:
     """Print the tables, the conclusion on each layer's top neuron, and where the results are."""
     from probing.evidence.by_position import position_line
-    from probing.statistics.intervals import scope
     from probing.tables import probes
-    from probing.tables.conclusions import conclusion, not_above
+    from probing.tables.conclusions import basis, conclusion, not_above, overlaps
     from probing.tables.geometry import transform_lines
+    from probing.tables.scope import scope
+    from probing.tables.sentences import say
 
-    layers = [row["layer"] for row in run.accuracy]
+    layers, task = [row["layer"] for row in run.accuracy], short_name(run.config)
     if quiet:
         for row in run.accuracy:
             print(probes.result_line(row, run.top(row["layer"], 5)))
@@ -222,7 +223,9 @@ def _report(run: Run, where: str | None, quiet: bool) -> None:
         # The terminal shows the last layer's ranking, and for the other layers only conclusions; all rankings are on
         # disk.
         site = site_of(run.config)
-        terminal.show(probes.neurons_table(run.top(layers[-1]), site), probes.accuracy_table(run.results["layers"]))
+        removed = sum(bool(row.get("removed")) for row in run.top(layers[-1], len(run.neurons)))
+        neurons = probes.neurons_table(run.top(layers[-1]), site, removed)
+        terminal.show(neurons, probes.accuracy_table(run.results["layers"]))
         if heads := [row for row in run.heads if row["layer"] == layers[-1]]:
             terminal.show(probes.heads_table(heads))
         if {*controls_of(run.accuracy)} - {"majority"}:
@@ -236,14 +239,14 @@ def _report(run: Run, where: str | None, quiet: bool) -> None:
         if len(layers) > 1:
             print(f"The other layers' rankings are in {run.folder / 'neurons.csv'}.")
         for row, fitted in zip(run.accuracy, run.results["layers"], strict=True):
-            layer = row["layer"]
-            print(conclusion(run.top(layer, len(run.neurons)), short_name(run.config), row))
+            ranked = run.top(row["layer"], len(run.neurons))
+            print(conclusion(ranked, task, row))
+            if line := overlaps(row, len(ranked)):
+                print(line)
             if not fitted["converged"]:
-                print(
-                    f"Layer {layer}: the probe stopped up to {fitted['optimality_gap']:.1g} nats short of its optimum, "
-                    "so this ranking may reflect the optimiser rather than the data."
-                )
-    if not quiet:
+                print(say("stopped_short", layer=row["layer"], gap=fitted["optimality_gap"]))
+        for line in basis(run.accuracy, task):
+            print(line)
         print(scope(run.results, run.config["test_corpus"]))
     for line in transform_lines(run.transform, run.accuracy):
         print(line)

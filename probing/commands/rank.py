@@ -132,7 +132,7 @@ def _write(made: Rankings, run: Run, layers: Sequence[int], label: str, formats:
 def _report(made: Rankings, run: Run, where: str | None, quiet: bool) -> None:
     """Print the rankings, and where they are."""
     from probing.runtime import terminal
-    from probing.statistics.intervals import few_clusters
+    from probing.tables.scope import few_clusters
 
     if quiet:
         for line in rankings_lines(made.rankings):

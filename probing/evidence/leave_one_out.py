@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from probing.probes.class_curvature import ClassCurvature
 from probing.probes.objective import centre_over_classes
-from probing.statistics.intervals import mean_interval
+from probing.statistics.intervals import mean_interval, mean_p_value
+from probing.statistics.multiple_testing import holm
 from probing.statistics.scaling import Scaling
 from probing.tables.columns import NEGLIGIBLE_NATS
 
@@ -121,11 +123,13 @@ class AblationEffect:
         low: Lower end of its 95% interval, from differences paired by test sentence, and widened by the distance that
             both probes may have from their optima; NaN where there are too few sentences.
         high: Upper end of that interval.
+        p: Two-sided p-value of no effect: 1 minus the highest level at which the interval leaves out 0; NaN without it.
     """
 
     value: float
     low: float
     high: float
+    p: float = math.nan
 
     @property
     def outcome(self) -> Outcome:
@@ -149,4 +153,24 @@ def ablation_effect(
     """
     difference = without_it - with_it
     low, high = mean_interval(difference, n_tokens)
-    return AblationEffect(float(difference.sum() / n_tokens.sum()), low - shift, high + shift)
+    value = float(difference.sum() / n_tokens.sum())
+    # An effect that is nearer to 0 than the error may be none; a larger one is moved by the error towards 0.
+    nearer = difference - math.copysign(shift, value) * n_tokens
+    p = mean_p_value(nearer, n_tokens) if abs(value) > shift else math.nan if math.isnan(low) else 1.0
+    return AblationEffect(value, low - shift, high + shift, p)
+
+
+def corrected(effects: Mapping[int, AblationEffect]) -> dict[int, float]:
+    """Return the p-value of each removed neuron, corrected for all that were removed in the layer."""
+    return dict(zip(effects, holm([effect.p for effect in effects.values()]), strict=True))
+
+
+def with_corrected(rows: Sequence[dict[str, Any]], effects: Mapping[int, AblationEffect]) -> list[dict[str, Any]]:
+    """Add the column `removed_p` to the table of a layer; it is empty for neurons that were not removed.
+
+    Args:
+        rows: Rows of the table.
+        effects: Effect of removing a neuron, by neuron.
+    """
+    p = corrected(effects)
+    return [{**row, "removed_p": p.get(row["neuron"])} if effects else row for row in rows]

@@ -18,7 +18,7 @@ from probing.evidence.with_intercept import is_far
 from probing.probes.ridge import Decomposed, NumberFit, errors_of
 from probing.rankings.contributions import MagnitudeAccumulator, mean_contribution
 from probing.runtime.distributed import sum_over_ranks
-from probing.statistics.intervals import ratio_interval
+from probing.statistics.intervals import ratio_interval, ratio_p_value
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,8 @@ def _ablation_effects(
     lost = tested.squared[0] - fit.errors[:, None]
     intervals = r2_intervals(sides.test, lost, fit.deviations)
     value = lost.sum(0) / fit.deviations.sum()
-    return {n: AblationEffect(float(value[i]), *intervals[i]) for i, n in enumerate(removed)}, drawn
+    p = r2_p_values(sides.test, lost, fit.deviations)
+    return {n: AblationEffect(float(value[i]), *intervals[i], p[i]) for i, n in enumerate(removed)}, drawn
 
 
 def without(scaled: Tensor, neuron: int, inverse: Tensor) -> Tensor:
@@ -187,9 +188,20 @@ def r2_intervals(
         saved: Squared errors saved, summed for each sentence of the corpus, shape (n_sentences, n).
         deviations: Squared errors of the constant answer, summed likewise, shape (n_sentences,).
     """
+    return [ratio_interval(ratio) for ratio in _ratios(test, saved, deviations)]
+
+
+def r2_p_values(test: Examples, saved: NDArray[np.float64], deviations: NDArray[np.float64]) -> list[float]:
+    """Return the p-values of such shares: are they 0? The arguments are those of `r2_intervals`."""
+    return [ratio_p_value(ratio) for ratio in _ratios(test, saved, deviations)]
+
+
+def _ratios(
+    test: Examples, saved: NDArray[np.float64], deviations: NDArray[np.float64]
+) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
     tested = test.clusters(test.tokens_by_sentence()) > 0
     of_constant = test.clusters(deviations)[tested]
-    return [ratio_interval((test.clusters(column)[tested], of_constant)) for column in saved.T]
+    return [(test.clusters(column)[tested], of_constant) for column in saved.T]
 
 
 def _raw(fit: NumberFit, scaled: Tensor) -> Tensor:

@@ -15,10 +15,14 @@ from torch import Tensor
 from probing.data.examples import Examples
 from probing.probes.problem import Problem
 from probing.probes.solvers import Penalty
-from probing.statistics.rank_similarity import neuron_ranks, spearman, top_overlap
+from probing.statistics.rank_similarity import (
+    TOP_OF_BOOTSTRAPS,
+    TOP_OF_PENALTIES,
+    neuron_ranks,
+    spearman,
+    top_overlap,
+)
 
-# Size of the top whose overlap is measured, between bootstraps and between penalties.
-TOP_OF_BOOTSTRAPS, TOP_OF_PENALTIES = 20, 10
 # Decades by which the penalty is stronger or weaker: choices that other studies might have made.
 PENALTIES = {"more": 1, "less": -1}
 

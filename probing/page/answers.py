@@ -10,10 +10,11 @@ from probing.page.sources import Agreement, Sources, Subject, model_name
 from probing.runs.diagnostics import Cloze, Hierarchy
 from probing.runs.kinds import Disabled, Reproduction
 from probing.runs.trainings import CheckpointSeries, Pretraining
-from probing.statistics.intervals import scope
 from probing.tables.columns import R2, Row, in_brackets, interval, score_of
-from probing.tables.conclusions import conclusion, held_against
+from probing.tables.conclusions import basis, conclusion, held_against, overlaps
 from probing.tables.geometry import transform_sizes
+from probing.tables.scope import scope
+from probing.tables.sentences import say
 from probing.tables.series import series_name
 from probing.tables.wording import count, layers_named, listed, two_decimals
 
@@ -94,21 +95,25 @@ def answer(subject: Subject) -> str:
     """Return the answer of a run, in a paragraph."""
     over = scope(subject.run.results, subject.run.config.get("test_corpus"))
     sentences = [_accuracies(subject), held_against(subject.run.accuracy[-1]), over]
-    sentences.append(conclusion(subject.ranked[subject.layers[-1]], subject.task, subject.run.accuracy[-1]))
+    sentences.append(_on_neurons(subject, subject.layers[-1]))
     short = [row["layer"] for row in subject.run.results["layers"] if not row.get("converged", True)]
     if short:
-        of = "layer" if len(short) == 1 else "layers"
-        sentences.append(f"In {of} {listed(short)} the probe stopped short of its optimum, so the ranking may "
-                         "reflect the optimiser rather than the data.")  # fmt: skip
+        sentences.append(say("stopped_short_report", layers=layers_named(short)))
+    sentences += basis(subject.run.accuracy, subject.task)
     return " ".join(
         sentence for sentence in [*sentences, *transform_sizes(subject.run.transform, subject.run.accuracy)] if sentence
     )
 
 
 def conclusions(subject: Subject) -> list[str]:
-    """Return the conclusion on the top neuron of each layer."""
-    of = {row["layer"]: row for row in subject.run.accuracy}
-    return [conclusion(rows, subject.task, of[layer]) for layer, rows in subject.ranked.items()]
+    """Return the conclusion on the top neuron of each layer, and how far its ranking depends on choices."""
+    return [_on_neurons(subject, layer) for layer in subject.ranked]
+
+
+def _on_neurons(subject: Subject, layer: int) -> str:
+    (row,) = (row for row in subject.run.accuracy if row["layer"] == layer)
+    ranked = subject.ranked[layer]
+    return " ".join(said for said in (conclusion(ranked, subject.task, row), overlaps(row, len(ranked))) if said)
 
 
 def agreements(agreement: Agreement) -> list[str]:
@@ -158,8 +163,5 @@ def _agreement(pair: tuple[str, str], rows: dict[tuple[int, int], Row]) -> str:
     values = [row["value"] for row in here]
     beyond = sum(row["p_value"] < 0.05 for row in here)
     low, high = two_decimals(min(values)), two_decimals(max(values))
-    return (
-        f"{pair[0]} and {pair[1]}: in layers of the same relative depth the rankings' Spearman correlation is "
-        f"{low if low == high else f'{low} to {high}'}, above chance (p < .05, corrected) in {beyond} of "
-        f"{count(len(here), 'pair')} of layers."
-    )
+    values_said = low if low == high else f"{low} to {high}"
+    return say("agreement", a=pair[0], b=pair[1], values=values_said, n=beyond, pairs=count(len(here), "pair"))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from probing.cli.options import ProbeOptions
 from probing.data.examples import Sides
+from probing.evidence.leave_one_out import with_corrected
 from probing.evidence.numbers import (
     NumberEvidence,
     collect_number_evidence,
@@ -78,7 +79,8 @@ class MeasuredNumbers:
         rows = []
         for fit, one, flag in zip(self.fits, self.evidence, flags, strict=True):
             assert one.correlation is not None
-            for row in neuron_table(fit.layer, fit.weight, one, is_informative=not flag, n_heads=self.n_heads):
+            table = neuron_table(fit.layer, fit.weight, one, is_informative=not flag, n_heads=self.n_heads)
+            for row in with_corrected(table, one.ablation_effects):
                 named = {name.replace("cross_entropy_without", "r2_without"): value for name, value in row.items()}
                 rows.append({**named, "correlation": float(one.correlation[row["neuron"]])})
         return rows

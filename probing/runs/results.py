@@ -17,6 +17,7 @@ from probing.cache.tensor_files import tensor_file
 from probing.data.constant_answer import constant_cross_entropy_by_sentence
 from probing.data.examples import Examples, Sides
 from probing.evidence.by_position import POSITION_COLUMNS
+from probing.evidence.leave_one_out import with_corrected
 from probing.evidence.table import Evidence, neuron_table
 from probing.figures.formats import USUAL
 from probing.figures.probes import write_figures
@@ -91,7 +92,10 @@ class Measured:
         return [
             row
             for fit, evidence, flag in pairs
-            for row in neuron_table(fit.layer, fit.weight, evidence, is_informative=not flag, n_heads=self.n_heads)
+            for row in with_corrected(
+                neuron_table(fit.layer, fit.weight, evidence, is_informative=not flag, n_heads=self.n_heads),
+                evidence.ablation_effects,
+            )
         ]
 
     def neurons_by_class(self) -> list[dict[str, Any]]:

@@ -10,9 +10,7 @@ and their simulated coverage.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +27,8 @@ MIN_SENTENCES = 20
 INTRA_SENTENCE_CORRELATION = 0.1
 
 NO_INTERVAL = (math.nan, math.nan)
+# What is said where there are fewer clusters.
+FEW = "There are no 95% intervals: {found} too few; at least {least} are needed."
 
 Sums = NDArray[np.float64] | NDArray[np.int64]
 
@@ -130,14 +130,13 @@ def mean_p_value(sums: Sums, n_tokens: NDArray[np.int64]) -> float:
     Returns:
         The p-value; NaN below `MIN_SENTENCES` sentences.
     """
-    if (found := _Ratio.of(sums, n_tokens)) is None:
-        return math.nan
-    if not found.standard_error:
+    found = _Ratio.of(sums, n_tokens)
+    return math.nan if found is None else _p_value(found, 0.0)
+
+
+def _p_value(found: _Estimate, least: float) -> float:
+    if not max(found.standard_error, least):
         return float(found.value == 0)
-    return _p_value(found, 0.0)
-
-
-def _p_value(found: _Ratio, least: float) -> float:
     # Both ends move outwards as the quantile grows, so that the quantile at which 0 is reached is found by halving.
     below, above = 0.0, 1.0
     while not _holds_0(found, least, above):
@@ -148,7 +147,7 @@ def _p_value(found: _Ratio, least: float) -> float:
     return float(2 * stdtr(found.n_clusters - 1, -above))
 
 
-def _holds_0(found: _Ratio, least: float, t: float) -> bool:
+def _holds_0(found: _Estimate, least: float, t: float) -> bool:
     low, high = found.interval(least, t)
     return low <= 0 <= high
 
@@ -182,14 +181,34 @@ def ratio_interval(*ratios: tuple[Sums, Sums]) -> tuple[float, float]:
     Returns:
         Both ends; NaN below `MIN_SENTENCES` sentences, or where a denominator is 0 without one of them.
     """
+    found = _ratios(*ratios)
+    return NO_INTERVAL if found is None else found.interval()
+
+
+def ratio_p_value(*ratios: tuple[Sums, Sums]) -> float:
+    """Return the two-sided p-value of a ratio of sums, or of the difference of two: is it 0?
+
+    It is 1 minus the highest confidence level at which the interval of `ratio_interval` leaves out 0.
+
+    Args:
+        ratios: As of `ratio_interval`.
+
+    Returns:
+        The p-value; NaN where there is no interval.
+    """
+    found = _ratios(*ratios)
+    return math.nan if found is None else _p_value(found, 0.0)
+
+
+def _ratios(*ratios: tuple[Sums, Sums]) -> _Estimate | None:
     if len(ratios[0][0]) < MIN_SENTENCES:
-        return NO_INTERVAL
+        return None
     value, pseudo = 0.0, np.zeros(len(ratios[0][0]))
     for sign, (numerator, denominator) in zip((1, -1), ratios, strict=False):
         with np.errstate(invalid="ignore", divide="ignore"):
             value += sign * float(numerator.sum() / denominator.sum())
             pseudo += sign * _pseudo_values(numerator.astype(np.float64), denominator.astype(np.float64))
-    return _Estimate(value, *_moments(pseudo)).interval() if np.isfinite(pseudo).all() else NO_INTERVAL
+    return _Estimate(value, *_moments(pseudo)) if np.isfinite(pseudo).all() else None
 
 
 def _pseudo_values(x: NDArray[np.float64], size: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -282,43 +301,6 @@ class _Ratio(_Estimate):
         return math.sqrt(2) * self.assumed_design_effect / self.n_tokens
 
 
-def few_clusters(results: Mapping[str, Any]) -> str | None:
-    """Return a sentence that tells the reader why a run has no intervals; None where it has them.
-
-    Args:
-        results: The content of the run's `results.json`.
-    """
-    over = _over(results)
-    return few_sentences(over["n"], f"test {over['unit']}")
-
-
-def scope(results: Mapping[str, Any], test_corpus: str | None) -> str:
-    """Return a sentence that tells the reader what a run's intervals are over, or why there are none.
-
-    Args:
-        results: The content of the run's `results.json`.
-        test_corpus: Name of the test corpus, if it is not the training corpus.
-    """
-    if few := few_clusters(results):
-        return few
-    over = _over(results)
-    if over["unit"] in ("row", "group"):  # from arrays, whose origin is not known
-        return f"Intervals are over {over['n']:,} test {over['unit']}s and hold for others drawn as these were."
-    if over["unit"] == "document" and not test_corpus:
-        return (
-            f"Intervals are over {over['n']:,} test documents, of which training has other sentences: they hold for "
-            "other sentences of such documents. --test_corpus tests on documents of its own."
-        )
-    of = test_corpus if test_corpus else "the same corpus; --test_corpus tests on another text"
-    return f"Intervals are over {over['n']:,} test {over['unit']}s and hold for other {over['unit']}s of {of}."
-
-
-def _over(results: Mapping[str, Any]) -> Mapping[str, Any]:
-    # Earlier versions did not record it: their intervals are over sentences.
-    over: Mapping[str, Any] | None = results.get("intervals_over")
-    return over or {"unit": "sentence", "n": results["n_sentences"]["test"]}
-
-
 def few_sentences(n: int, what: str = "test sentence") -> str | None:
     """Return a sentence that tells the reader why there is no interval; None where there is one.
 
@@ -329,4 +311,4 @@ def few_sentences(n: int, what: str = "test sentence") -> str | None:
     if n >= MIN_SENTENCES:
         return None
     found = f"1 {what} is" if n == 1 else f"{n} {what}s are"
-    return f"There are no 95% intervals: {found} too few; at least {MIN_SENTENCES} are needed."
+    return FEW.format(found=found, least=MIN_SENTENCES)

@@ -1,6 +1,9 @@
-"""False discovery rates of many p-values."""
+"""Many p-values together: false discovery rates, and p-values that hold for all at once."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -23,3 +26,20 @@ def discovery_rates(p: Tensor, candidates: Tensor) -> Tensor:
     if candidates.any():
         rates[candidates] = torch.from_numpy(false_discovery_control(p[candidates].numpy()))
     return rates
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Return p-values that are corrected for their number by Holm (1979).
+
+    If every null hypothesis whose corrected p-value is at most a level is rejected, the probability of rejecting any
+    true one is at most that level, however the p-values depend on one another.
+
+    Args:
+        p: The p-values; one that is NaN was not tested, and stays so.
+    """
+    corrected, least = list(p), 0.0
+    tested = sorted((value, i) for i, value in enumerate(p) if not math.isnan(value))
+    for rank, (value, i) in enumerate(tested):
+        least = max(least, (len(tested) - rank) * value)
+        corrected[i] = min(least, 1.0)
+    return corrected

@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Ranks = NDArray[np.int64]
 
+# Size of the top whose overlap is measured, between bootstraps and between penalties.
+TOP_OF_BOOTSTRAPS, TOP_OF_PENALTIES = 20, 10
+
 
 def neuron_ranks(scores: Array) -> Ranks:
     """Return each neuron's rank, from 1, ties by lower index; n + 1, unranked, where the score is 0 or undefined (NaN).

@@ -8,10 +8,8 @@ from typing import Any
 from probing.models.site_names import what_is_a_neuron
 from probing.runtime.terminal import plain_table
 from probing.tables.columns import UNINFORMATIVE, Row, ends
+from probing.tables.sentences import ALPHA, say
 from probing.tables.wording import two_decimals
-
-# Largest share of rankings under shuffled labels that may have a neuron at the top for its rank to be evidence.
-ALPHA = 0.05
 
 
 def agreement_tables(rows: Sequence[Row]) -> list[Any]:
@@ -43,10 +41,7 @@ def unread_lines(accuracy_of_run: Mapping[str, Sequence[Row]]) -> list[str]:
         layers = [str(row["layer"]) for row in rows if UNINFORMATIVE in row.get("flag", "")]
         if layers:
             which = f"layer{'s' * (len(layers) > 1)} {', '.join(layers)}"
-            lines.append(
-                f"{label}: do not read what is said of {which}, where the probe is not shown to predict better than a "
-                "constant answer: its ranking, and so the agreement with it, is no evidence."
-            )
+            lines.append(say("unread_run", label=label, layers=which))
     return lines
 
 
@@ -61,18 +56,16 @@ def everywhere_sentence(rows: Sequence[Row], summary: Row, top: int, is_evidence
     """
     n = len(rows)
     subject = "1 neuron and its match are" if n == 1 else f"{n} neurons and their matches are"
-    said = f"{subject} among the first {top} of every run at the same relative depth"
     if "chance_p_value" not in summary:
-        return f"{said}."
+        return say("everywhere", subject=subject, top=top)
     mean, low, high = (f"{summary[f'chance_{name}']:.1f}".removesuffix(".0") for name in ("mean", "low", "high"))
-    said += f"; with shuffled labels, {mean} are on average ({low} to {high}; p = {summary['chance_p_value']:.2g})."
+    p = summary["chance_p_value"]
+    said = say("everywhere_by_chance", subject=subject, top=top, mean=mean, low=low, high=high, p=p)
     beyond = [row for row in rows if row["p_value"] <= ALPHA and not row["no_signal"]]
     if not n or not is_evidence:
         return said
     verb = "has a signal and is" if len(beyond) == 1 else "have a signal and are"
-    return (
-        f"{said} {len(beyond) or 'None'} of them {verb} there in at most {ALPHA:.0%} of the draws of shuffled labels."
-    )
+    return f"{said} {say('everywhere_beyond', n=len(beyond) or 'None', verb=verb, share=ALPHA)}"
 
 
 def _agreement_table(rows: Sequence[Row]) -> Any:

@@ -42,13 +42,13 @@ NUMBER_COLUMNS = (
 NEURON_COLUMNS = (
     "layer", "rank", "neuron", "head", "contribution", "ratio", "share", "rank_low", "rank_high",
     "contribution_centred", "contribution_companion", "eta_squared", "eta_squared_z", "eta_squared_p", "eta_squared_q",
-    "unique", "cross_entropy_without", "cross_entropy_without_low", "cross_entropy_without_high", "removed", "mean",
-    "sd", "flag",
+    "unique", "cross_entropy_without", "cross_entropy_without_low", "cross_entropy_without_high", "removed",
+    "removed_p", "mean", "sd", "flag",
 )  # fmt: skip
 NUMBER_NEURON_COLUMNS = (
     "layer", "rank", "neuron", "head", "contribution", "ratio", "share", "rank_low", "rank_high",
     "contribution_centred", "correlation", "eta_squared", "eta_squared_z", "eta_squared_p", "eta_squared_q", "unique",
-    "r2_without", "r2_without_low", "r2_without_high", "removed", "mean", "sd", "flag",
+    "r2_without", "r2_without_low", "r2_without_high", "removed", "removed_p", "mean", "sd", "flag",
 )  # fmt: skip
 HEAD_COLUMNS = (
     "layer", "head", "first_neuron", "n_neurons", "contribution", "share", "accuracy", "accuracy_low", "accuracy_high",
@@ -154,10 +154,25 @@ def interval(row: Row, of: str = "", between: str = "-", form: str = ".3f", time
         of: Name of the quantity, as in `ends`.
         between: Text between the ends.
         form: Format of each end.
-        times: Factor by which each end is multiplied.
+        times: Factor by which each end is multiplied; below 0 the ends change places.
     """
-    found = ends(row, of)
-    return between.join(format(times * end, form) for end in found) if found else ""
+    found = sorted(times * end for end in ends(row, of) or ())
+    return between.join(shown(end, form) for end in found)
+
+
+def shown(value: float, form: str) -> str:
+    """Return a number as text; one that is not 0 never looks like 0: it has as many digits as show its first one.
+
+    So an interval that leaves out 0 is seen to do so, such as `2e-05 to 0.0036` in place of `0.0000 to 0.0036`.
+
+    Args:
+        value: The number.
+        form: Its format, such as `.4f`.
+    """
+    text = format(value + 0.0 if value else 0.0, form)
+    if value and math.isfinite(value) and not set(text) & set("123456789"):
+        return format(value, f"{form[0] if form[0] == '+' else ''}.1g")
+    return text
 
 
 def in_brackets(*parts: str) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from probing.statistics.rank_similarity import TOP_OF_BOOTSTRAPS, TOP_OF_PENALTIES
 from probing.tables.columns import (
     BELOW_RESOLUTION,
     NEGLIGIBLE,
@@ -17,8 +19,10 @@ from probing.tables.columns import (
     interval,
     score_of,
     score_of_neurons,
+    shown,
     with_intercept,
 )
+from probing.tables.sentences import ALPHA, say
 from probing.tables.wording import layers_named, listed
 
 # A centred contribution within this share of the contribution itself counts as nearly unchanged.
@@ -35,63 +39,56 @@ def conclusion(rows: Sequence[Mapping[str, Any]], task: str, layer: Mapping[str,
     """
     top = rows[0]
     if not top["contribution"]:
-        return f"Layer {top['layer']}: no neuron contributes, because every weight of the probe is 0."
-    score = score_of_neurons(top)
-    measure, apart = ("R²", "going with the number") if score is R2 else ("nats", "telling the classes apart")
+        return say("no_weights", layer=top["layer"])
     if top["flag"] == UNINFORMATIVE:
-        return (
-            f"Layer {top['layer']}: do not read its ranking. In {measure}, it is not resolved whether the probe "
-            "predicts the test part better than a constant answer does. The comparison with the controls may still "
-            f"show that {task} can be read in this layer."
-        )
-    who = f"Layer {top['layer']}: neuron {top['neuron']} contributes most, {top['ratio']:.1f} times the layer's mean"
-    explained = (
-        f"{task} explains {max(top['eta_squared'], 0):.1%} of its variance beyond chance "
-        f"(z = {top['eta_squared_z']:.0f})"
-    )
+        measure = "R²" if score_of_neurons(top) is R2 else "nats"
+        return say("unread", layer=top["layer"], measure=measure, task=task)
+    who = say("most", layer=top["layer"], neuron=top["neuron"], ratio=top["ratio"], range=_range(top))
+    said = [who, _of_itself(top, task, layer), _without_it(rows), _beside_the_token(layer, task), _not_measured(top)]
+    return " ".join(sentence for sentence in said if sentence)
+
+
+def _of_itself(top: Mapping[str, Any], task: str, layer: Mapping[str, Any] | None) -> str:
+    """Return the sentence on how the neuron goes with what is predicted."""
+    apart = "going with the number" if score_of_neurons(top) is R2 else "telling the classes apart"
     # Runs of earlier versions have no p-values.
     chance = "chance"
     if "eta_squared_p" in top:
         rate = f", q = {top['eta_squared_q']:.2g}" if "eta_squared_q" in top else ""
         chance += f" (p = {top['eta_squared_p']:.2g}{rate})"
     if top["flag"] == "offset no-signal":
-        said = (
-            f"It is large and nearly constant, and is not shown by itself to be {apart} beyond {chance}: it stands in "
-            f"for the missing intercept and is no evidence of {task}"
-        )
-    elif "offset" in top["flag"]:
-        carries = _carries(top, layer, "some ")
-        said = f"This overstates it: {_centred(top, 'only ')}. Still, {explained}: it {carries}{task}"
-    elif "no-signal" in top["flag"]:
-        alone = f"By itself it is not shown to be {apart} beyond {chance}"
-        said = f"{alone}: it can be useful only together with other neurons"
-    else:
-        centred = _centred(top)
-        said = (
-            f"{centred[0].upper()}{centred[1:]}, and {explained}: it {_carries(top, layer)}{task} and makes up "
-            f"{top['share']:.1%} of the layer's total contribution"
-        )
-    return f"{who}{_range(top)}. {said}.{_without_it(rows)}{_beside_the_token(layer, task)}{_not_measured(top)}"
+        return say("intercept_only", apart=apart, chance=chance, task=task)
+    if "no-signal" in top["flag"]:
+        return say("only_together", apart=apart, chance=chance)
+    explained = say(
+        "explained", task=task, share=max(top["eta_squared"], 0), z=top["eta_squared_z"]
+    )  # fmt: skip
+    carries = carries_it(top) and not _token_is_enough(layer)
+    if "offset" in top["flag"]:
+        name = "carries_some" if carries else "varies_though_offset"
+        return say(name, centred=_centred(top, "only "), explained=explained, task=task)
+    centred = _centred(top)
+    return say(
+        "carries" if carries else "varies", Centred=f"{centred[0].upper()}{centred[1:]}", explained=explained,
+        task=task, share=top["share"],
+    )  # fmt: skip
 
 
-def _carries(top: Mapping[str, Any], layer: Mapping[str, Any] | None, how_much: str = "") -> str:
-    """Return the verb for a neuron that tells the classes apart: it carries them if a probe without it does worse.
+def carries_it(row: Mapping[str, Any]) -> bool:
+    """Return whether a probe without a neuron is shown to do worse, at an error rate for all that were removed.
 
-    The loss must be above 0 by its whole interval, and its interval must reach `NEGLIGIBLE_NATS`. Where the token alone
-    is enough, the neuron may do no more than tell tokens apart.
+    The loss must be above 0 with a p-value of at most `ALPHA` that is corrected for the layer's removed neurons, and
+    its own interval must reach `NEGLIGIBLE_NATS`. Runs of earlier versions have no such p-values: nothing is shown.
 
     Args:
-        top: The neuron's row.
-        layer: The layer's row of `accuracy.csv`.
-        how_much: Text after the verb `carries`, such as `some `.
+        row: The neuron's row of the table.
     """
-    loss = ends(top, score_of_neurons(top).without) if top.get("removed") else None
-    is_worse = loss is not None and loss[0] > 0 and loss[1] >= NEGLIGIBLE_NATS
-    return f"carries {how_much}" if is_worse and not _token_is_enough(layer) else "varies with "
+    p, loss = row.get("removed_p"), ends(row, score_of_neurons(row).without) if row.get("removed") else None
+    return loss is not None and isinstance(p, float) and p <= ALPHA and loss[0] > 0 and loss[1] >= NEGLIGIBLE_NATS
 
 
 def _token_is_enough(layer: Mapping[str, Any] | None) -> bool:
-    return layer is not None and _side(layer, "token") in (BELOW, ALIKE)
+    return layer is not None and _side(layer, "token") in ("below", "alike")
 
 
 def _beside_the_token(layer: Mapping[str, Any] | None, task: str) -> str:
@@ -100,17 +97,14 @@ def _beside_the_token(layer: Mapping[str, Any] | None, task: str) -> str:
         return ""
     score = score_of(layer)
     both = f"{layer[score.name]:.3f} against {layer[f'token_{score.name}']:.3f}"
-    return (
-        f" The probe is not shown to do better than one that sees the token alone ({both}), so that this is no "
-        f"evidence of {task} beyond the token."
-    )
+    return say("token_is_enough", both=both, task=task)
 
 
 def _not_measured(top: Mapping[str, Any]) -> str:
     """Say which evidence on the neuron the run did not measure; return an empty text if it measured all."""
-    lacking = ["how stable its rank is"] if "rank_low" not in top else []
-    lacking += ["what a probe loses without it"] if not top.get("removed") else []
-    return f" This run did not measure {listed(lacking)}." if lacking else ""
+    lacking = [say("its_stability")] if "rank_low" not in top else []
+    lacking += [say("its_loss")] if not top.get("removed") else []
+    return say("not_measured", what=listed(lacking)) if lacking else ""
 
 
 def _range(top: Mapping[str, Any]) -> str:
@@ -118,8 +112,8 @@ def _range(top: Mapping[str, Any]) -> str:
     if "rank_low" not in top:
         return ""
     if top["rank_low"] == top["rank_high"]:
-        return f" (rank {top['rank_low']} in this probe and all its bootstraps)"
-    return f" (rank {top['rank_low']} to {top['rank_high']} over this probe and its bootstraps)"
+        return say("one_rank", rank=top["rank_low"])
+    return say("ranks", low=top["rank_low"], high=top["rank_high"])
 
 
 def _centred(top: Mapping[str, Any], only: str = "") -> str:
@@ -131,31 +125,79 @@ def _centred(top: Mapping[str, Any], only: str = "") -> str:
     """
     value = with_intercept(top)
     if value is not None:
-        left = value / top["contribution"]
-        return f"in a probe with an intercept {only}{left:.0%} of its contribution is left"
+        return say("left_with_intercept", only=only, left=value / top["contribution"])
     left = top["contribution_centred"] / top["contribution"]
     if abs(left - 1) <= UNCHANGED:
-        return f"centring leaves its contribution nearly unchanged ({left:.0%})"
-    return f"centring raises it to {left:.0%}" if left > 1 else f"centring leaves {only}{left:.0%} of its contribution"
+        return say("unchanged", left=left)
+    return say("raised", left=left) if left > 1 else say("left", only=only, left=left)
 
 
 def _without_it(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Say what the probe loses without the top neuron, compared with what it loses without others."""
+    """Say what the probe loses or gains without the top neuron, compared with what it loses without others."""
     top = rows[0]
     if not top.get("removed"):
         return ""
-    score = score_of_neurons(top)
-    within = in_brackets(interval(top, score.without, " to ", ".4f"))
-    loss = f" A probe retrained without it loses {top[score.without]:.4f}{score.unit}{within}"
-    if BELOW_RESOLUTION in top["removed"]:
-        return f"{loss}: whether anything is lost could not be resolved."
-    if NEGLIGIBLE in top["removed"]:
-        no_signal = "no-signal" in top["flag"]
-        why = "the probe does as well without it" if no_signal else "other neurons carry the same information"
-        return f"{loss}, less than {NEGLIGIBLE_NATS} over the whole interval: {why}."
+    score, removed = score_of_neurons(top), str(top["removed"])
+    value, sign = top[score.without], -1 if top[score.without] < 0 else 1
+    # Of a gain, the interval is that of the gain.
+    between = in_brackets(interval(top, score.without, " to ", ".4f", times=sign))
+    changes = f"{_lost(value)}{score.unit}{between}"
+    if BELOW_RESOLUTION in removed:
+        return say("unresolved", changes=changes)
+    if NEGLIGIBLE in removed:
+        name = "negligible_without_signal" if "no-signal" in top["flag"] else "negligible"
+        return say(name, changes=changes, least=NEGLIGIBLE_NATS)
     beside = sorted(row[score.without] for row in rows if str(row["removed"]).startswith("matched"))
-    usual = f", and {beside[len(beside) // 2]:.4f} without a matched random neuron (median)" if beside else ""
-    return f"{loss}{usual}."
+    usual = say("beside", changes=_lost(beside[len(beside) // 2])) if beside else ""
+    return say("loses", changes=changes, beside=usual)
+
+
+def _lost(value: float) -> str:
+    """Return a loss with its verb; one below 0 is a gain."""
+    return f"{'gains' if value < 0 else 'loses'} {shown(abs(value), '.4f')}"
+
+
+def overlaps(layer: Mapping[str, Any], n_neurons: int) -> str:
+    """Say how much of a layer's ranking stays under other penalties and other samples of the training part.
+
+    Args:
+        layer: The layer's row of `accuracy.csv`.
+        n_neurons: Number of neurons of the layer.
+
+    Returns:
+        An empty text where the ranking is not to be read, or neither was measured.
+    """
+    parts = []
+    if layer.get("flag") == UNINFORMATIVE:
+        return ""
+    if known(layer, "more_penalty_overlap"):
+        parts.append(
+            say(
+                "overlap_of_penalties", more=layer["more_penalty_overlap"], less=layer["less_penalty_overlap"],
+                spearman_more=layer["more_penalty_spearman"], spearman_less=layer["less_penalty_spearman"],
+                top=min(TOP_OF_PENALTIES, n_neurons), n=10,
+            )
+        )  # fmt: skip
+    if known(layer, "bootstrap_overlap"):
+        top = min(TOP_OF_BOOTSTRAPS, n_neurons)
+        parts.append(say("overlap_of_bootstraps", share=layer["bootstrap_overlap"], top=top))
+    return say("overlaps", layer=layer["layer"], parts="; ".join(parts)) if parts else ""
+
+
+def basis(rows: Sequence[Mapping[str, Any]], task: str) -> list[str]:
+    """Say that rankings are of one basis among many; nothing where no ranking is to be read.
+
+    Args:
+        rows: Rows of `accuracy.csv`.
+        task: What the probe predicts.
+    """
+    return [] if all(row.get("flag") == UNINFORMATIVE for row in rows) else [say("basis", task=task)]
+
+
+def known(row: Mapping[str, Any], column: str) -> bool:
+    """Return whether a row has a finite number in a column."""
+    value = row.get(column)
+    return isinstance(value, float | int) and math.isfinite(value)
 
 
 def held_against(row: Mapping[str, Any]) -> str:
@@ -169,16 +211,16 @@ def held_against(row: Mapping[str, Any]) -> str:
     score = score_of(row).name
     if not controls_of([row]):
         return ""
+    named = {
+        name: f"{_called(name, words)} ({row[f'{name}_{score}']:.3f})" for name, words in controls_of([row]).items()
+    }
     if ends(row, score) is None:
-        beside = [
-            f"{_called(name, words)} ({row[f'{name}_{score}']:.3f})" for name, words in controls_of([row]).items()
-        ]
-        return f"In layer {row['layer']}, compare it with {listed(beside)}."
+        return say("compare_it", layer=row["layer"], names=listed(list(named.values())))
     sides: dict[str, list[str]] = {}
-    for name, words in controls_of([row]).items():
-        sides.setdefault(_side(row, name), []).append(f"{_called(name, words)} ({row[f'{name}_{score}']:.3f})")
-    parts = [f"{side} {listed(sides[side])}" for side in (ABOVE, BELOW, ALIKE) if side in sides]
-    return f"In layer {row['layer']} it is {'; '.join(parts)}."
+    for name, said in named.items():
+        sides.setdefault(_side(row, name), []).append(said)
+    parts = [say(side, names=listed(sides[side])) for side in SIDES if side in sides]
+    return say("held_against", layer=row["layer"], sides="; ".join(parts))
 
 
 def not_above(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -190,21 +232,22 @@ def not_above(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     what = "R²" if score_of(rows[0]) is R2 else "accuracy"
     found = []
     for name, words in controls_of(rows).items():
-        for side in (BELOW, ALIKE):
+        for side in ("below", "alike"):
             if layers := [row["layer"] for row in rows if _side(row, name) == side]:
-                found.append(f'In {layers_named(layers)} the {what} is {side} the control "{words}".')
+                beside = say(side, names=say("the_control", control=words))
+                found.append(say("not_above", layers=layers_named(layers), what=what, side=beside))
     return found
 
 
-# Results of comparing a score with that of a control.
-ABOVE, BELOW, ALIKE = "above", "below", "not told apart from"
+# Results of comparing a score with that of a control, by the names of their words in `SENTENCES`.
+SIDES = ("above", "below", "alike")
 
 
 def _side(row: Mapping[str, Any], name: str) -> str:
     """Return how a layer's score lies to a control's; empty where there are no intervals."""
     if (apart := ends(row, f"above_{name}")) is None:
         return ""
-    return ABOVE if apart[0] > 0 else BELOW if apart[1] < 0 else ALIKE
+    return "above" if apart[0] > 0 else "below" if apart[1] < 0 else "alike"
 
 
 def _called(name: str, words: str) -> str:

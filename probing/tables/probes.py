@@ -19,8 +19,10 @@ from probing.tables.columns import (
     interval,
     score_of,
     score_of_neurons,
+    shown,
     with_intercept,
 )
+from probing.tables.sentences import say
 
 # What the headings of the table of accuracies mean.
 _MEANINGS = {
@@ -109,8 +111,7 @@ def _uninformative(rows: Sequence[Row], unit: str = "") -> list[str]:
     """Return a line on the layers whose probe is not shown to be better than a constant answer, if there are any."""
     poor = [str(row["layer"]) for row in rows if row.get("flag") == UNINFORMATIVE]
     of = "layer" if len(poor) == 1 else "layers"
-    said = f"{of} {', '.join(poor)}: not shown to be better {unit}than a constant answer, so do not read the ranking"
-    return [said] if poor else []
+    return [say("not_better", layers=f"{of} {', '.join(poor)}", unit=unit)] if poor else []
 
 
 def penalty_lines(penalty: Mapping[str, Any]) -> list[str]:
@@ -159,8 +160,14 @@ def controls_table(rows: Sequence[Row]) -> Any:
     return table
 
 
-def neurons_table(rows: Sequence[Row], site: str = "residual") -> Any:
-    """Return the first neurons of one layer's ranking as a rich table, which says what a neuron is at this site."""
+def neurons_table(rows: Sequence[Row], site: str = "residual", n_removed: int = 0) -> Any:
+    """Return the first neurons of one layer's ranking as a rich table, which says what a neuron is at this site.
+
+    Args:
+        rows: The first rows of the layer's ranked table.
+        site: Where the neurons are, as in `--site`.
+        n_removed: Number of neurons of the layer that a probe was retrained without, one at a time.
+    """
     score = score_of_neurons(rows[0])
     table = plain_table(f"Layer {rows[0]['layer']}: neurons by contribution to {score.contribution}")
     has_range, has_removals, has_heads = "rank_low" in rows[0], "removed" in rows[0], "head" in rows[0]
@@ -197,9 +204,10 @@ def neurons_table(rows: Sequence[Row], site: str = "residual") -> Any:
             "z: eta sq. in standard deviations of the share that permuted labels explain",
         ]
     lost = "R²" if score is R2 else "nats"
-    captions += [f"without it: {lost} that a probe retrained without the neuron loses"] * has_removals
+    captions += [f"without it: {lost} that a probe retrained without the neuron loses (below 0, gains)"] * has_removals
     if any(NEGLIGIBLE in str(row.get("removed")) for row in rows):
-        captions.append(f"{NEGLIGIBLE}: the whole interval of what it loses is within {NEGLIGIBLE_NATS} of 0")
+        captions.append(say("note_of_negligible", word=NEGLIGIBLE, least=NEGLIGIBLE_NATS))
+    captions += [say("several_intervals", n=n_removed)] * bool(n_removed)
     if far := [row for row in rows if _is_far(row)]:
         from probing.tables.columns import FAR
 
@@ -231,9 +239,7 @@ def heads_table(rows: Sequence[Row]) -> Any:
             f"random slices: lowest and highest accuracy of {n_random} draws of as many neurons of the layer",
         ]
         if any(row["above_chance"] == "no" for row in rows):
-            captions.append(
-                "° not above chance: its interval, widened for the number of heads, reaches the majority or a draw"
-            )
+            captions.append(say("note_of_heads"))
         table.caption, table.caption_justify = "\n".join(captions), "left"
     return table
 
@@ -257,4 +263,4 @@ def _without(row: Row) -> str:
         return ""
     if NEGLIGIBLE in row["removed"]:
         return NEGLIGIBLE
-    return "unresolved" if BELOW_RESOLUTION in row["removed"] else f"{row[score_of_neurons(row).without]:+.4f}"
+    return "unresolved" if BELOW_RESOLUTION in row["removed"] else shown(row[score_of_neurons(row).without], "+.4f")

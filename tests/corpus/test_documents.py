@@ -16,7 +16,8 @@ from probing.corpus import Corpus, from_sentences, from_words, load_corpus
 from probing.corpus.sides import splits_by_document, splits_of, intervals_by_document
 from probing.corpus.splits import assign_splits
 from probing.errors import UserError
-from probing.statistics.intervals import MIN_SENTENCES, accuracy_interval, scope
+from probing.statistics.intervals import MIN_SENTENCES, accuracy_interval
+from probing.tables.scope import scope
 from synthetic import LIGHTNING_WARNINGS
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]

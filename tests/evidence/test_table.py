@@ -288,7 +288,7 @@ def row(**values: Any) -> dict[str, Any]:
 
 MEASURED: dict[str, Any] = {
     "rank_low": 1, "rank_high": 1, "removed": "top", "cross_entropy_without": 0.02, "cross_entropy_without_low": 0.01,
-    "cross_entropy_without_high": 0.03,
+    "cross_entropy_without_high": 0.03, "removed_p": 0.01,
 }  # fmt: skip
 
 

@@ -1,0 +1,289 @@
+"""Every sentence of evidence that `fit`, `probe` and `compare` can print or show in a report, with its rule.
+
+A sentence is taken from here by its name, so that none can be said that is not listed; docs/evidence.md is written from
+this table by `python docs/evidence.py`. Sentences of a group exclude one another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from probing.statistics.intervals import FEW
+
+# Error rate at which claims are made: for a single interval, and for all neurons together that were removed in a layer.
+ALPHA = 0.05
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A sentence, and when it may be said.
+
+    Args:
+        text: The sentence, with names in braces for what is filled in.
+        rule: What must hold.
+        group: What it is about; of most groups one sentence is said.
+    """
+
+    text: str
+    rule: str
+    group: str
+
+
+def say(name: str, **values: object) -> str:
+    """Return a sentence with its values filled in.
+
+    Args:
+        name: Its name in `SENTENCES`.
+        values: What its braces stand for.
+    """
+    return SENTENCES[name].text.format(**values)
+
+
+_WHOLE_LAYER = "The whole layer"
+_NEURON = "The neuron that contributes most"
+_LOSS = "What a probe loses without that neuron"
+_BESIDE = "Beside it"
+_CONTROLS = "Accuracy or R² against a control, or the majority class"
+_RANKING = "The ranking as such"
+_INTERVALS = "What intervals hold for"
+_TABLES = "Notes under tables"
+_COMPARE = "Several runs (`compare`)"
+_PARTS = "Parts of the sentences above"
+
+_CORRECTED = (
+    f"the loss is above 0 with a p-value of at most {ALPHA}, corrected for all neurons that were removed in the layer "
+    "(Holm), the upper end of its 95% interval is at least .001, and a probe of the token alone, if there is one, is "
+    "beaten"
+)
+
+SENTENCES: dict[str, Sentence] = {
+    "no_weights": Sentence(
+        "Layer {layer}: no neuron contributes, because every weight of the probe is 0.",
+        "All contributions are 0.",
+        _WHOLE_LAYER,
+    ),
+    "unread": Sentence(
+        "Layer {layer}: do not read its ranking. In {measure}, it is not resolved whether the probe predicts the test "
+        "part better than a constant answer does. The comparison with the controls may still show that {task} can be "
+        "read in this layer.",
+        "Flag `uninformative`: the 95% interval of the nats saved over a constant answer, or of R², is not above 0.",
+        _WHOLE_LAYER,
+    ),
+    "stopped_short": Sentence(
+        "Layer {layer}: the probe stopped up to {gap:.1g} nats short of its optimum, so this ranking may reflect the "
+        "optimiser rather than the data.",
+        "The bound on the distance to the optimum is above the tolerance.",
+        _WHOLE_LAYER,
+    ),
+    "stopped_short_report": Sentence(
+        "In {layers} the probe stopped short of its optimum, so the ranking may reflect the optimiser rather than the "
+        "data.",
+        "The same, in a report.",
+        _WHOLE_LAYER,
+    ),
+    "most": Sentence(
+        "Layer {layer}: neuron {neuron} contributes most, {ratio:.1f} times the layer's mean{range}.",
+        "Always, unless one of the first two is said.",
+        _NEURON,
+    ),
+    "intercept_only": Sentence(
+        "It is large and nearly constant, and is not shown by itself to be {apart} beyond {chance}: it stands in for "
+        "the missing intercept and is no evidence of {task}.",
+        "Flags `offset` and `no-signal`: centring leaves less than half of its contribution, and its share of variance "
+        "is not significant at a false discovery rate of 1% over the layer.",
+        _NEURON,
+    ),
+    "carries_some": Sentence(
+        "This overstates it: {centred}. Still, {explained}: it carries some {task}.",
+        f"Flag `offset` without `no-signal`; {_CORRECTED}.",
+        _NEURON,
+    ),
+    "varies_though_offset": Sentence(
+        "This overstates it: {centred}. Still, {explained}: it varies with {task}.",
+        "Flag `offset` without `no-signal`, and not all that the sentence before needs.",
+        _NEURON,
+    ),
+    "only_together": Sentence(
+        "By itself it is not shown to be {apart} beyond {chance}: it can be useful only together with other neurons.",
+        "Flag `no-signal` without `offset`.",
+        _NEURON,
+    ),
+    "carries": Sentence(
+        "{Centred}, and {explained}: it carries {task} and makes up {share:.1%} of the layer's total contribution.",
+        f"No flag; {_CORRECTED}.",
+        _NEURON,
+    ),
+    "varies": Sentence(
+        "{Centred}, and {explained}: it varies with {task} and makes up {share:.1%} of the layer's total contribution.",
+        "No flag, and not all that the sentence before needs.",
+        _NEURON,
+    ),
+    "loses": Sentence(
+        "A probe retrained without it {changes}{beside}.",
+        "It was removed, and its interval leaves out 0, or there is none; a loss below 0 is called a gain.",
+        _LOSS,
+    ),
+    "unresolved": Sentence(
+        "A probe retrained without it {changes}: whether it loses or gains could not be resolved.",
+        "Its interval contains 0 and reaches beyond .001 on either side.",
+        _LOSS,
+    ),
+    "negligible_without_signal": Sentence(
+        "A probe retrained without it {changes}, less than {least} over the whole interval: the probe does as well "
+        "without it.",
+        "Its interval contains 0 and is within .001 of it; flag `no-signal`.",
+        _LOSS,
+    ),
+    "negligible": Sentence(
+        "A probe retrained without it {changes}, less than {least} over the whole interval: other neurons carry the "
+        "same information.",
+        "Its interval contains 0 and is within .001 of it; no flag `no-signal`.",
+        _LOSS,
+    ),
+    "token_is_enough": Sentence(
+        "The probe is not shown to do better than one that sees the token alone ({both}), so that this is no evidence "
+        "of {task} beyond the token.",
+        "The 95% interval of the difference to the control `token` is not above 0.",
+        _BESIDE,
+    ),
+    "not_measured": Sentence(
+        "This run did not measure {what}.",
+        "There were no bootstraps, or no neuron was removed.",
+        _BESIDE,
+    ),
+    "above": Sentence("above {names}", "The paired 95% interval of the difference is above 0.", _CONTROLS),
+    "below": Sentence("below {names}", "It is below 0.", _CONTROLS),
+    "alike": Sentence("not told apart from {names}", "It contains 0.", _CONTROLS),
+    "held_against": Sentence("In layer {layer} it is {sides}.", "There are intervals.", _CONTROLS),
+    "compare_it": Sentence("In layer {layer}, compare it with {names}.", "There are none.", _CONTROLS),
+    "not_above": Sentence(
+        "In {layers} the {what} is {side}.",
+        "The interval of the difference is below 0, or contains it; nothing is said of controls that are beaten.",
+        _CONTROLS,
+    ),
+    "overlaps": Sentence(
+        "Layer {layer}: how far the ranking depends on choices: {parts}.",
+        "Bootstraps or probes under other penalties were trained, and the layer is informative.",
+        _RANKING,
+    ),
+    "overlap_of_penalties": Sentence(
+        "under {n} times and a {n}th of the penalty, {more:.0%} and {less:.0%} of its first {top} neurons remain among "
+        "them (Spearman of all {spearman_more:.2f} and {spearman_less:.2f})",
+        "Probes under other penalties were trained.",
+        _RANKING,
+    ),
+    "overlap_of_bootstraps": Sentence(
+        "two bootstraps of the training part have {share:.0%} of their first {top} in common on average",
+        "Bootstraps were trained.",
+        _RANKING,
+    ),
+    "basis": Sentence(
+        "Rankings are of this basis: a linear probe reads any rotation of these neurons as well, and directions of a "
+        "random basis can be found to carry {task}, too. This run did not measure whether these neurons stand out from "
+        "random directions.",
+        "A ranking is said to be read in at least one layer.",
+        _RANKING,
+    ),
+    "positions": Sentence(
+        "Layer {layer}: accuracy {parts} and {last}; positions.csv has every position.",
+        "Classes are numbers of tokens, with test tokens at three positions or more.",
+        _RANKING,
+    ),
+    "few": Sentence(
+        FEW,
+        "Fewer than 20 test sentences, documents, groups, rows or pairs; no layer is informative then.",
+        _INTERVALS,
+    ),
+    "over_arrays": Sentence(
+        "Intervals are over {n:,} test {unit}s and hold for others drawn as these were.",
+        "Activations came from arrays, whose origin is not known.",
+        _INTERVALS,
+    ),
+    "over_documents": Sentence(
+        "Intervals are over {n:,} test documents, of which training has other sentences: they hold for other sentences "
+        "of such documents. --test_corpus tests on documents of its own.",
+        "Documents are the unit, and the test part is of the training corpus.",
+        _INTERVALS,
+    ),
+    "over_units": Sentence(
+        "Intervals are over {n:,} test {unit}s and hold for other {unit}s of {of}.", "Otherwise.", _INTERVALS
+    ),
+    "several_intervals": Sentence(
+        "intervals: {n} neurons were removed, each with a 95% interval of its own, of which about one in twenty misses "
+        "its truth by chance; that a neuron carries something is said at 5% for all {n} together",
+        "Neurons were removed.",
+        _TABLES,
+    ),
+    "not_better": Sentence(
+        "{layers}: not shown to be better {unit}than a constant answer, so do not read the ranking",
+        "Flag `uninformative`.",
+        _TABLES,
+    ),
+    "note_of_negligible": Sentence(
+        "{word}: the whole interval of what it loses is within {least} of 0", "A neuron is marked so.", _TABLES
+    ),
+    "note_of_heads": Sentence(
+        "° not above chance: its interval, widened for the number of heads, reaches the majority or a draw",
+        "A head is marked so: its interval at 5% for all heads together is not above both.",
+        _TABLES,
+    ),
+    "everywhere": Sentence(
+        "{subject} among the first {top} of every run at the same relative depth.",
+        "There are no probes of shuffled labels.",
+        _COMPARE,
+    ),
+    "everywhere_by_chance": Sentence(
+        "{subject} among the first {top} of every run at the same relative depth; with shuffled labels, {mean} are on "
+        "average ({low} to {high}; p = {p:.2g}).",
+        "There are such probes.",
+        _COMPARE,
+    ),
+    "everywhere_beyond": Sentence(
+        "{n} of them {verb} there in at most {share:.0%} of the draws of shuffled labels.",
+        "All rankings are to be read; counted are neurons without `no-signal` that few draws have at the top.",
+        _COMPARE,
+    ),
+    "unread_run": Sentence(
+        "{label}: do not read what is said of {layers}, where the probe is not shown to predict better than a constant "
+        "answer: its ranking, and so the agreement with it, is no evidence.",
+        "A layer of the run has the flag `uninformative`.",
+        _COMPARE,
+    ),
+    "basis_compared": Sentence(
+        "Rankings are of the bases of these runs. Where neurons are matched by correlation, chance is that of {n} random "
+        "bases of the second run if this is above that of permuted neurons.",
+        "Always.",
+        _COMPARE,
+    ),
+    "agreement": Sentence(
+        "{a} and {b}: in layers of the same relative depth the rankings' Spearman correlation is {values}, above "
+        "chance (p < .05, corrected) in {n} of {pairs} of layers.",
+        "A report of a comparison; p is against permutations and random bases, corrected for all pairs of layers.",
+        _COMPARE,
+    ),
+    "explained": Sentence(
+        "{task} explains {share:.1%} of its variance beyond chance (z = {z:.0f})",
+        "Part of sentences that need a share of variance that is significant at a false discovery rate of 1%.",
+        _PARTS,
+    ),
+    "one_rank": Sentence(" (rank {rank} in this probe and all its bootstraps)", "There were bootstraps.", _PARTS),
+    "ranks": Sentence(" (rank {low} to {high} over this probe and its bootstraps)", "There were bootstraps.", _PARTS),
+    "left_with_intercept": Sentence(
+        "in a probe with an intercept {only}{left:.0%} of its contribution is left",
+        "The neuron's mean is more than 3 standard deviations from 0.",
+        _PARTS,
+    ),
+    "unchanged": Sentence(
+        "centring leaves its contribution nearly unchanged ({left:.0%})", "Within 5% of the contribution.", _PARTS
+    ),
+    "raised": Sentence("centring raises it to {left:.0%}", "More than 5% above the contribution.", _PARTS),
+    "left": Sentence("centring leaves {only}{left:.0%} of its contribution", "More than 5% below it.", _PARTS),
+    "beside": Sentence(
+        ", and one without a matched random neuron {changes} (median)",
+        "Matched neurons were removed; no rule, a number beside another.",
+        _PARTS,
+    ),
+    "its_stability": Sentence("how stable its rank is", "There were no bootstraps.", _PARTS),
+    "its_loss": Sentence("what a probe loses without it", "No neuron was removed.", _PARTS),
+    "the_control": Sentence('the control "{control}"', "A control of that name was run.", _PARTS),
+}
