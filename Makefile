@@ -52,6 +52,7 @@ models: $(INSTALLED)
 # Write the page of options from the help, and build the site; a dead link is an error.
 docs: $(DOCS)
 	$(PY) docs/options.py
+	$(PY) docs/evidence.py
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict $(ARGS)
 
 lint: $(INSTALLED)

@@ -67,6 +67,11 @@ def test_the_page_of_options_is_what_the_help_says() -> None:
     assert written == _script(DOCS / "options.py").page(), "run: python docs/options.py"
 
 
+def test_the_page_of_evidence_is_the_table_of_sentences() -> None:
+    written = (DOCS / "evidence.md").read_text(encoding="utf-8")
+    assert written == _script(DOCS / "evidence.py").page(), "run: python docs/evidence.py"
+
+
 def test_the_site_has_every_page() -> None:
     settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     nav = set(re.findall(r"[\w-]+\.md", str(settings["nav"])))

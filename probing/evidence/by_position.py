@@ -14,6 +14,7 @@ from probing.data.examples import Examples, Sides, read_share
 from probing.runtime.distributed import sum_over_ranks
 from probing.statistics.intervals import NO_INTERVAL, accuracy_interval
 from probing.tables.columns import Row
+from probing.tables.sentences import say
 
 POSITION_COLUMNS = (
     "layer", "position", "accuracy", "accuracy_low", "accuracy_high", "n_train_tokens", "n_test_tokens",
@@ -81,6 +82,4 @@ def position_line(rows: Sequence[Row]) -> str:
         right = sum(row["accuracy"] * row["n_test_tokens"] for row in own)
         mean = right / sum(row["n_test_tokens"] for row in own)
         said.append(f"{mean:.3f} at positions {own[0]['position']} to {own[-1]['position']}")
-    return (
-        f"Layer {there[0]['layer']}: accuracy {', '.join(said[:-1])} and {said[-1]}; positions.csv has every position."
-    )
+    return say("positions", layer=there[0]["layer"], parts=", ".join(said[:-1]), last=said[-1])

@@ -175,7 +175,7 @@ def overlaps(layer: Mapping[str, Any], n_neurons: int) -> str:
             say(
                 "overlap_of_penalties", more=layer["more_penalty_overlap"], less=layer["less_penalty_overlap"],
                 spearman_more=layer["more_penalty_spearman"], spearman_less=layer["less_penalty_spearman"],
-                top=min(TOP_OF_PENALTIES, n_neurons), n=10,
+                top=min(TOP_OF_PENALTIES, n_neurons),
             )
         )  # fmt: skip
     if known(layer, "bootstrap_overlap"):

@@ -192,19 +192,13 @@ def neurons_table(rows: Sequence[Row], site: str = "residual", n_removed: int = 
             row["flag"],
         )
     captions = [what_is_a_neuron(site)]
-    captions += ["range: best and worst rank over this probe and its bootstraps"] * has_range
+    captions += [say("note_of_range")] * has_range
     if score is R2:
-        captions += [
-            "eta sq.: squared correlation with the number, minus its mean for permuted numbers",
-            "z: the correlation in standard deviations of that with permuted numbers",
-        ]
+        captions += [say("note_of_eta_of_numbers"), say("note_of_z_of_numbers")]
     else:
-        captions += [
-            "eta sq.: share of variance that the class explains, minus the share that permuted labels explain",
-            "z: eta sq. in standard deviations of the share that permuted labels explain",
-        ]
+        captions += [say("note_of_eta"), say("note_of_z")]
     lost = "R²" if score is R2 else "nats"
-    captions += [f"without it: {lost} that a probe retrained without the neuron loses (below 0, gains)"] * has_removals
+    captions += [say("note_of_loss", unit=lost)] * has_removals
     if any(NEGLIGIBLE in str(row.get("removed")) for row in rows):
         captions.append(say("note_of_negligible", word=NEGLIGIBLE, least=NEGLIGIBLE_NATS))
     captions += [say("several_intervals", n=n_removed)] * bool(n_removed)
@@ -213,7 +207,7 @@ def neurons_table(rows: Sequence[Row], site: str = "residual", n_removed: int = 
 
         is_known = all(with_intercept(row) is not None for row in far)
         instead = "value from a probe with an intercept" if is_known else "unreliable"
-        captions.append(f"* mean more than {FAR:.0f} sd from 0: {instead}")
+        captions.append(say("note_of_far", far=FAR, instead=instead))
     table.caption = "\n".join(captions)
     table.caption_justify = "left"
     return table
@@ -235,8 +229,8 @@ def heads_table(rows: Sequence[Row]) -> Any:
     if has_accuracy:
         n_random, majority = rows[0]["n_random"], rows[0]["majority_accuracy"]
         captions = [
-            f"accuracy: of a probe of the head's neurons alone (majority {majority:.3f})",
-            f"random slices: lowest and highest accuracy of {n_random} draws of as many neurons of the layer",
+            say("note_of_heads_alone", majority=majority),
+            say("note_of_random_slices", n=n_random),
         ]
         if any(row["above_chance"] == "no" for row in rows):
             captions.append(say("note_of_heads"))

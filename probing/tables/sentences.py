@@ -167,8 +167,8 @@ SENTENCES: dict[str, Sentence] = {
         _RANKING,
     ),
     "overlap_of_penalties": Sentence(
-        "under {n} times and a {n}th of the penalty, {more:.0%} and {less:.0%} of its first {top} neurons remain among "
-        "them (Spearman of all {spearman_more:.2f} and {spearman_less:.2f})",
+        "with ten times the penalty {more:.0%} of its first {top} neurons remain among them and with a tenth "
+        "{less:.0%} (Spearman over all neurons {spearman_more:.2f} and {spearman_less:.2f})",
         "Probes under other penalties were trained.",
         _RANKING,
     ),
@@ -179,8 +179,8 @@ SENTENCES: dict[str, Sentence] = {
     ),
     "basis": Sentence(
         "Rankings are of this basis: a linear probe reads any rotation of these neurons as well, and directions of a "
-        "random basis can be found to carry {task}, too. This run did not measure whether these neurons stand out from "
-        "random directions.",
+        "random basis can be found to carry {task}, too. Whether these neurons stand out from random directions was "
+        "not measured.",
         "A ranking is said to be read in at least one layer.",
         _RANKING,
     ),
@@ -219,6 +219,43 @@ SENTENCES: dict[str, Sentence] = {
         "Flag `uninformative`.",
         _TABLES,
     ),
+    "note_of_range": Sentence(
+        "range: best and worst rank over this probe and its bootstraps", "There were bootstraps.", _TABLES
+    ),
+    "note_of_eta": Sentence(
+        "eta sq.: share of variance that the class explains, minus the share that permuted labels explain",
+        "Labels are classes.",
+        _TABLES,
+    ),
+    "note_of_z": Sentence(
+        "z: eta sq. in standard deviations of the share that permuted labels explain", "Labels are classes.", _TABLES
+    ),
+    "note_of_eta_of_numbers": Sentence(
+        "eta sq.: squared correlation with the number, minus its mean for permuted numbers",
+        "Labels are numbers.",
+        _TABLES,
+    ),
+    "note_of_z_of_numbers": Sentence(
+        "z: the correlation in standard deviations of that with permuted numbers", "Labels are numbers.", _TABLES
+    ),
+    "note_of_loss": Sentence(
+        "without it: {unit} that a probe retrained without the neuron loses (below 0, gains)",
+        "Neurons were removed.",
+        _TABLES,
+    ),
+    "note_of_far": Sentence(
+        "* mean more than {far:.0f} sd from 0: {instead}", "The mean of a neuron is that far.", _TABLES
+    ),
+    "note_of_random_slices": Sentence(
+        "random slices: lowest and highest accuracy of {n} draws of as many neurons of the layer",
+        "Neurons belong to heads.",
+        _TABLES,
+    ),
+    "note_of_heads_alone": Sentence(
+        "accuracy: of a probe of the head's neurons alone (majority {majority:.3f})",
+        "Neurons belong to heads.",
+        _TABLES,
+    ),
     "note_of_negligible": Sentence(
         "{word}: the whole interval of what it loses is within {least} of 0", "A neuron is marked so.", _TABLES
     ),
@@ -250,8 +287,8 @@ SENTENCES: dict[str, Sentence] = {
         _COMPARE,
     ),
     "basis_compared": Sentence(
-        "Rankings are of the bases of these runs. Where neurons are matched by correlation, chance is that of {n} random "
-        "bases of the second run if this is above that of permuted neurons.",
+        "Rankings are of the bases of these runs. Where neurons are matched by correlation, chance is that of {n} "
+        "random bases of the second run if this is above that of permuted neurons.",
         "Always.",
         _COMPARE,
     ),

@@ -21,6 +21,7 @@ from probing.statistics.intervals import (
     mean_interval,
     mean_p_value,
     ratio_interval,
+    ratio_p_value,
 )
 
 Counts = NDArray[np.int64]
@@ -279,3 +280,15 @@ def test_an_exact_interval_is_that_of_scipy(n_right: int, n: int) -> None:
 
 def test_an_exact_interval_needs_an_item() -> None:
     assert np.isnan(binomial_interval(0, 0)).all()
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.05, 0.2])
+def test_the_p_value_of_a_ratio_is_that_of_its_interval(shift: float) -> None:
+    generator = np.random.default_rng(0)
+    lost, size = generator.standard_normal(40) + 3 * shift * np.arange(1, 41) ** 0.5, generator.random(40) + 1
+    low, high = ratio_interval((lost, size))
+    assert (ratio_p_value((lost, size)) <= 0.05) is not (low <= 0 <= high)
+    # Multiples of the size are a mean over tokens.
+    tokens = np.full(40, 7)
+    assert ratio_p_value((lost, tokens.astype(float))) == pytest.approx(mean_p_value(lost, tokens))
+    assert math.isnan(ratio_p_value((lost[:19], size[:19])))

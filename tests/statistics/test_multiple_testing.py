@@ -1,11 +1,14 @@
-"""False discovery rates: the definition in a loop, what is not tested, and how often noise is discovered."""
+"""False discovery rates and Holm's p-values: definitions, what is not tested, and how often noise is discovered."""
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 import torch
 
-from probing.statistics.multiple_testing import discovery_rates
+from probing.statistics.multiple_testing import discovery_rates, holm
 
 
 def by_definition(p: list[float]) -> list[float]:
@@ -50,3 +53,24 @@ def test_what_is_planted_is_discovered() -> None:
     rates = discovery_rates(p, torch.ones(100, dtype=torch.bool))
     assert (rates[:10] <= 0.01).all()
     assert (rates[10:] > 0.01).all()
+
+
+def test_holm_is_its_definition() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
+    corrected = holm([math.nan, 0.02, 0.01])
+    assert math.isnan(corrected[0])
+    assert corrected[1:] == [0.02, 0.02]
+
+
+def test_holm_holds_for_all_together_however_p_values_depend() -> None:
+    from scipy.stats import norm
+
+    generator = np.random.default_rng(0)
+    for shared in (0.0, 0.9):
+        z = shared * generator.standard_normal((2000, 1)) + (1 - shared**2) ** 0.5 * generator.standard_normal(
+            (2000, 20)
+        )
+        found = sum(min(holm(p)) <= 0.05 for p in (2 * norm.sf(abs(z))).tolist())
+        assert found <= 140  # 100 of 2,000 at most; four standard deviations of a binomial are 39

@@ -1,4 +1,4 @@
-"""What a layer is flagged by: the lower end of an interval, and nothing without one."""
+"""What a layer is flagged by, and how ends of intervals are written."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from probing.tables.columns import UNINFORMATIVE, accuracy_flag, r2_flag
+from probing.tables.columns import UNINFORMATIVE, accuracy_flag, interval, r2_flag, shown
 
 
 @pytest.mark.parametrize(("low", "flag"), [(0.01, ""), (0.0, UNINFORMATIVE), (-0.01, UNINFORMATIVE)])
@@ -18,3 +18,22 @@ def test_a_probe_is_informative_where_the_whole_interval_is_above_a_constant_ans
 def test_without_an_interval_nothing_is_called_informative() -> None:
     assert accuracy_flag({"information": 0.5, "information_low": math.nan}) == UNINFORMATIVE
     assert r2_flag({"r2": 0.5, "r2_low": math.nan}) == UNINFORMATIVE
+
+
+@pytest.mark.parametrize(
+    ("value", "form", "text"),
+    [
+        (2e-5, ".4f", "2e-05"), (-2e-5, ".4f", "-2e-05"), (0.0003, ".3f", "0.0003"), (0.00004, "+.4f", "+4e-05"),
+        (0.00006, ".4f", "0.0001"), (0.0, ".4f", "0.0000"), (-0.0, ".3f", "0.000"), (0.02, ".1f", "0.02"),
+        (0.3, ".0f", "0.3"), (12.0, ".4f", "12.0000"),
+    ],
+)  # fmt: skip
+def test_what_is_not_0_never_looks_like_0(value: float, form: str, text: str) -> None:
+    assert shown(value, form) == text
+
+
+def test_an_interval_that_leaves_out_0_is_seen_to_do_so() -> None:
+    row = {"x_low": 2e-5, "x_high": 0.0036}
+    assert interval(row, "x", " to ", ".4f") == "2e-05 to 0.0036"
+    assert interval(row, "x", " to ", ".4f", times=-1) == "-0.0036 to -2e-05"
+    assert interval({"x_low": math.nan, "x_high": math.nan}, "x") == ""
