@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 import probing
 from probing.runs.run import Run
 from probing.tables.columns import FALSE_DISCOVERIES, UNINFORMATIVE
+from probing.tables.conclusions import conclusion
 
 Array = NDArray[Any]
 
@@ -204,7 +205,7 @@ class Counted:
         self.p_values.append(np.array([one["eta_squared_p"] for one in neurons]))
         self.informative.append(row["flag"] != UNINFORMATIVE)
         first = run.neurons[0]
-        claimed = "it carries" in " ".join(run.conclusions()) and first in neurons
+        claimed = first in neurons and "it carries" in conclusion(run.neurons, "label", row)
         self.carries.append(claimed)
         if row["accuracy_low"] == row["accuracy_low"]:
             self.excluded.append(not row["accuracy_low"] <= accuracy <= row["accuracy_high"])

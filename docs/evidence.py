@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from probing.tables.sentences import SENTENCES
+from probing.tables.evidence_sentences import SENTENCES
 
 PAGE = Path(__file__).with_name("evidence.md")
 

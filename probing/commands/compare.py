@@ -122,7 +122,7 @@ def _say(opened: Sequence[Any], common: Any, top: int) -> None:
     from probing.comparison.random_bases import BASES
     from probing.statistics.intervals import few_sentences
     from probing.tables.agreement import everywhere_sentence, sites_lines, unread_lines
-    from probing.tables.sentences import say
+    from probing.tables.evidence_sentences import say
 
     for line in sites_lines({one.label: site_of(one.run.config) for one in opened}):
         print(line)

@@ -211,9 +211,9 @@ def _report(run: Run, where: str | None, quiet: bool) -> None:
     from probing.evidence.by_position import position_line
     from probing.tables import probes
     from probing.tables.conclusions import basis, conclusion, not_above, overlaps
+    from probing.tables.evidence_sentences import say
     from probing.tables.geometry import transform_lines
     from probing.tables.scope import scope
-    from probing.tables.sentences import say
 
     layers, task = [row["layer"] for row in run.accuracy], short_name(run.config)
     if quiet:

@@ -15,7 +15,7 @@ from probing.cache.tokens import Tokens
 from probing.cache.word_counts import count_words
 from probing.cli.options import ProbeOptions
 from probing.corpus import Corpus
-from probing.corpus.sides import GroupBy, splits_by_document, intervals_by_document
+from probing.corpus.sides import GroupBy, intervals_by_document, splits_by_document
 from probing.corpus.splits import Split
 from probing.data import controls
 from probing.data.examples import Sides

@@ -14,7 +14,7 @@ from probing.data.examples import Examples, Sides, read_share
 from probing.runtime.distributed import sum_over_ranks
 from probing.statistics.intervals import NO_INTERVAL, accuracy_interval
 from probing.tables.columns import Row
-from probing.tables.sentences import say
+from probing.tables.evidence_sentences import say
 
 POSITION_COLUMNS = (
     "layer", "position", "accuracy", "accuracy_low", "accuracy_high", "n_train_tokens", "n_test_tokens",

@@ -12,9 +12,9 @@ from probing.runs.kinds import Disabled, Reproduction
 from probing.runs.trainings import CheckpointSeries, Pretraining
 from probing.tables.columns import R2, Row, in_brackets, interval, score_of
 from probing.tables.conclusions import basis, conclusion, held_against, overlaps
+from probing.tables.evidence_sentences import say
 from probing.tables.geometry import transform_sizes
 from probing.tables.scope import scope
-from probing.tables.sentences import say
 from probing.tables.series import series_name
 from probing.tables.wording import count, layers_named, listed, two_decimals
 

@@ -8,7 +8,7 @@ from typing import Any
 from probing.models.site_names import what_is_a_neuron
 from probing.runtime.terminal import plain_table
 from probing.tables.columns import UNINFORMATIVE, Row, ends
-from probing.tables.sentences import ALPHA, say
+from probing.tables.evidence_sentences import ALPHA, say
 from probing.tables.wording import two_decimals
 
 

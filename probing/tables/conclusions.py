@@ -22,7 +22,7 @@ from probing.tables.columns import (
     shown,
     with_intercept,
 )
-from probing.tables.sentences import ALPHA, say
+from probing.tables.evidence_sentences import ALPHA, say
 from probing.tables.wording import layers_named, listed
 
 # A centred contribution within this share of the contribution itself counts as nearly unchanged.

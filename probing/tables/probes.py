@@ -22,7 +22,7 @@ from probing.tables.columns import (
     shown,
     with_intercept,
 )
-from probing.tables.sentences import say
+from probing.tables.evidence_sentences import say
 
 # What the headings of the table of accuracies mean.
 _MEANINGS = {

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from probing.statistics.intervals import few_sentences
-from probing.tables.sentences import say
+from probing.tables.evidence_sentences import say
 
 
 def few_clusters(results: Mapping[str, Any]) -> str | None:

@@ -13,7 +13,7 @@ from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.commands.rank import rank
 from probing.corpus import Corpus, from_sentences, from_words, load_corpus
-from probing.corpus.sides import splits_by_document, splits_of, intervals_by_document
+from probing.corpus.sides import intervals_by_document, splits_by_document, splits_of
 from probing.corpus.splits import assign_splits
 from probing.errors import UserError
 from probing.statistics.intervals import MIN_SENTENCES, accuracy_interval

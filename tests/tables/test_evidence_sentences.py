@@ -22,8 +22,8 @@ from probing.tables import probes
 from probing.tables.agreement import everywhere_sentence, unread_lines
 from probing.tables.columns import ends
 from probing.tables.conclusions import basis, carries_it, conclusion, held_against, not_above, overlaps
+from probing.tables.evidence_sentences import SENTENCES, say
 from probing.tables.scope import few_clusters, scope
-from probing.tables.sentences import SENTENCES, say
 
 ROOT = Path(__file__).parents[2]
 N, D = 1200, 12
