@@ -27,7 +27,12 @@ def make_run(model: Path, corpus: Path, place: Path, name: str) -> Path:
     rows = read_csv(made.folder / "neurons.csv")
     for row in rows:
         rise, removed = PLANTED.get(row["rank"], (None, None))
-        row |= {"unique": 0.3 / row["rank"], "cross_entropy_without": rise, "removed": removed}
+        row |= {
+            "unique": 0.3 / row["rank"],
+            "cross_entropy_without": rise,
+            "removed": removed,
+            "removed_p": removed and 0.001,
+        }
         # The third by rank is as a neuron is that stands far from 0.
         row |= {"contribution_companion": row["contribution"] / 2 if row["rank"] == 3 else None}
         row |= {"mean": 4 * row["sd"]} if row["rank"] == 3 else {}
