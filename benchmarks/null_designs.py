@@ -232,13 +232,13 @@ HEADING = (
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("designs", nargs="*", choices=[*DESIGNS, []], default=list(DESIGNS), metavar="DESIGN")
+    parser.add_argument("designs", nargs="*", metavar="DESIGN", help=", ".join(DESIGNS))
     parser.add_argument("--draws", type=int, default=60)
     options = parser.parse_args()
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     print(HEADING + "\n" + "|---" * HEADING.count(" | ") + "|---|", flush=True)
-    for name in options.designs:
+    for name in options.designs or DESIGNS:
         design, counted, started = DESIGNS[name], Counted(), time.perf_counter()
         for seed in range(options.draws):
             generator = np.random.default_rng([seed, 1])

@@ -44,8 +44,8 @@ def probe(
         y: Label of each row, a whole number or a string. Every label of a training row is a class. Or a number for each
             row that is to be predicted, by a ridge probe; see `numbers`.
         groups: Group of each row, such as its sentence, document or speaker. Rows of a group are on the same side of
-            the split, and intervals, bootstraps and permuted labels respect groups: labels are permuted within groups,
-            or among them where all rows of each group have one label. If None, every row is a group of its own.
+            the split, and intervals, bootstraps and p-values take groups, not rows, to be independent. If None, every
+            row is a group of its own.
         split: `train`, `validation` or `test` for each row; if None, a hash of the row's group and `seed` puts 80% on
             the train side, and 10% each on the others.
         ordinal: Whether labels are numbers, so that distances between labels are meaningful.

@@ -1,7 +1,7 @@
 """The controls that an accuracy can be compared with, and the choice among them.
 
-`shuffled`: labels permuted within each sentence; accuracy comes only from a sentence's length and words. Labels of
-    sentences are permuted among sentences.
+`shuffled`: labels permuted within each sentence, and exchanged among sentences as far as they differ between these, as
+    labels of whole sentences do; accuracy comes only from a sentence's length and words.
 `token`: each token's input embedding instead of its hidden state; shows what can be predicted from the token's identity
     alone. For sentences the embeddings are pooled.
 `permuted_positions`: hidden states of the same model for sentences whose tokens are permuted; for position this is the

@@ -82,11 +82,11 @@ COLUMNS = (
     Column("correlation", "correlation", "Correlation of the neuron with the number over training tokens.", 3,
            signed=True),
     Column("eta_squared", "eta²", "Eta squared: the share of the neuron's variance over training tokens that is "
-           "between classes rather than within them, minus the mean of that share when labels are permuted within "
-           "sentences. It is 0 for a neuron that tells nothing about the class by itself. Of numbers, the squared "
-           "correlation, minus its mean when numbers are permuted.", 3),
-    Column("eta_squared_z", "z", "Number of standard deviations by which that share lies above its mean under permuted "
-           "labels; of numbers, the distance of the correlation from its mean."),
+           "between classes rather than within them, minus the share that is expected by chance. It is 0 for a neuron "
+           "that tells nothing about the class by itself. Of numbers, the squared correlation, minus that by chance.",
+           3),
+    Column("eta_squared_z", "z", "By how many standard deviations the labels explain more of the neuron than by "
+           "chance."),
     Column("eta_squared_q", "q", "Lowest false discovery rate over the neurons of the layer at which this one counts "
            f"as having a signal. Above {RATE:g} the flag says no-signal.", 3),
     Column("unique", "unique", "Estimate, without retraining, of what the probe loses without the neuron, from its "

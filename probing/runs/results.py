@@ -29,6 +29,7 @@ from probing.rankings.contributions import class_contributions
 from probing.runs.numbers import MeasuredNumbers
 from probing.runtime.versions import versions
 from probing.statistics.intervals import accuracy_interval, difference_interval, mean_interval
+from probing.statistics.neighbours import correlation_of_neighbours
 from probing.statistics.random_draws import widened
 from probing.statistics.sample_size import size_columns
 from probing.tables.columns import (
@@ -264,6 +265,7 @@ def write_summary(
         "n_sentences": {side: len(examples.sentences()) for side, examples in named.items()},
         "intervals_over": intervals_over(sides.test),
         "split_by": _unit(sides.train),
+        **_neighbours(sides),
         **({"pooling": sides.test.pooling} if sides.test.pooling else {}),
         "timings": dict(timings),
         "layers": [
@@ -286,6 +288,16 @@ def intervals_over(test: Examples) -> dict[str, Any]:
     """Return the unit that the intervals of a run are over, and the number of units with test tokens."""
     n = int((test.clusters(test.tokens_by_sentence()) > 0).sum())
     return {"unit": _unit(test), "n": n}
+
+
+def _neighbours(sides: Sides) -> dict[str, float]:
+    """Return the correlation of the labels of neighbouring training rows or sentences, where it is no chance."""
+    train = sides.train
+    if _unit(train) not in ("row", "sentence"):  # groups and documents are taken to be independent
+        return {}
+    codes = train.codes(len(sides.classes))
+    found = correlation_of_neighbours(train.labels, train.store.tokens.sentences, codes)
+    return {} if found is None else {"correlation_of_neighbours": found}
 
 
 def _unit(examples: Examples) -> str:

@@ -200,10 +200,35 @@ SENTENCES: dict[str, Sentence] = {
         _INTERVALS,
     ),
     "over_documents": Sentence(
+        "Intervals are over {n:,} test documents, of which training has no sentence, and hold for other documents of "
+        "the same corpus; --test_corpus tests on another text.",
+        "The split keeps documents whole, and the test part is of the training corpus.",
+        _INTERVALS,
+    ),
+    "over_shared_documents": Sentence(
         "Intervals are over {n:,} test documents, of which training has other sentences: they hold for other sentences "
         "of such documents. --test_corpus tests on documents of its own.",
-        "Documents are the unit, and the test part is of the training corpus.",
+        "The same, in runs of earlier versions, whose split is by sentence.",
         _INTERVALS,
+    ),
+    "over_sentences_of_documents": Sentence(
+        "Intervals are over {n:,} test sentences, of whose {n_documents:,} documents training has others: they hold "
+        "for other sentences of these documents, not for other documents. --group_by document keeps documents whole.",
+        "Sentences are the unit, the test part is of the training corpus, and it marks documents.",
+        _INTERVALS,
+    ),
+    "neighbours": Sentence(
+        "Labels of neighbouring {unit}s go together (correlation {correlation:.2f}), as those of one document do; if "
+        "these {unit}s are not independent, intervals are too narrow and p-values too small. {advice}",
+        "Units are rows without groups, or sentences; most of the labels' differences are between units; and the "
+        "correlation of neighbours is at least .05 and 4.5 standard errors above 0.",
+        _INTERVALS,
+    ),
+    "give_groups": Sentence("`groups` says which rows belong together.", "Rows of arrays.", _PARTS),
+    "mark_documents": Sentence(
+        "Documents that are marked (`# newdoc`, empty lines) are taken together by --group_by document.",
+        "Sentences of a corpus.",
+        _PARTS,
     ),
     "over_units": Sentence(
         "Intervals are over {n:,} test {unit}s and hold for other {unit}s of {of}.", "Otherwise.", _INTERVALS
@@ -223,20 +248,20 @@ SENTENCES: dict[str, Sentence] = {
         "range: best and worst rank over this probe and its bootstraps", "There were bootstraps.", _TABLES
     ),
     "note_of_eta": Sentence(
-        "eta sq.: share of variance that the class explains, minus the share that permuted labels explain",
+        "eta sq.: share of variance that the class explains, minus the share expected by chance",
         "Labels are classes.",
         _TABLES,
     ),
     "note_of_z": Sentence(
-        "z: eta sq. in standard deviations of the share that permuted labels explain", "Labels are classes.", _TABLES
+        "z: how far the labels explain more than by chance, in standard deviations", "Labels are classes.", _TABLES
     ),
     "note_of_eta_of_numbers": Sentence(
-        "eta sq.: squared correlation with the number, minus its mean for permuted numbers",
+        "eta sq.: squared correlation with the number, minus that expected by chance",
         "Labels are numbers.",
         _TABLES,
     ),
     "note_of_z_of_numbers": Sentence(
-        "z: the correlation in standard deviations of that with permuted numbers", "Labels are numbers.", _TABLES
+        "z: how far the numbers explain more than by chance, in standard deviations", "Labels are numbers.", _TABLES
     ),
     "note_of_loss": Sentence(
         "without it: {unit} that a probe retrained without the neuron loses (below 0, gains)",

@@ -258,12 +258,36 @@ def test_few_test_rows_give_no_interval_and_the_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("unit", "test_corpus", "name"),
-    [("sentence", None, "over_units"), ("document", "x.txt", "over_units"), ("document", None, "over_documents")],
+    ("unit", "test_corpus", "more", "name"),
+    [
+        ("sentence", None, {}, "over_units"),
+        ("document", "x.txt", {"split_by": "document"}, "over_units"),
+        ("document", None, {"split_by": "document"}, "over_documents"),
+        ("document", None, {}, "over_shared_documents"),
+        ("sentence", None, {"cache": {"test": {"n_documents": 12}}}, "over_sentences_of_documents"),
+        ("sentence", "x.txt", {"cache": {"test": {"n_documents": 12}}}, "over_units"),
+    ],
 )
-def test_what_intervals_hold_for_depends_on_what_they_are_over(unit: str, test_corpus: str | None, name: str) -> None:
-    text = scope({"intervals_over": {"unit": unit, "n": 30}}, test_corpus)
-    assert [one for one in ("over_units", "over_documents", "over_arrays", "few") if said(one, text)] == [name]
+def test_what_intervals_hold_for_depends_on_what_they_are_over(
+    unit: str, test_corpus: str | None, more: dict[str, Any], name: str
+) -> None:
+    text = scope({"intervals_over": {"unit": unit, "n": 30}, **more}, test_corpus)
+    names = [one for one, sentence in SENTENCES.items() if one.startswith("over_") or one == "few"]
+    assert [one for one in names if said(one, text)] == [name]
+
+
+def test_labels_in_runs_are_pointed_out_and_labels_in_any_order_are_not() -> None:
+    generator = np.random.default_rng(0)
+    X, labels = generator.standard_normal((1200, 5)).astype(np.float32), generator.integers(2, size=240).repeat(5)
+    quick = {"quiet": True, "probe": {"l2": 1e-2}, "replicates": 0, "controls": "none", "evidence": "none"}
+    runs, mixed = (probing.probe(X, y, **quick) for y in (labels, generator.permutation(labels)))  # type: ignore[arg-type]
+    grouped = probing.probe(X, labels, groups=np.arange(240).repeat(5), **quick)  # type: ignore[arg-type]
+    assert said("neighbours", scope(runs.results, None))
+    assert said("give_groups", scope(runs.results, None))
+    assert not said("neighbours", scope(mixed.results, None))
+    assert not said("neighbours", scope(grouped.results, None))
+    of_text = {"intervals_over": {"unit": "sentence", "n": 30}, "correlation_of_neighbours": 0.4}
+    assert said("mark_documents", scope(of_text, None))
 
 
 def test_positions_are_said_where_there_are_three() -> None:

@@ -33,8 +33,8 @@ FLAGS = {
 }
 
 _CONTROLS = {
-    "shuffled": "The same probe with labels permuted within each sentence: what the length and the words of a sentence "
-    "alone allow. It is the floor of any task.",
+    "shuffled": "The same probe with labels permuted within each sentence, and exchanged among sentences as far as "
+    "they differ between these: what the length of a sentence alone allows. It is the floor of any task.",
     "token": "The same probe on the input embedding of each token instead of its hidden state: what can be read "
     "from the token alone.",
     "permuted_positions": "The same probe where the model reads each sentence with its tokens permuted: the true floor "

@@ -241,7 +241,7 @@ def test_what_the_script_tells_of_a_neuron_is_explained(page: str) -> None:
 def test_eta_squared_z_and_unique_say_what_they_are(page: str) -> None:
     terms = explained(page)["Neurons"]
     assert "share of the neuron's variance" in terms["eta²"]
-    assert "permuted within sentences" in terms["eta²"]
+    assert "expected by chance" in terms["eta²"]
     assert "standard deviations" in terms["z"]
     assert "false discovery rate" in terms["q"]
     assert "without retraining" in terms["unique"]
