@@ -8,7 +8,9 @@ from pathlib import Path
 from benchmarks import commands
 from benchmarks.corpora import sentences, write_similarity, write_text
 from benchmarks.harness import Comparison, Contestant, Met, Run, Setting, interleave, median_of
-from benchmarks.models import MODELS, MPNET, WEIGHTS
+from benchmarks.model_folders import WEIGHTS
+from benchmarks.models import MODELS
+from benchmarks.split_models import MPNET
 
 # Sentences of the text, and distinct sentences of each of the eleven parts of the sets of similarity.
 N_SENTENCES, N_SIMILAR = 300, 60

