@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import probing
+from probing.errors import UserError
 from probing.runs.run import Run
 from probing.tables.columns import FALSE_DISCOVERIES, UNINFORMATIVE
 from probing.tables.conclusions import conclusion
@@ -243,7 +244,12 @@ def main() -> None:
         for seed in range(options.draws):
             generator = np.random.default_rng([seed, 1])
             rows, unseen = design.draw(generator, 1), design.draw(generator, UNSEEN)
-            run = probing.probe(rows.neurons.astype(np.float32), rows.labels, groups=rows.groups, seed=seed, quiet=True)
+            try:
+                run = probing.probe(
+                    rows.neurons.astype(np.float32), rows.labels, groups=rows.groups, seed=seed, quiet=True
+                )
+            except UserError:  # no group is on one of the sides
+                continue
             counted.add(run, design, unseen)
         print(
             counted.line(name), f"<!-- {(time.perf_counter() - started) / options.draws:.1f} s a draw -->", flush=True

@@ -57,6 +57,11 @@ class ProbeOptions:
     batch_size: int = 512
     patience: int = 3
 
+    @property
+    def needs_validation(self) -> bool:
+        """Whether the penalty is chosen on validation examples, or adam is stopped by them."""
+        return self.solver == "adam" or self.l2 == "auto"
+
     def problems(self) -> list[str]:
         """Return the problems with values that are out of range."""
         problems = out_of_range("probe.l1", self.l1, 0, LARGEST)

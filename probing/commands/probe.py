@@ -16,7 +16,7 @@ from probing.cli.option_values import defaults, option_problems
 from probing.cli.options import ProbeOptions, WandbOptions, as_options
 from probing.cli.python_calls import converted
 from probing.commands.folders import runs_folder, say_where
-from probing.errors import refuse
+from probing.errors import UserError, refuse
 from probing.runs.folder import RunFolder, check_name
 from probing.runs.run import Run, load_fit, read_run
 from probing.runs.tracked import tracking
@@ -92,6 +92,11 @@ def probe(
         check_trainer_options(trainer or {}, options.solver)
         sides, layers = sides_of_arrays(X, y, groups, split, ordinal, seed, numbers, say)
         refuse(_problems_with_numbers(options, trainer or {}, mdl, logger) if sides.numbers else [])
+        if options.needs_validation and not sides.validation.n_tokens:
+            raise UserError(
+                "no row of a class is on the validation side, on which the penalty is chosen and adam is stopped; give "
+                "more rows or groups, `split` with validation for some rows, or, with lbfgs, `probe={'l2': 1e-3}`."
+            )
         others = {"shuffled": [shuffled(sides, seed)]} if wanted else {}
         config = {
             "arrays": _description(sides.train.store), "model": model, "layer": layers, "corpus": "arrays",

@@ -151,7 +151,6 @@ def example_checks(
     The checks need only the tokens, so they run before the model reads the corpus, which may take hours. The validation
     side may be empty if nothing is chosen on it.
     """
-    chooses = probe.solver == "adam" or probe.l2 == "auto"
     classes: Labels  # set by the check of the first corpus, which runs first
     in_training: set[Any]
     n_of: dict[Split, int] = {}
@@ -166,7 +165,7 @@ def example_checks(
         for side in _sides_of(part, len(corpora)):
             found = class_of_tokens(tokens, corpora[part], task, splits[part], classes, side)
             n_of[side] = n = int((found.labels >= 0).sum())
-            if not n and (chooses or side != "validation"):
+            if not n and (probe.needs_validation or side != "validation"):
                 raise _no_examples(task, splits[part].count(side), side, classes, found.dropped, probe)
             say_what_is_no_class(side, n, found.dropped, in_training, unit_of(task), say)
         if part == 0:

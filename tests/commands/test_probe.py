@@ -327,3 +327,13 @@ def test_the_probe_is_held_against_the_majority_class_on_the_same_rows() -> None
     expected = difference_interval(np.bincount(groups[test], difference), np.bincount(groups[test]))
     assert (row["above_majority_low"], row["above_majority_high"]) == pytest.approx(expected)
     assert row["accuracy"] - row["majority_accuracy"] == pytest.approx(difference.mean())
+
+
+@pytest.mark.parametrize("y", [np.arange(300) % 2, np.linspace(0, 1.5, 300)], ids=["classes", "numbers"])
+def test_without_a_validation_side_no_penalty_is_chosen(y: np.ndarray) -> None:
+    X = np.random.default_rng(0).standard_normal((300, 4)).astype(np.float32)
+    split = np.where(np.arange(300) % 3, "train", "test")
+    with pytest.raises(UserError, match="no row of a class is on the validation side"):
+        probe(X, y, split=split, quiet=True)
+    made = probe(X, y, split=split, quiet=True, probe={"l2": 1e-3}, replicates=0, evidence="none")
+    assert made.results["n_example_tokens"]["validation"] == 0
