@@ -58,7 +58,7 @@ def test_heads_are_found_in_every_family(checkpoints: dict[str, Path], family: s
         assert heads.projections == find_site(encoder, examine(encoder), "attention").modules
 
 
-@pytest.mark.parametrize("family", REFUSED)
+@pytest.mark.parametrize("family", sorted(REFUSED))
 def test_attention_that_is_not_one_matrix_in_each_block_is_refused(checkpoints: dict[str, Path], family: str) -> None:
     encoder = load(checkpoints[family])
     n_seen = {"longformer": 0, "lfm2": 2}[family]
