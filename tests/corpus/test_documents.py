@@ -140,7 +140,7 @@ def test_no_test_document_is_trained_on_and_a_run_read_again_has_the_same_split(
     shared = [sentence for sentence in tested if of[sentence] in trained]
     assert len(shared) <= 0.02 * len(tested)  # but for sentences that an earlier document has, too
     by_sentence = made["sentence"].test_sentences
-    assert sum(of[sentence] in trained for sentence in by_sentence) > 0.5 * len(by_sentence)
+    assert sum(of[sentence] in trained for sentence in by_sentence) > 0.2 * len(by_sentence)
 
 
 @pytest.mark.slow
