@@ -92,11 +92,7 @@ def probe(
         check_trainer_options(trainer or {}, options.solver)
         sides, layers = sides_of_arrays(X, y, groups, split, ordinal, seed, numbers, say)
         refuse(_problems_with_numbers(options, trainer or {}, mdl, logger) if sides.numbers else [])
-        if options.needs_validation and not sides.validation.n_tokens:
-            raise UserError(
-                "no row of a class is on the validation side, on which the penalty is chosen and adam is stopped; give "
-                "more rows or groups, `split` with validation for some rows, or, with lbfgs, `probe={'l2': 1e-3}`."
-            )
+        _check_validation(options, sides.validation.n_tokens)
         others = {"shuffled": [shuffled(sides, seed)]} if wanted else {}
         config = {
             "arrays": _description(sides.train.store), "model": model, "layer": layers, "corpus": "arrays",
@@ -111,6 +107,15 @@ def probe(
             return _passing(measured(logger, None), config, watch)
         folder = RunFolder(place, name, f"{model}-{task}")
         return _kept(measured, config, folder, watch, formats, tracked, logger, quiet)
+
+
+def _check_validation(options: ProbeOptions, n_rows: int) -> None:
+    """Check that there are validation rows where the probe needs them."""
+    if options.needs_validation and not n_rows:
+        raise UserError(
+            "no row of a class is on the validation side, on which the penalty is chosen and adam is stopped; give "
+            "more rows or groups, `split` with validation for some rows, or, with lbfgs, `probe={'l2': 1e-3}`."
+        )
 
 
 def _place(runs: str | Path | None, name: str | None) -> Path | None:
