@@ -73,6 +73,37 @@ def planted(tmp_path: Path) -> Data:
     return sides(make_store(tmp_path / "store", [positional(tokens, 12, 2.0)], tokens, shard_tokens=500))
 
 
+@pytest.mark.parametrize("flipped", ["none", "one", "each"])
+def test_labels_of_whole_sentences_are_exchanged_among_these_also_if_some_token_has_another(
+    planted: Data, flipped: str
+) -> None:
+    """Permuted within their sentence they would stay what they are, and the control would be as good as the probe."""
+    train = planted.train
+    sentences, kept = train.store.tokens.sentences, train.labels >= 0
+    first = np.diff(sentences, prepend=-1).astype(bool)
+    of_sentence = np.random.default_rng(0).integers(2, size=sentences.max() + 1)[sentences]
+    flips = {"none": first & False, "one": np.arange(len(first)) == np.flatnonzero(kept)[0], "each": first}[flipped]
+    labels = np.where(kept, of_sentence ^ flips, -1).astype(np.int32)
+    examples = replace(train, labels=labels)
+    drawn = shuffled(replace(planted, train=examples, classes=np.arange(2)), 0).train.labels
+    np.testing.assert_array_equal(drawn >= 0, kept)
+    # Of two classes, half of the sentences get the other one.
+    assert 0.35 < (drawn[kept] != of_sentence[kept]).mean() < 0.65
+    # A sentence still has one label, but for as many tokens as before.
+    share = [max(np.bincount(drawn[kept & (sentences == i)]) / (kept & (sentences == i)).sum()) for i in range(60)
+             if (kept & (sentences == i)).any()]  # fmt: skip
+    assert np.mean(share) > 0.85
+
+
+def test_positions_stay_in_their_sentence(planted: Data) -> None:
+    before, after = planted.train, shuffled(planted, 0).train
+    sentences = before.store.tokens.sentences
+    for i in before.sentences()[:40]:
+        own = sentences == i
+        assert sorted(before.labels[own]) == sorted(after.labels[own])
+    assert (before.labels != after.labels).any()
+
+
 def test_shuffled_labels_stay_in_their_sentence_and_find_nothing(planted: Data) -> None:
     permuted = shuffled(planted, 3)
     tokens = planted.train.store.tokens
