@@ -108,7 +108,7 @@ def read_sides(
     Raises:
         UserError: If a required side has no examples, or if documents are requested but the corpus has none.
     """
-    intervals_by_document(group_by, corpora)
+    intervals_by_document(group_by, corpora)  # refuses a corpus without documents before a model reads it
     stores = source.read(corpora, example_checks(task, corpora, splits, probe, source.say, announce))
     say_what_was_left_out(corpora, [store.tokens for store in stores], source.say)
     return label_sides(stores, corpora, splits, task, group_by), stores

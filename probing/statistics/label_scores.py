@@ -50,7 +50,7 @@ class Divided:
         return sums.index_put_(index, codes.values[self.labels], accumulate=True)
 
 
-class Moments(NamedTuple):
+class MomentsOfSigns(NamedTuple):
     """Mean, variance and third central moment of a statistic, each of shape (d_model,)."""
 
     mean: Tensor
@@ -113,7 +113,7 @@ class ScoreSums:
             self.sixths + sixth.T @ length.pow(3),
         )
 
-    def under_random_signs(self) -> Moments:
+    def under_random_signs(self) -> MomentsOfSigns:
         """Return the moments of |sum of s u|^2 where the sign s of each cluster is + or - with equal probability.
 
         It is the sum of |u|^2 plus the sum over pairs of clusters of 2 s_i s_j u_i'u_j. With M the sum of u u', its
@@ -124,7 +124,7 @@ class ScoreSums:
         squared = products @ products
         pairs = products.square().sum((1, 2)) - self.fourths
         triples = (squared * products).sum((1, 2)) - 3 * (products * self.weighted).sum((1, 2)) + 2 * self.sixths
-        return Moments(products.diagonal(dim1=1, dim2=2).sum(1), 2 * pairs.clamp(min=0), 8 * triples)
+        return MomentsOfSigns(products.diagonal(dim1=1, dim2=2).sum(1), 2 * pairs.clamp(min=0), 8 * triples)
 
 
 @dataclass

@@ -95,6 +95,15 @@ def test_labels_of_whole_sentences_are_exchanged_among_these_also_if_some_token_
     assert np.mean(share) > 0.85
 
 
+def test_labels_drawn_for_each_token_mostly_stay_in_their_sentence(planted: Data) -> None:
+    train, sentences = planted.train, planted.train.store.tokens.sentences
+    drawn = np.random.default_rng(0).integers(4, size=len(sentences))
+    examples = replace(train, labels=np.where(train.labels >= 0, drawn, -1).astype(np.int32))
+    after = shuffled(replace(planted, train=examples, classes=np.arange(4)), 0).train.labels
+    moved = [sorted(after[sentences == i]) != sorted(examples.labels[sentences == i]) for i in train.sentences()]
+    assert np.mean(moved) < 0.3
+
+
 def test_positions_stay_in_their_sentence(planted: Data) -> None:
     before, after = planted.train, shuffled(planted, 0).train
     sentences = before.store.tokens.sentences
