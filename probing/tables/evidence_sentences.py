@@ -200,7 +200,7 @@ SENTENCES: dict[str, Sentence] = {
         _INTERVALS,
     ),
     "over_documents": Sentence(
-        "Intervals are over {n:,} test documents, of which training has no sentence, and hold for other documents of "
+        "Intervals are over {n:,} test documents, which the split keeps apart from training, and hold for other documents of "
         "the same corpus; --test_corpus tests on another text.",
         "The split keeps documents whole, and the test part is of the training corpus.",
         _INTERVALS,

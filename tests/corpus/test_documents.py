@@ -121,7 +121,7 @@ def test_a_run_says_what_its_intervals_are_over(made: dict[str, Run]) -> None:
     assert over["sentence"] == {"unit": "sentence", "n": made["sentence"].results["n_sentences"]["test"]}
     assert MIN_SENTENCES <= over["auto"]["n"] < over["sentence"]["n"]
     assert f"over {over['auto']['n']} test documents" in scope(made["auto"].results, None)
-    assert "of which training has no sentence" in scope(made["auto"].results, None)
+    assert "which the split keeps apart from training" in scope(made["auto"].results, None)
     assert "documents training has others" in scope(made["sentence"].results, None)
     assert scope(made["auto"].results, "other.txt").endswith("hold for other documents of other.txt.")
     assert "21 documents are too few" not in scope(made["auto"].results, None)
