@@ -200,8 +200,8 @@ SENTENCES: dict[str, Sentence] = {
         _INTERVALS,
     ),
     "over_documents": Sentence(
-        "Intervals are over {n:,} test documents, which the split keeps apart from training, and hold for other documents of "
-        "the same corpus; --test_corpus tests on another text.",
+        "Intervals are over {n:,} test documents, which the split keeps apart from training, and hold for other "
+        "documents of the same corpus; --test_corpus tests on another text.",
         "The split keeps documents whole, and the test part is of the training corpus.",
         _INTERVALS,
     ),
