@@ -34,6 +34,7 @@ from probing.runtime.distributed import is_main_process
 from probing.runtime.stopwatch import Stopwatch
 from probing.tables.columns import controls_of
 from probing.tasks import SentenceTask, TokenTask, described, load_task, predicts_numbers, short_name
+from probing.tasks.given import HeldFixed
 from probing.tracking import Tracker, resolve_mode
 
 Transform = Literal["none", "clip", "whiten", "standardise", "center", "all_but_the_top"]
@@ -52,7 +53,7 @@ def fit(
     transform: Transform = "none", seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None,
     quiet: bool = False, trainer: dict[str, Any] | None = None, probe: ProbeOptions = ProbeOptions(),
     wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
-    first_token: FirstToken = "include",
+    first_token: FirstToken = "include", given: str | None = None,
 ) -> Run | None:  # fmt: skip
     """Fit a probe per layer on cached activations, split its logits by neuron, and rank the neurons.
 
@@ -79,6 +80,9 @@ def fit(
         seed: Seed of every draw: the split, permuted labels and tokens, bootstraps, adam's batches, random weights.
         name: Name of this run; MODEL-TASK-YYYYMMDD-HHMMSS by default.
         trainer: Arguments of Lightning's Trainer, such as --trainer.max_epochs 50.
+        given: What is held fixed, because labels may go with it: token, a task, or a column of the corpus. Neurons are
+            then also compared among tokens with the same value of it, and a probe is trained on labels permuted among
+            these.
 
     Returns:
         The finished run; None on ranks other than the first.
@@ -91,7 +95,8 @@ def fit(
     layer_numbers(layer)
     cached, place = places(cache, runs, name)
     token_task = load_task(task, task_args)
-    wanted = _controls(controls, token_task, probe, trainer, mdl)
+    wanted = _controls(controls, token_task, probe, trainer, mdl) + ["given"] * (given is not None)
+    fixed = HeldFixed.of(given)
     text = read_corpora(corpus, test_corpus, seed, say, group_by)
     with terminal.quiet_libraries():
         from probing.cache.source import ActivationSource
@@ -105,7 +110,9 @@ def fit(
             shows_progress=progress, site=site, tokenizer=tokenizer, without_first=first_token == "exclude",
         )  # fmt: skip
         more = replicates, evidence == "all", mdl
-        sides, others, fitted, stores = _read(source, text, token_task, probe, group_by, wanted, transform, seed, more)
+        sides, others, fitted, stores = _read(
+            source, text, token_task, fixed, probe, group_by, wanted, transform, seed, more
+        )
         watch.end("extract")
         default = f"{source.model.short_name}-{config['task'].rpartition(':')[2]}"
         folder = RunFolder(place, name, default) if is_main_process() else None
@@ -134,8 +141,8 @@ def _controls(
 
 
 def _read(
-    source: Any, text: tuple[Any, Any], task: TokenTask, probe: ProbeOptions, group_by: GroupBy,
-    controls: Sequence[str], transform: Any, seed: int, more: tuple[int, bool, bool],
+    source: Any, text: tuple[Any, Any], task: TokenTask, given: HeldFixed | None, probe: ProbeOptions,
+    group_by: GroupBy, controls: Sequence[str], transform: Any, seed: int, more: tuple[int, bool, bool],
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
     """Return the examples, those of each control, the fitted transforms, if any, and the activations of each corpus.
 
@@ -144,6 +151,7 @@ def _read(
             parser of arguments imports whatever this file names.
         text: The corpora, and the side of each of their sentences.
         task: The task, which gives the labels.
+        given: What is held fixed.
         probe: How the probe is trained.
         group_by: The option's value.
         controls: Names of the controls.
@@ -156,7 +164,7 @@ def _read(
     from probing.transforms.of_examples import transform_all
 
     announce = announced(source, text[0], controls, seed, *more, probe)
-    sides, stores = read_sides(source, *text, task, probe, group_by, announce)
+    sides, stores = read_sides(source, *text, task, probe, group_by, announce, given)
     others, fitted = control_sides(controls, sides, text[0], source, seed), None
     if transform != "none":
         sides, others, fitted = transform_all(transform, sides, others, source.layers, seed)
@@ -210,7 +218,7 @@ def _report(run: Run, where: str | None, quiet: bool) -> None:
     """Print the tables, the conclusion on each layer's top neuron, and where the results are."""
     from probing.evidence.by_position import position_line
     from probing.tables import probes
-    from probing.tables.conclusions import basis, conclusion, not_above, overlaps
+    from probing.tables.conclusions import basis, conclusion, given_words, held_fixed, not_above, overlaps
     from probing.tables.evidence_sentences import say
     from probing.tables.geometry import transform_lines
     from probing.tables.scope import scope
@@ -240,12 +248,14 @@ def _report(run: Run, where: str | None, quiet: bool) -> None:
             print(f"The other layers' rankings are in {run.folder / 'neurons.csv'}.")
         for row, fitted in zip(run.accuracy, run.results["layers"], strict=True):
             ranked = run.top(row["layer"], len(run.neurons))
-            print(conclusion(ranked, task, row))
+            print(conclusion(ranked, task, row, given_words(run.config)))
             if line := overlaps(row, len(ranked)):
                 print(line)
             if not fitted["converged"]:
                 print(say("stopped_short", layer=row["layer"], gap=fitted["optimality_gap"]))
         for line in basis(run.accuracy, task):
+            print(line)
+        if line := held_fixed(run.results, run.config):
             print(line)
         print(scope(run.results, run.config["test_corpus"]))
     for line in transform_lines(run.transform, run.accuracy):

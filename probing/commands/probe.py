@@ -25,6 +25,8 @@ from probing.tracking import resolve_mode
 
 # What can be shuffled or drawn without a model.
 CONTROLS = ("shuffled",)
+# What values that are held fixed are called, in the place of the task that gives them.
+GIVEN = "given"
 
 
 def probe(
@@ -34,7 +36,7 @@ def probe(
     runs: str | Path | None = None, name: str | None = None, trainer: Mapping[str, Any] | None = None,
     probe: ProbeOptions | Mapping[str, Any] = ProbeOptions(), logger: Any = None, quiet: bool = False,
     numbers: bool | None = None, figure_format: FigureFormat = FIGURE_FORMAT,
-    wandb: WandbOptions | Mapping[str, Any] | None = None,
+    wandb: WandbOptions | Mapping[str, Any] | None = None, given: Any = None,
 ) -> Run:  # fmt: skip
     """Probe activations that come from anywhere, and rank their neurons, with the evidence that `fit` gives.
 
@@ -67,6 +69,9 @@ def probe(
             has a fraction.
         figure_format: Formats of the figures of a run that is written: `all`, or some of `png`, `pdf` and `svg`.
         wandb: How a run with a name or `runs` is logged to Weights & Biases, as in `fit`; if None, it is not.
+        given: What is held fixed, one value for each row, text or whole numbers, such as what else the labels may go
+            with. Neurons are then also compared among rows with the same value, and a probe is trained on labels
+            permuted among these.
 
     Returns:
         The run, with the same tables and files as one of `fit`.
@@ -81,8 +86,9 @@ def probe(
     formats = figure_formats(figure_format)
     place = _place(runs, name)
     refuse(_problems_with_tracking(tracked, place, logger))
-    from probing.data.arrays import sides_of_arrays
+    from probing.data.arrays import given_rows, sides_of_arrays
     from probing.data.controls import shuffled
+    from probing.data.given_values import permuted_within
     from probing.runs.measuring import Asked, measure
     from probing.runtime import terminal
     from probing.runtime.trainer import algorithms_kept, check_trainer_options
@@ -94,11 +100,15 @@ def probe(
         refuse(_problems_with_numbers(options, trainer or {}, mdl, logger) if sides.numbers else [])
         _check_validation(options, sides.validation.n_tokens)
         others = {"shuffled": [shuffled(sides, seed)]} if wanted else {}
+        if given is not None:
+            sides = given_rows(sides, given)
+            others["given"] = [sides.each(partial(permuted_within, seed=seed))]
         config = {
             "arrays": _description(sides.train.store), "model": model, "layer": layers, "corpus": "arrays",
             "test_corpus": None, "task": task, "task_args": {}, "ordinal": ordinal, "numbers": sides.numbers,
             "replicates": replicates, "controls": wanted, "evidence": evidence, "mdl": mdl,
-            "transform": "none", "seed": seed, "trainer": dict(trainer or {}), "probe": asdict(options),
+            "given": None if given is None else GIVEN, "transform": "none", "seed": seed,
+            "trainer": dict(trainer or {}), "probe": asdict(options),
         }  # fmt: skip
         asked = Asked(replicates, evidence == "all", mdl, "none", seed)
         bars = terminal.training_bars(terminal.show_progress(quiet))

@@ -16,6 +16,7 @@ from probing.cache.plan import Plan, Shard, divide, shard_tokens
 from probing.cache.tokens import Tokens
 from probing.corpus.splits import Split, sides_of_clusters
 from probing.data.examples import Examples, Sides
+from probing.data.given_values import check_given, numbered, with_given
 from probing.data.numbers import check_size, check_varies
 from probing.errors import UserError, as_clause
 from probing.tasks import Labels, has_label
@@ -161,6 +162,23 @@ def sides_of_arrays(
     return Sides(sides["train"], sides["validation"], sides["test"], classes, ordinal), list(layers)
 
 
+def given_rows(sides: Sides, given: Any) -> Sides:
+    """Return the sides of arrays with values that are held fixed.
+
+    Args:
+        sides: As `sides_of_arrays` returns them.
+        given: Value of each row, text or whole numbers; rows without one are not compared.
+
+    Raises:
+        UserError: If there is not one for each row, or no two training rows with the same value differ in their labels.
+    """
+    store = sides.train.store
+    assert isinstance(store, ArrayActivations)
+    values = numbered(_classes(_one_each(given, "given", store.tokens.n_tokens), _GIVEN))[store.order]
+    check_given(values, sides.train.labels, "given", "row")
+    return with_given(sides, [values])
+
+
 _SIDES: tuple[Split, ...] = ("train", "validation", "test")
 
 
@@ -248,20 +266,32 @@ def _labels(labels: Any, n_rows: int, numbers: bool | None) -> Labels:
 
     Where one is missing, it is -1, an empty string, or NaN.
     """
-    if isinstance(labels, list | tuple):  # NumPy would make text of a list of text and NaN
-        labels = np.fromiter(labels, dtype=object, count=len(labels))
-    if not isinstance(labels, np.ma.MaskedArray):
-        labels = _plain(labels, "y", n_rows)
-    elif labels.shape != (n_rows,):
-        raise _other_shape("y", labels.shape, n_rows)
-    given = Given("`y` has", "give", "row", "or leave out `numbers=False` to have numbers predicted")
+    labels = _one_each(labels, "y", n_rows)
     if numbers or (numbers is None and _has_fraction(np.ma.compressed(labels))):
-        found, is_known = numbers_of(labels, given)
+        found, is_known = numbers_of(labels, _Y)
         return np.where(is_known, found, np.nan)
-    classes, is_known = class_values(labels, given)
-    if classes.dtype.kind == "O":
-        return classes
-    return np.where(is_known, classes.astype(np.int64), -1)
+    return _classes(labels, _Y)
+
+
+_Y = Given("`y` has", "give", "row", "or leave out `numbers=False` to have numbers predicted")
+_GIVEN = Given("`given` has", "give", "row", "such as the numbers of intervals")
+
+
+def _one_each(values: Any, name: str, n_rows: int) -> NDArray[Any]:
+    """Return values as an array, one for each row, with a mask if they have one."""
+    if isinstance(values, list | tuple):  # NumPy would make text of a list of text and NaN
+        values = np.fromiter(values, dtype=object, count=len(values))
+    if not isinstance(values, np.ma.MaskedArray):
+        return _plain(values, name, n_rows)
+    if values.shape != (n_rows,):
+        raise _other_shape(name, values.shape, n_rows)
+    return values
+
+
+def _classes(values: NDArray[Any], given: Given) -> Labels:
+    """Return values as int64, or as an object array of strings; -1 or an empty string where one is missing."""
+    classes, is_known = class_values(values, given)
+    return classes if classes.dtype.kind == "O" else np.where(is_known, classes.astype(np.int64), -1)
 
 
 def _has_fraction(values: NDArray[Any]) -> bool:

@@ -27,8 +27,9 @@ CONTROLS = {
     "control_task": "control task",
     "untrained": "random weights",
 }
-# Controls that `--transform` adds: untransformed activations, and clipping of other neurons than the outliers.
-TRANSFORM_CONTROLS = {"untransformed": "untransformed", "others_clipped": "others clipped"}
+# Controls that other options add. `--transform`: untransformed activations, and clipping of other neurons than the
+# outliers. `--given`: labels permuted among tokens with the same value of what is held fixed.
+ADDED_CONTROLS = {"untransformed": "untransformed", "others_clipped": "others clipped", "given": "given alone"}
 
 
 def chosen_controls(

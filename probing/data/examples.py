@@ -113,6 +113,8 @@ class Examples:
             classes.
         pooling: How the tokens of a sentence are pooled where examples are sentences; the store then has one token for
             each sentence. None where examples are tokens.
+        given: Number of each token's value of what is held fixed, -1 without one, shape (n_tokens,); None if nothing
+            is.
     """
 
     store: Activations
@@ -125,6 +127,7 @@ class Examples:
     values: NDArray[np.float64] | None = None
     n_unlabelled: int = 0
     n_special: int = 0
+    given: NDArray[np.int64] | None = None
 
     @property
     def targets(self) -> NDArray[np.float64]:

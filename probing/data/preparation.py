@@ -19,6 +19,7 @@ from probing.corpus.sides import GroupBy, intervals_by_document, splits_by_docum
 from probing.corpus.splits import Split
 from probing.data import controls
 from probing.data.examples import Sides
+from probing.data.given_values import check_given, permuted_within, values_of, with_given
 from probing.data.labelling import (
     choose_classes,
     class_of_tokens,
@@ -31,6 +32,7 @@ from probing.data.labelling import (
 from probing.errors import UserError
 from probing.models import load_encoder, load_tokenizer, word_folding
 from probing.tasks import Labels, TokenTask, unit_of
+from probing.tasks.given import HeldFixed
 
 # Called with the tokens of the training corpus, the number of classes, and that of training examples.
 Announce = Callable[[Tokens, int, int], None]
@@ -62,6 +64,7 @@ def label_sides(
     splits: Sequence[Sequence[Split]],
     task: TokenTask,
     group_by: GroupBy = "sentence",
+    given: HeldFixed | None = None,
 ) -> Sides:
     """Return the labelled tokens of each side; with two corpora, the second is the test side.
 
@@ -71,6 +74,7 @@ def label_sides(
         splits: Side of each sentence of each corpus.
         task: The task, which gives the labels.
         group_by: The option's value: what is independent in each corpus, sentences or documents.
+        given: What is held fixed, if anything is.
 
     Raises:
         UserError: If documents are requested but the test corpus has none.
@@ -82,7 +86,11 @@ def label_sides(
         for part in range(len(corpora))
         for side in _sides_of(part, len(corpora))
     }
-    return Sides(parts["train"], parts["validation"], parts["test"], classes, task.ordinal)
+    sides = Sides(parts["train"], parts["validation"], parts["test"], classes, task.ordinal)
+    if given is None:
+        return sides
+    pairs = zip(stores, corpora, strict=True)
+    return with_given(sides, [values_of(given, store.tokens, corpus, task) for store, corpus in pairs])
 
 
 def read_sides(
@@ -93,6 +101,7 @@ def read_sides(
     probe: ProbeOptions,
     group_by: GroupBy,
     announce: Announce = lambda tokens, n_classes, n_train: None,
+    given: HeldFixed | None = None,
 ) -> tuple[Sides, list[ActivationStore]]:
     """Read the corpora and label their tokens; return the sides and the activations of each corpus.
 
@@ -104,14 +113,15 @@ def read_sides(
         probe: The probe options, which decide whether validation tokens are needed.
         group_by: The option's value: whether intervals are over sentences or documents.
         announce: Called once examples are known, before the model reads the corpora.
+        given: What is held fixed, if anything is.
 
     Raises:
         UserError: If a required side has no examples, or if documents are requested but the corpus has none.
     """
     intervals_by_document(group_by, corpora)  # refuses a corpus without documents before a model reads it
-    stores = source.read(corpora, example_checks(task, corpora, splits, probe, source.say, announce))
+    stores = source.read(corpora, example_checks(task, corpora, splits, probe, source.say, announce, given))
     say_what_was_left_out(corpora, [store.tokens for store in stores], source.say)
-    return label_sides(stores, corpora, splits, task, group_by), stores
+    return label_sides(stores, corpora, splits, task, group_by, given), stores
 
 
 def control_sides(
@@ -131,6 +141,8 @@ def control_sides(
             made[name] = [controls.token_identity(sides, load_encoder(source.model, source.random_weights_seed))]
         elif name == "permuted_positions":
             made[name] = [controls.with_activations(sides, replace(source, permuted_tokens_seed=seed).read(corpora))]
+        elif name == "given":
+            made[name] = [sides.each(partial(permuted_within, seed=seed))]
         elif source.random_weights_seed is not None:
             source.say("the control untrained is left out: the model itself is randomly initialised")
         else:
@@ -145,6 +157,7 @@ def example_checks(
     probe: ProbeOptions,
     say: Callable[[str], None],
     announce: Announce = lambda tokens, n_classes, n_train: None,
+    given: HeldFixed | None = None,
 ) -> list[Callable[[Tokens], None]]:
     """Return a check for each corpus, which refuses a side without examples and reports tokens without a class.
 
@@ -164,6 +177,9 @@ def example_checks(
             in_training = labels_in_training(tokens, corpora[0], task, splits[0])
         for side in _sides_of(part, len(corpora)):
             found = class_of_tokens(tokens, corpora[part], task, splits[part], classes, side)
+            if given is not None and side == "train":
+                values = values_of(given, tokens, corpora[part], task)
+                check_given(values, found.labels, f"--given {given.typed}", unit_of(task))
             n_of[side] = n = int((found.labels >= 0).sum())
             if not n and (probe.needs_validation or side != "validation"):
                 raise _no_examples(task, splits[part].count(side), side, classes, found.dropped, probe)

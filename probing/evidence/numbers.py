@@ -12,6 +12,7 @@ from torch import Tensor
 
 from probing.data.examples import Examples, Sides, read_share
 from probing.evidence.leave_one_out import REMOVED, AblationEffect, matched
+from probing.evidence.separation_given import separation_given
 from probing.evidence.stability import PENALTIES, bootstrap, penalty_stability, stability_of
 from probing.evidence.table import Evidence, order, separation_of
 from probing.evidence.with_intercept import is_far
@@ -46,6 +47,7 @@ def collect_number_evidence(found: Decomposed, fits: Sequence[NumberFit]) -> lis
             fit.moments,
             sums.result(),
             separation_of(sides.train, fit.layer, fit.moments, 0),
+            given=separation_given(sides.train, fit.layer, 0),
             correlation=_correlation(fit),
         )
         for fit, sums in zip(fits, magnitudes, strict=True)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from probing.data.examples import Examples, read_clusters, read_share
 from probing.evidence.leave_one_out import AblationEffect, Outcome
+from probing.evidence.separation_given import separation_given
 from probing.evidence.stability import Stability
 from probing.evidence.with_intercept import is_far
 from probing.rankings.contributions import ClassMagnitudes, MagnitudeAccumulator, mean_contribution
@@ -18,7 +19,7 @@ from probing.runtime.distributed import sum_over_ranks
 from probing.statistics.moments import Moments
 from probing.statistics.multiple_testing import discovery_rates
 from probing.statistics.separation import Separation, SeparationAccumulator, neurons_at_a_time
-from probing.tables.columns import BELOW_RESOLUTION, FALSE_DISCOVERIES, NEGLIGIBLE, UNINFORMATIVE
+from probing.tables.columns import BELOW_RESOLUTION, FALSE_DISCOVERIES, GIVEN_COLUMNS, NEGLIGIBLE, UNINFORMATIVE
 
 # A neuron is flagged `offset` where centring leaves less than this share of its contribution.
 OFFSET_BELOW = 0.5
@@ -43,6 +44,9 @@ class Evidence:
         matched: Neurons among these that were removed only for comparison.
         contribution_with_intercept: Mean over tokens of |W[y, i] * (v[i] - mean(v[i]))| with the weights of a probe
             with an intercept, shape (d_model,), or None.
+        given: How the neurons separate the classes among training tokens that are alike in what is held fixed, or None.
+        control_task_share: Share of each neuron in the contributions to probes of the control task, shape (d_model,),
+            or None.
     """
 
     moments: Moments
@@ -54,6 +58,8 @@ class Evidence:
     ablation_effects: Mapping[int, AblationEffect] = field(default_factory=dict)
     matched: Sequence[int] = ()
     contribution_with_intercept: Tensor | None = None
+    given: Separation | None = None
+    control_task_share: Tensor | None = None
 
 
 def collect_evidence(
@@ -75,7 +81,12 @@ def collect_evidence(
     for sums in magnitudes:
         sums.all_reduce(sum_over_ranks)
     parts = zip(layers, moments, magnitudes, strict=True)
-    return [Evidence(m, sums.result(), separation_of(train, layer, m, n_classes)) for layer, m, sums in parts]
+    return [
+        Evidence(
+            m, sums.result(), separation_of(train, layer, m, n_classes), given=separation_given(train, layer, n_classes)
+        )
+        for layer, m, sums in parts
+    ]  # fmt: skip
 
 
 def separation_of(train: Examples, layer: int, moments: Moments, n_classes: int) -> Separation:
@@ -106,26 +117,32 @@ def order(statistic: Tensor) -> Tensor:
     return torch.sort(statistic, descending=True, stable=True).indices
 
 
-def flags(contribution: Tensor, contribution_centred: Tensor, q: Tensor, dead: Tensor) -> list[str]:
+def flags(
+    contribution: Tensor, contribution_centred: Tensor, q: Tensor, dead: Tensor, q_given: Tensor | None = None
+) -> list[str]:
     """Return what a reader must know before believing a neuron's rank.
 
     `dead`: the neuron hardly varies, so its weight and contribution are 0. `offset`: less than half of the
     contribution remains once the neuron's mean is subtracted: it is large and nearly constant, and replaces
     the intercept that the probe lacks. `no-signal`: its values differ between classes no more than under
     chance alone. Among the layer's neurons without this flag, at most a share of
-    `FALSE_DISCOVERIES` is expected to have no signal.
+    `FALSE_DISCOVERIES` is expected to have no signal. `confound`: it has a signal, but is not shown to have
+    one among tokens that are alike in what is held fixed, at the same rate.
 
     Args:
         contribution: Contribution of each neuron, shape (d_model,).
         contribution_centred: Contribution of each neuron without its mean, shape (d_model,).
         q: Lowest false discovery rate at which each neuron counts as a signal, shape (d_model,).
         dead: Which neurons are dead, shape (d_model,), bool.
+        q_given: The rates among tokens that are alike, shape (d_model,); None if nothing is held fixed.
     """
     offset = contribution_centred < OFFSET_BELOW * contribution
     no_signal = q > FALSE_DISCOVERIES
+    confound = torch.zeros_like(no_signal) if q_given is None else ~no_signal & (q_given > FALSE_DISCOVERIES)
+    held = {"offset": offset.tolist(), "no-signal": no_signal.tolist(), "confound": confound.tolist()}
     return [
-        "dead" if is_dead else " ".join(name for name, holds in (("offset", o), ("no-signal", n)) if holds)
-        for is_dead, o, n in zip(dead.tolist(), offset.tolist(), no_signal.tolist(), strict=True)
+        "dead" if is_dead else " ".join(name for name, holds in held.items() if holds[i])
+        for i, is_dead in enumerate(dead.tolist())
     ]
 
 
@@ -149,7 +166,8 @@ def neuron_table(
     # A dead neuron's variance is rounding error, so its share explained by class means nothing.
     p = torch.where(dead, 1.0, separation.p)
     q = discovery_rates(p, ~dead)
-    flag = flags(contribution, centred, q, dead)
+    given = _given_columns(evidence)
+    flag = flags(contribution, centred, q, dead, given.get("given_q"))
     if not is_informative:
         flag = [own if own == "dead" else UNINFORMATIVE for own in flag]
     width = len(contribution) // (n_heads or 1)
@@ -163,10 +181,14 @@ def neuron_table(
         "eta_squared_z": torch.where(dead, 0.0, separation.z).tolist(),
         "eta_squared_p": p.tolist(),
         "eta_squared_q": q.tolist(),
+        **{name: values.tolist() for name, values in given.items()},
         "mean": evidence.moments.mean.tolist(),
         "sd": evidence.moments.sd.tolist(),
         "flag": flag,
     }
+    if (share := evidence.control_task_share) is not None:
+        columns["control_task_share"] = share.tolist()
+        columns["selectivity"] = (contribution / (total or 1) - share).tolist()
     if evidence.unique is not None:
         columns["unique"] = evidence.unique.tolist()
     if evidence.stability is not None:
@@ -182,6 +204,16 @@ def neuron_table(
     for row in rows if evidence.ablation_effects else ():
         row |= _removal_columns(evidence.ablation_effects.get(row["neuron"]), row["neuron"] in evidence.matched)
     return rows
+
+
+def _given_columns(evidence: Evidence) -> dict[str, Tensor]:
+    """Return how neurons go with the labels with something held fixed; nothing if nothing is."""
+    if (given := evidence.given) is None:
+        return {}
+    dead = evidence.moments.dead
+    p = torch.where(dead, 1.0, given.p)
+    values = (torch.where(dead, 0.0, given.eta_squared), torch.where(dead, 0.0, given.z), p, discovery_rates(p, ~dead))
+    return dict(zip(GIVEN_COLUMNS, values, strict=True))
 
 
 def _removal_columns(effect: AblationEffect | None, is_matched: bool) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from probing.runs.diagnostics import Cloze, Hierarchy
 from probing.runs.kinds import Disabled, Reproduction
 from probing.runs.trainings import CheckpointSeries, Pretraining
 from probing.tables.columns import R2, Row, in_brackets, interval, score_of
-from probing.tables.conclusions import basis, conclusion, held_against, overlaps
+from probing.tables.conclusions import basis, conclusion, given_words, held_against, held_fixed, overlaps
 from probing.tables.evidence_sentences import say
 from probing.tables.geometry import transform_sizes
 from probing.tables.scope import scope
@@ -100,6 +100,7 @@ def answer(subject: Subject) -> str:
     if short:
         sentences.append(say("stopped_short_report", layers=layers_named(short)))
     sentences += basis(subject.run.accuracy, subject.task)
+    sentences.append(held_fixed(subject.run.results, subject.run.config))
     return " ".join(
         sentence for sentence in [*sentences, *transform_sizes(subject.run.transform, subject.run.accuracy)] if sentence
     )
@@ -113,7 +114,8 @@ def conclusions(subject: Subject) -> list[str]:
 def _on_neurons(subject: Subject, layer: int) -> str:
     (row,) = (row for row in subject.run.accuracy if row["layer"] == layer)
     ranked = subject.ranked[layer]
-    return " ".join(said for said in (conclusion(ranked, subject.task, row), overlaps(row, len(ranked))) if said)
+    said = conclusion(ranked, subject.task, row, given_words(subject.run.config)), overlaps(row, len(ranked))
+    return " ".join(sentence for sentence in said if sentence)
 
 
 def agreements(agreement: Agreement) -> list[str]:

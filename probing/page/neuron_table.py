@@ -79,6 +79,9 @@ COLUMNS = (
            "values.", 4),
     Column("contribution_companion", "with intercept", "Centred contribution to a probe that has an intercept, for "
            "neurons whose centred contribution is marked unreliable by *.", 4),
+    Column("control_task_share", "in control tasks", "Share of the neuron in the contributions to probes of random "
+           "labels of word types, the mean over several draws. A neuron with as large a share there tells words apart "
+           "rather than classes.", 1, percent=True),
     Column("correlation", "correlation", "Correlation of the neuron with the number over training tokens.", 3,
            signed=True),
     Column("eta_squared", "eta²", "Eta squared: the share of the neuron's variance over training tokens that is "
@@ -89,6 +92,10 @@ COLUMNS = (
            "chance."),
     Column("eta_squared_q", "q", "Lowest false discovery rate over the neurons of the layer at which this one counts "
            f"as having a signal. Above {RATE:g} the flag says no-signal.", 3),
+    Column("given_eta_squared", "eta² given", "The same among training tokens with the same value of what `--given` "
+           "names: the share of the variance that is left within these.", 3),
+    Column("given_q", "q given", "Lowest false discovery rate at which the neuron counts as having a signal with that "
+           f"value held fixed. Above {RATE:g} the flag says confound, if it has a signal otherwise.", 3),
     Column("unique", "unique", "Estimate, without retraining, of what the probe loses without the neuron, from its "
            "weights and from how well the other neurons can stand in for it. It is good for the order of neurons, and "
            "several times too large as a number of nats.", 4),

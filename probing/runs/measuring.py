@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from probing.cli.options import ProbeOptions
@@ -19,6 +19,7 @@ from probing.probes.recipe import Lbfgs, Progress, Training
 from probing.probes.training import LayerFit, train_controls, train_probes
 from probing.rankings.contributions import mean_contribution
 from probing.rankings.heads import head_rows
+from probing.rankings.selectivity import control_task_shares
 from probing.runs.numbers import measure_numbers
 from probing.runs.results import AnyMeasured, Measured
 from probing.runtime.stopwatch import Stopwatch
@@ -86,6 +87,9 @@ def measure(
     held_against = train_controls(controls, layers, training, sides.train, moments)
     codes = online_code(sides, layers, training, asked.seed) if asked.codes else ()
     evidence = collect_evidence(sides.train, sides.test, layers, moments, len(sides.classes))
+    if draws := controls.get("control_task"):
+        shares = control_task_shares(draws, held_against["control_task"])
+        evidence = [replace(one, control_task_share=share) for one, share in zip(evidence, shares, strict=True)]
     replicates = None
     if isinstance(training.solver, Lbfgs) and all(fit.converged for fit in fits):
         others = {name: path.starts(decades) for name, decades in PENALTIES.items()} if path else {}

@@ -18,6 +18,7 @@ from probing.data.constant_answer import constant_cross_entropy_by_sentence
 from probing.data.examples import Examples, Sides
 from probing.evidence.by_position import POSITION_COLUMNS
 from probing.evidence.leave_one_out import with_corrected
+from probing.evidence.separation_given import compared_with
 from probing.evidence.table import Evidence, neuron_table
 from probing.figures.formats import USUAL
 from probing.figures.probes import write_figures
@@ -265,6 +266,7 @@ def write_summary(
         "n_sentences": {side: len(examples.sentences()) for side, examples in named.items()},
         "intervals_over": intervals_over(sides.test),
         "split_by": _unit(sides.train),
+        **({} if sides.train.given is None else {"given": compared_with(sides.train)}),
         **_neighbours(sides),
         **({"pooling": sides.test.pooling} if sides.test.pooling else {}),
         "timings": dict(timings),

@@ -151,23 +151,41 @@ class SeparationAccumulator:
         vectors = torch.diag(self.codes.values) if len(self.codes.mean) > 1 else self.codes.values[:, None]
         vectors = vectors - self.codes.mean
         sums = self.sums.with_multiples(self.between * vectors, self.powers)
-        of_means = self.of_means + vectors.T @ self.powers[0]
-        signs, exchanged = sums.under_random_signs(), self.exchanged.mean(self.between)
-        total = self.counts[0] * self.sd.square()
-        spread = signs.variance.sqrt()
-        varies = (spread > ROUNDING * total) & (self.sd > ROUNDING * self.mean.abs())
-        raised = torch.where(varies, (exchanged / signs.mean).clamp(min=1), 1.0)
-        mean = raised * signs.mean
-        z = torch.where(varies, (sums.scores.square().sum(0) - mean) / (raised * spread), 0.0)
-        skewness = torch.where(varies, signs.third / spread**3, 1.0).clamp(min=LEAST_SKEWNESS)
         n_clusters = self.counts[2] + (self.counts[1] if self.between else 0)
-        # The true signs are one of all, and the opposite ones give the same.
-        least = torch.exp2(1 - n_clusters).clamp(min=SMALLEST_P, max=1)
-        p = torch.where(varies, upper_tail(z, skewness), 1.0).clamp(min=least)
         # Scores have lost all but a share of the products of means, whose square is in the mean only by that share's.
+        of_means = self.of_means + vectors.T @ self.powers[0]
         whole = (sums.scores + (1 - self.between) * of_means).square().sum(0)
-        explained = whole - (1 - self.between**2) * of_means.square().sum(0) - mean
-        return Separation(torch.where(total > 0, explained / total, 0.0), z, p)
+        whole -= (1 - self.between**2) * of_means.square().sum(0)
+        squares = torch.where(self.sd > ROUNDING * self.mean.abs(), self.counts[0] * self.sd.square(), 0.0)
+        return beyond_chance(sums, whole, squares, n_clusters, self.exchanged.mean(self.between))
+
+
+def beyond_chance(
+    sums: ScoreSums, whole: Tensor, squares: Tensor, n_clusters: Tensor, exchanged: Tensor | None = None
+) -> Separation:
+    """Return eta squared, its z and its p-value, given the scores of clusters.
+
+    Args:
+        sums: Sums over the clusters' scores.
+        whole: What the labels explain of each neuron's sum of squares, with what they explain by chance, shape
+            (d_model,).
+        squares: That sum of squares, 0 where it is rounding error, shape (d_model,).
+        n_clusters: Number of clusters with a score.
+        exchanged: Mean of the statistic if labels were exchangeable, shape (d_model,): random signs give at least that.
+    """
+    signs = sums.under_random_signs()
+    spread = signs.variance.sqrt()
+    varies = (squares > 0) & (spread > ROUNDING * squares)
+    raised = torch.ones_like(spread)
+    if exchanged is not None:
+        raised = torch.where(varies, (exchanged / signs.mean).clamp(min=1), 1.0)
+    mean = raised * signs.mean
+    z = torch.where(varies, (sums.scores.square().sum(0) - mean) / (raised * spread), 0.0)
+    skewness = torch.where(varies, signs.third / spread**3, 1.0).clamp(min=LEAST_SKEWNESS)
+    # The true signs are one of all, and the opposite ones give the same.
+    least = torch.exp2(1 - n_clusters).clamp(min=SMALLEST_P, max=1)
+    p = torch.where(varies, upper_tail(z, skewness), 1.0).clamp(min=least)
+    return Separation(torch.where(squares > 0, (whole - mean) / squares, 0.0), z, p)
 
 
 def upper_tail(z: Tensor, skewness: Tensor) -> Tensor:

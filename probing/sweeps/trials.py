@@ -64,7 +64,10 @@ def is_stacked(trial: Trial) -> bool:
     """Whether a trial is trained in a stack; others, such as those that choose their penalty, are separate fits."""
     options = trial.options
     has_more = (
-        options["mdl"] or options["transform"] != "none" or any(options[key] != off for key, off in LIGHT.items())
+        options["mdl"]
+        or options["given"] is not None
+        or options["transform"] != "none"
+        or any(options[key] != off for key, off in LIGHT.items())
     )
     return trial.probe.solver == "lbfgs" and trial.probe.l2 != "auto" and not has_more
 

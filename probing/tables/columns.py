@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from probing.data.control_names import CONTROLS, TRANSFORM_CONTROLS
+from probing.data.control_names import ADDED_CONTROLS, CONTROLS
 from probing.statistics.sample_size import SIZE_COLUMNS
 
 Row = Mapping[str, Any]
@@ -20,7 +20,7 @@ ACCURACY_COLUMNS = (
     "n_test_tokens", "n_classes",
     *(
         column
-        for control in (*CONTROLS, *TRANSFORM_CONTROLS)
+        for control in (*CONTROLS, *ADDED_CONTROLS)
         for column in (f"{control}_accuracy", f"above_{control}_low", f"above_{control}_high")
     ),
     "n_clipped", "selectivity", "bootstrap_overlap", "more_penalty_overlap", "more_penalty_spearman",
@@ -33,21 +33,25 @@ NUMBER_COLUMNS = (
     "constant_root_mean_squared_error", "relative_gradient", "n_train_tokens", "n_test_tokens",
     *(
         column
-        for control in (*CONTROLS, *TRANSFORM_CONTROLS)
+        for control in (*CONTROLS, *ADDED_CONTROLS)
         for column in (f"{control}_r2", f"above_{control}_low", f"above_{control}_high")
     ),
     "bootstrap_overlap", "more_penalty_overlap", "more_penalty_spearman", "less_penalty_overlap",
     "less_penalty_spearman", *SIZE_COLUMNS, "flag",
 )  # fmt: skip
+# What labels explain of a neuron with something else held fixed (`--given`).
+GIVEN_COLUMNS = ("given_eta_squared", "given_z", "given_p", "given_q")
 NEURON_COLUMNS = (
     "layer", "rank", "neuron", "head", "contribution", "ratio", "share", "rank_low", "rank_high",
-    "contribution_centred", "contribution_companion", "eta_squared", "eta_squared_z", "eta_squared_p", "eta_squared_q",
-    "unique", "cross_entropy_without", "cross_entropy_without_low", "cross_entropy_without_high", "removed",
+    "contribution_centred", "contribution_companion", "control_task_share", "selectivity", "eta_squared",
+    "eta_squared_z", "eta_squared_p", "eta_squared_q", *GIVEN_COLUMNS, "unique", "cross_entropy_without",
+    "cross_entropy_without_low", "cross_entropy_without_high", "removed",
     "removed_p", "mean", "sd", "flag",
 )  # fmt: skip
 NUMBER_NEURON_COLUMNS = (
     "layer", "rank", "neuron", "head", "contribution", "ratio", "share", "rank_low", "rank_high",
-    "contribution_centred", "correlation", "eta_squared", "eta_squared_z", "eta_squared_p", "eta_squared_q", "unique",
+    "contribution_centred", "correlation", "eta_squared", "eta_squared_z", "eta_squared_p", "eta_squared_q",
+    *GIVEN_COLUMNS, "unique",
     "r2_without", "r2_without_low", "r2_without_high", "removed", "removed_p", "mean", "sd", "flag",
 )  # fmt: skip
 HEAD_COLUMNS = (
@@ -120,7 +124,7 @@ def score_of_neurons(row: Row) -> Score:
 
 def controls_of(rows: Sequence[Row]) -> dict[str, str]:
     """Return the controls that the table has, the majority class first, with their names for a reader."""
-    known, score = {"majority": "majority", **CONTROLS, **TRANSFORM_CONTROLS}, score_of(rows[0]).name
+    known, score = {"majority": "majority", **CONTROLS, **ADDED_CONTROLS}, score_of(rows[0]).name
     return {name: words for name, words in known.items() if f"{name}_{score}" in rows[0]}
 
 

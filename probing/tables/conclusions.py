@@ -29,13 +29,16 @@ from probing.tables.wording import layers_named, listed
 UNCHANGED = 0.05
 
 
-def conclusion(rows: Sequence[Mapping[str, Any]], task: str, layer: Mapping[str, Any] | None = None) -> str:
+def conclusion(
+    rows: Sequence[Mapping[str, Any]], task: str, layer: Mapping[str, Any] | None = None, given: str = ""
+) -> str:
     """Return what the top neuron's numbers support, in a few sentences.
 
     Args:
         rows: The whole ranked table of one layer.
         task: What the probe predicts, such as `position`.
-        layer: The layer's row of `accuracy.csv`, for the control that sees the token alone.
+        layer: The layer's row of `accuracy.csv`, for the controls that see the token, or what is held fixed, alone.
+        given: What is held fixed, as `given_words` says it.
     """
     top = rows[0]
     if not top["contribution"]:
@@ -44,7 +47,10 @@ def conclusion(rows: Sequence[Mapping[str, Any]], task: str, layer: Mapping[str,
         measure = "R²" if score_of_neurons(top) is R2 else "nats"
         return say("unread", layer=top["layer"], measure=measure, task=task)
     who = say("most", layer=top["layer"], neuron=top["neuron"], ratio=top["ratio"], range=_range(top))
-    said = [who, _of_itself(top, task, layer), _without_it(rows), _beside_the_token(layer, task), _not_measured(top)]
+    said = [
+        who, _of_itself(top, task, layer), _without_it(rows), _given(top, task, given), *_confounds(layer, task, given),
+        _in_control_tasks(top), _not_measured(top),
+    ]  # fmt: skip
     return " ".join(sentence for sentence in said if sentence)
 
 
@@ -63,7 +69,7 @@ def _of_itself(top: Mapping[str, Any], task: str, layer: Mapping[str, Any] | Non
     explained = say(
         "explained", task=task, share=max(top["eta_squared"], 0), z=top["eta_squared_z"]
     )  # fmt: skip
-    carries = carries_it(top) and not _token_is_enough(layer)
+    carries = carries_it(top) and "confound" not in top["flag"] and not any(_is_enough(layer, name) for name in _ALONE)
     if "offset" in top["flag"]:
         name = "carries_some" if carries else "varies_though_offset"
         return say(name, centred=_centred(top, "only "), explained=explained, task=task)
@@ -87,17 +93,55 @@ def carries_it(row: Mapping[str, Any]) -> bool:
     return loss is not None and isinstance(p, float) and p <= ALPHA and loss[0] > 0 and loss[1] >= NEGLIGIBLE_NATS
 
 
-def _token_is_enough(layer: Mapping[str, Any] | None) -> bool:
-    return layer is not None and _side(layer, "token") in ("below", "alike")
+# Controls that see nothing but what the labels may be confounded with, with the sentence on a probe that does not beat
+# them.
+_ALONE = {"token": "token_is_enough", "given": "given_is_enough"}
 
 
-def _beside_the_token(layer: Mapping[str, Any] | None, task: str) -> str:
-    """Say that a probe of the token alone is not beaten; return an empty text where it is, or was not measured."""
-    if layer is None or not _token_is_enough(layer):
+def _is_enough(layer: Mapping[str, Any] | None, control: str) -> bool:
+    return layer is not None and _side(layer, control) in ("below", "alike")
+
+
+def _confounds(layer: Mapping[str, Any] | None, task: str, given: str) -> list[str]:
+    """Say which probes of a confound alone are not beaten; nothing of those that are, or were not trained."""
+    found = []
+    for control, name in _ALONE.items():
+        if layer is not None and _is_enough(layer, control):
+            score = score_of(layer)
+            both = f"{layer[score.name]:.3f} against {layer[f'{control}_{score.name}']:.3f}"
+            found.append(say(name, both=both, task=task, given=given))
+    return found
+
+
+def given_words(config: Mapping[str, Any]) -> str:
+    """Return what a run holds fixed, as a sentence says it; an empty text if nothing."""
+    given = config.get("given")
+    if not given:
         return ""
-    score = score_of(layer)
-    both = f"{layer[score.name]:.3f} against {layer[f'token_{score.name}']:.3f}"
-    return say("token_is_enough", both=both, task=task)
+    return {"token": "the token", "given": "the given value"}.get(str(given), str(given).rpartition(":")[2])
+
+
+def held_fixed(results: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """Say which tokens are compared with something held fixed; an empty text if nothing is."""
+    if "given" not in results:
+        return ""
+    n_train = results["n_example_tokens"]["train"]
+    return say("held_fixed", given=given_words(config), n_train=n_train, **results["given"])
+
+
+def _given(top: Mapping[str, Any], task: str, given: str) -> str:
+    """Say how the neuron goes with the labels with something held fixed; an empty text if nothing is."""
+    if not known(top, "given_q") or "no-signal" in top["flag"]:
+        return ""
+    if "confound" in top["flag"]:
+        return say("given_not", given=given, task=task, p=top["given_p"], q=top["given_q"])
+    return say("given_too", given=given, task=task, share=max(top["given_eta_squared"], 0), q=top["given_q"])
+
+
+def _in_control_tasks(top: Mapping[str, Any]) -> str:
+    """Say what share the neuron has in probes of the control task; an empty text where there are none."""
+    share = top.get("control_task_share")
+    return say("share_of_control_task", share=share) if isinstance(share, float) else ""
 
 
 def _not_measured(top: Mapping[str, Any]) -> str:

@@ -52,8 +52,8 @@ _PARTS = "Parts of the sentences above"
 
 _CORRECTED = (
     f"the loss is above 0 with a p-value of at most {ALPHA}, corrected for all neurons that were removed in the layer "
-    "(Holm), the upper end of its 95% interval is at least .001, and a probe of the token alone, if there is one, is "
-    "beaten"
+    "(Holm), the upper end of its 95% interval is at least .001, the probes of the token alone and of what is held "
+    "fixed, if there are any, are beaten, and there is no flag `confound`"
 )
 
 SENTENCES: dict[str, Sentence] = {
@@ -141,9 +141,40 @@ SENTENCES: dict[str, Sentence] = {
         _LOSS,
     ),
     "token_is_enough": Sentence(
-        "The probe is not shown to do better than one that sees the token alone ({both}), so that this is no evidence "
-        "of {task} beyond the token.",
+        "The probe is not shown to do better than one that sees the token alone ({both}), so that its accuracy is no "
+        "evidence of {task} beyond the token.",
         "The 95% interval of the difference to the control `token` is not above 0.",
+        _BESIDE,
+    ),
+    "given_too": Sentence(
+        "With {given} held fixed it varies with {task}, too: {task} explains {share:.1%} of what is left of its "
+        "variance (q = {q:.2g}).",
+        "`--given`; its share among training tokens with the same value is significant at a false discovery rate of "
+        "1%.",
+        _BESIDE,
+    ),
+    "given_not": Sentence(
+        "With {given} held fixed it is not shown to vary with {task} (p = {p:.2g}, q = {q:.2g}): what it shows of "
+        "{task} may be {given}.",
+        "`--given`, and flag `confound`: the share is significant among all tokens, and not among those with the same "
+        "value.",
+        _BESIDE,
+    ),
+    "given_is_enough": Sentence(
+        "The probe is not shown to do better than one trained on labels permuted among tokens with the same value of "
+        "{given} ({both}), so that its accuracy is no evidence of {task} beyond {given}.",
+        "The 95% interval of the difference to the control `given` is not above 0.",
+        _BESIDE,
+    ),
+    "held_fixed": Sentence(
+        "Held fixed is {given}: neurons are compared among the {n_tokens:,} training tokens, of {n_train:,}, that have "
+        "one of the {n_values:,} values with several labels.",
+        "`--given`.",
+        _INTERVALS,
+    ),
+    "share_of_control_task": Sentence(
+        "To probes of random labels of word types (control task) it makes up {share:.1%}.",
+        "The control `control_task` was run; no rule, a number beside another.",
         _BESIDE,
     ),
     "not_measured": Sentence(
@@ -262,6 +293,9 @@ SENTENCES: dict[str, Sentence] = {
     ),
     "note_of_z_of_numbers": Sentence(
         "z: how far the numbers explain more than by chance, in standard deviations", "Labels are numbers.", _TABLES
+    ),
+    "note_of_given": Sentence(
+        "given: eta sq. among training tokens with the same value of what --given names", "`--given`.", _TABLES
     ),
     "note_of_loss": Sentence(
         "without it: {unit} that a probe retrained without the neuron loses (below 0, gains)",

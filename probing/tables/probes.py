@@ -172,7 +172,8 @@ def neurons_table(rows: Sequence[Row], site: str = "residual", n_removed: int = 
     table = plain_table(f"Layer {rows[0]['layer']}: neurons by contribution to {score.contribution}")
     has_range, has_removals, has_heads = "rank_low" in rows[0], "removed" in rows[0], "head" in rows[0]
     headings = ["rank"] + ["range"] * has_range + ["neuron"] + ["head"] * has_heads
-    headings += ["contribution", "ratio", "share", "centred", "eta sq.", "z"]
+    has_given = "given_eta_squared" in rows[0]
+    headings += ["contribution", "ratio", "share", "centred", "eta sq.", "z", *["given"] * has_given]
     for heading in [*headings, *["without it"] * has_removals]:
         table.add_column(heading, justify="right")
     table.add_column("flag")
@@ -188,6 +189,7 @@ def neurons_table(rows: Sequence[Row], site: str = "residual", n_removed: int = 
             _centred(row),
             f"{row['eta_squared']:.3f}",
             f"{row['eta_squared_z']:.0f}",
+            *([f"{row['given_eta_squared']:.3f}"] if has_given else []),
             *([_without(row)] if has_removals else []),
             row["flag"],
         )
@@ -197,6 +199,7 @@ def neurons_table(rows: Sequence[Row], site: str = "residual", n_removed: int = 
         captions += [say("note_of_eta_of_numbers"), say("note_of_z_of_numbers")]
     else:
         captions += [say("note_of_eta"), say("note_of_z")]
+    captions += [say("note_of_given")] * has_given
     lost = "R²" if score is R2 else "nats"
     captions += [say("note_of_loss", unit=lost)] * has_removals
     if any(NEGLIGIBLE in str(row.get("removed")) for row in rows):

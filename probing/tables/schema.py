@@ -32,7 +32,8 @@ _WHOLE_NUMBERS = (
 )  # fmt: skip
 _NUMBERS = (
     "contribution", "ratio", "share", "contribution_centred", "contribution_companion", "correlation", "eta_squared",
-    "eta_squared_z", "eta_squared_p", "eta_squared_q", "unique", "cross_entropy_without", "r2_without", "removed_p",
+    "eta_squared_z", "eta_squared_p", "eta_squared_q", "given_eta_squared", "given_z", "given_p", "given_q",
+    "control_task_share", "unique", "cross_entropy_without", "r2_without", "removed_p",
     "mean", "sd",
     "score", "within_one", "mean_absolute_error", "root_mean_squared_error", "constant_root_mean_squared_error",
     "cross_entropy", "prior_cross_entropy", "train_cross_entropy", "constant_cross_entropy",

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from hashlib import sha256
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,6 +27,16 @@ GROUP = "probing.tasks"
 _OF_A_FILE = "probing_task_file_"
 
 
+def installed() -> dict[str, EntryPoint]:
+    """Return the installed tasks, by name."""
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def is_own(task: str) -> bool:
+    """Return whether a task's name is that of a class in a file or a module."""
+    return ":" in task or task.endswith(".py")
+
+
 def load_task(task: str | TokenTask, options: Mapping[str, Any] | None = None) -> TokenTask:
     """Build a task from its options, whose types are checked.
 
@@ -40,10 +50,10 @@ def load_task(task: str | TokenTask, options: Mapping[str, Any] | None = None) -
     if not isinstance(task, str):
         _check_object(task, options or {})
         return task
-    found = {entry.name: entry for entry in entry_points(group=GROUP)}
+    found = installed()
     if task in found:
         kind, name = found[task].load(), task
-    elif ":" in task or task.endswith(".py"):
+    elif is_own(task):
         kind, name = _class_of(task), task.rpartition(":")[2]
     else:
         near = did_you_mean(task, found)
@@ -76,10 +86,10 @@ def described(task: str | TokenTask, options: Mapping[str, Any] | None) -> dict[
     _check_object(task, options or {})
     kind = type(task)
     of_class = f"{kind.__module__}:{kind.__qualname__}"
-    installed = [entry.name for entry in entry_points(group=GROUP) if entry.value.replace(" ", "") == of_class]
+    names_of = [name for name, entry in installed().items() if entry.value.replace(" ", "") == of_class]
     names = [one.name for one in fields(task) if one.init] if is_dataclass(task) else [*vars(task)]
     return {
-        "task": installed[0] if installed else f"{_place(kind)}:{kind.__qualname__}",
+        "task": names_of[0] if names_of else f"{_place(kind)}:{kind.__qualname__}",
         "task_args": {name: _plain(getattr(task, name)) for name in names},
     }
 

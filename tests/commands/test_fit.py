@@ -25,6 +25,7 @@ from probing.__main__ import COMMANDS
 from probing.cache.tokens import Tokens
 from probing.cli.commandline import run as main_run
 from probing.commands.extract import extract
+from probing.errors import UserError
 from probing.tables.columns import ACCURACY_COLUMNS, NEURON_COLUMNS
 from rendering import rendered
 from wandb_reader import read_offline_runs
@@ -38,7 +39,10 @@ FIGURES = {f"figures/{name}.pdf" for name in ("accuracy", "positions", "top_neur
 RETRAINED = {
     column
     for column in NEURON_COLUMNS
-    if column.startswith(("rank_", "unique", "cross_entropy", "removed", "contribution_companion"))
+    if column.startswith(
+        ("rank_", "unique", "cross_entropy", "removed", "contribution_companion", "control_task", "given")
+    )
+    or column == "selectivity"
 }
 
 
@@ -438,3 +442,37 @@ def test_a_run_says_how_its_penalty_was_chosen_and_what_it_saves(run: Run, chose
     # One comes from the end of the path, the other from 0, and both end within 3e-6 nats of one optimum.
     for row, other in zip(chosen.accuracy, fixed.accuracy, strict=True):
         assert row["cross_entropy"] == pytest.approx(other["cross_entropy"], abs=0.02)
+
+
+@pytest.mark.slow
+def test_neurons_are_also_compared_with_the_token_held_fixed(
+    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = fit(
+        model=str(checkpoints["bert"]), corpus=str(corpus_file), layer=[0, 1], runs=str(tmp_path), given="token",
+        task_args={"min_count": 5}, wandb=NO_WANDB, **{**BARE, "controls": "token"},
+    )  # fmt: skip
+    assert made is not None
+    for row in made.accuracy:
+        assert row["above_given_low"] <= row["accuracy"] - row["given_accuracy"] <= row["above_given_high"]
+    assert 0 < made.results["given"]["n_tokens"] <= made.accuracy[0]["n_train_tokens"]
+    assert {"given_eta_squared", "given_z", "given_p", "given_q"} <= made.neurons[0].keys()
+    # The embeddings are a sum of the token's and the position's, so that the token explains nothing of the position.
+    strongest = max((row for row in made.neurons if row["layer"] == 0), key=lambda row: row["eta_squared"])
+    assert strongest["given_q"] < 0.01
+    assert strongest["given_eta_squared"] > strongest["eta_squared"]
+    said = capsys.readouterr().out
+    assert "Held fixed is the token: neurons are compared among" in said
+    assert "given alone" in said
+    assert load_run(made.folder).neurons[0]["given_p"] == made.neurons[0]["given_p"]
+
+
+def test_what_cannot_be_held_fixed_is_refused_before_the_model_reads(
+    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
+) -> None:
+    for given, message in (("genre", "nor a column of"), ("position", "no two training tokens with the same value")):
+        with pytest.raises(UserError, match=f"`--given {given}`.*{message}"):
+            fit(
+                model=str(checkpoints["bert"]), corpus=str(corpus_file), runs=str(tmp_path), given=given, wandb=NO_WANDB
+            )
+    assert not list(tmp_path.rglob("config.yaml"))

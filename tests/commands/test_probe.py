@@ -132,6 +132,50 @@ def test_labels_of_groups_are_compared_between_groups(grouped: bool) -> None:
     np.testing.assert_allclose([p[i] for i in range(40)], expected, rtol=0.2, atol=0.02)
 
 
+def test_neurons_of_a_given_value_are_told_from_those_of_the_label(tmp_path: Path) -> None:
+    generator = np.random.default_rng(5)
+    given = generator.integers(5, size=1500)
+    side = given < 2
+    y = np.where(generator.random(1500) < 0.25, ~side, side)
+    X = generator.standard_normal((1500, 10)).astype(np.float32)
+    X[:, 3] += 2 * side - 0.8
+    X[:, CARRIER] += y - 0.5
+    rows = {row["neuron"]: row for row in probe(X, y, given=given, name="held", runs=tmp_path, **FAST).neurons}
+    assert rows[3]["flag"] == "confound"
+    assert rows[3]["eta_squared"] > 0.1 > 0.01 > rows[3]["given_eta_squared"]
+    assert "confound" not in rows[CARRIER]["flag"]
+    assert rows[CARRIER]["given_p"] < 1e-10
+    text = [f"g{value}" for value in given]
+    again = {row["neuron"]: row for row in probe(X, y, given=text, **FAST).neurons}
+    assert {i: row["given_p"] for i, row in again.items()} == {i: row["given_p"] for i, row in rows.items()}
+    page = (tmp_path / "held" / "report.html").read_text(encoding="utf-8")
+    assert "With the given value held fixed" in page
+    assert "Held fixed is the given value: neurons are compared among" in page
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (np.zeros(3), r"`given` has shape \(3,\), and `X` has 1200 rows"),
+        (np.linspace(0, 1, 1200), r"`given` has numbers with a fraction"),
+        (np.arange(1200), r"`given`: no two training rows with the same value have different labels"),
+    ],
+)
+def test_given_values_are_checked(planted: Any, tmp_path: Path, given: Any, sentence: str) -> None:
+    X, y, _ = planted
+    with pytest.raises(UserError, match=sentence):
+        probe(X, y, given=given, runs=tmp_path, **FAST)
+    assert not list(tmp_path.iterdir())
+
+
+def test_rows_without_a_given_value_are_left_out_of_what_is_compared(planted: Any) -> None:
+    X, y, _ = planted
+    given: list[Any] = [None if row % 3 else row % 2 for row in range(1200)]
+    made = probe(X, y, given=given, **FAST)
+    assert made.results["given"]["n_values"] == 2
+    assert made.results["given"]["n_tokens"] == pytest.approx(made.accuracy[0]["n_train_tokens"] / 3, rel=0.1)
+
+
 def test_a_run_without_a_name_goes_with_its_object(planted: Any) -> None:
     X, y, groups = planted
     run = probe(X, y, groups, **FAST)

@@ -21,7 +21,15 @@ from probing.statistics.intervals import difference_interval
 from probing.tables import probes
 from probing.tables.agreement import everywhere_sentence, unread_lines
 from probing.tables.columns import ends
-from probing.tables.conclusions import basis, carries_it, conclusion, held_against, not_above, overlaps
+from probing.tables.conclusions import (
+    basis,
+    carries_it,
+    conclusion,
+    held_against,
+    held_fixed,
+    not_above,
+    overlaps,
+)
 from probing.tables.evidence_sentences import SENTENCES, say
 from probing.tables.scope import few_clusters, scope
 
@@ -242,6 +250,55 @@ def test_where_the_token_is_enough_no_neuron_carries_anything(shift: float, is_e
     assert said("token_is_enough", text) is is_enough
     assert said("carries", text) is not is_enough
     assert said("below", held_against(against_token(shift))) is (shift < 0)
+
+
+def confounded(beyond: float, generator: np.random.Generator) -> Run:
+    """Return a run whose label goes with a given value that neuron 0 has, and neuron 1 with the label itself."""
+    given = generator.integers(6, size=N)
+    side = given < 3
+    y = np.where(generator.random(N) < 0.2, ~side, side).astype(int)
+    X = generator.standard_normal((N, D))
+    X[:, 0] += 3 * side - 1.5
+    X[:, 1] += beyond * (y - 0.5)
+    split = np.where(np.arange(N) < N // 2, "train", "test")
+    return probing.probe(
+        X.astype(np.float32), y, split=split, given=given, quiet=True, probe={"l2": 1e-3}, replicates=0,
+        evidence="none",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("beyond", [0.0, 2.0])
+def test_what_goes_with_a_given_value_alone_is_told_from_what_goes_with_the_label(beyond: float) -> None:
+    made = confounded(beyond, np.random.default_rng(0))
+    (layer,), rows = made.accuracy, {row["neuron"]: row for row in made.top(0, D)}
+
+    def text(neuron: int) -> str:
+        return conclusion([rows[neuron]], "label", layer, "the given value")
+
+    assert rows[0]["flag"] == "confound"
+    assert said("given_not", text(0))
+    assert not said("given_too", text(0))
+    assert said("given_too", text(1)) is bool(beyond)
+    assert said("given_is_enough", text(0)) is not bool(beyond)
+    assert (layer["above_given_low"] > 0) is bool(beyond)
+    of_run = held_fixed(made.results, made.config)
+    assert said("held_fixed", of_run)
+    assert held_fixed(run("planted").results, run("planted").config) == ""
+    assert said("note_of_given", str(probes.neurons_table(made.top(0, 3)).caption))
+    assert not said("note_of_given", str(probes.neurons_table(run("planted").top(0, 3)).caption))
+
+
+def test_what_goes_with_a_given_value_alone_is_not_said_to_be_carried() -> None:
+    (first, *_), layer = run("planted").top(0, D), run("planted").accuracy[0]
+    beside = {"given_eta_squared": 0.0, "given_p": 0.4, "given_q": 0.5, "flag": "confound"}
+    assert said("carries", conclusion([first], "label", layer))
+    assert said("varies", conclusion([{**first, **beside}], "label", layer, "the given value"))
+
+
+def test_the_share_in_control_tasks_stands_beside_that_in_the_task() -> None:
+    (first, *_), layer = run("planted").top(0, D), run("planted").accuracy[0]
+    assert said("share_of_control_task", conclusion([{**first, "control_task_share": 0.01}], "label", layer))
+    assert not said("share_of_control_task", conclusion([first], "label", layer))
 
 
 def test_few_test_rows_give_no_interval_and_the_reason() -> None:

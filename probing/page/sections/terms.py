@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from probing.data.control_names import CONTROLS, TRANSFORM_CONTROLS
+from probing.data.control_names import ADDED_CONTROLS, CONTROLS
 from probing.page.markup import Html, element
 from probing.page.neuron_table import COLUMNS, UNRESOLVED
 from probing.page.sections.head_terms import CHANGED_NEURONS, DISABLED, terms_of_surveys
@@ -27,6 +27,7 @@ FLAGS = {
     "other neurons",
     "offset no-signal": "it stands in for the intercept: it is large and nearly constant, and is not shown to tell the "
     "classes apart beyond chance",
+    "confound": "with what `--given` names held fixed, it is not shown to tell the classes apart beyond chance",
     UNINFORMATIVE: "in nats, or of numbers in squared error, the probe of this layer is not shown to be better than a "
     "constant answer, so do not read its ranking",
     "dead": "it hardly varies; its weight and contribution are exactly 0",
@@ -45,6 +46,8 @@ _CONTROLS = {
     "passes on without training. For position it is a ceiling rather than a floor.",
     "untransformed": "The same probe on the hidden states as they are, without the transform of this run.",
     "others_clipped": "The same probe with other neurons clipped, as many as this run clips outliers.",
+    "given": "The same probe with labels permuted among tokens with the same value of what `--given` names: what can "
+    "be read from that value alone.",
 }
 
 ACCURACY: Terms = {
@@ -55,7 +58,7 @@ ACCURACY: Terms = {
     "training. It shows that the label can be read off linearly, not that the model uses it.",
     "95% range": "Confidence interval of the accuracy, in which sentences, not tokens, are taken as independent.",
     "majority": "Accuracy of always predicting the most frequent class of the training tokens.",
-    **{words: _CONTROLS[name] for name, words in (CONTROLS | TRANSFORM_CONTROLS).items()},
+    **{words: _CONTROLS[name] for name, words in (CONTROLS | ADDED_CONTROLS).items()},
     "within 1": "Share of the test tokens whose predicted class is at most 1 away from the true one, where classes are "
     "numbers.",
     "error": "Mean absolute difference between the predicted number and the true one.",
@@ -80,7 +83,7 @@ NUMBERS: Terms = {
     "R²": "Share of the constant answer's squared error on the test tokens that the probe saves; the constant answer "
     "is the mean of the training numbers, whose R² is 0. Below 0 the probe is worse; the chart shows that as 0.",
     "95% range": "Interval of R² over bootstrap samples of the test sentences.",
-    **{words: _CONTROLS[name].replace("Accuracy", "R²") for name, words in (CONTROLS | TRANSFORM_CONTROLS).items()},
+    **{words: _CONTROLS[name].replace("Accuracy", "R²") for name, words in (CONTROLS | ADDED_CONTROLS).items()},
     "in training": "R² of the training tokens. Where it is far above that of the test tokens, the probe overfits.",
     "error": "Mean absolute difference between the predicted number and the true one.",
     "rms error": "Root of the mean squared difference.",

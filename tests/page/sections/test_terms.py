@@ -15,7 +15,7 @@ import pytest
 
 from probing import report
 from probing.comparison.pairs import AGREEMENT_COLUMNS
-from probing.data.control_names import CONTROLS, TRANSFORM_CONTROLS
+from probing.data.control_names import ADDED_CONTROLS, CONTROLS
 from probing.downstream.sts.sentence_similarity import CHOSEN_COLUMNS as STS_CHOSEN_COLUMNS
 from probing.downstream.sts.sentence_similarity import STS_COLUMNS
 from probing.downstream.wic.words_in_context import CHOSEN_COLUMNS as WIC_CHOSEN_COLUMNS
@@ -206,7 +206,7 @@ def test_every_heading_is_explained(part: str, page: str) -> None:
 
 
 def test_the_parts_show_what_the_code_can_show(page: str) -> None:
-    controls = {*CONTROLS.values(), *TRANSFORM_CONTROLS.values(), "majority"}
+    controls = {*CONTROLS.values(), *ADDED_CONTROLS.values(), "majority"}
     assert controls | {"within 1", "error", "selectivity", "compression"} <= headings(page, "accuracy")
     assert headings(page, "neurons-0") == {
         *(column.label for column in COLUMNS if column.key in NEURON_COLUMNS),
