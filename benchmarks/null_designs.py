@@ -6,10 +6,11 @@
 Every draw is a data set of its own, probed with the default options. Labels say nothing of the neurons, but in the
 designs whose name begins with `planted`, in which one neuron carries them. What is counted:
 
-- p-values of eta squared at most .05 and .001, of all neurons but the planted one;
+- p-values of eta squared at most .05 and .001, of all neurons but the planted one; where a value is held fixed, those
+  within it;
 - layers that are called informative, and layers in which a neuron that carries nothing is said to carry the label;
 - intervals of the accuracy that exclude the probe's accuracy on many other groups, and intervals of the difference to
-  the majority class and to shuffled labels that are above 0.
+  the majority class and to shuffled labels that are above 0; where a value is held fixed, to labels shuffled within it.
 
 Prints rows of a Markdown table; docs/eta_squared.md shows the results.
 """
@@ -31,7 +32,7 @@ import probing
 from probing.errors import UserError
 from probing.runs.run import Run
 from probing.tables.columns import FALSE_DISCOVERIES, UNINFORMATIVE
-from probing.tables.conclusions import conclusion
+from probing.tables.conclusions import conclusion, given_words
 
 Array = NDArray[Any]
 
@@ -48,11 +49,13 @@ class Rows:
         neurons: Activations, shape (n_rows, d_model).
         labels: Label of each row, shape (n_rows,).
         groups: Group of each row, shape (n_rows,); None if every row is its own.
+        given: What is held fixed of each row, shape (n_rows,); None if nothing is.
     """
 
     neurons: Array
     labels: Array
     groups: Array | None
+    given: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -156,6 +159,33 @@ def _sizes(effect: float = 0.0) -> Callable[[np.random.Generator, int], Rows]:
     return draw
 
 
+def _confounded(by_group: bool, effect: float = 0.0) -> Callable[[np.random.Generator, int], Rows]:
+    """Return groups whose rows have one of forty values, which neurons show and labels go with.
+
+    Args:
+        by_group: Whether a group has one label, with which half of its rows' values go, and neurons differ between
+            groups; otherwise a row's value decides which labels are likely.
+        effect: By how much neuron 0 goes with the label beyond the value.
+    """
+    of_values = np.random.default_rng(0)  # values are the same in every draw
+    shown = 2 * of_values.standard_normal((40, N_NEURONS))
+    likely = of_values.dirichlet(np.full(4, 0.7), size=40).cumsum(1)
+    frequency = 1 / np.arange(1, 41)
+
+    def draw(generator: np.random.Generator, more: int) -> Rows:
+        groups = np.repeat(np.arange(300 * more), generator.integers(6, 15, 300 * more))
+        n, given = len(groups), generator.choice(40, len(groups), p=frequency / frequency.sum())
+        labels = (generator.random(n)[:, None] > likely[given]).sum(1).clip(max=3)
+        if by_group:
+            labels = generator.integers(4, size=300 * more)[groups]
+            given = np.where(generator.random(n) < 0.5, given // 4 * 4 + labels, given)
+        neurons = shown[given] + _around(groups, generator, float(by_group))
+        neurons[:, 0] += effect * labels
+        return Rows(neurons, labels, groups, given)
+
+    return draw
+
+
 def _few(generator: np.random.Generator, more: int) -> Rows:
     groups = np.repeat(np.arange(40 * more), 20)
     return Rows(_around(groups, generator), generator.integers(2, size=len(groups)), groups)
@@ -172,6 +202,8 @@ DESIGNS: Mapping[str, Design] = {
     "documents": Design(_documents()),
     "sizes": Design(_sizes()),
     "forty groups": Design(_few),
+    "confounded": Design(_confounded(by_group=False)),
+    "confounded groups": Design(_confounded(by_group=True)),
     "planted, constant": Design(_constant(0, 1.0), planted=True),
     "planted, one flipped": Design(_constant(1.5, 1.0), planted=True),
     "planted, weak": Design(_constant(0, 0.4), planted=True),
@@ -180,6 +212,7 @@ DESIGNS: Mapping[str, Design] = {
     "planted, runs": Design(_runs(0.5), planted=True),
     "planted, documents": Design(_documents(1.5), planted=True),
     "planted, sizes": Design(_sizes(0.5), planted=True),
+    "planted, confounded": Design(_confounded(by_group=False, effect=2.0), planted=True),
 }
 
 
@@ -203,15 +236,16 @@ class Counted:
         accuracy = float((predicted == unseen.labels).mean())
         neurons = [one for one in run.neurons if not (design.planted and one["neuron"] == 0)]
         planted = [one for one in run.neurons if design.planted and one["neuron"] == 0]
-        self.p_values.append(np.array([one["eta_squared_p"] for one in neurons]))
+        p_value, control = ("eta_squared_p", "shuffled") if unseen.given is None else ("given_p", "given")
+        self.p_values.append(np.array([one[p_value] for one in neurons]))
         self.informative.append(row["flag"] != UNINFORMATIVE)
         first = run.neurons[0]
-        claimed = first in neurons and "it carries" in conclusion(run.neurons, "label", row)
+        claimed = first in neurons and "it carries" in conclusion(run.neurons, "label", row, given_words(run.config))
         self.carries.append(claimed)
         if row["accuracy_low"] == row["accuracy_low"]:
             self.excluded.append(not row["accuracy_low"] <= accuracy <= row["accuracy_high"])
             self.above_majority.append(row["above_majority_low"] > 0)
-            self.above_shuffled.append(row["above_shuffled_low"] > 0)
+            self.above_shuffled.append(row[f"above_{control}_low"] > 0)
         self.found += [one["rank"] == 1 and one["eta_squared_q"] <= FALSE_DISCOVERIES for one in planted]
 
     def line(self, name: str) -> str:
@@ -246,8 +280,9 @@ def main() -> None:
             rows, unseen = design.draw(generator, 1), design.draw(generator, UNSEEN)
             try:
                 run = probing.probe(
-                    rows.neurons.astype(np.float32), rows.labels, groups=rows.groups, seed=seed, quiet=True
-                )
+                    rows.neurons.astype(np.float32), rows.labels, groups=rows.groups, seed=seed, quiet=True,
+                    given=rows.given,
+                )  # fmt: skip
             except UserError:  # no group is on one of the sides
                 continue
             counted.add(run, design, unseen)

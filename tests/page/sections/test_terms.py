@@ -34,7 +34,7 @@ from probing.page.sections.terms import FLAGS, MEASURES, terms_section
 from probing.page.sources import Sources
 from probing.runs.run import Row
 from probing.statistics.sample_size import SIZE_COLUMNS
-from probing.tables.columns import ACCURACY_COLUMNS, HEAD_COLUMNS, NEURON_COLUMNS
+from probing.tables.columns import ACCURACY_COLUMNS, GIVEN_COLUMNS, HEAD_COLUMNS, NEURON_COLUMNS
 from probing.tables.csv_files import read_csv, write_csv
 from probing.tables.first_token import TOKENS
 from probing.tables.schema import type_of
@@ -69,7 +69,8 @@ def page(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pyte
     accuracy = read_csv(first / "accuracy.csv")
     whole: list[dict[str, Any]] = [{**numbers_of(ACCURACY_COLUMNS), **row} for row in accuracy]
     write_csv(first / "accuracy.csv", whole, ACCURACY_COLUMNS)
-    neurons = [{**row, "head": row["neuron"] // 8} for row in read_csv(first / "neurons.csv")]
+    held_fixed = numbers_of([*GIVEN_COLUMNS, "control_task_share", "selectivity"])
+    neurons = [{**row, "head": row["neuron"] // 8, **held_fixed} for row in read_csv(first / "neurons.csv")]
     write_csv(first / "neurons.csv", neurons, NEURON_COLUMNS)
     assert set(read_csv(first / "neurons.csv")[0]) == set(NEURON_COLUMNS)
     heads = [
