@@ -6,27 +6,11 @@ this table by `python docs/evidence.py`. Sentences of a group exclude one anothe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from probing.statistics.intervals import FEW
+from probing.tables.evidence_notes import NOTES, Sentence
 
 # Error rate at which claims are made: for a single interval, and for all neurons together that were removed in a layer.
 ALPHA = 0.05
-
-
-@dataclass(frozen=True)
-class Sentence:
-    """A sentence, and when it may be said.
-
-    Args:
-        text: The sentence, with names in braces for what is filled in.
-        rule: What must hold.
-        group: What it is about; of most groups one sentence is said.
-    """
-
-    text: str
-    rule: str
-    group: str
 
 
 def say(name: str, **values: object) -> str:
@@ -46,7 +30,6 @@ _BESIDE = "Beside it"
 _CONTROLS = "Accuracy or R² against a control, or the majority class"
 _RANKING = "The ranking as such"
 _INTERVALS = "What intervals hold for"
-_TABLES = "Notes under tables"
 _COMPARE = "Several runs (`compare`)"
 _PARTS = "Parts of the sentences above"
 
@@ -215,6 +198,12 @@ SENTENCES: dict[str, Sentence] = {
         "A ranking is said to be read in at least one layer.",
         _RANKING,
     ),
+    "fewest": Sentence(
+        "Layer {layer}, {ranking}: {parts}; {end}.",
+        "`rank --curves`; accuracies beside each other, and the fewest first neurons that reach that of all less .01, "
+        "chosen on validation tokens.",
+        _RANKING,
+    ),
     "positions": Sentence(
         "Layer {layer}: accuracy {parts} and {last}; positions.csv has every position.",
         "Classes are numbers of tokens, with test tokens at three positions or more.",
@@ -263,65 +252,6 @@ SENTENCES: dict[str, Sentence] = {
     ),
     "over_units": Sentence(
         "Intervals are over {n:,} test {unit}s and hold for other {unit}s of {of}.", "Otherwise.", _INTERVALS
-    ),
-    "several_intervals": Sentence(
-        "intervals: {n} neurons were removed, each with a 95% interval of its own, of which about one in twenty misses "
-        "its truth by chance; that a neuron carries something is said at 5% for all {n} together",
-        "Neurons were removed.",
-        _TABLES,
-    ),
-    "not_better": Sentence(
-        "{layers}: not shown to be better {unit}than a constant answer, so do not read the ranking",
-        "Flag `uninformative`.",
-        _TABLES,
-    ),
-    "note_of_range": Sentence(
-        "range: best and worst rank over this probe and its bootstraps", "There were bootstraps.", _TABLES
-    ),
-    "note_of_eta": Sentence(
-        "eta sq.: share of variance that the class explains, minus the share expected by chance",
-        "Labels are classes.",
-        _TABLES,
-    ),
-    "note_of_z": Sentence(
-        "z: how far the labels explain more than by chance, in standard deviations", "Labels are classes.", _TABLES
-    ),
-    "note_of_eta_of_numbers": Sentence(
-        "eta sq.: squared correlation with the number, minus that expected by chance",
-        "Labels are numbers.",
-        _TABLES,
-    ),
-    "note_of_z_of_numbers": Sentence(
-        "z: how far the numbers explain more than by chance, in standard deviations", "Labels are numbers.", _TABLES
-    ),
-    "note_of_given": Sentence(
-        "given: eta sq. among training tokens with the same value of what --given names", "`--given`.", _TABLES
-    ),
-    "note_of_loss": Sentence(
-        "without it: {unit} that a probe retrained without the neuron loses (below 0, gains)",
-        "Neurons were removed.",
-        _TABLES,
-    ),
-    "note_of_far": Sentence(
-        "* mean more than {far:.0f} sd from 0: {instead}", "The mean of a neuron is that far.", _TABLES
-    ),
-    "note_of_random_slices": Sentence(
-        "random slices: lowest and highest accuracy of {n} draws of as many neurons of the layer",
-        "Neurons belong to heads.",
-        _TABLES,
-    ),
-    "note_of_heads_alone": Sentence(
-        "accuracy: of a probe of the head's neurons alone (majority {majority:.3f})",
-        "Neurons belong to heads.",
-        _TABLES,
-    ),
-    "note_of_negligible": Sentence(
-        "{word}: the whole interval of what it loses is within {least} of 0", "A neuron is marked so.", _TABLES
-    ),
-    "note_of_heads": Sentence(
-        "° not above chance: its interval, widened for the number of heads, reaches the majority or a draw",
-        "A head is marked so: its interval at 5% for all heads together is not above both.",
-        _TABLES,
     ),
     "everywhere": Sentence(
         "{subject} among the first {top} of every run at the same relative depth.",
@@ -382,4 +312,5 @@ SENTENCES: dict[str, Sentence] = {
     "its_stability": Sentence("how stable its rank is", "There were no bootstraps.", _PARTS),
     "its_loss": Sentence("what a probe loses without it", "No neuron was removed.", _PARTS),
     "the_control": Sentence('the control "{control}"', "A control of that name was run.", _PARTS),
+    **NOTES,
 }

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from probing.statistics.intervals import few_sentences
 from probing.statistics.sample_size import label, size_lines
 from probing.tables.columns import in_brackets, interval, score_of
+from probing.tables.evidence_sentences import say
 
 Row = Mapping[str, Any]
 
@@ -70,13 +71,11 @@ def _transform_line(row: Row, done: str) -> str:
     difference = interval(row, "above_untransformed", " to ", "+.3f")
     score = score_of(row)
     plain, others = row[f"untransformed_{score.name}"], f"others_clipped_{score.name}"
-    line = (
-        f"Layer {row['layer']}, {done}: {score.words} {row[score.name]:.3f}, "
-        f"untransformed {plain:.3f}{in_brackets(difference and f'difference {difference}')}"
-    )
-    if others in row:
-        line += f", with as many other neurons clipped {row[others]:.3f}"
-    return line + "."
+    clipped = say("others_clipped", value=row[others]) if others in row else ""
+    return say(
+        "transformed", layer=row["layer"], done=done, words=score.words, value=row[score.name], plain=plain,
+        difference=in_brackets(difference and f"difference {difference}"), others=clipped,
+    )  # fmt: skip
 
 
 class Tables(Protocol):

@@ -133,12 +133,14 @@ def penalty_lines(penalty: Mapping[str, Any]) -> list[str]:
         alone.setdefault(l2, []).append(layer)
     for_all = " for all layers" if len(penalty["alone"]) > 1 else ""
     lines = [
-        f"Penalty: l2 {chosen:.1e}{for_all}, chosen for the {what} of validation tokens "
-        f"({measured[at]:.4f}{unit}; {' and '.join(near)})."
-    ]
+        say(
+            "chosen_penalty", l2=chosen, for_all=for_all, what=what, measured=measured[at], unit=unit,
+            near=" and ".join(near),
+        )
+    ]  # fmt: skip
     if len(penalty["alone"]) > 1:
         own = [f"{_end(l2, tried)}{l2:.1e} (layer{'s' * (len(of) > 1)} {', '.join(of)})" for l2, of in alone.items()]
-        lines.append(f"The best for each layer alone would be {', '.join(own)}.")
+        lines.append(say("penalty_alone", own=", ".join(own)))
     return lines
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from probing.runtime.terminal import plain_table
 from probing.tables.columns import Row, interval
+from probing.tables.evidence_sentences import say
 
 # The neurons or directions that a probe reads in each condition, in the order of the table.
 CONDITIONS = {
@@ -98,8 +99,7 @@ def _evaluation_table(rows: Sequence[Row]) -> Any:
         ]
         table.add_row(name, *shown, *(f"{value:.2f}" for value in bits))
     if any(row.get("above_chance") == "no" for row in rows):
-        why = "its interval, widened for the number of choices, reaches the majority or a random draw"
-        table.caption = f"{_CHANCE} no better than chance: {why}"
+        table.caption = say("note_of_choices", mark=_CHANCE)
         table.caption_justify = "left"
     return table
 
@@ -154,7 +154,7 @@ def curves_lines(rows: Sequence[Row]) -> list[str]:
             if fewest["k"] < d_model
             else "no smaller number is within 1 point of all"
         )
-        lines.append(f"Layer {fewest['layer']}, {fewest['ranking']}: {', '.join(parts)}; {end}.")
+        lines.append(say("fewest", layer=fewest["layer"], ranking=fewest["ranking"], parts=", ".join(parts), end=end))
     return lines
 
 

@@ -12,11 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy.stats import spearmanr
 
 import probing
 from probing import Run
+from probing.commands.fit import _report
 from probing.evidence.by_position import position_line
 from probing.evidence.leave_one_out import ablation_effect, corrected
+from probing.page.answers import agreements, answer
+from probing.page.sources import Agreement, source_of
+from probing.statistics.among_draws import rank_p
 from probing.statistics.intervals import difference_interval
 from probing.tables import probes
 from probing.tables.agreement import everywhere_sentence, unread_lines
@@ -31,6 +36,8 @@ from probing.tables.conclusions import (
     overlaps,
 )
 from probing.tables.evidence_sentences import SENTENCES, say
+from probing.tables.geometry import transform_lines
+from probing.tables.rankings import evaluation_tables
 from probing.tables.scope import few_clusters, scope
 
 ROOT = Path(__file__).parents[2]
@@ -222,10 +229,14 @@ def test_without_weights_nothing_is_concluded() -> None:
     assert not said("no_weights", spoken("noise"))
 
 
-def test_a_probe_that_was_stopped_is_said_to_fall_short() -> None:
+def test_a_probe_that_was_stopped_is_said_to_fall_short(capsys: pytest.CaptureFixture[str]) -> None:
     short, whole = run("planted", trainer={"max_epochs": 2}, replicates=0, evidence="none"), run("planted")
-    assert short.results["layers"][0]["converged"] is False
-    assert whole.results["layers"][0]["converged"] is True
+    for made, is_short in ((short, True), (whole, False)):
+        assert made.results["layers"][0]["converged"] is not is_short
+        _report(made, None, quiet=False)
+        printed = capsys.readouterr().out
+        assert said("stopped_short", printed) is is_short
+        assert said("stopped_short_report", answer(source_of(made).subjects[0])) is is_short
 
 
 @pytest.mark.parametrize(("kind", "side"), [("planted", "above"), ("noise", "alike")])
@@ -379,6 +390,71 @@ def test_of_runs_that_are_not_to_be_read_nothing_is_said_of_signals(kind: str, i
     assert said("everywhere", everywhere_sentence(rows, {}, 10))
 
 
+def permuted_agreement(strength: float) -> Agreement:
+    """Return how rankings of four layers of two runs agree, whose contributions have a part in common."""
+    generator, rows = np.random.default_rng(0), []
+    for layer in range(4):
+        shared = strength * generator.standard_normal(60)
+        a, b = (shared + generator.standard_normal(60) for _ in range(2))
+        drawn = np.array([spearmanr(a, generator.permutation(b)).statistic for _ in range(200)])
+        value = float(spearmanr(a, b).statistic)
+        found = {"model_a": "a", "model_b": "b", "layer_a": layer, "layer_b": layer, "statistic": "spearman"}
+        rows.append({**found, "value": value, "p_value": min(4 * rank_p(value, drawn), 1.0)})
+    return Agreement(Path(), {}, rows, [])
+
+
+@pytest.mark.parametrize(("strength", "n"), [(0.0, 0), (2.0, 4)])
+def test_rankings_agree_above_chance_only_where_they_have_something_in_common(strength: float, n: int) -> None:
+    (text,) = agreements(permuted_agreement(strength))
+    assert said("agreement", text)
+    assert f"above chance (p < .05, corrected) in {n} of 4 pairs of layers" in text
+
+
+@pytest.mark.parametrize("above", ["yes", "no"])
+def test_what_is_no_better_than_chance_is_marked_and_explained(above: str) -> None:
+    head = {
+        "layer": 1, "head": 1, "first_neuron": 0, "n_neurons": 4, "share": 0.5, "accuracy": 0.6, "accuracy_low": 0.5,
+        "accuracy_high": 0.7, "majority_accuracy": 0.4, "random_accuracy": 0.5, "random_lowest": 0.4,
+        "random_highest": 0.55, "n_random": 10, "above_chance": above,
+    }  # fmt: skip
+    caption = str(probes.heads_table([head]).caption)
+    assert said("note_of_heads", caption) is (above == "no")
+    assert said("note_of_random_slices", caption)
+    assert said("note_of_heads_alone", caption)
+    assert not said("note_of_random_slices", str(probes.heads_table([{"layer": 1, **NO_ACCURACY}]).caption))
+    row = {
+        "layer": 1, "probe": "linear", "ranking": "contribution", "from": "top", "k": 5, "accuracy": 0.6,
+        "mutual_information": 0.1, "share_of_entropy": 0.1, "majority_accuracy": 0.4, "draw": 0, "above_chance": above,
+    }  # fmt: skip
+    (table,) = evaluation_tables([row, {**row, "from": "bottom"}])
+    assert said("note_of_choices", str(table.caption)) is (above == "no")
+
+
+NO_ACCURACY = {"head": 1, "first_neuron": 0, "n_neurons": 4, "share": 0.5}
+
+
+def test_how_the_penalty_was_chosen_is_said_where_it_was() -> None:
+    tried = {"tried": [1e-3, 1e-2], "l2": 1e-2, "validation_cross_entropy": [0.5, 0.4], "alone": {"0": 1e-2, "1": 1e-3}}
+    lines = probes.penalty_lines(tried)
+    assert [said("chosen_penalty", lines[0]), said("penalty_alone", lines[1])] == [True, True]
+    assert probes.penalty_lines({"l2": 1e-3}) == []
+    assert len(probes.penalty_lines({**tried, "alone": {"0": 1e-2}})) == 1
+
+
+def test_what_a_transform_changed_stands_beside_what_was() -> None:
+    row = {"layer": 1, "accuracy": 0.5, "untransformed_accuracy": 0.6, "n_clipped": 2}
+    bare = transform_lines("clip", [row])[0]
+    assert said("transformed", bare)
+    assert "difference" not in bare
+    assert "other neurons clipped" not in bare
+    ended = {**row, "above_untransformed_low": -0.2, "above_untransformed_high": -0.1, "others_clipped_accuracy": 0.6}
+    assert (
+        "(difference -0.200 to -0.100), with as many other neurons clipped 0.600."
+        in transform_lines("clip", [ended])[0]
+    )
+    assert transform_lines("none", [row]) == []
+
+
 # --- claims of a layer together ---
 
 
@@ -451,7 +527,9 @@ SPEAKERS = {
     "probing/commands/compare.py": {"_say"},
     "probing/evidence/by_position.py": {"position_line"},
     "probing/tables/agreement.py": {"unread_lines", "everywhere_sentence"},
-    "probing/tables/probes.py": {"neurons_table", "heads_table", "_uninformative"},
+    "probing/tables/geometry.py": {"transform_lines", "_transform_line"},
+    "probing/tables/probes.py": {"neurons_table", "heads_table", "penalty_lines", "_uninformative"},
+    "probing/tables/rankings.py": {"_evaluation_table"},
     "probing/page/answers.py": {"answer", "_on_neurons", "conclusions", "_agreement"},
 }
 
@@ -489,7 +567,7 @@ def test_a_sentence_that_is_written_where_it_is_said_is_found() -> None:
 def test_every_listed_sentence_is_said_somewhere() -> None:
     used = set()
     for file in (ROOT / "probing").rglob("*.py"):
-        if file.name != "evidence_sentences.py":
+        if file.name not in ("evidence_sentences.py", "evidence_notes.py"):
             used |= set(re.findall(r"""["'](\w+)["']""", file.read_text(encoding="utf-8")))
     assert set(SENTENCES) - used == {"few"}  # `few_sentences` has its text
 
