@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -80,9 +81,8 @@ def fit(
         seed: Seed of every draw: the split, permuted labels and tokens, bootstraps, adam's batches, random weights.
         name: Name of this run; MODEL-TASK-YYYYMMDD-HHMMSS by default.
         trainer: Arguments of Lightning's Trainer, such as --trainer.max_epochs 50.
-        given: What is held fixed, because labels may go with it: token, a task, or a column of the corpus. Neurons are
-            then also compared among tokens with the same value of it, and a probe is trained on labels permuted among
-            these.
+        given: What is held fixed, because labels may go with it: token, a task, or a column of the corpus. Neurons and
+            a probe of permuted labels are then also compared among tokens with the same value.
 
     Returns:
         The finished run; None on ranks other than the first.
@@ -94,9 +94,8 @@ def fit(
     resolve_mode(wandb.mode)
     layer_numbers(layer)
     cached, place = places(cache, runs, name)
-    token_task = load_task(task, task_args)
-    wanted = _controls(controls, token_task, probe, trainer, mdl) + ["given"] * (given is not None)
-    fixed = HeldFixed.of(given)
+    token_task, fixed = load_task(task, task_args), HeldFixed.of(given)
+    wanted = _controls(controls, token_task, probe, trainer, mdl, given)
     text = read_corpora(corpus, test_corpus, seed, say, group_by)
     with terminal.quiet_libraries():
         from probing.cache.source import ActivationSource
@@ -109,19 +108,15 @@ def fit(
             batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
             shows_progress=progress, site=site, tokenizer=tokenizer, without_first=first_token == "exclude",
         )  # fmt: skip
-        more = replicates, evidence == "all", mdl
-        sides, others, fitted, stores = _read(
-            source, text, token_task, fixed, probe, group_by, wanted, transform, seed, more
-        )
-        watch.end("extract")
-        default = f"{source.model.short_name}-{config['task'].rpartition(':')[2]}"
-        folder = RunFolder(place, name, default) if is_main_process() else None
+        asked = Asked(replicates, evidence == "all", mdl, transform, seed)
+        sides, others, fitted, stores = _read(source, text, token_task, fixed, group_by, probe, wanted, asked, watch)
+        folder = RunFolder(place, name, _usual_name(source, config)) if is_main_process() else None
         kept = keep_inputs(config, source.model.name, folder) if folder else []
         with tracking(folder, wandb, config) as tracker:
-            asked = Asked(*more, transform, seed, n_heads_of(stores[0]))
             measured = measure(
-                sides, others, source.layers, probe, asked, source.trainer, terminal.training_bars(progress),
-                watch, say, tracker and tracker.logger, str(folder.path) if folder else None,
+                sides, others, source.layers, probe, replace(asked, n_heads=n_heads_of(stores[0])), source.trainer,
+                terminal.training_bars(progress), watch, say, tracker and tracker.logger,
+                str(folder.path) if folder else None,
             )  # fmt: skip
             if folder is None or tracker is None:
                 return None
@@ -131,18 +126,24 @@ def fit(
     return run
 
 
+def _usual_name(source: Any, config: Mapping[str, Any]) -> str:
+    return f"{source.model.short_name}-{config['task'].rpartition(':')[2]}"
+
+
 def _controls(
-    controls: str | list[str], task: TokenTask, probe: ProbeOptions, trainer: dict[str, Any] | None, mdl: bool
-) -> list[str]:
+    controls: str | list[str], task: TokenTask, probe: ProbeOptions, trainer: dict[str, Any] | None, mdl: bool,
+    given: str | None,
+) -> list[str]:  # fmt: skip
     """Return the controls, once it is known that all options apply to what the task predicts."""
     numbers = predicts_numbers(task)
     refuse(probe.problems_with_numbers(trainer or {}, mdl) if numbers else [])
-    return chosen_controls(controls, task.ordinal, isinstance(task, SentenceTask), numbers)
+    chosen = chosen_controls(controls, task.ordinal, isinstance(task, SentenceTask), numbers)
+    return chosen if given is None else [*chosen, "given"]
 
 
 def _read(
-    source: Any, text: tuple[Any, Any], task: TokenTask, given: HeldFixed | None, probe: ProbeOptions,
-    group_by: GroupBy, controls: Sequence[str], transform: Any, seed: int, more: tuple[int, bool, bool],
+    source: Any, text: tuple[Any, Any], task: TokenTask, given: HeldFixed | None, group_by: GroupBy,
+    probe: ProbeOptions, controls: Sequence[str], asked: Any, watch: Stopwatch,
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
     """Return the examples, those of each control, the fitted transforms, if any, and the activations of each corpus.
 
@@ -152,22 +153,23 @@ def _read(
         text: The corpora, and the side of each of their sentences.
         task: The task, which gives the labels.
         given: What is held fixed.
-        probe: How the probe is trained.
         group_by: The option's value.
+        probe: How the probe is trained.
         controls: Names of the controls.
-        transform: The option's value.
-        seed: Seed of every random draw.
-        more: Number of bootstraps, whether probes are retrained, and whether labels are encoded.
+        asked: The `probing.runs.measuring.Asked` of the run.
+        watch: Notes how long reading takes.
     """
     from probing.data.preparation import control_sides, read_sides
     from probing.runs.estimate import announced
     from probing.transforms.of_examples import transform_all
 
-    announce = announced(source, text[0], controls, seed, *more, probe)
+    more = asked.n_replicates, asked.retraining, asked.codes
+    announce = announced(source, text[0], controls, asked.seed, *more, probe)
     sides, stores = read_sides(source, *text, task, probe, group_by, announce, given)
-    others, fitted = control_sides(controls, sides, text[0], source, seed), None
-    if transform != "none":
-        sides, others, fitted = transform_all(transform, sides, others, source.layers, seed)
+    others, fitted = control_sides(controls, sides, text[0], source, asked.seed), None
+    if asked.transform != "none":
+        sides, others, fitted = transform_all(asked.transform, sides, others, source.layers, asked.seed)
+    watch.end("extract")
     return sides, others, fitted, stores
 
 

@@ -69,9 +69,7 @@ def probe(
             has a fraction.
         figure_format: Formats of the figures of a run that is written: `all`, or some of `png`, `pdf` and `svg`.
         wandb: How a run with a name or `runs` is logged to Weights & Biases, as in `fit`; if None, it is not.
-        given: What is held fixed, one value for each row, text or whole numbers, such as what else the labels may go
-            with. Neurons are then also compared among rows with the same value, and a probe is trained on labels
-            permuted among these.
+        given: Value of each row, text or a whole number, that is held fixed because labels may go with it, as in `fit`.
 
     Returns:
         The run, with the same tables and files as one of `fit`.
@@ -83,12 +81,9 @@ def probe(
         probe, wandb, seed=seed, replicates=replicates, evidence=evidence, mdl=mdl, quiet=quiet
     )
     wanted = chosen("controls", controls, list(CONTROLS), "none")
-    formats = figure_formats(figure_format)
-    place = _place(runs, name)
+    formats, place = figure_formats(figure_format), _place(runs, name)
     refuse(_problems_with_tracking(tracked, place, logger))
-    from probing.data.arrays import given_rows, sides_of_arrays
-    from probing.data.controls import shuffled
-    from probing.data.given_values import permuted_within
+    from probing.data.arrays import sides_of_arrays
     from probing.runs.measuring import Asked, measure
     from probing.runtime import terminal
     from probing.runtime.trainer import algorithms_kept, check_trainer_options
@@ -96,19 +91,16 @@ def probe(
     watch, say = Stopwatch(), terminal.silence if quiet else terminal.say
     with terminal.quiet_libraries(), algorithms_kept():
         check_trainer_options(trainer or {}, options.solver)
-        sides, layers = sides_of_arrays(X, y, groups, split, ordinal, seed, numbers, say)
+        sides, layers = sides_of_arrays(X, y, groups, split, ordinal, seed, numbers, say, given)
         refuse(_problems_with_numbers(options, trainer or {}, mdl, logger) if sides.numbers else [])
         _check_validation(options, sides.validation.n_tokens)
-        others = {"shuffled": [shuffled(sides, seed)]} if wanted else {}
-        if given is not None:
-            sides = given_rows(sides, given)
-            others["given"] = [sides.each(partial(permuted_within, seed=seed))]
+        others = _others(sides, wanted, given, seed)
         config = {
             "arrays": _description(sides.train.store), "model": model, "layer": layers, "corpus": "arrays",
             "test_corpus": None, "task": task, "task_args": {}, "ordinal": ordinal, "numbers": sides.numbers,
-            "replicates": replicates, "controls": wanted, "evidence": evidence, "mdl": mdl,
-            "given": None if given is None else GIVEN, "transform": "none", "seed": seed,
-            "trainer": dict(trainer or {}), "probe": asdict(options),
+            "replicates": replicates, "controls": wanted, "evidence": evidence, "mdl": mdl, "transform": "none",
+            "given": None if given is None else GIVEN, "seed": seed, "trainer": dict(trainer or {}),
+            "probe": asdict(options),
         }  # fmt: skip
         asked = Asked(replicates, evidence == "all", mdl, "none", seed)
         bars = terminal.training_bars(terminal.show_progress(quiet))
@@ -117,6 +109,15 @@ def probe(
             return _passing(measured(logger, None), config, watch)
         folder = RunFolder(place, name, f"{model}-{task}")
         return _kept(measured, config, folder, watch, formats, tracked, logger, quiet)
+
+
+def _others(sides: Any, controls: Sequence[str], given: Any, seed: int) -> dict[str, list[Any]]:
+    """Return the examples of each control."""
+    from probing.data.controls import shuffled
+    from probing.data.given_values import permuted_within
+
+    others = {"shuffled": [shuffled(sides, seed)]} if controls else {}
+    return others if given is None else others | {"given": [sides.each(partial(permuted_within, seed=seed))]}
 
 
 def _check_validation(options: ProbeOptions, n_rows: int) -> None:

@@ -104,6 +104,7 @@ def sides_of_arrays(
     seed: int = 0,
     numbers: bool | None = None,
     say: Callable[[str], None] = lambda message: None,
+    given: Any = None,
 ) -> tuple[Sides, list[int]]:
     """Return labelled rows of arrays, divided into train, validation and test, and the layer numbers.
 
@@ -119,9 +120,11 @@ def sides_of_arrays(
         seed: Seed of the split.
         numbers: Whether labels are numbers to predict; if None, they are where some have a fraction.
         say: Function that takes one-line messages: how many rows have no label.
+        given: Value of each row that is held fixed, text or whole numbers; rows without one are not compared.
 
     Raises:
-        UserError: If shapes differ, activations are not finite, labels are no labels, or a side has no examples.
+        UserError: If shapes differ, activations are not finite, labels are no labels, a side has no examples, or what
+            is held fixed determines the label.
     """
     layers = _layers(activations)
     n_rows = len(next(iter(layers.values())))
@@ -159,24 +162,12 @@ def sides_of_arrays(
                 "train, validation or test for each row."
             )
     classes = classes[:0] if is_numbers else classes
-    return Sides(sides["train"], sides["validation"], sides["test"], classes, ordinal), list(layers)
-
-
-def given_rows(sides: Sides, given: Any) -> Sides:
-    """Return the sides of arrays with values that are held fixed.
-
-    Args:
-        sides: As `sides_of_arrays` returns them.
-        given: Value of each row, text or whole numbers; rows without one are not compared.
-
-    Raises:
-        UserError: If there is not one for each row, or no two training rows with the same value differ in their labels.
-    """
-    store = sides.train.store
-    assert isinstance(store, ArrayActivations)
-    values = numbered(_classes(_one_each(given, "given", store.tokens.n_tokens), _GIVEN))[store.order]
-    check_given(values, sides.train.labels, "given", "row")
-    return with_given(sides, [values])
+    made = Sides(sides["train"], sides["validation"], sides["test"], classes, ordinal)
+    if given is not None:
+        values = numbered(_classes(_one_each(given, "given", n_rows), _GIVEN))[order]
+        check_given(values, made.train.labels, "given", "row")
+        made = with_given(made, [values])
+    return made, list(layers)
 
 
 _SIDES: tuple[Split, ...] = ("train", "validation", "test")

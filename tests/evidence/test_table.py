@@ -320,8 +320,8 @@ def test_a_neuron_carries_nothing_that_the_token_alone_gives(low: float, high: f
     assert ("it carries upos" in said) is not is_enough
     assert ("it varies with upos" in said) is is_enough
     why = (
-        "The probe is not shown to do better than one that sees the token alone (0.837 against 0.875), so that this is "
-        "no evidence of upos beyond the token."
+        "The probe is not shown to do better than one that sees the token alone (0.837 against 0.875), so that its "
+        "accuracy is no evidence of upos beyond the token."
     )
     assert (why in said) is is_enough
 
