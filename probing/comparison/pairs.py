@@ -49,8 +49,8 @@ class Ranked:
         label: Name in tables and figures, different for each run.
         layers: Layer numbers.
         scores: Contribution of each neuron, shape (n_layers, d_model).
-        draws: Contributions on resampled test sentences, shape (n_layers, n_draws, d_model); None where there are too
-            few sentences.
+        draws: Contributions on resampled test sentences, or documents, shape (n_layers, n_draws, d_model); None where
+            there are too few.
         no_signal: Which neurons are flagged `no-signal`, shape (n_layers, d_model); None if not known.
         shuffled: Contributions by probes of shuffled labels (`probing.rankings.null_rankings`), needed only where
             neurons are compared by index; shape (n_layers, n_draws, d_model).
@@ -69,25 +69,28 @@ class Ranked:
         return int(self.scores.shape[1])
 
 
-def rank_on_sentences(label: str, weight: Tensor, test: Examples, layers: Sequence[int], seed: int) -> Ranked:
-    """Score the neurons of each layer by their mean contribution, on the test sentences and on resampled ones.
+def rank_on_clusters(label: str, weight: Tensor, test: Examples, layers: Sequence[int], seed: int) -> Ranked:
+    """Score the neurons of each layer by their mean contribution, on the test part and on resampled parts of it.
+
+    Resampled are sentences, or documents where the run's intervals are over these.
 
     Args:
         label: Name of the run.
         weight: Weights of the probes, shape (n_layers, n_classes, d_model).
         test: Test examples.
         layers: Layer numbers, in the order of `weight`.
-        seed: Seed of the resampling; runs with equally many test sentences resample the same ones.
+        seed: Seed of the resampling; runs with equally many test sentences, or documents, resample the same ones.
     """
-    sentences = test.sentences()
-    sums = torch.zeros(len(layers), len(sentences), weight.shape[2], dtype=torch.float64)
+    cluster = test.cluster_of_sentence()
+    clusters = np.unique(cluster[test.sentences()])
+    sums = torch.zeros(len(layers), len(clusters), weight.shape[2], dtype=torch.float64)
     for batch in read(test, layers):
-        rows = torch.from_numpy(np.searchsorted(sentences, batch.sentences.numpy()))
+        rows = torch.from_numpy(np.searchsorted(clusters, cluster[batch.sentences.numpy()]))
         for i, states in enumerate(batch.hidden_states):
             sentence_contributions(weight[i], states, batch.labels, rows, out=sums[i])
-    n_tokens = test.tokens_by_sentence()[sentences]
+    n_tokens = test.clusters(test.tokens_by_sentence())[clusters]
     draws = None
-    if len(sentences) >= MIN_SENTENCES:
+    if len(clusters) >= MIN_SENTENCES:
         draws = np.stack([resampled_means(layer.numpy(), n_tokens, seed, DRAWS) for layer in sums])
     return Ranked(label, layers, sums.sum(1).numpy() / n_tokens.sum(), draws)
 

@@ -18,7 +18,7 @@ from probing.cache.source import ActivationSource, say_what_was_left_out
 from probing.cache.tokens import LONGEST, tokenize
 from probing.cli.options import ProbeOptions, as_options
 from probing.comparison.matching import Method
-from probing.comparison.pairs import Pair, Ranked, Readings, compare_pair, cross_moments, rank_on_sentences
+from probing.comparison.pairs import Pair, Ranked, Readings, compare_pair, cross_moments, rank_on_clusters
 from probing.comparison.random_bases import RotationNull, rotation_null
 from probing.corpus import Corpus
 from probing.corpus.sides import read_corpora
@@ -243,7 +243,7 @@ def ranked_of(finished: Finished, extract: Extraction, seed: int) -> Ranked:
         RunError: If the contributions differ from those of the run.
     """
     test = sides_of(finished, extract).test
-    ranked = rank_on_sentences(finished.label, probe_weight(finished.run), test, layers_of(finished.run), seed)
+    ranked = rank_on_clusters(finished.label, probe_weight(finished.run), test, layers_of(finished.run), seed)
     for i, layer in enumerate(ranked.layers):
         check_contributions(finished.run, layer, ranked.scores[i])
     return replace(ranked, no_signal=_no_signal(finished.run, ranked.scores.shape))
