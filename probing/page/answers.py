@@ -45,6 +45,8 @@ def _others(sources: Sources) -> Iterator[str]:
             yield f"predictions of {model_name(one.made.config)} at masks"
         elif isinstance(one.made, Reproduction):
             yield f"claims of {one.made.results['paper']}"
+    titles = [*(one.title for one in sources.geometry), *(one.title for one in sources.evaluations)]
+    yield from (title[0].lower() + title[1:] for title in titles)
 
 
 def question(subject: Subject) -> str:

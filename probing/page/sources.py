@@ -248,10 +248,6 @@ def read_sources(folders: Sequence[str | Path]) -> Sources:
     for agreement, compared in agreements:
         names = {label: _find(agreement.folder, folder, runs) for label, folder in compared.items()}
     others = [run for run in runs if not any(run is found for found in names.values())]
-    if not names and not others and not surveys and not shown:
-        raise UserError(
-            f"`{paths[0]}` was written by `{_COMMANDS[_kind(paths[0])]}`; give a run that `fit` wrote as well."
-        )
     labelled = names | dict(zip(labels(others, taken=list(names)), others, strict=True))
     subjects = [_subject(label, run) for label, run in labelled.items()]
     return Sources(subjects, agreements[0][0] if agreements else None, geometry, evaluations, surveys, shown)

@@ -271,8 +271,13 @@ def test_geometry_is_shown_where_it_was_measured(runs: Path, tmp_path: Path) -> 
     assert "none, layer 2: 0.710" in text
     assert "argmax share" not in text  # values are as measured, only headings are put in words
     assert "argmax_share70.875" in text
-    with pytest.raises(UserError, match="was written by `geometry`; give a run that `fit` wrote as well"):
-        report([str(folder)])
+    alone = report([str(folder)])
+    assert alone == folder / "report.html"
+    page = alone.read_text(encoding="utf-8")
+    assert "<title>Geometry: shape</title>" in page
+    assert "after clip" in Words(page).text
+    for absent in ("Question and answer", "Optimality gap", "Accuracy minus that of the control task"):
+        assert absent not in page
 
 
 def measured(folder: Path, kind: str, **tables: tuple[list[dict[str, Any]], Sequence[str]]) -> Path:
@@ -322,8 +327,7 @@ def test_word_senses_are_shown_as_the_terminal_shows_them(runs: Path, tmp_path: 
     assert "always yes, layer 0: 0.438" in text
     assert "the config of senses" in text
     assert 'href="#evaluations"' in page
-    with pytest.raises(UserError, match="was written by `wic`; give a run that `fit` wrote as well"):
-        report([str(folder)])
+    assert "<title>Word senses: senses</title>" in report([str(folder)]).read_text(encoding="utf-8")
 
 
 def test_similar_sentences_are_shown_by_set_and_undefined_ones_are_not_drawn(runs: Path, tmp_path: Path) -> None:
