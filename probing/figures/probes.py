@@ -92,7 +92,7 @@ def accuracy_by_layer(figure: Figure, accuracy: Sequence[Row], task: str, model:
     reach = error_bars(accuracy, values, score.name)
     axes.errorbar(
         np.add(layers, shifts[0]), values, yerr=reach, color=BLUE, marker="o", ms=4, capsize=3,
-        label="probe" if reach is None else "probe (95% interval\nover test sentences)", **joined({"ls": "-"}, layers),
+        label="probe" if reach is None else "probe (95% interval)", **joined({"ls": "-"}, layers),
     )  # fmt: skip
     for (name, words), look, shift in zip(controls.items(), CONTROL_LOOKS, shifts[1:], strict=False):
         control = [row[f"{name}_{score.name}"] for row in accuracy]

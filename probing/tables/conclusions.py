@@ -299,6 +299,6 @@ def _called(name: str, words: str) -> str:
     noun = {
         "majority": "the majority class", "shuffled": words, "permuted_positions": words,
         "untrained": "the randomly initialised model", "untransformed": "the states as they are",
-        "others_clipped": "other neurons clipped",
+        "others_clipped": "other neurons clipped", "given": "what is held fixed alone",
     }  # fmt: skip
     return noun.get(name, f"the {words}")

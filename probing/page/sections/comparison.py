@@ -32,7 +32,7 @@ def accuracies_figure(subjects: Sequence[Subject]) -> Html:
     ]
     scores = " and ".join(dict.fromkeys(subject.score.words for subject in subjects))
     title = f"Test {scores} of linear probes of {tasks} by layer"
-    title += ", with 95% intervals over test sentences" * any(any(line.ranges) for line in lines)
+    title += ", with 95% intervals" * any(any(line.ranges) for line in lines)
     return element("figure", element("figcaption", title), line_chart(lines, title))
 
 

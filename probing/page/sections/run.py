@@ -25,7 +25,7 @@ def accuracy_lines(subject: Subject) -> list[Line]:
     rows, layers = subject.run.accuracy, subject.layers
     score = subject.score.name
     ranges = [ends(row, score) for row in rows]
-    label = "probe" + ", 95% interval over test sentences" * any(ranges)
+    label = "probe" + ", 95% interval" * any(ranges)
     probe = Line(label, layers, [row[score] for row in rows], ranges)
     controls = controls_of(rows).items()
     return [probe, *(Line(words, layers, [row[f"{name}_{score}"] for row in rows]) for name, words in controls)]

@@ -56,7 +56,8 @@ ACCURACY: Terms = {
     "probe": "Linear classifier without an intercept, trained on the hidden states of one layer.",
     "accuracy": "Share of the test tokens whose class the probe predicts correctly. Their sentences were not used in "
     "training. It shows that the label can be read off linearly, not that the model uses it.",
-    "95% range": "Confidence interval of the accuracy, in which sentences, not tokens, are taken as independent.",
+    "95% range": "Confidence interval of the accuracy, in which sentences or documents, not tokens, are taken as "
+    "independent; the answer says which.",
     "majority": "Accuracy of always predicting the most frequent class of the training tokens.",
     **{words: _CONTROLS[name] for name, words in (CONTROLS | ADDED_CONTROLS).items()},
     "within 1": "Share of the test tokens whose predicted class is at most 1 away from the true one, where classes are "
@@ -82,7 +83,8 @@ NUMBERS: Terms = {
     "numbers is added to what it predicts.",
     "R²": "Share of the constant answer's squared error on the test tokens that the probe saves; the constant answer "
     "is the mean of the training numbers, whose R² is 0. Below 0 the probe is worse; the chart shows that as 0.",
-    "95% range": "Interval of R² over bootstrap samples of the test sentences.",
+    "95% range": "Confidence interval of R², in which sentences or documents are taken as independent; the answer says "
+    "which.",
     **{words: _CONTROLS[name].replace("Accuracy", "R²") for name, words in (CONTROLS | ADDED_CONTROLS).items()},
     "in training": "R² of the training tokens. Where it is far above that of the test tokens, the probe overfits.",
     "error": "Mean absolute difference between the predicted number and the true one.",
@@ -93,7 +95,7 @@ NUMBERS: Terms = {
 
 NEURONS: Terms = {
     **{column.label: column.help for column in COLUMNS},
-    "95% range of that": "Interval of the nats lost without the neuron, over test sentences.",
+    "95% range of that": "Interval of the nats lost without the neuron.",
     "activation mean": "Mean of the neuron's activations over training tokens.",
     "activation sd": "Standard deviation of the neuron's activations over training tokens.",
     "flag": "A warning about the rank. A neuron without a flag has none of the following properties.",
