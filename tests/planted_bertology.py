@@ -7,6 +7,7 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
+from planted_attention import runs_of as attention_runs_of
 from planted_attention import with_interval
 from probing.runs.kinds import Attention, Cloze, Disabled, Hierarchy, SentenceSimilarity
 from probing.runs.run import Run
@@ -36,6 +37,7 @@ def runs_of(true: bool) -> Mapping[str, Any]:
         "changed_text": Cloze(Path("changed"), {}, {}, changes=Table(_changes(true))),
         "disabled": _disabled("position", true),
         "disabled_words": _disabled("mlm", true),
+        "change": attention_runs_of(true)["change"],
     }  # fmt: skip
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from probing.claims.kinds import KINDS_OF_MODELS
 from probing.claims.verdict import Range
 from probing.errors import UserError, did_you_mean, refuse
 
@@ -41,6 +42,19 @@ class Reading:
 
 
 @dataclass(frozen=True)
+class Analogue:
+    """How a claim is measured on models that are none of the paper's.
+
+    Args:
+        reading: How it is measured.
+        kind: The kind of models that are measured in this way; empty for all.
+    """
+
+    reading: Reading
+    kind: str = ""
+
+
+@dataclass(frozen=True)
 class Claim:
     """What a paper says, and how that is measured.
 
@@ -51,7 +65,7 @@ class Claim:
         published: The published value, in words.
         models: Models that it is about, by the names that `--model` takes.
         reading: How the claim is measured on these models; None if this is not implemented.
-        analogue: How it is measured on other models; None if there is no analogue.
+        analogues: How it is measured on other models: the first that is for a model's kind; empty if there is none.
         lacking: What would be needed to measure the claim, or to measure an analogue of it.
         values: The published value of each model, if it is on the same scale as the measured value.
     """
@@ -62,9 +76,22 @@ class Claim:
     published: str
     models: tuple[str, ...]
     reading: Reading | None
-    analogue: Reading | None
+    analogues: tuple[Analogue, ...]
     lacking: str = ""
     values: Mapping[str, float] = field(default_factory=dict)
+
+    def analogue(self, kinds: Collection[str] = ()) -> Reading | None:
+        """Return how the claim is measured on another model; None if it is not.
+
+        Args:
+            kinds: The kinds that the model is of.
+        """
+        return next((one.reading for one in self.analogues if not one.kind or one.kind in kinds), None)
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of models that analogues are for."""
+        return list(dict.fromkeys(one.kind for one in self.analogues if one.kind))
 
 
 @dataclass(frozen=True)
@@ -178,20 +205,11 @@ class _Checked:
         if reading is None and not lacking:
             self._say("it has neither a `measure` nor says what is `lacking`")
         other = described.get("analogue", {})
-        analogue = None
-        if isinstance(other, Mapping):
-            wrong = _unknown(other, self._OF_READING, ())
-            self.problems += [f"the analogue of {self.name} {problem}" for problem in wrong]
-            own = {key: described[key] for key in self._OF_READING if key in described}
-            if "measure" in other:  # whose control is another one as well
-                own = {}
-            is_described = reading is not None or "measure" in other
-            analogue = self._reading({**own, **other}) if is_described and not wrong else None
-        elif other == "none":
-            if not lacking:
-                self._say("it has no analogue and does not say what is `lacking`")
-        else:
-            self._say("`analogue` is neither `none` nor how it is measured")
+        if other == "none" and not lacking:
+            self._say("it has no analogue and does not say what is `lacking`")
+        others = [] if other == "none" else other if isinstance(other, list) else [other]
+        found = [self._analogue(one, described, reading is not None) for one in others]
+        analogues = tuple(one for one in found if one)
         models = tuple(described["models"])
         value = described.get("value", {})
         values = dict(value) if isinstance(value, Mapping) else dict.fromkeys(models, value)
@@ -200,9 +218,34 @@ class _Checked:
         if reading and (others := set(reading.criterion_of) - set(models)):
             self._say(f"`criterion_of` has {min(others)}, which is not among `models`")
         return Claim(
-            described["id"], says, described["where"], str(described["published"]), models, reading, analogue, lacking,
+            described["id"], says, described["where"], str(described["published"]), models, reading, analogues, lacking,
             values,
         )  # fmt: skip
+
+    def _analogue(self, other: Any, described: Mapping[str, Any], is_measured: bool) -> Analogue | None:
+        """Return how other models are measured; None where the paper's own are not, or where it is not as it should be.
+
+        Args:
+            other: What the file says of it; what it leaves out is as on the paper's own models.
+            described: The claim in the file.
+            is_measured: Whether the claim is measured on the paper's own models.
+        """
+        if not isinstance(other, Mapping):
+            self._say("`analogue` is neither `none` nor how it is measured")
+            return None
+        if wrong := _unknown(other, (*self._OF_READING, "kind"), ()):
+            self.problems += [f"the analogue of {self.name} {problem}" for problem in wrong]
+            return None
+        kind = other.get("kind", "")
+        if kind and kind not in KINDS_OF_MODELS:
+            self._say(f"there is no kind of models {kind}; there are {', '.join(KINDS_OF_MODELS)}")
+        own = {key: described[key] for key in self._OF_READING if key in described}
+        if "measure" in other:  # whose control is another one as well
+            own = {}
+        if not (is_measured or "measure" in other):
+            return None
+        reading = self._reading({**own, **{key: value for key, value in other.items() if key != "kind"}})
+        return reading and Analogue(reading, kind)
 
     def _reading(self, described: Mapping[str, Any]) -> Reading | None:
         name = described["measure"]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from probing.claims.claim import Claim, Paper, Reading
+from probing.claims.kinds import KINDS_OF_MODELS
 from probing.claims.measures.registry import MEASURES, NotMeasurable, Subject
 from probing.claims.planning import concerns, reading_of, runs_of
 from probing.claims.verdict import Measured, Range, Verdict, judge
@@ -25,12 +26,14 @@ class Model:
         runs: Its finished runs, by the names by which measures ask for them.
         commands: The command line of each run.
         lacking: Why a run is missing, by its name; the empty name stands for all runs of the model.
+        kinds: The kinds of models that it is of, as far as claims ask for them.
     """
 
     name: str
     runs: Mapping[str, Any] = field(default_factory=dict)
     commands: Mapping[str, str] = field(default_factory=dict)
     lacking: Mapping[str, str] = field(default_factory=dict)
+    kinds: frozenset[str] = frozenset()
 
 
 def rows_of(claims: Sequence[Claim], models: Sequence[Model], paper: Paper) -> list[dict[str, Any]]:
@@ -89,11 +92,14 @@ class _Judged:
         return row | ({"neurons": " ".join(map(str, measured.neurons))} if measured.neurons else {})
 
     def _reading(self, claim: Claim) -> Reading | None:
-        return reading_of(claim, self.model.name, self.paper)
+        return reading_of(claim, self.model.name, self.paper, self.model.kinds)
 
     def _command(self, claim: Claim) -> str:
-        lines = [self.model.commands.get(name) for name in runs_of([claim], self.model.name, self.paper)]
+        lines = [self.model.commands.get(name) for name in self._runs(claim)]
         return " && ".join(line for line in lines if line)
+
+    def _runs(self, claim: Claim) -> list[str]:
+        return runs_of([claim], self.model.name, self.paper, self.model.kinds)
 
     def _holds(self, number: int) -> bool | None:
         claim = self._claims[number]
@@ -110,15 +116,22 @@ class _Judged:
     def _measure(self, claim: Claim) -> tuple[Measured | None, str]:
         reading, lacking = self._reading(claim), self.model.lacking
         if reading is None:
-            return None, claim.lacking if self.is_own or claim.reading is None else f"no analogue: {claim.lacking}"
+            return None, self._unread(claim)
         if "" in lacking:
             return None, lacking[""]
-        if missing := [name for name in runs_of([claim], self.model.name, self.paper) if name in lacking]:
+        if missing := [name for name in self._runs(claim) if name in lacking]:
             return None, lacking[missing[0]]
         try:
             return MEASURES[reading.measure].function(self._subject, **reading.arguments), ""
         except NotMeasurable as error:
             return None, str(error)
+
+    def _unread(self, claim: Claim) -> str:
+        """Return why nothing is said of how a claim is measured on the model."""
+        if not self.is_own and claim.kinds:
+            kinds = " or ".join(KINDS_OF_MODELS[kind].words for kind in claim.kinds)
+            return f"{kinds}; {self.model.name} is none"
+        return claim.lacking if self.is_own or claim.reading is None else f"no analogue: {claim.lacking}"
 
 
 def _is_met(measured: Measured, criterion: Range, control: Range | None) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,20 +88,27 @@ class Given:
     data: Mapping[str, str | None]
 
 
-def reading_of(claim: Claim, model: str, paper: Paper) -> Reading | None:
-    """Return how a claim is measured on a model: as on the paper's own ones, or as an analogue; None if it is not."""
-    reading = claim.reading if model in paper.models else claim.analogue
+def reading_of(claim: Claim, model: str, paper: Paper, kinds: Collection[str] = ()) -> Reading | None:
+    """Return how a claim is measured on a model: as on the paper's own ones, or as an analogue; None if it is not.
+
+    Args:
+        claim: The claim.
+        model: The model's name.
+        paper: The paper.
+        kinds: The kinds that the model is of, where it is none of the paper's.
+    """
+    reading = claim.reading if model in paper.models else claim.analogue(kinds)
     return reading and reading.of(model)
 
 
-def runs_of(claims: Sequence[Claim], model: str, paper: Paper) -> list[str]:
+def runs_of(claims: Sequence[Claim], model: str, paper: Paper, kinds: Collection[str] = ()) -> list[str]:
     """Return the names of the runs of a model that measures of claims read, in the order of the paper's file."""
     wanted: set[str] = set()
     for claim in claims:
-        if reading := reading_of(claim, model, paper):
+        if reading := reading_of(claim, model, paper, kinds):
             wanted |= set(_runs(reading))
             numbers = _others(reading, model)
-            wanted |= set(runs_of([one for one in paper.claims if one.id in numbers], model, paper))
+            wanted |= set(runs_of([one for one in paper.claims if one.id in numbers], model, paper, kinds))
     return [name for name in paper.runs if name in wanted]
 
 
@@ -117,8 +124,8 @@ def concerns(claim: Claim, model: str, paper: Paper) -> bool:
     """
     if model in paper.models:
         return model in claim.models
-    reading = claim.analogue or claim.reading
-    of_trainings = reading is not None and any(paper.runs[name]["command"] == "pretrain" for name in _runs(reading))
+    readings = [one.reading for one in claim.analogues] or [claim.reading] * (claim.reading is not None)
+    of_trainings = any(paper.runs[name]["command"] == "pretrain" for one in readings for name in _runs(one))
     return of_trainings or not is_trained_here(model)
 
 

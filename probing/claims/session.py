@@ -13,6 +13,7 @@ from probing.cache.source import ActivationSource
 from probing.claims.claim import Claim, Paper
 from probing.claims.estimate import seconds, training_seconds
 from probing.claims.evaluation import Model
+from probing.claims.kinds import kinds_of
 from probing.claims.planning import (
     TRAINED_HERE,
     Fingerprints,
@@ -73,11 +74,14 @@ class Plan:
         paper: The paper.
         models: The runs of each model, by its name.
         lacking: Why nothing of a model can be run, by its name.
+        kinds: The kinds that a model is of, as far as claims ask for them, by its name; of models that are none of the
+            paper's.
     """
 
     paper: Paper
     models: Mapping[str, Sequence[Planned]]
     lacking: Mapping[str, str] = field(default_factory=dict)
+    kinds: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @property
     def to_run(self) -> list[Planned]:
@@ -113,14 +117,13 @@ def plan(
     about = [model for model in paper.models if any(model in claim.models for claim in claims)]
     runs: dict[str, list[Planned]] = {}
     lacking = {model: _not_named(model) for model in about if model not in chosen}
+    kinds: dict[str, frozenset[str]] = {}
     finished = finished_runs(place)
     for name, where in chosen.items():
         those = [claim for claim in claims if concerns(claim, name, paper) or _compares(claim, name)]
-        names = runs_of(those, name, paper)
-        own = {run for run in names if (paper.runs[run]["command"] == "pretrain") == is_trained_here(name)}
-        names = [run for run in names if run in own]
         try:
             if is_trained_here(name):
+                names = _runs_here(those, name, paper, kinds)
                 runs[name] = _trainings(names, name, paper, given, corpus, defaults, finished)
                 continue
             with about_option("--models"):
@@ -131,7 +134,9 @@ def plan(
                 raise
             lacking[name] = f"{ALIASES.get(name, name)}, which cannot be read: {as_clause(error)}"
             continue
-        runs[name] = []
+        if name not in paper.models:
+            kinds[name] = kinds_of(source, {kind for claim in those for kind in claim.kinds})
+        names, runs[name] = _runs_here(those, name, paper, kinds), []
         costs = _Costs(source, cache, defaults) if cache else None
         for stated in needs_of(names, paper, where, given, defaults):
             need = _with_columns(stated, corpus)
@@ -140,7 +145,13 @@ def plan(
             there = None if need.lacking else existing(need, finished, defaults[need.command], prints)
             is_to_be_made = not there and not need.lacking
             runs[name].append(Planned(need, there, *(costs.of(need, text) if costs and is_to_be_made else ())))
-    return Plan(paper, runs, lacking)
+    return Plan(paper, runs, lacking, kinds)
+
+
+def _runs_here(claims: Sequence[Claim], model: str, paper: Paper, kinds: Mapping[str, frozenset[str]]) -> list[str]:
+    """Return the names of the runs of a model that it can have: trainings, or runs of a single model."""
+    names = runs_of(claims, model, paper, kinds.get(model, ()))
+    return [name for name in names if (paper.runs[name]["command"] == "pretrain") == is_trained_here(model)]
 
 
 def _with_columns(need: Need, corpus: Corpus) -> Need:
@@ -257,7 +268,8 @@ def carry_out(planned: Plan, make: Maker, load: Callable[[Path], Any], say: Say)
                 say(f"{one.need.line} is left out: {as_clause(error)}")
             drop_garbage()
         loaded = {run: load(place) for run, place in places.items()}
-        models.append(Model(name, loaded, {one.need.name: one.need.line for one in runs}, lacking))
+        lines = {one.need.name: one.need.line for one in runs}
+        models.append(Model(name, loaded, lines, lacking, planned.kinds.get(name, frozenset())))
         folders[name] = {run: str(place) for run, place in places.items()}
     missing = [Model(name, lacking={"": why}) for name, why in planned.lacking.items()]
     order = {model: i for i, model in enumerate(planned.paper.models)}
@@ -277,4 +289,6 @@ def _at_hand(paper: Paper) -> list[str]:
 def _not_named(model: str) -> str:
     if is_trained_here(model):
         return f"encoders that the authors trained and did not publish: `--models {model}` trains such ones"
-    return f"{ALIASES.get(model, model)}, which is not on this machine: `--models {model}` downloads it"
+    if model not in ALIASES:
+        return f"a model of the authors, who did not publish it: `--models {model}=FOLDER` says that a folder holds one"
+    return f"{ALIASES[model]}, which is not on this machine: `--models {model}` downloads it"

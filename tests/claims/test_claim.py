@@ -68,7 +68,8 @@ def test_a_claim_is_read_with_its_reading_and_its_analogue() -> None:
     found = paper_of("x", GOOD, MEASURES)
     first, second = found.claims
     assert first.reading is not None
-    assert first.reading == first.analogue
+    assert first.reading == first.analogue()
+    assert first.kinds == []
     assert str(first.reading.criterion) == "> 0.5"
     assert second.reading is None
     assert second.lacking == "a measure"
@@ -80,8 +81,23 @@ def test_an_analogue_may_have_a_measure_of_its_own_where_the_paper_s_models_have
     content["claims"][1]["analogue"] = measure
     (_, second) = paper_of("x", content, MEASURES).claims
     assert second.reading is None
-    assert second.analogue is not None
-    assert second.analogue.measure == "extreme_share"
+    found = second.analogue()
+    assert found is not None
+    assert found.measure == "extreme_share"
+
+
+def test_of_several_analogues_the_first_that_is_for_a_model_s_kind_is_taken() -> None:
+    content = deepcopy(GOOD)
+    others = [{"kind": "decoder", "criterion": "> 0.7"}, {"kind": "large model"}, {"criterion": "> 0.6"}]
+    content["claims"][0]["analogue"] = others
+    (first, _) = paper_of("x", content, MEASURES).claims
+    assert first.kinds == ["decoder", "large model"]
+    found = [first.analogue(kinds) for kinds in ((), {"decoder"}, {"large model"}, {"large model", "decoder"})]
+    assert [str(one.criterion) for one in found if one] == ["> 0.6", "> 0.7", "> 0.5", "> 0.7"]
+    content["claims"][0]["analogue"] = others[:2]
+    (first, _) = paper_of("x", content, MEASURES).claims
+    assert first.analogue() is None
+    assert first.analogue({"masked language model"}) is None
 
 
 def change(**values: Any) -> Callable[[dict[str, Any]], None]:
@@ -108,6 +124,8 @@ def change(**values: Any) -> Callable[[dict[str, Any]], None]:
         (change(**{"with": {}}), "does not take these arguments"),
         (change(analogue="none"), "does not say what is `lacking`"),
         (change(analogue="some"), "`analogue` is neither"),
+        (change(analogue={"kind": "decoders"}), "claim 1: there is no kind of models decoders; there are decoder, "),
+        (change(analogue=["none"]), "claim 1: `analogue` is neither"),
         (change(analogue={"criteria": "> 1"}), "the analogue of claim 1 has an unknown key `criteria`"),
         (change(measure="largest_whitened_mean_cosine"), "reads the run held_out, which is not among `runs`"),
     ],

@@ -72,7 +72,9 @@ def test_claims_on_other_claims_need_the_runs_of_these() -> None:
 
 
 def test_claims_without_an_analogue_need_no_runs_of_another_model() -> None:
-    assert runs_of(claims(8), "minilm", paper()) == []
+    assert runs_of(claims(21), "minilm", paper()) == []
+    assert runs_of(claims(8, 58), "minilm", paper()) == []
+    assert runs_of(claims(58), "smollm2", paper(), {"decoder"}) == ["geometry"]
     assert runs_of(claims(8), "bert-large", paper()) == ["geometry"]
 
 
@@ -319,6 +321,7 @@ def of_bertology(
     """Return the planned runs of a model by their names."""
     of = read_paper("bertology", MEASURES)
     data = {"cloze": None if cloze_file is None else str(cloze_file), "sts": None if folder is None else str(folder)}
+    data |= {"untuned": None}
     made = plan(of, of.claims, {"m": str(model)}, Given("text.conllu", data), text, USUAL, place, cache)
     return {one.need.name: one for one in made.models["m"]}
 

@@ -113,16 +113,26 @@ def layers_of_outliers(subject: Subject, published: Mapping[str, Mapping[int, st
     geometry: Geometry = subject.run("geometry")
     if subject.model not in published:
         raise NotMeasurable(f"no layers of outliers of {subject.model} are published")
-    flagged: dict[int, set[int]] = {}
-    for layer, z, _ in _profiles(geometry):
-        for neuron in np.flatnonzero(np.abs(z) > MEAN_DEVIATIONS):
-            flagged.setdefault(int(neuron), set()).add(layer)
+    flagged = _flagged(geometry)
     alike = []
     for outlier, layers in published[subject.model].items():
         said = set(layers_of(layers, 10**6))
         found = flagged.get(int(outlier), set())
         alike.append(len(said & found) / len(said | found))
     return Measured.exact(min(alike), neurons=tuple(map(int, published[subject.model])))
+
+
+@measure("geometry")
+def outliers_of_some_layers(subject: Subject) -> Measured:
+    """Return the number of neurons that are outliers in some layers above the embeddings, and not in all of these.
+
+    The control is the number of those that are outliers in all of them.
+    """
+    geometry: Geometry = subject.run("geometry")
+    above = {row["layer"] for row in above_embeddings(geometry.dimensions)}
+    found = {neuron: layers & above for neuron, layers in _flagged(geometry).items() if layers & above}
+    passing = sorted(neuron for neuron, layers in found.items() if layers != above)
+    return Measured.exact(len(passing), control=len(found) - len(passing), neurons=tuple(passing))
 
 
 def layers_of(text: str | int, last: int) -> range:
@@ -171,6 +181,15 @@ def _profiles(geometry: Geometry) -> list[tuple[int, NDArray[np.float64], NDArra
         spread = means.std()
         found.append((layer, deviations_of(means), _Z * sds / root / spread if spread > 0 else np.zeros_like(means)))
     return found
+
+
+def _flagged(geometry: Geometry) -> dict[int, set[int]]:
+    """Return the layers in which each neuron's mean is an outlier, for neurons that have any."""
+    flagged: dict[int, set[int]] = {}
+    for layer, z, _ in _profiles(geometry):
+        for neuron in np.flatnonzero(np.abs(z) > MEAN_DEVIATIONS):
+            flagged.setdefault(int(neuron), set()).add(layer)
+    return flagged
 
 
 def _wilson(share: float, n: int) -> tuple[float, float]:

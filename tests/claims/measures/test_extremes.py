@@ -18,6 +18,7 @@ from probing.claims.measures.extremes import (
     least_deviation,
     least_share_beyond,
     n_sentences,
+    outliers_of_some_layers,
 )
 from probing.claims.measures.registry import NotMeasurable, Subject
 from probing.runs.kinds import Geometry
@@ -121,6 +122,16 @@ def test_layers_are_those_in_which_a_neuron_stands_out() -> None:
     assert layers_of_outliers(one, {"m": {3: "2-3", 5: "1"}}).value == 0
     with pytest.raises(NotMeasurable, match="no layers of outliers of m are published"):
         layers_of_outliers(one, {"bert-large": {3: "1-3"}})
+
+
+def test_outliers_of_some_layers_are_neither_in_all_layers_nor_in_the_embeddings_alone() -> None:
+    plain = [0.01 * (-1) ** k for k in range(90)]
+    where = {3: {1, 2}, 7: {0, 4}, 11: {1, 2, 3, 4}, 20: {0}}
+    means = [[9.0 if layer in where.get(k, ()) else value for k, value in enumerate(plain)] for layer in range(5)]
+    found = outliers_of_some_layers(subject(run(means)))
+    assert (found.value, found.low, found.high, found.control, found.neurons) == (2, 2, 2, 1, (3, 7))
+    none = outliers_of_some_layers(subject(run([plain] * 5)))
+    assert (none.value, none.control, none.neurons) == (0, 0, ())
 
 
 @pytest.mark.parametrize(
