@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from probing.claims.kinds import KINDS_OF_MODELS
+from probing.claims.model_kinds import KINDS_OF_MODELS
 from probing.claims.verdict import Range
 from probing.errors import UserError, did_you_mean, refuse
 

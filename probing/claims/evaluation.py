@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from probing.claims.claim import Claim, Paper, Reading
-from probing.claims.kinds import KINDS_OF_MODELS
 from probing.claims.measures.registry import MEASURES, NotMeasurable, Subject
+from probing.claims.model_kinds import KINDS_OF_MODELS
 from probing.claims.planning import concerns, reading_of, runs_of
 from probing.claims.verdict import Measured, Range, Verdict, judge
 

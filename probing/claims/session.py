@@ -13,7 +13,7 @@ from probing.cache.source import ActivationSource
 from probing.claims.claim import Claim, Paper
 from probing.claims.estimate import seconds, training_seconds
 from probing.claims.evaluation import Model
-from probing.claims.kinds import kinds_of
+from probing.claims.model_kinds import kinds_of
 from probing.claims.planning import (
     TRAINED_HERE,
     Fingerprints,

@@ -7,7 +7,7 @@ import pytest
 from planted_claims import paper, runs_of
 from probing.claims.claim import Claim
 from probing.claims.evaluation import Model, rows_of
-from probing.claims.kinds import KINDS_OF_MODELS
+from probing.claims.model_kinds import KINDS_OF_MODELS
 
 MEASURED = [(claim, model) for claim in paper().claims if claim.reading for model in claim.models]
 # No decoder has runs of its own here: what is measured of them is what is measured of others.

@@ -11,8 +11,8 @@ import pytest
 from families import masked_lm
 from probing.claims.claim import read_paper
 from probing.claims.evaluation import rows_of
-from probing.claims.kinds import KINDS_OF_MODELS, LARGE, kinds_of
 from probing.claims.measures import MEASURES
+from probing.claims.model_kinds import KINDS_OF_MODELS, LARGE, kinds_of
 from probing.claims.planning import Given
 from probing.claims.session import carry_out, plan
 from probing.cli.option_values import defaults
@@ -44,7 +44,7 @@ def test_only_what_is_asked_for_is_looked_for(checkpoints: dict[str, Path], monk
     def refuse(*_: object) -> None:
         raise AssertionError("the model is loaded")
 
-    monkeypatch.setattr("probing.claims.kinds.load_encoder", refuse)
+    monkeypatch.setattr("probing.claims.model_kinds.load_encoder", refuse)
     assert kinds_of(resolve_model(str(checkpoints["gpt2"])), []) == frozenset()
     assert kinds_of(resolve_model(str(checkpoints["gpt2"])), ["large model"]) == frozenset()
 
