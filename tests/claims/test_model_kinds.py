@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,7 +72,12 @@ def test_a_claim_on_decoders_is_measured_on_a_decoder_that_is_given(
     )
     assert [len(planned.models[name]) for name in "de"] == [1, 0]
     assert planned.kinds == {"d": {"decoder"}, "e": frozenset()}
-    own = {"runs": str(tmp_path), "cache": str(tmp_path / "cache"), "quiet": True, "wandb": {"mode": "disabled"}}
+    own: dict[str, Any] = {
+        "runs": str(tmp_path),
+        "cache": str(tmp_path / "cache"),
+        "quiet": True,
+        "wandb": {"mode": "disabled"},
+    }
     made, _ = carry_out(planned, lambda _, options: geometry(**options, **own).folder, load_run, lambda line: None)
     rows = {row["model"]: row for row in rows_of(claims, made, paper)}
     assert rows["d"]["verdict"] == "analogue"
