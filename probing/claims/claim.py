@@ -207,8 +207,8 @@ class _Checked:
         other = described.get("analogue", {})
         if other == "none" and not lacking:
             self._say("it has no analogue and does not say what is `lacking`")
-        others = [] if other == "none" else other if isinstance(other, list) else [other]
-        found = [self._analogue(one, described, reading is not None) for one in others]
+        given = [] if other == "none" else other if isinstance(other, list) else [other]
+        found = [self._analogue(one, described, reading is not None) for one in given]
         analogues = tuple(one for one in found if one)
         models = tuple(described["models"])
         value = described.get("value", {})
@@ -245,7 +245,7 @@ class _Checked:
         if not (is_measured or "measure" in other):
             return None
         reading = self._reading({**own, **{key: value for key, value in other.items() if key != "kind"}})
-        return reading and Analogue(reading, kind)
+        return Analogue(reading, kind) if reading else None
 
     def _reading(self, described: Mapping[str, Any]) -> Reading | None:
         name = described["measure"]

@@ -124,7 +124,7 @@ def concerns(claim: Claim, model: str, paper: Paper) -> bool:
     """
     if model in paper.models:
         return model in claim.models
-    readings = [one.reading for one in claim.analogues] or [claim.reading] * (claim.reading is not None)
+    readings = [one.reading for one in claim.analogues] or ([claim.reading] if claim.reading else [])
     of_trainings = any(paper.runs[name]["command"] == "pretrain" for one in readings for name in _runs(one))
     return of_trainings or not is_trained_here(model)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +73,14 @@ def test_a_claim_on_decoders_is_measured_on_a_decoder_that_is_given(
     )
     assert [len(planned.models[name]) for name in "de"] == [1, 0]
     assert planned.kinds == {"d": {"decoder"}, "e": frozenset()}
-    own: dict[str, Any] = {
-        "runs": str(tmp_path),
-        "cache": str(tmp_path / "cache"),
-        "quiet": True,
-        "wandb": {"mode": "disabled"},
-    }
-    made, _ = carry_out(planned, lambda _, options: geometry(**options, **own).folder, load_run, lambda line: None)
+
+    def make(_: str, options: Mapping[str, Any]) -> Path:
+        own: dict[str, Any] = {"runs": str(tmp_path), "quiet": True, "wandb": {"mode": "disabled"}}
+        found = geometry(**options, **own, cache=str(tmp_path / "cache"))
+        assert found is not None
+        return found.folder
+
+    made, _ = carry_out(planned, make, load_run, lambda line: None)
     rows = {row["model"]: row for row in rows_of(claims, made, paper)}
     assert rows["d"]["verdict"] == "analogue"
     least = min(
