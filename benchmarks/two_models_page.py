@@ -247,11 +247,11 @@ def _page(
             f"| {' | '.join(columns)} |",
             "|---" * len(columns) + "|",
         ]
-        lines += [f"| {' | '.join(_shown(row.get(column, '')) for column in columns)} |" for row in rows] + [""]
+        lines += [f"| {' | '.join(shown(row.get(column, '')) for column in columns)} |" for row in rows] + [""]
     return "\n".join([*lines, f"*{'; '.join(f'{key} {value}' for key, value in context.items())}.*"]) + "\n"
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     try:
         number = float(value)
     except (TypeError, ValueError):
