@@ -215,7 +215,7 @@ def _finding(figure: Figure, runs: Runs) -> None:
         if (run := runs.get(f"fit-{name}")) is None:
             continue
         read = next(read for read in READ if read.name == name)
-        above.set_title(f"{name} ({read.text})")
+        above.set_title(f"{name} ({read.text.replace('english', 'English')})")
         layers = [row["layer"] for row in run.accuracy]
         _bars(above, run.accuracy, "accuracy", {"color": BLUE, "marker": "o", "label": "probe (95% interval)"})
         for (control, words), look in zip(controls_of(run.accuracy).items(), CONTROL_LOOKS, strict=False):
@@ -225,14 +225,15 @@ def _finding(figure: Figure, runs: Runs) -> None:
         name_layers(below, layers)
         above.set_xlabel("")
         above.set_ylim(0, 1.03)
-        below.set_ylim(bottom=0)
-        below.legend(fontsize=8, loc="upper right")
+        below.legend(fontsize=8, loc="upper left", ncols=2)
+        above.label_outer()
+    # Room for the legends above the lines.
+    panels[1, 0].set_ylim(0, 1.35 * panels[1, 0].dataLim.union([axes.dataLim for axes in panels[1]]).ymax)
     panels[0, 0].set_ylabel("test accuracy of position")
     panels[1, 0].set_ylabel("contribution\n(1 = mean neuron of the layer)")
     handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(
-        handles[-1:] + handles[:-1], labels[-1:] + labels[:-1], loc="outside upper center", ncols=4, fontsize=8
-    )
+    handles, labels = handles[-1:] + handles[:-1], labels[-1:] + labels[:-1]
+    figure.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=8)
 
 
 def _contributions(axes: Axes, run: Any, layers: Sequence[int]) -> None:
@@ -245,9 +246,15 @@ def _contributions(axes: Axes, run: Any, layers: Sequence[int]) -> None:
     axes.fill_between(layers, [min(one) for one in others], [max(one) for one in others], color=GREY, alpha=0.2, lw=0,
                       label="all other neurons")  # fmt: skip
     ends = [[float(np.quantile(one, q)) for one in others] for q in (0.05, 0.95)]
-    axes.fill_between(layers, *ends, color=GREY, alpha=0.45, lw=0, label="95% of them below, 5% below")
+    axes.fill_between(layers, *ends, color=GREY, alpha=0.45, lw=0, label="the middle 90% of them")
+    flagged = {(row["layer"], row["neuron"]) for row in run.neurons if "offset" in (row["flag"] or "")}
     for neuron, look in zip(chosen, OF_NEURONS, strict=False):
-        axes.plot(layers, [by_layer[layer][neuron] for layer in layers], ms=4, label=f"neuron {neuron}", **look)
+        values = [by_layer[layer][neuron] for layer in layers]
+        axes.plot(layers, values, ms=4.5, label=f"neuron {neuron}", **look)
+        hollow = [(layer, value) for layer, value in zip(layers, values, strict=True) if (layer, neuron) in flagged]
+        if hollow:
+            hollow_look = {**look, "ls": "", "ms": 4.5, "mfc": "white", "zorder": 3}
+            axes.plot(*zip(*hollow, strict=True), **hollow_look, label="flagged offset there")
 
 
 def _by_depth(figure: Figure, runs: Runs) -> None:
@@ -301,8 +308,9 @@ def _tuned(figure: Figure, runs: Runs) -> None:
             axes.set_title(title)
             name_layers(axes, [row["layer"] for row in rows], what="layer")
             axes.set_ylim(0, 1.03)
-            axes.legend(fontsize=8)
-    left.set_ylabel("cosine, before and after tuning")
+            axes.set_ylabel("cosine before and after tuning")
+        left.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3)
+        right.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3)
 
 
 def _first(figure: Figure, runs: Runs) -> None:

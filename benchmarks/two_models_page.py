@@ -252,6 +252,7 @@ def _page(
 
 
 def shown(value: Any) -> str:
+    """Return a cell of a page's table: numbers in three digits."""
     try:
         number = float(value)
     except (TypeError, ValueError):

@@ -33,8 +33,10 @@ def fitted(first: list[int], n_neurons: int = 40) -> Any:
     for layer, top in enumerate(first):
         for neuron in range(n_neurons):
             ratio = 9.0 if neuron == top else 0.5 + neuron / n_neurons
-            neurons.append({"layer": layer, "neuron": neuron, "rank": 1, "ratio": ratio, "share": ratio / n_neurons,
-                            "contribution": ratio, "contribution_centred": ratio / 2, "eta_squared": 0.3, "flag": ""})  # fmt: skip
+            neurons.append(
+                {"layer": layer, "neuron": neuron, "rank": 1, "ratio": ratio, "share": ratio / n_neurons,
+                 "contribution": ratio, "contribution_centred": ratio / 2, "eta_squared": 0.3, "flag": ""}
+            )  # fmt: skip
 
     def top(layer: int, n: int) -> list[Any]:
         own = [row for row in neurons if row["layer"] == layer]
