@@ -29,10 +29,10 @@ def fitted(first: list[int], n_neurons: int = 40) -> Any:
          "majority_accuracy": 0.1, "untrained_accuracy": 1.0}
         for k in range(len(first))
     ]  # fmt: skip
-    neurons = []
-    for layer, top in enumerate(first):
+    neurons: list[dict[str, Any]] = []
+    for layer, best in enumerate(first):
         for neuron in range(n_neurons):
-            ratio = 9.0 if neuron == top else 0.5 + neuron / n_neurons
+            ratio = 9.0 if neuron == best else 0.5 + neuron / n_neurons
             neurons.append(
                 {"layer": layer, "neuron": neuron, "rank": 1, "ratio": ratio, "share": ratio / n_neurons,
                  "contribution": ratio, "contribution_centred": ratio / 2, "eta_squared": 0.3, "flag": ""}
@@ -40,7 +40,7 @@ def fitted(first: list[int], n_neurons: int = 40) -> Any:
 
     def top(layer: int, n: int) -> list[Any]:
         own = [row for row in neurons if row["layer"] == layer]
-        return sorted(own, key=lambda row: -row["ratio"])[:n]
+        return sorted(own, key=lambda row: -float(row["ratio"]))[:n]
 
     return SimpleNamespace(accuracy=accuracy, neurons=neurons, top=top)
 

@@ -92,7 +92,8 @@ def ranks_in_norms(
 ) -> Measured:
     """Return the share of the statements on an outlier's rank in the norms of blocks that are true of the model.
 
-    A rank is that of the signed value, 1 for the largest. Layers that the model does not have are left out.
+    A rank is that of the signed value, 1 for the largest. Layers that the model does not have are left out. Where all
+    blocks share their norms (ALBERT), a rank is that of every layer.
 
     Args:
         subject: The model.
@@ -112,7 +113,12 @@ def ranks_in_norms(
             f"its blocks do not each have two norms with a {parameter}, the second of which makes a layer"
         )
     ranks = {1: first, 2: second}[norm]
+    last = max([*ranks, *(row["layer"] for row in above_embeddings(geometry.dimensions))])
+    if len(ranks) == 1:
+        ranks = dict.fromkeys(range(1, last + 1), *ranks.values())
     so = [ranks[layer] <= most for layers, most in at_most.items() for layer in layers_of(layers, max(ranks))]
+    if not so:
+        raise NotMeasurable(f"the claim names none of its layers up to {last}")
     return Measured.exact(sum(so) / len(so), neurons=(neuron,))
 
 

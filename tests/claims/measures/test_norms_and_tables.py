@@ -34,8 +34,11 @@ def norms(parameter: str, first: list[int], second: list[int]) -> list[dict[str,
     return rows
 
 
-def subject(parameters: list[dict[str, Any]], stream: dict[str, Table] | None = None, **published: int) -> Subject:
-    none, width = Table(), Table({"neuron": k} for k in range(D_MODEL))
+def subject(
+    parameters: list[dict[str, Any]], stream: dict[str, Table] | None = None, n_layers: int = 0, **published: int
+) -> Subject:
+    layers = range(n_layers + 1) if n_layers else [None]
+    none, width = Table(), Table({"neuron": k, "layer": layer} for layer in layers for k in range(D_MODEL))
     run = Geometry(Path("g"), {"special_tokens": "exclude"}, {}, none, none, width, Table(parameters), none)
     other = Geometry(Path("s"), {}, {}, none, none, none, none, none, **(stream or {}))
     return Subject("m", {"geometry": run, "stream": other}, published or {"minimum": 7, "maximum": 8})
@@ -94,6 +97,15 @@ def test_ranks_are_those_of_the_norm_and_the_layers_that_are_asked_for() -> None
         ranks(one, "minimum", 1, "bias", {"all": 2})
     with pytest.raises(NotMeasurable, match="neuron 8 is no outlier"):
         ranks(one, "maximum", 1, "gain", {"all": 2})
+
+
+def test_norms_that_all_blocks_share_have_their_ranks_in_every_layer() -> None:
+    ranks: Any = measures.ranks_in_norms
+    shared = subject(norms("gain", [3], [9]), n_layers=4)
+    assert ranks(shared, "minimum", 1, "gain", {"1-10": 6, "1-3": 1}).value == pytest.approx(4 / 7)
+    assert ranks(shared, "minimum", 2, "gain", {"2-10": 9}).value == 1
+    with pytest.raises(NotMeasurable, match="none of its layers up to 1"):
+        ranks(subject(norms("gain", [3], [9]), n_layers=1), "minimum", 2, "gain", {"2-10": 7})
 
 
 def test_blocks_with_one_norm_have_no_first_one() -> None:
