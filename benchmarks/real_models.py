@@ -31,7 +31,7 @@ PARTS = ("fit", "geometry", "attention", "change", "disable", "neurons", "first_
 # Number of texts, and most characters of a reaction: longer ones have positions that few others have.
 N_TEXTS, LONGEST = 400, 160
 # Tokens that are read while blocks are skipped or neurons changed, and layers in which neurons are changed.
-TOKENS, CHANGED_LAYERS = 5_000, "0,2,4,6,8,10"
+TOKENS, CHANGED_LAYERS = 4_000, "2,5,8,10"
 # Without what takes longest on wide and deep models: bootstraps, and probes retrained without a neuron.
 BARE = ("--replicates", "0", "--evidence", "none")
 FEW = ("--replicates", "2", "--evidence", "none")
@@ -151,7 +151,7 @@ def wanted(part: str, read: Read, asked: Asked) -> dict[str, tuple[str, list[str
         readouts = ["--readouts", "position,mlm" if read.has_head else "position", "--tokens", str(TOKENS)]
         return {name: ("disable", ["--run", fit, "--units", "layers", "--kinds", "skip", "--retrain", "0", *readouts])}
     if part == "neurons" and read.neurons:
-        how = ["--layer", CHANGED_LAYERS, "--readouts", "position,mlm", "--tokens", str(TOKENS), "--retrain", "0"]
+        how = ["--layer", CHANGED_LAYERS, "--readouts", "mlm", "--tokens", str(TOKENS)]
         return {
             f"{name}-{neuron}": ("geometry", [*about, "--interventions", *how, "--neurons", str(neuron)])
             for neuron in first_neurons(load_run(Path(fit)))
