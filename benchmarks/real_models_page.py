@@ -162,8 +162,7 @@ def _position_heads(runs: Runs) -> Iterator[Row]:
         for row in run.position_heads:
             if row["position_head"] == "yes":
                 yield {"model": read.name, **{key: row.get(key, "") for key in (
-                    "layer", "head", "offset", "mass", "word_mass", "hit", "told", "contrast", "position_part",
-                    "spearman", "spearman_p")}}  # fmt: skip
+                    "layer", "head", "offset", "mass", "word_mass", "hit", "told", "told_true")}}  # fmt: skip
 
 
 def _tuning(runs: Runs) -> Iterator[Row]:
