@@ -4,7 +4,7 @@
     python -m benchmarks.real_models --reactions reactions.txt --models rxn-bert --parts fit,geometry
 
 Masked language models of chemical reactions (BERT, the same fine-tuned, ALBERT) read reactions, a line each; a decoder
-and two models of sentences read English, the built-in corpus. Runs `fit`, `geometry`, `attention`, `disable` and
+and the built-in model read English, the built-in corpus. Runs `fit`, `geometry`, `attention`, `disable` and
 `compare`, each in a process of its own, and writes tables and figures into one folder. Runs that are finished there are
 read, so that the same command goes on after a kill.
 """
@@ -71,7 +71,6 @@ READ = (
     Read("rxn-albert", "reactions", has_head=True, neurons=True),
     Read("smollm2", "english", ("--layer", "0,1,2,3,6,9,12,15,18,21,24,27,30", *BARE), is_decoder=True),
     Read("minilm", "english"),
-    Read("all-mpnet-base-v2", "english", BARE),
 )
 
 
@@ -181,9 +180,6 @@ def make(asked: Asked) -> dict[str, Any]:
         fits = [fit for fit in fits if (Path(fit) / "results.json").is_file()]
         if len(fits) > 1:
             _measure("compare", "compare", fits, asked)
-            tuned = [str(asked.run(f"fit-{read.name}")) for read in asked.models if read.untuned]
-            if set(tuned) <= set(fits):
-                _measure("compare-tuned", "compare", [fits[0], *tuned, "--matching", "index"], asked)
     finished = sorted(path.parent for path in (asked.folder / "runs").glob("*/results.json"))
     return {path.name: load_run(path) for path in finished if path.suffix != ".partial"}
 

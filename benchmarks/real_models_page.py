@@ -30,7 +30,6 @@ LOOKS: Mapping[str, dict[str, Any]] = {
     "rxn-albert": {"color": ORANGE, "marker": "s"},
     "smollm2": {"color": GREEN, "marker": "^"},
     "minilm": {"color": GREY, "marker": "x"},
-    "all-mpnet-base-v2": {"color": "black", "marker": "+", "ls": ":"},
 }
 OF_NEURONS = ({"color": BLUE, "marker": "o"}, {"color": ORANGE, "marker": "s"})
 # Models of the first figure, from left to right.
@@ -192,10 +191,10 @@ def _attended(runs: Runs) -> Iterator[Row]:
 
 
 def _compared(runs: Runs) -> Iterator[Row]:
-    for name in ("compare", "compare-tuned"):
-        for row in runs[name].agreement if name in runs else ():
-            if row["layer_a"] == row["layer_b"]:
-                yield {"run": name, **row}
+    """Yield what rankings of the same layer of two models have in common."""
+    for row in runs["compare"].agreement if "compare" in runs else ():
+        if row["layer_a"] == row["layer_b"]:
+            yield row
 
 
 _TABLES: Mapping[str, Callable[[Runs], Iterator[Row]]] = {
