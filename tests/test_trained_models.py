@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from conftest import BARE, ROOT
-from probing import ProbeOptions, WandbOptions, fit
+from probing import ProbeOptions, WandbOptions, fit, reproduce
+from probing.claims.model_kinds import KINDS_OF_MODELS, kinds_of
+from probing.models import resolve_model
 from synthetic import LIGHTNING_WARNINGS
 
 pytestmark = [pytest.mark.base, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]
@@ -127,3 +129,31 @@ def test_position_is_fitted_on_each(name: str, sentences: list[str], tmp_path: P
     assert sorted(row["neuron"] for row in made.top(n_layers, 1000)) == list(range(d_model))
     if name in REACTIONS:
         assert made.accuracy[0]["accuracy"] > made.accuracy[0]["shuffled_accuracy"] + 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("rxn-bert", {"masked language model"}),
+        ("rxn-bert-tuned", set()),
+        ("rxn-albert", {"masked language model"}),
+        ("smollm2", {"decoder", "large model"}),
+    ],
+)
+def test_kinds_of_trained_models_are_seen(name: str, kinds: set[str]) -> None:
+    assert kinds_of(resolve_model(str(folder_of(name))), KINDS_OF_MODELS) == kinds
+
+
+def test_the_claim_on_decoders_has_numbers_of_a_decoder(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(
+        "\n".join(f"The acid number {k} reacts with an alcohol of {k} atoms." for k in range(60)), encoding="utf-8"
+    )
+    made = reproduce(
+        "luo2021", models=str(folder_of("smollm2")), claims=58, corpus=str(text), runs=str(tmp_path), name="claims",
+        quiet=True, wandb=WandbOptions("disabled"),
+    )  # fmt: skip
+    assert made is not None
+    (row,) = (row for row in made.claims if "measured" in row)
+    assert (row["verdict"], row["measure"]) == ("analogue", "least_mean_cosine")
+    assert 0 < row["measured"] < 1
