@@ -156,6 +156,14 @@ def _changed(runs: Runs) -> Iterator[Row]:
                     yield {"model": model, "neuron": neuron, **{key: row.get(key, "") for key in wanted}}
 
 
+def _outliers(runs: Runs) -> Iterator[Row]:
+    """Yield what the loss of masked words is with outliers zeroed inside the model, or clipped after it."""
+    for read, run in _of("interventions", runs):
+        for row in run.interventions:
+            if row["measure"] == "mlm_loss" and row["kind"] != "random":
+                yield {"model": read.name, **row}
+
+
 def _position_heads(runs: Runs) -> Iterator[Row]:
     for read, run in _of("attention", runs):
         for row in run.position_heads:
@@ -198,7 +206,7 @@ def _compared(runs: Runs) -> Iterator[Row]:
 
 
 _TABLES: Mapping[str, Callable[[Runs], Iterator[Row]]] = {
-    "layers": _layers, "neurons": _neurons, "changed": _changed, "position_heads": _position_heads,
+    "layers": _layers, "neurons": _neurons, "changed": _changed, "outliers": _outliers, "position_heads": _position_heads,
     "attended": _attended, "tuning": _tuning, "first_token": _first_token, "compared": _compared,
 }  # fmt: skip
 

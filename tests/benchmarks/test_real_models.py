@@ -51,7 +51,7 @@ def test_neurons_that_are_first_in_the_most_layers_are_looked_at() -> None:
     assert first_neurons(fitted([4, 4])) == [4]
 
 
-def test_each_model_is_read_as_its_kind_asks_for(tmp_path: Path) -> None:
+def test_each_model_is_read_as_its_kind_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     some = asked(tmp_path, *BY_NAME)
 
     def runs(part: str, name: str) -> dict[str, tuple[str, list[str]]]:
@@ -64,6 +64,10 @@ def test_each_model_is_read_as_its_kind_asks_for(tmp_path: Path) -> None:
     assert set(runs("first_token", "smollm2")) == {"first_token-smollm2", "attention-first_token-smollm2"}
     assert runs("first_token", "minilm") == {}
     assert runs("neurons", "minilm") == {}
+    monkeypatch.setattr(real_models, "load_run", lambda folder: fitted([7, 7, 3]))
+    neurons = runs("neurons", "rxn-bert")
+    assert set(neurons) == {"neurons-rxn-bert-7", "neurons-rxn-bert-3", "interventions-rxn-bert"}
+    assert "--neurons" not in neurons["interventions-rxn-bert"][1]
     readouts = {name: runs("disable", name)[f"disable-{name}"][1] for name in ("rxn-bert", "minilm")}
     assert "position,mlm" in readouts["rxn-bert"]
     assert "position,mlm" not in readouts["minilm"]
