@@ -207,7 +207,8 @@ def _compared(runs: Runs) -> Iterator[Row]:
 
 _TABLES: Mapping[str, Callable[[Runs], Iterator[Row]]] = {
     "layers": _layers, "neurons": _neurons, "changed": _changed, "outliers": _outliers,
-    "position_heads": _position_heads, "attended": _attended, "tuning": _tuning, "first_token": _first_token, "compared": _compared,
+    "position_heads": _position_heads, "attended": _attended, "tuning": _tuning, "first_token": _first_token,
+    "compared": _compared,
 }  # fmt: skip
 
 # --- figures ---
